@@ -603,6 +603,98 @@ class Replicas(Struct, frozen=True):
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
+class LayerRow(Struct, frozen=True):
+    """A phase, a layer in it, or an op: all below it included. Figures are per step (or of the window) and GPU.
+
+    ``parent`` is the place of the row above it, None for a phase. ``device_s`` is the time in which it alone, or it
+    before others, keeps the GPU busy, ``wait_s`` the GPU's idle time that ends with its kernels; both of all rows
+    without a parent are the step. ``flops`` are those of the ops that tell, which take ``flops_known`` of its device
+    time, ``bytes`` what they must move at least. ``source`` is its most expensive line, ``reason`` why what is here
+    belongs to no layer.
+    """
+
+    name: str
+    parent: int | None
+    device_s: float
+    wait_s: float
+    share: float
+    kernels: float
+    flops: float | None = None
+    flops_known: float = 0.0
+    bytes: float | None = None
+    source: str = ""
+    reason: str = ""
+
+
+class SourceLine(Struct, frozen=True):
+    """``line`` is file:line, ``share`` of all device time."""
+
+    line: str
+    device_s: float
+    share: float
+
+
+class Layers(Struct, frozen=True):
+    """Where the step goes by phase and layer, mean of the ``gpus`` that worked: ``basis`` says whether it is the
+    "step", the "period" or the "window", ``total_s`` its length. ``sources``: by line of source, None where no
+    program names one."""
+
+    basis: str
+    total_s: float
+    gpus: int
+    rows: tuple[LayerRow, ...]
+    sources: tuple[SourceLine, ...] | None = None
+
+    @property
+    def parents(self) -> tuple[int | None, ...]:
+        """The place of the row above each; what is no row before it, as a damaged document may have it, is none."""
+        return tuple(row.parent if row.parent is not None and 0 <= row.parent < i else None
+                     for i, row in enumerate(self.rows))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """How many rows are above each."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent is None else depths[parent] + 1)
+        return tuple(depths)
+
+
+class LimitStep(Struct, frozen=True):
+    """A step of the :class:`Limits`. ``id`` is a part of the :class:`Breakdown`, or of compute: "unknown" (work not
+    known), "kernels" (above their roofline), "types" (number types wider than 16 bit), "limit" (what is left)."""
+
+    id: str
+    time_s: float
+
+
+class Peak(Struct, frozen=True):
+    dtype: str
+    flops_per_s: float
+    source: str
+
+
+class Limits(Struct, frozen=True):
+    """From the mean step down to what its work takes at the GPU's limit; ``steps`` sum to ``step_s``.
+
+    ``flops`` are the model's per step and GPU, without what is computed again; ``flops_source`` is "programs" (XLA's,
+    in the trace) or "given" (--flops-per-step). ``coverage`` is the share of the compute time whose work is known;
+    ``mfu`` and ``hfu`` are None below 0.7 of it. ``reason`` says why something is missing.
+    """
+
+    step_s: float
+    steps: tuple[LimitStep, ...]
+    gpu: str = ""
+    peaks: tuple[Peak, ...] = ()
+    bytes_per_s: float | None = None
+    flops: float | None = None
+    flops_source: str = ""
+    coverage: float = 0.0
+    mfu: float | None = None
+    hfu: float | None = None
+    reason: str = ""
+
+
 class StepRuns(Struct, frozen=True):
     """One GPU's step as runs of slots (part of the breakdown, first slot, end), end exclusive."""
 
@@ -644,6 +736,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
     replicas: Replicas | None = None
     typical_step: TypicalStep | None = None
     batch_scaling: tuple[BatchScaling, ...] = ()
+    layers: Layers | None = None
+    limits: Limits | None = None
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstained, ...] = ()
 

@@ -10,7 +10,7 @@ from typing import Any
 from gputop.commands.arguments import add_shared, screen_options
 from gputop.commands.common import preferences_of, width
 from gputop.commands.monitor import unfit_terminal
-from gputop.commands.option_types import count, parameter_count
+from gputop.commands.option_types import amount, count, parameter_count
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
 from gputop.trace.readers.registry import ACCEPTED_BRIEF
@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="all profile runs of a logdir, the newest first")
     parser.add_argument("--params", type=parameter_count, default=None, metavar="N",
                         help="parameters of the model: tells whether its AllReduces are more, or slower, than needed")
+    work = parser.add_mutually_exclusive_group()
+    work.add_argument("--flops-per-step", type=amount, default=None, metavar="N",
+                      help="FLOPs of one training step on the GPUs of the trace together: tells the MFU, and how far "
+                           "the step is from this GPU's limit")
+    work.add_argument("--tokens-per-step", type=amount, default=None, metavar="N",
+                      help="the same for a transformer, as 6 FLOPs per token and parameter: needs --params")
     parser.add_argument("--bubbles", "--idle-gaps", dest="idle_gaps", type=count, default=None, metavar="N",
                         help="also the N idle gaps that cost most GPU time, and what the host did in them")
     parser.add_argument("--timeline", action="store_true", help="the timeline of the trace, on the screen")
@@ -78,7 +84,7 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None) -> dic
     from gputop.diagnosis.report import text_report
     from gputop.trace.readers.load import load
 
-    facts = examine(load(paths, run), args.params)
+    facts = examine(load(paths, run), args.params, _flops_per_step(args))
     analysis = facts.analysis
     idle_gaps = None
     if args.idle_gaps is not None:
@@ -96,6 +102,17 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None) -> dic
     if idle_gaps is not None:
         console.write_text(report.text_of(idle_gaps, facts, origin_ns, width()))
     return None
+
+
+def _flops_per_step(args: argparse.Namespace) -> float | None:
+    """What the user says of the work of a step. Forward and backward pass of a transformer take 6 FLOPs per token and
+    parameter (Kaplan et al., "Scaling Laws for Neural Language Models", 2020, section 2.1)."""
+    if args.tokens_per_step is None:
+        given: float | None = args.flops_per_step
+        return given
+    if args.params is None:
+        raise GputopError("--tokens-per-step needs the number of parameters.", "Add --params N.", EXIT_USAGE)
+    return float(6.0 * args.tokens_per_step * args.params)
 
 
 def _timeline(args: argparse.Namespace) -> int:

@@ -61,6 +61,16 @@ def parameter_count(text: str) -> int:
     return int(text)
 
 
+def amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < 1e30:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on, such as 3.2e15")
+    return value
+
+
 def seconds_before_dip(text: str) -> float:
     value = number_of_seconds(text)
     if not (value == 0 or 2 <= value <= 60):

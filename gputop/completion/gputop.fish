@@ -51,7 +51,7 @@ function _shtab_gputop_using
 end
 
 set -g _shtab_gputop_commands snapshot capture analyze compare record replay export run attach xprof config doctor completion
-set -g _shtab_gputop_opts_with_value --attach --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --format --gpus --idle-gaps --interval --listen --logdir --on-dip --output --params --port --profiler-port --run --seconds --source --speed --start --textfile --theme -o
+set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --flops-per-step --format --gpus --idle-gaps --interval --listen --logdir --on-dip --output --params --port --profiler-port --run --seconds --source --speed --start --textfile --theme --tokens-per-step -o
 
 complete -c gputop -e
 complete -c gputop -f
@@ -120,12 +120,16 @@ complete -c gputop -n '_shtab_gputop_using analyze' -l low-bandwidth -l no-low-b
 complete -c gputop -n '_shtab_gputop_using analyze' -l run -x -d 'of a logdir with several profile runs this one, in place of the newest'
 complete -c gputop -n '_shtab_gputop_using analyze' -l all -d 'all profile runs of a logdir, the newest first'
 complete -c gputop -n '_shtab_gputop_using analyze' -l params -x -d 'parameters of the model: tells whether its AllReduces are more, or slower, than needed'
+complete -c gputop -n '_shtab_gputop_using analyze' -l flops-per-step -x -d 'FLOPs of one training step on the GPUs of the trace together: tells the MFU, and how far the step is from this GPU'"'"'s limit'
+complete -c gputop -n '_shtab_gputop_using analyze' -l tokens-per-step -x -d 'the same for a transformer, as 6 FLOPs per token and parameter: needs --params'
 complete -c gputop -n '_shtab_gputop_using analyze' -l bubbles -l idle-gaps -x -d 'also the N idle gaps that cost most GPU time, and what the host did in them'
 complete -c gputop -n '_shtab_gputop_using analyze' -l timeline -d 'the timeline of the trace, on the screen'
 complete -c gputop -n '_shtab_gputop_using analyze' -l json -d 'one JSON document on stdout'
 complete -c gputop -n '_shtab_gputop_using analyze; and test $_shtab_gputop_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d '.xplane.pb, run folder, TensorBoard logdir, Chrome/kineto .json[.gz], Nsight .sqlite'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a compare -d 'Whether B is better than A, what became of the advice, and what changed.'
 complete -c gputop -n '_shtab_gputop_using compare' -s h -l help -d 'show this help message and exit'
+complete -c gputop -n '_shtab_gputop_using compare' -l again-a -xka "(__fish_complete_path (commandline -ct))" -d 'another run of A'"'"'s job, any number of times: makes small changes surer'
+complete -c gputop -n '_shtab_gputop_using compare' -l again-b -xka "(__fish_complete_path (commandline -ct))" -d 'another run of B'"'"'s job, any number of times: makes small changes surer'
 complete -c gputop -n '_shtab_gputop_using compare' -l json -d 'one JSON document on stdout'
 complete -c gputop -n '_shtab_gputop_using compare; and test $_shtab_gputop_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'before: a trace, what analyze --json printed, or a JSON snapshot'
 complete -c gputop -n '_shtab_gputop_using compare; and test $_shtab_gputop_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'after: a trace, what analyze --json printed, or a JSON snapshot'

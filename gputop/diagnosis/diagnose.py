@@ -26,6 +26,8 @@ from gputop.analysis.host.host_causes import host_causes
 from gputop.analysis.host.host_ops import host_ops
 from gputop.analysis.host.input_pipeline import input_pipeline
 from gputop.analysis.host.launch_threads import launch_threads
+from gputop.analysis.layers.layers import layer_times
+from gputop.analysis.layers.limits import limits
 from gputop.analysis.results import Analysis, TraceNote, TraceSummary
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
@@ -40,24 +42,28 @@ from gputop.trace.recorded import longest_recording, up_to_last_gpu_event
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
 
 
-def analyze(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], params: int | None = None) -> Analysis:
+def analyze(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], params: int | None = None,
+    flops_per_step: float | None = None,
+) -> Analysis:
     """Read a trace and say what is wrong with the job in it.
 
     ``paths``: an ``.xplane.pb``, a run folder or TensorBoard logdir, Chrome/kineto JSON files
     (several are the ranks of one job), or an Nsight Systems ``.sqlite``. ``params``: number of
-    the model's trainable parameters, for rules on AllReduce. Raises
+    the model's trainable parameters, for rules on AllReduce. ``flops_per_step``: FLOPs of one
+    step on all GPUs of the trace together, for the limit ladder. Raises
     :class:`gputop.core.errors.GputopError`; NoDataError where the trace holds no event.
     """
     several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    return analyze_trace(load([os.fspath(p) for p in several]), params)
+    return analyze_trace(load([os.fspath(p) for p in several]), params, flops_per_step)
 
 
-def analyze_trace(trace: Trace, params: int | None = None) -> Analysis:
+def analyze_trace(trace: Trace, params: int | None = None, flops_per_step: float | None = None) -> Analysis:
     """The same of a trace in memory; a pure function of it."""
-    return examine(trace, params).analysis
+    return examine(trace, params, flops_per_step).analysis
 
 
-def examine(trace: Trace, params: int | None = None) -> TraceFacts:
+def examine(trace: Trace, params: int | None = None, flops_per_step: float | None = None) -> TraceFacts:
     """The analysis of a trace in memory, with what it rests on."""
     trace = up_to_last_gpu_event(trace)
     steps = find_steps(trace)
@@ -85,8 +91,11 @@ def examine(trace: Trace, params: int | None = None) -> TraceFacts:
         copied = do(copy_table, trace, rows_by_gpu, steps)
         scaling = do(batch_scaling, trace, gpu_timelines, steps)
         held, clocks = do(memory, trace), do(clock_notes, trace)
+        by_layer = do(layer_times, trace, gpu_timelines, steps) if gpu_timelines else None
     by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}
     gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if gpu_timelines else []
+    layers = by_layer.result() if by_layer else None
+    step_parts = parts.result() if parts else None
     analysis = Analysis(
         simulated=trace.simulated, trace=TraceSummary(
             paths=tuple(trace.paths), format=trace.format, hosts=tuple(trace.hosts),
@@ -95,11 +104,13 @@ def examine(trace: Trace, params: int | None = None) -> TraceFacts:
             job_cpus=trace.job_cpus,
             quality=tuple(_notes(trace, steps, bool(gpu_timelines), clocks.result()))),
         steps=steps.times if steps is not None else None,
-        breakdown=parts.result() if parts else None, gpus=tuple(sorted(gpus, key=lambda use: use.gpu)),
+        breakdown=step_parts, gpus=tuple(sorted(gpus, key=lambda use: use.gpu)),
         collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
         functions=called.result(), launch_threads=launching.result(), kernels=table.result(),
         kernel_sizes=sizes.result(), copies=copied.result(), replicas=compared.result() if compared else None,
-        typical_step=one_step.result(), batch_scaling=scaling.result(),
+        typical_step=one_step.result(), batch_scaling=scaling.result(), layers=layers.table if layers else None,
+        limits=limits(step_parts, layers, [trace.gpus[timeline.gpu] for timeline in gpu_timelines], steps,
+                      list(by_gpu.values()), flops_per_step) if steps else None,
     )
     facts = TraceFacts.of(trace, gpu_timelines, analysis, steps, waits.result(), causes.result(), params)
     advice = trace_advice(facts)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.analysis.results import Analysis, Concurrency, KernelRow, LaunchOrder, Replicas, StepSkew
+from gputop.analysis.results import Analysis, Concurrency, KernelRow, LaunchOrder, Limits, Replicas, StepSkew
+from gputop.render.step_parts import limit_step
 from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
 from gputop.text.wrapping import wrap
 
 _KERNELS_SHOWN = 8
 _OPS_SHOWN = 5
 _COPIES_SHOWN = 6
+_LAYERS_DEEP, _LAYER_SHARE = 3, 0.03  # rows of the tree that are shown
 _WORTH_NAMING = 0.005  # less rounds to nothing
 _INDENT = 15
 _EVEN = 0.05  # GPUs whose work is this close to the others' are called even
@@ -129,6 +131,53 @@ def _sizes(a: Analysis, width: int) -> Iterator[str]:
         f"{percent(below[20e-6])} are shorter than 20 µs, {percent(below[40e-6])} than 40 µs{pace}. "
         "Counts by duration, which doubles from bar to bar:"), width)
     yield f"{'':{_INDENT}}{seconds(bounds[0])} |{bars}| {seconds(bounds[-1])}"
+
+
+def layers(a: Analysis, width: int) -> Iterator[str]:
+    """Where the step goes by phase and layer; the tree down to what costs some percent, and the lines of source."""
+    table = a.layers
+    if table is None:
+        return
+    unit = "window" if table.basis == "window" else f"mean {table.basis}"
+    yield from wrap(f"phases of training and layers of the model in the {unit} of {seconds(table.total_s)}: the GPU's "
+                    "time, and its idle time that their kernels end", width, "Layers   ")
+    yield "   share GPU time     idle  kernels name"
+    for row, depth in zip(table.rows, table.depths, strict=True):
+        if (depth < _LAYERS_DEEP and row.share >= _LAYER_SHARE) or (depth == 0 and row.share >= _WORTH_NAMING):
+            yield (f"  {row.share:>6.1%} {seconds(row.device_s):>8} {seconds(row.wait_s):>8} {row.kernels:>8,.5g} "
+                   + fit("  " * depth + printable(row.name), width - 36).rstrip())
+    for row in table.rows:
+        if row.reason and row.share >= _LAYER_SHARE:
+            yield from wrap(f"{row.name}: {row.reason}", width, "  ", "    ")
+    if table.sources:
+        lines = [f"{printable(line.line)} {percent(line.share)}" for line in table.sources[:_OPS_SHOWN]
+                 if line.share >= _WORTH_NAMING]
+        yield from _labeled("lines", ", ".join(lines) + " of the GPU's time", width)
+
+
+def limits(a: Analysis, width: int) -> Iterator[str]:
+    """The limit ladder, and MFU."""
+    found = a.limits
+    if found is None or not found.gpu:  # without a peak it would repeat the step's parts
+        return
+    yield f"From the step of {seconds(found.step_s)} down to the limit of the {found.gpu}"
+    for step in found.steps:
+        if step.time_s >= _WORTH_NAMING / 10 * found.step_s:
+            yield f"  {limit_step(step.id)[0]:<22}{seconds(step.time_s):>10} {step.time_s / found.step_s:>6.1%}"
+    yield from _labeled("MFU", mfu_text(found), width)
+
+
+def mfu_text(found: Limits) -> str:
+    """MFU with the peak and the coverage that it rests on, or why there is none."""
+    if found.mfu is None:
+        return f"none. {found.reason}"
+    peaks = ", ".join(f"{p.dtype} {p.flops_per_s / 1e12:,.4g} TFLOP/s" for p in found.peaks)
+    source = found.peaks[0].source if found.peaks else ""
+    again = f", HFU {found.hfu:.1%} with what is computed again" if found.hfu and found.hfu > found.mfu else ""
+    flops = f"{(found.flops or 0.0) / 1e12:,.4g} TFLOP per step and GPU"
+    flops += (", as given" if found.flops_source == "given" else
+              f" by XLA's programs, which tell the work of {percent(found.coverage)} of the compute time")
+    return f"{found.mfu:.1%}{again}: {flops}, at {peaks} ({source})"
 
 
 def copies(a: Analysis, width: int) -> Iterator[str]:

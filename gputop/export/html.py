@@ -1,7 +1,7 @@
 """The snapshot as one page to attach to a ticket: no request leaves it, and it opens from a file.
 
 Styles, pictures and the JSON document itself are inside. A policy in its head forbids the browser
-to load anything and to run any script but the page's own, which copies snippets.
+to load anything and to run any script but the page's own, which copies snippets and turns the icicle's boxes.
 """
 
 from __future__ import annotations
@@ -45,6 +45,24 @@ for (const box of document.querySelectorAll(".code")) {
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
   box.append(button);
+}
+for (const plate of document.querySelectorAll(".icicle")) {
+  const boxes = [...plate.children].map((box) => (
+    {box, x: parseFloat(box.style.left), w: parseFloat(box.style.width), y: parseFloat(box.style.top)}));
+  let alone = null;
+  plate.addEventListener("click", (event) => {
+    const hit = boxes.find((b) => b.box === event.target);
+    if (!hit) return;
+    alone = alone === hit ? null : hit;
+    const [x, w, y] = alone ? [hit.x, hit.w, hit.y] : [0, 100, -1];
+    for (const b of boxes) {
+      const inside = !alone || b === hit || (b.y > y && b.x > x - 0.002 && b.x + b.w < x + w + 0.002);
+      const above = alone && b.y < y && b.x < x + 0.002 && b.x + b.w > x + w - 0.002;
+      b.box.hidden = !inside && !above;
+      b.box.style.left = above ? "0%" : 100 * (b.x - x) / w + "%";
+      b.box.style.width = above ? "100%" : 100 * b.w / w + "%";
+    }
+  });
 }
 """
 _MANY_GPUS = 9  # from here on lanes are lower

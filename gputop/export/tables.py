@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from gputop.analysis.results import Analysis, GpuUse, TypicalStep
+from gputop.analysis.results import Analysis, GpuUse, Layers, Limits, TypicalStep
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
+from gputop.diagnosis.report_device import mfu_text
 from gputop.export import pictures
 from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits, fault_texts, flags_of
-from gputop.render.step_parts import PART_BY_ID
+from gputop.render.step_parts import COMPUTE_STEPS, PART_BY_ID, limit_step
 from gputop.replay.snapshot import Snapshot
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import devices, limits, percent, ratio, reading, seconds
 
+_LINES_SHOWN = 10
+_PHASE_COLORS = {"forward": "#43b98c", "loss": "#d8c05a", "backward": "#5f8fe5", "recomputation": "#e5955f",
+                 "optimizer": "#9a7fe0", "collectives": "#e56b7f", "copies": "#7fb3e8"}
+_OTHER_COLOR = "#8b93a3"
 _MAX_SLOTS = 10_000  # of a step's picture
 
 
@@ -56,7 +61,8 @@ def step(s: Snapshot) -> str:
         parts.append(f'<p class="bad">{esc(record.problem.message)}</p><p>{esc(record.problem.fix)}</p>')
     notes = list(record.notes)
     if found is not None:
-        parts += [_breakdown(found), _one_step(found.typical_step), _gpu_table(found.gpus)]
+        parts += [_breakdown(found), _limits(found.limits), _one_step(found.typical_step), _layers(found.layers),
+                  _gpu_table(found.gpus)]
         notes = [note.message for note in found.trace.quality] + notes
     parts += [f'<p class="fine">{esc(note)}</p>' for note in (*notes, *s.remarks)]
     parts.append(f'<p class="fine">The trace: <code>{esc(str(record.path))}</code></p>')
@@ -103,6 +109,43 @@ def _one_step(step: TypicalStep | None) -> str:
     return (f"<h3>One step as it went: number {step.step} of the trace, {seconds(step.duration_s)}, "
             f"a row a GPU. Each {seconds(step.duration_s / slots)} shows the part that took most of it.</h3>"
             f'<div class="plate steps">{rows}<div class="axis"><span></span><div>{ticks}</div></div></div>')
+
+
+def _layers(layers: Layers | None) -> str:
+    """The step by phase and layer as an icicle: each box is as wide as its share, its parts are below it."""
+    if layers is None or not layers.rows:
+        return ""
+    depth = layers.depths
+    phase: list[str] = []
+    used: dict[int | None, float] = {None: 0.0}  # up to where each box, and the whole, is filled
+    boxes = ""
+    for i, (row, parent) in enumerate(zip(layers.rows, layers.parents, strict=True)):
+        used[i] = left = used[parent]
+        used[parent] += row.share
+        phase.append(row.name if parent is None else phase[parent])
+        flops = "" if not row.flops else f", {row.flops / 1e9:,.4g} GFLOP"
+        about = (f"{row.name}: {_share(row.share)}, GPU {seconds(row.device_s)}, idle {seconds(row.wait_s)}, "
+                 f"{row.kernels:,.4g} kernels{flops} {row.source or row.reason}")
+        boxes += (f'<b style="left:{100 * left:.3f}%;width:{100 * row.share:.3f}%;top:{22 * depth[i]}px;'
+                  f'background:{_PHASE_COLORS.get(phase[i], _OTHER_COLOR)}" title="{esc(about)}">{esc(row.name)}</b>')
+    lines = "".join(f"<li>{esc(line.line)}<b>{esc(_share(line.share))}</b><em>{seconds(line.device_s)}</em></li>"
+                    for line in (layers.sources or ())[:_LINES_SHOWN])
+    what = "captured window" if layers.basis == "window" else f"mean {layers.basis}"
+    return (f"<h3>The {esc(what)} of {seconds(layers.total_s)} by phase and layer: the GPU's time, and its idle time "
+            "that their kernels end. Click a box to see it alone, click again to go back.</h3>"
+            f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>'
+            + (f'<h3>By line of source, of the GPU\'s time</h3><ul class="legend">{lines}</ul>' if lines else ""))
+
+
+def _limits(found: Limits | None) -> str:
+    """From the step down to the limit, where the GPU's peak is known, and MFU."""
+    if found is None or not found.gpu or not found.step_s:
+        return ""
+    rows = "".join(f'<li title="{esc(limit_step(step.id)[1])}">{esc(limit_step(step.id)[0])}'
+                   f"<b>{esc(_share(step.time_s / found.step_s))}</b><em>{seconds(step.time_s)}</em></li>"
+                   for step in found.steps if step.id in PART_BY_ID or step.id in COMPUTE_STEPS)
+    return (f"<h3>From the step of {seconds(found.step_s)} down to the limit of the {esc(found.gpu)}</h3>"
+            f'<ul class="legend">{rows}</ul><p>MFU {esc(mfu_text(found))}.</p>')
 
 
 NO_LAUNCHES = "the launches are not in the trace"

@@ -56,3 +56,19 @@ PART_IDS: tuple[str, ...] = tuple(PART_BY_ID)
 # The order of a table: what the GPU does, then what it waits for.
 WORK_FIRST: tuple[StepPart, ...] = tuple(
     PART_BY_ID[id_] for id_ in ("compute", "collectives", "h2d", "d2h", "input", "launch", "host", "idle"))
+
+# The steps of the limit ladder below the parts above: what compute is made of. By id: name and meaning.
+COMPUTE_STEPS: dict[str, tuple[str, str]] = {
+    "unknown": ("work not known", "Compute whose FLOPs and bytes the trace does not tell."),
+    "kernels": ("above the roofline",
+                "What kernels take beyond their FLOPs at the peak of the type they use, or beyond their bytes at the "
+                "memory's bandwidth, whichever is longer."),
+    "types": ("number types", "What matrix products would save in 16 bit on this GPU's matrix units."),
+    "limit": ("the work at the limit", "The same work at this GPU's peak or memory bandwidth."),
+}
+
+
+def limit_step(id_: str) -> tuple[str, str]:
+    """Name and meaning of a step of the limit ladder."""
+    part = PART_BY_ID.get(id_)
+    return (part.name, part.meaning) if part is not None else COMPUTE_STEPS.get(id_, (id_, ""))

@@ -16,6 +16,8 @@ MAX_MESSAGES = 1000  # errors, warnings and host names, of each so many are look
 
 # Fields that the monitor's own process walks one by one where it needs no more than an outline of a trace.
 OUTLINE_FIELDS = 1 << 22
+# Fields of the programs in one file that are walked, some 0.3 µs each: a program of 10^5 instructions has 2 * 10^6.
+MAX_HLO_FIELDS = 1 << 23
 
 # Of one trace.
 MAX_NOTES = 200

@@ -68,6 +68,7 @@ class TraceGpu:
     compute_capability: tuple[int, int] | None = None
     memory_bytes: int | None = None
     sms: int | None = None  # streaming multiprocessors; None: not told, or not NVIDIA's
+    clock_hz: float | None = None  # the highest of the SMs
 
 
 class LaunchShape(NamedTuple):
@@ -78,6 +79,16 @@ class LaunchShape(NamedTuple):
     registers: int = -1  # per thread
     shared_bytes: int = -1  # static and dynamic, per block
     occupancy: float | None = None
+
+
+class HloOp(NamedTuple):
+    """An op of a program that XLA compiled. ``flops`` are those of one execution, by the type of the operands;
+    element-wise arithmetic is not counted. ``bytes`` is what it must read and write at least. None: not known."""
+
+    op_name: str  # with its scopes: "jit(step)/jvp(Model)/Dense_0/dot_general"; empty: not told
+    source: str  # "train.py:31"; empty: not told
+    flops: tuple[tuple[str, float], ...] | None
+    bytes: int | None
 
 
 @dataclass(slots=True)
@@ -103,6 +114,7 @@ class DeviceEvents:
     dst: U8
     launch_end_ns: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # empty: not read
     shape: I32 = field(default_factory=lambda: np.empty(0, np.int32))  # into Trace.launch_shapes, -1; empty: not read
+    hlo: I32 = field(default_factory=lambda: np.empty(0, np.int32))  # into Trace.hlo_ops, -1; empty: not read
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -117,7 +129,7 @@ class DeviceEvents:
             start_ns=full(np.int64, 0), end_ns=full(np.int64, 0), correlation=full(np.int64, -1),
             launch_ns=full(np.int64, -1), launch_line=full(np.int32, -1), tf_op=full(np.int32, -1),
             bytes=full(np.int64, -1), src=full(np.uint8, 0), dst=full(np.uint8, 0),
-            launch_end_ns=full(np.int64, -1), shape=full(np.int32, -1),
+            launch_end_ns=full(np.int64, -1), shape=full(np.int32, -1), hlo=full(np.int32, -1),
         )
 
 
@@ -221,6 +233,7 @@ class Trace:
     simulated: bool = False
     quality: list[QualityNote] = field(default_factory=list)
     launch_shapes: list[LaunchShape] = field(default_factory=list)
+    hlo_ops: list[HloOp] = field(default_factory=list)
     step_events: StepEvents = field(default_factory=StepEvents.empty)
     unrecorded_ns: tuple[tuple[int, int], ...] = ()  # between recordings that were joined into one file
     job_cpus: JobCpus | None = None  # while it was captured, where gputop captured it

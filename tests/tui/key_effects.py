@@ -368,7 +368,8 @@ STAGES: dict[type, Stage] = {
     TablesScreen: Stage({
         "turn(1)": Effect(on_screen(lambda s: s._index), by(1), ("1",)),
         "turn(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("3",)),
-        **{f"table({n})": Effect(on_screen(lambda s: s._index), to(n), ("2" if n == 0 else "1",)) for n in range(8)},
+        **{f"table({n})": Effect(on_screen(lambda s: s._index), to(n), ("2" if n == 0 else "1",)) for n in range(10)},
+        "unfold": Effect(on_screen(lambda s: s._rows), other, ("9",)),
         "sort(1)": Effect(on_screen(lambda s: s._by), other),
         "reverse": Effect(on_screen(lambda s: s._rows), other, ("1", "o")),
         "filter": Effect(title, to("Filter rows")),

@@ -133,7 +133,8 @@ SCREENS = {
     "tables-kernels": Screen("faulty", ("T", "1"), SIZES, FORMS),
     "tables-row": Screen("faulty", ("T", "1", "enter")),
     **{f"tables-{name}": Screen("input-bound", ("T", key), (USUAL, WIDE)) for key, name in zip(
-        "2345678", ("ops", "collectives", "memory", "copies", "host", "functions", "input"), strict=True)},
+        "234567890", ("ops", "collectives", "memory", "copies", "host", "functions", "input", "layers", "limit"),
+        strict=True)},
 
     "timeline": Screen("faulty", ("t",), SIZES, FORMS, in_forms=(USUAL,)),
     "timeline-zoomed": Screen("faulty", ("t", "z", "plus"), SIZES, FORMS),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gputop.render.step_parts import limit_step
 from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seconds
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Column:
 class Table:
     """Rows hold one value per column, None where it is unknown; ``empty`` says why there are no rows.
 
-    ``note`` explains how to read the table.
+    ``note`` explains how to read the table. ``parents``: of a tree that unfolds, the place of the row above each.
     """
 
     name: str
@@ -46,6 +47,26 @@ class Table:
     rows: tuple[tuple[Value, ...], ...]
     empty: str
     note: str = ""
+    parents: tuple[int | None, ...] = ()
+
+    def unfolded(self, open_rows: Collection[int]) -> list[int]:
+        """The rows of a tree of which all rows above are open, in their order."""
+        shown: list[int] = []
+        seen: set[int | None] = {None}
+        for i, parent in enumerate(self.parents):
+            if parent in seen:
+                shown.append(i)
+                if i in open_rows:
+                    seen.add(i)
+        return shown
+
+    def branch(self, row: int, open_rows: Collection[int]) -> tuple[Value, ...]:
+        """A row of a tree, its name with the depth and whether more is below it."""
+        depth, parent = 0, self.parents[row]
+        while parent is not None:
+            depth, parent = depth + 1, self.parents[parent]
+        mark = " " if row not in self.parents else "▾" if row in open_rows else "▸"
+        return (*self.rows[row][:-1], f"{'  ' * depth}{mark} {self.rows[row][-1]}")
 
 
 def arranged(table: Table, pattern: str, by: int | None, reverse: bool) -> list[tuple[Value, ...]]:
@@ -68,7 +89,7 @@ def tables(analysis: Analysis | None) -> tuple[Table, ...]:
     """All tables of an analysis, in the order of their tabs; empty ones where it is None."""
     found = analysis if analysis is not None else _nothing()
     made = (_kernels(found, by_op=False), _kernels(found, by_op=True), _collectives(found), _memory(found),
-            _copies(found), _host_ops(found), _functions(found), _input(found))
+            _copies(found), _host_ops(found), _functions(found), _input(found), _layers(found), _limit(found))
     if analysis is not None:
         return made
     return tuple(Table(t.name, t.columns, (), "The trace could not be analyzed: t tells why.") for t in made)
@@ -226,6 +247,43 @@ def _input(found: Analysis) -> Table:
     bounding = [_stage(p.bounding) for p in waits.pipelines if p.bounding]
     note += f" Bounded by {printable('; '.join(bounding))}." if bounding else ""
     return Table("Input", columns, rows, empty, note)
+
+
+def _layers(found: Analysis) -> Table:
+    columns = (Column("share", _share), Column("GPU time", seconds), Column("idle", seconds),
+               Column("kernels", _number), Column("FLOPs", _flops, spare=True), Column("FLOP/s", _flops, spare=True),
+               Column("bytes", bytes_, spare=True), Column("layer", wide=True))
+    empty = "No GPU in this trace, or its kernels name no op: nothing tells which layer each belongs to."
+    table = found.layers
+    if table is None:
+        return Table("Layers", columns, (), empty)
+    rows = tuple((r.share, r.device_s, r.wait_s, r.kernels, r.flops or None,
+                  r.flops / (r.device_s * r.flops_known) if r.flops and r.device_s and r.flops_known else None, r.bytes,
+                  r.name + (f"  ({r.source})" if r.source else f": {r.reason}" if r.reason else ""))
+                 for r in table.rows)
+    note = f"Per {table.basis} and GPU. idle: the GPU's, ended by these kernels. space unfolds a row."
+    return Table("Layers", columns, rows, "Nothing ran in the steps.", note, table.parents)
+
+
+def _limit(found: Analysis) -> Table:
+    columns = (Column("share", _share), Column("time", seconds), Column("step of the ladder"),
+               Column("what it is", wide=True))
+    limits = found.limits
+    if limits is None:
+        return Table("Limit", columns, (), "No steps found, or no GPU in the trace: there is no step to hold against "
+                                           "what the GPU can do.")
+    rows = tuple((step.time_s / limits.step_s if limits.step_s else None, step.time_s, *limit_step(step.id))
+                 for step in limits.steps)
+    on = f" of the {printable(limits.gpu)}" if limits.gpu else ""
+    mfu = "no MFU: " + printable(limits.reason) if limits.mfu is None else f"MFU {percent(limits.mfu)}"
+    return Table("Limit", columns, rows, "", f"From the step of {seconds(limits.step_s)} down to the limit{on}; {mfu}")
+
+
+def _flops(value: float) -> str:
+    for unit, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= unit:
+            return f"{value / unit:.3g} {prefix}"
+    return f"{value:,.0f}"
 
 
 def widths(table: Table, rows: Iterable[Sequence[Value]], room: int) -> dict[int, int]:

@@ -1,4 +1,5 @@
-"""The tables of the last capture: kernels, ops, collectives, memory, copies, host ops, functions, input."""
+"""The tables of the last capture: kernels, ops, collectives, memory, copies, host ops, functions, input, layers,
+limit."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class Tabs(LinesWidget):
         gap = 3 if whole + 5 * len(self._names) <= self.size.width else 1
         short = whole + (2 + gap) * len(self._names) > self.size.width + gap
         for i, name in enumerate(self._names):  # the numbers stay, they are the keys
-            text = f"{i + 1} {name if i == index or not short else fit(name, 5).rstrip()}"
+            text = f"{(i + 1) % 10} {name if i == index or not short else fit(name, 5).rstrip()}"
             runs += [(" " * (gap - 1 if i == 0 else gap), PLAIN), (text, BOLD + ACCENT if i == index else DIM)]
             used = sum(len(part) for part, _ in runs)
             self._ends.append(used)
@@ -63,10 +64,11 @@ class TablesScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("tab,right_curly_bracket", "turn(1)", "next table", "the next table"),
         key("shift+tab,left_curly_bracket", "turn(-1)", "previous table", "the table before"),
-        *(key(str(n), f"table({n - 1})", f"table {n}", f"table {n} of the list above") for n in range(1, 9)),
+        *(key(str(n % 10), f"table({n - 1})", f"table {n}", f"table {n} of the list above") for n in range(1, 11)),
         key("o", "sort(1)", "sort", "sort by the next column; a click on its head does so, too"),
         key("O", "reverse", "turn round", "the other way round"),
         key("slash", "filter", "filter rows", "show only the rows that hold a text"),
+        key("space", "unfold", "unfold", "of a tree: show or hide what is below this row"),
         key("enter", "row", "whole row", "the whole row, names in full"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
         key("escape,q,T", "close", "back", "back to the monitor"),
@@ -83,6 +85,8 @@ class TablesScreen(Screen[None]):
         self._reverse = False
         self._pattern = ""
         self._rows: list[tuple[Value, ...]] = []
+        self._places: list[int] = []  # of a tree's rows in the table, as shown
+        self._open: set[int] = {i for i, parent in enumerate(self.table.parents) if parent is None}
         self._shown: dict[int, int] = {}  # columns with their widths
 
     @property
@@ -103,7 +107,10 @@ class TablesScreen(Screen[None]):
 
     def _draw(self) -> None:
         width, table = self.size.width, self.table
-        self._rows = arranged(table, self._pattern, self._by, self._reverse)
+        as_tree = table.parents and not self._pattern and self._by is None and not self._reverse
+        self._places = table.unfolded(self._open) if as_tree else []
+        self._rows = ([table.branch(i, self._open) for i in self._places] if as_tree else
+                      arranged(table, self._pattern, self._by, self._reverse))
         record = self._record
         step = "" if record.step_s is None else f"{seconds(record.step_s)}/step  "
         self.query_one("#tables-head", LinesWidget).show([justify(
@@ -125,6 +132,8 @@ class TablesScreen(Screen[None]):
             cells = ((table.columns[i], row[i], size) for i, size in self._shown.items())
             grid.add_row(*(Text(fit(column.text(value), size, right=column.show is not None),
                                 DIM if value is None else PLAIN, no_wrap=True) for column, value, size in cells))
+        if self._rows and not grid.display:
+            self.call_after_refresh(grid.focus)  # an empty table, which is hidden, loses it
         grid.display = bool(self._rows)
         reason = table.empty if not table.rows else "" if self._rows else "No row holds that text: / to change it."
         empty_text = self.query_one("#tables-empty", LinesWidget)
@@ -139,7 +148,17 @@ class TablesScreen(Screen[None]):
 
     def action_table(self, index: int) -> None:
         self._index, self._by, self._reverse = index, None, False
+        self._open = {i for i, parent in enumerate(self.table.parents) if parent is None}
         self._draw()
+
+    def action_unfold(self) -> None:
+        grid: DataTable[Text] = self.query_one(DataTable)
+        if grid.cursor_row >= len(self._places):
+            return
+        cursor, row = grid.cursor_row, self._places[grid.cursor_row]
+        self._open ^= {row}
+        self._draw()
+        grid.move_cursor(row=cursor)
 
     def action_sort(self, by: int) -> None:
         columns = [*self._shown]

@@ -52,6 +52,15 @@ def found() -> Analysis:
             {"bounding": "Prefetch/Map", "stages": [{"path": "Prefetch/Map", "self_s": 1.0, "function_s": 0.9,
                                                      "calls": 10, "workers": 4, "cost_s_per_batch": 0.2,
                                                      "parallelism": 4, "buffer_empty": None}]}]},
+        "layers": {"basis": "step", "total_s": 0.1, "gpus": 1, "rows": [
+            {"name": "forward", "parent": None, "device_s": 0.06, "wait_s": 0.02, "share": 0.8, "kernels": 6.0},
+            {"name": "dense", "parent": 0, "device_s": 0.04, "wait_s": 0.01, "share": 0.5, "kernels": 3.0,
+             "flops": 4e9, "flops_known": 0.5, "source": "train.py:7"},
+            {"name": "MatMul", "parent": 1, "device_s": 0.04, "wait_s": 0.0, "share": 0.4, "kernels": 1.0},
+            {"name": "no op named", "parent": None, "device_s": 0.02, "wait_s": 0.0, "share": 0.2, "kernels": 2.0,
+             "reason": "CUDA graphs"}]},
+        "limits": {"step_s": 0.1, "steps": [{"id": "launch", "time_s": 0.02}, {"id": "limit", "time_s": 0.08}],
+                   "gpu": "H100 SXM", "mfu": 0.4},
     }
     return make_analysis(**document)
 
@@ -72,7 +81,7 @@ def test_an_op_not_traced_on_the_host_took_no_known_time_there() -> None:
 
 
 def test_every_table_tells_what_the_analysis_holds() -> None:
-    kernels, by_op, collectives, memory, copies, ops, functions, pipeline = tables(found())
+    kernels, by_op, collectives, memory, copies, ops, functions, pipeline = tables(found())[:8]
     assert [c.text(v) for c, v in zip(kernels.columns, kernels.rows[0], strict=True)] == [
         "80 %", "800 ms", "40", "20.0 ms", "bf16", "100 %", "0-1", "25 %", "gemm_[bold]x"]
     assert kernels.rows[1][-1] == "and 7 more" and kernels.rows[1][4:8] == (None, None, "0", None)
@@ -84,6 +93,16 @@ def test_every_table_tells_what_the_analysis_holds() -> None:
     assert {row[1] for row in ops.rows} == {"host", "eager"}
     assert functions.rows[0][5] == "yes" and "1 XLA compilation" in functions.note
     assert "waits 100 ms for its batch, 40 % of it" in pipeline.note and "Prefetch/Map" in pipeline.note
+
+
+def test_layers_unfold_and_the_limit_is_in_order() -> None:
+    layers, limit = tables(found())[8:]
+    assert layers.unfolded({0, 3}) == [0, 1, 3] and layers.unfolded({0, 1}) == [0, 1, 2, 3]
+    assert layers.unfolded({1}) == [0, 3]
+    assert layers.branch(1, {0})[-1] == "  ▸ dense  (train.py:7)" and "CUDA graphs" in str(layers.rows[3][-1])
+    assert layers.rows[1][4:6] == (4e9, pytest.approx(2e11))
+    assert [row[2] for row in limit.rows] == ["launch wait", "the work at the limit"]
+    assert "MFU 40 %" in limit.note and "H100 SXM" in limit.note
 
 
 def test_empty_tables_say_why() -> None:
@@ -138,10 +157,16 @@ async def test_keys_and_mouse_of_the_tables() -> None:
         await pilot.pause()
         assert not grid.display and "name no op" in text_of(screen.query_one("#tables-empty", LinesWidget))
         await pilot.press("shift+tab", "shift+tab")
-        assert screen.table.name == "Input"
-        for n, name in enumerate(("Kernels", "By op", "Collectives", "Memory", "Copies", "Host ops", "Functions")):
-            await pilot.press(str(n + 1))
+        assert screen.table.name == "Limit"
+        for n, name in enumerate(("Kernels", "By op", "Collectives", "Memory", "Copies", "Host ops", "Functions",
+                                  "Input", "Layers", "Limit")):
+            await pilot.press(str((n + 1) % 10))
             assert screen.table.name == name
+        screen._pattern = ""
+        await pilot.press("9", "down", "space")
+        assert [str(row[-1]).strip()[0] for row in screen._rows] == ["▾", "▾", "M", "n"]
+        await pilot.press("space", "up", "space")
+        assert len(screen._rows) == 2
         await pilot.click(Tabs, offset=(3, 0))
         assert screen.table.name == "Kernels"
         await pilot.press("question_mark")
@@ -164,7 +189,7 @@ async def test_without_a_capture_the_key_says_what_to_do() -> None:
 async def test_they_draw_at_any_size(size: tuple[int, int]) -> None:
     app = GputopApp(TabledSession())
     async with app.run_test(size=size) as pilot:
-        await pilot.press("T", *"12345678")
+        await pilot.press("T", *"123456780", *"9 ")
         await pilot.resize_terminal(60, 20)
         await pilot.pause()
         assert isinstance(app.screen, TablesScreen)

@@ -43,6 +43,8 @@ from gputop.trace.quality import (
 from gputop.trace.readers.clock_file import HostClock, read_clocks
 from gputop.trace.readers.clock_skew import HostSlices, align
 from gputop.trace.readers.content import MemoryWatch, memory_limit, read_all, too_big
+from gputop.trace.readers.xspace.hlo import Program, find_programs
+from gputop.trace.readers.xspace.hlo_work import hlo_op
 from gputop.trace.readers.xspace.recordings import split_recordings, unrecorded_between
 from gputop.trace.readers.xspace.stats import (
     distinct,
@@ -54,7 +56,7 @@ from gputop.trace.readers.xspace.stats import (
     strings,
     whole_numbers,
 )
-from gputop.trace.readers.xspace.wire import LENGTH, Data, read_fields, tag
+from gputop.trace.readers.xspace.wire import LENGTH, Data, Steps, read_fields, tag
 from gputop.trace.readers.xspace.xplane import Chunk, Losses, XLine, XPlane, read_events, read_plane
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))
@@ -73,7 +75,7 @@ _MANY_LINES = 256  # in a file with more of them short ones are decoded together
 _EVENT_BYTES = 250
 
 _DEVICE_STATS = ("correlation_id", "memcpy_details", "kernel_details", "tf_op", "annotation", "hlo_op",
-                 "hlo_module")
+                 "hlo_module", "program_id")
 _INTEGER_STATS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements",
                   "id", "parent_id", "parallelism", "buffer_limit", "cpu_budget")
 _STRING_STATS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
@@ -234,6 +236,11 @@ class _XSpace:
         self._lines: dict[tuple[str, int], int] = {}
         self._known_lines: dict[tuple[str, int], int] = {}
         self._host_lines: dict[tuple[str, int, str, int, int], tuple[XPlane, XLine]] = {}  # of this recording
+        self._hlo_steps = Steps(limits.MAX_HLO_FIELDS)
+        self._programs = {key: span for plane in self._planes if plane.name == "/host:metadata"
+                          for key, span in find_programs(data, *plane.span, self._hlo_steps).items()}
+        self._read_programs: dict[tuple[str, int], Program] = {}
+        self._hlo_indices: dict[tuple[int, int, int], int] = {}
 
     def _read_planes(self, begins: I64, ends: I64, limit_bytes: float) -> None:
         """Raises GputopError once what the planes hold needs more memory than ``limit_bytes``."""
@@ -316,7 +323,8 @@ class _XSpace:
     def _read_device(self, plane: XPlane) -> list[DeviceEvents]:
         """The events of one GPU, in pieces of which none is empty."""
         builder, stats = self._builder, plane.stats
-        major, minor, memory = (stats.get(k) for k in ("compute_cap_major", "compute_cap_minor", "memory_size"))
+        major, minor, memory, kilohertz = (stats.get(k) for k in (
+            "compute_cap_major", "compute_cap_minor", "memory_size", "clock_rate"))
         name = stats.get("gpu_device_name") or stats.get("device_name") or ""
         ordinal = _ordinal(plane) or 0
         gpu = self._gpus.setdefault(ordinal, len(builder.gpus))
@@ -326,6 +334,7 @@ class _XSpace:
                 compute_capability=(major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
                 memory_bytes=memory if isinstance(memory, int) else None,
                 sms=sm_count(stats.get("core_count")) if stats.get("device_vendor", "Nvidia") == "Nvidia" else None,
+                clock_hz=1e3 * kilohertz if isinstance(kilohertz, int) and 0 < kilohertz < 1 << 24 else None,
             ))
         names, references = lookups(plane, builder.names)
         nvidia = builder.gpus[gpu].compute_capability if stats.get("device_vendor") == "Nvidia" else None
@@ -394,7 +403,41 @@ class _XSpace:
             shape_of[i] = self._builder.shape(kernel_names.launch_shape(names.list[i], nvidia))
         out.shape = shape_of[details]
         out.tf_op = op_names(chunk, n, names, references).astype(np.int32)
+        if "hlo_op" in chunk.stats and self._programs:
+            op, module = (strings(chunk, stat, n, names, references) for stat in ("hlo_op", "hlo_module"))
+            out.hlo = self._hlo(op, module, integers(chunk, "program_id", n))
         return out
+
+    def _hlo(self, op: I64, module: I64, program: I64) -> I32:
+        """The programs' ops that these kernels belong to, as indices of the builder's ``hlo_ops``; -1: not known."""
+        mixed = np.unique(program, return_inverse=True)[1]
+        for column in (module, op):  # the product stays small: chunks are, and names are far fewer than 2^31
+            mixed = np.unique(mixed * (len(self._builder.names.list) + 1) + column + 1, return_inverse=True)[1]
+        _, first, which = np.unique(mixed, return_index=True, return_inverse=True)
+        found = []
+        for key in zip(op[first].tolist(), module[first].tolist(), program[first].tolist(), strict=True):
+            if key not in self._hlo_indices:
+                self._hlo_indices[key] = self._find_hlo_op(*key)
+            found.append(self._hlo_indices[key])
+        return np.array(found, np.int32)[which]
+
+    def _find_hlo_op(self, op: int, module: int, program: int) -> int:
+        names = self._builder.names.list
+        if op < 0 or module < 0:
+            return -1
+        named = [key for key in self._programs if key[0] == names[module]]
+        # An older XLA writes no program_id: the module's name tells, if only one program has it.
+        key = (names[module], program) if program >= 0 else named[0] if len(named) == 1 else None
+        span = self._programs.get(key) if key is not None else None
+        if key is None or span is None:
+            return -1
+        if key not in self._read_programs:
+            self._read_programs[key] = Program(self._data, *span, self._hlo_steps)
+        found = hlo_op(self._read_programs[key], names[op])
+        if found is None:
+            return -1
+        self._builder.hlo_ops.append(found)
+        return len(self._builder.hlo_ops) - 1
 
     def _read_host(self, plane: XPlane, calls: _HostCalls) -> None:
         builder = self._builder

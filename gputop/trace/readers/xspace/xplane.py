@@ -83,6 +83,7 @@ class XPlane:
     lines: list[XLine]
     damaged: bool
     surplus: dict[str, int] = field(default_factory=dict)  # what there is more of than is read, and how much
+    span: tuple[int, int] = (0, 0)  # of the plane in the file
 
 
 @dataclass(slots=True)
@@ -155,7 +156,8 @@ def read_plane(data: Data, begin: int, end: int, max_events: int = _ANY) -> XPla
         damaged = damaged or cut
     stats = _read_stats(data, *found.pairs(PLANE_STAT, whole=True), stat_names)
     surplus = {what: found.surplus[this] for this, what in _COUNTED.items() if this in found.surplus}
-    return XPlane(_text(data, found.last(PLANE_NAME)), event_names, stat_names, stats, lines, damaged, surplus)
+    return XPlane(_text(data, found.last(PLANE_NAME)), event_names, stat_names, stats, lines, damaged, surplus,
+                  (begin, end))
 
 
 def plane_stats(data: Data, begin: int, end: int) -> dict[str, int | float | str]:

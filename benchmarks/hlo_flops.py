@@ -1,0 +1,136 @@
+"""FLOPs that gputop counts in XLA's programs against what the mathematics says and XLA's own cost analysis. Needs JAX.
+
+    python benchmarks/hlo_flops.py [--write FILE]
+
+``--write`` saves the program of the transformer block's training step, before optimization, for the tests.
+XLA's figure holds element-wise arithmetic, too; the optimized program of the CPU keeps dots and convolutions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gputop.trace.readers.xspace.hlo import Program
+from gputop.trace.readers.xspace.hlo_work import hlo_op
+from gputop.trace.readers.xspace.wire import Steps
+
+BATCH, SIZE, IN, OUT = 2, 16, 8, 12
+TOKENS, MODEL, HEADS = 32, 64, 4
+
+
+def as_proto(module: bytes) -> bytes:
+    """The module as the only field of a HloProto, as traces hold it."""
+    size, length = len(module), b""
+    while size > 0x7F:
+        length, size = length + bytes((size & 0x7F | 0x80,)), size >> 7
+    return b"\x0a" + length + bytes((size,)) + module
+
+
+def counted(module: bytes) -> float:
+    """All FLOPs of a program whose loops run once."""
+    data = as_proto(module)
+    program = Program(data, 0, len(data), Steps(1 << 23))
+    total = 0.0
+    for name, id_ in program.ids.items():
+        op, found = program.instruction(id_), hlo_op(program, name)
+        if op is not None and op.opcode in ("dot", "convolution"):
+            assert found is not None and found.flops is not None
+            total += sum(flops for _, flops in found.flops)
+    return total
+
+
+def conv(x: jax.Array, w: jax.Array, stride: int = 1, padding: str = "SAME") -> jax.Array:
+    return jax.lax.conv_general_dilated(x, w, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def conv_flops(size: int, kernel: int, in_: int, out: int, stride: int = 1) -> float:
+    """Of a convolution with padding to the same size: the places along a dimension that lie inside the image."""
+    outputs = -(-size // stride)
+    low = max((outputs - 1) * stride + kernel - size, 0) // 2
+    inside = sum(0 <= o * stride + k - low < size for o in range(outputs) for k in range(kernel))
+    return 2.0 * BATCH * in_ * out * inside**2
+
+
+def resnet_block(p: list[jax.Array], x: jax.Array) -> jax.Array:
+    y = jax.nn.relu(conv(x, p[0], 2))
+    return jax.nn.relu(conv(y, p[1]) + conv(x, p[2], 2))
+
+
+def transformer_block(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    with jax.named_scope("attention"):
+        q, k, v = (jnp.reshape(x @ p[n], (BATCH, TOKENS, HEADS, MODEL // HEADS)) for n in "qkv")
+        scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+        x = x + jnp.reshape(jnp.einsum("bhqk,bkhd->bqhd", scores, v), x.shape) @ p["o"]
+    with jax.named_scope("mlp"):
+        return x + jax.nn.gelu(x @ p["up"]) @ p["down"]
+
+
+def training_step(p: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+    def loss(p: dict[str, jax.Array]) -> jax.Array:
+        with jax.named_scope("block"):
+            y = jax.checkpoint(transformer_block)(p, x)
+        with jax.named_scope("loss"):
+            return jnp.mean(y**2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p))
+
+
+def cases() -> list[tuple[str, Callable[..., Any], tuple[Any, ...], float]]:
+    """Name, function, arguments, analytic FLOPs."""
+    key = jax.random.key(0)
+    image, kernel = jnp.ones((BATCH, SIZE, SIZE, IN)), jnp.ones((3, 3, IN, OUT))
+    forward = conv_flops(SIZE, 3, IN, OUT)
+    block = [jax.random.normal(key, s) for s in ((3, 3, IN, OUT), (3, 3, OUT, OUT), (1, 1, IN, OUT))]
+    of_block = (conv_flops(SIZE, 3, IN, OUT, 2) + conv_flops(SIZE // 2, 3, OUT, OUT)
+                + conv_flops(SIZE, 1, IN, OUT, 2))
+    shapes = {**dict.fromkeys("qkvo", (MODEL, MODEL)), "up": (MODEL, 4 * MODEL), "down": (4 * MODEL, MODEL)}
+    p = {n: jax.random.normal(key, s) for n, s in shapes.items()}
+    x = jnp.ones((BATCH, TOKENS, MODEL))
+    of_transformer = (2.0 * BATCH * TOKENS * sum(math.prod(s) for s in shapes.values())
+                      + 4.0 * BATCH * TOKENS * TOKENS * MODEL)
+    # The forward pass again where the backward pass begins, without its last product, whose result it does not need.
+    recomputed = of_transformer - 2.0 * BATCH * TOKENS * 4 * MODEL * MODEL
+    no_gradient = 3 * 2.0 * BATCH * TOKENS * MODEL * MODEL  # of the block's input through q, k and v
+    return [
+        ("matmul 64 x 128 x 32", jnp.matmul, (jnp.ones((64, 128)), jnp.ones((128, 32))), 2.0 * 64 * 128 * 32),
+        ("matmul, gradients of both", jax.grad(lambda a, b: (a @ b).sum() ** 2, (0, 1)),
+         (jnp.ones((64, 128)), jnp.ones((128, 32))), 3 * 2.0 * 64 * 128 * 32),
+        ("batched matmul", jnp.matmul, (jnp.ones((4, 16, 8)), jnp.ones((4, 8, 24))), 2.0 * 4 * 16 * 8 * 24),
+        ("convolution 3x3", conv, (image, kernel), forward),
+        ("convolution, all gradients", jax.grad(lambda x, w: (conv(x, w) ** 2).sum(), (0, 1)), (image, kernel),
+         3 * forward),
+        ("ResNet block, forward", resnet_block, (block, image), of_block),
+        ("ResNet block, training", jax.grad(lambda p, x: (resnet_block(p, x) ** 2).sum(), (0, 1)), (block, image),
+         3 * of_block),
+        ("transformer block, forward", transformer_block, (p, x), of_transformer),
+        ("transformer block, training, recomputed", training_step, (p, x),
+         3 * of_transformer + recomputed - no_gradient),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path, default=None)
+    args = parser.parse_args()
+    print(f"{'program':<42}{'analytic':>14}{'counted':>14}{'optimized':>14}{'XLA':>14}")
+    for name, function, arguments, analytic in cases():
+        lowered = jax.jit(function).lower(*arguments)
+        compiled = lowered.compile()
+        plain = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+        optimized = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+        xla = (compiled.cost_analysis() or {}).get("flops", math.nan)
+        print(f"{name:<42}{analytic:>14,.0f}{counted(plain):>14,.0f}{counted(optimized):>14,.0f}{xla:>14,.0f}")
+        if args.write is not None and function is training_step:
+            args.write.write_bytes(gzip.compress(as_proto(plain), mtime=0))
+
+
+if __name__ == "__main__":
+    main()

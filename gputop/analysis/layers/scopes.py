@@ -1,0 +1,103 @@
+"""Which phase of the training step an op belongs to, and its place in the model, by its name.
+
+XLA's op names (JAX) say ``jit(step)/jvp(Model)/Dense_0/dot_general`` for the forward pass, ``transpose(jvp(Model))/…``
+for the backward pass and ``rematted_computation`` for what is computed again. TensorFlow's say ``model/dense/MatMul``
+and ``gradient_tape/model/dense/MatMul/MatMul_1`` (docs/TRACE_NOTES.md, "Phases and layers").
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+PHASES = ("forward", "loss", "backward", "recomputation", "optimizer", "other ops")
+
+_WRAPPED = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
+_TRANSFORMS = frozenset({"jvp", "transpose", "vmap", "remat", "checkpoint", "custom_jvp", "custom_vjp", "shard_map"})
+# Parts of names that stand for a transformation or a call, not for a part of the model.
+_NO_LAYER = re.compile(
+    r"while|body|cond|then|else|branch_\d+_fun|scan|checkpoint|rematted_computation|remat\d?|closed_call|core_call|"
+    r"shard_map|pjit|custom_[jv]\w+_call\w*|(Stateful)?PartitionedCall(_\d+)?|replica_\d+|gradient_tape|gradients(_\d+)?|"
+    r"cluster_\d+_\d+|")
+_GRADIENT = re.compile(r"(?:^|/)(?:gradient_tape|gradients(?:_\d+)?)/")
+_LOSS = re.compile(
+    r"loss|crossentropy|cross_entropy|mean_(?:squared|absolute)\w*error|hinge|huber|kl_divergence|log_?cosh",
+    re.IGNORECASE)
+_OPTIMIZER = re.compile(
+    r"(?:adam(?:w|ax|delta)?|nadam|adagrad|adadelta|adafactor|sgd|momentum|rmsprop|ftrl|lamb|lion|lars|muon|nesterov|"
+    r"loss_?scale_?optimizer\w*|optimizer\w*)(?:_\d+)?", re.IGNORECASE)
+_UPDATE = re.compile(r"Resource(?:Sparse)?Apply\w+")
+_ASSIGN = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
+
+
+class Scope(NamedTuple):
+    """An op's phase and its path, from the outermost scope to the op. ``path`` is empty where the name has no scope."""
+
+    phase: str
+    path: tuple[str, ...]
+
+
+@lru_cache(maxsize=65536)
+def scope_of(op_name: str, training: bool) -> Scope:
+    """``training``: whether the program differentiates, so that what is neither forward nor backward is an update."""
+    name, _, type_ = op_name.rpartition(":") if ":" in op_name.rsplit("/", 1)[-1] else (op_name, "", "")
+    if "/" not in name and not type_:
+        return Scope("other ops", ())
+    path: list[str] = []
+    wrappers: set[str] = set()
+    for part in _parts(name):
+        scope, used = _unwrapped(part)
+        wrappers |= used
+        if scope and not _NO_LAYER.fullmatch(scope) and path[-1:] != [scope]:
+            path.append(scope)
+    return Scope(_phase(name, type_, path, wrappers, training), tuple(path))
+
+
+def differentiates(op_name: str) -> bool:
+    """Whether an op of XLA's belongs to a program that computes gradients."""
+    return "jvp(" in op_name or "transpose(" in op_name
+
+
+def _phase(name: str, type_: str, path: list[str], wrappers: set[str], training: bool) -> str:
+    scopes = path[:-1]
+    if "rematted_computation" in name:
+        return "recomputation"
+    if "transpose" in wrappers or _GRADIENT.search(name):
+        return "backward"
+    if _UPDATE.fullmatch(type_) or any(_OPTIMIZER.fullmatch(scope) for scope in scopes):
+        return "optimizer"
+    if any(_LOSS.search(scope) for scope in scopes):
+        return "loss"
+    if "jvp" in wrappers:
+        return "forward"
+    if wrappers:  # JAX
+        return "optimizer" if training else "forward"
+    return "other ops" if type_ in _ASSIGN or not scopes else "forward"
+
+
+def _parts(name: str) -> list[str]:
+    """Split at slashes outside parentheses."""
+    if "(" not in name:
+        return name.split("/")
+    parts, depth = [""], 0
+    for text in re.split(r"([/()])", name):
+        if text == "/" and depth <= 0:
+            parts.append("")
+            continue
+        depth += (text == "(") - (text == ")")
+        parts[-1] += text
+    return parts
+
+
+def _unwrapped(part: str) -> tuple[str, set[str]]:
+    """A part of a name without the transformations around it, and those."""
+    used: set[str] = set()
+    while (match := _WRAPPED.fullmatch(part)) is not None:
+        if match[1] in ("jit", "pjit", "pmap"):
+            return "", used | {"jit"}
+        if match[1] not in _TRANSFORMS:
+            break
+        used.add(match[1])
+        part = match[2]
+    return part, used

@@ -1,0 +1,149 @@
+"""Where the step goes by layer: sums are the step's parts, whatever runs side by side; and the limit ladder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.layers.layers import AFTER, NO_OP, NO_PROGRAM, NO_SCOPE, layer_times
+from gputop.analysis.layers.limits import limits
+from gputop.analysis.layers.peaks import peak_of
+from gputop.analysis.results import Breakdown, GpuUse, LayerRow, StepTimes
+from gputop.analysis.steps.model import Steps
+from gputop.diagnosis.diagnose import analyze
+from gputop.trace.model import HloOp, Kind, Trace, TraceGpu
+from tests.trace.build import Builder
+from tests.trace.shares import SHARED
+
+H100 = TraceGpu("node", 0, compute_capability=(9, 0), memory_bytes=85_000_000_000, sms=132,
+                clock_hz=1.98e9)
+PARTS = Breakdown(input=0.0, h2d=0.0, compute=92e-6, collectives=0.0, d2h=0.0, launch=8e-6, host=0.0, idle=0.0)
+STEPS = Steps(tuple((i * 100_000, (i + 1) * 100_000) for i in range(4)), StepTimes("", "high", 4, 1e-4, 1e-4, 1e-4))
+
+
+def rows_of(trace: Trace) -> dict[str, LayerRow]:
+    found = layer_times(trace, timelines(trace), None)
+    assert found is not None
+    out: dict[str, LayerRow] = {}
+    paths: list[str] = []
+    for row in found.table.rows:
+        paths.append(row.name if row.parent is None else f"{paths[row.parent]}|{row.name}")
+        out[paths[-1]] = row
+    return out
+
+
+def test_work_and_waits_go_to_phases_and_layers() -> None:
+    b = Builder()
+    b.run(0, 0, 10, op="model/dense/MatMul:MatMul").run(0, 20, 10, op="model/conv/Conv2D:Conv2D")
+    b.run(0, 30, 40, op="gradient_tape/model/dense/MatMul/MatMul:MatMul")
+    b.run(0, 75, 5, op="adam/ResourceApplyAdam:ResourceApplyAdam").run(0, 80, 20, "other_kernel")
+    rows = rows_of(b.build())
+    assert rows["forward|model"].device_s == pytest.approx(20e-6)
+    assert rows["forward|model|conv/Conv2D"].wait_s == pytest.approx(10e-6)
+    assert rows["backward"].share == pytest.approx(0.4) and rows["optimizer"].wait_s == pytest.approx(5e-6)
+    assert rows[NO_OP].reason and rows[NO_OP].kernels == 1
+
+
+def test_each_instant_counts_once() -> None:
+    b = Builder()
+    b.run(0, 0, 100, op="a/x:X").run(0, 50, 100, op="b/y:Y", stream=2).run(0, 60, 10, op="c/z:Z", stream=3)
+    b.run(0, 100, 100, "ncclDevKernel_AllReduce", kind=Kind.COLLECTIVE, stream=4, op="c/all:CollectiveReduceV2")
+    b.run(0, 190, 20, "MemcpyH2D", kind=Kind.H2D, stream=5)
+    rows = rows_of(b.build())
+    assert [rows[name].device_s * 1e6 for name in ("forward|a/x", "forward|b/y", "forward|c/z", "collectives", "copies")
+            if name in rows] == pytest.approx([100, 50, 50, 10])
+    assert sum(row.share for row in rows.values() if row.parent is None) == pytest.approx(1)
+
+
+def compiled(*, executions: int = 4, program: bool = True) -> Trace:
+    """A GPU that runs a product of two kernels and an update, ``executions`` times."""
+    b = Builder()
+    for i in range(executions):
+        at = 100.0 * i
+        b.run(0, at, 40, "gemm_bf16", op="jit_step/dot").run(0, at + 40, 20, "splitKreduce", op="jit_step/dot")
+        b.run(0, at + 60, 1, "memset", op="jit_step/dot").run(0, at + 61, 1, "memset", op="jit_step/dot")
+        b.run(0, at + 70, 10, "fusion", op="jit_step/fusion").run(0, at + 80, 20, "copy", op="jit_step/copy.1")
+    trace = b.build()
+    if program:
+        trace.hlo_ops = [HloOp("jit(step)/jvp(Net)/Dense_0/dot_general", "train.py:7", (("bf16", 1e9),), 1000),
+                         HloOp("jit(step)/transpose(jvp(Net))/mul", "train.py:9", (), 3_350_000),
+                         HloOp("w", "", (), 10)]
+        ops = ["jit_step/dot", "jit_step/fusion", "jit_step/copy.1"]
+        trace.device.hlo = np.array([ops.index(trace.names[i]) for i in trace.device.tf_op.tolist()], np.int32)
+    trace.gpus = [replace(H100)]
+    return trace
+
+
+def test_flops_count_executions_and_not_kernels() -> None:
+    rows = rows_of(compiled())
+    assert rows["forward"].flops == pytest.approx(4e9) and rows["forward"].flops_known == 1
+    assert rows["backward"].bytes == pytest.approx(4 * 3_350_000)
+    assert rows[NO_SCOPE].kernels == 4
+    table = layer_times(compiled(), timelines(compiled()), None)
+    assert table is not None and table.table.sources is not None
+    assert [line.line for line in table.table.sources] == ["train.py:7", "train.py:9"]
+    assert NO_PROGRAM in rows_of(compiled(program=False))
+
+
+def test_the_ladder_sums_to_the_step_and_ends_at_the_roofline() -> None:
+    trace = compiled()
+    times = layer_times(trace, timelines(trace), STEPS)
+    assert times is not None
+    step = 100e-6
+    found = limits(PARTS, times, trace.gpus, STEPS, [])
+    assert found is not None
+    at = {part.id: part.time_s for part in found.steps}
+    assert sum(at.values()) == pytest.approx(step)
+    of_dot, of_fusion = 1e9 / 989.4e12, 3_350_000 / 3.35e12
+    assert at["limit"] == pytest.approx(of_dot + of_fusion, rel=0.01)
+    assert found.mfu == pytest.approx(of_dot / step) and found.coverage == pytest.approx(1, abs=0.01)
+    assert found.peaks[0].dtype == "bf16" and "H100 SXM" in found.peaks[0].source
+
+
+def test_given_flops_take_the_place_of_what_is_not_known() -> None:
+    trace, parts, steps = compiled(program=False), PARTS, STEPS
+    use = GpuUse(gpu=0, window_s=1, busy=1, compute=1, collectives=0, collectives_exposed=0, copies=0,
+                 idle_host_fault=None, launch_delay_median_s=None, kernels=1, kernels_per_s=1, kernel_median_s=None,
+                 compute_s_per_step=None, kernel_time_by_type={"tf32": 0.6, "unknown": 0.4})
+    nothing = limits(parts, None, trace.gpus, steps, [use])
+    assert nothing is not None and nothing.mfu is None and "--flops-per-step" in nothing.reason
+    found = limits(parts, None, trace.gpus, steps, [use], 1e10)
+    assert found is not None and found.mfu == pytest.approx(1e10 / 494.7e12 / 100e-6)
+    assert {part.id: part.time_s for part in found.steps}["limit"] == pytest.approx(1e10 / 989.4e12)
+    too_many = limits(parts, None, trace.gpus, steps, [use], 1e12)
+    assert too_many is not None and too_many.mfu is None and "too large" in too_many.reason
+
+
+@pytest.mark.parametrize(("gpu", "name"), [
+    (H100, "H100 SXM"), (replace(H100, memory_bytes=150_000_000_000), "H200"),
+    (replace(H100, sms=114), "H100 PCIe"), (replace(H100, sms=100), None),
+    (replace(H100, name="NVIDIA H100 PCIe"), "H100 PCIe"), (replace(H100, name="NVIDIA H100 80GB HBM3"), "H100 SXM"),
+    (replace(H100, name="NVIDIA A100-SXM4-40GB"), "A100 40GB"),
+    (replace(H100, name="Tesla V100-SXM2-16GB"), "V100 SXM2"),
+    (replace(H100, name="NVIDIA H200 NVL"), "H200 NVL"), (replace(H100, name="NVIDIA GeForce RTX 4090"), None),
+])
+def test_which_gpu_has_which_peak(gpu: TraceGpu, name: str | None) -> None:
+    found = peak_of(gpu)
+    assert (found and found.name) == name
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real traces are not here")
+@pytest.mark.parametrize("file", ["xplane_amd/te_fused_attn_934987a2fc2f.xplane.pb",
+                                  "xplane_nvidia/keras_laptop_cc61.xplane.pb",
+                                  "xplane_nvidia/autoencoder_fit.xplane.pb"])
+def test_rows_of_real_traces_sum_to_the_step(file: str) -> None:
+    found = analyze([str(SHARED / file)])
+    assert found.layers is not None and found.breakdown is not None
+    parts = found.breakdown
+    roots = [row for row in found.layers.rows if row.parent is None]
+    busy = sum(getattr(parts, part) or 0.0 for part in ("compute", "collectives", "h2d", "d2h"))
+    assert sum(row.device_s for row in roots) == pytest.approx(busy)
+    assert sum(row.device_s + row.wait_s for row in roots) == pytest.approx(parts.total)
+    assert {"forward", "backward"} <= {row.name for row in roots}
+    assert AFTER not in {row.name for row in roots if row.share > 0.1}
+    for i, row in enumerate(found.layers.rows):
+        below = [r for r in found.layers.rows if r.parent == i]
+        assert sum(r.device_s for r in below) <= row.device_s + 1e-12

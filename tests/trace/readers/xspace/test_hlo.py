@@ -1,0 +1,117 @@
+"""Programs in a trace: what XLA wrote of them is read, their work counted, and anything else is not known."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gputop.trace.readers.xspace.hlo import ConvolutionDimensions, Program, Shape, Window
+from gputop.trace.readers.xspace.hlo_work import _attention, _convolution, _integers, _json, hlo_op
+from gputop.trace.readers.xspace.reader import read_xspaces
+from gputop.trace.readers.xspace.wire import Steps
+from tests.trace.readers.xspace.reference import Builder
+
+# The training step of a transformer block whose forward pass is computed again (benchmarks/hlo_flops.py --write).
+PROGRAM = gzip.decompress((Path(__file__).parents[3] / "data" / "training_step.hlo.gz").read_bytes())
+TOKENS, MODEL, BATCH = 32, 64, 2
+PRODUCT = 2 * BATCH * TOKENS * MODEL * MODEL
+
+
+def program(data: bytes = PROGRAM, steps: int = 1 << 23) -> Program:
+    return Program(data, 0, len(data), Steps(steps))
+
+
+def test_flops_scopes_and_lines_of_a_real_program() -> None:
+    found = {name: op for name in program().ids if (op := hlo_op(program(), name)) is not None}
+    dots = {name: op for name, op in found.items() if op.flops}
+    scores = 2 * BATCH * TOKENS * TOKENS * MODEL
+    assert {sum(n for _, n in op.flops or ()) for op in dots.values()} == {PRODUCT, 4 * PRODUCT, scores}
+    assert {dtype for op in dots.values() for dtype, _ in op.flops or ()} == {"fp32"}
+    assert any("transpose(jvp(block))" in op.op_name and op.op_name.endswith("mlp/dot_general") for op in dots.values())
+    assert any("rematted_computation" in op.op_name for op in dots.values())
+    assert all("benchmarks/hlo_flops.py:" in op.source for op in dots.values())
+    up = next(op for op in dots.values() if dict(op.flops or ()).get("fp32") == 4 * PRODUCT
+              and "transpose" not in op.op_name)
+    assert up.bytes in {4 * (BATCH * TOKENS * MODEL + 4 * MODEL * MODEL + BATCH * TOKENS * 4 * MODEL)}
+
+
+def test_a_damaged_program_raises_nothing_and_takes_bounded_work() -> None:
+    rng = random.Random(1)
+    for _ in range(60):
+        raw = bytearray(PROGRAM[:rng.randrange(len(PROGRAM))] if rng.random() < 0.3 else PROGRAM)
+        for _ in range(rng.randrange(8)):
+            raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        read = program(bytes(raw), 20_000)
+        for name in [*read.ids][:50]:
+            hlo_op(read, name)
+    assert len(program(steps=100).ids) < 20
+
+
+def dims(shape: Shape, kernel: Shape) -> ConvolutionDimensions:
+    return ConvolutionDimensions(0, 3, 2, 3, 3, (1, 2), (0, 1), (1, 2))
+
+
+class Convolution:
+    """Stands for a program with one convolution."""
+
+    def __init__(self, result: Shape, windows: tuple[Window, ...], groups: int = 1) -> None:
+        self._result, self._windows, self._groups = result, windows, groups
+
+    def shape(self, _: int) -> Shape:
+        return self._result
+
+    def convolution(self, _: object) -> object:
+        return dims(self._result, self._result), self._windows
+
+    def groups(self, _: object) -> tuple[int, int]:
+        return self._groups, 1
+
+
+@pytest.mark.parametrize("target", ["", "__cudnn$convForward", "__cudnn$convBackwardInput",
+                                    "__cudnn$convBackwardFilter"])
+def test_the_three_convolutions_of_a_layer_take_the_same_flops(target: str) -> None:
+    image, kernel, out = Shape(16, (4, 9, 9, 6)), Shape(16, (3, 3, 6, 10)), Shape(16, (4, 5, 5, 10))
+    window = Window(3, 2, 1, 1, 1)
+    result = {"__cudnn$convBackwardInput": image, "__cudnn$convBackwardFilter": kernel}.get(target, out)
+    operands = {"__cudnn$convBackwardInput": [out, kernel],
+                "__cudnn$convBackwardFilter": [image, out]}.get(target, [image, kernel])
+    inside = sum(0 <= 2 * o + k - 1 < 9 for o in range(5) for k in range(3))
+    op = type("Op", (), {"id": 1})
+    fake = Convolution(result, (window, window))
+    assert _convolution(fake, op, operands, target) == 2 * 4 * 6 * 10 * inside**2  # type: ignore[arg-type]
+    grouped = Convolution(result, (window, window), groups=2)
+    assert _convolution(grouped, op, operands, target) == 4 * 6 * 10 * inside**2  # type: ignore[arg-type]
+
+
+def test_attention_by_the_shape_of_its_scores() -> None:
+    query = [Shape(16, (2, 8, 128, 64))]
+    config = {"intermediate_tensor_shape": {"dimensions": ["2", "8", "128", "256"]}, "mask_type": "NO_MASK"}
+    scores = 2 * 8 * 128 * 256
+    assert _attention(query, config, backward=False) == 4 * scores * 64
+    assert _attention(query, config, backward=True) == 10 * scores * 64
+    assert _attention(query, {**config, "mask_type": "CAUSAL"}, backward=False) == 2 * scores * 64
+    assert _attention(query, {}, backward=False) is None
+    assert _integers(["1", 2]) is None and _json(b"{" * 100_000) is None and _json(b"\x00") is None
+
+
+def test_kernels_get_the_op_of_their_own_program() -> None:
+    name = next(n for n in program().ids if (op := hlo_op(program(), n)) is not None and op.flops)
+    b = Builder()
+    meta = b.plane("/host:metadata")
+    for id_ in (5, 6):
+        entry = meta.event_metadata[id_]
+        entry.id, entry.name = id_, f"jit_training_step({id_})"
+        if id_ == 6:
+            entry.stats.add(metadata_id=1).bytes_value = PROGRAM
+    line = b.line("/device:GPU:0", "Stream #1(Kernel)")
+    for i, program_id in enumerate((6, 5, 6)):
+        b.event("/device:GPU:0", line, "gemm", 100 * i, 50, hlo_op=(name,), hlo_module=("jit_training_step",),
+                program_id=program_id)
+    trace = read_xspaces([("x", "node", b.bytes())])
+    assert trace.device.hlo.tolist() == [0, -1, 0] and len(trace.hlo_ops) == 1
+    assert trace.hlo_ops[0].flops and trace.names[trace.device.tf_op[0]] == f"jit_training_step/{name}"
+    assert np.all(trace.device.end_ns > trace.device.start_ns)
