@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gputop.advice.rule import Rule
 from gputop.core.findings import Finding, Gain, Severity, at_most, severity_of
+from gputop.text.units import percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,9 @@ class Verdict:
     saving: float | None = None  # what a fix would save of the step; None: all of the share
     severity: Severity | None = None  # the rule's own judgment; None: it follows from the share
     id: str | None = None  # of the finding, where the rule has several
+    # gputop.analysis.what_if.cure.Cure, which live rules must not import: what the advice changes in the recorded
+    # steps. None: it cannot be replayed.
+    cure: Any = None
 
 
 class Missing(NamedTuple):
@@ -38,7 +42,7 @@ class Explanation:
     why: str
     evidence: Mapping[str, float]  # base units, the unit in the name
     action: str
-    gain: str  # what the estimated saving assumes, or why there is none
+    gain: str  # what the upper bound of the saving assumes, or why there is no saving
     source: str  # where the rule and its limits come from
     snippet: str | None = None
     per: Literal["step", "sample"] = "step"
@@ -46,18 +50,37 @@ class Explanation:
 
 def finding(
     rule: Rule, verdict: Verdict, words: Explanation, caveat: str | None = None, remark: str | None = None,
+    replayed: float | None = None, not_replayed: str = "",
 ) -> Finding:
     """The finding of a rule. ``caveat`` says what little it rests on: it caps the severity where the rule's does.
 
-    ``remark`` is a sentence that caps nothing.
+    ``remark`` is a sentence that caps nothing. ``replayed`` is what a replay with the verdict's cure saves, None where
+    there is none: ``not_replayed`` is a sentence that says why.
     """
     why = f"{words.why} {remark}" if remark else words.why
     severity = verdict.severity or severity_of(verdict.share)
+    if replayed is not None:
+        severity = at_most(verdict.severity or "high", severity_of(replayed))
     if caveat and rule.severity == "by_share_capped":
         severity, why = at_most(severity, "medium"), f"{why} {caveat}"
-    saving = (verdict.share or None) if verdict.saving is None else verdict.saving
     return Finding(
         id=verdict.id or rule.id, severity=severity, title=words.title, why=why, evidence=words.evidence,
-        action=words.action, source=words.source, gain=Gain(saving, words.gain, words.per), gpus=verdict.gpus,
-        snippet=words.snippet, origin=rule.origin,
+        action=words.action, source=words.source, gain=_gain(verdict, words, replayed, not_replayed),
+        gpus=verdict.gpus, snippet=words.snippet, origin=rule.origin,
     )
+
+
+def bound(verdict: Verdict) -> float | None:
+    """At most this share of the step is saved; None where no figure can be given."""
+    return (verdict.share or None) if verdict.saving is None else verdict.saving
+
+
+def _gain(verdict: Verdict, words: Explanation, replayed: float | None, not_replayed: str) -> Gain:
+    most = bound(verdict)
+    if most is None:
+        return Gain(None, words.gain, words.per)
+    if replayed is None or verdict.cure is None:
+        sentence = f"{words.gain[:1].upper()}{words.gain[1:]}."
+        return Gain(most, words.gain, words.per, "bound", f"{sentence} {not_replayed}".rstrip())
+    how = f"a replay of the recorded steps with the cure; the upper bound is {percent(most)}"
+    return Gain(replayed, how, words.per, "replay", verdict.cure.assumes)

@@ -11,6 +11,7 @@ Severity = Literal["high", "medium", "low"]
 # Share of the step a cure would save, from the contract in docs/FINDINGS.md.
 HIGH_SHARE = 0.15
 MEDIUM_SHARE = 0.05
+MIN_SHARE = 0.01  # what a replay shows to save less is not raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,18 @@ class Gain:
     ``step_time`` is the share of the time per step or, with ``per`` "sample", of the time per
     training sample: a larger batch makes the step longer and the epoch shorter. It is None
     where no figure can be given; ``how`` then says why.
+
+    ``by`` says how a figure of a trace was had: "replay" of the recorded steps with the cure applied, or an upper
+    "bound" of what can be saved; None without a figure. ``assumption`` is a sentence that it rests on. ``together`` is
+    the share that a replay saves with this cure and those of all findings before it in the list; None: not replayed.
     """
 
     step_time: float | None
     how: str
     per: Literal["step", "sample"] = "step"
+    by: Literal["replay", "bound"] | None = None
+    assumption: str = ""
+    together: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from gputop.advice.registry import ids_by_part
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
-from gputop.render.finding_text import evidence_label
+from gputop.render.finding_text import evidence_label, gain_basis
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
 from gputop.text.units import bytes_, figure, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
@@ -172,7 +172,8 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
         yield from (f"       {printable(line)}" for line in f.snippet.splitlines())
     per = "time per sample" if f.gain.per == "sample" else basis
     saves = "no figure" if f.gain.step_time is None else f"{percent(f.gain.step_time)} of the {per}"
-    yield from wrap(f"saves: {saves}; {f.gain.how}", width, "   ", "     ")
+    yield from wrap(f"saves: {saves}; {gain_basis(f)}" if f.gain.by is None else f"saves: {saves}. {gain_basis(f)}",
+                    width, "   ", "     ")
     evidence = (f"{evidence_label(name)} {figure(name, value)}" for name, value in f.evidence.items())
     yield from wrap("evidence: " + ", ".join(evidence), width, "   ", "     ")
     if f.consequences:

@@ -19,7 +19,7 @@ from gputop.core.findings import Finding
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.export import pictures, tables
-from gputop.render.finding_text import NOTHING_FOUND, evidence_label, gain_text
+from gputop.render.finding_text import NOTHING_FOUND, evidence_label, gain_basis, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
@@ -249,6 +249,7 @@ def _finding(f: Finding) -> str:
     gpus = f" · GPU {ranges(f.gpus, ', ')}" if f.gpus else ""
     explained = "".join(f"<li>{esc(c.title)}</li>" for c in f.consequences)
     expected = f"Gain {gain}" if gain else "Gain"
+    basis = gain_basis(f).removesuffix(".")
     tag = f"{f.severity}{gpus} · {f.origin}"
     return "".join((
         f'<article class="finding {esc(f.severity)}"><header><h3>{esc(f.title)}</h3>',
@@ -258,6 +259,6 @@ def _finding(f: Finding) -> str:
         f'<div class="code"><pre>{esc_lines(f.snippet)}</pre></div>' if f.snippet else "",
         f'<ul class="chips">{chips}</ul>' if chips else "",
         f'<p class="fine">It explains, too:</p><ul class="fine">{explained}</ul>' if explained else "",
-        f'<p class="fine">{esc(expected)}: {esc(f.gain.how)}. Rule <code>{esc(f.id)}</code>: {esc(f.source)}.</p>',
+        f'<p class="fine">{esc(expected)}: {esc(basis)}. Rule <code>{esc(f.id)}</code>: {esc(f.source)}.</p>',
         "</article>"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.core.findings import Finding
-from gputop.text.units import seconds
+from gputop.text.units import percent, seconds
 
 NOTHING_FOUND = "Nothing found that costs time."
 
@@ -56,3 +56,14 @@ def evidence_label(name: str) -> str:
             name = name.removesuffix(unit)
             break
     return " ".join(_SPELLED.get(word, word) for word in name.split("_"))
+
+
+def gain_basis(finding: Finding) -> str:
+    """Which way the estimated saving was had, and what it assumes, in sentences."""
+    gain = finding.gain
+    if gain.by is None:
+        return gain.how
+    text = f"{'By a replay of the recorded steps' if gain.by == 'replay' else 'An upper bound'}. {gain.assumption}"
+    if gain.together is not None and gain.step_time is not None and gain.together > gain.step_time:
+        text += f" Together with the findings above: {percent(gain.together)}."
+    return text

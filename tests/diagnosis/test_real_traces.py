@@ -116,8 +116,9 @@ def test_steps_of_the_kineto_traces():
 
 @needs_data
 @pytest.mark.parametrize(("name", "findings"), [
-    ("dlrm", {"collective_waiting": "high", "launch_bound": "high", "sync_copies": "medium"}),
-    ("a100", {"launch_bound": "high", "communication_exposed": "low"}),
+    # The hosts' launches pace the jobs: without its waits, or with its communication hidden, a step is as long.
+    ("dlrm", {"collective_waiting": "medium", "launch_bound": "high"}),
+    ("a100", {"launch_bound": "high"}),
     ("v100", {"tensor_cores_unused": "high"}),
     # Pinned copies and kernels are on one stream per GPU.
     ("h100", {"copies_excessive": "high", "default_stream": "low", "tensor_cores_unused": "low"}),
@@ -146,8 +147,8 @@ def test_nothing_wrong_says_what_the_limit_is():
 
 @needs_data
 def test_dlrm_waits_for_gpu_7():
-    main = analyzed("dlrm").findings[0]
-    assert main.id == "collective_waiting" and main.gpus == (7,) and main.evidence["last_to_arrive_count"] == 5
+    main = next(f for f in analyzed("dlrm").findings if f.id == "collective_waiting")
+    assert main.gpus == (7,) and main.evidence["last_to_arrive_count"] == 5
     # The transfer is short: the network is not to blame.
     assert not {"communication_exposed", "allreduce_slow", "allreduce_count"} & {i for f in analyzed("dlrm").findings
                                                                                  for i in f.ids}
@@ -157,7 +158,8 @@ def test_dlrm_waits_for_gpu_7():
 def test_precision_is_all_there_is_to_say_of_the_healthy_trace():
     (finding,) = analyzed("v100").findings
     assert "GradScaler" in (finding.snippet or "") and "keras" not in (finding.snippet or "")
-    assert finding.gain.step_time == pytest.approx(0.524 * 2 / 3, abs=0.01)
+    # Less than two thirds of the 52 % that these kernels take: then the host is not far ahead any more.
+    assert finding.gain.by == "replay" and finding.gain.step_time == pytest.approx(0.272, abs=0.01)
 
 
 @needs_data

@@ -13,19 +13,20 @@ from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.replayed import Cures
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Missing, finding
-from gputop.core.findings import Abstained, Advice, Finding, collect
+from gputop.core.findings import MIN_SHARE, Abstained, Advice, Finding, collect
 
 
 def trace_advice(facts: TraceFacts) -> Advice:
     """What all rules have to say about one trace, what follows from another finding under it."""
-    job, steps = Job.of(facts), facts.analysis.steps
-    advice = collect(with_evaluation_caveat(_outcome(rule, facts, job), steps) for rule in TRACE_RULES)
-    return Advice(fold_consequences(advice.findings), advice.abstained)
+    job, steps, cures = Job.of(facts), facts.analysis.steps, Cures(facts)
+    advice = collect(with_evaluation_caveat(_outcome(rule, facts, job, cures), steps) for rule in TRACE_RULES)
+    return Advice(cures.together(fold_consequences(advice.findings)), advice.abstained)
 
 
-def _outcome(rule: Rule, facts: TraceFacts, job: Job) -> Finding | Abstained | None:
+def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding | Abstained | None:
     if facts.framework in rule.silent_for:
         return None
     for need in rule.needs:
@@ -40,5 +41,11 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job) -> Finding | Abstained | N
         return None
     if isinstance(verdict, Missing):
         return Abstained(rule.id, verdict.what)
-    return finding(rule, verdict, rule.function("describe")(verdict, job), facts.small_sample_caveat,
-                   facts.few_steps_caveat)
+    replayed, reason = cures.saved(verdict)
+    if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
+        return None
+    made = finding(rule, verdict, rule.function("describe")(verdict, job), facts.small_sample_caveat,
+                   facts.few_steps_caveat, replayed, reason)
+    if replayed is not None and verdict.cure is not None:
+        cures.by_finding[made.id] = verdict.cure
+    return made

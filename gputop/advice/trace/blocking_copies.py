@@ -16,6 +16,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.host_waits import HostWaits, before_steps, cost_of_waits, host_waits
 from gputop.analysis.host.host_causes import late_by_cause
 from gputop.analysis.steps.training_loops import training_loops
+from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
 from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
 from gputop.trace.model import Kind, MemoryKind
@@ -70,12 +71,14 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     if all(gpu.copies_pageable_s is None for gpu in facts.active):
         return Missing("the kind of memory at the copies' ends (kind_src, kind_dst: from TensorFlow 2.11 on)")
     device, judged = facts.trace.device, facts.judged_spans
+    copies = []
     exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = down_ns = 0
     for timeline in facts.gpu_timelines:
         kind, src, dst = (column[timeline.rows] for column in (device.kind, device.src, device.dst))
         host_end = np.where(kind == Kind.H2D, src, np.where(kind == Kind.D2H, dst, MemoryKind.UNKNOWN))
         large = device.bytes[timeline.rows] > limit("copies_pageable.bytes")
         own = timeline.rows[(host_end == MemoryKind.PAGEABLE) & large]
+        copies.append(own)
         hidden = merge(timeline.compute, timeline.collectives)
         exposed += intersect(subtract(union(device.start_ns[own], device.end_ns[own]), hidden), judged).total
         whole += intersect(subtract(merge(timeline.h2d, timeline.d2h), hidden), judged).total
@@ -94,6 +97,8 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
         gpus=facts.active_numbers, share=share, pageable_s=exposed_s, pageable_of_copies=exposed / whole,
         bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_bytes / pinned_ns * 1e9 if pinned_ns else None,
         way="d2h" if 2 * down_ns > pageable_ns else "h2d", fetching=fetching_ops(facts),
+        cure=Cure(scaled=((np.concatenate(copies), 0.0),),
+                  assumes="Pinned copies run beside compute, and the host does not wait for them."),
     )
 
 
@@ -164,7 +169,8 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
     return SyncCopies(
         gpus=facts.active_numbers, share=share, idle_s=idle_s, count=len(rows) / per, syncs=ways["sync"] / per,
         mean_bytes=float(np.maximum(device.bytes[rows], 0).sum()) / max(len(rows), 1),
-        way=max(ways, key=lambda way: ways[way]))
+        way=max(ways, key=lambda way: ways[way]), cure=Cure(waits=np.array([-1]), assumes=(
+            "The host waits for no copy and for no synchronization, and goes on launching instead.")))
 
 
 class WaitsOfGpu(NamedTuple):

@@ -14,8 +14,11 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
+from gputop.analysis.gpu.collectives import by_operation, of_gpus
 from gputop.analysis.results import CollectiveOp
+from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, ranges, seconds
+from gputop.trace.model import I64, Kind
 
 _OVERLAP = {
     "tensorflow": "strategy = tf.distribute.MirroredStrategy(\n"
@@ -96,7 +99,7 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
         return None
     found = facts.analysis.collectives
     return CommunicationExposed(
-        gpus=facts.active_numbers, share=share, saving=share, exposed_s=waits.bare_s,
+        gpus=facts.active_numbers, share=share, saving=share, exposed_s=waits.bare_s, cure=_hidden(facts),
         waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s), free_compute_s=free,
         per_step=None if found is None else found.count_per_step,
     )
@@ -110,9 +113,14 @@ def _exposed_on_one_rank(facts: TraceFacts, exposed_s: float) -> CommunicationEx
     return CommunicationExposed(
         gpus=tuple(gpu.gpu for gpu in facts.active if gpu.collectives), share=share, saving=share,
         severity="low",  # all of it may be waiting, of which overlap saves nothing
-        exposed_s=exposed_s, waiting_s=None, free_compute_s=free,
+        exposed_s=exposed_s, waiting_s=None, free_compute_s=free, cure=_hidden(facts),
         per_step=None if found is None else found.count_per_step,
     )
+
+
+def _hidden(facts: TraceFacts) -> Cure:
+    rows = np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE)
+    return Cure(scaled=((rows, 0.0),), assumes="The transfers run beside compute, as far as there is enough of it.")
 
 
 def _free_compute(facts: TraceFacts) -> float:
@@ -186,6 +194,8 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
         late_by_host=waits.late_by_host_s / late, last_to_arrive=waits.late_times.get(latest, 0),
         collectives=waits.count, waiting_gpus=len(waits.waiting_s),
         of_collectives=None if found is None else found.waiting,
+        cure=Cure(together=True, assumes=(
+            "The last GPU comes to each collective when the others do (their median).")),
     )
 
 
@@ -259,8 +269,16 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
                            facts.period_s / steps.times.iterations_per_step)
     if share < limit("collectives.share"):
         return None
+    left = max(1 - least * (1 - needed / count) / typical, 0.0)
     return AllReduceCount(gpus=facts.active_numbers, share=share, count=count, needed=needed, median_s=typical,
-                          shortest_s=least, exposed=waits.allreduce_exposed, message_bytes=per)
+                          shortest_s=least, exposed=waits.allreduce_exposed, message_bytes=per,
+                          cure=Cure(scaled=((_allreduces(facts), left),), assumes=(
+                              "Each AllReduce less saves the time of the shortest ones.")))
+
+
+def _allreduces(facts: TraceFacts) -> I64:
+    _, rows = of_gpus(facts.trace, facts.gpu_timelines)
+    return np.concatenate(by_operation(facts.trace, rows)["AllReduce"])
 
 
 def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
@@ -321,7 +339,9 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
     if share < limit("collectives.share"):
         return None
     return AllReduceSlow(gpus=facts.active_numbers, share=share, transfer_s=transfer_s, wanted_s=wanted_s,
-                         moved_bytes=moved, link_bytes_per_s=rate, exposed=waits.allreduce_exposed)
+                         moved_bytes=moved, link_bytes_per_s=rate, exposed=waits.allreduce_exposed,
+                         cure=Cure(scaled=((_allreduces(facts), wanted_s / transfer_s),), assumes=(
+                             "AllReduces run at the rate of the PCIe link; NVLink is faster still.")))
 
 
 def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:

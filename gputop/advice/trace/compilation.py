@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
-from gputop.advice.trace.fusion import by_stream, kernels_in_steps, time_in_rows
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, removed_host_time
+from gputop.advice.trace.fusion import FUSED, by_stream, kernels_in_steps, time_in_rows
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.results import Functions
+from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import at_most, severity_of
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import Mask, name_mask
@@ -64,6 +65,7 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
         gpus=facts.active_numbers, share=host.tracing_s / facts.period_s, function=name, tracing_s=host.tracing_s,
         count=count, calls=calls, ever=max(ever) if ever else None, compilations=functions.xla_compilations,
         compile_s=functions.xla_compile_s,
+        cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."),
     )
 
 
@@ -133,6 +135,8 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
     return EagerExecution(
         gpus=facts.active_numbers, share=share, wait_s=host.eager_s, eager_ratio=ops.eager_share,
         ops_per_step=ops.eager_ops_per_step, names=tuple(dict.fromkeys(op.name for op in ops.eager[:4])),
+        cure=Cure(host=removed_host_time(facts, "eager"),
+                  assumes="A function launches the ops ahead of the GPU, without Python between them."),
     )
 
 
@@ -180,12 +184,12 @@ def judge_xla_off(facts: TraceFacts) -> XlaOff | None:
         return None
     kernels = by_stream(facts.trace, kernels_in_steps(facts))
     chained = _elementwise(facts.trace, kernels)
-    saved_s, chained_s, chains = time_in_rows(facts, kernels, chained, limit("xla_off.chain"))
+    saved_s, chained_s, chains, fused = time_in_rows(facts, kernels, chained, limit("xla_off.chain"))
     if facts.period_s <= 0 or saved_s < limit("xla_off.share") * facts.period_s:
         return None
     share = saved_s / facts.period_s
     return XlaOff(gpus=facts.active_numbers, share=share, severity=at_most(severity_of(share), "medium"),
-                  chained_s=chained_s, chains=chains)
+                  chained_s=chained_s, chains=chains, cure=Cure(scaled=(fused,), assumes=FUSED))
 
 
 def describe_xla_off(v: XlaOff, job: Job) -> Explanation:

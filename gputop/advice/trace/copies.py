@@ -14,6 +14,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.results import GpuUse
+from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
 from gputop.trace.intervals import intersect, union
 from gputop.trace.model import Kind, MemoryKind
@@ -79,7 +80,13 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | None:
     return CopiesExcessive(
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
         pageable=_pageable(gpus), compute=facts.shares["compute"], fetching=fetching_ops(facts),
+        cure=_without(facts, (Kind.D2D,) if worst == "d2d" else (Kind.H2D, Kind.D2H)),
     )
+
+
+def _without(facts: TraceFacts, kinds: Sequence[Kind]) -> Cure:
+    rows = np.flatnonzero(np.isin(facts.trace.device.kind, kinds))
+    return Cure(scaled=((rows, 0.0),), assumes="These copies are avoided, or run beside compute.")
 
 
 def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from gputop.advice.registry import limit
 from gputop.analysis.gpu.breakdown import breakdown
@@ -13,9 +15,9 @@ from gputop.analysis.host.host_causes import HostCauses
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.analysis.steps.model import Steps
 from gputop.render.step_parts import PART_IDS
-from gputop.trace.intervals import EMPTY, Spans, union
+from gputop.trace.intervals import EMPTY, Spans, merge, union
 from gputop.trace.lookups import detect_framework
-from gputop.trace.model import Trace
+from gputop.trace.model import I64, Kind, Trace
 
 # Of what TensorFlow and JAX record on the host; a job may also have none of it.
 HOST_EVENTS = ", if the job has any: host_tracer_level 2, with which gputop captures, records them"
@@ -104,3 +106,18 @@ class TraceFacts:
             shares = {name: parts.known.get(name, 0.0) / parts.total for name in PART_IDS}
         return cls(trace, analysis, steps, shares, basis, parts.total if parts else 0.0, detect_framework(trace),
                    params, tuple(gpu_timelines), waits, host)
+
+
+def kernels_named(facts: TraceFacts, names: Collection[str]) -> I64:
+    """Rows of the compute kernels with one of these names."""
+    device = facts.trace.device
+    wanted = set(names)
+    chosen = np.array([name in wanted for name in facts.trace.names] + [False])
+    return np.flatnonzero(chosen[device.name] & (device.kind == Kind.COMPUTE))
+
+
+def removed_host_time(facts: TraceFacts, *causes: str) -> dict[int, Spans]:
+    """By GPU (index into ``Trace.gpus``) when it waits for its host for one of these causes: what a cure takes from
+    the host's threads."""
+    late = facts.host.late if facts.host is not None else {}
+    return {gpu: merge(EMPTY, *(by_cause[cause] for cause in causes)) for gpu, by_cause in late.items()}

@@ -18,14 +18,16 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import at_most, severity_of
 from gputop.text.units import percent
 from gputop.trace.intervals import coverage
 from gputop.trace.kernel_names import split_op
 from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_calls, name_mask
-from gputop.trace.model import I32, I64, Kind, Trace
+from gputop.trace.model import F64, I32, I64, Kind, Trace
 
 _SHOWN_NAMES = 2
+FUSED = "A row of element-wise kernels, fused, reads two tensors and writes one; a compiler may fuse less."
 _PLAIN_NAME = re.compile(r"(?:void )?(?:[\w:]*::)?(\w+)")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 
@@ -44,11 +46,14 @@ def by_stream(trace: Trace, rows: I64) -> I64:
     return rows[np.argsort(trace.device.line[rows], kind="stable")]
 
 
-def time_in_rows(facts: TraceFacts, kernels: I64, chained: Mask, least: float) -> tuple[float, float, float]:
+def time_in_rows(
+    facts: TraceFacts, kernels: I64, chained: Mask, least: float,
+) -> tuple[float, float, float, tuple[I64, F64]]:
     """Per step (or window) and GPU, of rows of at least ``least`` such kernels one after the other on a stream: seconds
-    that fusing would save, seconds, and rows. A fused row reads two tensors and writes one, as each kernel does now."""
+    that fusing would save, seconds, and rows. A fused row reads two tensors and writes one, as each kernel does now.
+    And these kernels, with what fusing leaves of the time of each (ratio)."""
     if not len(kernels):
-        return 0.0, 0.0, 0.0
+        return 0.0, 0.0, 0.0, (kernels, np.ones(0))
     device = facts.trace.device
     line = device.line[kernels]
     begins = np.concatenate(([True], (chained[1:] != chained[:-1]) | (line[1:] != line[:-1])))
@@ -58,7 +63,8 @@ def time_in_rows(facts: TraceFacts, kernels: I64, chained: Mask, least: float) -
     long = (count >= least) & chained[begins]
     saved = float((length[long] * (1 - 1.5 / count[long])).sum())
     per = 1e9 * facts.steps_or_window * len(facts.active)
-    return saved / per, float(length[long].sum()) / per, float(long.sum()) * 1e9 / per
+    fused = (kernels[long[row]], 1.5 / count[row[long[row]]])
+    return saved / per, float(length[long].sum()) / per, float(long.sum()) * 1e9 / per, fused
 
 
 def _matching(trace: Trace, column: I32, pattern: str, but: str = "(?!)") -> Mask:
@@ -197,7 +203,9 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
     return AttentionUnfused(
         gpus=facts.active_numbers, share=share, between_s=between_s, softmax_s=_seconds(facts, rows), count=count,
         names=_longest(facts, rows), ops=_ops(facts, rows),
-        fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))))
+        fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))),
+        cure=Cure(scaled=((kernels[between], 0.0),), assumes=(
+            "The kernels between the two products are gone; what fused attention computes takes its time.")))
 
 
 def _softmaxes(trace: Trace, kernels: I64) -> Mask:
@@ -278,7 +286,8 @@ def judge_layout_conversions(facts: TraceFacts) -> LayoutConversions | None:
     if share < limit("layout_conversions.share"):
         return None
     return LayoutConversions(gpus=facts.active_numbers, share=share, conversions_s=seconds,
-                             count=len(rows) / _per(facts), names=_longest(facts, rows), ops=_ops(facts, rows))
+                             count=len(rows) / _per(facts), names=_longest(facts, rows), ops=_ops(facts, rows),
+                             cure=Cure(scaled=((rows, 0.0),), assumes="No tensor is converted any more."))
 
 
 def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
@@ -316,12 +325,13 @@ def judge_elementwise_unfused(facts: TraceFacts) -> ElementwiseUnfused | None:
     if _matching(trace, name, _INDUCTOR).any():
         return None
     chained = _matching(trace, name, _TORCH_ELEMENTWISE) & ~launched_in_calls(trace, kernels, OPTIMIZER_CALL)
-    saved_s, chained_s, chains = time_in_rows(facts, kernels, chained, limit("xla_off.chain"))
+    saved_s, chained_s, chains, fused = time_in_rows(facts, kernels, chained, limit("xla_off.chain"))
     share = _beside_launch_waits(facts, saved_s)
     if share < limit("elementwise_unfused.share"):
         return None
     return ElementwiseUnfused(gpus=facts.active_numbers, share=share,
-                              severity=at_most(severity_of(share), "medium"), chained_s=chained_s, chains=chains)
+                              severity=at_most(severity_of(share), "medium"), chained_s=chained_s, chains=chains,
+                              cure=Cure(scaled=(fused,), assumes=FUSED))
 
 
 def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation:

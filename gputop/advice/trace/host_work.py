@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, removed_host_time
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.results import GapWork
+from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import Trace
@@ -79,7 +80,9 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
         return None
     return StepGapHost(gpus=facts.active_numbers, share=host.gap_s / facts.period_s, gap_s=host.gap_s,
                        silent_s=host.gap_silent_s, work=host.gap_main, executor_work=host.gap_executor,
-                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host))
+                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host), cure=Cure(
+                           host=removed_host_time(facts, "gap"),
+                           assumes="The host's work between two calls goes on behind the GPUs, or not at all."))
 
 
 def _rank_name(trace: Trace, host: str) -> str:
@@ -197,7 +200,8 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
         return None
     return HostPlacement(gpus=facts.active_numbers, share=host.placement_s / facts.period_s, wait_s=host.placement_s,
-                         work=host.placement)
+                         work=host.placement, cure=Cure(host=removed_host_time(facts, "placement"), assumes=(
+                             "These ops are done beside the step, or take the GPU next to no time.")))
 
 
 def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:

@@ -13,6 +13,7 @@ from gputop.analysis.host.launch_threads import cpu_budget
 from gputop.analysis.host.tf_data import python_s
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.training_loops import training_loops
+from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
 
 _LOADER = InputFix(
@@ -40,9 +41,15 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     fix = _input_fix(facts, share * facts.period_s)
     saving = None if fix.step_s is None else min(max(1 - fix.step_s / facts.period_s, 0.0), share)
     stage = next(iter(waited.stages), None) if not fix.tells else None
+    left, assumes = 0.0, "Each batch is ready when the loop asks for it."
+    if fix.step_s is not None:
+        wait_s = share * facts.period_s
+        left = min(max((fix.step_s - facts.period_s + wait_s) / wait_s, 0.0), 1.0)
+        assumes = f"{fix.how[:1].upper()}{fix.how[1:]}: {percent(1 - left)} less waiting for batches."
     return InputBound(
         gpus=facts.active_numbers, share=share, saving=saving, wait_ratio=waited.wait_ratio, fix=fix,
         slowest_stage=None if stage is None else (stage, waited.stages[stage]),
+        cure=Cure(input_left=left, assumes=assumes),
     )
 
 

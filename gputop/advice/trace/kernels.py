@@ -11,6 +11,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.launch import launch_pace_s
 from gputop.advice.verdict import Explanation, Verdict
+from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
 from gputop.trace.intervals import Spans, intersect
 
@@ -55,6 +56,9 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
         kernels_per_step=None if facts.steps is None else (
             kernels * facts.period_s * len(gpus) / sum(gpu.window_s for gpu in gpus)),
+        cure=Cure(launching=True, pauses=True, assumes=(
+            "The kernels' work is done in a few large ones, without pauses between them and without time for launching "
+            "them; it takes as long as now.")),
     )
 
 

@@ -13,6 +13,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.gpu.host_waits import host_waits
 from gputop.analysis.host.launch_threads import by_line
+from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
 from gputop.trace.model import Kind
 
@@ -56,7 +57,8 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus),
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=launch_pace_s(facts),
-        waits=_waits_within_steps(facts),
+        waits=_waits_within_steps(facts), cure=Cure(launching=True, assumes=(
+            "Launching takes the host no time, as of one call for many kernels; kernels take as long as now.")),
     )
 
 

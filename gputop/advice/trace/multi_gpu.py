@@ -11,7 +11,9 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.results import LaunchOrder, Replicas, ReplicaWork
+from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, ranges
 
 _GPU0 = (
@@ -74,7 +76,13 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
              savings.equalized(work, facts.period_s))
     if ratio < limit("replica_imbalance.ratio") or share < limit("replica_imbalance.share"):
         return None
+    ratios = {gpu: others / s if own else sum(work.values()) / len(work) / s
+              for gpu, s in work.items() if gpu == heavy or not own}
+    evened = tuple((timeline.computing, ratios[number]) for timeline in facts.gpu_timelines
+                   if (number := gpu_number(facts.trace, timeline.gpu)) in ratios)
     return Imbalance(
+        cure=Cure(scaled=evened, assumes=f"GPU {heavy} has as little to do as the others." if own else
+                  "The same work is spread evenly over the GPUs."),
         id="gpu0_oversubscribed" if heavy == 0 else "replica_imbalance", gpus=(heavy,), share=share, heavy=heavy,
         compute_s=work[heavy], others_compute_s=others, kernels_ratio=more, own_work=own,
     )

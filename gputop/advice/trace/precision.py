@@ -7,14 +7,16 @@ lists by name.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, kernels_named
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.results import KernelRow
+from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
 
 _HAVE_TENSOR_CORES = (7, 0)
@@ -56,6 +58,7 @@ class _Matmuls:
     unaligned: float
     known: float  # tensor-core kernels whose name tells how operands are aligned
     least_bytes: int | None
+    names: Mapping[str, tuple[str, ...]]  # of the kernels of plain_fp32, plain_16 and unaligned
 
 
 def _matmuls(facts: TraceFacts) -> _Matmuls | None:
@@ -66,6 +69,7 @@ def _matmuls(facts: TraceFacts) -> _Matmuls | None:
         return None
     plain_fp32 = plain_16 = tensor = sixteen = unaligned = known = 0.0
     least: int | None = None
+    names: dict[str, tuple[str, ...]] = {"plain_fp32": (), "plain_16": (), "unaligned": ()}
     for row in rows:
         kept = row.types.get("fp16", 0.0) + row.types.get("bf16", 0.0)
         sixteen += row.time_s * kept
@@ -75,6 +79,8 @@ def _matmuls(facts: TraceFacts) -> _Matmuls | None:
         if row.tensor_core == 0 or (row.tensor_core is None and kept and _SIXTEEN_BIT_PLAIN.search(row.name)):
             plain_16 += row.time_s if kept else 0.0
             plain_fp32 += row.time_s if dtype == "fp32" else 0.0
+            if kept or dtype == "fp32":
+                names["plain_16" if kept else "plain_fp32"] += (row.name,)
         elif row.tensor_core:
             tensor += row.time_s
             aligned = _aligned_bytes(row, dtype)
@@ -82,9 +88,16 @@ def _matmuls(facts: TraceFacts) -> _Matmuls | None:
                 known += row.time_s
                 if aligned <= limit("dims_unaligned.bytes"):
                     unaligned += row.time_s
+                    names["unaligned"] += (row.name,)
                     least = aligned if least is None else min(least, aligned)
     return _Matmuls(plain_fp32 / whole, plain_16 / whole, tensor / whole, sixteen / whole, unaligned / whole,
-                    known / whole, least)
+                    known / whole, least, names)
+
+
+def _speedup(facts: TraceFacts, names: Sequence[str], what: str, factor: float) -> Cure:
+    """The compute kernels with one of these names take less time by the factor."""
+    return Cure(scaled=((kernels_named(facts, names), 1 / factor),),
+                assumes=f"{what} take 1/{factor:g} of their time; those that memory bounds gain less.")
 
 
 def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
@@ -155,7 +168,9 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
     if share < limit("precision.share") and part < 0.5:
         return None
     return TensorCoresUnused(gpus=facts.active_numbers, share=share, saving=share, fp32_part=part, fp32_s=fp32_s,
-                             tensor_part=matmuls.tensor, tf32=capability >= _TF32)
+                             tensor_part=matmuls.tensor, tf32=capability >= _TF32, cure=_speedup(
+                                 facts, matmuls.names["plain_fp32"], "Matrix kernels that are now in FP32",
+                                 limit("precision.speedup")))
 
 
 def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
@@ -210,7 +225,9 @@ def judge_fp16_fallback(facts: TraceFacts) -> Fp16Fallback | None:
     if share < limit("precision.share"):
         return None
     return Fp16Fallback(gpus=facts.active_numbers, share=share, plain_16=matmuls.plain_16,
-                        plain_fp32=matmuls.plain_fp32, sixteen_bit=matmuls.sixteen_bit, fallback_s=fallback_s)
+                        plain_fp32=matmuls.plain_fp32, sixteen_bit=matmuls.sixteen_bit, fallback_s=fallback_s,
+                        cure=_speedup(facts, matmuls.names["plain_16"] + matmuls.names["plain_fp32"],
+                                      "These matrix kernels, on tensor cores,", limit("precision.speedup")))
 
 
 def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
@@ -258,7 +275,9 @@ def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
     if share < limit("precision.share"):
         return None
     return DimsUnaligned(gpus=facts.active_numbers, share=share, unaligned_part=matmuls.unaligned,
-                         unaligned_s=unaligned_s, least_bytes=matmuls.least_bytes, tensor_part=matmuls.tensor)
+                         unaligned_s=unaligned_s, least_bytes=matmuls.least_bytes, tensor_part=matmuls.tensor,
+                         cure=_speedup(facts, matmuls.names["unaligned"], "These matrix kernels, aligned,",
+                                       limit("dims_unaligned.speedup")))
 
 
 def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:

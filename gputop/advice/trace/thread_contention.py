@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, removed_host_time
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
 from gputop.trace.threads import GLOBAL_POOL
 
@@ -57,7 +58,8 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
         gpus=facts.active_numbers, share=(host.dispatch_s + host.stalled * others_s) / facts.period_s,
         launch_wait_s=host.dispatch_s, collective_wait_s=others_s, held_up=host.stalled, threads_at_work=at_work,
         shared=host.input_shared_threads, cpus=threads.cpus or pool, input_meanwhile=host.input_together or 0.0,
-        pool=threads.mode,
+        pool=threads.mode, cure=Cure(host=removed_host_time(facts, "dispatch"), assumes=(
+            "The threads that launch always have a CPU, and no launch comes late.")),
     )
 
 

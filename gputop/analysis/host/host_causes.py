@@ -65,7 +65,8 @@ class HostCauses:
     are its own, since the others wait for it.
     ``input_together`` is the share of the time of launches held up in which tf.data's threads work, and
     ``input_threads`` the mean number of them at work then; None without such launches or threads.
-    ``input_shared_threads`` are those among them that TensorFlow's own ops need as well.
+    ``input_shared_threads`` are those among them that TensorFlow's own ops need as well. ``late`` is the division
+    itself: by GPU (index into ``Trace.gpus``) and cause.
     """
 
     tracing_s: float
@@ -83,6 +84,7 @@ class HostCauses:
     input_together: float | None = None
     input_threads: float | None = None
     input_shared_threads: float = 0.0
+    late: Mapping[int, Mapping[str, Spans]] = field(default_factory=dict)
 
 
 def runs_eagerly(ops: HostOps | None) -> bool:
@@ -129,6 +131,7 @@ def host_causes(
         gap_main=main, gap_executor=executor, gap_silent_s=silent, gap_host=slow,
         compiled=compiled_calls(trace, within), input_together=together, input_threads=threads,
         input_shared_threads=shared,
+        late={own.timeline.gpu: own.by_cause for own in late if own.timeline is not None},
     )
 
 

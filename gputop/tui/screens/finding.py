@@ -9,7 +9,7 @@ from rich.text import Text
 from textual.binding import BindingType
 
 from gputop.core.findings import Finding
-from gputop.render.finding_text import gain_text
+from gputop.render.finding_text import gain_basis, gain_text
 from gputop.render.palette import BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable, ranges
@@ -57,7 +57,7 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
         out = Text()
     out.append("\nGain  ", BOLD)
     out.append(gain, SEVERITY_STYLE[finding.severity])
-    out.append(f"  {printable(finding.gain.how)}\n")
+    out.append(f"  {printable(gain_basis(finding))}\n")
     if finding.evidence:
         out.append("\nEvidence\n", BOLD)
         for line in evidence_lines(finding):
