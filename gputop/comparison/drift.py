@@ -9,7 +9,7 @@ from gputop.core.job_cpus import JobCpus
 
 # Standard deviation of the mean step between reruns of one unchanged job, as a share of it. On the CPU: measured,
 # benchmarks/compare_reruns.md. With GPUs: gputop's own assumption, not measured; clocks and temperature differ.
-CPU_DRIFT = 0.04
+CPU_DRIFT = 0.05
 GPU_DRIFT = 0.01
 # A job that finds this share of its CPUs busy, its own use included, is slowed down by what else runs. gputop's own.
 _FULL = 0.9
