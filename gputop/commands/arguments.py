@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
@@ -117,6 +116,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _meant(word: str, words: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
     found = get_close_matches(word, [own for own in words if own != "-h"], 1)
     return f" Did you mean {found[0]}?" if found else ""
 
