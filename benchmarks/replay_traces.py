@@ -36,7 +36,7 @@ def row(paths: list[str]) -> list[str]:
         Cure(assumes="", scaled=((kernels[plain[device.name[kernels]]], 1 / 3),)),
         Cure(assumes="", scaled=((kernels, 1 / 3),)), Cure(assumes="", launching=True),
         Cure(assumes="", waits=np.array([-1])), Cure(assumes="", input_left=0.0))
-    return [Path(paths[0]).name.split(".")[0], f"{replay.recorded_ns / 1e6:.2f}", f"{replay.modelled_ns / 1e6:.2f}",
+    return [Path(paths[0]).name.split(".")[0], f"{replay.recorded_ns / 1e6:.2f}", f"{replay.modeled_ns / 1e6:.2f}",
             f"{100 * replay.error:.1f}", *(f"{100 * replay.saved(cure):.1f}" for cure in cures)]
 
 

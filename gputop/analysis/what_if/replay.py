@@ -78,7 +78,7 @@ class Replay:
         lanes, lane = np.unique(device.line[rows], return_inverse=True)
         order = np.argsort(lane, kind="stable")
         self.rows, self.lane, self.lanes = rows[order], lane[order], len(lanes)
-        self.recorded_ns = self.modelled_ns = 0
+        self.recorded_ns = self.modeled_ns = 0
         if not len(rows):
             return
         self._place = np.full(len(device), -1, np.int64)
@@ -91,12 +91,12 @@ class Replay:
         self._find_collectives(gpu_timelines)
         self._cut()
         self.recorded_ns = self._run(None, exact=True)
-        self.modelled_ns = self._run(None, exact=False)
+        self.modeled_ns = self._run(None, exact=False)
 
     @property
     def error(self) -> float:
         """By how much of the steps the graph alone, with usual latencies, misses the recorded time (ratio)."""
-        return abs(self.modelled_ns - self.recorded_ns) / max(self.spans.total, 1) if len(self.rows) else 1.0
+        return abs(self.modeled_ns - self.recorded_ns) / max(self.spans.total, 1) if len(self.rows) else 1.0
 
     def saved(self, cure: Cure) -> float:
         """Share of the step that the cure saves."""
@@ -157,10 +157,10 @@ class Replay:
         # What is launched by a call that the trace does not have was launched just before. Without any host it begins
         # when it did, or as long after the one before; what waited for a time before the window begins when it did.
         lanes = np.array([self._host_of_gpu.get(gpu, -1) for gpu in range(len(self._trace.gpus))], np.int64)
-        told = np.flatnonzero(late & ~known)
-        self.host[told] = lanes[self._trace.device.gpu[self.rows[told]]]
+        unseen = np.flatnonzero(late & ~known)
+        self.host[unseen] = lanes[self._trace.device.gpu[self.rows[unseen]]]
         by_host = np.zeros(len(rest), bool)
-        by_host[told] = (self.host[told] >= 0) | self._first[told]
+        by_host[unseen] = (self.host[unseen] >= 0) | self._first[unseen]
         queued = late & known & self._first
         by_host |= queued
         self.host[queued] = -1
@@ -314,8 +314,8 @@ class Replay:
             self.after[mine] = own[np.searchsorted(waits.end[own], self.launch[mine], side="right") - 1]
         # An event of unknown launch cuts nothing: it follows the one before.
         self.after[self.fixed] = len(waits.lane)
-        told = (self.host >= 0) | self._first
-        after = self.after[np.maximum.accumulate(np.where(told, np.arange(n), 0))]
+        placed = (self.host >= 0) | self._first
+        after = self.after[np.maximum.accumulate(np.where(placed, np.arange(n), 0))]
         begins = self._first | (self.source >= 0) | (self.collective >= 0)
         begins[1:] |= (after[1:] != after[:-1]) | (self.collective[:-1] >= 0)
         ends = np.concatenate((waits.on[waits.on >= 0], self.source[self.source >= 0], self._at_edges().ravel()))
