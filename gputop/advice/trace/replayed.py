@@ -9,7 +9,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.verdict import Verdict, bound
 from gputop.analysis.what_if.cure import Cure, combined
 from gputop.analysis.what_if.replay import TOLERANCE, Replay
-from gputop.core.findings import Finding
+from gputop.core.findings import MIN_SHARE, Finding
 from gputop.text.units import percent
 
 
@@ -22,8 +22,8 @@ class Cures:
         self.by_finding: dict[str, Cure] = {}
 
     def saved(self, verdict: Verdict) -> tuple[float | None, str]:
-        """The share of the step that the verdict's cure saves, no more than its upper bound; None with the reason, a
-        sentence, where it cannot be replayed."""
+        """The share of the step that the verdict's cure saves; None with the reason, a sentence, where a replay cannot
+        tell or says more than the upper bound."""
         most = bound(verdict)
         if verdict.cure is None or most is None or not self._facts.gpu_timelines:
             return None, ""
@@ -32,7 +32,15 @@ class Cures:
         if self._replay.error > TOLERANCE:
             return None, (f"It is not replayed: a replay of the unchanged {self._facts.basis} misses its time by "
                           f"{percent(self._replay.error)}, so the trace does not show all that the GPUs wait for.")
-        return min(max(self._replay.saved(verdict.cure), 0.0), most), ""
+        saved = max(self._replay.saved(verdict.cure), 0.0)
+        if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0)
+        if abs(min(saved, most) - min(if_waiting, most)) >= MIN_SHARE:
+            return None, (f"The trace does not show whether the host waits for the GPUs in its pauses: a replay saves "
+                          f"{percent(if_waiting)} if it does and {percent(saved)} if it is busy.")
+        if saved > most:
+            return None, (f"A replay of the recorded {self._facts.basis} saves more, {percent(saved)}, but part of "
+                          "that is time which this finding does not count.")
+        return saved, ""
 
     def together(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
         """The findings, each with what it saves together with those before it."""

@@ -16,6 +16,7 @@ The same idea: Zhu et al., Daydream (USENIX ATC 2020); ByteDance's what-if analy
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from gputop.analysis.gpu.collectives import by_operation, matched, of_gpus
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.training_loops import TrainingLoop, training_loops
+from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import detect_framework, host_rows, name_mask
@@ -32,11 +33,14 @@ from gputop.trace.model import I64, Trace
 
 SYNCHRONIZE = r"(cu|cuda|hip)(Stream|Event|Device|Ctx)Synchronize"
 TOLERANCE = 0.03  # of the step; Daydream's own errors are of this size
+MIN_UNCLEAR = 0.01  # of the step
 # A launch takes effect, a stream goes on, and a wait returns within some microseconds (2-10 µs measured; more under
 # load). What is longer has another reason.
 _LATENCY_NS = 20_000
 _RETURNS_NS = 50_000  # a wait, in a loaded host
 _HELD_NS = 100_000  # a launching call of this length waits for something
+# So many pauses tell how steady they are; one spread is clearly the larger by this factor, and by a latency.
+_SEVERAL, _CLEARLY, _STEADY_NS = 8, 4, 5_000
 _LAUNCHING_GAP_NS = 1_000_000  # as of the breakdown's part "launch"
 # A longer wait for a batch ends when the batch is there, however early the loop asked; to fetch one that is ready
 # takes PyTorch up to 2 ms of a step of 174 ms.
@@ -78,7 +82,8 @@ class Replay:
         lanes, lane = np.unique(device.line[rows], return_inverse=True)
         order = np.argsort(lane, kind="stable")
         self.rows, self.lane, self.lanes = rows[order], lane[order], len(lanes)
-        self.recorded_ns = self.modeled_ns = 0
+        self.recorded_ns = self.modeled_ns = self._unclear_ns = 0
+        self._waiting: Replay | None = None
         if not len(rows):
             return
         self._place = np.full(len(device), -1, np.int64)
@@ -87,7 +92,8 @@ class Replay:
         self._times()
         self._host_lanes()
         self._latencies()
-        self._waits = self._find_waits(training_loops(trace))
+        self._loops = training_loops(trace)
+        self._waits = self._find_waits()
         self._find_collectives(gpu_timelines)
         self._cut()
         self.recorded_ns = self._run(None, exact=True)
@@ -101,6 +107,18 @@ class Replay:
     def saved(self, cure: Cure) -> float:
         """Share of the step that the cure saves."""
         return (self.recorded_ns - self._run(cure, exact=True)) / max(self.spans.total, 1)
+
+    def saved_if_waiting(self, cure: Cure) -> float:
+        """The same where the host, in each pause in which the GPUs ran out of work, waited for them to do so: such a
+        pause looks the same whether the host waits, in a call that is not recorded, or is busy."""
+        if self._unclear_ns < MIN_UNCLEAR * self.spans.total:
+            return self.saved(cure)
+        if self._waiting is None:
+            self._waiting = copy(self)
+            self._waiting._waits = self._waiting._find_waits(unclear=True)
+            self._waiting._cut()
+            self._waiting.recorded_ns = self._waiting._run(None, exact=True)
+        return self._waiting.saved(cure)
 
     # -- the graph ------------------------------------------------------------------------------------
 
@@ -152,7 +170,10 @@ class Replay:
         small = rest <= _LATENCY_NS
         in_call = ~small & known & by_launch & (self.start <= self.called + _LATENCY_NS)
         late = ~(small | in_call) | (self._first & ~known)
-        self.source, self.since_source = self._other_streams(np.flatnonzero(late))
+        # A call that lasts may itself wait for another stream, as one that copies to pageable memory.
+        self.source, self.since_source = self._other_streams(np.flatnonzero(late | (in_call & (rest >= _HELD_NS))),
+                                                             np.where(in_call, _RETURNS_NS, _LATENCY_NS))
+        in_call &= self.source < 0
         late &= self.source < 0
         # What is launched by a call that the trace does not have was launched just before. Without any host it begins
         # when it did, or as long after the one before; what waited for a time before the window begins when it did.
@@ -174,9 +195,9 @@ class Replay:
         self._usual_paused = np.full(len(rest), usual_pause, np.int64)
         self._launches = [np.sort(self.launch[self.host == lane]) for lane in range(self.host_lanes)]
 
-    def _other_streams(self, late: I64) -> tuple[I64, I64]:
+    def _other_streams(self, late: I64, within: I64) -> tuple[I64, I64]:
         """For events that began late (places) the event of the same GPU that ended last before, and the time since;
-        -1 where none ended just before."""
+        -1 where none ended just before, ``within`` (by place) so many ns."""
         source, since = np.full(len(self.rows), -1, np.int64), np.zeros(len(self.rows), np.int64)
         gpu = self._trace.device.gpu[self.rows]
         for own in np.unique(gpu[late]).tolist():
@@ -186,11 +207,12 @@ class Replay:
             at = np.searchsorted(self.end[here], self.start[mine], side="right") - 1
             found = here[np.maximum(at, 0)]
             apart = self.start[mine] - self.end[found]
-            good = (at >= 0) & (apart <= _LATENCY_NS) & (self.lane[found] != self.lane[mine]) & (self.work[found] > 0)
+            good = (at >= 0) & (apart <= within[mine]) & (self.lane[found] != self.lane[mine]) & (self.work[found] > 0)
             source[mine[good]], since[mine[good]] = found[good], apart[good]
         return source, since
 
-    def _find_waits(self, loops: Sequence[TrainingLoop]) -> _Waits:
+    def _find_waits(self, *, unclear: bool = False) -> _Waits:
+        """``unclear``: pauses that may be waits are."""
         trace = self._trace
         host = trace.host
         syncs = host_rows(trace, SYNCHRONIZE)
@@ -199,14 +221,14 @@ class Replay:
         parts = [(self._host_of_line[host.line[syncs]], host.start_ns[syncs], host.end_ns[syncs]),
                  (self.host[held], self.launch[held], self.called[held])]
         if detect_framework(trace) != "pytorch":  # whose waits are all calls of the CUDA runtime
-            parts += self._silent_waits()
+            parts += self._silent_waits(unclear)
         lane, begin, end = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
-        on = self._ended_last(lane, begin, end)
+        on = self._ended_last(lane, begin, end + (_LATENCY_NS if unclear else 0))
         keep = on >= 0
         out = [np.stack((lane, begin, end, on))[:, keep]]
         self._with_loop = np.zeros((3, 0), np.int64)  # waits for a batch that is made when it is asked for
         ahead = bool(name_mask(trace, _AHEAD).any())
-        for loop in loops:
+        for loop in self._loops:
             lanes = {int(self._host_of_line[loop.line])} if loop.line >= 0 else {
                 own for gpu, own in self._host_of_gpu.items() if trace.gpus[gpu].host == loop.host}
             for own in lanes - {-1}:
@@ -222,29 +244,49 @@ class Replay:
             -1, 4).T)
         return self._in_turn(np.concatenate(out, axis=1))
 
-    def _silent_waits(self) -> list[tuple[I64, I64, I64]]:
+    def _silent_waits(self, unclear: bool) -> list[tuple[I64, I64, I64]]:
         """Where calls that wait are not recorded: a lane that launches nothing until all its GPUs' work is done, and
         then soon goes on, has waited for it; one that launches nothing for a time although its GPUs have work for
-        half as long again is held back by them: it is no more ahead than it may be."""
+        half as long again is held back by them: it is no more ahead than it may be.
+
+        Where a lane goes on later than soon, the pauses between the same two kernels tell: a host that waits goes on
+        a steady time after the GPU, a busy one a steady time after its last launch. Where both are as steady it is
+        unclear."""
         out = []
+        device = self._trace.device
         for lane in range(self.host_lanes):
             gpus = [gpu for gpu, of in self._host_of_gpu.items() if of == lane]
-            mine = np.flatnonzero(np.isin(self._trace.device.gpu[self.rows], gpus))
+            mine = np.flatnonzero(np.isin(device.gpu[self.rows], gpus))
+            unknown, mine = mine[self.launch[mine] == _LONG_AGO], mine[self.launch[mine] > _LONG_AGO]
             mine = mine[np.argsort(self.launch[mine], kind="stable")]
+            unknown = unknown[np.argsort(self.start[unknown], kind="stable")]
             launches = self.launch[mine]
-            reach = np.maximum.accumulate(self.end[mine])
             called = np.maximum.accumulate(self.called[mine])
-            next_ = np.append(launches[1:], _EVER)
+            next_ = np.append(launches[1:], _EVER)[:len(mine)]
+            begun = np.searchsorted(self.start[unknown], next_)
+            reach = np.maximum(np.maximum.accumulate(self.end[mine]),
+                               np.append(_LONG_AGO, np.maximum.accumulate(self.end[unknown]))[begun])
             if self._by_host:
                 edges = np.append(np.sort(self._steps_ns), _EVER)
                 next_ = np.minimum(next_, edges[np.searchsorted(edges, reach)])
             since, wait = next_ - reach, reach - called
-            drained = (since >= 0) & (wait >= _HELD_NS) & (since <= wait // 4)
-            ahead = np.append(self.start[mine][1:] - launches[1:], 0)
-            held = (launches > _LONG_AGO) & (next_ - called >= _HELD_NS) & (ahead >= (next_ - called) // 2)
-            waits = drained | held
-            end = np.where(drained, np.minimum(next_, reach + _LATENCY_NS), next_)
-            out.append((np.full(int(waits.sum()), lane), called[waits], end[waits]))
+            drained = np.flatnonzero((since >= -_LATENCY_NS) & (wait >= _HELD_NS) & (next_ < _EVER))
+            name = device.name[self.rows[mine]].astype(np.int64)
+            between = np.unique(name[drained] << 32 | name[np.minimum(drained + 1, len(name) - 1)],
+                                return_inverse=True)[1] if len(drained) else drained
+            after_gpu, after_launch = _spread(between, since[drained]), _spread(between, (wait + since)[drained])
+            may_wait = _CLEARLY * after_launch >= after_gpu
+            soon = since[drained] <= wait[drained] // 4
+            waited = may_wait & (since[drained] >= 0) & (soon | (_CLEARLY * after_gpu < after_launch))
+            if not unclear:
+                self._unclear_ns += int(wait[drained[may_wait & ~waited]].sum())
+            drained = drained[may_wait if unclear else waited]
+            ahead = np.append(self.start[mine][1:] - launches[1:], 0)[:len(mine)]
+            held = (next_ - called >= _HELD_NS) & (ahead >= (next_ - called) // 2)
+            end = next_.copy()
+            end[drained] = np.minimum(next_[drained], reach[drained] + _LATENCY_NS)
+            held[drained] = True
+            out.append((np.full(int(held.sum()), lane), called[held], end[held]))
         return out
 
     def _ended_last(self, lane: I64, begin: I64, end: I64) -> I64:
@@ -536,6 +578,18 @@ def _usual(latencies: I64) -> int:
     """The mean of those that are no more than a latency."""
     some = latencies[latencies <= _LATENCY_NS]
     return int(some.mean()) if len(some) else 0
+
+
+def _spread(group: I64, value: I64) -> I64:
+    """For each value the distance between the quartiles of its group's values, and no less than they vary in any job;
+    in a group of few it is not known and as small."""
+    order = np.lexsort((value, group))
+    _, first, own, count = np.unique(group[order], return_index=True, return_inverse=True, return_counts=True)
+    ranked = value[order]
+    spread = ranked[first + 3 * count // 4] - ranked[first + count // 4]
+    out = np.empty_like(value)
+    out[order] = np.where(count >= _SEVERAL, np.maximum(spread, _STEADY_NS), _STEADY_NS)[own]
+    return out
 
 
 def _scaled(times: I64, left: npt.NDArray[np.float64] | None) -> I64:

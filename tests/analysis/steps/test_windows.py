@@ -124,7 +124,7 @@ def test_replicas_that_set_up_in_turn_are_a_start():
     assert steps is not None and "one after the other" in steps.times.start_up
 
 
-@pytest.mark.parametrize("kernels", [5, 400])
+@pytest.mark.parametrize("kernels", [100, 400])
 def test_findings_from_fewer_than_three_steps_say_so(kernels):
     b = keras_steps(Builder(), 3, 20_000, 19_900)  # the last one's end is not known
     for i in range(3):

@@ -7,10 +7,13 @@ import random
 import numpy as np
 import pytest
 
+from gputop.advice.trace.replayed import Cures
+from gputop.advice.verdict import Verdict
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.what_if.cure import Cure, combined
 from gputop.analysis.what_if.replay import TOLERANCE, Replay
+from gputop.diagnosis.diagnose import examine
 from gputop.trace.intervals import union
 from gputop.trace.model import Kind, Trace
 from tests.trace.build import Builder, keras_steps
@@ -66,6 +69,64 @@ def test_faster_kernels_shorten_the_wait_of_the_host(wait: bool) -> None:
     assert found.error < 0.001
     assert found.saved(kernels(trace, 0.5)) == pytest.approx(9_000 / STEP, abs=0.02)
     assert found.saved(Cure(assumes="", launching=True)) == pytest.approx(0.0, abs=0.01)
+
+
+def paused(gpu_us: list[float], pause_us: list[float], waits: bool) -> Trace:
+    """A kernel in each step of 20 ms; the next is launched a pause after its end, or, by a busy host, a pause after
+    its own launch. No call that waits is in the trace."""
+    at = [50.0]
+    for length, pause in zip(gpu_us, pause_us, strict=True):
+        at.append(at[-1] + pause + (length + 10 if waits else 0))
+    b = Builder()
+    for length, begin, end in zip(gpu_us, at[:-1], at[1:], strict=True):
+        b.host("EagerExecute", begin - 50, end - begin - 50, is_func=1,
+               eager_op="__inference_multi_step_on_iterator_42")
+        b.run(0, begin + 5, length, launch=begin)
+    return b.build()
+
+
+def test_a_pause_that_may_be_a_wait_is_told_both_ways() -> None:
+    """15 ms of kernels, then a pause of 5 ms: with kernels twice as fast it saves 37.5 % if the host waited."""
+    trace = paused([15_000] * 12, [5_000] * 12, waits=True)
+    found = replay(trace)
+    assert found.error < TOLERANCE
+    assert found.saved(kernels(trace, 0.5)) == pytest.approx(0.0, abs=0.01)
+    assert found.saved_if_waiting(kernels(trace, 0.5)) == pytest.approx(0.375, abs=0.01)
+    assert found.saved_if_waiting(Cure(assumes="")) == 0.0
+    verdict = Verdict(gpus=(0,), share=0.5, cure=kernels(trace, 0.5))
+    saved, why = Cures(examine(trace)).saved(verdict)
+    assert saved is None and "37 % if it does and 0 % if it is busy" in why
+
+
+def test_what_saves_more_than_its_bound_is_an_upper_bound() -> None:
+    trace = gpu_paced()
+    cures = Cures(examine(trace))
+    assert cures.saved(Verdict(gpus=(0,), share=0.6, cure=kernels(trace, 0.5)))[0] == pytest.approx(0.45, abs=0.02)
+    saved, why = cures.saved(Verdict(gpus=(0,), share=0.2, cure=kernels(trace, 0.5)))
+    assert saved is None and "saves more, 45 %" in why
+
+
+def test_a_copy_in_a_call_that_waits_for_another_stream_comes_sooner_with_it() -> None:
+    """A copy to pageable memory is made in a call that waits for the kernels first."""
+    b = keras_steps(Builder(), STEPS, STEP, STEP - 50)
+    for i in range(STEPS):
+        begin = i * STEP + 100
+        b.run(0, begin, 18_000, launch=begin - 5, launch_length=4)
+        b.run(0, begin + 18_030, 10, "MemcpyD2H", kind=Kind.D2H, launch=begin, launch_length=18_050, stream=2)
+    trace = b.build()
+    assert replay(trace).error < TOLERANCE
+    assert replay(trace).saved(kernels(trace, 0.5)) == pytest.approx(9_000 / STEP, abs=0.01)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_pauses_of_a_steady_length_tell_what_the_host_does(waits: bool) -> None:
+    rng = random.Random(1)
+    gpu_us = [rng.uniform(13_000, 16_000) for _ in range(24)]
+    trace = paused(gpu_us, [(5_000 if waits else 20_000) + rng.uniform(0, 100) for _ in gpu_us], waits)
+    found = replay(trace)
+    expected = 0.5 * sum(gpu_us) / sum(length + 5_060 for length in gpu_us) if waits else 0.0
+    assert found.saved(kernels(trace, 0.5)) == pytest.approx(expected, abs=0.02)
+    assert found.saved_if_waiting(kernels(trace, 0.5)) == pytest.approx(expected, abs=0.02)
 
 
 def test_removed_host_time_counts_as_far_as_nothing_else_takes_its_place() -> None:
