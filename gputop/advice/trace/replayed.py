@@ -23,7 +23,7 @@ class Cures:
 
     def saved(self, verdict: Verdict) -> tuple[float | None, str]:
         """The share of the step that the verdict's cure saves; None with the reason, a sentence, where a replay cannot
-        tell or says more than the upper bound."""
+        tell or says clearly more than the upper bound."""
         most = bound(verdict)
         if verdict.cure is None or most is None or not self._facts.gpu_timelines:
             return None, ""
@@ -37,7 +37,7 @@ class Cures:
         if abs(min(saved, most) - min(if_waiting, most)) >= MIN_SHARE:
             return None, (f"The trace does not show whether the host waits for the GPUs in its pauses: a replay saves "
                           f"{percent(if_waiting)} if it does and {percent(saved)} if it is busy.")
-        if saved > most:
+        if saved - most >= MIN_SHARE:
             return None, (f"A replay of the recorded {self._facts.basis} saves more, {percent(saved)}, but part of "
                           "that is time which this finding does not count.")
         return saved, ""
