@@ -21,6 +21,8 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("input_bound.share", 0.05, "ratio",
                   "XProf: input 5 % of the step is moderate (20 % high); PyTorch's TensorBoard plugin: loader > 5 %"),
             Limit("input_bound.steps", 2, "count", "TraceML: warns from 2 steps on (and is sure from 20)"),
+            Limit("input_bound.second_stage", 0.8, "ratio",
+                  f"{OWN}of a real job two stages had 1.33 and 1.31 s of self time, and only one was slow"),
         ),
     ),
     Rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gputop.advice.registry import limit, source
@@ -40,7 +41,7 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         return None
     fix = _input_fix(facts, share * facts.period_s)
     saving = None if fix.step_s is None else min(max(1 - fix.step_s / facts.period_s, 0.0), share)
-    stage = next(iter(waited.stages), None) if not fix.tells else None
+    stage = _slowest_by_name(waited.stages) if not fix.tells else None
     left, assumes = 0.0, "Each batch is ready when the loop asks for it."
     if fix.step_s is not None:
         wait_s = share * facts.period_s
@@ -68,6 +69,15 @@ def _waits_in_steps(facts: TraceFacts) -> int:
     return max((int(in_steps(loop.waits.start, facts.steps).sum()) for loop in training_loops(facts.trace)), default=0)
 
 
+def _slowest_by_name(stages: Mapping[str, float]) -> str | None:
+    """The stage with by far the most self time; None where two are about equal: self time holds waiting, too, so that
+    little between them tells nothing."""
+    first, second, *_ = *sorted(stages.values(), reverse=True), 0.0, 0.0
+    if not first or second > limit("input_bound.second_stage") * first:
+        return None
+    return max(stages, key=lambda name: stages[name])
+
+
 def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     """By the pipeline waited for most; in general terms where the trace does not show its stages."""
     if facts.framework == "pytorch":
@@ -81,7 +91,7 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
         per_step = max(steps.times.iterations_per_step, _waits_in_steps(facts) / steps.count)
         found = suggest_fix(pipeline, facts.period_s, wait_s, per_step, cpu_budget(facts.trace),
                             python_s(facts.trace), facts.trace.job_cpus)
-    return found or suggest_fix_by_name(next(iter(waited.stages), None), prefetches=any(
+    return found or suggest_fix_by_name(_slowest_by_name(waited.stages), prefetches=any(
         stage.name.startswith("Prefetch") for own in waited.pipelines for stage in own.stages))
 
 

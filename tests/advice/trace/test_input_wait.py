@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.advice.trace_rules import TRACE_RULES
+from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import analyze_trace
 from tests.advice.trace.traces import STEP, STEPS, abstained, findings, healthy, input_bound
 from tests.trace.build import Builder
@@ -25,6 +26,18 @@ def test_input_bound():
 ])
 def test_the_cure_fits_the_slowest_stage(stage, words):
     assert words in (findings(input_bound(stage=stage))["input_bound"].snippet or "")
+
+
+def test_of_two_stages_with_as_much_self_time_none_is_blamed():
+    def beside(own_us: float) -> Finding:
+        b = input_bound(stage="Map")
+        for i in range(STEPS):
+            b.host("Iterator::Root::Prefetch::Shuffle", i * STEP, own_us, line="tf_data_private_threadpool/2")
+        return findings(b)["input_bound"]
+
+    little, much = beside(3_000), beside(14_000)
+    assert "stage Map" in little.why and "num_parallel_calls" in (little.snippet or "")
+    assert "stage" not in much.why and "slowest_stage_s" not in much.evidence
 
 
 def test_a_wait_below_five_percent_is_no_finding():
