@@ -68,4 +68,4 @@ async def test_in_the_app_one_key_names_the_cause(tf_slow_job: TfJob, tmp_path: 
         assert session.status is not None and session.status.phase == "done", session.status
         shown = ["".join(text for text, _ in line) for line in app.query_one(ActionsPanel)._lines]
         assert any("input" in line for line in shown), shown
-        assert "/step" in "".join(text for text, _ in app.query_one("#job", LinesWidget)._lines[0])
+        assert "step time" in "".join(text for text, _ in app.query_one("#job", LinesWidget)._lines[0])

@@ -39,6 +39,7 @@ MIN_UNCLEAR = 0.01  # of the step
 _LATENCY_NS = 20_000
 _RETURNS_NS = 50_000  # a wait, in a loaded host
 _HELD_NS = 100_000  # a launching call of this length waits for something
+_MUCH = 10  # times the time since another stream's event: most of the wait was for it
 # So many pauses tell how steady they are; one spread is clearly the larger by this factor, and by a latency.
 _SEVERAL, _CLEARLY, _STEADY_NS = 8, 4, 5_000
 _LAUNCHING_GAP_NS = 1_000_000  # as of the breakdown's part "launch"
@@ -170,9 +171,11 @@ class Replay:
         small = rest <= _LATENCY_NS
         in_call = ~small & known & by_launch & (self.start <= self.called + _LATENCY_NS)
         late = ~(small | in_call) | (self._first & ~known)
-        # A call that lasts may itself wait for another stream, as one that copies to pageable memory.
-        self.source, self.since_source = self._other_streams(np.flatnonzero(late | (in_call & (rest >= _HELD_NS))),
-                                                             np.where(in_call, _RETURNS_NS, _LATENCY_NS))
+        # A call that lasts may itself wait for another stream, as one that copies to pageable memory. What was late by
+        # much may go on later after what it waited for than what was late by little.
+        within = np.maximum(np.where(in_call, _RETURNS_NS, _LATENCY_NS), rest // _MUCH)
+        self.source, self.since_source = self._other_streams(
+            np.flatnonzero(late | (in_call & (rest >= _HELD_NS))), within)
         in_call &= self.source < 0
         late &= self.source < 0
         # What is launched by a call that the trace does not have was launched just before. Without any host it begins

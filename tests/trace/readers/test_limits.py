@@ -90,8 +90,8 @@ def test_eight_kilobytes_of_gzip_become_no_gigabytes(tmp_path):
 
 
 def test_lines_are_counted_over_all_planes(tmp_path):
-    lines = b"".join(line(b"t", event(1, i)) for i in range(40_000))
-    trace = read(tmp_path, b"".join(plane(b"/host:CPU", named(4, 1, b"op"), lines) for _ in range(2)))
+    first, second = (b"".join(line(b"t", event(1, i)) for i in range(begin, begin + 40_000)) for begin in (1, 50_001))
+    trace = read(tmp_path, b"".join(plane(b"/host:CPU", named(4, 1, b"op"), lines) for lines in (first, second)))
     assert len(trace.lines) == limits.MAX_LINES == len(trace.host)
     assert f"{80_000 - limits.MAX_LINES:,} lines" in notes(trace, "left_out")[0]
 
