@@ -81,6 +81,7 @@ async def test_ranges_gaps_and_details_by_key() -> None:
         assert canvas.view.start_ns < 60_000 < 310_000 < canvas.view.end_ns and canvas.view.span_ns < 600_000
         await pilot.press("enter")
         assert isinstance(pilot.app.screen, Popup)
+        pilot.app.clear_notifications()  # esc would clear them first
         await pilot.press("escape", "plus", "n")
         assert canvas.gap == (405_000, 410_000), "now they are a cell wide"
         await pilot.press("full_stop", "enter")

@@ -11,7 +11,7 @@ import pytest
 
 from gputop.cli import main
 from gputop.core.errors import GputopError
-from gputop.profiler.capture.records import CaptureRecord
+from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.timeline.reader import Timeline
 from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Popup
@@ -157,8 +157,9 @@ async def test_without_a_trace_the_text_is_shown() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("t")
         assert isinstance(app.screen, Popup) and not isinstance(app.screen, TimelineScreen)
+        app.clear_notifications()  # esc would clear them first
         await pilot.press("escape")
-        session.last_capture = None
+        session.last_capture, session.servers = None, (Server("127.0.0.1:6009", "python train.py", 41231),)
         await pilot.press("t")
         assert "No capture yet" in notes(pilot)
 
