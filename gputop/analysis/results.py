@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from gputop.core.codec import from_document, to_document
-from gputop.core.findings import Abstained, Finding
+from gputop.core.findings import Abstained, CombinedGain, Finding
 from gputop.core.job_cpus import JobCpus
 
 SCHEMA = "gputop.analysis/1"
@@ -740,6 +740,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
     limits: Limits | None = None
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstained, ...] = ()
+    what_if: tuple[CombinedGain, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The document ``gputop.analysis/1``: what ``json.dump`` writes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +33,14 @@ class Gain:
     by: Literal["replay", "bound"] | None = None
     assumption: str = ""
     together: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedGain:
+    """What the cures of several findings (ids) save at once by a replay, as a share of today's step."""
+
+    findings: tuple[str, ...]
+    step_time: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +89,32 @@ class Abstained:
 class Advice:
     """All a set of rules had to say: findings in order of what they save, and abstentions.
 
-    ``limit`` says what bounds the job where nothing is wrong; empty where that is not known.
+    ``limit`` says what bounds the job where nothing is wrong; empty where that is not known. ``what_if`` has sets of
+    two findings and more.
     """
 
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstained, ...] = field(default=())
     limit: str = ""
+    what_if: tuple[CombinedGain, ...] = ()
+
+
+def with_cures(findings: Iterable[Finding], chosen: Collection[str], what_if: Iterable[CombinedGain],
+               ) -> tuple[float | None, list[tuple[Finding, float]] | None]:
+    """The share of the step that the cures of the chosen findings save at once, None where that was not replayed;
+    and the other findings with the share that each adds to it, 1 % at least, most first.
+
+    The second is None where one of the others was not replayed with those chosen.
+    """
+    several = [f for f in findings if f.gain.by == "replay"]
+    saved = {frozenset({f.id}): f.gain.step_time for f in several}
+    saved |= {frozenset(gain.findings): gain.step_time for gain in what_if}
+    share = saved.get(frozenset(chosen))
+    others = [(f, saved.get(frozenset({f.id, *chosen}))) for f in several if f.id not in chosen]
+    if share is None or any(both is None for _, both in others):
+        return share, None
+    more = [(f, both - share) for f, both in others if both is not None and both - share >= MIN_SHARE]
+    return share, sorted(more, key=lambda pair: -pair[1])
 
 
 def severity_of(share: float) -> Severity:

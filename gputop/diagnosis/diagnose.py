@@ -115,7 +115,7 @@ def examine(trace: Trace, params: int | None = None, flops_per_step: float | Non
     facts = TraceFacts.of(trace, gpu_timelines, analysis, steps, waits.result(), causes.result(), params)
     advice = trace_advice(facts)
     return replace(facts, analysis=msgspec.structs.replace(
-        analysis, findings=advice.findings, abstained=advice.abstained))
+        analysis, findings=advice.findings, abstained=advice.abstained, what_if=advice.what_if))
 
 
 def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:

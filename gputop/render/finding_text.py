@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gputop.core.findings import Finding
+from collections.abc import Collection, Iterable
+
+from gputop.core.findings import CombinedGain, Finding, with_cures
 from gputop.text.units import percent, seconds
 
 NOTHING_FOUND = "Nothing found that costs time."
@@ -19,10 +21,33 @@ def gain_texts(finding: Finding, step_s: float | None = None) -> tuple[str, ...]
         return f"saves {share} per training sample", f"{share} per sample"
     if step_s is None:
         return f"saves {share} of the step", f"saves {share}"
+    times = _times(step_s, gain)
+    return f"saves {share} ({times})", f"{share}: {times}", f"saves {share}"
+
+
+def _times(step_s: float, gain: float) -> str:
+    """The step time of today and with the gain: "344 → 184 ms"."""
     before, after = seconds(step_s), seconds(step_s * (1 - gain))
     if before.split()[-1:] == after.split()[-1:]:
         before = before.split()[0]
-    return f"saves {share} ({before} → {after})", f"{share}: {before} → {after}", f"saves {share}"
+    return f"{before} → {after}"
+
+
+def what_if_text(findings: Iterable[Finding], chosen: Collection[str], what_if: Iterable[CombinedGain],
+                 step_s: float | None) -> str:
+    """What is left of the step with the cures of the chosen findings, and which other finding saves most then."""
+    head = f"With the {len(chosen)} chosen:" if len(chosen) > 1 else "With the one chosen:"
+    share, others = with_cures(findings, chosen, what_if)
+    if share is None:
+        return f"{head} not computed"
+    less = f"{percent(share)} less"
+    text = f"{head} {less} of the step" if step_s is None else f"{head} {_times(step_s, share)} ({less})"
+    if others is None:
+        return text
+    if not others:
+        return f"{text}; by replay no other adds 1 %"
+    following, more = others[0]
+    return f"{text}; next: {following.title} ({percent(more)} more)"
 
 
 def gain_text(finding: Finding, step_s: float | None = None) -> str:

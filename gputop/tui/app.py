@@ -187,12 +187,13 @@ class GputopApp(TerminalApp):
         title = "What to do"
         if record is not None:
             title += f" · capture {status_lines.time_ago(session.clock(), record.time_s)} + live"
-        found = record.analysis.breakdown if record is not None and record.analysis is not None else None
+        analysis = record.analysis if record is not None else None
+        found = analysis.breakdown if analysis is not None else None
         panel = self._actions
         panel.numbers = session.gpu_numbers
         panel.update_view(session.findings, title, messages.panel_intro(session, self.no_server_hint()),
                           {} if found is None else found.known, None if record is None else record.step_s,
-                          record is not None)
+                          record is not None, analysis.what_if if analysis is not None else ())
 
     def no_server_hint(self) -> tuple[str, ...]:
         """What to do while no profiler server is known."""

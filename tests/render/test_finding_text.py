@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gputop.core.findings import Gain
-from gputop.render.finding_text import evidence_label, gain_texts
-from tests.tui.found import HEAVY
+from gputop.render.finding_text import evidence_label, gain_texts, what_if_text
+from tests.tui.found import COMBINED, HEAVY, SMALL
 
 
 def test_a_gain_is_what_is_saved_of_the_step_time_or_per_training_sample() -> None:
@@ -18,6 +18,20 @@ def test_a_gain_is_what_is_saved_of_the_step_time_or_per_training_sample() -> No
     assert gain_texts(replayed, 0.344) == ("saves 38 % (344 → 213 ms)", "38 %: 344 → 213 ms", "saves 38 %")
     for none in (None, 0.004):
         assert gain_texts(replace(HEAVY, gain=Gain(none, ""))) == ()
+
+
+def test_what_is_left_with_the_chosen_cures_and_what_then_saves_most() -> None:
+    heavy, small = (replace(f, gain=replace(f.gain, by="replay")) for f in (HEAVY, SMALL))
+    both = (heavy.id, small.id)
+    assert what_if_text((heavy, small), both, COMBINED, 0.344) == (
+        "With the 2 chosen: 344 → 200 ms (42 % less); by replay no other adds 1 %")
+    assert what_if_text((heavy, small), both[::-1], COMBINED, None).startswith(
+        "With the 2 chosen: 42 % less of the step;")
+    assert what_if_text((heavy, small), both[1:], COMBINED, 0.344) == (
+        f"With the one chosen: 344 → 334 ms (3 % less); next: {heavy.title} (39 % more)")
+    assert what_if_text((heavy, small), both, (), 0.344) == "With the 2 chosen: not computed"
+    assert what_if_text((heavy, small), both[:1], (), 0.344) == (
+        "With the one chosen: 344 → 213 ms (38 % less)"), "what the other adds is not known"
 
 
 def test_evidence_is_told_in_words() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from textual.app import App
 
-from gputop.core.findings import Advice, Finding, Gain
+from gputop.core.findings import Advice, CombinedGain, Finding, Gain
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.widgets.cached_lines import LinesWidget
@@ -25,6 +25,7 @@ HEAVY = Finding(
     snippet='CUDA_VISIBLE_DEVICES=1 python eval.py')
 SMALL = replace(HEAVY, id="copies_excessive", severity="low", title="Copies take 3 % of the step",
                 gain=Gain(0.03, "copies overlapped"))
+COMBINED = (CombinedGain((HEAVY.id, SMALL.id), 0.42),)
 
 
 class FoundSession(StillSession):

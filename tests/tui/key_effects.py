@@ -228,7 +228,7 @@ MONITOR_EFFECTS = {
     "attach": Effect(title, to("Attach to HOST:PORT")),
     "interval(-1)": Effect(lambda app: app.session.interval_s, less),
     "interval(1)": Effect(lambda app: app.session.interval_s, more),
-    "pause": Effect(lambda app: app.paused, other),
+    "pause": Effect(lambda app: app.paused, other, ("tab",)),
     "cursor": Effect(lambda app: table(app).time.time_s is None, other),
     "cursor(-10)": Effect(lambda app: table(app).time.time_s, less, ("end", "v")),
     "cursor(10)": Effect(lambda app: table(app).time.time_s, more, ("end", "v", "shift+left", "shift+left")),
@@ -328,6 +328,7 @@ STAGES: dict[type, Stage] = {
         "details": Effect(title, to("GPU 0"), ("up",) * 5)}, focus=GpuTable),
     ActionsPanel: Stage(moves(lambda app: actions(app).findings.index(actions(app).selected)) | {
         "details": Effect(screen, to(FindingPopup)),
+        "choose": Effect(lambda app: actions(app).chosen, other, ("up",) * 9),
         "copy": Effect(copied, other, ("up",) * 9)}, focus=ActionsPanel),
     ProcessPanel: Stage(moves(lambda app: processes(app)._processes.index(processes(app).selected)) | {
         "details": Effect(screen, to(ProcessPopup)),

@@ -22,9 +22,10 @@ from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.dialogs import Ask, Popup
 from gputop.tui.widgets.cached_lines import LinesWidget
+from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession
 from tests.telemetry.test_sampler import WAIT_S, Node
-from tests.tui.found import HEAVY, SMALL, FoundSession, text_of
+from tests.tui.found import COMBINED, HEAVY, SMALL, FoundSession, text_of
 from tests.tui.textual_private import messages as notices
 
 SIZES = [(80, 24), (120, 40), (200, 50)]
@@ -129,6 +130,32 @@ async def test_selecting_findings_and_opening_one() -> None:
         assert isinstance(app.screen, Popup)
         await pilot.press("escape")
         assert not isinstance(app.screen, Popup)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_what_if_the_chosen_findings_were_cured(size: tuple[int, int]) -> None:
+    session = FoundSession()
+    findings = [replace(f, gain=replace(f.gain, by="replay")) for f in (HEAVY, SMALL)]
+    session.last_capture = replace(session.last_capture, analysis=make_analysis(
+        steps={"median_s": 0.412}, findings=findings, what_if=COMBINED))
+    session.finding_store.last_capture = session.last_capture
+    session.finding_store.refresh()
+    app = GputopApp(session)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        panel = app.query_one(ActionsPanel)
+        await pilot.press("r", "space")
+        assert "With the one chosen: 412 → 255 ms (38 % less); next:" in text_of(panel)
+        await pilot.press("down", "space")
+        assert "With the 2 chosen: 412 → 239 ms (42 % less); by replay" in text_of(panel)
+        assert "[x] " + SMALL.title in text_of(panel)
+        await pilot.press("space")
+        assert panel.chosen == {HEAVY.id} and not app.paused
+        await pilot.press("up", "space")
+        assert "chosen" not in text_of(panel) and "[x]" not in text_of(panel)
+        panel.update_view((HEAVY,), "What to do")
+        await pilot.press("space")
+        assert app.paused and not panel.chosen, "a finding without a replay: space is the monitor's"
 
 
 async def test_details_of_a_gpu_by_keys_and_by_mouse() -> None:

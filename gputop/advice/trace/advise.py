@@ -23,7 +23,8 @@ def trace_advice(facts: TraceFacts) -> Advice:
     """What all rules have to say about one trace, what follows from another finding under it."""
     job, steps, cures = Job.of(facts), facts.analysis.steps, Cures(facts)
     advice = collect(with_evaluation_caveat(_outcome(rule, facts, job, cures), steps) for rule in TRACE_RULES)
-    return Advice(cures.together(fold_consequences(advice.findings)), advice.abstained)
+    findings, what_if = cures.together(fold_consequences(advice.findings))
+    return Advice(findings, advice.abstained, what_if=what_if)
 
 
 def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding | Abstained | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import combinations
 
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.verdict import Verdict, bound
 from gputop.analysis.what_if.cure import Cure, combined
 from gputop.analysis.what_if.replay import TOLERANCE, Replay
-from gputop.core.findings import MIN_SHARE, Finding
+from gputop.core.findings import MIN_SHARE, CombinedGain, Finding
 from gputop.text.units import percent
+
+_MOST_COMBINED = 5  # findings of which every set is replayed: 31
+_MAX_COST = 4_000_000  # about 0.3 s
 
 
 class Cures:
@@ -42,16 +46,35 @@ class Cures:
                           "that is time which this finding does not count.")
         return saved, ""
 
-    def together(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-        """The findings, each with what it saves together with those before it."""
-        out: list[Finding] = []
-        before: list[Cure] = []
-        for finding in findings:
-            cure = self.by_finding.get(finding.id)
-            if cure is not None and self._replay is not None and finding.gain.by == "replay":
-                before.append(cure)
-                both = max(self._replay.saved(combined(before)) if len(before) > 1 else 0.0,
-                           finding.gain.step_time or 0.0, *(f.gain.together or 0.0 for f in out))
-                finding = replace(finding, gain=replace(finding.gain, together=both))
-            out.append(finding)
-        return tuple(out)
+    def together(self, findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], tuple[CombinedGain, ...]]:
+        """The findings, each with what it saves together with those before it; and what sets of them save."""
+        several = tuple(findings)
+        alone = {f.id: f.gain.step_time or 0.0 for f in several if f.gain.by == "replay" and f.id in self.by_finding}
+        if self._replay is None:
+            return several, ()
+        saved = combinations_saved(alone, self._saved_together, _MAX_COST // max(self._replay.cost, 1))
+        ids = list(alone)
+        together = {own: saved[tuple(ids[:i + 1])] for i, own in enumerate(ids)}
+        return (tuple(replace(f, gain=replace(f.gain, together=together[f.id])) if f.id in together else f
+                      for f in several),
+                tuple(CombinedGain(chosen, share) for chosen, share in saved.items() if len(chosen) > 1))
+
+    def _saved_together(self, ids: Iterable[str]) -> float:
+        return self._replay.saved(combined(self.by_finding[id_] for id_ in ids)) if self._replay is not None else 0.0
+
+
+def combinations_saved(
+    alone: Mapping[str, float], saved: Callable[[tuple[str, ...]], float], most: int,
+) -> dict[tuple[str, ...], float]:
+    """What sets of findings save, the ids in the order of ``alone``: each alone, the first two, three and so on, and
+    the other sets of the first five, as far as ``most`` replays go. A set saves no less than one that it contains."""
+    ids = tuple(alone)
+    out: dict[tuple[str, ...], float] = {(own,): share for own, share in alone.items()}
+    for size in range(2, len(ids) + 1):
+        for chosen in combinations(ids[:_MOST_COMBINED], size) if size <= _MOST_COMBINED else [ids[:size]]:
+            if chosen != ids[:size]:
+                most -= 1
+                if most < 0:
+                    continue
+            out[chosen] = max(saved(chosen), *(share for other, share in out.items() if set(other) < set(chosen)))
+    return out

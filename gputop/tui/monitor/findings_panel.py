@@ -9,8 +9,8 @@ from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
-from gputop.core.findings import Finding
-from gputop.render.finding_text import evidence_label, gain_texts
+from gputop.core.findings import CombinedGain, Finding
+from gputop.render.finding_text import evidence_label, gain_texts, what_if_text
 from gputop.render.palette import ACCENT, BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.render.step_bar import step_lines
 from gputop.render.styled_text import StyledText, justify, wrap
@@ -23,21 +23,22 @@ _MIN_HEIGHT_OF_LIST = 8  # a lower panel has the selected finding alone
 
 
 def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int,
-                  remark: str = "", step_s: float | None = None) -> list[list[StyledText]]:
+                  remark: str = "", step_s: float | None = None, chosen: bool = False) -> list[list[StyledText]]:
     """One finding as at most ``room`` lines: title with gain and, unfolded, ``remark``, evidence and action.
 
-    ``step_s``: the step time, with which the gain is told in full where there is room.
+    ``step_s``: the step time, with which the gain is told in full where there is room. ``chosen``: it is marked.
     """
     style = SEVERITY_STYLE[finding.severity]
     title_style = BOLD if selected else PLAIN
+    title = ("[x] " if chosen else "") + finding.title
     gains = gain_texts(finding, step_s)
-    gain = next((text for text in gains if len(finding.title) + len(text) + 5 <= width), "".join(gains[-1:]))
+    gain = next((text for text in gains if len(title) + len(text) + 5 <= width), "".join(gains[-1:]))
     gain_style = GAIN if finding.gain.per == "step" else PLAIN
     if not gain:
         gain, gain_style = ("live", DIM) if finding.origin == "live" else (finding.severity, style)
     pointer = "›" if selected else " "
     lines: list[list[StyledText]] = [justify(
-        [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (printable(finding.title), title_style)],
+        [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (printable(title), title_style)],
         [(gain + " ", gain_style)], width)]
     if unfolded and room > 1:
         action_lines = wrap(printable(finding.action), width - 6, max(1, room - 2))
@@ -56,6 +57,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         key("up,k", "move(-1)", "up", "select the one above"),
         key("down,j", "move(1)", "down", "select the one below"),
         key("enter", "details", "details", "evidence, gain, code to paste, the rule and its source"),
+        key("space", "choose", "what if", "mark a finding of a trace, or unmark it: the step with all their cures"),
         key("y", "copy", "copy", "its code into the terminal's clipboard (OSC 52: over SSH, too, where allowed)"),
     ]
     PANEL = "What to do"
@@ -76,6 +78,8 @@ class ActionsPanel(DrawnLines, can_focus=True):
         self.captured = False
         self.numbers = GpuNumbers()  # what the GPUs of the last capture are on this node
         self.selected_id: str | None = None
+        self.chosen: frozenset[str] = frozenset()  # ids of the findings whose cures are tried
+        self._what_if: tuple[CombinedGain, ...] = ()
         self._line_ids: list[str] = []  # finding id of each drawn line
 
     @property
@@ -88,11 +92,12 @@ class ActionsPanel(DrawnLines, can_focus=True):
 
     def update_view(self, findings: tuple[Finding, ...], title: str, lead: tuple[str, ...] = (),
                     breakdown: Mapping[str, float | None] | None = None, step_s: float | None = None,
-                    captured: bool = False) -> None:
+                    captured: bool = False, what_if: tuple[CombinedGain, ...] = ()) -> None:
         """``lead`` is said before the findings (what there is to say where nothing is wrong);
         ``breakdown`` of the step is drawn below them where there is room. ``step_s``: the step time of the capture,
-        ``captured``: whether there is one."""
-        self.captured = captured
+        ``captured``: whether there is one, ``what_if``: what it saves to cure several of its findings at once."""
+        self.captured, self._what_if = captured, what_if
+        self.chosen &= {finding.id for finding in findings if finding.gain.by == "replay"}
         self.findings, self.lead, self.breakdown, self.step_s = findings, lead, breakdown or {}, step_s
         if title != self.border_title:  # setting it repaints the whole border
             self.border_title = title
@@ -107,6 +112,10 @@ class ActionsPanel(DrawnLines, can_focus=True):
             lines += [[(" " + part, PLAIN)] for part in wrap(printable(text), width - 2, height)]
         self._line_ids = [""] * len(lines)
         step = step_lines(self.breakdown, width, self.step_s) if height >= _MIN_HEIGHT_OF_LIST else []
+        if self.chosen and height > 1:
+            text = printable(what_if_text(self.findings, self.chosen, self._what_if, self.step_s))
+            most = 2 if height >= _MIN_HEIGHT_OF_LIST else 1
+            step = [[(" " + part, GAIN)] for part in wrap(text, width - 2, most)] + step
         room = height - len(step)
         hidden = 0
         if self.findings:
@@ -115,6 +124,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         keys = [f"{hidden} more: ↑ ↓"] if hidden > 0 else []
         keys += ["enter: details"] if self.findings else []
         keys += ["t: timeline", "T: tables", "B: compare"] if self.captured else []
+        keys += ["space: what if"] if self.check_action("choose", ()) else []
         while len("   ".join(keys)) > width - 6:
             keys.pop()
         subtitle = "   ".join(keys)
@@ -136,7 +146,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         for i, finding in enumerate(self.findings[first:first + others + 1]):
             own = finding_lines(finding, width, first + i == index, first + i == index and self.has_focus,
                                 room if first + i == index else 1, self.numbers.remark(finding),
-                                self.step_s)
+                                self.step_s, finding.id in self.chosen)
             lines += own
             self._line_ids += [finding.id] * len(own)
         return lines, len(self.findings) - others - 1
@@ -146,6 +156,17 @@ class ActionsPanel(DrawnLines, can_focus=True):
         if chosen is not None:
             index = min(len(self.findings) - 1, max(0, self.findings.index(chosen) + by))
             self.selected_id = self.findings[index].id
+            self.draw()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Space is the monitor's where there is nothing to mark."""
+        if action == "choose":
+            return self.selected is not None and self.selected.gain.by == "replay"
+        return super().check_action(action, parameters)
+
+    def action_choose(self) -> None:
+        if self.selected is not None:
+            self.chosen ^= {self.selected.id}
             self.draw()
 
     def action_details(self) -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
 
-from gputop.advice.trace.replayed import Cures
+from gputop.advice.trace.replayed import Cures, combinations_saved
 from gputop.advice.verdict import Verdict
 from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.results import Analysis
 from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.what_if.cure import Cure, combined
 from gputop.analysis.what_if.replay import TOLERANCE, Replay
+from gputop.core.findings import Gain, with_cures
 from gputop.diagnosis.diagnose import examine
 from gputop.trace.intervals import union
 from gputop.trace.model import Kind, Trace
+from tests.analyses import make_analysis
 from tests.trace.build import Builder, keras_steps
+from tests.tui.found import HEAVY
 
 STEPS, STEP = 6, 20_000.0  # µs
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -212,3 +218,49 @@ def test_nothing_changed_changes_nothing(seed: int) -> None:
     found = replay(b.build())
     assert found.saved(Cure(assumes="")) == 0.0
     assert found.saved(Cure(assumes="", launching=True, pauses=True, waits=np.array([-1]))) >= 0.0
+
+
+def test_sets_of_cures_are_replayed_and_grow_only() -> None:
+    """Of the first five every set; of all the first two, three and so on; as far as the replays go."""
+    def saved(ids: tuple[str, ...]) -> float:
+        return 0.05 if ids == ("a", "b") else sum(alone[own] for own in ids) ** 1.5
+
+    alone = {"a": 0.2, "b": 0.1, "c": 0.08, "d": 0.05, "e": 0.04, "f": 0.02}
+    found = combinations_saved(alone, saved, 100)
+    assert len(found) == len({frozenset(ids) for ids in found}) == 2 ** 5 + 1 and ("a", "b", "f") not in found
+    assert found["a", "b"] == 0.2, "no less than the first alone"
+    for ids, share in found.items():
+        assert all(share >= other for fewer, other in found.items() if set(fewer) <= set(ids))
+    few = combinations_saved(alone, saved, 2)
+    assert [ids for ids in few if len(ids) > 1] == [
+        ("a", "b"), ("a", "c"), ("a", "d"), ("a", "b", "c"), ("a", "b", "c", "d"), tuple("abcde"), tuple("abcdef")]
+    assert combinations_saved({}, saved, 2) == {} and combinations_saved({"a": 0.2}, saved, 2) == {("a",): 0.2}
+
+
+def test_what_the_first_findings_save_at_once_is_their_gain_together() -> None:
+    """Kernels of 20 µs every 100 µs: back to back, and as many of a third of the length."""
+    trace = host_paced()
+    cures = Cures(examine(trace))
+    cures._replay = replay(trace)
+    cures.by_finding = {"launches": Cure(assumes="", launching=True), "kernels": kernels(trace, 1 / 3)}
+    cures.by_finding["half"] = kernels(trace, 1 / 2)
+    findings, table = cures.together([
+        replace(HEAVY, id=id_, gain=Gain(cures._replay.saved(cure), "", by="replay"))
+        for id_, cure in cures.by_finding.items()])
+    saved = {gain.findings: gain.step_time for gain in table}
+    assert set(saved) == {("launches", "kernels"), ("launches", "half"), ("kernels", "half"),
+                          ("launches", "kernels", "half")}
+    for i in range(2, 4):
+        first = findings[:i]
+        assert first[-1].gain.together == saved[tuple(f.id for f in first)]
+        for some in permutations(f.id for f in first):
+            assert with_cures(findings, some, table)[0] == first[-1].gain.together
+    share, others = with_cures(findings, {"launches"}, table)
+    assert share == findings[0].gain.step_time
+    assert others == [(findings[1], saved["launches", "kernels"] - share),
+                      (findings[2], saved["launches", "half"] - share)]
+    assert with_cures(findings, {"kernels", "half"}, ()) == (None, None)
+    document = make_analysis(what_if=table).to_json()
+    assert Analysis.from_json(document).what_if == table
+    del document["what_if"]  # as before there was one
+    assert Analysis.from_json(document).what_if == ()
