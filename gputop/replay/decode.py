@@ -4,6 +4,7 @@ each sample against the types of ``gputop.core.samples`` before anything is buil
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from gputop.replay.format import (
 )
 
 _MAX_DEPTH = 8  # a sample has four levels
+_NO_MEASUREMENT = "{} is no measurement"
 _MAX_WORK = 1 << 20  # items of one sample; 16 GPUs with 10 processes each need about 2000
 
 
@@ -153,7 +155,9 @@ class Decoder:
                 at += 1
                 # A limit or a total is the same again; not so 0, which may be -0.
                 if last is None or last.value != value or not value:
-                    row[5] = last = Reading(value if slot == FLOAT else int(value), unit, source, None, coarse)
+                    row[5] = last = (
+                        Reading(value if slot == FLOAT else int(value), unit, source, None, coarse)
+                        if math.isfinite(value) else Reading.missing(unit, _NO_MEASUREMENT.format(value), source))
             out[metric] = last
         self._at = at
         return out
@@ -175,6 +179,8 @@ class Decoder:
         if tag == "r":
             _, slot, unit, source, reason, coarse = item
             value = None if slot is None else self._item(slot, depth)
+            if value is not None and not math.isfinite(value):
+                value, reason = None, _NO_MEASUREMENT.format(value)
             return {"value": value, "unit": unit, "source": source, "reason": reason, "coarse": coarse}
         if tag == "int":
             return int(item[1])

@@ -7,6 +7,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ from tests.fakes import node_sample
 
 # A command line may hold anything, lone surrogates of undecodable bytes too.
 texts = st.text(st.characters(codec=None), max_size=8)
-floats = st.floats(allow_nan=False)
+floats = st.floats(allow_nan=False, allow_infinity=False)
 recorded = st.one_of(st.builds(lambda v, u, s, c: Reading(v, u, s, None, c),
                                st.one_of(floats, st.integers(-2**53, 2**53)), texts, texts, st.booleans()),
                      st.builds(Reading.missing, texts, texts, texts))
@@ -110,12 +111,16 @@ def test_numbers_come_back_bit_for_bit(numbers: np.ndarray, previous: np.ndarray
     assert back.tobytes() == numbers.tobytes()
 
 
-def test_a_value_that_is_not_a_number_stays_one() -> None:
-    sample = node_sample(0, 1)
-    sample.gpus[0].readings["sm_active"] = Reading(math.nan, "ratio")  # type: ignore[index]
-    sample.gpus[0].readings["power_w"] = Reading(math.inf, "W")  # type: ignore[index]
-    back = decode(Encoder().encode(sample))[0].gpus[0]
-    assert math.isnan(back["sm_active"].value or 0.0) and back["power_w"].value == math.inf
+def test_a_value_that_is_no_number_is_not_shown_as_one() -> None:
+    """It ended the monitor that replayed it."""
+    def odd(gpu: GpuSample, tick: int) -> GpuSample:
+        process = replace(gpu.processes[0], sm_ratio=Reading(math.inf, "ratio"))
+        return replace(gpu, processes=(process,), readings={
+            **gpu.readings, "sm_active": Reading(math.nan, "ratio"), "power_w": Reading(math.inf, "W")})
+
+    back = decode(Encoder().encode(node_sample(0, 1, change=odd)))[0].gpus[0]
+    for reading in (back["sm_active"], back["power_w"], back.processes[0].sm_ratio):
+        assert reading.value is None and "no measurement" in (reading.reason or "")
 
 
 def test_what_stays_the_same_costs_next_to_nothing() -> None:
