@@ -60,8 +60,8 @@ run: $(VENV)/.run
 	  exec $(BIN)/gputop --demo; \
 	fi
 
-# Two processes more than cores: many tests wait for a process or a server. A file's tests stay in one process.
-TEST_PROCESSES ?= $(shell expr 2 + $$(nproc))
+# One process more than cores: many tests wait for a process or a server. A file's tests stay in one process.
+TEST_PROCESSES ?= $(shell expr 1 + $$(nproc))
 
 test: $(VENV)/.test
 	@echo "The whole suite in $(TEST_PROCESSES) processes: they read the tests first (half a minute on a fresh clone), then a dot a test."

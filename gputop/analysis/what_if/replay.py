@@ -80,8 +80,12 @@ class Replay:
         lo, hi = int(self.spans.start[0]), int(self.spans.end[-1])
         device = trace.device
         rows = np.flatnonzero((device.end_ns > lo) & (device.start_ns < hi))
-        lanes, lane = np.unique(device.line[rows], return_inverse=True)
-        order = np.argsort(lane, kind="stable")
+        # In an order of their own: what begins at one instant must not count in the order of the file.
+        self._rank = np.empty(len(trace.lines), np.int64)
+        self._rank[sorted(range(len(trace.lines)), key=lambda i: (
+            trace.lines[i].gpu, trace.lines[i].host, trace.lines[i].name))] = np.arange(len(trace.lines))
+        lanes, lane = np.unique(self._rank[device.line[rows]], return_inverse=True)
+        order = np.lexsort((device.launch_ns[rows], device.end_ns[rows], device.start_ns[rows], lane))
         self.rows, self.lane, self.lanes = rows[order], lane[order], len(lanes)
         self.recorded_ns = self.modeled_ns = self._unclear_ns = 0
         self._waiting: Replay | None = None
@@ -150,7 +154,8 @@ class Replay:
             old, new = lane_of.setdefault(thread, len(lane_of)), lane_of.setdefault(-1 - own, len(lane_of))
             if old != new:
                 lane_of = {key: new if value == old else value for key, value in lane_of.items()}
-        numbers = {value: i for i, value in enumerate(dict.fromkeys(lane_of.values()))}
+        threads = sorted((int(self._rank[key]), value) for key, value in lane_of.items() if key >= 0)
+        numbers = {value: i for i, value in enumerate(dict.fromkeys(value for _, value in threads))}
         of_line = np.full(len(self._trace.lines) + 1, -1, np.int64)
         for key, value in lane_of.items():
             if key >= 0:
