@@ -328,7 +328,7 @@ async def test_gpus_that_have_been_seen_are_shown_while_the_host_does_not_answer
     read = node.host.read
 
     def late(now_s: float) -> HostSample:
-        answers.wait(WAIT_S)
+        answers.wait(12 * WAIT_S)  # longer than a loaded machine takes to draw
         return read(now_s)
 
     node.host.read = late  # type: ignore[method-assign]
