@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Protocol
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.replay.player import Player
-from gputop.session.captures import analyze, capture_and_analyze, choose_servers, find_servers, left_out, servers_label
+from gputop.session.captures import (
+    ServerOfAnotherJob,
+    analyze,
+    analyze_saved,
+    capture_and_analyze,
+    choose_servers,
+    find_servers,
+    job_of,
+    left_out,
+    servers_label,
+)
 from gputop.session.options import Options
 from gputop.sources.base import Source
 from gputop.sources.factory import GpusOrHost
@@ -42,6 +52,9 @@ class CaptureReceiver(Protocol):
     def capture_ended(self, record: CaptureRecord, servers: Sequence[Server]) -> None:
         """A capture of these servers is on disk."""
 
+    def capture_opened(self, record: CaptureRecord) -> None:
+        """An earlier capture has been analyzed, to be shown."""
+
 
 def _runs(pid: int) -> bool:
     """Whether a process of this node has not ended; one that its parent has yet to take notice of has."""
@@ -49,6 +62,11 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in b"ZX"
     except OSError:
         return False
+
+
+def _command_of(server: Server) -> str:
+    """The job's command out of "TensorFlow 2.21.0, worker 1: python train.py"."""
+    return server.description.rpartition(": ")[2]
 
 
 class CaptureControl:
@@ -71,6 +89,8 @@ class CaptureControl:
         self._stop_capture = threading.Event()
         self._captured: frozenset[str] = frozenset()  # addresses of the capture under way, or of the last one
         self._allowed: set[tuple[str, str]] = set()  # address and user of servers of others, see allow
+        self._job: Server | None = None  # of the job that is watched, if it was found and not named
+        self._beside: frozenset[tuple[str, int | None]] = frozenset()  # address and PID of all servers while it ran
         self._report_servers = False  # the outcome of the next search is reported even if nothing has changed
         self._quick_searches = 0
         self._closing = threading.Event()
@@ -146,7 +166,7 @@ class CaptureControl:
         changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
         self.servers, self.discovery_notes, self.servers_known = servers, notes, True
         self._found_pids = frozenset(s.pid for s in servers if s.pid is not None)
-        if any(s.problem is None for s in servers):
+        if self._next_job(servers) is None and any(s.problem is None for s in servers):
             self.ended_server = None
         if isinstance(self._source, GpusOrHost):
             self._source.watch_processes([server.pid for server in servers if server.pid is not None])
@@ -163,9 +183,29 @@ class CaptureControl:
             self._receiver.servers_changed()
             self._search_now.set()
 
+    def _next_job(self, servers: Sequence[Server]) -> Server | None:
+        """The server of another job that would be captured because the watched one has ended; None: there is none.
+
+        A server that came after that end, with the same command, is of the same job, started again.
+        """
+        own = [s for s in servers if s.problem is None and not s.owner and not s.asked]
+        if any(s.asked for s in servers) or not own:
+            return None
+        by_key = {(s.address, s.pid): s for s in servers}
+        job, first = self._job, own[0]
+        if job is not None and (job.address, job.pid) in by_key:
+            first = by_key[job.address, job.pid]  # more is known of it by now, perhaps
+        elif job is not None and ((first.address, first.pid) in self._beside
+                                  or _command_of(first) != _command_of(job)):
+            return first
+        self._job, self._beside = first, frozenset(by_key)
+        return None
+
     def allow(self, server: Server) -> None:
-        """Let captures go to a server of another user, until gputop ends."""
+        """Let captures go to a server of another user, or of another job than the one that ended, until gputop ends."""
         self._allowed.add((server.address, server.owner))
+        if not server.owner:
+            self._job, self.ended_server = server, None
         self.servers = tuple(map(self._as_allowed, self.servers))
 
     def _as_allowed(self, server: Server) -> Server:
@@ -177,14 +217,39 @@ class CaptureControl:
         """Start a capture in the background, of all servers where several were asked for.
 
         ``force``: as long as asked, whatever it costs the job. ``reason``: why the auto-capture wants it.
-        Raises GputopError where none can start; ServerOfAnotherUser where a user has to be asked first, see
-        :meth:`allow`.
+        Raises GputopError where none can start; ServerOfAnotherUser or ServerOfAnotherJob where somebody has to be
+        asked first, see :meth:`allow`.
         """
         if isinstance(self._source, Player):
             raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
         if self.status is not None and self.status.running:
             raise GputopError("a capture is running", "Press x to stop it and keep what it has.")
-        self._begin_capture(choose_servers(self.servers), force, reason)
+        chosen = choose_servers(self.servers)
+        job = self._job
+        if (other := self._next_job(self.servers)) is not None and job is not None:
+            raise ServerOfAnotherJob(other, job)
+        self._begin_capture(chosen, force, reason)
+
+    def open_saved(self, record: CaptureRecord) -> None:
+        """Analyze an earlier capture in the background, then show it. Raises GputopError during a capture."""
+        if self.status is not None and self.status.running:
+            raise GputopError("a capture is running", "Press x to stop it and keep what it has.")
+        name = record.path.parent.name if record.path.suffix else record.path.name
+        self.set_status(CaptureStatus("analyzing", name, 0.0))
+        threading.Thread(target=self._open_saved, args=(record, name), name="gputop-open", daemon=True).start()
+
+    def _open_saved(self, record: CaptureRecord, name: str) -> None:
+        try:
+            opened = analyze_saved(record, self._closing)
+        except Exception as error:  # noqa: BLE001  thread boundary: the next one must be possible
+            self.set_status(CaptureStatus("failed", name, 0.0, message=f"gputop's own fault: {error!r}",
+                                          fix="Please report this; the trace is kept."))
+            return
+        self._receiver.capture_opened(opened)
+        if opened.problem is None:
+            self.set_status(CaptureStatus("done", name, 0.0, message=str(record.path)))
+        else:
+            self.set_status(CaptureStatus("failed", name, 0.0, message=opened.problem.message, fix=opened.problem.fix))
 
     def start_server(self, pid: int, *, force: bool = False) -> None:
         """Start a profiler server in a process of this node that has none, then a capture of it, in the background."""
@@ -258,7 +323,7 @@ class CaptureControl:
             return capture_and_analyze(servers, asked_s, logdir, self._stop_capture, self._closing, self.set_status,
                                        force)
         if reason and (preceding := auto.fetch_preceding(servers, self.set_status)) is not None:
-            return auto.finish(analyze(preceding, self._closing), reason)
+            return auto.finish(analyze(replace(preceding, job=job_of(servers)), self._closing), reason)
         with auto.paused():
             record = capture_and_analyze(servers, asked_s, auto.logdir if reason else logdir, self._stop_capture,
                                          self._closing, self.set_status, force)

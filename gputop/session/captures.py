@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # A named server that does not answer may be starting, or a loaded machine slow.
 ATTEMPTS, RETRY_DELAY_S = 3, 0.5
+ATTACHED = "attached"  # the description of a server of which only the address is known
 HOW_TO_SERVE = (
     "In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009); "
     "then gputop finds it, or name it with --attach HOST:PORT. Without a change: gputop run -- python train.py starts "
@@ -60,7 +61,7 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
                 probe(address, timeout_s=2.0)
         except GputopError as error:
             return Server(address, problem=error.message, asked=True)
-        return Server(address, "attached", asked=True)
+        return Server(address, ATTACHED, asked=True)
 
     if len(attached) > 1:  # those that are down must not add up
         from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,13 @@ def find_named_servers(attached: Sequence[str], own: Mapping[str, str], discover
     return found
 
 
+def job_of(servers: Sequence[Server]) -> str:
+    """The command line of the job that is captured, its secrets hidden; empty where only addresses are known."""
+    from gputop.text.redaction import command
+
+    return next((command(s.description) for s in servers if s.description not in ("", ATTACHED)), "")
+
+
 class ServerOfAnotherUser(GputopError):
     """The only servers there are belong to other users, and nobody has said that they may be captured from."""
 
@@ -92,6 +100,16 @@ class ServerOfAnotherUser(GputopError):
             f"the profiler server at {server.address} belongs to user {server.owner} and was not named",
             f"A capture slows that job down and copies what it does. If that is meant: --attach {server.address}")
         self.server = server
+
+
+class ServerOfAnotherJob(GputopError):
+    """The job that was watched has ended; the server that would be next belongs to another one."""
+
+    def __init__(self, server: Server, ended: Server) -> None:
+        super().__init__(
+            f"the job at {ended.address} has ended, and the profiler server at {server.address} belongs to another one",
+            f"If that is meant: --attach {server.address}")
+        self.server, self.ended = server, ended
 
 
 def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
@@ -181,6 +199,7 @@ def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path,
         missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
         record = record_of_workers(name, asked_s, captured, missing)
     status("analyzing", record.took_s)
+    record = replace(record, job=job_of(answering))
     return analyze(record, closing, {address: on_progress.cpus(address) for address in pids})
 
 
@@ -190,21 +209,32 @@ def analyze(record: CaptureRecord, closing: threading.Event,
 
     Beside the trace it leaves ``cpus``, by address what the jobs could use, for any later analysis, and the findings.
     """
-    from gputop.diagnosis.worker import analyze_in_worker
-    from gputop.trace.readers.capture_file import write_capture
+    from msgspec import structs
+
+    from gputop.trace.readers.capture_file import CaptureFile, write_capture
 
     paths = {o.address: o.result.path for o in record.workers if o.result is not None} or {record.address: record.path}
-    files = {path.name: (cpus or {}).get(address) for address, path in paths.items()}
+    about = CaptureFile(files={path.name: (cpus or {}).get(address) for address, path in paths.items()},
+                        address=record.address, job=record.job, time_s=record.time_s)
     folder = next(iter(paths.values())).parent
     # Where it cannot be written, the trace tells what it tells without.
     with contextlib.suppress(OSError):
-        write_capture(folder, files, None)
+        write_capture(folder, about)
+    analyzed = analyze_saved(record, closing)
+    if analyzed.analysis is not None:
+        with contextlib.suppress(OSError):
+            write_capture(folder, structs.replace(about, findings=analyzed.findings, step_s=analyzed.step_s))
+    return analyzed
+
+
+def analyze_saved(record: CaptureRecord, closing: threading.Event) -> CaptureRecord:
+    """The record of an earlier capture with what its trace says, or with the ``problem``; blocks. Writes nothing."""
+    from gputop.diagnosis.worker import analyze_in_worker
+
     try:
         found = analyze_in_worker([str(record.path)], closing)
     except GputopError as error:
         return replace(record, problem=error)
-    with contextlib.suppress(OSError):
-        write_capture(folder, files, found.analysis.findings)
     return replace(record, analysis=found.analysis, report=found.report, limit=found.limit)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputop.advice.merge import merge_findings
@@ -33,11 +34,13 @@ class FindingStore:
         self.live = Advice()
         self.findings: tuple[Finding, ...] = ()
         self.events = EventLog()
-        self.last_capture: CaptureRecord | None = None
-        self.captures: tuple[CaptureRecord, ...] = ()  # of this session, those that could be analyzed, oldest first
+        self.last_capture: CaptureRecord | None = None  # or the one that was opened since
+        self.captures: tuple[CaptureRecord, ...] = ()  # analyzed ones, of this session or opened, oldest first
+        self.taken: tuple[CaptureRecord, ...] = ()  # by this session, analyzed or not
         self.baseline: CaptureRecord | None = None  # "A", the capture that later ones are compared with
         self.gpu_numbers = unknown("no capture yet")  # which GPUs of this node the GPUs of the last capture are
         self._clock = clock
+        self._numbers: dict[Path, GpuNumbers] = {}  # those of each capture of this session
         self._frozen = snapshot is not None
         self._rules_ran_s = 0.0  # time of the sample on which the live rules ran last
         self._lock = threading.Lock()
@@ -59,11 +62,36 @@ class FindingStore:
 
     def add_capture(self, record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> None:
         """Add a finished capture of these servers; ``sample`` tells which GPUs of the node it means."""
-        self.gpu_numbers = _gpu_numbers(record, servers, sample)
+        self._numbers[record.path] = _gpu_numbers(record, servers, sample)
+        self.taken = (*self.taken, record)[-MAX_CAPTURES:]
+        self.open_capture(record)
+
+    def open_capture(self, record: CaptureRecord) -> None:
+        """Show this capture: its findings, tables and timeline are those of the last capture from now on."""
+        self.gpu_numbers = self._numbers.get(record.path, unknown("the capture is not of this session"))
         self.last_capture = record
         if record.problem is None:
-            self.captures = (*self.captures, record)[-MAX_CAPTURES:]
+            self.keep_capture(record)
         self.refresh()
+
+    def keep_capture(self, record: CaptureRecord) -> None:
+        """Add a capture to those that can be compared."""
+        others = (one for one in self.captures if one.path != record.path)
+        self.captures = tuple(sorted((*others, record), key=lambda one: one.time_s))[-MAX_CAPTURES:]
+
+    def drop_capture(self, path: Path) -> None:
+        """Forget a capture whose files are deleted; where it was shown, the newest other one is."""
+        self.captures = tuple(one for one in self.captures if one.path != path)
+        self.taken = tuple(one for one in self.taken if one.path != path)
+        if self.baseline is not None and self.baseline.path == path:
+            self.baseline = None
+        if self.last_capture is not None and self.last_capture.path == path:
+            analyzed = [one for one in self.captures if one.analysis is not None]
+            if analyzed:
+                self.open_capture(analyzed[-1])
+            else:
+                self.last_capture, self.gpu_numbers = None, unknown("no capture yet")
+                self.refresh()
 
     def refresh(self) -> None:
         """Merge the findings of the last capture with the live ones."""

@@ -83,6 +83,7 @@ class Session:
     last_capture: _Of[CaptureRecord | None] = _Of("finding_store")
     captures: _Of[tuple[CaptureRecord, ...]] = _Of("finding_store")
     baseline: _Of[CaptureRecord | None] = _Of("finding_store")
+    taken: _Of[tuple[CaptureRecord, ...]] = _Of("finding_store")
     gpu_numbers: _Of[GpuNumbers] = _Of("finding_store")
 
     def __init__(self, source: Source | Player, options: Options | None = None,
@@ -175,6 +176,30 @@ class Session:
         """Make ``record`` the capture that later ones are compared with; None: no longer any."""
         self.baseline = record
 
+    def open_capture(self, record: CaptureRecord) -> None:
+        """Show a capture as the last one is shown; one that is not analyzed is analyzed first, in the background.
+
+        Raises GputopError where that cannot be.
+        """
+        if self.replayed_snapshot is not None and record is not self.last_capture:
+            raise GputopError("this is a snapshot: it has no other capture", "Run gputop to open the capture.")
+        if record.analysis is None:
+            self.capture_control.open_saved(record)
+        else:
+            self.capture_opened(record)
+            self._notify("capture")
+
+    def compare_captures(self, a: CaptureRecord, b: CaptureRecord) -> None:
+        """Take two captures, of which one or both may be of the logdir, among those that are compared; ``a`` is A."""
+        for record in (a, b):
+            self.finding_store.keep_capture(record)
+        self.set_baseline(a)
+
+    def drop_capture(self, record: CaptureRecord) -> None:
+        """Forget a capture whose files are deleted."""
+        self.finding_store.drop_capture(record.path)
+        self._notify("capture")
+
     def signal(self, process: ProcessSample, number: Signals) -> None:
         """Send a signal to a process of the newest sample; raises GputopError where it must not or cannot be sent."""
         if self.player is not None:
@@ -215,3 +240,6 @@ class Session:
 
     def capture_ended(self, record: CaptureRecord, servers: Sequence[Server]) -> None:
         self.finding_store.add_capture(record, servers, self.sample)
+
+    def capture_opened(self, record: CaptureRecord) -> None:
+        self.finding_store.open_capture(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +17,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError
-from gputop.session.captures import ServerOfAnotherUser
+from gputop.session.captures import ServerOfAnotherJob, ServerOfAnotherUser
 from gputop.session.session import Change, Session
 from gputop.text.units import printable
 from gputop.tui import open_screens
@@ -240,6 +241,8 @@ class GputopApp(TerminalApp):
             self.session.start_capture(force=force)
         except ServerOfAnotherUser as error:
             open_screens.ask_before_capture(self, error.server, force)
+        except ServerOfAnotherJob as error:
+            open_screens.ask_before_capture(self, error.server, force, error.ended)
         except GputopError as error:
             if not open_screens.offer_server(self, force):
                 open_screens.show_error(self, error)
@@ -386,6 +389,19 @@ class GputopApp(TerminalApp):
         yield from own
 
 
+def tell_where_captures_are(session: Session) -> None:
+    """A line on the terminal, once the screen is gone: the captures of this session, and how to see them again."""
+    taken = session.taken
+    if taken:
+        from gputop.launch.xprof import logdir_of
+        from gputop.text.console import say
+
+        what = "the capture" if len(taken) == 1 else f"the {len(taken)} captures"
+        with contextlib.suppress(GputopError):  # deleted meanwhile
+            logdir = logdir_of(taken[-1].path)
+            say(f"{what} of this session: {logdir}. To list them again: gputop --logdir {shlex.quote(str(logdir))}, J")
+
+
 def run(session: Session, preferences: Preferences | None = None, first_frame: FirstFrame | None = None) -> int:
     """Run the monitor over a started session until the user quits; returns the exit status."""
     app = GputopApp(session, preferences, first_frame)
@@ -393,5 +409,6 @@ def run(session: Session, preferences: Preferences | None = None, first_frame: F
     session.close()
     if app.error is not None:
         raise app.error
+    tell_where_captures_are(session)
     return EXIT_OK if status is None else status
 

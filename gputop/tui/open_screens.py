@@ -120,8 +120,9 @@ def open_signal(app: MonitorApp, chosen: ProcessSample) -> None:
     app.push_screen(SignalScreen(chosen), send)
 
 
-def ask_before_capture(app: MonitorApp, server: Server, force: bool) -> None:
-    """The question whether to capture from a server of another user; the answer counts until gputop ends."""
+def ask_before_capture(app: MonitorApp, server: Server, force: bool, ended: Server | None = None) -> None:
+    """The question whether to capture from a server of another user, or of another job than that of ``ended``; the
+    answer counts until gputop ends."""
     from gputop.tui.screens.dialogs import Confirm
 
     def answered(yes: bool | None) -> None:
@@ -129,8 +130,12 @@ def ask_before_capture(app: MonitorApp, server: Server, force: bool) -> None:
             app.session.allow(server)
             app.action_capture(force)
 
+    if ended is None:
+        question = f"This server belongs to user {server.owner}. Capture from it? y/N"
+    else:
+        question = f"The job at {ended.address} has ended. Capture from another job? y/N"
     app.push_screen(Confirm(
-        "Capture", f"This server belongs to user {server.owner}. Capture from it? y/N",
+        "Capture", question,
         f"{server.address}  {server.description}\n\nA capture slows that job down, takes memory of it, and copies what "
         "it does into a trace of yours. The answer counts until gputop ends."), answered)
 
@@ -177,6 +182,12 @@ def open_job(app: MonitorApp) -> None:
     app.push_screen(LivePopup("Job", lambda _: job_text(app.session)))
 
 
+def open_captures(app: MonitorApp) -> None:
+    from gputop.tui.screens.captures import CapturesScreen
+
+    app.push_screen(CapturesScreen(app.session))
+
+
 def open_tables(app: MonitorApp) -> None:
     """The last capture as tables."""
     record = app.session.last_capture
@@ -208,7 +219,7 @@ def mark_capture(app: MonitorApp) -> None:
 # By the name that the action ``open`` has in gputop.tui.keys.
 BY_NAME: dict[str, Callable[[MonitorApp], None]] = {
     "timeline": open_timeline, "tables": open_tables, "comparison": open_comparison, "mark": mark_capture,
-    "host": open_host, "job": open_job}
+    "host": open_host, "job": open_job, "captures": open_captures}
 
 
 def write_snapshot(app: MonitorApp) -> None:

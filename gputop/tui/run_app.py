@@ -18,7 +18,7 @@ from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText, justify
 from gputop.session.session import Session
 from gputop.text.units import printable
-from gputop.tui.app import GputopApp
+from gputop.tui.app import GputopApp, tell_where_captures_are
 from gputop.tui.keys import key
 from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.widgets.cached_lines import LinesWidget
@@ -193,3 +193,4 @@ def run(session: Session, job: Job, preferences: Preferences | None = None) -> N
     app.run()
     if app.error is not None:
         raise app.error
+    tell_where_captures_are(session)

@@ -15,7 +15,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session import capture_control
-from gputop.session.captures import ServerOfAnotherUser, choose_servers, find_servers
+from gputop.session.captures import ServerOfAnotherJob, ServerOfAnotherUser, choose_servers, find_servers
 from gputop.session.session import Options, Session
 from tests.fakes import StillSession, StillSource, node_sample
 
@@ -265,4 +265,41 @@ def test_a_job_that_has_ended_is_known_with_the_next_sample(monkeypatch: pytest.
     job.wait()
     found[:] = [Server("127.0.0.1:6010", "train.py", os.getpid())]
     session.update_servers()
-    assert session.ended_server is None, "another job has a server"
+    assert session.ended_server is None, "it was started again"
+
+
+def test_a_capture_of_another_job_than_the_one_that_ended_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = StillSession()
+    asked, begun = [], []
+    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
+
+    def search(*found: Server) -> None:
+        monkeypatch.setattr(capture_control, "find_servers", lambda *_: (found, ()))
+        session.update_servers()
+
+    def capture() -> None:
+        try:
+            session.start_capture()
+        except ServerOfAnotherJob as error:
+            asked.append((error.ended.address, error.server.address))
+            session.allow(error.server)
+
+    first, beside = Server("127.0.0.1:1", "train.py", 7), Server("127.0.0.1:2", "train.py", 8)
+    search(first, beside)
+    capture()
+    assert (begun, asked) == ([first.address], [])
+    search(beside)
+    capture()
+    assert (begun, asked) == ([first.address], [(first.address, beside.address)]), "it ran beside: another job"
+    capture()
+    assert begun[1:] == [beside.address], "the answer counts"
+    again = Server("127.0.0.1:9", "TensorFlow 2.21.0: train.py", 9)
+    search(again)
+    capture()
+    assert begun[2:] == [again.address] and len(asked) == 1, "the same job, started again"
+    search(Server("127.0.0.1:9", "eval.py", 10))
+    capture()
+    assert len(asked) == 2, "another command at the same address"
+    search(Server("127.0.0.1:4", "other.py", 11, asked=True))
+    capture()
+    assert begun[3:] == ["127.0.0.1:4"] and len(asked) == 2, "a named one needs no question"

@@ -22,6 +22,7 @@ from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import Leave, Output, RunApp
+from gputop.tui.screens.captures import CapturesScreen, SavedCaptures
 from gputop.tui.screens.compare import CaptureList, CompareScreen
 from gputop.tui.screens.dialogs import Ask, Confirm, Popup
 from gputop.tui.screens.finding import FindingPopup
@@ -220,6 +221,7 @@ MONITOR_EFFECTS = {
     "open('comparison')": Effect(screen, to(CompareScreen)),
     "open('host')": Effect(title, to("Host")),
     "open('job')": Effect(title, to("Job")),
+    "open('captures')": Effect(screen, to(CapturesScreen)),
     "recommendations": Effect(focused, to(ActionsPanel), ("tab",)),
     "snapshot": Effect(lambda app: {p.suffix for p in Path("traces").glob("*-SIMULATED-*")},
                        to({".json", ".txt", ".svg", ".html"})),
@@ -365,6 +367,18 @@ STAGES: dict[type, Stage] = {
         "capture_again": CLOSES,
         "app.help": HELPS,
         "dismiss": CLOSES}, ("B",), stays=True),
+    CapturesScreen: Stage({
+        "open": Effect(lambda app: (len(app.screen_stack), app.session.last_capture), other, ("down",)),
+        "mark('A')": Effect(on_screen(lambda s: s._list.marks.get("A")), other),
+        "mark('B')": Effect(on_screen(lambda s: s._list.marks.get("B")), other),
+        "delete": Effect(screen, to(Confirm)),
+        "app.help": HELPS,
+        "dismiss": CLOSES}, ("J",)),
+    SavedCaptures: Stage(moves(of(SavedCaptures, lambda c: c.index)) | {
+        "move(-10)": Effect(of(SavedCaptures, lambda c: c.index), to(0), ("down",)),
+        "move(10)": Effect(of(SavedCaptures, lambda c: c.index), to(1), ("up",)),
+        "move(-1000)": Effect(of(SavedCaptures, lambda c: c.index), to(0), ("down",)),
+        "move(1000)": Effect(of(SavedCaptures, lambda c: c.index), to(1), ("up",))}, ("J",), stays=True),
     CaptureList: Stage(moves(of(CaptureList, lambda c: c.index)), ("B",), stays=True),
     TablesScreen: Stage({
         "turn(1)": Effect(on_screen(lambda s: s._index), by(1), ("1",)),

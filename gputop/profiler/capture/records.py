@@ -69,6 +69,8 @@ class CaptureRecord:
     cost: Cost | None = None  # of several workers, that of the one that was held longest
     workers: tuple[Outcome, ...] = ()  # where several were captured at once
     notices: tuple[str, ...] = ()  # what to know of it first: why gputop made it by itself, which worker is missing
+    job: str = ""  # the job's command line, its secrets hidden; empty where only its address is known
+    saved_step_s: float | None = None  # the median step time as gputop.capture.json tells it, until it is analyzed
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -77,7 +79,7 @@ class CaptureRecord:
     @property
     def step_s(self) -> float | None:
         """Median step time, where the trace has steps."""
-        return self.steps.median_s if self.steps is not None else None
+        return self.steps.median_s if self.steps is not None else self.saved_step_s
 
     @property
     def steps(self) -> StepTimes | None:

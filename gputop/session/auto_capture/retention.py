@@ -45,12 +45,23 @@ def remove_oldest(logdir: Path, max_runs: int = MAX_RUNS, max_bytes: float = MAX
                 total += _trace_bytes(folder)
                 if not i or (i < max_runs and total <= max_bytes):
                     continue
-                for name in folder.names():
-                    if name.endswith(_TRACE) or name in (CAPTURE, CLOCKS, MARK):
-                        folder.remove(name)
-            parent.remove_folder(run)  # it stays where it holds something else
+            remove_run(parent, run)
             removed.append(profiles / run)
     return removed
+
+
+def remove_run(parent: Folder, run: str) -> list[str]:
+    """Remove the traces of a run and what gputop wrote beside them, and its folder unless it holds anything else.
+
+    Returns the names of those that could not be removed. Raises OSError where it cannot be entered.
+    """
+    with parent.enter(run) as folder:
+        own = [name for name in folder.names() if name.endswith(_TRACE) or name in (CAPTURE, CLOCKS, MARK)]
+        for name in own:
+            folder.remove(name)
+        left = [name for name in own if folder.has(name)]
+    parent.remove_folder(run)
+    return left
 
 
 def _marked_runs(parent: Folder) -> Iterator[tuple[float, str]]:

@@ -1,7 +1,8 @@
 """The file ``gputop.capture.json`` of a run folder: what gputop knew and said when it captured.
 
 It lies beside the traces; other tools ignore it. For each trace file: the CPUs that its job could use, which no trace
-tells. And the findings as they were shown then, whose estimated savings a later comparison quotes.
+tells. The findings as they were shown then, whose estimated savings a later comparison quotes. And what a list of
+captures shows without reading a trace.
 """
 
 from __future__ import annotations
@@ -21,27 +22,38 @@ FILE = "gputop.capture.json"
 _SCHEMA = "gputop.capture/1"
 _MAX_BYTES = 16 << 20
 _MAX_CPUS = 1 << 16
+_MAX_TIME_S = 4e9  # the year 2096
 
 
 class CaptureFile(Struct, frozen=True):
-    """``files`` are the names of the traces that were captured together; ``findings`` None: they were not analyzed."""
+    """``files`` are the names of the traces that were captured together; ``findings`` None: they were not analyzed.
+
+    ``job`` is the command line of the job, its secrets hidden; ``time_s`` the Unix time at which the capture ended,
+    ``step_s`` the median step time.
+    """
 
     schema: str = _SCHEMA
     files: Mapping[str, JobCpus | None] = field(default_factory=dict)
     findings: tuple[Finding, ...] | None = None
+    address: str = ""
+    job: str = ""
+    time_s: float | None = None
+    step_s: float | None = None
 
 
-def write_capture(folder: Path, files: Mapping[str, JobCpus | None], findings: tuple[Finding, ...] | None) -> None:
+def write_capture(folder: Path, about: CaptureFile) -> None:
     """Write it; raises OSError."""
     with replacing(folder / FILE) as file:
-        file.write(encode(CaptureFile(files=files, findings=findings)) + b"\n")
+        file.write(encode(about) + b"\n")
 
 
-def read_capture(folder: Path) -> CaptureFile:
+def read_capture(folder: Path, max_bytes: int = _MAX_BYTES) -> CaptureFile:
     """What is known of the traces in a folder: nothing where there is no such file, or not a valid one."""
     with contextlib.suppress(OSError, ValueError):
-        found = convert(parse(read_regular(folder / FILE, _MAX_BYTES)), CaptureFile)
-        if found.schema == _SCHEMA and all(map(_plausible, found.files.values())):
+        found = convert(parse(read_regular(folder / FILE, max_bytes)), CaptureFile)
+        times_s = (found.time_s or 0.0, found.step_s or 0.0)
+        if (found.schema == _SCHEMA and all(map(_plausible, found.files.values()))
+                and all(0 <= time_s < _MAX_TIME_S for time_s in times_s)):
             return found
     return CaptureFile()
 

@@ -172,7 +172,9 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     left: list[StyledText] = [(" Job  ", BOLD)]
     if ended is not None:
         about = f"  {printable(ended.address)}  {printable(ended.description)}"
-        return justify([*left, ("■ ", BAD), (f"process {ended.pid} has ended", WARN), (about, DIM)], [], width)
+        another = any(s.problem is None for s in servers)
+        return justify([*left, ("■ ", BAD), (f"process {ended.pid} has ended", WARN), (about, DIM)],
+                       [("c: capture another job… ", ACCENT)] if another else [], width)
     if status is not None and status.phase == "failed":
         text = printable(" ".join([status.message + ".", status.fix]).replace("\n", " "))
         return justify([(" Job  ", BOLD), ("capture failed: ", BAD), (text, PLAIN)], [], width)

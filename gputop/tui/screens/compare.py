@@ -128,13 +128,13 @@ class CompareScreen(ModalScreen[None]):
             "share is “cannot be told” where a capture has too few steps or its trace is no longer on disk. Where the "
             "difference is small, capture again to be surer.\n")
 
-    def __init__(self, session: Session) -> None:
-        """The session must have two captures at least."""
+    def __init__(self, session: Session, b: CaptureRecord | None = None) -> None:
+        """The session must have two captures at least. ``b``: which of them is B; else the newest."""
         super().__init__()
         self._session = session
         captures = session.captures
         self._a = session.baseline if session.baseline in captures else captures[-2]
-        self._b = captures[-1] if captures[-1] is not self._a else captures[-2]
+        self._b = b or (captures[-1] if captures[-1] is not self._a else captures[-2])
         self._stop = threading.Event()
 
     def compose(self) -> ComposeResult:

@@ -254,9 +254,8 @@ def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
 
 
 def job_text(session: Session) -> Text:
-    """The job: its profiler servers, its step period, and the captures of this session with what they cost."""
+    """The job: its profiler servers and its step period."""
     out = Text()
-    now_s = session.clock()
     out.append("Profiler servers\n", BOLD)
     for server in session.servers:
         out.append("✗ " if server.problem else "● ", BAD if server.problem else ACCENT)
@@ -276,19 +275,6 @@ def job_text(session: Session) -> Text:
         out.append(f"a period of {seconds(step_period.period_s)} in the live figures, an estimate\n"
                    if step_period.period_s else
                    f"no period in the live figures: {printable(step_period.reason or 'not found')}\n")
-    out.append("\nCaptures of this session\n", BOLD)
-    for record in reversed(session.captures):
-        step = "no steps" if record.step_s is None else f"{seconds(record.step_s)}/step"
-        mark = "A " if record is session.baseline else "  "
-        out.append(mark, ACCENT)
-        out.append(f"{time_ago(now_s, record.time_s):>10}  {step:<14}", PLAIN)
-        plan = record.plan
-        out.append(f"{plan.chosen_s if plan else record.asked_s:g} s from {printable(record.address)}\n", DIM)
-        for line in record.remarks:
-            out.append(f"{'':14}{printable(line)}\n", DIM)
-        out.append(f"  {printable(str(record.path))}\n", DIM)  # a long word: it has a line to itself
-    if not session.captures:
-        out.append("none yet: c captures a trace\n", DIM)
     return out
 
 

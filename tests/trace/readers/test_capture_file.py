@@ -21,7 +21,7 @@ TRACE = Path(__file__).resolve().parents[2] / "data" / "keras3_slow_input.xplane
 
 def test_it_is_read_back_for_the_traces_of_that_capture_alone(tmp_path: Path) -> None:
     said = (convert(finding("input_bound", 0.4), Finding),)
-    write_capture(tmp_path, {"a.xplane.pb": CPUS, "b.xplane.pb": None}, said)
+    write_capture(tmp_path, CaptureFile(files={"a.xplane.pb": CPUS, "b.xplane.pb": None}, findings=said))
     found = capture_of([str(tmp_path / "a.xplane.pb"), str(tmp_path / "b.xplane.pb.gz")])
     assert found.findings == said and found.files == {"a.xplane.pb": CPUS, "b.xplane.pb": None}
     for other in (["a.xplane.pb"], ["a.xplane.pb", "c.xplane.pb"], ["x/a.xplane.pb", "b.xplane.pb"], []):
@@ -43,7 +43,7 @@ def test_the_analysis_of_a_captured_trace_tells_its_cpus(tmp_path: Path) -> None
     folder.mkdir(parents=True)
     shutil.copy(TRACE, folder / "vm.xplane.pb.gz")
     assert analyze(folder).trace.job_cpus is None
-    write_capture(folder, {"vm.xplane.pb": CPUS}, None)
+    write_capture(folder, CaptureFile(files={"vm.xplane.pb": CPUS}))
     for path in (tmp_path, folder, folder / "vm.xplane.pb.gz"):
         found = analyze(path)
         assert found.trace.job_cpus == CPUS

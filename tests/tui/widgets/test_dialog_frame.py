@@ -31,7 +31,7 @@ from tests.tui.screens.test_details import SignalingSession, open_signals
 OPENED = (120, 40)
 SIZES = ((40, 12), (80, 24), (20, 5), (200, 60), (60, 8))
 # Over the main screen, and over the processes.
-BOXES = (("question_mark",), ("h",), ("J",), ("a",), ("r", "enter"), ("tab", "enter"), ("tab", "K"),
+BOXES = (("question_mark",), ("h",), ("i",), ("J",), ("a",), ("r", "enter"), ("tab", "enter"), ("tab", "K"),
          ("tab", "K", "question_mark"))
 
 

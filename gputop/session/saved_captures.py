@@ -1,0 +1,99 @@
+"""The captures that lie in a logdir, told apart by what stands beside them: no trace is read for a list.
+
+A logdir may be on a slow file system and hold whatever others put there: the newest runs alone are looked at, what is
+read of each is bounded, and nothing is followed or removed that could be exchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputop.core.errors import GputopError
+from gputop.core.files import Folder, refuse_untrusted
+from gputop.core.findings import Finding
+from gputop.profiler.capture.records import CaptureRecord
+from gputop.session.auto_capture.controller import FOLDER as AUTO_CAPTURES
+from gputop.session.auto_capture.retention import remove_run
+from gputop.trace.readers.capture_file import read_capture
+
+NOT_ANALYZED = "not analyzed yet"
+MAX_RUNS = 256  # of each folder; a run is three round trips on a network file system
+_MAX_ABOUT_BYTES = 1 << 20  # of gputop.capture.json for a list; findings of an analysis take some ten kB
+_TRACE = ".xplane.pb"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedCapture:
+    """A line of the list: ``first`` is the title of the first finding, or why there is none."""
+
+    record: CaptureRecord
+    first: str
+
+
+def listed(record: CaptureRecord) -> ListedCapture:
+    """A capture that this session has taken or opened."""
+    if record.problem is not None:
+        return ListedCapture(record, f"not analyzed: {record.problem.message}")
+    return ListedCapture(record, _first(None if record.analysis is None else record.findings))
+
+
+def _first(findings: tuple[Finding, ...] | None) -> str:
+    return NOT_ANALYZED if findings is None else findings[0].title if findings else "nothing to mend"
+
+
+def saved_captures(logdir: Path) -> Iterator[ListedCapture]:
+    """Those of a logdir, automatic ones included, the newest first; blocks as long as its file system does."""
+    runs: list[Path] = []
+    for folder in (logdir, logdir / AUTO_CAPTURES):
+        with contextlib.suppress(OSError, RuntimeError), Folder(_profiles(folder)) as profiles:
+            runs += [profiles.path / name for name in sorted(profiles.names(), reverse=True)[:MAX_RUNS]]
+    for run in sorted(runs, key=lambda run: run.name, reverse=True):  # TensorBoard names a run after its time
+        with contextlib.suppress(OSError):
+            if (found := _read_run(run)) is not None:
+                yield found
+
+
+def _profiles(logdir: Path) -> Path:
+    return logdir.expanduser().absolute() / "plugins" / "profile"
+
+
+def _read_run(run: Path) -> ListedCapture | None:
+    """What a run's folder tells; None where it holds no trace. Raises OSError."""
+    with Folder(run.parent) as parent, parent.enter(run.name) as folder:
+        traces = sorted(name for name in folder.names() if name.endswith(_TRACE) and not name.startswith("."))
+        if not traces:
+            return None
+        written_s = folder.state(traces[0]).st_mtime
+    about = read_capture(run, _MAX_ABOUT_BYTES)
+    if set(about.files) - set(traces):  # it tells of other traces
+        about = type(about)()
+    path = run / traces[0] if len(traces) == 1 else run
+    time_s = written_s if about.time_s is None else about.time_s
+    record = CaptureRecord(about.address, path, time_s, 0.0, 0.0, job=about.job, saved_step_s=about.step_s)
+    return ListedCapture(record, _first(about.findings))
+
+
+def run_of(record: CaptureRecord) -> Path:
+    """The run's folder, which a capture of several workers has as its path."""
+    return record.path.parent if record.path.name.endswith(_TRACE) else record.path
+
+
+def delete_capture(record: CaptureRecord) -> None:
+    """Remove the traces of a capture and what gputop wrote beside them; the folder stays where it holds anything else.
+
+    Raises GputopError where that is not possible, or another user could exchange the folder.
+    """
+    run = run_of(record)
+    refuse_untrusted(run.parent, "--logdir")
+    try:
+        with Folder(run.parent) as parent:
+            left = remove_run(parent, run.name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise GputopError(f"{run} cannot be deleted: {error.strerror or error}", "Delete it by hand.") from error
+    if left:
+        raise GputopError(f"{run / left[0]} cannot be deleted", "It belongs to another user, or the disk is read-only.")

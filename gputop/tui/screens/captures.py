@@ -1,0 +1,280 @@
+"""The captures of this session and of the logdir: open one, choose two to compare, delete one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.message import Message
+from textual.screen import ModalScreen
+
+from gputop.core.errors import GputopError
+from gputop.profiler.capture.records import CaptureRecord
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
+from gputop.render.styled_text import StyledText
+from gputop.session.saved_captures import ListedCapture, delete_capture, listed, run_of, saved_captures
+from gputop.session.session import Session
+from gputop.text.units import fit, printable, seconds
+from gputop.tui.keys import key
+from gputop.tui.screens.dialogs import Confirm
+from gputop.tui.widgets.cached_lines import DrawnLines
+from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+
+_BATCH = 16  # captures that are shown together while the logdir is read
+_OTHER_LINES = 8  # of the box: frame, details of the selected capture
+_STEP_FROM_COLUMNS, _JOB_FROM_COLUMNS, _JOB_COLUMNS = 50, 100, 28
+
+
+def when(time_s: float, now_s: float) -> str:
+    """The time of a capture: of today the time alone, else the date, too."""
+    then, now = time.localtime(time_s), time.localtime(now_s)
+    if then[:3] == now[:3]:
+        return time.strftime("%H:%M:%S", then)
+    return time.strftime("%d %b %H:%M" if then[0] == now[0] else "%Y-%m-%d", then)
+
+
+class SavedCaptures(DrawnLines, can_focus=True):
+    """A line a capture, the newest first; ● is the one that is shown, A and B are those to compare."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("up,k", "move(-1)", "up", "select the capture above"),
+        key("down,j", "move(1)", "down", "select the capture below"),
+        key("pageup", "move(-10)", "up a page", "ten captures up"),
+        key("pagedown", "move(10)", "down a page", "ten captures down"),
+        key("home", "move(-1000)", "newest", "the newest capture"),
+        key("end", "move(1000)", "oldest", "the oldest capture"),
+    ]
+    PANEL = "Captures"
+
+    class Chosen(Message):
+        """The user clicked the selected capture."""
+
+    class Moved(Message):
+        """Another capture is selected."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(id="saved")
+        self._session = session
+        self.captures: list[ListedCapture] = []
+        self.marks: dict[str, CaptureRecord] = {}
+        self.index = 0
+
+    @property
+    def selected(self) -> ListedCapture | None:
+        return self.captures[self.index] if self.captures else None
+
+    @property
+    def _top(self) -> int:
+        return max(0, min(self.index - self.size.height // 2, len(self.captures) - self.size.height))
+
+    def draw(self) -> None:
+        width, height = self.size.width, self.size.height
+        now_s, shown = self._session.clock(), self._session.last_capture
+        job_columns = _JOB_COLUMNS if width >= _JOB_FROM_COLUMNS else 0
+        lines: list[list[StyledText]] = []
+        for i, one in enumerate(self.captures[self._top:self._top + height], self._top):
+            here = i == self.index
+            record = one.record
+            mark = next((name for name, marked in self.marks.items() if marked.path == record.path), " ")
+            is_shown = shown is not None and shown.path == record.path
+            step = "" if record.analysis is None else "no steps"
+            step = step if record.step_s is None else seconds(record.step_s) + "/step" * (width >= _STEP_FROM_COLUMNS)
+            left = f"{when(record.time_s, now_s):<13}{step:<{13 if width >= _STEP_FROM_COLUMNS else 10}}"
+            job = fit(printable(record.job or record.address), job_columns - 2) + "  " if job_columns else ""
+            rest = max(0, width - 5 - len(left) - len(job))
+            lines.append([("›" if here else " ", ACCENT), (mark, ACCENT), (" ● " if is_shown else "   ", ACCENT),
+                          (left, BOLD if here else PLAIN), (job, DIM),
+                          (fit(printable(one.first), rest), PLAIN if here else DIM)])
+        self.show(lines)
+
+    def action_move(self, by: int) -> None:
+        self.index = max(0, min(len(self.captures) - 1, self.index + by))
+        self.draw()
+        self.post_message(self.Moved())
+
+    def on_mouse_scroll_down(self) -> None:
+        self.action_move(1)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.action_move(-1)
+
+    def on_click(self, event: events.Click) -> None:
+        row = event.get_content_offset(self)
+        if row is None or not 0 <= self._top + row.y < len(self.captures):
+            return
+        chosen = self._top + row.y
+        if chosen == self.index:
+            self.post_message(self.Chosen())
+        else:
+            self.action_move(chosen - self.index)
+
+
+class CapturesScreen(ModalScreen[None]):
+    """The list, which grows while the logdir is read, and what is known of the selected capture."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("enter", "open", "open", "open the selected capture: findings, timeline, tables; it may be analyzed first"),
+        key("a,A", "mark('A')", "is A", "the selected capture is A, from before the change"),
+        key("b,B", "mark('B')", "is B", "the selected capture is B, from after the change; A and B are then compared"),
+        key("d,delete", "delete", "delete…", "delete the selected capture from disk, after a question"),
+        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("escape,q,J", "dismiss", "close", "back to the monitor"),
+    ]
+    HELP = ("The captures of this session and those in the folder of --logdir, those of TensorBoard and automatic ones "
+            "included. ● is the one whose findings are shown. None is analyzed before it is opened.\n")
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._list = SavedCaptures(session)
+        if session.baseline is not None:
+            self._list.marks["A"] = session.baseline
+        self._saved: dict[Path, ListedCapture] = {}  # of the logdir, by the run's folder
+        self._own: tuple[object, ...] = ()  # what of the session is shown
+        self._stop = threading.Event()
+        self._reading = session.replayed_snapshot is None
+
+    def compose(self) -> ComposeResult:
+        keys = "enter: open", "a b: compare", "d: delete", "↑↓ select", "esc: close"
+        with DialogFrame("Captures", *keys, id="captures-box", can_focus=False):
+            yield self._list
+            yield WrappedText(self._about, id="about")
+
+    def on_mount(self) -> None:
+        self._list.focus()
+        self.update_view()
+        if self._reading:
+            self._read_logdir()
+
+    def on_unmount(self) -> None:
+        self._stop.set()
+
+    def on_resize(self) -> None:
+        self._fit()
+
+    def _fit(self) -> None:
+        self._list.styles.height = max(1, min(len(self._list.captures), self.app.size.height - _OTHER_LINES))
+        self._list.draw()
+        self.query_one(WrappedText).update_text()
+
+    @work(thread=True, exclusive=True)
+    def _read_logdir(self) -> None:
+        batch: list[ListedCapture] = []
+        for one in saved_captures(self._session.options.logdir):
+            if self._stop.is_set():
+                return
+            batch.append(one)
+            if len(batch) == _BATCH:
+                self.app.call_from_thread(self._add, batch)
+                batch = []
+        self._reading = False
+        if not self._stop.is_set():
+            self.app.call_from_thread(self._add, batch)
+
+    def _add(self, more: list[ListedCapture]) -> None:
+        self._saved |= {_place(one): one for one in more}
+        self._own = ()
+        self.update_view()
+
+    def update_view(self) -> None:
+        """List what there is by now, where that has changed; the same capture stays selected."""
+        session = self._session
+        own = (session.taken, session.captures, session.last_capture)
+        if own == self._own or not self.is_attached:
+            return
+        self._own = own
+        chosen = self._list.selected
+        found = dict(self._saved)
+        for one in map(listed, (*session.taken, *session.captures)):
+            if one.record.analysis is not None or _place(one) not in found:
+                found[_place(one)] = one
+        self._list.captures = sorted(found.values(), key=lambda one: -one.record.time_s)
+        places = [_place(one) for one in self._list.captures]
+        if chosen is not None and _place(chosen) in places:
+            self._list.index = places.index(_place(chosen))
+        self._list.index = max(0, min(self._list.index, len(places) - 1))
+        self._fit()
+
+    def _about(self, width: int) -> Text:
+        """Below the list: the selected capture, or why there is none."""
+        one, out = self._list.selected, Text()
+        if one is None:
+            logdir = printable(str(self._session.options.logdir))
+            return out.append(f"Reading {logdir} …" if self._reading else
+                              f"No captures in {logdir} yet: c captures a trace.", DIM)
+        record = one.record
+        out.append("\n")
+        if record.job or record.address:
+            out.append(printable("  ".join(filter(None, (record.job, record.address)))) + "\n")
+        out.append(printable(str(record.path)), DIM)
+        for line in record.remarks[:2]:
+            out.append("\n" + printable(line), DIM)
+        return out
+
+    def on_saved_captures_moved(self) -> None:
+        self.query_one(WrappedText).update_text()
+
+    def on_saved_captures_chosen(self) -> None:
+        self.action_open()
+
+    def action_open(self) -> None:
+        one = self._list.selected
+        if one is None:
+            return
+        try:
+            self._session.open_capture(one.record)
+        except GputopError as error:
+            self.notify(printable(f"{error.message}\n{error.fix}"), severity="warning")
+        else:
+            self.dismiss()
+
+    def action_mark(self, name: str) -> None:
+        one, marks = self._list.selected, self._list.marks
+        if one is None:
+            return
+        other = "B" if name == "A" else "A"
+        if other in marks and marks[other].path == one.record.path:
+            del marks[other]
+        marks[name] = one.record
+        self._list.draw()
+        if len(marks) < 2:
+            self.notify(f"It is {name}: select the other one and press {other.lower()}.")
+            return
+        from gputop.tui.screens.compare import CompareScreen
+
+        self._session.compare_captures(marks["A"], marks["B"])
+        self.app.switch_screen(CompareScreen(self._session, marks["B"]))
+
+    def action_delete(self) -> None:
+        one = self._list.selected
+        if one is None:
+            return
+        run = printable(str(run_of(one.record)))
+
+        def answered(yes: bool | None) -> None:
+            if not yes:
+                return
+            try:
+                delete_capture(one.record)
+            except GputopError as error:
+                self.notify(printable(f"{error.message}\n{error.fix}"), severity="warning")
+                return
+            self._list.marks = {name: r for name, r in self._list.marks.items() if r.path != one.record.path}
+            self._saved.pop(_place(one), None)
+            self._session.drop_capture(one.record)
+            self._add([])
+
+        self.app.push_screen(Confirm(
+            "Delete", f"Delete the capture of {when(one.record.time_s, self._session.clock())}? y/N",
+            f"The traces in {run} are removed from disk, with what gputop wrote beside them."), answered)
+
+
+def _place(one: ListedCapture) -> Path:
+    """The run's folder, however its path is written."""
+    return run_of(one.record).absolute()

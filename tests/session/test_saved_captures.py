@@ -1,0 +1,101 @@
+"""The captures of a logdir as a list: from what lies beside the traces, and deleted with nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gputop.core.codec import convert
+from gputop.core.errors import GputopError
+from gputop.core.findings import Finding
+from gputop.profiler.capture.records import CaptureRecord
+from gputop.session import saved_captures
+from gputop.session.saved_captures import NOT_ANALYZED, delete_capture, listed, run_of
+from gputop.trace.readers.capture_file import FILE, CaptureFile, write_capture
+from tests.analyses import make_analysis
+from tests.comparison.sides import finding
+from tests.fakes import StillSession
+
+SAID = (convert(finding("input_bound", 0.4), Finding),)
+
+
+def run(logdir: Path, name: str, *traces: str, about: CaptureFile | None = None, time_s: float = 1e9) -> Path:
+    folder = logdir / "plugins" / "profile" / name
+    folder.mkdir(parents=True)
+    for trace in traces:
+        (folder / trace).write_bytes(b"no trace")
+        os.utime(folder / trace, (time_s, time_s))
+    if about is not None:
+        write_capture(folder, about)
+    return folder
+
+
+def test_the_newest_first_with_what_is_known_of_each_and_none_is_read(tmp_path: Path) -> None:
+    vm = "vm.xplane.pb"
+    run(tmp_path, "2026_01_01_00_00_01", vm, about=CaptureFile(
+        files={vm: None}, findings=SAID, address="a:1", job="train.py", time_s=2e9, step_s=0.5))
+    run(tmp_path, "2026_01_01_00_00_02", vm)
+    run(tmp_path, "2026_01_01_00_00_03", "a.xplane.pb", "b.xplane.pb", about=CaptureFile(findings=()))
+    run(tmp_path, "2026_01_01_00_00_04", vm, about=CaptureFile(files={"other.xplane.pb": None}, findings=SAID))
+    run(tmp_path, "2026_01_01_00_00_05", ".vm.xplane.pb", "overview.json")
+    run(tmp_path / "black-box", "2026_01_01_00_00_06", vm)
+    (tmp_path / "plugins" / "profile" / "2026_01_01_00_00_07").write_text("no folder")
+    found = list(saved_captures.saved_captures(tmp_path))
+    assert [run_of(one.record).name[-1] for one in found] == list("64321")
+    assert [one.first for one in found] == [NOT_ANALYZED, NOT_ANALYZED, "nothing to mend", NOT_ANALYZED, SAID[0].title]
+    record = found[-1].record
+    assert (record.job, record.address, record.time_s, record.step_s) == ("train.py", "a:1", 2e9, 0.5)
+    assert found[0].record.time_s == 1e9, "that of the file"
+    assert found[2].record.path.name == "2026_01_01_00_00_03", "several workers: the run's folder"
+    assert list(saved_captures.saved_captures(tmp_path / "none")) == []
+
+
+def test_only_the_newest_runs_are_looked_at_and_a_large_file_is_left_alone(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_captures, "MAX_RUNS", 2)
+    monkeypatch.setattr(saved_captures, "_MAX_ABOUT_BYTES", 100)
+    for i in range(4):
+        run(tmp_path, f"r{i}", "vm.xplane.pb", about=CaptureFile(files={"vm.xplane.pb": None}, job="x" * 200))
+    assert [(run_of(one.record).name, one.record.job) for one in saved_captures.saved_captures(tmp_path)] == [
+        ("r3", ""), ("r2", "")]
+
+
+def test_deleting_takes_what_gputop_wrote_and_leaves_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("keep")
+    mine, shared = run(tmp_path, "r1", "vm.xplane.pb", about=CaptureFile()), run(tmp_path, "r2", "vm.xplane.pb")
+    (shared / "notes.txt").write_text("keep")
+    for one in list(saved_captures.saved_captures(tmp_path)):
+        delete_capture(one.record)
+    assert not mine.exists() and [p.name for p in shared.iterdir()] == ["notes.txt"]
+    delete_capture(CaptureRecord("", mine / "vm.xplane.pb", 0.0, 0.0, 0.0))  # it is gone: nothing to do
+    (tmp_path / "elsewhere" / "r").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "r" / FILE).write_text("keep")
+    (tmp_path / "plugins" / "profile" / "link").symlink_to(tmp_path / "elsewhere" / "r")
+    with pytest.raises(GputopError, match="cannot be deleted"):
+        delete_capture(CaptureRecord("", tmp_path / "plugins" / "profile" / "link", 0.0, 0.0, 0.0))
+    assert (tmp_path / "elsewhere" / "r" / FILE).exists()
+
+
+def test_an_opened_capture_is_shown_as_the_last_one_and_a_deleted_one_is_forgotten() -> None:
+    session = StillSession()
+    old, new = (CaptureRecord("a:1", Path(f"{name}/vm.xplane.pb"), time_s, 1.0, 1.0, analysis=make_analysis())
+                for name, time_s in (("old", 1.0), ("new", 2.0)))
+    session.capture_ended(new, ())
+    session.open_capture(old)
+    assert session.last_capture is old and session.captures == (old, new) and session.taken == (new,)
+    unread = CaptureRecord("", Path("unread/vm.xplane.pb"), 3.0, 0.0, 0.0)
+    session.compare_captures(unread, new)
+    assert session.captures == (old, new, unread) and session.baseline is unread and session.last_capture is old
+    session.drop_capture(old)
+    assert session.last_capture is new and session.captures == (new, unread)
+    session.drop_capture(unread)
+    assert session.baseline is None
+    session.drop_capture(new)
+    assert session.last_capture is None and session.findings == () and session.taken == ()
+
+
+def test_a_capture_that_could_not_be_analyzed_says_so() -> None:
+    record = CaptureRecord("a:1", Path("x.xplane.pb"), 0.0, 1.0, 1.0, problem=GputopError("no events", ""))
+    assert listed(record).first == "not analyzed: no events"
