@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from gputop.advice.rule import Rule
-from gputop.core.findings import Finding, Gain, Severity, at_most, severity_of
+from gputop.core.findings import Culprit, Finding, Gain, Severity, at_most, severity_of
 from gputop.text.units import percent
 
 
@@ -26,6 +26,9 @@ class Verdict:
     # gputop.analysis.what_if.cure.Cure, which live rules must not import: what the advice changes in the recorded
     # steps. None: it cannot be replayed.
     cure: Any = None
+    # gputop.analysis.layers.culprits.Events: what it means on the GPUs, to be named by ops and layers.
+    events: Any = None
+    culprits: tuple[Culprit, ...] = ()  # of the host, which it has named already
 
 
 class Missing(NamedTuple):
@@ -50,7 +53,7 @@ class Explanation:
 
 def finding(
     rule: Rule, verdict: Verdict, words: Explanation, caveat: str | None = None, remark: str | None = None,
-    replayed: float | None = None, not_replayed: str = "",
+    replayed: float | None = None, not_replayed: str = "", culprits: tuple[Culprit, ...] = (),
 ) -> Finding:
     """The finding of a rule. ``caveat`` says what little it rests on: it caps the severity where the rule's does.
 
@@ -66,7 +69,7 @@ def finding(
     return Finding(
         id=verdict.id or rule.id, severity=severity, title=words.title, why=why, evidence=words.evidence,
         action=words.action, source=words.source, gain=_gain(verdict, words, replayed, not_replayed),
-        gpus=verdict.gpus, snippet=words.snippet, origin=rule.origin,
+        gpus=verdict.gpus, snippet=words.snippet, origin=rule.origin, culprits=culprits,
     )
 
 

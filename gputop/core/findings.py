@@ -43,6 +43,28 @@ class CombinedGain:
     step_time: float
 
 
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """What a finding is about, by the name that the trace gives it.
+
+    ``kind`` is "layer" (several ops whose names begin alike: "teacher/*"), "op", or "host" (an event on the host).
+    ``time_s`` is per step and GPU, or as ``per`` says; None: not known. ``names`` is how many different ops it sums;
+    the last of a list sums what is left and has the name "". ``only_on``: the GPUs that alone run it, where others of
+    the job do not. ``source`` is its most expensive line ("train.py:31"). ``gpu`` and ``at_s`` (since the trace's
+    origin) are where its longest event begins. GPUs have the job's own numbers.
+    """
+
+    name: str
+    kind: str
+    time_s: float | None = None
+    per: str = "step"
+    names: int = 1
+    only_on: tuple[int, ...] = ()
+    source: str = ""
+    gpu: int | None = None
+    at_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One cause, with the numbers it rests on and what to do. ``origin`` is "trace" or "live".
@@ -70,6 +92,7 @@ class Finding:
     source: str  # where the rule and its limits come from
     origin: Literal["trace", "live"] = "trace"
     consequences: tuple[Finding, ...] = ()
+    culprits: tuple[Culprit, ...] = ()  # those of most time first; empty where no name is known
 
     @property
     def ids(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ from gputop.advice.registry import ids_by_part
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
-from gputop.render.finding_text import evidence_label, gain_basis
+from gputop.render.finding_text import culprits_text, evidence_label, gain_basis
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
 from gputop.text.units import bytes_, figure, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
@@ -167,6 +167,7 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     gpus = f" · GPU {ranges(f.gpus)}" if f.gpus else ""
     yield from wrap(f"{f.severity.upper()} {f.title} [{f.id}]{gpus}", width, f"{number}. ")
     yield from wrap(f.why, width, "   ")
+    yield from wrap(culprits_text(f), width, "   ", "     ")
     yield from wrap(f"→ {f.action}", width, "   ", "     ")
     if f.snippet:
         yield from (f"       {printable(line)}" for line in f.snippet.splitlines())

@@ -19,7 +19,7 @@ from gputop.core.findings import Finding
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.export import pictures, tables
-from gputop.render.finding_text import NOTHING_FOUND, evidence_label, gain_basis, gain_text
+from gputop.render.finding_text import NOTHING_FOUND, culprits_text, evidence_label, gain_basis, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
@@ -249,13 +249,13 @@ def _finding(f: Finding) -> str:
     gpus = f" · GPU {ranges(f.gpus, ', ')}" if f.gpus else ""
     explained = "".join(f"<li>{esc(c.title)}</li>" for c in f.consequences)
     expected = f"Gain {gain}" if gain else "Gain"
-    basis = gain_basis(f).removesuffix(".")
+    basis, culprits = gain_basis(f).removesuffix("."), culprits_text(f)
     tag = f"{f.severity}{gpus} · {f.origin}"
     return "".join((
         f'<article class="finding {esc(f.severity)}"><header><h3>{esc(f.title)}</h3>',
         f'<span class="gain">{esc(gain)}</span>' if gain else "",
         f'<span class="tag">{esc(tag)}</span></header>',
-        f"<p>{esc(f.why)}</p>", f'<p class="do">{esc(f.action)}</p>',
+        f"<p>{esc(f.why)}</p>", f"<p>{esc(culprits)}</p>" if culprits else "", f'<p class="do">{esc(f.action)}</p>',
         f'<div class="code"><pre>{esc_lines(f.snippet)}</pre></div>' if f.snippet else "",
         f'<ul class="chips">{chips}</ul>' if chips else "",
         f'<p class="fine">It explains, too:</p><ul class="fine">{explained}</ul>' if explained else "",

@@ -16,6 +16,7 @@ from gputop.core.files import refuse_untrusted, unused_name, write_file
 from gputop.core.metrics import LANE_METRICS
 from gputop.core.samples import OK, HostSample, NodeSample, ProcessSample
 from gputop.core.version import __version__
+from gputop.render.finding_text import culprits_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits, fault_texts
 from gputop.render.time_slices import slice_for
 from gputop.replay import snapshot_document as form
@@ -176,6 +177,7 @@ def to_text(session: Session) -> str:
         out += wrap(record.limit if record is not None else session.live.limit, _COLUMNS)
     for f in session.findings:
         out += [*wrap(f.title, _COLUMNS, f"- [{f.severity}] ", "  "), *wrap(f.why, _COLUMNS, "    "),
+                *wrap(culprits_text(f), _COLUMNS, "    ", "      "),
                 *wrap(f.action, _COLUMNS, "    -> ")]
         out += ["", *(f"       {line}" for line in lines(f.snippet).split("\n")), ""] if f.snippet else []
     if session.live.abstained:

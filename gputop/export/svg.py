@@ -16,7 +16,7 @@ from gputop.core.findings import Finding
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.export import pictures
 from gputop.export.tables import analysis
-from gputop.render.finding_text import NOTHING_FOUND, gain_text
+from gputop.render.finding_text import NOTHING_FOUND, culprits_text, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, flags_of
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import DARK, SEVERITY_MARK
@@ -212,6 +212,7 @@ def _finding(page: _Page, f: Finding) -> None:
     page.text(_WIDTH - _EDGE, gain, color, bold=True, end=True)
     if f.severity != "low":
         _wrapped(page, f.why, _DIM)
+        _wrapped(page, culprits_text(f), _PLAIN)
         _wrapped(page, f.action, _PLAIN, "→ ")
 
 

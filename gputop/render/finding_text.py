@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
-from gputop.core.findings import CombinedGain, Finding, with_cures
-from gputop.text.units import percent, seconds
+from gputop.core.findings import CombinedGain, Culprit, Finding, with_cures
+from gputop.text.units import percent, printable, ranges, seconds
 
 NOTHING_FOUND = "Nothing found that costs time."
+_SHOWN_CULPRITS, _MIN_NAME = 3, 16
 
 
 def gain_texts(finding: Finding, step_s: float | None = None) -> tuple[str, ...]:
@@ -92,3 +94,49 @@ def gain_basis(finding: Finding) -> str:
     if gain.together is not None and gain.step_time is not None and gain.together > gain.step_time:
         text += f" Together with the findings above: {percent(gain.together)}."
     return text
+
+
+def culprits_text(finding: Finding, width: int | None = None) -> str:
+    """What the finding is about, by name: "Only on GPU 0: teacher/* 159 ms, compute_metrics/* 27 ms per step, and 14
+    more ops"; empty where no name is known. ``width``: fewer names, and of the last one its end, so that it fits."""
+    named = [culprit for culprit in finding.culprits if culprit.name]
+    if not named:
+        return ""
+    most = min(_SHOWN_CULPRITS, len(named))
+    text = _culprits(finding.culprits, named[:most])
+    if width is None or len(text) <= width:
+        return text
+    for shown in range(most, 0, -1):
+        brief = [replace(own, name=name) for own, name in zip(named, _endings(named[:shown]), strict=False)]
+        text = _culprits(finding.culprits, brief)
+        if len(text) <= width:
+            return text
+    name = brief[0].name
+    room = max(len(name) - (len(text) - width), _MIN_NAME)
+    return _culprits(finding.culprits, [replace(brief[0], name="…" + name[1 - room:])])[:width]
+
+
+def _endings(several: Sequence[Culprit]) -> list[str]:
+    """The ends of their names, which tell most, as long as it takes to tell them apart."""
+    names = [printable(culprit.name) for culprit in several]
+    parts = [name.split("/") for name in names]
+    for depth in range(1, max(map(len, parts))):
+        ends = ["/".join(own[-depth - (own[-1] == "*"):]) for own in parts]
+        if len(set(ends)) == len(set(names)):
+            return [name if len(name) <= len(end) + 2 else f"…/{end}" for name, end in zip(names, ends, strict=True)]
+    return names
+
+
+def _culprits(found: Sequence[Culprit], shown: Sequence[Culprit]) -> str:
+    first = shown[0]
+    kinds = " and ".join(f"{kind}s" for kind in dict.fromkeys(culprit.kind for culprit in shown))
+    where = (f"Only on GPU {ranges(first.only_on)}" if first.only_on else
+             "On the host" if first.kind == "host" else kinds.capitalize())
+    parts = []
+    for culprit in shown:
+        time = "" if culprit.time_s is None else f" {seconds(culprit.time_s)}"
+        parts.append(printable(culprit.name) + time + (f" ({printable(culprit.source)})" if culprit.source else ""))
+    per = "" if first.time_s is None else " in the window" if first.per == "window" else f" per {printable(first.per)}"
+    more = sum(culprit.names for culprit in found[len(shown):])
+    rest = f", and {more} more" + (f" op{'' if more == 1 else 's'}" if first.kind != "host" else "") if more else ""
+    return f"{where}: {', '.join(parts)}{per}{rest}"

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gputop.core.findings import Gain
-from gputop.render.finding_text import evidence_label, gain_texts, what_if_text
+from gputop.core.findings import Culprit, Gain
+from gputop.render.finding_text import culprits_text, evidence_label, gain_texts, what_if_text
 from tests.tui.found import COMBINED, HEAVY, SMALL
 
 
@@ -39,3 +39,31 @@ def test_evidence_is_told_in_words() -> None:
     assert evidence_label("first_gpu_sm_active_ratio") == "first GPU SM active"
     assert evidence_label("h2d_bytes_per_step") == "to the GPU bytes per step"
     assert evidence_label("pcie_rx_bytes_per_s") == "PCIe received"
+
+
+def test_culprits_are_told_by_name_with_their_time() -> None:
+    teacher, metrics = Culprit("teacher/*", "layer", 0.159, only_on=(0,)), Culprit("metrics/TopK", "op", 0.027)
+    own = replace(HEAVY, culprits=(teacher, replace(metrics, only_on=(0,)), *[replace(metrics, name="x")] * 2,
+                                   Culprit("", "layer", 0.001, names=12)))
+    assert culprits_text(own) == (
+        "Only on GPU 0: teacher/* 159 ms, metrics/TopK 27.0 ms, x 27.0 ms per step, and 13 more ops")
+    assert culprits_text(replace(HEAVY, culprits=(metrics,))) == "Ops: metrics/TopK 27.0 ms per step"
+    window = replace(teacher, per="window", only_on=(), source="train.py:31")
+    assert culprits_text(replace(HEAVY, culprits=(window, metrics))) == (
+        "Layers and ops: teacher/* 159 ms (train.py:31), metrics/TopK 27.0 ms in the window")
+    on_host = tuple(Culprit(name, "host", 0.002) for name in ("Mean", "SaveV2", "a", "b"))
+    assert culprits_text(replace(HEAVY, culprits=on_host)).endswith("a 2.0 ms per step, and 1 more")
+    assert culprits_text(replace(HEAVY, culprits=(Culprit("Adam/NcclAllReduce", "op"),))) == "Ops: Adam/NcclAllReduce"
+    assert culprits_text(HEAVY) == ""
+
+
+def test_culprits_fit_a_line_and_are_printable() -> None:
+    long = tuple(Culprit(f"model/encoder/block_{i}/attention/\x1b[31mscores/BatchMatMul", "op", 0.01) for i in range(9))
+    own = replace(HEAVY, culprits=long)
+    for width in (40, 60, 76, 300):
+        assert len(culprits_text(own, width)) <= width and culprits_text(own, width).isprintable()
+    apart = replace(HEAVY, culprits=tuple(Culprit(f"model/block_{i}/Conv2D", "op", 0.01) for i in range(9)))
+    assert culprits_text(apart, 80) == (
+        "Ops: …/block_0/Conv2D 10.0 ms, …/block_1/Conv2D 10.0 ms per step, and 7 more ops"), "short, and still apart"
+    layer = replace(HEAVY, culprits=(Culprit("model/encoder/block_*/attention/*", "layer", 0.01),))
+    assert culprits_text(layer, 40) == "Layers: …/attention/* 10.0 ms per step"

@@ -15,8 +15,9 @@ from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.replayed import Cures
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.advice.verdict import Missing, finding
-from gputop.core.findings import MIN_SHARE, Abstained, Advice, Finding, collect
+from gputop.advice.verdict import Missing, Verdict, finding
+from gputop.analysis.layers.culprits import named_events
+from gputop.core.findings import MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
 
 
 def trace_advice(facts: TraceFacts) -> Advice:
@@ -46,7 +47,14 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
         return None
     made = finding(rule, verdict, rule.function("describe")(verdict, job), facts.small_sample_caveat,
-                   facts.few_steps_caveat, replayed, reason)
+                   facts.few_steps_caveat, replayed, reason, _culprits(verdict, facts))
     if replayed is not None and verdict.cure is not None:
         cures.by_finding[made.id] = verdict.cure
     return made
+
+
+def _culprits(verdict: Verdict, facts: TraceFacts) -> tuple[Culprit, ...]:
+    if verdict.events is None:
+        return verdict.culprits
+    return named_events(facts.trace, verdict.events, facts.judged_spans, facts.steps_or_window, facts.basis,
+                        facts.active_numbers)

@@ -10,11 +10,12 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.copies import FETCH, fetch_fix, fetching_ops
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, exposed_ns
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.host_waits import HostWaits, before_steps, cost_of_waits, host_waits
 from gputop.analysis.host.host_causes import late_by_cause
+from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
@@ -93,11 +94,12 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     share = savings.removed(exposed_s, facts.period_s)
     if share < limit("copies_pageable.share") or exposed < limit("copies_pageable.part") * whole:
         return None
+    rows = np.concatenate(copies)
     return CopiesPageable(
         gpus=facts.active_numbers, share=share, pageable_s=exposed_s, pageable_of_copies=exposed / whole,
         bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_bytes / pinned_ns * 1e9 if pinned_ns else None,
         way="d2h" if 2 * down_ns > pageable_ns else "h2d", fetching=fetching_ops(facts),
-        cure=Cure(scaled=((np.concatenate(copies), 0.0),),
+        events=Events(rows, exposed_ns(facts, rows)), cure=Cure(scaled=((rows, 0.0),),
                   assumes="Pinned copies run beside compute, and the host does not wait for them."),
     )
 
@@ -113,8 +115,6 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
     if v.pinned_bytes_per_s is not None:
         evidence["pinned_bytes_per_s"] = v.pinned_bytes_per_s
         why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
-    if down and v.fetching:
-        why += f" The copies to the host are those of {', '.join(v.fetching)}."
     fetch, fetch_snippet = fetch_fix(v.fetching, job.framework)
     return Explanation(
         title=f"Copies with pageable memory take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
@@ -162,14 +162,20 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
     ends = np.sort(waits.end_ns)
     charged = np.concatenate([own.idle.end for own in cost.values()])
     at = np.searchsorted(ends, charged, side="right") - 1
-    blocking = waits.copy[np.argsort(waits.end_ns, kind="stable")][np.unique(at[at >= 0])]
+    order = np.argsort(waits.end_ns, kind="stable")
+    blocking = waits.copy[order][np.unique(at[at >= 0])]
     rows = blocking[blocking >= 0]
+    asked = waits.copy[order[np.maximum(at, 0)]]
+    of_copy = (at >= 0) & (asked >= 0)
+    idle = np.concatenate([own.idle.end - own.idle.start for own in cost.values()])
+    idle_ns = np.bincount(asked[of_copy], idle[of_copy], len(device)).astype(np.int64)
     up = int((device.kind[rows] == Kind.H2D).sum())
     ways = {"d2h": len(rows) - up, "h2d": up, "sync": len(blocking) - len(rows)}
     return SyncCopies(
         gpus=facts.active_numbers, share=share, idle_s=idle_s, count=len(rows) / per, syncs=ways["sync"] / per,
         mean_bytes=float(np.maximum(device.bytes[rows], 0).sum()) / max(len(rows), 1),
-        way=max(ways, key=lambda way: ways[way]), cure=Cure(waits=np.array([-1]), assumes=(
+        way=max(ways, key=lambda way: ways[way]), events=Events(rows, idle_ns[rows]),
+        cure=Cure(waits=np.array([-1]), assumes=(
             "The host waits for no copy and for no synchronization, and goes on launching instead.")))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.collectives import by_operation, of_gpus
+from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import CollectiveOp
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, ranges, seconds
@@ -99,7 +101,7 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
         return None
     found = facts.analysis.collectives
     return CommunicationExposed(
-        gpus=facts.active_numbers, share=share, saving=share, exposed_s=waits.bare_s, cure=_hidden(facts),
+        gpus=facts.active_numbers, share=share, saving=share, exposed_s=waits.bare_s, **_hidden(facts),
         waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s), free_compute_s=free,
         per_step=None if found is None else found.count_per_step,
     )
@@ -113,14 +115,16 @@ def _exposed_on_one_rank(facts: TraceFacts, exposed_s: float) -> CommunicationEx
     return CommunicationExposed(
         gpus=tuple(gpu.gpu for gpu in facts.active if gpu.collectives), share=share, saving=share,
         severity="low",  # all of it may be waiting, of which overlap saves nothing
-        exposed_s=exposed_s, waiting_s=None, free_compute_s=free, cure=_hidden(facts),
+        exposed_s=exposed_s, waiting_s=None, free_compute_s=free, **_hidden(facts),
         per_step=None if found is None else found.count_per_step,
     )
 
 
-def _hidden(facts: TraceFacts) -> Cure:
+def _hidden(facts: TraceFacts) -> dict[str, Any]:
+    """The collectives, and as the cure that compute hides them. Part of their time is waiting, so it is not told."""
     rows = np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE)
-    return Cure(scaled=((rows, 0.0),), assumes="The transfers run beside compute, as far as there is enough of it.")
+    return {"events": Events(rows, timed=False), "cure": Cure(
+        scaled=((rows, 0.0),), assumes="The transfers run beside compute, as far as there is enough of it.")}
 
 
 def _free_compute(facts: TraceFacts) -> float:
@@ -272,6 +276,7 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     left = max(1 - least * (1 - needed / count) / typical, 0.0)
     return AllReduceCount(gpus=facts.active_numbers, share=share, count=count, needed=needed, median_s=typical,
                           shortest_s=least, exposed=waits.allreduce_exposed, message_bytes=per,
+                          events=Events(_allreduces(facts), timed=False),
                           cure=Cure(scaled=((_allreduces(facts), left),), assumes=(
                               "Each AllReduce less saves the time of the shortest ones.")))
 
@@ -340,6 +345,7 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
         return None
     return AllReduceSlow(gpus=facts.active_numbers, share=share, transfer_s=transfer_s, wanted_s=wanted_s,
                          moved_bytes=moved, link_bytes_per_s=rate, exposed=waits.allreduce_exposed,
+                         events=Events(_allreduces(facts), timed=False),
                          cure=Cure(scaled=((_allreduces(facts), wanted_s / transfer_s),), assumes=(
                              "AllReduces run at the rate of the PCIe link; NVLink is faster still.")))
 

@@ -14,9 +14,10 @@ from gputop.advice.trace.fusion import FUSED, by_stream, kernels_in_steps, time_
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3
 from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import Functions
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import at_most, severity_of
+from gputop.core.findings import Culprit, at_most, severity_of
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import Mask, name_mask
 from gputop.trace.model import I64, Trace
@@ -120,7 +121,6 @@ class EagerExecution(Verdict):
     wait_s: float  # per step: the GPU, or without one the step, waits for Python
     eager_ratio: float  # share of the ops' time that is run eagerly
     ops_per_step: float | None
-    names: tuple[str, ...]  # of the ops that take longest
 
 
 def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
@@ -134,7 +134,8 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
         return None
     return EagerExecution(
         gpus=facts.active_numbers, share=share, wait_s=host.eager_s, eager_ratio=ops.eager_share,
-        ops_per_step=ops.eager_ops_per_step, names=tuple(dict.fromkeys(op.name for op in ops.eager[:4])),
+        ops_per_step=ops.eager_ops_per_step,
+        culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis) for op in ops.eager),
         cure=Cure(host=removed_host_time(facts, "eager"),
                   assumes="A function launches the ops ahead of the GPU, without Python between them."),
     )
@@ -149,7 +150,7 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
     waits = "the GPU waits for Python" if v.gpus else "Python takes"
     return Explanation(
         title=f"Ops run eagerly cost {percent(v.share)} of the {job.basis}",
-        why=f"{each} ({', '.join(v.names)}, …) are run one by one from Python; {waits} {percent(v.share)} of the "
+        why=f"{each} are run one by one from Python; {waits} {percent(v.share)} of the "
             f"{job.basis}.",
         evidence=evidence,
         action="Put the whole training step into a tf.function.",
@@ -189,7 +190,8 @@ def judge_xla_off(facts: TraceFacts) -> XlaOff | None:
         return None
     share = saved_s / facts.period_s
     return XlaOff(gpus=facts.active_numbers, share=share, severity=at_most(severity_of(share), "medium"),
-                  chained_s=chained_s, chains=chains, cure=Cure(scaled=(fused,), assumes=FUSED))
+                  chained_s=chained_s, chains=chains, events=Events(fused[0]),
+                  cure=Cure(scaled=(fused,), assumes=FUSED))
 
 
 def describe_xla_off(v: XlaOff, job: Job) -> Explanation:

@@ -10,9 +10,10 @@ import numpy as np
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, exposed_ns
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
+from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import GpuUse
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
@@ -45,6 +46,7 @@ _FETCHING = (
      "tf.debugging.set_log_device_placement(True)  # before the model is built: says where each op runs"),
 )
 _D2D = "Avoid copies within the GPU: fix layouts and concatenations at their origin, or let XLA fuse them away."
+_KINDS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D}
 _SNIPPETS = {
     "h2d": "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # last; one GPU\n"
            "x = keras.layers.Rescaling(1 / 255)(inputs)  # inputs arrive as uint8, converted on the GPU",
@@ -80,13 +82,18 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | None:
     return CopiesExcessive(
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
         pageable=_pageable(gpus), compute=facts.shares["compute"], fetching=fetching_ops(facts),
-        cure=_without(facts, (Kind.D2D,) if worst == "d2d" else (Kind.H2D, Kind.D2H)),
+        events=_copies(facts, [worst]), cure=_without(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]),
     )
 
 
-def _without(facts: TraceFacts, kinds: Sequence[Kind]) -> Cure:
-    rows = np.flatnonzero(np.isin(facts.trace.device.kind, kinds))
-    return Cure(scaled=((rows, 0.0),), assumes="These copies are avoided, or run beside compute.")
+def _copies(facts: TraceFacts, ways: Sequence[str]) -> Events:
+    """The copies of these ways, each with the time that nothing hides."""
+    rows = np.flatnonzero(np.isin(facts.trace.device.kind, [_KINDS[way] for way in ways]))
+    return Events(rows, exposed_ns(facts, rows))
+
+
+def _without(facts: TraceFacts, ways: Sequence[str]) -> Cure:
+    return Cure(scaled=((_copies(facts, ways).rows, 0.0),), assumes="These copies are avoided, or run beside compute.")
 
 
 def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:
@@ -124,8 +131,6 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     why = f"For {percent(v.share)} of the {basis} the GPUs copy data and do nothing else, "
     why += name if within else f"most of it {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
-    if v.worst == "d2h" and v.fetching:
-        why += f" The copies to the host are those of {', '.join(v.fetching)}."
     other = "d2h" if v.worst == "h2d" else "h2d"
     if not within and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else _H2D}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,12 @@ from gputop.analysis.gpu.breakdown import breakdown
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.host_causes import HostCauses
-from gputop.analysis.results import Analysis, GpuUse
+from gputop.analysis.results import Analysis, GapWork, GpuUse
 from gputop.analysis.steps.model import Steps
+from gputop.core.findings import Culprit
 from gputop.render.step_parts import PART_IDS
-from gputop.trace.intervals import EMPTY, Spans, merge, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
+from gputop.trace.kernel_names import op_of_annotation, split_op
 from gputop.trace.lookups import detect_framework
 from gputop.trace.model import I64, Kind, Trace
 
@@ -114,6 +116,23 @@ def kernels_named(facts: TraceFacts, names: Collection[str]) -> I64:
     wanted = set(names)
     chosen = np.array([name in wanted for name in facts.trace.names] + [False])
     return np.flatnonzero(chosen[device.name] & (device.kind == Kind.COMPUTE))
+
+
+def exposed_ns(facts: TraceFacts, rows: I64) -> I64:
+    """The time of these device events within the steps in which their GPU neither computes nor runs a collective."""
+    device, out = facts.trace.device, np.zeros(len(rows), np.int64)
+    for timeline in facts.gpu_timelines:
+        at = np.flatnonzero(device.gpu[rows] == timeline.gpu)
+        start, end = device.start_ns[rows[at]], device.end_ns[rows[at]]
+        hidden = intersect(merge(timeline.compute, timeline.collectives), facts.judged_spans)
+        out[at] = coverage(facts.judged_spans, start, end) - coverage(hidden, start, end)
+    return out
+
+
+def on_host(work: Iterable[GapWork], per: str) -> tuple[Culprit, ...]:
+    """Work of the host as culprits; of "scope/op:Type" without the type."""
+    return tuple(Culprit(split_op(own.name)[0] if op_of_annotation(own.name) else own.name, "host", own.s_per_step, per)
+                 for own in work)
 
 
 def removed_host_time(facts: TraceFacts, *causes: str) -> dict[int, Spans]:

@@ -17,6 +17,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import at_most, severity_of
@@ -110,15 +111,6 @@ def plain_name(kernel: str) -> str:
     return match[1][:60] if match else kernel[:60]
 
 
-def _ops(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
-    """The ops of these kernels that the trace names, those of most time first."""
-    device = facts.trace.device
-    known = rows[device.tf_op[rows] >= 0]
-    time = np.bincount(device.tf_op[known], weights=device.end_ns[known] - device.start_ns[known])
-    best = sorted(np.flatnonzero(time).tolist(), key=lambda i: (-time[i], facts.trace.names[i]))
-    return tuple(dict.fromkeys(split_op(facts.trace.names[i])[0] for i in best))[:_SHOWN_NAMES]
-
-
 def _named(what: str, names: Sequence[str]) -> str:
     return f" {what}: {', '.join(names)}." if names else ""
 
@@ -160,7 +152,6 @@ class AttentionUnfused(Verdict):
     softmax_s: float
     count: float  # of such sequences per step and GPU
     names: tuple[str, ...]
-    ops: tuple[str, ...]
     fallback: bool  # PyTorch's attention function was called and has fallen back to separate kernels
 
 
@@ -202,9 +193,9 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
     rows = kernels[between & softmax]
     return AttentionUnfused(
         gpus=facts.active_numbers, share=share, between_s=between_s, softmax_s=_seconds(facts, rows), count=count,
-        names=_longest(facts, rows), ops=_ops(facts, rows),
+        names=_longest(facts, rows),
         fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))),
-        cure=Cure(scaled=((kernels[between], 0.0),), assumes=(
+        events=Events(kernels[between]), cure=Cure(scaled=((kernels[between], 0.0),), assumes=(
             "The kernels between the two products are gone; what fused attention computes takes its time.")))
 
 
@@ -238,7 +229,7 @@ def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
         why=f"{v.count:.3g} times per {job.basis} and GPU a softmax, with what scales and masks, runs in kernels of "
             f"its own between two batched matrix products: {percent(part)} of the {job.basis}. Each of them reads and "
             "writes all scores, whose number grows with the square of the sequence's length."
-            + _named("Kernels", v.names) + _named("Ops", v.ops),
+            + _named("Kernels", v.names),
         evidence={"between_products_s": v.between_s, "softmax_s": v.softmax_s, "share_ratio": part,
                   "attentions_count": v.count},
         action=_NO_FLASH_KERNEL if v.fallback else action,
@@ -270,7 +261,6 @@ class LayoutConversions(Verdict):
     conversions_s: float  # per step and GPU
     count: float
     names: tuple[str, ...]
-    ops: tuple[str, ...]
 
 
 def judge_layout_conversions(facts: TraceFacts) -> LayoutConversions | None:
@@ -286,7 +276,7 @@ def judge_layout_conversions(facts: TraceFacts) -> LayoutConversions | None:
     if share < limit("layout_conversions.share"):
         return None
     return LayoutConversions(gpus=facts.active_numbers, share=share, conversions_s=seconds,
-                             count=len(rows) / _per(facts), names=_longest(facts, rows), ops=_ops(facts, rows),
+                             count=len(rows) / _per(facts), names=_longest(facts, rows), events=Events(rows),
                              cure=Cure(scaled=((rows, 0.0),), assumes="No tensor is converted any more."))
 
 
@@ -296,7 +286,7 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
         title=f"Conversions between NCHW and NHWC take {percent(part)} of the {job.basis}",
         why=f"{v.count:.3g} kernels per {job.basis} and GPU, {percent(part)} of the {job.basis}, only transpose "
             "tensors between the layout of the model and the one that the kernels of its convolutions want."
-            + _named("Kernels", v.names) + _named("Ops", v.ops),
+            + _named("Kernels", v.names),
         evidence={"conversions_s": v.conversions_s, "conversions_count": v.count, "share_ratio": part},
         action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
                "for those in FP32 without them.",
@@ -331,7 +321,7 @@ def judge_elementwise_unfused(facts: TraceFacts) -> ElementwiseUnfused | None:
         return None
     return ElementwiseUnfused(gpus=facts.active_numbers, share=share,
                               severity=at_most(severity_of(share), "medium"), chained_s=chained_s, chains=chains,
-                              cure=Cure(scaled=(fused,), assumes=FUSED))
+                              events=Events(fused[0]), cure=Cure(scaled=(fused,), assumes=FUSED))
 
 
 def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation:
@@ -384,7 +374,8 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | N
     if share < limit("optimizer_unfused.share"):
         return None
     return OptimizerUnfused(gpus=facts.active_numbers, share=share, count=count, kernels_s=_seconds(facts, rows),
-                            pauses_s=pauses_ns / _per(facts) / 1e9, names=_longest(facts, rows))
+                            pauses_s=pauses_ns / _per(facts) / 1e9, names=_longest(facts, rows),
+                            events=Events(rows))
 
 
 def _pauses_ns(facts: TraceFacts, rows: I64) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, removed_host_time
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, on_host, removed_host_time
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -80,6 +80,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
         return None
     return StepGapHost(gpus=facts.active_numbers, share=host.gap_s / facts.period_s, gap_s=host.gap_s,
                        silent_s=host.gap_silent_s, work=host.gap_main, executor_work=host.gap_executor,
+                       culprits=on_host(host.gap_main, facts.basis),
                        slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host), cure=Cure(
                            host=removed_host_time(facts, "gap"),
                            assumes="The host's work between two calls goes on behind the GPUs, or not at all."))
@@ -97,8 +98,6 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     evidence = {"gap_s": v.gap_s, "share_ratio": v.share}
     if v.silent_s is not None:
         evidence["no_event_s"] = v.silent_s
-    for work in v.work[:4]:
-        evidence[f"{work.name}_s"] = work.s_per_step
     what, action, snippet = _gap_fix(v, job.loop)
     where = "Python runs no op" if job.framework == "pytorch" else "the host is between two calls of the step"
     if v.gpus:
@@ -200,18 +199,16 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
         return None
     return HostPlacement(gpus=facts.active_numbers, share=host.placement_s / facts.period_s, wait_s=host.placement_s,
-                         work=host.placement, cure=Cure(host=removed_host_time(facts, "placement"), assumes=(
-                             "These ops are done beside the step, or take the GPU next to no time.")))
+                         work=host.placement, culprits=on_host(host.placement, facts.basis), cure=Cure(
+                             host=removed_host_time(facts, "placement"),
+                             assumes="These ops are done beside the step, or take the GPU next to no time."))
 
 
 def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     evidence = {"host_ops_s": v.wait_s, "share_ratio": v.share}
-    for work in v.work[:4]:
-        evidence[f"{work.name}_s"] = work.s_per_step
-    names = ", ".join(f"{w.name.rsplit('/', 1)[-1]} {seconds(w.s_per_step)}" for w in v.work[:3])
     held_up = "the GPU waits" if v.gpus else "the compiled function waits"
     run = "Python callbacks run" if job.framework == "jax" else "ops run on the CPU"
-    why = f"For {percent(v.share)} of the {job.basis} {held_up} while {run} in the midst of it: {names}."
+    why = f"For {percent(v.share)} of the {job.basis} {held_up} while {run} in the midst of it."
     if job.framework in _NOT_TENSORFLOW:
         kind, action, snippet = _NOT_TENSORFLOW[job.framework]
     else:

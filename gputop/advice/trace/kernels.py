@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.launch import launch_pace_s
 from gputop.advice.verdict import Explanation, Verdict
+from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
-from gputop.trace.intervals import Spans, intersect
+from gputop.trace.intervals import Spans, coverage, intersect
+from gputop.trace.model import Kind
 
 # A pause between two queued kernels, or one launch; longer ones have other causes.
 _PAUSE_NS = 40_000
@@ -56,10 +60,24 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
         kernels_per_step=None if facts.steps is None else (
             kernels * facts.period_s * len(gpus) / sum(gpu.window_s for gpu in gpus)),
-        cure=Cure(launching=True, pauses=True, assumes=(
+        events=_short(facts), cure=Cure(launching=True, pauses=True, assumes=(
             "The kernels' work is done in a few large ones, without pauses between them and without time for launching "
             "them; it takes as long as now.")),
     )
+
+
+def _short(facts: TraceFacts) -> Events:
+    """The short kernels, each with the pause before it."""
+    device = facts.trace.device
+    time = np.zeros(len(device), np.int64)
+    for timeline in facts.gpu_timelines:
+        gaps = timeline.gaps
+        after = timeline.rows[np.searchsorted(device.start_ns[timeline.rows], gaps.end)]
+        time[after] = np.where(gaps.end - gaps.start <= _PAUSE_NS, gaps.end - gaps.start, 0)
+    rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (
+        device.end_ns - device.start_ns < limit("small_kernels.kernel_s") * 1e9))
+    length = coverage(facts.judged_spans, device.start_ns[rows], device.end_ns[rows])
+    return Events(rows, np.where(length > 0, length + time[rows], 0))
 
 
 def _pauses_s(facts: TraceFacts) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, on_host
 from gputop.advice.trace.host_work import WORK
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -85,10 +85,11 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     usual = np.delete(np.arange(steps.count), found.at)
     parts = {part: float(times[found.at].mean() - np.median(times[usual])) for part, times in by_part.items()}
     parts = {part: time for part, time in parts.items() if time > 0}
+    work = _host_work(facts, found.at, usual)
     return LongStepsFound(
         gpus=facts.active_numbers, share=share, steps=tuple((found.at + 1).tolist()), of=steps.count,
         every=found.every, more_s=float(found.more_s.mean()), usual_s=found.usual_s, parts=parts,
-        work=_host_work(facts, found.at, usual), kernel=_kernel(facts, found.at, usual),
+        work=work, culprits=on_host(work, "long step"), kernel=_kernel(facts, found.at, usual),
     )
 
 
@@ -136,7 +137,6 @@ def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
     if v.every:
         evidence["every_steps"] = float(v.every)
     evidence |= {f"{name}_more_s": time for name, time in v.parts.items()}
-    evidence |= {f"{work.name}_s": work.s_per_step for work in v.work[:3]}
     return Explanation(
         title=f"{seconds(v.more_s)} more in {which}: {what}", why=why, evidence=evidence, action=action,
         snippet=snippet, gain="all of what these steps take longer, if they were like the others",

@@ -14,6 +14,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.gpu.host_waits import host_waits
+from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
 from gputop.trace.intervals import intersect, union
@@ -56,7 +57,7 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
     return LossScaling(
         gpus=facts.active_numbers, share=share, checks_s=checks_ns / 1e9 / per, verdict_wait_s=waits_s / per,
         kernels=kernels, has_bf16=None if capability is None else capability >= _HAVE_BF16,
-        cure=Cure(scaled=((np.flatnonzero(hit), 0.0),), waits=copied, assumes=(
+        events=Events(np.flatnonzero(hit)), cure=Cure(scaled=((np.flatnonzero(hit), 0.0),), waits=copied, assumes=(
             "Gradients are neither scaled nor checked, and the host does not wait for the verdict.")))
 
 

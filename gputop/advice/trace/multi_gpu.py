@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+import numpy as np
+
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.device_time import gpu_number
+from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import LaunchOrder, Replicas, ReplicaWork
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, ranges
@@ -80,7 +83,9 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
               for gpu, s in work.items() if gpu == heavy or not own}
     evened = tuple((timeline.computing, ratios[number]) for timeline in facts.gpu_timelines
                    if (number := gpu_number(facts.trace, timeline.gpu)) in ratios)
+    rows = np.concatenate([timeline.computing for timeline in facts.gpu_timelines])
     return Imbalance(
+        events=Events(rows, only_on=(heavy,)) if own else None,
         cure=Cure(scaled=evened, assumes=f"GPU {heavy} has as little to do as the others." if own else
                   "The same work is spread evenly over the GPUs."),
         id="gpu0_oversubscribed" if heavy == 0 else "replica_imbalance", gpus=(heavy,), share=share, heavy=heavy,

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, kernels_named
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import KernelRow
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
@@ -94,10 +96,12 @@ def _matmuls(facts: TraceFacts) -> _Matmuls | None:
                     known / whole, least, names)
 
 
-def _speedup(facts: TraceFacts, names: Sequence[str], what: str, factor: float) -> Cure:
-    """The compute kernels with one of these names take less time by the factor."""
-    return Cure(scaled=((kernels_named(facts, names), 1 / factor),),
-                assumes=f"{what} take 1/{factor:g} of their time; those that memory bounds gain less.")
+def _kernels(facts: TraceFacts, names: Sequence[str], what: str, factor: float) -> dict[str, Any]:
+    """The compute kernels with one of these names, and as the cure that they take less time by the factor."""
+    rows = kernels_named(facts, names)
+    return {"events": Events(rows), "cure": Cure(
+        scaled=((rows, 1 / factor),),
+        assumes=f"{what} take 1/{factor:g} of their time; those that memory bounds gain less.")}
 
 
 def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
@@ -168,9 +172,9 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
     if share < limit("precision.share") and part < 0.5:
         return None
     return TensorCoresUnused(gpus=facts.active_numbers, share=share, saving=share, fp32_part=part, fp32_s=fp32_s,
-                             tensor_part=matmuls.tensor, tf32=capability >= _TF32, cure=_speedup(
-                                 facts, matmuls.names["plain_fp32"], "Matrix kernels that are now in FP32",
-                                 limit("precision.speedup")))
+                             tensor_part=matmuls.tensor, tf32=capability >= _TF32,
+                             **_kernels(facts, matmuls.names["plain_fp32"], "Matrix kernels that are now in FP32",
+                                        limit("precision.speedup")))
 
 
 def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
@@ -226,8 +230,8 @@ def judge_fp16_fallback(facts: TraceFacts) -> Fp16Fallback | None:
         return None
     return Fp16Fallback(gpus=facts.active_numbers, share=share, plain_16=matmuls.plain_16,
                         plain_fp32=matmuls.plain_fp32, sixteen_bit=matmuls.sixteen_bit, fallback_s=fallback_s,
-                        cure=_speedup(facts, matmuls.names["plain_16"] + matmuls.names["plain_fp32"],
-                                      "These matrix kernels, on tensor cores,", limit("precision.speedup")))
+                        **_kernels(facts, matmuls.names["plain_16"] + matmuls.names["plain_fp32"],
+                                   "These matrix kernels, on tensor cores,", limit("precision.speedup")))
 
 
 def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
@@ -276,8 +280,8 @@ def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
         return None
     return DimsUnaligned(gpus=facts.active_numbers, share=share, unaligned_part=matmuls.unaligned,
                          unaligned_s=unaligned_s, least_bytes=matmuls.least_bytes, tensor_part=matmuls.tensor,
-                         cure=_speedup(facts, matmuls.names["unaligned"], "These matrix kernels, aligned,",
-                                       limit("dims_unaligned.speedup")))
+                         **_kernels(facts, matmuls.names["unaligned"], "These matrix kernels, aligned,",
+                                    limit("dims_unaligned.speedup")))
 
 
 def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:

@@ -10,7 +10,7 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.core.findings import CombinedGain, Finding
-from gputop.render.finding_text import evidence_label, gain_texts, what_if_text
+from gputop.render.finding_text import culprits_text, evidence_label, gain_texts, what_if_text
 from gputop.render.palette import ACCENT, BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.render.step_bar import step_lines
 from gputop.render.styled_text import StyledText, justify, wrap
@@ -24,11 +24,12 @@ _MIN_HEIGHT_OF_LIST = 8  # a lower panel has the selected finding alone
 
 def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int,
                   remark: str = "", step_s: float | None = None, chosen: bool = False) -> list[list[StyledText]]:
-    """One finding as at most ``room`` lines: title with gain and, unfolded, ``remark``, evidence and action.
+    """One finding as at most ``room`` lines: title with gain and, unfolded, its culprits, ``remark``, the
+    reason and the action.
 
     ``step_s``: the step time, with which the gain is told in full where there is room. ``chosen``: it is marked.
     """
-    style = SEVERITY_STYLE[finding.severity]
+    most, style = room, SEVERITY_STYLE[finding.severity]
     title_style = BOLD if selected else PLAIN
     title = ("[x] " if chosen else "") + finding.title
     gains = gain_texts(finding, step_s)
@@ -41,13 +42,16 @@ def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, 
         [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (printable(title), title_style)],
         [(gain + " ", gain_style)], width)]
     if unfolded and room > 1:
+        culprits = culprits_text(finding, width - 4) if room > 2 else ""
+        lines += [[("   " + culprits, PLAIN)]] if culprits else []
+        room -= len(lines) - 1
         action_lines = wrap(printable(finding.action), width - 6, max(1, room - 2))
         why_room = max(0, room - 1 - len(action_lines))
         if why_room:
             lines += [[("   " + text, DIM)] for text in wrap(remark + printable(finding.why), width - 4, why_room)]
         for i, text in enumerate(action_lines):
             lines.append([("   → " if i == 0 else "     ", ACCENT), (text, PLAIN)])
-    return lines[:room]
+    return lines[:most]
 
 
 class ActionsPanel(DrawnLines, can_focus=True):

@@ -9,7 +9,7 @@ from rich.text import Text
 from textual.binding import BindingType
 
 from gputop.core.findings import Finding
-from gputop.render.finding_text import gain_basis, gain_text
+from gputop.render.finding_text import culprits_text, gain_basis, gain_text
 from gputop.render.palette import BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable, ranges
@@ -49,7 +49,8 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
     gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
     origin = "a trace" if finding.origin == "trace" else "the live figures"
     out.append(f"{gpus}   from {origin}\n\n", DIM)
-    out.append(printable(finding.why) + "\n\n")
+    culprits = culprits_text(finding)
+    out.append(printable(finding.why) + "\n" + (culprits + "\n" if culprits else "") + "\n")
     out.append("What to do\n", BOLD)
     out.append(printable(finding.action) + "\n")
     if finding.snippet:

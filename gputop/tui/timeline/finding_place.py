@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gputop.advice.registry import rule_of
-from gputop.core.findings import Finding
+from gputop.core.findings import Culprit, Finding
 from gputop.timeline.model import Range
 
 if TYPE_CHECKING:
@@ -19,8 +19,13 @@ _QUOTED = re.compile(r"[“\"'`]([^”\"'`]{4,80})[”\"'`]|\b([A-Za-z_][\w:/.]*
 def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
     """Where a finding from a trace can be seen: the index of its costliest idle gap, or a range that stands for it.
 
-    A range is one that its text names, else the longest of the kind of work it is about. None: no such place.
+    A range is that of a culprit. Where there is neither, one that its text names, else the longest of the kind of work
+    it is about. None: no such place.
     """
+    for culprit in finding.culprits:
+        named = _event_of(timeline, culprit)
+        if named is not None:
+            return named
     for ids in ({finding.id}, finding.ids):
         for i, idle_gap in enumerate(timeline.idle_gaps):
             if idle_gap.finding in ids:
@@ -37,3 +42,11 @@ def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
     longest = [r for row in gpus for r in timeline.ranges(row.key, *timeline.window_ns, _MAX_RANGES)
                if r.kind in rule.events]
     return max(longest, key=lambda r: r.end_ns - r.start_ns, default=None)
+
+
+def _event_of(timeline: Timeline, culprit: Culprit) -> Range | None:
+    if culprit.at_s is None:
+        return None
+    at_ns = round(culprit.at_s * 1e9)
+    return next((r for row in timeline.rows if row.kind == "stream" and row.gpu == culprit.gpu
+                 if (r := timeline.at(row.key, at_ns)) is not None and r.start_ns == at_ns), None)

@@ -69,7 +69,7 @@ def test_copies_to_the_host_are_told_with_the_ops_that_ask_for_them(op, words):
         if event["kind"] == Kind.D2H:
             event["op"] = op
     f = findings(b)["copies_excessive"]
-    assert words in f.action and op.split(":")[0] in f.why and "feed" not in f.action
+    assert words in f.action and op.split(":")[0] == f.culprits[0].name and "feed" not in f.action
 
 
 def test_pageable_copies_to_the_host_are_not_cured_by_feeding():

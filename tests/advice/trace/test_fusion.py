@@ -59,8 +59,8 @@ def test_attention_in_separate_kernels():
 
 def test_attention_by_the_ops_and_the_grid_alone():
     ops = {BMM: "block/attention/scores:BatchMatMulV2", SOFTMAX: "block/attention/softmax/Softmax:Softmax"}
-    v = verdict(model(attention(), call="other", ops=ops), "attention_unfused")
-    assert v.ops == ("block/attention/softmax/Softmax",)
+    own = findings(model(attention(), call="other", ops=ops))["attention_unfused"]
+    assert [c.name for c in own.culprits] == ["block/attention/softmax/Softmax"]
     assert verdict(model(attention(), call="other", shape=BATCH), "attention_unfused") is not None
     # XLA's softmax has the name of its fusion or of its op
     fusion = {"input_reduce_fusion": "jit_step/attention.softmax", BMM: "jit_step/dot.1"}
@@ -118,7 +118,8 @@ def test_layout_conversions(name, op, there):
     if there:
         own = found["layout_conversions"]
         assert own.evidence["conversions_count"] == 10 and own.gain.step_time == pytest.approx(0.05, rel=0.02)
-        assert "channels_last" in (own.snippet or "") and (op is None or op.split(":")[0] in own.why)
+        assert "channels_last" in (own.snippet or "")
+        assert [c.name for c in own.culprits] == ([op.split(":")[0]] if op else [])
 
 
 # -- element-wise kernels and optimizers ------------------------------------------------------------

@@ -32,7 +32,7 @@ def job(*, callback: str = "", callback_us: float = 0.0, compiled: int = 0, inne
 def test_a_python_callback_within_the_step_is_the_finding(callback):
     findings = found(job(callback=callback, callback_us=20_000))
     f = next(iter(findings.values()))
-    assert f.id == "host_placement" and f.severity == "high" and callback in f.why
+    assert f.id == "host_placement" and f.severity == "high" and f.culprits[0].name == callback
     assert f.evidence["host_ops_s"] == pytest.approx(0.020, rel=0.01) and "GPU" not in f.title + f.why
     assert f.gain.step_time == pytest.approx(20 / 26, abs=0.02)
 

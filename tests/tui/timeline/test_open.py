@@ -11,6 +11,7 @@ import pytest
 
 from gputop.cli import main
 from gputop.core.errors import GputopError
+from gputop.core.findings import Culprit
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.timeline.reader import Timeline
 from gputop.tui.app import GputopApp
@@ -103,6 +104,9 @@ def test_the_place_of_a_finding() -> None:
     named = place_of(timeline, replace(LAUNCH_BOUND, id="small_kernels", why="Most of them are “sgemm_2”, small."))
     assert not isinstance(named, int) and named is not None and named.name == "sgemm_2"
     assert place_of(timeline, replace(LAUNCH_BOUND, id="memory_pressure")) is None
+    culprit = Culprit("sgemm_2", "op", gpu=timeline.rows[named.row].gpu, at_s=named.start_ns / 1e9)
+    assert place_of(timeline, replace(LAUNCH_BOUND, culprits=(culprit,))) == named, "rather than a gap"
+    assert place_of(timeline, replace(LAUNCH_BOUND, culprits=(replace(culprit, at_s=1e6),))) == 0
 
 
 class CapturedSession(StillSession):

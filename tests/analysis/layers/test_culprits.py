@@ -1,0 +1,96 @@
+"""A few names for what thousands of device events belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gputop.analysis.layers.culprits import Events, named_events
+from gputop.core.findings import Culprit
+from gputop.trace.intervals import union
+from gputop.trace.model import HloOp
+from tests.trace.build import Builder, ns
+
+CONV = "model/block_{}/Conv2D:Conv2D"
+
+
+def named(b: Builder, only_on: tuple[int, ...] = (), steps: int = 1, timed: bool = True) -> tuple[Culprit, ...]:
+    trace = b.build()
+    rows = np.arange(len(trace.device))
+    return named_events(trace, Events(rows, only_on=only_on, timed=timed), union([0], [ns(1e6)]), steps, "step",
+                        sorted({int(g) for g in trace.device.gpu}))
+
+
+def each(b: Builder, op: Callable[[int], str | None], count: int, length: float = 10, gpu: int = 0) -> Builder:
+    for i in range(count):
+        b.run(gpu, i * 100, length, "k", op=op(i))
+    return b
+
+
+def test_ops_become_layers_with_their_time_per_step_and_gpu() -> None:
+    b = each(Builder(gpus=2), lambda i: f"teacher/dense_{i}/MatMul:MatMul", 4, 30)
+    each(b, lambda i: "metrics/TopK:TopKV2", 3, 10, gpu=1)
+    teacher, metrics = named(b, steps=2)
+    assert (teacher.name, teacher.kind, teacher.names) == ("teacher/*", "layer", 4)
+    assert teacher.time_s == pytest.approx(4 * 30e-6 / 2 / 2)
+    assert (metrics.name, metrics.kind, metrics.names, metrics.gpu) == ("metrics/TopK", "op", 1, 1)
+
+
+def test_the_longest_event_is_its_place() -> None:
+    b = each(Builder(), lambda i: "a/x:MatMul", 3).run(0, 500, 90, "k", op="a/x:MatMul")
+    own, = named(b)
+    assert (own.gpu, own.at_s) == (0, pytest.approx(500e-6))
+
+
+def test_forward_backward_and_replicas_of_a_layer_are_one() -> None:
+    b = Builder(gpus=2)
+    for i, op in enumerate(("net/conv/Conv2D:Conv2D", "gradient_tape/net/conv/Conv2D/Conv2DBackpropFilter:X")):
+        b.run(0, i * 100, 10, "k", op=op).run(1, i * 100, 10, "k", op=op.replace("net/", "replica_1/net/"))
+    b.run(0, 300, 10, "k", op="net/dense/MatMul:MatMul")
+    assert [(c.name, c.names) for c in named(b)] == [("net/conv/Conv2D/*", 2), ("net/dense/MatMul", 1)]
+
+
+def test_many_alike_are_one_where_each_is_little() -> None:
+    several = named(each(Builder(), CONV.format, 40))
+    assert [(c.name, c.names) for c in several] == [("model/block_*/Conv2D", 40)]
+    few = named(each(Builder(), CONV.format, 3))
+    assert [c.name for c in few] == [f"model/block_{i}/Conv2D" for i in range(3)], "their numbers tell them apart"
+
+
+def test_what_is_left_has_no_name_and_counts_its_ops() -> None:
+    found = named(each(Builder(), lambda i: f"{'ab'[i % 2]}{chr(65 + i // 2)}{i}x/op:MatMul", 50))
+    assert found[-1].name == "" or len(found) <= 20
+    assert sum(c.names for c in found) == 50
+    assert sum(c.time_s or 0 for c in found) == pytest.approx(50 * 10e-6)
+
+
+def test_only_what_no_other_gpu_runs_is_only_there() -> None:
+    b = Builder(gpus=2)
+    for gpu, prefix in ((0, ""), (1, "replica_1/")):
+        b.run(gpu, 0, 50, "k", op=f"{prefix}model/dense/MatMul:MatMul")
+        b.run(gpu, 100, 50, "k", op=f"Adam/Adam/update{'_1' if gpu else ''}/ResourceApplyAdam:ResourceApplyAdam")
+    b.run(0, 200, 159, "k", op="teacher/dense/MatMul:MatMul")
+    own, = named(b, only_on=(0,))
+    assert (own.name, own.only_on) == ("teacher/dense/MatMul", (0,))
+    assert own.time_s == pytest.approx(159e-6), "per step of that GPU, not the mean over all"
+
+
+def test_without_names_or_with_too_few_nothing_is_said() -> None:
+    assert named(each(Builder(), lambda i: None, 5)) == ()
+    assert named(each(Builder(), lambda i: "a/x:MatMul" if i == 0 else None, 5)) == ()
+    assert named(Builder(gpus=2).run(0, 0, 10, "k", op="a:MatMul").run(1, 0, 10, "k", op="a:MatMul"), (0,)) == ()
+
+
+def test_an_op_of_a_program_has_its_line() -> None:
+    trace = Builder().run(0, 0, 10, "k", op="jit_step/fusion").build()
+    trace.hlo_ops.append(HloOp("jit(step)/transpose(jvp(Model))/Dense_0/dot_general", "train.py:31", None, None))
+    trace.device.hlo[:] = 0
+    own, = named_events(trace, Events(np.arange(1)), union([0], [ns(1e3)]), 1, "step", [0])
+    assert (own.name, own.source) == ("Model/Dense_0/dot_general", "train.py:31")
+
+
+def test_times_that_mean_something_else_are_not_told() -> None:
+    own, = named(each(Builder(), lambda i: "Adam/NcclAllReduce:NcclAllReduce", 2), timed=False)
+    assert own.time_s is None and own.name == "Adam/NcclAllReduce"
