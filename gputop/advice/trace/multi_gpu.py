@@ -85,7 +85,7 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
                    if (number := gpu_number(facts.trace, timeline.gpu)) in ratios)
     rows = np.concatenate([timeline.computing for timeline in facts.gpu_timelines])
     return Imbalance(
-        events=Events(rows, only_on=(heavy,)) if own else None,
+        events=Events(rows, only_on=(heavy,)),
         cure=Cure(scaled=evened, assumes=f"GPU {heavy} has as little to do as the others." if own else
                   "The same work is spread evenly over the GPUs."),
         id="gpu0_oversubscribed" if heavy == 0 else "replica_imbalance", gpus=(heavy,), share=share, heavy=heavy,
