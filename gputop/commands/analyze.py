@@ -89,14 +89,15 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None) -> dic
     idle_gaps = None
     if args.idle_gaps is not None:
         from gputop.timeline import report
-        from gputop.timeline.idle_gaps import find_idle_gaps
+        from gputop.timeline.idle_gaps import rank_idle_gaps
 
-        idle_gaps = find_idle_gaps(facts, args.idle_gaps)
+        idle_gaps = rank_idle_gaps(facts, args.idle_gaps)
     origin_ns = facts.trace.window_ns[0]
     if args.json:
         document = analysis.to_json()
         if idle_gaps is not None:
-            document["bubbles"] = report.to_json(idle_gaps, facts, origin_ns)
+            document["bubbles"] = report.to_json([found.idle_gap for found in idle_gaps.ranked], facts, origin_ns)
+            document["idle_gap_causes"] = report.totals_to_json(idle_gaps.totals)
         return document
     console.write_text(text_report(analysis, width()))
     if idle_gaps is not None:

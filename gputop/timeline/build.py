@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gputop.advice.trace.facts import TraceFacts
 from gputop.core.errors import GputopError
 from gputop.text.units import printable
-from gputop.timeline.idle_gaps import RankedIdleGap, rank_idle_gaps
+from gputop.timeline.idle_gaps import PER_CAUSE, IdleGaps, RankedIdleGap, rank_idle_gaps
 from gputop.timeline.layout import Description, Writer
 from gputop.timeline.model import IdleGap
 from gputop.timeline.rows import Rows, rows_of, tracks
@@ -26,7 +26,7 @@ def build(facts: TraceFacts, file: BinaryIO) -> None:
     Raises GputopError where the disk is full.
     """
     rows = rows_of(facts.trace)
-    found = rank_idle_gaps(facts)
+    found = rank_idle_gaps(facts, per_cause=PER_CAUSE)
     try:
         _write(facts, rows, found, Writer(file))
     except OSError as error:
@@ -35,7 +35,7 @@ def build(facts: TraceFacts, file: BinaryIO) -> None:
                           ) from error
 
 
-def _write(facts: TraceFacts, rows: Rows, found: list[RankedIdleGap], out: Writer) -> None:
+def _write(facts: TraceFacts, rows: Rows, found: IdleGaps, out: Writer) -> None:
     trace, device, host = facts.trace, facts.trace.device, facts.trace.host
     parts = ((device, rows.of_device), (host, rows.of_host), (host, rows.of_stage))
     out.column("start", np.int64, (events.start_ns[place] for events, place in parts))
@@ -57,7 +57,8 @@ def _write(facts: TraceFacts, rows: Rows, found: list[RankedIdleGap], out: Write
         window_ns=trace.window_ns, paths=tuple(map(printable, trace.paths)), simulated=trace.simulated,
         events=trace.event_count,
         quality=tuple((note.id, printable(note.message)) for note in facts.analysis.trace.quality),
-        rows=tuple(rows.rows), bounds=rows.bounds, streams=rows.streams, idle_gaps=_with_ends(found, rows),
+        rows=tuple(rows.rows), bounds=rows.bounds, streams=rows.streams,
+        idle_gaps=_with_ends(found.ranked, rows), idle_totals=found.totals, basis=facts.basis, period_s=facts.period_s,
         **tracks_of_rows))
 
 

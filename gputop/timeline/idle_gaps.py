@@ -24,14 +24,18 @@ from gputop.analysis.host.host_causes import late_by_cause
 from gputop.core.findings import Finding
 from gputop.text.units import percent, printable
 from gputop.timeline.idle_gap_work import IdlePeriod, host_work_in
-from gputop.timeline.model import CAUSES, HostWork, IdleGap
+from gputop.timeline.model import CAUSES, HostWork, IdleGap, IdleTotal
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract
 from gputop.trace.model import I64, Kind, Trace
 
 LIMIT = 200  # idle gaps that a timeline has
+PER_CAUSE = 10  # and, of each cause that has fewer among them, so many more
 _SEEDS_PER_GAP = 20  # idle times from which gaps are formed, for each gap wanted: the longest ones
 _MIN_OVERLAP = 0.5  # idle times of two GPUs are one gap where they share this much of the longer one
 _IDLE_PARTS = ("input", "launch", "host", "idle")
+_LATE_PARTS = ("launch", "host")
+_IN_COLLECTIVE, _DISPATCH_AMID_WORK = "collective_wait", "dispatch_host"
+_CAUSE_KEYS = (*CAUSES, _DISPATCH_AMID_WORK)  # late launches are told apart by the part of the step they are in
 
 
 class RankedIdleGap(NamedTuple):
@@ -39,6 +43,13 @@ class RankedIdleGap(NamedTuple):
 
     idle_gap: IdleGap
     event: int | None
+
+
+class IdleGaps(NamedTuple):
+    """What each cause costs in all, most first, and the costliest gaps one by one."""
+
+    totals: tuple[IdleTotal, ...]
+    ranked: list[RankedIdleGap]
 
 
 class _IdleSpans(NamedTuple):
@@ -60,11 +71,12 @@ class _Group(NamedTuple):
 
 def find_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> tuple[IdleGap, ...]:
     """The most costly idle gaps, at most ``limit``; empty where no GPU of the trace ran anything."""
-    return tuple(found.idle_gap for found in rank_idle_gaps(facts, limit))
+    return tuple(found.idle_gap for found in rank_idle_gaps(facts, limit).ranked)
 
 
-def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> list[RankedIdleGap]:
-    """The same with the events that ended them."""
+def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) -> IdleGaps:
+    """The same with the events that ended them, and the totals; with ``per_cause`` further gaps of each cause that has
+    fewer than that among the costliest."""
     trace, gpu_timelines, waits = facts.trace, facts.gpu_timelines, facts.waits
     within = facts.judged_spans
     parts = parts_by_gpu(trace, gpu_timelines, list(zip(within.start.tolist(), within.end.tolist(), strict=True)))
@@ -75,27 +87,98 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> list[RankedIdleGap]
             if waits is not None:
                 idle_spans.append(_IdleSpans(timeline, True, waits.waiting.get(gpu_number(trace, timeline.gpu), EMPTY)))
     if not idle_spans:
-        return []
+        return IdleGaps((), [])
     groups = _groups(idle_spans, limit)
     by_cause = _by_cause(facts, parts)
     shares = _cost_shares(idle_spans, groups, by_cause)
+    keys = [_key(idle_spans[group.members[0][0]], share) for group, share in zip(groups, shares, strict=True)]
+    totals = _totals(facts, idle_spans, by_cause)
+    if more := _more_groups(idle_spans, groups, keys, by_cause, totals, per_cause):
+        groups = sorted([*groups, *more], key=_cost_order)
+        shares = _cost_shares(idle_spans, groups, by_cause)
+        keys = [_key(idle_spans[group.members[0][0]], share) for group, share in zip(groups, shares, strict=True)]
     events = _ending_events(trace, idle_spans, groups)
-    causes = [_cause(idle_spans[group.members[0][0]], share) for group, share in zip(groups, shares, strict=True)]
+    kinds = [_cause_and_part(key, share) for key, share in zip(keys, shares, strict=True)]
+    causes = [cause for cause, _ in kinds]
     gpus = [sorted({idle_spans[i].timeline.gpu for i, _ in group.members}) for group in groups]
     work = host_work_in(trace, facts.steps, [
         _period(trace, group, cause, own, event)
         for group, cause, own, event in zip(groups, causes, gpus, events, strict=True)])
-    return [
+    return IdleGaps(tuple(totals.values()), [
         RankedIdleGap(IdleGap(
             gpus=tuple(sorted(gpu_number(trace, gpu) for gpu in own)), start_ns=group.start, end_ns=group.end,
-            cost_ns=group.cost, part=_part(cause, share), cause=cause,
+            cost_ns=group.cost, part=part, cause=cause,
             host=_host_summary(trace, done, group, cause, event),
             ended_by=_ended_by(trace, cause, event), meanwhile=other,
-            finding=_finding(cause, share, facts.analysis.findings), work=done,
+            finding=_finding(cause, part, share, facts.analysis.findings), work=done,
         ), event)
-        for group, share, cause, own, event, done, other in zip(
-            groups, shares, causes, gpus, events, work,
-            _meanwhile(trace, gpu_timelines, groups, causes, events), strict=True)]
+        for group, share, (cause, part), own, event, done, other in zip(
+            groups, shares, kinds, gpus, events, work,
+            _meanwhile(trace, gpu_timelines, groups, causes, events), strict=True)])
+
+
+def _totals(
+    facts: TraceFacts, idle_spans: Sequence[_IdleSpans], by_cause: Mapping[int, Mapping[str, Spans]],
+) -> dict[str, IdleTotal]:
+    """The idle time of all GPUs, by the keys of ``by_cause`` that are causes; most first."""
+    unit = 1e9 * len(by_cause) * facts.steps_or_window
+    out = {}
+    for key in _CAUSE_KEYS:
+        time, gaps, parts = 0, 0, dict.fromkeys(_LATE_PARTS, 0.0)
+        for idle in idle_spans:
+            own = by_cause[idle.timeline.gpu]
+            spans = _of_cause(idle, own, key)
+            time += spans.total
+            gaps += len(np.unique(_places_in(idle.spans, spans)))
+            for part in parts if len(spans.start) else ():
+                parts[part] += intersect(spans, own[part]).total
+        if time:
+            cause, part = _cause_and_part(key, parts)
+            out[key] = IdleTotal(cause, part, time / unit, gaps, _finding(cause, part, {}, facts.analysis.findings))
+    return dict(sorted(out.items(), key=lambda item: -item[1].s_per_step))
+
+
+def _of_cause(idle: _IdleSpans, own: Mapping[str, Spans], key: str) -> Spans:
+    if idle.in_collective:
+        return idle.spans if key == _IN_COLLECTIVE else EMPTY
+    return own.get(key, EMPTY)
+
+
+def _places_in(idle: Spans, spans: Spans) -> I64:
+    """For each of these spans the idle time that it is a part of."""
+    return np.searchsorted(idle.start, spans.start, side="right") - 1
+
+
+def _more_groups(
+    idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group], keys: Sequence[str],
+    by_cause: Mapping[int, Mapping[str, Spans]], totals: Mapping[str, IdleTotal], per_cause: int,
+) -> list[_Group]:
+    """Groups around the longest idle times of those causes of which there are fewer; ``keys``: what ``groups`` are."""
+    taken = {member for group in groups for member in group.members}
+    out: list[_Group] = []
+    for key in totals:
+        wanted = per_cause - keys.count(key)
+        if wanted <= 0:
+            continue
+        places = []
+        for idle in idle_spans:
+            spans = _of_cause(idle, by_cause[idle.timeline.gpu], key)
+            longest = np.argsort(spans.start - spans.end, kind="stable")[:4 * per_cause]
+            places.append(np.unique(_places_in(idle.spans, Spans(spans.start[longest], spans.end[longest]))))
+        few = [idle._replace(spans=Spans(idle.spans.start[at], idle.spans.end[at]))
+               for idle, at in zip(idle_spans, places, strict=True)]
+        found = [group._replace(members=[(i, int(places[i][at])) for i, at in group.members])
+                 for group in _groups(few, 4 * per_cause)]
+        shares = _cost_shares(idle_spans, found, by_cause)
+        fit = [group for group, share in zip(found, shares, strict=True) if not taken.intersection(group.members)
+               and _key(idle_spans[group.members[0][0]], share) == key][:wanted]
+        out += fit
+        taken.update(member for group in fit for member in group.members)
+    return out
+
+
+def _cost_order(group: _Group) -> tuple[int, int, list[tuple[int, int]]]:
+    return -group.cost, group.start, group.members
 
 
 def _groups(idle_spans: Sequence[_IdleSpans], limit: int) -> list[_Group]:
@@ -128,7 +211,7 @@ def _groups(idle_spans: Sequence[_IdleSpans], limit: int) -> list[_Group]:
         heapq.heappush(most, groups[-1].cost)
         if len(most) > limit:
             heapq.heappop(most)
-    groups.sort(key=lambda group: (-group.cost, group.start, group.members))
+    groups.sort(key=_cost_order)
     return groups[:limit]
 
 
@@ -146,8 +229,8 @@ def _partners(idle: _IdleSpans, number: int, idle_spans: Sequence[_IdleSpans], o
 
 
 def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> dict[int, dict[str, Spans]]:
-    """For each GPU when it is idle for each cause, and for the choice of the finding: when in the parts ``launch``
-    and ``host``, and ``after_copy``, by waits of the host for the GPU."""
+    """For each GPU when it is idle for each cause (``_CAUSE_KEYS``), and for the choice of the finding: when in the
+    parts ``launch`` and ``host``, and ``after_copy``, by waits of the host for the GPU."""
     trace, gpu_timelines = facts.trace, facts.gpu_timelines
     late, _ = late_by_cause(trace, gpu_timelines, facts.steps, facts.analysis.ops) if len(trace.host) else ([], {})
     of_host = {own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}
@@ -163,6 +246,8 @@ def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> di
             timeline, list(gpu_timelines), WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
         own["idle"] = subtract(part["idle"], own["other_gpu"])
         own["launch"], own["host"] = part["launch"], part["host"]
+        own[_DISPATCH_AMID_WORK] = intersect(own["dispatch"], part["host"])
+        own["dispatch"] = subtract(own["dispatch"], part["host"])
         own["after_copy"] = after_waits[timeline.gpu].idle if timeline.gpu in after_waits else EMPTY
         out[timeline.gpu] = own
     return out
@@ -187,27 +272,30 @@ def _cost_shares(
     return sums
 
 
-def _cause(idle: _IdleSpans, share: Mapping[str, float]) -> str:
+def _key(idle: _IdleSpans, share: Mapping[str, float]) -> str:
+    """The cause that most of a gap's cost is of, as a key of ``_CAUSE_KEYS``."""
     if idle.in_collective:
-        return "collective_wait"
-    return max((cause for cause in CAUSES if cause in share), key=lambda cause: share[cause])
+        return _IN_COLLECTIVE
+    return max((key for key in _CAUSE_KEYS if key in share), key=lambda key: share[key])
 
 
-def _part(cause: str, share: Mapping[str, float]) -> str:
-    """The part of the step's breakdown that a cause's time is in."""
-    if cause in ("input", "idle"):
-        return cause
-    if cause in ("other_gpu", "collective_wait"):
-        return "idle" if cause == "other_gpu" else "collectives"
-    return "launch" if share.get("launch", 0.0) > share.get("host", 0.0) else "host"
+def _cause_and_part(key: str, share: Mapping[str, float]) -> tuple[str, str]:
+    """The cause, and the part of the step's breakdown that its time is in."""
+    if key in ("dispatch", _DISPATCH_AMID_WORK):
+        return "dispatch", "launch" if key == "dispatch" else "host"
+    if key in ("input", "idle"):
+        return key, key
+    if key in ("other_gpu", _IN_COLLECTIVE):
+        return key, "idle" if key == "other_gpu" else "collectives"
+    return key, "launch" if share.get("launch", 0.0) > share.get("host", 0.0) else "host"
 
 
-def _finding(cause: str, share: Mapping[str, float], findings: Sequence[Finding]) -> str | None:
+def _finding(cause: str, part: str, share: Mapping[str, float], findings: Sequence[Finding]) -> str | None:
     """The finding that stands in the list, by its own id where what it explains is the nearer one."""
     wanted = ids_by_idle_gap(cause)
     if cause == "dispatch" and share.get("after_copy", 0.0) >= _MIN_OVERLAP:
         wanted = (*ids_by_idle_gap("after_copy"), *wanted)
-    if _part(cause, share) == "launch":
+    if part == "launch":
         wanted = (*wanted, *ids_by_idle_gap("launching"))
     of = {id_: finding.id for finding in reversed(findings) for id_ in finding.ids}
     return next((of[id_] for id_ in wanted if id_ in of), None)

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from gputop.core.codec import parse, to_document
 from gputop.core.errors import GputopError
-from gputop.timeline.model import IdleGap, Row
+from gputop.timeline.model import IdleGap, IdleTotal, Row
 
 _MAGIC = b"gputopTL"
 VERSION = 1  # a file is read by the gputop that wrote it, so there is no other
@@ -39,6 +39,9 @@ class Description(Struct):
     bounds: list[tuple[int, int]]  # of each row: its first event, and the one after its last
     streams: dict[int, list[int]]  # of the row of each GPU: those of its streams
     idle_gaps: tuple[IdleGap, ...]
+    idle_totals: tuple[IdleTotal, ...]
+    basis: str  # what the totals are per: step, period or window
+    period_s: float  # the mean length of that
     all: list[int]  # of each row: its track of spans
     kinds: list[list[tuple[int, int]]]  # of each row: a kind's code and its track
     edges: list[int]  # where each track begins

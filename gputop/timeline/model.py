@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from gputop.text.units import percent
+
 RowKind = Literal["gpu", "stream", "thread", "stage"]
 
 # What a range is; its place in here is its code in the arrays of ``Timeline.kinds``. 0: nothing.
@@ -27,6 +29,11 @@ CAUSES = {
     "collective_wait": "waits in a collective for the last GPU",
     "idle": "not told: work was queued, its launch is not in the trace, or the window begins or ends",
 }
+
+
+def cause_text(cause: str, part: str) -> str:
+    """The cause in words; late launches are told apart by the part of the step that they are in."""
+    return CAUSES[cause] + (": the host does other work" if (cause, part) == ("dispatch", "host") else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +99,24 @@ class IdleGap:
     meanwhile: str = ""  # what the GPU did that the others wait for: "GPU 0 computes 97 % of that time"
     work: tuple[HostWork, ...] = ()  # threads that matter for its cause first, longest first
     ends: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IdleTotal:
+    """All idle time of one cause, the listed gaps and the others: as the breakdown of the step counts it."""
+
+    cause: str  # one of CAUSES
+    part: str  # of the step's breakdown; tells late launches apart, of any other cause that of most of its time
+    s_per_step: float  # mean of the GPUs and the steps; without steps of the GPUs
+    gaps: int  # idle times of single GPUs that hold some of it, in all steps
+    finding: str | None  # id of the finding that is about it
+
+    def text(self, period_s: float) -> str:
+        """How much of a step, in how many gaps, and why: "53 % in 4,100 gaps: the next launch is late"."""
+        share = self.s_per_step / period_s if period_s > 0 else 0.0
+        return (f"{'<1 %' if share < 0.005 else percent(share)} in {self.gaps:,} gap{'s' * (self.gaps != 1)}: "
+                f"{cause_text(self.cause, self.part)}")
+
+    def holds(self, gap: IdleGap) -> bool:
+        """Whether most of a gap is of this cause."""
+        return gap.cause == self.cause and (gap.cause != "dispatch" or gap.part == self.part)

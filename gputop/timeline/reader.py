@@ -36,6 +36,7 @@ class Timeline:
         self.window_ns, self.simulated, self.paths = description.window_ns, description.simulated, description.paths
         self.events, self.quality = description.events, description.quality
         self.rows, self.idle_gaps = description.rows, description.idle_gaps
+        self.idle_totals, self.basis, self.period_s = description.idle_totals, description.basis, description.period_s
         self.steps_ns: I64 = columns["steps"].reshape(-1, 2)
         self._columns = columns
         self._start, self._end = columns["start"], columns["end"]

@@ -8,22 +8,30 @@ from typing import Any
 import numpy as np
 
 from gputop.advice.trace.facts import TraceFacts
+from gputop.core.codec import to_document
 from gputop.text.units import fit, percent, ranges, seconds
 from gputop.text.wrapping import wrap
-from gputop.timeline.model import CAUSES, IdleGap
+from gputop.timeline.idle_gaps import IdleGaps
+from gputop.timeline.model import IdleGap, IdleTotal, cause_text
 
+_PER = {"step": " per step", "period": " per period"}  # without steps: in the window
 _LAUNCHING_ROLES = ("main", "executor")  # the only ones that matter where GPUs wait for each other
 _MAX_WORKS = 4  # of the host, in text
 _NAME_WIDTH = 60  # columns for the name of a kernel or op: C++ templates have hundreds
 
 
-def text_of(idle_gaps: Sequence[IdleGap], facts: TraceFacts, origin_ns: int, width: int = 80) -> str:
+def text_of(found: IdleGaps, facts: TraceFacts, origin_ns: int, width: int = 80) -> str:
     """A section for the report of the analysis; times count from ``origin_ns``, the trace's first event."""
+    idle_gaps = [ranked.idle_gap for ranked in found.ranked]
     if not idle_gaps:
         why = "no GPU of this trace ran anything" if not any(gpu.busy for gpu in facts.analysis.gpus) else (
             "no GPU is ever idle within the steps")
         return f"Idle gaps: none, {why}.\n"
-    lines = ["Idle gaps by GPU time lost"]
+    lines = [f"Idle gaps by cause{_PER.get(facts.basis, '')}, mean of the GPUs"]
+    for total in found.totals:
+        lines += wrap(f"{total.text(facts.period_s)}{f' [{total.finding}]' if total.finding else ''}", width,
+                      f"{seconds(total.s_per_step):>10}  ", " " * 12)
+    lines += ["", "Idle gaps by GPU time lost"]
     for number, idle_gap in enumerate(idle_gaps, 1):
         lines += _lines(number, idle_gap, facts, origin_ns, width)
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -35,7 +43,7 @@ def _lines(number: int, gap: IdleGap, facts: TraceFacts, origin_ns: int, width: 
     yield from wrap(
         f"{seconds(gap.cost_ns / 1e9)}: {'GPUs' if len(gap.gpus) > 1 else 'GPU'} {ranges(gap.gpus)} for "
         f"{seconds(length / 1e9)} from {(gap.start_ns - origin_ns) / 1e9:.6f} s"
-        + ("" if step is None else f" (step {step})") + f": {CAUSES[gap.cause]}"
+        + ("" if step is None else f" (step {step})") + f": {cause_text(gap.cause, gap.part)}"
         + (f" [{gap.finding}]" if gap.finding else ""), width, f"{number:>3}. ")
     by_thread: dict[str, list[str]] = {}
     works = [work for work in gap.work if gap.part not in ("idle", "collectives") or work.role in _LAUNCHING_ROLES]
@@ -50,6 +58,11 @@ def _lines(number: int, gap: IdleGap, facts: TraceFacts, origin_ns: int, width: 
         name, launched, thread = gap.ended_by.rpartition(", launched by ")
         yield from wrap(f"ended by {_short(name or thread)}{launched}{thread if name else ''}", width, "     ",
                         "       ")
+
+
+def totals_to_json(totals: Sequence[IdleTotal]) -> list[dict[str, Any]]:
+    """By cause; ``s_per_step`` is the mean of the GPUs, per step, or in the window where there are no steps."""
+    return [to_document(total) for total in totals]
 
 
 def to_json(idle_gaps: Sequence[IdleGap], facts: TraceFacts, origin_ns: int) -> list[dict[str, Any]]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from gputop.advice.trace.facts import TraceFacts
 from gputop.diagnosis.diagnose import examine
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.timeline.idle_gaps import find_idle_gaps, rank_idle_gaps
-from gputop.timeline.model import CAUSES
+from gputop.timeline.model import CAUSES, IdleTotal
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.reader import read_xspaces
@@ -155,10 +157,30 @@ def test_the_simulated_jobs(name, finding):
     assert len(found[0].gpus) >= (7 if name == "gpu0-oversubscribed" else 1)
 
 
+def totals_agree(facts: TraceFacts, totals: Sequence[IdleTotal]) -> None:
+    """The totals are the figures that the verdicts rest on."""
+    parts, host = facts.analysis.breakdown, facts.host
+    by_cause: dict[str, float] = {}
+    for total in totals:
+        assert total.s_per_step > 0 and total.gaps > 0
+        by_cause[total.cause] = by_cause.get(total.cause, 0.0) + total.s_per_step
+    if parts is not None and facts.analysis.gpus:
+        assert by_cause.get("input", 0.0) == pytest.approx(parts.input, abs=1e-9)
+        assert sum(time for cause, time in by_cause.items() if cause != "collective_wait") == pytest.approx(
+            parts.input + parts.launch + parts.host + parts.idle, rel=1e-6, abs=1e-9)
+    alike = host is not None and host.gap_host is None  # else the gaps are those of one rank
+    for cause in ("tracing", "eager", "placement", "gap", "dispatch") if alike else ():
+        assert by_cause.get(cause, 0.0) == pytest.approx(getattr(host, f"{cause}_s") or 0.0, rel=1e-6, abs=1e-9)
+    if facts.waits is not None:
+        waiting = facts.waits.waiting_s
+        assert by_cause.get("collective_wait", 0.0) == pytest.approx(
+            sum(waiting.values()) / max(1, len(facts.gpu_timelines)), rel=1e-6, abs=1e-9)
+
+
 def consistent(trace: Trace) -> None:
     """The sums are the breakdown's and the collectives' own, by part, and every field says what it may."""
     facts = examine(trace)
-    found = rank_idle_gaps(facts, ALL)
+    totals, found = rank_idle_gaps(facts, ALL)
     every = [f.idle_gap for f in found]
     analysis = facts.analysis
     parts = analysis.breakdown
@@ -169,6 +191,7 @@ def consistent(trace: Trace) -> None:
     waits = facts.waits.waiting_s if facts.waits is not None else {}
     assert sum(b.cost_ns for b in every if b.part == "collectives") / 1e9 == pytest.approx(
         sum(waits.values()) * facts.steps_or_window, rel=1e-6, abs=1e-9)
+    totals_agree(facts, totals)
     gpus = {gpu.gpu for gpu in analysis.gpus}
     for b in every:
         assert b.cause in CAUSES and b.part in ("input", "launch", "host", "idle", "collectives")
@@ -179,10 +202,12 @@ def consistent(trace: Trace) -> None:
     costs = [b.cost_ns for b in every]
     assert costs == sorted(costs, reverse=True)
     for few in (1, 10):  # the search that ends early finds as much
-        assert [f.idle_gap.cost_ns for f in rank_idle_gaps(facts, few)] == costs[:few]
+        assert [f.idle_gap.cost_ns for f in rank_idle_gaps(facts, few).ranked] == costs[:few]
     timeline = timeline_of(trace)
-    assert len(timeline.idle_gaps) == min(len(every), 200)
-    for built, idle_gap in zip(timeline.idle_gaps, every, strict=False):
+    assert min(len(every), 200) <= len(timeline.idle_gaps) <= min(len(every), 200 + 10 * len(totals))
+    for total in timeline.idle_totals:  # none without a place of its own, where there is one
+        assert any(map(total.holds, timeline.idle_gaps)) == any(map(total.holds, every))
+    for built, idle_gap in zip(timeline.idle_gaps[:200], every, strict=False):
         assert built.cost_ns == idle_gap.cost_ns and (built.ends is None) == (built.ended_by == "")
         if built.ends is not None:
             ender = timeline.range(*built.ends)

@@ -83,7 +83,7 @@ def test_another_version_and_another_description(tmp_path, whole):
 
 
 def test_a_value_of_another_type_is_told_with_its_place(tmp_path):
-    about = to_document(Description((0, 1), (), False, 1, (), (), [], {}, (), [], [], [0]))
+    about = to_document(Description((0, 1), (), False, 1, (), (), [], {}, (), (), "step", 1.0, [], [], [0]))
     path = tmp_path / "other"
     with path.open("wb") as file:
         Writer(file).finish({**about, "events": "many"})

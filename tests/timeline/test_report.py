@@ -9,7 +9,7 @@ import pytest
 
 from gputop.cli import main
 from gputop.diagnosis.diagnose import examine
-from gputop.timeline.idle_gaps import find_idle_gaps
+from gputop.timeline.idle_gaps import find_idle_gaps, rank_idle_gaps
 from gputop.timeline.report import text_of, to_json
 from tests.advice.trace.traces import healthy, input_bound, job
 from tests.trace.build import Builder, keras_steps
@@ -20,13 +20,15 @@ CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_fast.xplane.pb.
 
 def report(b: Builder, limit: int = 2, width: int = 80) -> str:
     facts = examine(b.build())
-    return text_of(find_idle_gaps(facts, limit), facts, facts.trace.window_ns[0], width)
+    return text_of(rank_idle_gaps(facts, limit), facts, facts.trace.window_ns[0], width)
 
 
 def test_text_tells_where_why_who_and_what_ended_it():
     lines = report(input_bound()).splitlines()
-    assert lines[0] == "Idle gaps by GPU time lost"
-    assert lines[1] == "  1. 8.2 ms: GPU 0 for 8.2 ms from 0.019846 s (step 0): waits for input"
+    assert lines[0] == "Idle gaps by cause per step, mean of the GPUs"
+    assert lines[1] == "    8.0 ms  40 % in 5 gaps: waits for input [input_bound]"
+    at = lines.index("Idle gaps by GPU time lost")
+    assert lines[at + 1] == "  1. 8.2 ms: GPU 0 for 8.2 ms from 0.019846 s (step 0): waits for input"
     text = " ".join(" ".join(lines).split())
     assert "waits for input [input_bound]" in text
     assert "host: tf_data_private_threadpool/1: Iterator::Root::Prefetch::Map 98 %" in text
@@ -72,7 +74,10 @@ def test_json_holds_them_only_where_asked(capsys):
     assert main(["analyze", str(DLRM), "--json", "--bubbles", "3"]) == 0
     asked = json.loads(capsys.readouterr().out)
     found = asked.pop("bubbles")
+    causes = asked.pop("idle_gap_causes")
     assert asked == plain and len(found) == 3
+    assert causes[0] == {"cause": "dispatch", "part": "launch", "finding": "launch_bound", "gaps": 1544,
+                         "s_per_step": pytest.approx(plain["breakdown"]["launch"], rel=1e-6)}
     assert set(found[0]) == {"gpus", "start_s", "end_s", "cost_s", "step", "part", "cause", "finding", "ended_by",
                              "meanwhile", "host"}
     waits = next(b for b in found if b["cause"] == "collective_wait")

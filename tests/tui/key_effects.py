@@ -318,6 +318,10 @@ def place(app: GputopApp) -> int:
     return int(app.screen.query_one(IdleGapList).at)
 
 
+def entries(app: GputopApp) -> int:
+    return len(app.screen.query_one(IdleGapList).entries)
+
+
 REPLAY = Stage(REPLAY_EFFECTS, session=recorded)
 STAGES: dict[type, Stage] = {
     GputopApp: Stage(MONITOR_EFFECTS),
@@ -404,10 +408,13 @@ STAGES: dict[type, Stage] = {
     IdleGapList: Stage({
         "move(-1)": Effect(place, by(-1), ("home", "down")),
         "move(1)": Effect(place, by(1), ("home",)),
+        "unfold(1)": Effect(entries, more, ("home", "left")),
+        "unfold(-1)": Effect(entries, less, ("home", "right")),
         "move(-10)": Effect(place, less, ("pagedown",)),
         "move(10)": Effect(place, more, ("home",)),
-        "move(-1000)": Effect(place, to(0), ("home", "down", "down")),
-        "open": Effect(screen, lambda before, after: issubclass(after, Popup))}, ("t", "b"), stays=True),
+        "move(-10000)": Effect(place, to(0), ("home", "down", "down")),
+        "open": Effect(screen, lambda before, after: issubclass(after, Popup), ("home", "right", "down")),
+        }, ("t", "b", "right"), stays=True),
     RunApp: Stage({"output": Effect(screen, to(Output))}, app=RunApp),
     Output: Stage({"dismiss": CLOSES}, ("l",), app=RunApp),
     Leave: Stage({

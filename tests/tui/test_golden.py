@@ -141,9 +141,9 @@ SCREENS = {
     "timeline-zoomed": Screen("faulty", ("t", "z", "plus"), SIZES, FORMS),
     "timeline-unfolded": Screen("faulty", ("t", "E"), (WIDE,)),
     "timeline-details": Screen("faulty", ("t", "down", "full_stop", "enter")),
-    "idle-gaps": Screen("input-bound", ("t", "b", "down"), SIZES, {f: FORMS[f] for f in ("16", "none", "ascii")},
-                      in_forms=(USUAL,)),
-    "idle-gap-details": Screen("input-bound", ("t", "b", "enter")),
+    "idle-gaps": Screen("input-bound", ("t", "b", "right", "down"), SIZES,
+                        {f: FORMS[f] for f in ("16", "none", "ascii")}, in_forms=(USUAL,)),
+    "idle-gap-details": Screen("input-bound", ("t", "b", "enter", "down", "enter")),
 }
 
 

@@ -26,7 +26,7 @@ from tests.tui.timelines import (
     trace_file,
 )
 
-VIEWS = {"whole": (), "zoomed": ("plus", "plus", "down", "full_stop", "full_stop"), "idle": ("b", "down"),
+VIEWS = {"whole": (), "zoomed": ("plus", "plus", "down", "full_stop", "full_stop"), "idle": ("b", "right", "down"),
          "details": ("full_stop", "full_stop", "enter")}
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from rich.text import Text
 
 from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
 from gputop.render.styled_text import StyledText, justify
 from gputop.text.units import fit, percent, ranges, seconds
-from gputop.timeline.model import CAUSES, IdleGap, Range, Row
+from gputop.timeline.model import IdleGap, IdleTotal, Range, Row, cause_text
 from gputop.timeline.reader import Timeline
 from gputop.tui.timeline.header import legend, step_at, visible_steps
 from gputop.tui.timeline.styles import PART_OF
@@ -101,7 +104,7 @@ def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[in
                     [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
     if idle_gap is None:
         return [first, [("   not among the costliest idle gaps", DIM)] if row.gpu is not None else []]
-    parts = [CAUSES[idle_gap.cause], *([idle_gap.host] if idle_gap.host else [])]
+    parts = [cause_text(idle_gap.cause, idle_gap.part), *([idle_gap.host] if idle_gap.host else [])]
     if idle_gap.ended_by:
         parts.append(f"ended by {idle_gap.ended_by}" + ("  o: go there" if ended_by is not None else ""))
     return [first, justify([("   " + " · ".join(parts), DIM)], [], width)]
@@ -150,6 +153,38 @@ def idle_gap_text(timeline: Timeline, idle_gap: IdleGap, finding: str, width: in
     return out
 
 
+def idle_total_lines(
+    timeline: Timeline, total: IdleTotal, gaps: Sequence[IdleGap], width: int, room: int, finding: list[StyledText],
+) -> list[list[StyledText]]:
+    """What one cause costs in all, and what the host did in the listed gaps of it, in at most ``room`` lines."""
+    lines: list[list[StyledText]] = [
+        [(seconds(total.s_per_step), BOLD), (f" {total.text(timeline.period_s)}", PLAIN)],
+        [("finding   ", DIM), *(finding or [("none is about this", DIM)])],
+    ]
+    if gaps:
+        first = gaps[0]
+        lines.append([("costliest ", DIM), (f"{seconds(first.cost_ns / 1e9)} of GPU time on GPU {ranges(first.gpus)} "
+                                            f"at {when(timeline, first.start_ns, 1000)}", PLAIN)])
+    else:
+        lines.append([("Only parts of gaps of which most has another cause.", DIM)])
+    length = sum(gap.end_ns - gap.start_ns for gap in gaps)
+    done: Counter[tuple[str, str]] = Counter()
+    for gap in gaps:
+        done.update({(work.thread, work.what): work.time_ns for work in gap.work})
+    if done and room > len(lines) + 1:
+        most = done.most_common(room - len(lines) - 1)
+        lines.append([(f"the host in the {len(gaps)} costliest", BOLD)])
+        names = max(len(thread) for (thread, _), _ in most)
+        lines += [_work_line(time / max(1, length), thread, what, names) for (thread, what), time in most]
+    return [justify(line, [], width) for line in lines][:room]
+
+
+def _work_line(share: float, thread: str, what: str, names: int) -> list[StyledText]:
+    cells = min(10, max(1, round(10 * min(1.0, share))))
+    return [(f"  {percent(min(1.0, share)):>5} ", PLAIN), ("█" * cells + "·" * (10 - cells), PART_STYLE["host"]),
+            (f" {fit(thread, min(names, 24))} ", DIM), (what, PLAIN)]
+
+
 def idle_gap_lines(
     timeline: Timeline, idle_gap: IdleGap, width: int, room: int, finding: list[StyledText],
 ) -> list[list[StyledText]]:
@@ -162,7 +197,7 @@ def idle_gap_lines(
     else:
         tail.append([("ended by  ", DIM), ("nothing in this step or trace", DIM)])
     tail.append([("finding   ", DIM), *(finding or [("none is about this gap", DIM)])])
-    cause = CAUSES[idle_gap.cause] + (f": {idle_gap.meanwhile}" if idle_gap.meanwhile else "")
+    cause = cause_text(idle_gap.cause, idle_gap.part) + (f": {idle_gap.meanwhile}" if idle_gap.meanwhile else "")
     head: list[list[StyledText]] = [
         [(seconds(idle_gap.cost_ns / 1e9), BOLD), (f" of GPU time on {who}: {seconds(length / 1e9)} from ", PLAIN),
          (when(timeline, idle_gap.start_ns, _grain(length)), PLAIN)],
@@ -173,12 +208,8 @@ def idle_gap_lines(
     if idle_gap.work and free >= 2:
         host.append([("the host meanwhile", BOLD)])
         names = max(len(w.thread) for w in idle_gap.work[:free - 1])
-        for work in idle_gap.work[:free - 1]:
-            share = min(1.0, work.time_ns / max(1, length))
-            cells = min(10, max(1, round(10 * share)))
-            host.append([(f"  {percent(share):>5} ", PLAIN), ("█" * cells + "·" * (10 - cells), PART_STYLE["host"]),
-                         (f" {fit(work.thread, min(names, 24))} ", DIM),
-                         (work.what, PLAIN)])
+        host += [_work_line(work.time_ns / max(1, length), work.thread, work.what, names)
+                 for work in idle_gap.work[:free - 1]]
     elif idle_gap.host and free >= 1:
         host.append([("the host  ", DIM), (idle_gap.host, PLAIN)])
     elif free >= 1:

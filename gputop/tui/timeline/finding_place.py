@@ -26,6 +26,10 @@ def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
         named = _event_of(timeline, culprit)
         if named is not None:
             return named
+    causes = [total for total in timeline.idle_totals if total.finding in finding.ids]
+    for i, idle_gap in enumerate(timeline.idle_gaps):
+        if any(total.holds(idle_gap) for total in causes) and idle_gap.finding in finding.ids:
+            return i
     for ids in ({finding.id}, finding.ids):
         for i, idle_gap in enumerate(timeline.idle_gaps):
             if idle_gap.finding in ids:

@@ -71,7 +71,7 @@ class TimelineScreen(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         key("escape", "leave", "back", "back to the monitor, which went on meanwhile; closes the list first"),
-        key("b,g", "idle_gaps", "idle gaps", "the costliest idle gaps: what the host did, what ended them",
+        key("b,g", "idle_gaps", "idle gaps", "idle gaps by cause: what each costs, where, what the host did",
             footer=True),
         key("slash", "search", "search", "search ranges and ops by a part of their name", footer=True),
         key("greater_than_sign", "found(1)", "next match", "the next match of the search"),
@@ -296,7 +296,7 @@ class TimelineScreen(ModalScreen[None]):
             self.notify(f"{printable(finding.title)}: no single place of the trace stands for it.")
         elif isinstance(place, int):
             self._open_idle_gaps()
-            self._idle_gaps.choose(place)
+            self._idle_gaps.choose_gap(place)
         else:
             canvas.set_view(canvas.view.fit(place.start_ns, place.end_ns, margin=3.0))
             canvas.reveal(place)

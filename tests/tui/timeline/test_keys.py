@@ -180,19 +180,26 @@ async def test_the_idle_places() -> None:
         assert canvas.gap == (worst.start_ns, worst.end_ns) and canvas.idle_gpus == (0, 1)
         assert canvas.view.start_ns < worst.start_ns and worst.end_ns < canvas.view.end_ns < 2 * STEP_NS
         text = text_of(idle_gaps)
-        assert "640 µs" in text and "GPU 0-1" in text and "The GPUs wait for launches" in text
+        total = timeline.idle_totals[0]
+        assert total.cause == worst.cause and f"in {total.gaps} gaps: the next launch is late" in text
+        assert "The GPUs wait for launches" in text and "the host in the" in text
+        assert "640 µs of GPU time on GPU 0-1" in text and "idle on GPUs 0-1" in details(screen)
+        assert len(idle_gaps.entries) == len(timeline.idle_totals)
+        await pilot.press("enter", "down")
+        text = text_of(idle_gaps)
         assert "ended by  MemcpyH2D, launched by launch 0" in text and "the host meanwhile" in text
-        assert "idle on GPUs 0-1" in details(screen)
+        assert idle_gaps.at == 1 and canvas.gap == (worst.start_ns, worst.end_ns)
         await pilot.press("down")
-        assert idle_gaps.at == 1 and canvas.gap == (timeline.idle_gaps[1].start_ns, timeline.idle_gaps[1].end_ns)
+        own = [gap for gap in timeline.idle_gaps if total.holds(gap)]
+        assert idle_gaps.at == 2 and canvas.gap == (own[1].start_ns, own[1].end_ns)
         await pilot.press("pagedown", "pagedown", "pagedown")
-        assert idle_gaps.at == len(timeline.idle_gaps) - 1
-        await pilot.press("home", "up")
-        assert idle_gaps.at == 0
-        await pilot.press("enter")
+        assert idle_gaps.at == len(idle_gaps.entries) - 1 == len(own) + len(timeline.idle_totals) - 1
+        await pilot.press("home", "down", "left")
+        assert idle_gaps.at == 0 and len(idle_gaps.entries) == len(timeline.idle_totals)
+        await pilot.press("right", "down", "enter")
         assert isinstance(pilot.app.screen, FindingPopup)
         await pilot.press("t")
-        assert screen.is_current and idle_gaps.at == 0
+        assert screen.is_current and idle_gaps.at == 1
         await pilot.press("tab")
         assert canvas.has_focus and idle_gaps.display
         await pilot.press("o")
@@ -212,7 +219,7 @@ async def test_a_gap_tells_of_its_finding() -> None:
 
 async def test_a_place_without_a_finding_tells_of_itself() -> None:
     async with shown() as (pilot, _, _canvas):
-        await pilot.press("g", "enter")
+        await pilot.press("g", "enter", "down", "enter")
         assert isinstance(pilot.app.screen, Popup) and not isinstance(pilot.app.screen, FindingPopup)
 
 
@@ -259,6 +266,7 @@ async def test_the_mouse() -> None:
         assert canvas.view.start_ns < 2_000_000 < canvas.view.end_ns, "a click on the line above goes there"
         await pilot.press("b")
         idle_gaps = screen.query_one(IdleGapList)
+        await pilot.press("right")
         await pilot.click(idle_gaps, offset=(5, 3))
         assert idle_gaps.at == 2
         await pilot.click(idle_gaps, offset=(5, 3))
