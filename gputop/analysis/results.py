@@ -714,6 +714,62 @@ class TypicalStep(Struct, frozen=True):
     gpus: tuple[StepRuns, ...]
 
 
+class PathKind(Struct, frozen=True):
+    """``id`` is one of ``PATH_KINDS`` of :mod:`gputop.render.step_parts`. ``time_s`` is on the path, ``other_s`` the
+    time of events and threads in the same step that are not, several at once summed; ``slack_s`` the least of these."""
+
+    id: str
+    time_s: float
+    other_s: float = 0.0
+    slack_s: float | None = None
+
+
+class PathSegment(Struct, frozen=True):
+    """A stretch of the path. ``start_ns`` and ``end_ns`` are on the trace's own clock. ``place`` is a GPU's stream or a
+    host thread. Where short stretches are told as one, ``stretches`` is their number, and the others are those of what
+    took most of it. ``name`` is "" where the trace has none: Python, a pause, or making a batch."""
+
+    kind: str
+    name: str
+    place: str
+    start_ns: int
+    end_ns: int
+    stretches: int = 1
+
+
+class Slack(Struct, frozen=True):
+    """What ran in the step beside its critical path under one name at one place. ``slack_s``: each of it could take
+    that much longer, once, and the GPUs would not end the next step later; None: any time."""
+
+    kind: str
+    name: str
+    place: str
+    count: int
+    time_s: float
+    slack_s: float | None
+
+
+class CriticalPath(Struct, frozen=True):
+    """What the length of a typical step is made of: each of ``segments`` was waited for by the one after it.
+
+    ``step`` counts from 0 in the trace; it lasts from ``start_ns`` to ``end_ns`` of the trace's own clock, as the
+    segments and the times of ``kinds`` do together. ``slack`` lists what is not on the path, longest first.
+    ``reason`` says why there is no path, or what about it is not sure.
+    """
+
+    step: int
+    start_ns: int
+    end_ns: int
+    kinds: tuple[PathKind, ...] = ()
+    segments: tuple[PathSegment, ...] = ()
+    slack: tuple[Slack, ...] = ()
+    reason: str = ""
+
+    @property
+    def step_s(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+
 class Analysis(Struct, frozen=True, kw_only=True):
     """Everything found in one trace."""
 
@@ -738,6 +794,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
     batch_scaling: tuple[BatchScaling, ...] = ()
     layers: Layers | None = None
     limits: Limits | None = None
+    critical_path: CriticalPath | None = None
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstained, ...] = ()
     what_if: tuple[CombinedGain, ...] = ()

@@ -32,6 +32,8 @@ from gputop.analysis.results import Analysis, TraceNote, TraceSummary
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.steps import find_steps
+from gputop.analysis.what_if.critical_path import critical_path
+from gputop.analysis.what_if.replay import Replay
 from gputop.trace.clock_checks import clock_notes
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import QualityNote, Trace
@@ -92,10 +94,12 @@ def examine(trace: Trace, params: int | None = None, flops_per_step: float | Non
         scaling = do(batch_scaling, trace, gpu_timelines, steps)
         held, clocks = do(memory, trace), do(clock_notes, trace)
         by_layer = do(layer_times, trace, gpu_timelines, steps) if gpu_timelines else None
+        replayed = do(Replay, trace, gpu_timelines, steps) if gpu_timelines else None
     by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}
     gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if gpu_timelines else []
     layers = by_layer.result() if by_layer else None
     step_parts = parts.result() if parts else None
+    replay = replayed.result() if replayed else None
     analysis = Analysis(
         simulated=trace.simulated, trace=TraceSummary(
             paths=tuple(trace.paths), format=trace.format, hosts=tuple(trace.hosts),
@@ -111,8 +115,9 @@ def examine(trace: Trace, params: int | None = None, flops_per_step: float | Non
         typical_step=one_step.result(), batch_scaling=scaling.result(), layers=layers.table if layers else None,
         limits=limits(step_parts, layers, [trace.gpus[timeline.gpu] for timeline in gpu_timelines], steps,
                       list(by_gpu.values()), flops_per_step) if steps else None,
+        critical_path=critical_path(replay, steps) if replay else None,
     )
-    facts = TraceFacts.of(trace, gpu_timelines, analysis, steps, waits.result(), causes.result(), params)
+    facts = TraceFacts.of(trace, gpu_timelines, analysis, steps, waits.result(), causes.result(), params, replay)
     advice = trace_advice(facts)
     return replace(facts, analysis=msgspec.structs.replace(
         analysis, findings=advice.findings, abstained=advice.abstained, what_if=advice.what_if))

@@ -26,7 +26,8 @@ def text_report(analysis: Analysis, width: int = 80) -> str:
     Plain text: control characters out of the trace (escape codes, newlines in names) are taken out.
     """
     lines: list[str] = []
-    for section in (_head, _quality, _steps, _breakdown, report_device.limits, report_device.layers, _gpus,
+    for section in (_head, _quality, _steps, _breakdown, report_device.critical_path, report_device.limits,
+                    report_device.layers, _gpus,
                     report_device.across_gpus, _collectives,
                     report_device.kernels, report_device.copies, report_host.pipelines, report_host.gaps,
                     report_host.ops, report_host.functions, report_host.launch_threads, _memory, _advice):

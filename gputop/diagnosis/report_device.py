@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gputop.analysis.results import Analysis, Concurrency, KernelRow, LaunchOrder, Limits, Replicas, StepSkew
-from gputop.render.step_parts import limit_step
+from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
 from gputop.text.wrapping import wrap
 
@@ -153,6 +153,28 @@ def layers(a: Analysis, width: int) -> Iterator[str]:
         lines = [f"{printable(line.line)} {percent(line.share)}" for line in table.sources[:_OPS_SHOWN]
                  if line.share >= _WORTH_NAMING]
         yield from _labeled("lines", ", ".join(lines) + " of the GPU's time", width)
+
+
+def critical_path(a: Analysis, width: int) -> Iterator[str]:
+    """What the length of a typical step is made of, and how much room what is beside it has."""
+    path = a.critical_path
+    if path is None:
+        return
+    if not path.kinds:
+        yield from wrap(f"No critical path. {path.reason}", width)
+        return
+    yield from wrap(f"critical path of step {path.step}, {seconds(path.step_s)}: each part of it was waited for by the "
+                    "next. What is beside it could take the slack longer, once, and the next step would not end later",
+                    width, "Path     ")
+    yield "                on path         beside    slack"
+    for kind in path.kinds:
+        if max(kind.time_s, kind.other_s) >= _WORTH_NAMING / 10 * path.step_s:
+            share = kind.time_s / path.step_s if path.step_s else 0.0
+            slack = "" if not kind.other_s else ">step" if kind.slack_s is None else seconds(kind.slack_s)
+            beside = seconds(kind.other_s) if kind.other_s else ""
+            yield f"  {path_kind(kind.id)[0]:<12} {seconds(kind.time_s):>8} {share:>6.1%} {beside:>8} {slack:>8}"
+    if path.reason:
+        yield from wrap(path.reason, width, "  ")
 
 
 def limits(a: Analysis, width: int) -> Iterator[str]:

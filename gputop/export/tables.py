@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from gputop.analysis.results import Analysis, GpuUse, Layers, Limits, TypicalStep
+from gputop.analysis.results import Analysis, CriticalPath, GpuUse, Layers, Limits, TypicalStep
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.diagnosis.report_device import mfu_text
 from gputop.export import pictures
 from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits, fault_texts, flags_of
-from gputop.render.step_parts import COMPUTE_STEPS, PART_BY_ID, limit_step
+from gputop.render.step_parts import COMPUTE_STEPS, PART_BY_ID, limit_step, path_kind
 from gputop.replay.snapshot import Snapshot
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import devices, limits, percent, ratio, reading, seconds
@@ -61,8 +61,8 @@ def step(s: Snapshot) -> str:
         parts.append(f'<p class="bad">{esc(record.problem.message)}</p><p>{esc(record.problem.fix)}</p>')
     notes = list(record.notes)
     if found is not None:
-        parts += [_breakdown(found), _limits(found.limits), _one_step(found.typical_step), _layers(found.layers),
-                  _gpu_table(found.gpus)]
+        parts += [_breakdown(found), _limits(found.limits), _one_step(found.typical_step),
+                  _critical_path(found.critical_path), _layers(found.layers), _gpu_table(found.gpus)]
         notes = [note.message for note in found.trace.quality] + notes
     parts += [f'<p class="fine">{esc(note)}</p>' for note in (*notes, *s.remarks)]
     parts.append(f'<p class="fine">The trace: <code>{esc(str(record.path))}</code></p>')
@@ -109,6 +109,26 @@ def _one_step(step: TypicalStep | None) -> str:
     return (f"<h3>One step as it went: number {step.step} of the trace, {seconds(step.duration_s)}, "
             f"a row a GPU. Each {seconds(step.duration_s / slots)} shows the part that took most of it.</h3>"
             f'<div class="plate steps">{rows}<div class="axis"><span></span><div>{ticks}</div></div></div>')
+
+
+def _critical_path(path: CriticalPath | None) -> str:
+    """What the length of a typical step is made of, and what ran beside it with how much slack."""
+    if path is None or not path.kinds or path.step_s <= 0:
+        return ""
+    kinds = "".join(f'<li title="{esc(path_kind(kind.id)[1])}">{esc(path_kind(kind.id)[0])}'
+                    f"<b>{esc(_share(kind.time_s / path.step_s))}</b><em>{seconds(kind.time_s)}</em></li>"
+                    for kind in path.kinds if kind.time_s)
+    rows = "".join(f'<tr><td class="l">{esc(path_kind(row.kind)[0])}</td><td>{seconds(row.time_s)}</td>'
+                   + (_none("nothing waited for it") if row.slack_s is None else f"<td>{seconds(row.slack_s)}</td>")
+                   + f'<td>{row.count:,}</td><td class="l">{esc(row.place)}</td>'
+                   f'<td class="wrap">{esc(row.name)}</td></tr>'
+                   for row in path.slack)
+    beside = ("<details><summary>What ran beside it, and how much longer it could take, once, before the next step "
+              'ends later</summary><div class="scroll"><table><thead><tr><th class="l">kind</th><th>time</th>'
+              '<th>slack</th><th>count</th><th class="l">where</th><th class="l">what</th></tr></thead>'
+              f"<tbody>{rows}</tbody></table></div></details>") if rows else ""
+    return (f"<h3>The critical path of step {path.step}, {seconds(path.step_s)}: each part of it was waited for by the "
+            f'next</h3><ul class="legend">{kinds}</ul>{beside}' + (f"<p>{esc(path.reason)}</p>" if path.reason else ""))
 
 
 def _layers(layers: Layers | None) -> str:

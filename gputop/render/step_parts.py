@@ -72,3 +72,21 @@ def limit_step(id_: str) -> tuple[str, str]:
     """Name and meaning of a step of the limit ladder."""
     part = PART_BY_ID.get(id_)
     return (part.name, part.meaning) if part is not None else COMPUTE_STEPS.get(id_, (id_, ""))
+
+
+# What the critical path of a step is made of. By id: name and meaning.
+PATH_KINDS: dict[str, tuple[str, str]] = {
+    "input": ("input wait", "The batch that the training loop waits for is made, since the one before it came."),
+    "host": ("host work", "Python and ops of the host, in the threads that launch to the GPUs."),
+    "launch": ("launches", "Calls that launch work, and the time from a launch to the start of its work."),
+    "kernel": ("kernels", "A kernel that is no collective runs."),
+    "copy": ("copies", "A copy runs, or memory is cleared."),
+    "collective": ("collectives", "A collective moves data, from when its last GPU has come."),
+    "sync": ("sync", "A call that waited for a GPU returns, after what it waited for has ended."),
+    "idle": ("idle", "Pauses between the work of one stream, and starts that nothing in the trace explains."),
+}
+
+
+def path_kind(id_: str) -> tuple[str, str]:
+    """Name and meaning of a kind of time on the critical path."""
+    return PATH_KINDS.get(id_, (id_, ""))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from gputop.analysis.results import Analysis, Breakdown, StepRuns, TypicalStep
+from gputop.analysis.results import Analysis, Breakdown, CriticalPath, PathKind, Slack, StepRuns, TypicalStep
 from gputop.core.findings import Finding, Gain
 from gputop.core.samples import GpuSample, Reading, XidEvent
 from gputop.diagnosis.diagnose import analyze
@@ -27,9 +27,12 @@ RUNS = (("input", 0, 150), ("h2d", 150, 160), ("compute", 160, 390), ("collectiv
 @cache
 def _analysis() -> tuple[Analysis, str]:
     found = analyze(str(_TRACE))
+    path = CriticalPath(3, 0, 300_000_000, (PathKind("input", 0.13), PathKind("kernel", 0.17, 0.01, 0.02)), slack=(
+        Slack("kernel", "gemm", "GPU 0 stream 7", 4, 0.01, 0.02), Slack("copy", HOSTILE, HOSTILE, 1, 0.001, None)))
     shown = msgspec.structs.replace(
         found, breakdown=Breakdown(input=0.13, h2d=0.002, compute=0.15, collectives=0.01, d2h=0.0, launch=0.0,
                                    host=0.005, idle=0.003),
+        critical_path=path,
         typical_step=TypicalStep(3, 0.3, 400, tuple(StepRuns(g, RUNS) for g in range(8))))
     return shown, text_report(found, 80)
 

@@ -14,6 +14,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.host_causes import HostCauses
 from gputop.analysis.results import Analysis, GapWork, GpuUse
 from gputop.analysis.steps.model import Steps
+from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Culprit
 from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
@@ -44,6 +45,7 @@ class TraceFacts:
     params: int | None = None
     gpu_timelines: Sequence[GpuTimeline] = ()  # of the GPUs on which anything ran
     waits: CollectiveWaits | None = None  # None: no GPU ran a collective
+    replay: Replay | None = None  # None: no GPU ran
     host: HostCauses | None = None  # the host's part of the GPUs' idle time, by cause
 
     @property
@@ -93,7 +95,7 @@ class TraceFacts:
     @classmethod
     def of(
         cls, trace: Trace, gpu_timelines: Sequence[GpuTimeline], analysis: Analysis, steps: Steps | None,
-        waits: CollectiveWaits | None, host: HostCauses | None, params: int | None = None,
+        waits: CollectiveWaits | None, host: HostCauses | None, params: int | None = None, replay: Replay | None = None,
     ) -> TraceFacts:
         parts, basis = analysis.breakdown, steps.times.unit if steps is not None else "step"
         if parts is None and steps is None and (gpu_timelines or not trace.gpus):
@@ -107,7 +109,7 @@ class TraceFacts:
         if parts is not None and parts.total > 0:
             shares = {name: parts.known.get(name, 0.0) / parts.total for name in PART_IDS}
         return cls(trace, analysis, steps, shares, basis, parts.total if parts else 0.0, detect_framework(trace),
-                   params, tuple(gpu_timelines), waits, host)
+                   params, tuple(gpu_timelines), waits, replay, host)
 
 
 def kernels_named(facts: TraceFacts, names: Collection[str]) -> I64:

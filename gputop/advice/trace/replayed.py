@@ -9,7 +9,7 @@ from itertools import combinations
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.verdict import Verdict, bound
 from gputop.analysis.what_if.cure import Cure, combined
-from gputop.analysis.what_if.replay import TOLERANCE, Replay
+from gputop.analysis.what_if.replay import TOLERANCE
 from gputop.core.findings import MIN_SHARE, CombinedGain, Finding
 from gputop.text.units import percent
 
@@ -18,21 +18,19 @@ _MAX_COST = 4_000_000  # about 0.3 s
 
 
 class Cures:
-    """The cures of one trace's findings. The trace is replayed only where a finding has a cure."""
+    """The cures of one trace's findings."""
 
     def __init__(self, facts: TraceFacts) -> None:
         self._facts = facts
-        self._replay: Replay | None = None
+        self._replay = facts.replay
         self.by_finding: dict[str, Cure] = {}
 
     def saved(self, verdict: Verdict) -> tuple[float | None, str]:
         """The share of the step that the verdict's cure saves; None with the reason, a sentence, where a replay cannot
         tell or says clearly more than the upper bound."""
         most = bound(verdict)
-        if verdict.cure is None or most is None or not self._facts.gpu_timelines:
+        if verdict.cure is None or most is None or self._replay is None:
             return None, ""
-        if self._replay is None:
-            self._replay = Replay(self._facts.trace, self._facts.gpu_timelines, self._facts.steps)
         if self._replay.error > TOLERANCE:
             return None, (f"It is not replayed: a replay of the unchanged {self._facts.basis} misses its time by "
                           f"{percent(self._replay.error)}, so the trace does not show all that the GPUs wait for.")

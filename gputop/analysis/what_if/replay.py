@@ -46,13 +46,13 @@ _LAUNCHING_GAP_NS = 1_000_000  # as of the breakdown's part "launch"
 # A longer wait for a batch ends when the batch is there, however early the loop asked; to fetch one that is ready
 # takes PyTorch up to 2 ms of a step of 174 ms.
 _INPUT_WAIT_NS, _INPUT_WAIT_SHARE = 100_000, 0.02
-_LONG_AGO, _EVER = -(1 << 60), 1 << 60
+LONG_AGO, EVER = -(1 << 60), 1 << 60
 _MAX_EVENTS = 100_000  # device events that are replayed: so many whole steps stand for the window
 # Iterators that work on threads of their own, beside the loop.
 _AHEAD = r"Iterator::.*(?:Prefetch|Parallel|MapAndBatch)|enumerate\(DataLoader\)#_Multi"
 
 
-class _Waits(NamedTuple):
+class Waits(NamedTuple):
     """When host lanes wait, one after the other in each lane; the first of each lane is before everything.
 
     ``on`` is the place of the event that is waited for, -1 for a batch; ``row`` its row, of copies only.
@@ -69,7 +69,7 @@ class Replay:
     """The graph of one trace. Times are nanoseconds of the trace's clock."""
 
     def __init__(self, trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> None:
-        self._trace = trace
+        self.trace = trace
         self.spans = _replayed_spans(trace, gpu_timelines, steps)
         self._by_host = False
         if steps is not None and steps.call_ends_ns:
@@ -87,7 +87,7 @@ class Replay:
         lanes, lane = np.unique(self._rank[device.line[rows]], return_inverse=True)
         order = np.lexsort((device.launch_ns[rows], device.end_ns[rows], device.start_ns[rows], lane))
         self.rows, self.lane, self.lanes = rows[order], lane[order], len(lanes)
-        self.recorded_ns = self.modeled_ns = self._unclear_ns = 0
+        self.recorded_ns = self.modeled_ns = self.unclear_ns = 0
         self._waiting: Replay | None = None
         if not len(rows):
             return
@@ -97,8 +97,8 @@ class Replay:
         self._times()
         self._host_lanes()
         self._latencies()
-        self._loops = training_loops(trace)
-        self._waits = self._find_waits()
+        self.loops = training_loops(trace)
+        self.waits = self._find_waits()
         self._find_collectives(gpu_timelines)
         self._cut()
         self.recorded_ns = self._run(None, exact=True)
@@ -112,7 +112,7 @@ class Replay:
     @property
     def cost(self) -> int:
         """What one replay takes, in units of about 0.07 µs: each event, and each piece or wait that is gone through."""
-        return len(self.rows) + 15 * len(self._order) if len(self.rows) else 0
+        return len(self.rows) + 15 * len(self.order) if len(self.rows) else 0
 
     def saved(self, cure: Cure) -> float:
         """Share of the step that the cure saves."""
@@ -121,11 +121,11 @@ class Replay:
     def saved_if_waiting(self, cure: Cure) -> float:
         """The same where the host, in each pause in which the GPUs ran out of work, waited for them to do so: such a
         pause looks the same whether the host waits, in a call that is not recorded, or is busy."""
-        if self._unclear_ns < MIN_UNCLEAR * self.spans.total:
+        if self.unclear_ns < MIN_UNCLEAR * self.spans.total:
             return self.saved(cure)
         if self._waiting is None:
             self._waiting = copy(self)
-            self._waiting._waits = self._waiting._find_waits(unclear=True)
+            self._waiting.waits = self._waiting._find_waits(unclear=True)
             self._waiting._cut()
             self._waiting.recorded_ns = self._waiting._run(None, exact=True)
         return self._waiting.saved(cure)
@@ -134,18 +134,18 @@ class Replay:
 
     def _times(self) -> None:
         """``start``, ``end`` and ``before``, the end of what ran before in the stream."""
-        device = self._trace.device
+        device = self.trace.device
         start, end = device.start_ns[self.rows], device.end_ns[self.rows]
         far = int(end.max()) - int(start.min()) + 1
         self.end = np.maximum.accumulate(end + self.lane * far) - self.lane * far
-        self.before = np.where(self._first, _LONG_AGO, np.roll(self.end, 1))
+        self.before = np.where(self._first, LONG_AGO, np.roll(self.end, 1))
         self.start = np.maximum(start, self.before)
         self.work = self.end - self.start
 
     def _host_lanes(self) -> None:
         """Threads that launch to the same GPU are one lane. ``host`` is an event's lane, -1 where its launch is not
         known."""
-        device = self._trace.device
+        device = self.trace.device
         line, gpu = device.launch_line[self.rows].astype(np.int64), device.gpu[self.rows].astype(np.int64)
         known = (device.launch_ns[self.rows] >= 0) & (line >= 0)
         pairs = np.unique(line[known] * (1 << 16) + gpu[known])
@@ -156,16 +156,16 @@ class Replay:
                 lane_of = {key: new if value == old else value for key, value in lane_of.items()}
         threads = sorted((int(self._rank[key]), value) for key, value in lane_of.items() if key >= 0)
         numbers = {value: i for i, value in enumerate(dict.fromkeys(value for _, value in threads))}
-        of_line = np.full(len(self._trace.lines) + 1, -1, np.int64)
+        of_line = np.full(len(self.trace.lines) + 1, -1, np.int64)
         for key, value in lane_of.items():
             if key >= 0:
                 of_line[key] = numbers[value]
-        self.host_lanes, self._host_of_line = len(numbers), of_line
-        self._host_of_gpu = {-1 - key: numbers[value] for key, value in lane_of.items() if key < 0}
+        self.host_lanes, self.host_of_line = len(numbers), of_line
+        self.host_of_gpu = {-1 - key: numbers[value] for key, value in lane_of.items() if key < 0}
         self.host = np.where(known, of_line[line], -1)
-        self.launch = np.where(known, np.minimum(device.launch_ns[self.rows], self.start), _LONG_AGO)
+        self.launch = np.where(known, np.minimum(device.launch_ns[self.rows], self.start), LONG_AGO)
         called = device.launch_end_ns[self.rows] if len(device.launch_end_ns) == len(device) else self.launch
-        self.called = np.where(known, np.maximum(called, self.launch), _LONG_AGO)
+        self.called = np.where(known, np.maximum(called, self.launch), LONG_AGO)
 
     def _latencies(self) -> None:
         """From launch to start, and from the end of what was before, as recorded and as usual; waits for other
@@ -190,9 +190,9 @@ class Replay:
         late &= self.source < 0
         # What is launched by a call that the trace does not have was launched just before. Without any host it begins
         # when it did, or as long after the one before; what waited for a time before the window begins when it did.
-        lanes = np.array([self._host_of_gpu.get(gpu, -1) for gpu in range(len(self._trace.gpus))], np.int64)
+        lanes = np.array([self.host_of_gpu.get(gpu, -1) for gpu in range(len(self.trace.gpus))], np.int64)
         unseen = np.flatnonzero(late & ~known)
-        self.host[unseen] = lanes[self._trace.device.gpu[self.rows[unseen]]]
+        self.host[unseen] = lanes[self.trace.device.gpu[self.rows[unseen]]]
         by_host = np.zeros(len(rest), bool)
         by_host[unseen] = (self.host[unseen] >= 0) | self._first[unseen]
         queued = late & known & self._first
@@ -204,15 +204,16 @@ class Replay:
         # The rest counts for what the event waited for; where that is not known, for whatever comes last.
         self.launched = np.where(by_host, usual_launch, launched + np.where((own & by_launch) | left, rest, 0))
         self.paused = paused + np.where((own & ~by_launch) | left, rest, 0)
+        self.unexplained = np.where(left & by_launch, rest, 0)  # part of ``launched``
         self._usual_launched = np.where(in_call, self.launched, usual_launch)
         self._usual_paused = np.full(len(rest), usual_pause, np.int64)
-        self._launches = [np.sort(self.launch[self.host == lane]) for lane in range(self.host_lanes)]
+        self.launches = [np.sort(self.launch[self.host == lane]) for lane in range(self.host_lanes)]
 
     def _other_streams(self, late: I64, within: I64) -> tuple[I64, I64]:
         """For events that began late (places) the event of the same GPU that ended last before, and the time since;
         -1 where none ended just before, ``within`` (by place) so many ns."""
         source, since = np.full(len(self.rows), -1, np.int64), np.zeros(len(self.rows), np.int64)
-        gpu = self._trace.device.gpu[self.rows]
+        gpu = self.trace.device.gpu[self.rows]
         for own in np.unique(gpu[late]).tolist():
             here = np.flatnonzero(gpu == own)
             here = here[np.argsort(self.end[here], kind="stable")]
@@ -224,14 +225,14 @@ class Replay:
             source[mine[good]], since[mine[good]] = found[good], apart[good]
         return source, since
 
-    def _find_waits(self, *, unclear: bool = False) -> _Waits:
+    def _find_waits(self, *, unclear: bool = False) -> Waits:
         """``unclear``: pauses that may be waits are."""
-        trace = self._trace
+        trace = self.trace
         host = trace.host
         syncs = host_rows(trace, SYNCHRONIZE)
-        syncs = syncs[self._host_of_line[host.line[syncs]] >= 0]
+        syncs = syncs[self.host_of_line[host.line[syncs]] >= 0]
         held = np.flatnonzero((self.host >= 0) & (self.called - self.launch >= _HELD_NS))
-        parts = [(self._host_of_line[host.line[syncs]], host.start_ns[syncs], host.end_ns[syncs]),
+        parts = [(self.host_of_line[host.line[syncs]], host.start_ns[syncs], host.end_ns[syncs]),
                  (self.host[held], self.launch[held], self.called[held])]
         if detect_framework(trace) != "pytorch":  # whose waits are all calls of the CUDA runtime
             parts += self._silent_waits(unclear)
@@ -239,11 +240,11 @@ class Replay:
         on = self._ended_last(lane, begin, end + (_LATENCY_NS if unclear else 0))
         keep = on >= 0
         out = [np.stack((lane, begin, end, on))[:, keep]]
-        self._with_loop = np.zeros((3, 0), np.int64)  # waits for a batch that is made when it is asked for
+        self.with_loop = np.zeros((3, 0), np.int64)  # waits for a batch that is made when it is asked for
         ahead = bool(name_mask(trace, _AHEAD).any())
-        for loop in self._loops:
-            lanes = {int(self._host_of_line[loop.line])} if loop.line >= 0 else {
-                own for gpu, own in self._host_of_gpu.items() if trace.gpus[gpu].host == loop.host}
+        for loop in self.loops:
+            lanes = {int(self.host_of_line[loop.line])} if loop.line >= 0 else {
+                own for gpu, own in self.host_of_gpu.items() if trace.gpus[gpu].host == loop.host}
             for own in lanes - {-1}:
                 waits = loop.waits
                 usual_ns = self._steps_s * 1e9 * _INPUT_WAIT_SHARE
@@ -252,8 +253,8 @@ class Replay:
                 if ahead:
                     out.append(np.concatenate((found, np.full((1, found.shape[1]), -1))))
                 else:
-                    self._with_loop = np.concatenate((self._with_loop, found), axis=1)
-        out.append(np.array([[lane, _LONG_AGO, _LONG_AGO, -1] for lane in range(self.host_lanes)], np.int64).reshape(
+                    self.with_loop = np.concatenate((self.with_loop, found), axis=1)
+        out.append(np.array([[lane, LONG_AGO, LONG_AGO, -1] for lane in range(self.host_lanes)], np.int64).reshape(
             -1, 4).T)
         return self._in_turn(np.concatenate(out, axis=1))
 
@@ -266,24 +267,24 @@ class Replay:
         a steady time after the GPU, a busy one a steady time after its last launch. Where both are as steady it is
         unclear."""
         out = []
-        device = self._trace.device
+        device = self.trace.device
         for lane in range(self.host_lanes):
-            gpus = [gpu for gpu, of in self._host_of_gpu.items() if of == lane]
+            gpus = [gpu for gpu, of in self.host_of_gpu.items() if of == lane]
             mine = np.flatnonzero(np.isin(device.gpu[self.rows], gpus))
-            unknown, mine = mine[self.launch[mine] == _LONG_AGO], mine[self.launch[mine] > _LONG_AGO]
+            unknown, mine = mine[self.launch[mine] == LONG_AGO], mine[self.launch[mine] > LONG_AGO]
             mine = mine[np.argsort(self.launch[mine], kind="stable")]
             unknown = unknown[np.argsort(self.start[unknown], kind="stable")]
             launches = self.launch[mine]
             called = np.maximum.accumulate(self.called[mine])
-            next_ = np.append(launches[1:], _EVER)[:len(mine)]
+            next_ = np.append(launches[1:], EVER)[:len(mine)]
             begun = np.searchsorted(self.start[unknown], next_)
             reach = np.maximum(np.maximum.accumulate(self.end[mine]),
-                               np.append(_LONG_AGO, np.maximum.accumulate(self.end[unknown]))[begun])
+                               np.append(LONG_AGO, np.maximum.accumulate(self.end[unknown]))[begun])
             if self._by_host:
-                edges = np.append(np.sort(self._steps_ns), _EVER)
+                edges = np.append(np.sort(self._steps_ns), EVER)
                 next_ = np.minimum(next_, edges[np.searchsorted(edges, reach)])
             since, wait = next_ - reach, reach - called
-            drained = np.flatnonzero((since >= -_LATENCY_NS) & (wait >= _HELD_NS) & (next_ < _EVER))
+            drained = np.flatnonzero((since >= -_LATENCY_NS) & (wait >= _HELD_NS) & (next_ < EVER))
             name = device.name[self.rows[mine]].astype(np.int64)
             between = np.unique(name[drained] << 32 | name[np.minimum(drained + 1, len(name) - 1)],
                                 return_inverse=True)[1] if len(drained) else drained
@@ -292,7 +293,7 @@ class Replay:
             soon = since[drained] <= wait[drained] // 4
             waited = may_wait & (since[drained] >= 0) & (soon | (_CLEARLY * after_gpu < after_launch))
             if not unclear:
-                self._unclear_ns += int(wait[drained[may_wait & ~waited]].sum())
+                self.unclear_ns += int(wait[drained[may_wait & ~waited]].sum())
             drained = drained[may_wait if unclear else waited]
             ahead = np.append(self.start[mine][1:] - launches[1:], 0)[:len(mine)]
             held = (next_ - called >= _HELD_NS) & (ahead >= (next_ - called) // 2)
@@ -305,9 +306,9 @@ class Replay:
     def _ended_last(self, lane: I64, begin: I64, end: I64) -> I64:
         """For each wait the event (place) of its lane's GPUs that ended last in it; -1 where none did."""
         out = np.full(len(lane), -1, np.int64)
-        gpu = self._trace.device.gpu[self.rows]
+        gpu = self.trace.device.gpu[self.rows]
         for own in np.unique(lane).tolist():
-            gpus = [number for number, of in self._host_of_gpu.items() if of == own]
+            gpus = [number for number, of in self.host_of_gpu.items() if of == own]
             here = np.flatnonzero(np.isin(gpu, gpus) & (self.work > 0))
             here = here[np.argsort(self.end[here], kind="stable")]
             mine = np.flatnonzero(lane == own)
@@ -319,21 +320,21 @@ class Replay:
             out[mine[good]] = found[good]
         return out
 
-    def _in_turn(self, found: I64) -> _Waits:
+    def _in_turn(self, found: I64) -> Waits:
         """Waits by lane and end; of each what lies after the one before, and after the last launch meanwhile."""
         lane, begin, end, on = found[:, np.lexsort((found[2], found[0]))]
-        for own, launches in enumerate(self._launches):
-            mine = np.flatnonzero((lane == own) & (end > _LONG_AGO))
+        for own, launches in enumerate(self.launches):
+            mine = np.flatnonzero((lane == own) & (end > LONG_AGO))
             at = np.searchsorted(launches, end[mine]) - 1
             last = launches[np.maximum(at, 0)] if len(launches) else begin[mine]
             begin[mine] = np.maximum(begin[mine], np.where(at >= 0, last, begin[mine]))
         same = np.concatenate(([False], lane[1:] == lane[:-1]))
         begin = np.where(same, np.maximum(begin, np.roll(end, 1)), begin)
         # What ended before the lane itself began to wait was not waited for.
-        some = (end == _LONG_AGO) | ((end > begin) & ((on < 0) | (self.end[on] > begin)))
+        some = (end == LONG_AGO) | ((end > begin) & ((on < 0) | (self.end[on] > begin)))
         lane, begin, end, on = lane[some], begin[some], end[some], on[some]
         row = np.where(on >= 0, self.rows[on] if len(self.rows) else -1, -1)
-        return _Waits(lane, begin, end, on, row)
+        return Waits(lane, begin, end, on, row)
 
     def _find_collectives(self, gpu_timelines: Sequence[GpuTimeline]) -> None:
         """``collective`` is an event's number among those matched across GPUs, else -1; ``transfer`` the time that
@@ -341,10 +342,10 @@ class Replay:
         self.collective = np.full(len(self.rows), -1, np.int64)
         self.transfer = self.work.copy()
         self.collectives = 0
-        _, rows = of_gpus(self._trace, gpu_timelines)
+        _, rows = of_gpus(self.trace, gpu_timelines)
         rows = [own[self._place[own] >= 0] for own in rows]
-        for own in by_operation(self._trace, rows).values():
-            found = matched(self._trace, [r for r in own if len(r)])
+        for own in by_operation(self.trace, rows).values():
+            found = matched(self.trace, [r for r in own if len(r)])
             if isinstance(found, str):
                 continue
             place = self._place[found]
@@ -354,14 +355,14 @@ class Replay:
             self.transfer[place] = np.maximum(self.end[place] - begun, 0)
             self.collectives += len(place)
         members = np.flatnonzero(self.collective >= 0)
-        self._begun = np.zeros(self.collectives, np.int64)
-        np.maximum.at(self._begun, self.collective[members], self.start[members])
+        self.begun = np.zeros(self.collectives, np.int64)
+        np.maximum.at(self.begun, self.collective[members], self.start[members])
 
     # -- pieces ---------------------------------------------------------------------------------------
 
     def _cut(self) -> None:
         """Cut the streams where lanes wait for each other, and note the order in which pieces are gone through."""
-        waits, n = self._waits, len(self.rows)
+        waits, n = self.waits, len(self.rows)
         self.after = np.zeros(n, np.int64)  # the last wait of the host before an event's launch; beyond them: no host
         for lane in range(self.host_lanes):
             own = np.flatnonzero(waits.lane == lane)
@@ -381,15 +382,15 @@ class Replay:
         self.piece = np.cumsum(begins) - 1
         heads = self.head
         pieces, count = len(heads), len(waits.lane)
-        when = np.concatenate((waits.end, self.start[heads], self._begun))
+        when = np.concatenate((waits.end, self.start[heads], self.begun))
         # At one instant waits come first, collectives last: those that launch, and those that are arrived at.
-        self._order = np.lexsort((np.repeat((0, 1, 2), (count, pieces, self.collectives)), when)).tolist()
-        self._piece_lane = self.lane[heads].tolist()
+        self.order = np.lexsort((np.repeat((0, 1, 2), (count, pieces, self.collectives)), when)).tolist()
+        self.piece_lane = self.lane[heads].tolist()
         self._piece_host = self.host[heads].tolist()
-        self._piece_wait = after[heads].tolist()
-        self._piece_source = np.where(self.source[heads] >= 0, self.piece[self.source[heads]], -1).tolist()
-        self._piece_collective = self.collective[heads].tolist()
-        self._wait_on = np.where(waits.on >= 0, self.piece[waits.on], -1).tolist()
+        self.piece_wait = after[heads].tolist()
+        self.piece_source = np.where(self.source[heads] >= 0, self.piece[self.source[heads]], -1).tolist()
+        self.piece_collective = self.collective[heads].tolist()
+        self.wait_on = np.where(waits.on >= 0, self.piece[waits.on], -1).tolist()
 
     def _at_edges(self) -> I64:
         """By edge of the replayed time and stream the last event begun before, -1: none; shape (edges, streams)."""
@@ -407,7 +408,7 @@ class Replay:
 
     def _run(self, cure: Cure | None, *, exact: bool) -> int:
         """The time of all steps together. ``exact``: with the recorded latencies, else with the usual ones."""
-        waits = self._waits
+        waits = self.waits
         left = self._left(cure)
         paused = self.paused if exact else np.where(self._first, 0, self._usual_paused)
         launched = self.launched if exact else self._usual_launched
@@ -422,7 +423,7 @@ class Replay:
         # Ends within a piece: the latest over its launches of the launch and all work from there on.
         add = paused + work
         done = np.cumsum(add)
-        by_launch = np.where(self.launch > _LONG_AGO, launch + launched + work - done, _LONG_AGO)
+        by_launch = np.where(self.launch > LONG_AGO, launch + launched + work - done, LONG_AGO)
         latest = (np.maximum.reduceat(by_launch, self.head) + done[self.tail]).tolist()
         whole = (done[self.tail] - done[self.head] + add[self.head]).tolist()
         first_pause = paused[self.head].tolist()
@@ -448,20 +449,20 @@ class Replay:
         by collectives that came after the wait and before the next."""
         count, pieces = len(begin), len(latest)
         lane_of, wait_of, source, collective = (
-            self._piece_lane, self._piece_wait, self._piece_source, self._piece_collective)
+            self.piece_lane, self.piece_wait, self.piece_source, self.piece_collective)
         piece_host = self._piece_host
-        on, host_lane = self._wait_on, self._waits.lane.tolist()
-        ended, ends = [_LONG_AGO] * self.lanes, [_LONG_AGO] * pieces
+        on, host_lane = self.wait_on, self.waits.lane.tolist()
+        ended, ends = [LONG_AGO] * self.lanes, [LONG_AGO] * pieces
         sooner, ahead = [0] * (count + 1), [0] * (self.host_lanes + 1)
         arrived: list[list[tuple[int, int]]] = [[] for _ in range(self.collectives)]
         # What the lane of a GPU gains that no longer comes last to collectives; in all, and until each wait.
         gained, until = [0] * (self.host_lanes + 1), [0] * (count + 1)
-        for node in self._order:
+        for node in self.order:
             if node < count:
                 lane = host_lane[node]
                 at = begin[node] - ahead[lane]
                 if on[node] >= 0:
-                    ready = _LONG_AGO if gone[node] else ends[on[node]] + returns[node]
+                    ready = LONG_AGO if gone[node] else ends[on[node]] + returns[node]
                 else:
                     ready = supplied[node]
                 sooner[node] = ahead[lane] = end[node] - (ready if ready > at else at)
@@ -503,14 +504,14 @@ class Replay:
         """The time from edge to edge of the steps: an edge is when the GPUs have done what they had begun by then and,
         where calls of the host mark the steps, the host was there."""
         events = self._edge_events
-        reached = np.where(events >= 0, ends[self.piece[events]], _LONG_AGO).max(axis=1)
-        waits = self._waits
+        reached = np.where(events >= 0, ends[self.piece[events]], LONG_AGO).max(axis=1)
+        waits = self.waits
         for lane in range(self.host_lanes if self._by_host else 0):
             own = np.flatnonzero(waits.lane == lane)
             wait = own[np.searchsorted(waits.end[own], self._edges, side="right") - 1]
             reached = np.maximum(reached, self._edges - sooner[wait] - gained[wait] * (self._edges > self._edges[0])
                                  - self._removed_until(removed, np.full(len(self._edges), lane), self._edges))
-        begun = np.where(reached > _LONG_AGO // 2, reached, self._edges)
+        begun = np.where(reached > LONG_AGO // 2, reached, self._edges)
         return int((begun[1::2] - begun[::2]).sum())
 
     # -- a cure ---------------------------------------------------------------------------------------
@@ -532,21 +533,21 @@ class Replay:
             return {}
         parts: dict[int, list[Spans]] = {}
         for gpu, spans in cure.host.items():
-            if gpu in self._host_of_gpu:
-                parts.setdefault(self._host_of_gpu[gpu], []).append(spans)
+            if gpu in self.host_of_gpu:
+                parts.setdefault(self.host_of_gpu[gpu], []).append(spans)
         if cure.launching:
-            for lane, launches in enumerate(self._launches):
+            for lane, launches in enumerate(self.launches):
                 near = np.flatnonzero(np.diff(launches) <= _LAUNCHING_GAP_NS)
                 parts.setdefault(lane, []).append(union(launches[near], launches[near + 1]))
         if cure.input_left < 1.0:
-            for lane in np.unique(self._with_loop[0]).tolist():
-                _, begin, end = self._with_loop[:, self._with_loop[0] == lane]
+            for lane in np.unique(self.with_loop[0]).tolist():
+                _, begin, end = self.with_loop[:, self.with_loop[0] == lane]
                 begin = begin + (cure.input_left * (end - begin)).astype(np.int64)
                 parts.setdefault(lane, []).append(union(begin, end))
-        waits, out = self._waits, {}
+        waits, out = self.waits, {}
         replayed = union(self.spans.start[:1], self.spans.end[-1:])
         for lane, several in parts.items():
-            own = (waits.lane == lane) & (waits.end > _LONG_AGO)
+            own = (waits.lane == lane) & (waits.end > LONG_AGO)
             out[lane] = intersect(subtract(merge(EMPTY, *several), union(waits.begin[own], waits.end[own])), replayed)
         return {lane: spans for lane, spans in out.items() if len(spans.start)}
 
@@ -555,17 +556,17 @@ class Replay:
         out = np.zeros(len(t), np.int64)
         for own, spans in removed.items():
             mine = np.flatnonzero(lane == own)
-            out[mine] = coverage(spans, np.full(len(mine), _LONG_AGO), t[mine])
+            out[mine] = coverage(spans, np.full(len(mine), LONG_AGO), t[mine])
         return out
 
     def _supplied(self, cure: Cure | None) -> list[int]:
         """For each wait for a batch when the batch is there: as recorded, less what all batches until then come
         sooner."""
-        waits = self._waits
+        waits = self.waits
         out = waits.end.copy()
         if cure is not None and cure.input_left < 1.0:
             for lane in range(self.host_lanes):
-                own = np.flatnonzero((waits.lane == lane) & (waits.on < 0) & (waits.end > _LONG_AGO))
+                own = np.flatnonzero((waits.lane == lane) & (waits.on < 0) & (waits.end > LONG_AGO))
                 out[own] -= np.cumsum((1 - cure.input_left) * (waits.end[own] - waits.begin[own])).astype(np.int64)
         return out.tolist()
 

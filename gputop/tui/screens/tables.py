@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gputop.render.step_parts import limit_step
+from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seconds
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def tables(analysis: Analysis | None) -> tuple[Table, ...]:
     """All tables of an analysis, in the order of their tabs; empty ones where it is None."""
     found = analysis if analysis is not None else _nothing()
     made = (_kernels(found, by_op=False), _kernels(found, by_op=True), _collectives(found), _memory(found),
-            _copies(found), _host_ops(found), _functions(found), _input(found), _layers(found), _limit(found))
+            _copies(found), _host_ops(found), _functions(found), _input(found), _layers(found), _limit(found),
+            _critical_path(found))
     if analysis is not None:
         return made
     return tuple(Table(t.name, t.columns, (), "The trace could not be analyzed: t tells why.") for t in made)
@@ -277,6 +278,24 @@ def _limit(found: Analysis) -> Table:
     on = f" of the {printable(limits.gpu)}" if limits.gpu else ""
     mfu = "no MFU: " + printable(limits.reason) if limits.mfu is None else f"MFU {percent(limits.mfu)}"
     return Table("Limit", columns, rows, "", f"From the step of {seconds(limits.step_s)} down to the limit{on}; {mfu}")
+
+
+def _critical_path(found: Analysis) -> Table:
+    columns = (Column("kind"), Column("on path", seconds), Column("share", _share), Column("beside", seconds),
+               Column("slack", seconds), Column("count", _count, spare=True), Column("where", spare=True),
+               Column("what", wide=True))
+    path = found.critical_path
+    if path is None or not path.kinds:
+        reason = path.reason if path is not None else "No steps found, or no GPU in the trace."
+        return Table("Path", columns, (), printable(reason))
+    rows: list[tuple[Value, ...]] = [
+        (path_kind(kind.id)[0], kind.time_s, kind.time_s / path.step_s if path.step_s else None, kind.other_s,
+         kind.slack_s, None, "", path_kind(kind.id)[1]) for kind in path.kinds if kind.time_s or kind.other_s]
+    rows += [(path_kind(row.kind)[0], None, None, row.time_s, row.slack_s, row.count, row.place, row.name)
+             for row in path.slack]
+    return Table("Path", columns, tuple(rows), "", (
+        f"Step {path.step}, {seconds(path.step_s)}. slack: what is beside the path could take so much longer, once. "
+        + path.reason).rstrip())
 
 
 def _flops(value: float) -> str:

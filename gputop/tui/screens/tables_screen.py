@@ -42,8 +42,9 @@ class Tabs(LinesWidget):
         whole = sum(map(len, self._names))
         gap = 3 if whole + 5 * len(self._names) <= self.size.width else 1
         short = whole + (2 + gap) * len(self._names) > self.size.width + gap
-        for i, name in enumerate(self._names):  # the numbers stay, they are the keys
-            text = f"{(i + 1) % 10} {name if i == index or not short else fit(name, 5).rstrip()}"
+        for i, name in enumerate(self._names):  # the numbers stay, they are the keys of the first ten
+            text = name if i == index or not short else fit(name, 5).rstrip()
+            text = f"{(i + 1) % 10} {text}" if i < 10 else text
             runs += [(" " * (gap - 1 if i == 0 else gap), PLAIN), (text, BOLD + ACCENT if i == index else DIM)]
             used = sum(len(part) for part, _ in runs)
             self._ends.append(used)

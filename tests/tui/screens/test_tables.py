@@ -61,6 +61,10 @@ def found() -> Analysis:
              "reason": "CUDA graphs"}]},
         "limits": {"step_s": 0.1, "steps": [{"id": "launch", "time_s": 0.02}, {"id": "limit", "time_s": 0.08}],
                    "gpu": "H100 SXM", "mfu": 0.4},
+        "critical_path": {"step": 3, "start_ns": 0, "end_ns": 100_000_000, "kinds": [
+            {"id": "host", "time_s": 0.08}, {"id": "kernel", "time_s": 0.02, "other_s": 0.01, "slack_s": 0.05}],
+            "slack": [{"kind": "kernel", "name": "gemm", "place": "GPU 0 stream 7", "count": 4, "time_s": 0.01,
+                       "slack_s": None}], "reason": "Not sure."},
     }
     return make_analysis(**document)
 
@@ -96,13 +100,17 @@ def test_every_table_tells_what_the_analysis_holds() -> None:
 
 
 def test_layers_unfold_and_the_limit_is_in_order() -> None:
-    layers, limit = tables(found())[8:]
+    layers, limit, path = tables(found())[8:]
     assert layers.unfolded({0, 3}) == [0, 1, 3] and layers.unfolded({0, 1}) == [0, 1, 2, 3]
     assert layers.unfolded({1}) == [0, 3]
     assert layers.branch(1, {0})[-1] == "  ▸ dense  (train.py:7)" and "CUDA graphs" in str(layers.rows[3][-1])
     assert layers.rows[1][4:6] == (4e9, pytest.approx(2e11))
     assert [row[2] for row in limit.rows] == ["launch wait", "the work at the limit"]
     assert "MFU 40 %" in limit.note and "H100 SXM" in limit.note
+    assert [row[:5] for row in path.rows] == [
+        ("host work", 0.08, pytest.approx(0.8), 0.0, None), ("kernels", 0.02, pytest.approx(0.2), 0.01, 0.05),
+        ("kernels", None, None, 0.01, None)]
+    assert "Step 3, 100 ms" in path.note and path.note.endswith("Not sure.")
 
 
 def test_empty_tables_say_why() -> None:
@@ -157,7 +165,7 @@ async def test_keys_and_mouse_of_the_tables() -> None:
         await pilot.pause()
         assert not grid.display and "name no op" in text_of(screen.query_one("#tables-empty", LinesWidget))
         await pilot.press("shift+tab", "shift+tab")
-        assert screen.table.name == "Limit"
+        assert screen.table.name == "Path"
         for n, name in enumerate(("Kernels", "By op", "Collectives", "Memory", "Copies", "Host ops", "Functions",
                                   "Input", "Layers", "Limit")):
             await pilot.press(str((n + 1) % 10))

@@ -1,0 +1,188 @@
+"""The critical path and its slack, against a simulation of the same graph event by event."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.results import Analysis, CriticalPath
+from gputop.analysis.steps.steps import find_steps
+from gputop.analysis.what_if import critical_path as path
+from gputop.analysis.what_if.replay import EVER, LONG_AGO, Replay
+from gputop.trace.model import I64, Kind, Trace
+from tests.analyses import make_analysis
+from tests.analysis.what_if.test_replay import NCCL, STEP, STEPS, gpu_paced, host_paced
+from tests.trace.build import Builder, keras_steps
+
+
+def found(trace: Trace) -> CriticalPath:
+    steps = find_steps(trace)
+    out = path.critical_path(Replay(trace, timelines(trace), steps), steps)
+    assert out is not None
+    return out
+
+
+def times(found: CriticalPath) -> dict[str, float]:
+    """ms by kind, of those that have any."""
+    return {kind.id: round(1e3 * kind.time_s, 1) for kind in found.kinds if kind.time_s > 5e-5}
+
+
+def ends_with(replay: Replay, ends: I64, event: dict[int, int], launch: dict[int, int], wait: dict[int, int]) -> int:
+    """When the last of the events ``ends`` ends if some events, launches or returns of waits come later (ns)."""
+    waits, n = replay.waits, len(replay.rows)
+    order = np.lexsort((np.repeat((0, 1, 2), (len(waits.lane), n, replay.collectives)), np.concatenate(
+        (waits.end, replay.start, replay.begun))))
+    start, end = [0] * n, [0] * n
+    late, lane_late = [0] * (len(waits.lane) + 1), [0] * replay.host_lanes
+    for node in order.tolist():
+        if node < len(waits.lane):
+            on, at = int(waits.on[node]), int(waits.begin[node]) + lane_late[waits.lane[node]]
+            ready = int(waits.end[node]) if on < 0 else end[on] + int(waits.end[node] - replay.end[on])
+            late[node] = max(at, ready) - int(waits.end[node]) + wait.get(node, 0)
+            lane_late[waits.lane[node]] = late[node]
+        elif node < len(waits.lane) + n:
+            i = node - len(waits.lane)
+            came = [LONG_AGO]
+            if replay.launch[i] > LONG_AGO:
+                came.append(int(replay.launch[i] + replay.launched[i]) + late[replay.after[i]] + launch.get(i, 0))
+            if i and replay.lane[i] == replay.lane[i - 1]:
+                came.append(end[i - 1] + int(replay.paused[i]))
+            if replay.source[i] >= 0:
+                came.append(end[replay.source[i]] + int(replay.since_source[i]))
+            start[i] = max(came)
+            end[i] = start[i] + int(replay.work[i]) + event.get(i, 0)
+        else:
+            members = np.flatnonzero(replay.collective == node - len(waits.lane) - n).tolist()
+            for i in members:
+                end[i] = max(start[j] for j in members) + int(replay.transfer[i]) + event.get(i, 0)
+    return max(end[i] for i in ends)
+
+
+def any_job(seed: int) -> Trace:
+    """Two GPUs, three streams each, collectives, waits of the host for GPUs and for batches, unknown launches."""
+    rng = random.Random(seed)
+    b = keras_steps(Builder(gpus=2), STEPS, STEP, STEP - 50)
+    host, free = [50.0, 60.0], [[0.0] * 4, [0.0] * 4]
+    while max(host) < STEPS * STEP - 3_000:
+        for gpu in range(2):
+            for _ in range(rng.randrange(4, 12)):
+                host[gpu] += rng.expovariate(1 / 120)
+                stream = rng.randrange(3)
+                start = max(host[gpu] + 5, free[gpu][stream], rng.choice(free[gpu]))
+                free[gpu][stream] = start + rng.expovariate(1 / 100)
+                b.run(gpu, start, free[gpu][stream] - start, stream=stream,
+                      launch=host[gpu] if rng.random() < 0.9 else None)
+            if rng.random() < 0.3:
+                b.host("cuStreamSynchronize", host[gpu] + 5, max(max(free[gpu]) - host[gpu], 1), line=f"launch {gpu}")
+                host[gpu] = max(max(free[gpu]), host[gpu] + 5) + 5
+        came = [max(host[gpu] + 10, *free[gpu]) for gpu in range(2)]
+        for gpu in range(2):
+            free[gpu][3] = max(came) + 80
+            b.run(gpu, came[gpu], free[gpu][3] - came[gpu], NCCL, kind=Kind.COLLECTIVE, launch=host[gpu] + 5, stream=3)
+            host[gpu] += 15
+        if rng.random() < 0.2:
+            b.host("IteratorGetNextOp::DoCompute", host[0], 900, line="launch 0")
+            b.host("Iterator::Root::Prefetch::Map", host[0] - 50, 800, line="tf_data_private_threadpool/1")
+            host[0] += 905
+    return b.build()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_has_slack_may_be_later_by_it_and_no_more(seed: int) -> None:
+    trace, rng = any_job(seed), random.Random(seed)
+    steps = find_steps(trace)
+    replay = Replay(trace, timelines(trace), steps)
+    _, lo, hi, horizon = path._typical(replay, steps)
+    ends = path._begun_last(replay, horizon)
+    last = int(replay.end[ends].max())
+    assert ends_with(replay, ends, {}, {}, {}) == last
+    walk = path._Walk(replay, lo, hi)
+    walk.back_from(int(ends[np.argmax(replay.end[ends])]))
+    near = np.flatnonzero((replay.end > lo) & (replay.start < horizon))
+    slack = path.slack(replay, ends)
+    waits = np.flatnonzero((replay.waits.end > lo) & (replay.waits.end < hi))
+    assert replay.collectives > 3 and (replay.source >= 0).any() and len(waits) > 2
+    on_path = near[walk.on_path[near] & (replay.work[near] > 0)].tolist()
+    for i in rng.sample(on_path, min(len(on_path), 12)):
+        less = int(replay.work[i]) // 2
+        assert last - less <= ends_with(replay, ends, {i: -less}, {}, {}) <= last
+    checked = 0
+    for what, rows in enumerate((near, near[replay.launch[near] > LONG_AGO], waits)):
+        for i in rng.sample(rows.tolist(), min(len(rows), 25)):
+            changes: list[dict[int, int]] = [{}, {}, {}]
+            left = int(slack[what][i])
+            changes[what][i] = min(left, 10 ** 9)
+            assert ends_with(replay, ends, *changes) == last
+            if left < EVER // 2:
+                changes[what][i] = left + 1_000
+                assert ends_with(replay, ends, *changes) == last + 1_000
+                checked += 1
+    assert checked > 40
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_path_fills_the_step(seed: int) -> None:
+    out = found(any_job(seed))
+    assert sum(kind.time_s for kind in out.kinds) == pytest.approx((out.end_ns - out.start_ns) / 1e9)
+    edges = [(segment.start_ns, segment.end_ns) for segment in out.segments]
+    assert edges[0][0] == out.start_ns and edges[-1][1] == out.end_ns
+    assert [a for _, a in edges[:-1]] == [b for b, _ in edges[1:]]
+
+
+def test_a_host_that_paces_the_job_is_the_path() -> None:
+    out = found(host_paced())
+    by_kind = {kind.id: kind for kind in out.kinds}
+    assert by_kind["host"].time_s + by_kind["launch"].time_s == pytest.approx(STEP / 1e6, rel=0.01)
+    assert by_kind["launch"].time_s == pytest.approx(199 * 5e-6, rel=0.05)
+    kernels = next(row for row in out.slack if row.kind == "kernel")
+    assert kernels.time_s == pytest.approx(199 * 20e-6, rel=0.02)
+    # The last of the step can be later by all pauses of the next step.
+    assert kernels.slack_s == pytest.approx(199 * 80e-6 + 100e-6)
+
+
+def test_kernels_that_the_host_waits_for_are_the_path() -> None:
+    out = found(gpu_paced())
+    assert times(out) == {"host": 2.0, "kernel": 18.0}
+    launches = next(row for row in out.slack if row.kind == "launch")
+    assert launches.place == "launch 0" and 0 < launches.slack_s < 100e-6
+    assert {segment.place for segment in out.segments if segment.kind == "kernel"} == {"GPU 0 Stream #1"}
+
+
+def test_a_batch_that_comes_late_is_the_path_from_one_batch_to_the_next() -> None:
+    b = keras_steps(Builder(), STEPS, STEP, STEP - 50)
+    for i in range(STEPS):
+        b.host("IteratorGetNextOp::DoCompute", i * STEP + 20, 8_000, line="launch 0")
+        b.host("Iterator::Root::Prefetch::Map", i * STEP, 15_000, line="tf_data_private_threadpool/1")
+        for k in range(100):
+            b.run(0, i * STEP + 8_055 + 100 * k, 95, launch=i * STEP + 8_050 + 100 * k)
+    out = found(b.build())
+    assert times(out)["input"] == 20.0
+    assert min(row.slack_s for row in out.slack if row.kind == "launch") == pytest.approx(8e-3, rel=0.01)
+
+
+def test_what_a_replay_does_not_explain_has_no_path() -> None:
+    b = keras_steps(Builder(), STEPS, STEP, STEP - 50)
+    for i in range(STEPS):
+        b.run(0, i * STEP + 100, 100, launch=i * STEP + 90)
+        b.run(0, i * STEP + 12_000, 7_500, launch=i * STEP + 110)
+        b.host("cuStreamSynchronize", i * STEP + 200, 19_310, line="launch 0")
+    out = found(b.build())
+    assert not out.kinds and "the trace does not show all that the GPUs wait for" in out.reason
+
+
+def test_short_stretches_are_told_as_one() -> None:
+    b = keras_steps(Builder(), STEPS, STEP, STEP - 50)
+    for i in range(STEPS):
+        for k in range(1_900):
+            b.run(0, i * STEP + 100 + 10 * k, 9, "other" if k % 4 == 3 else "gemm", launch=i * STEP + 90 + k)
+    out = found(b.build())
+    assert len(out.segments) <= 2 * path._MOST_SEGMENTS + 1
+    assert sum(segment.stretches for segment in out.segments) > 3_000
+    assert {segment.name for segment in out.segments if segment.kind == "kernel" and segment.stretches > 8} == {"gemm"}
+    document = make_analysis(critical_path=out).to_json()
+    assert Analysis.from_json(document).critical_path == out
+    del document["critical_path"]  # as before there was one
+    assert Analysis.from_json(document).critical_path is None
