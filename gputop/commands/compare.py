@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in "ab":
         parser.add_argument(f"--again-{name}", metavar="PATH", action="append", default=[],
                             help=f"another run of {name.upper()}'s job, any number of times: makes small changes surer")
+    parser.add_argument("--verbose", action="store_true", help="also what did not change, and how it is judged")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
@@ -27,5 +28,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         console.write_json(comparison.to_json())
     else:
-        console.write_text(text_report(comparison, width()), end="")
+        console.write_text(text_report(comparison, width(), everything=args.verbose), end="")
     return EXIT_OK

@@ -138,16 +138,16 @@ def _outcome(entry: Followed, gain: Gain, step: Row | None, promises: list[float
     if step is None or step.a is None or step.b is None or step.a <= 0:
         return replace(entry, reason="the step time of both sides is not known")
     divide = 1.0
-    if per == "sample":
+    if per == "sample" and step.work == 1.0:
         if batch is None:
             return replace(entry, reason="the gain is per sample, and nothing tells the batch sizes of A and B")
         divide = batch
-    measured = 1 - step.b / step.a / divide
+    measured = 1 - step.b / step.work / step.a / divide
     low, high = (None if change is None else 1 - (1 + change / step.a) / divide for change in (step.high, step.low))
     entry = replace(entry, measured=measured, low=low, high=high)
     if estimated is None:
         return replace(entry, reason="no gain was promised")
-    if per == "step" and batch is not None and other_batch(batch):
+    if per == "step" and step.work == 1.0 and batch is not None and other_batch(batch):
         sample = 1 - step.b / step.a / batch
         return replace(entry, reason=f"a step of B copies {batch:.3g} times the bytes of A's to the GPUs; if that is "
                                      f"the batch size, the time per sample changed by {-sample:+.0%}")

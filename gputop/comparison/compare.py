@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,14 +12,15 @@ from typing import Any
 from gputop.comparison.advice import Followed, followed
 from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, drift_of
 from gputop.comparison.job import Note, batch_factor, gpu_count, notes, other_batch
-from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, STEP_ERROR, Row, Verdict, all_rows
+from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, STEP_ERROR, Row, Verdict, all_rows, percent_change
 from gputop.comparison.sides import Side, read_side
 from gputop.comparison.statistics import BLOCKS, MIN_STEPS
 from gputop.core.errors import NoDataError
-from gputop.text.units import percent
+from gputop.text.units import percent, seconds
 
 SCHEMA = "gputop.compare/1"
 _Path = str | os.PathLike[str]
+MAX_REPEATS = 10  # captures of each job: nobody makes more
 _STEPS = ("count", "anchor", "median_s", "mean_s", "p95_s")
 METHOD = (
     "A change is better or worse when its interval excludes 0 (Welch 1947) with "
@@ -68,15 +70,48 @@ class Comparison:
         return row if row is not None and row.verdict == "noise" and (row.reason or "").endswith(REPEAT) else None
 
     @property
+    def captures_needed(self) -> int | None:
+        """How many captures of each job a difference as that of ``repeat`` takes to be beyond doubt, about: what two
+        means differ by falls with the root of their number. None where there is no such difference."""
+        row = self.repeat
+        if row is None or not row.change or row.low is None or row.high is None:
+            return None
+        made = 1 + (len(self.a.repeats) + len(self.b.repeats)) / 2
+        return max(math.floor(made) + 1, math.ceil(made * ((row.high - row.low) / 2 / row.change) ** 2))
+
+    @property
     def verdict(self) -> Verdict:
-        """Of the step time, unless the batch size seems to differ and the time per sample went the other way."""
+        """Of the step time; where the batch size seems to differ, but not without doubt, only if the time per sample
+        went the same way."""
         row = self.decisive
         if row is None:
             return "cannot be told"
         sample = self.sample_change
-        if sample is not None and (row.verdict, sample < 0) in (("better", False), ("worse", True)):
+        if row.work == 1.0 and sample is not None and (row.verdict, sample < 0) in (("better", False), ("worse", True)):
             return "cannot be told"
         return row.verdict
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a sentence: "FASTER: 344 → 184 ms per step (−46.5 %), beyond doubt."."""
+        row = self.decisive
+        if row is None:
+            return "Step times cannot be compared: there is no capture."
+        if row.a is None or row.b is None:
+            return f"Whether the step time changed cannot be told: {row.reason}."
+        step = "iteration" if max(self.a.iterations, self.b.iterations) > 1 else "step"
+        of = f"per {'typical ' if row.id == 'median_s' else ''}{step}"
+        if row.work != 1.0:
+            of = f"for the samples of a {step} of A"
+        change = percent_change(row)
+        what = f"{_times(row.a, row.b_alike)} {of}" + ("" if change is None else f" ({signed(change)})")
+        if self.verdict in ("better", "worse"):
+            return f"{'FASTER' if self.verdict == 'better' else 'SLOWER'}: {what}, beyond doubt."
+        if row.verdict == "noise":
+            return f"{'NO CHANGE' if self.repeat is None else 'NOT BEYOND DOUBT'}: {what}."
+        if row.verdict == "cannot be told":
+            return f"NOT TO BE TOLD: {what}; {row.reason}."
+        return f"Which is better cannot be told: {what}."
 
     @property
     def sample_change(self) -> float | None:
@@ -86,6 +121,10 @@ class Comparison:
             return None
         return row.b / row.a / factor - 1
 
+    def with_note(self, note: Note) -> Comparison:
+        """With a further caveat, the gravest."""
+        return replace(self, notes=(note, *self.notes))
+
     def to_json(self) -> dict[str, Any]:
         """The document gputop.compare/1."""
         from gputop.core.version import __version__
@@ -94,7 +133,9 @@ class Comparison:
             "schema": SCHEMA, "gputop": __version__,
             "a": _side(self.a), "b": _side(self.b),
             "notes": [note.to_json() for note in self.notes],
-            "verdict": self.verdict, "repeat": self.repeat is not None, "batch_factor": batch_factor(self.a, self.b),
+            "verdict": self.verdict, "headline": self.headline, "repeat": self.repeat is not None,
+            "captures_needed": self.captures_needed, "batch_factor": batch_factor(self.a, self.b),
+            "work_ratio": None if self.decisive is None else self.decisive.work,
             "sample_time_change_ratio": self.sample_change,
             "rows": [row.to_json() for row in self.rows],
             "advice": [entry.to_json() for entry in self.advice],
@@ -102,6 +143,17 @@ class Comparison:
                        "min_effect_ratio": MIN_EFFECT, "min_steps": MIN_STEPS,
                        "drift_ratio": dict(zip("ab", drift_of(self.a, self.b), strict=True))},
         }
+
+
+def signed(share: float) -> str:
+    return f"{100 * share:+.1f} %".replace("-", "−")
+
+
+def _times(a: float | None, b: float | None) -> str:
+    """"344 → 184 ms", with both units where they differ."""
+    first, second = ("?" if value is None else seconds(value) for value in (a, b))
+    number, _, unit = first.rpartition(" ")
+    return f"{number if number and second.endswith(f' {unit}') else first} → {second}"
 
 
 def _side(side: Side) -> dict[str, Any]:
@@ -124,8 +176,7 @@ def compare(a: _Path, b: _Path, *, again_a: Sequence[_Path] = (), again_b: Seque
     second = first if same else read_side(b)
     result = compare_sides(first, replace(second, repeats=tuple(map(read_side, again_b))))
     if same:
-        note = Note("same_file", "A and B are the same file.")
-        return Comparison(result.a, result.b, (note, *result.notes), result.rows, result.advice)
+        return result.with_note(Note("same_file", "A and B are the same file."))
     return result
 
 

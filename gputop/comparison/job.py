@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,6 +14,9 @@ from gputop.text.units import percent
 SAME_JOB_SHARE = 0.3
 # Bytes copied to the GPUs per step that differ by this factor: most likely another batch size. gputop's own.
 OTHER_BATCH_FACTOR = 1.25
+# Kernel time that grows with the bytes copied by a power within these: a batch of another size, and not data of another
+# type or shape. Half: short kernels do not grow. gputop's own.
+_BATCH_POWERS = (0.5, 1.5)
 # Logarithm of the ratio of the CPUs that were left to the job: a step that may differ by a tenth. gputop's own.
 OTHER_LOAD = 0.1
 
@@ -72,8 +76,14 @@ def _work(a: Side, b: Side) -> Iterator[Note]:
                                     "too.")
     factor = batch_factor(a, b)
     if factor is not None and other_batch(factor):
-        yield Note("other_batch", f"A step of B copies {factor:.3g} times the bytes of A's to the GPUs: another batch "
-                                  "size? Then a step is not the same work.")
+        copies = f"A step of B copies {factor:.3g} times the bytes of A's to the GPUs"
+        if work_ratio(a, b) != 1.0:
+            text = (f"{copies}, and its kernels take times to match: another batch size. Times are compared per "
+                    f"sample, those of B divided by {factor:.3g}.")
+        else:
+            text = (f"{copies}, but its kernels do not take times to match: maybe another batch size, maybe other "
+                    "data. Compare the shares of the step.")
+        yield Note("other_batch", text)
 
 
 def common_kernel_time(a: Side, b: Side) -> float | None:
@@ -106,6 +116,40 @@ def other_batch(factor: float) -> bool:
     return not 1 / OTHER_BATCH_FACTOR < factor < OTHER_BATCH_FACTOR
 
 
+def work_ratio(a: Side, b: Side) -> float:
+    """The work of a step of B in steps of A: the :func:`batch_factor` where it is another batch size without doubt,
+    because the kernels take longer to match, with the same number types; else 1."""
+    factor = batch_factor(a, b)
+    if factor is None or not other_batch(factor):
+        return 1.0
+    compute = [_compute_s(side) for side in (a, b)]
+    types = [_number_type(side) for side in (a, b)]
+    if not all(compute) or types[0] != types[1]:
+        return 1.0
+    power = math.log(compute[1] / compute[0]) / math.log(factor)
+    return factor if _BATCH_POWERS[0] <= power <= _BATCH_POWERS[1] else 1.0
+
+
+def _compute_s(side: Side) -> float:
+    parts = side.analysis.breakdown if side.analysis is not None else None
+    return 0.0 if parts is None else parts.known.get("compute", 0.0) / side.iterations
+
+
+def _number_type(side: Side) -> str | None:
+    """That of most kernel time."""
+    times: dict[str, float] = {}
+    for gpu in side.analysis.gpus if side.analysis is not None else ():
+        for name, time_s in (gpu.kernel_time_by_type or {}).items():
+            times[name] = times.get(name, 0.0) + time_s
+    return max(times, key=lambda name: times[name], default=None)
+
+
+def same_phase(a: Side, b: Side) -> bool:
+    """Whether the steps of both are of training, of evaluation, or nobody knows."""
+    phases = {side.analysis.steps.phase for side in (a, b) if side.analysis is not None and side.analysis.steps}
+    return len(phases - {"unknown"}) < 2
+
+
 def _steps(a: Side, b: Side) -> Iterator[Note]:
     steps = [side.analysis.steps for side in (a, b) if side.analysis is not None and side.analysis.steps is not None]
     if len(steps) < 2:
@@ -114,9 +158,9 @@ def _steps(a: Side, b: Side) -> Iterator[Note]:
     if max(per) > 1:
         yield Note("per_iteration", f"A step packs {per[0]:.4g} iterations in A and {per[1]:.4g} in B: times and "
                                     "kernels are per iteration.")
-    phases = [s.phase for s in steps]
-    if phases[0] != phases[1] and "unknown" not in phases:
-        yield Note("other_phase", f"A's steps are {phases[0]}, B's {phases[1]}: not the same work.")
+    if not same_phase(a, b):
+        yield Note("other_phase", f"A's steps are {steps[0].phase}, B's {steps[1].phase}: not the same work. Only the "
+                                  "parts' shares of the step are compared.")
     if load_effect(a, b) >= OTHER_LOAD:
         used = [f"{cpus.others:.2g} of {cpus.allowed:.3g} CPUs in {name}" for name, side in (("A", a), ("B", b))
                 if (cpus := cpus_of(side)) is not None]

@@ -1,13 +1,16 @@
-"""A comparison as text, for a terminal or a ticket."""
+"""A comparison as lines: the verdict, what became of the advice, what changed; the rest where it is asked for.
+
+The screen, the text and the document (``headline``) are made from these.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, NamedTuple
 
 from gputop.comparison.advice import Followed
-from gputop.comparison.compare import METHOD, Comparison
-from gputop.comparison.rows import Group, Row, of_group, percent_change
+from gputop.comparison.compare import MAX_REPEATS, METHOD, Comparison, signed
+from gputop.comparison.rows import SECONDS, Group, Row, of_group
 from gputop.comparison.sides import Side
 from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
 from gputop.render.step_parts import PARTS
@@ -23,32 +26,104 @@ _SHARES = {"busy": "busy", "compute": "compute", "collectives": "coll.", "collec
            "copies": "copies", "idle": "idle"}
 _REST = {"launch_delay_s": "launch delay", "kernels": "kernels/step", "tensor_core_time": "tensor cores"}
 _MARKS = {"better": "+", "worse": "-", "changed": "*", "noise": " ", "cannot be told": "?"}
+_AGAIN = "Capture both again, A's job too, and add the traces: --again-a A2 --again-b B2."
+_CHANGED = ("better", "worse", "changed")
+_UNSURE = "not sure"
+# A figure that differs by this share of the step without being beyond doubt is shown with what changed: hardly anybody
+# would call it unchanged. gputop's own.
+_SHOWN_UNSURE = 0.05
+_GROUPS: tuple[tuple[Group, str], ...] = (
+    ("breakdown", "Where the mean step goes"), ("gpus", ""), ("collectives", "Collectives"),
+    ("memory", "Peak memory in use"), ("live", "Live, means of minutes"))
 _LABEL = 34  # columns of a table's first column
 _KINDS = {"trace": "trace", "analysis": "saved analysis", "snapshot": "snapshot"}
 
 
-def text_report(comparison: Comparison, width: int = 80) -> str:
-    """Everything a comparison says, in lines of at most ``width`` columns, 80 at least (paths excepted)."""
+Tone = Literal["", "head", "good", "bad", "warn", "dim"]
+_TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "changed": "warn", _UNSURE: "warn"}
+
+
+class Line(NamedTuple):
+    """A line of the report and what its color is to say; the words are clear without it."""
+
+    text: str
+    tone: Tone = ""
+
+
+def text_report(comparison: Comparison, width: int = 80, *, everything: bool = False) -> str:
+    """The lines of :func:`layout` as one text, for the command line."""
+    lines = layout(comparison, width, everything=everything, unfold="--verbose", again=_AGAIN)
+    return "\n".join(line.text for line in lines) + "\n"
+
+
+def layout(comparison: Comparison, width: int = 80, *, everything: bool, unfold: str, again: str) -> list[Line]:
+    """What a comparison says, in lines of at most ``width`` columns, 80 at least (paths excepted).
+
+    ``everything``: with the figures that did not change and how the verdicts are made; else ``unfold`` names what shows
+    them, an option or a key. ``again`` says how to capture again where that would decide.
+    """
     width = max(width, 80)
-    lines: list[str] = []
-    for section in (
-            _head, _summary, _steps, partial(_group, "breakdown", "Where the mean step goes"), _gpus,
-            partial(_group, "collectives", "Collectives"), partial(_group, "memory", "Peak memory in use"),
-            partial(_group, "live", "Live, means of minutes"), _advice, _method):
-        part = "\n".join(line.rstrip() for line in section(comparison, width)).strip("\n").splitlines()
-        if part:
-            lines += ["", *part] if lines else part
-    return "\n".join(lines) + "\n"
+    shown = list(comparison.rows) if everything else [row for row in comparison.rows if _is_shown(row, comparison)]
+    out: list[Line] = []
+    for section in (_summary(comparison, again, width), _notes(comparison, width), _advice(comparison, width),
+                    *_tables(comparison, shown, width, everything), _folded(comparison, shown, unfold, width),
+                    _sides(comparison, width), _method(width) if everything else ()):
+        part = [Line(line.text.rstrip(), line.tone) for line in section]
+        out += [Line(""), *part] if out and part else part
+    return out
 
 
-def _head(c: Comparison, width: int) -> Iterator[str]:
-    for name, side in (("A", c.a), ("B", c.b)):
-        yield f"{name}  {printable(side.path)}"
-        yield from wrap(_about(side), width, "   ")
-        for repeat in side.repeats:
-            yield f"   and {printable(repeat.path)}"
+def _wrapped(text: str, width: int, begin: str = "", tone: Tone = "") -> Iterator[Line]:
+    return (Line(line, tone) for line in wrap(text, width, begin))
+
+
+def _summary(c: Comparison, again: str, width: int) -> Iterator[Line]:
+    row = c.decisive
+    if row is None:
+        return
+    tone: Tone = _TONES.get(c.verdict, "dim" if c.repeat is None and row.verdict == "noise" else "warn")
+    yield from _wrapped(c.headline, width, tone=tone)
+    mean, median = (next(r for r in c.rows if r.group == "steps" and r.id == id_) for id_ in ("mean_s", "median_s"))
+    more = []
+    if c.verdict in _CHANGED and row.a and row.low is not None and row.high is not None:
+        more.append(f"Between {signed(row.low / row.a)} and {signed(row.high / row.a)}, drift between runs included.")
+    if c.verdict in _CHANGED and row is median:
+        more.append("The mean is too uneven to tell.")
+    elif c.verdict in _CHANGED and {mean.verdict, median.verdict} == {"better", "worse"}:
+        more.append(f"Its typical step is {median.verdict}, though: look at the slow steps.")
+    if row.work == 1.0 and c.sample_change is not None:
+        more.append("If the bytes copied to the GPUs tell the batch size, the time per sample is "
+                    f"{'shorter' if c.sample_change < 0 else 'longer'} by {_exactly(abs(c.sample_change))}.")
+    if c.repeat is not None:
+        more.append(f"{_sentence(row.reason or '')} {_how_often(c)} {again}".replace("  ", " "))
+    yield from _wrapped(" ".join(more), width) if more else ()
+
+
+def _how_often(c: Comparison) -> str:
+    """How many captures of each job a difference of this size needs."""
+    count = c.captures_needed
+    if count is None:
+        return ""
+    if count > MAX_REPEATS:
+        return f"Fewer than {MAX_REPEATS} captures of each job would not decide a difference as small as this."
+    return f"About {count} captures of each job would decide a difference of this size."
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _notes(c: Comparison, width: int) -> Iterator[Line]:
     for note in c.notes:
-        yield from wrap(note.message, width, "!  ")
+        yield from _wrapped(note.message, width, "!  ", "warn")
+
+
+def _sides(c: Comparison, width: int) -> Iterator[Line]:
+    for name, side in (("A", c.a), ("B", c.b)):
+        yield Line(f"{name}  {printable(side.path)}", "dim")
+        yield from _wrapped(_about(side), width, "   ", "dim")
+        for repeat in side.repeats:
+            yield Line(f"   and {printable(repeat.path)}", "dim")
 
 
 def _about(side: Side) -> str:
@@ -61,63 +136,69 @@ def _about(side: Side) -> str:
     return text
 
 
-def _summary(c: Comparison, width: int) -> Iterator[str]:
-    row = c.decisive
-    if row is None:
-        return
-    change = percent_change(row)
-    mean, median = (next(r for r in c.rows if r.group == "steps" and r.id == id_) for id_ in ("mean_s", "median_s"))
-    what = "typical step" if row is median else "step"
-    changed = "" if change is None else f"{'shorter' if change < 0 else 'longer'} by {_exactly(abs(change))}"
-    if row.verdict == "cannot be told":
-        text = f"Whether the step time changed cannot be told: {row.reason}."
-    elif row.verdict == "noise":
-        text = "NOISE: the step time did not change by more than its noise."
-        if c.repeat is not None:
-            text = f"NOISE: B's {what} is {changed}, but {row.reason}."
-    else:
-        text = f"{c.verdict.upper()}: B's {what} is {changed}."
-        if row is median:
-            text += " The mean is too uneven to tell."
-        elif {mean.verdict, median.verdict} == {"better", "worse"}:
-            text += f" Its typical step is {median.verdict}, though: look at the slow steps."
-    if c.sample_change is not None:
-        text += (f" If the bytes copied to the GPUs tell the batch size, the time per sample is "
-                 f"{'shorter' if c.sample_change < 0 else 'longer'} by {_exactly(abs(c.sample_change))}.")
-    yield from wrap(text, width)
-
-
 def _exactly(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _steps(c: Comparison, width: int) -> Iterator[str]:
-    rows = list(of_group(c.rows, "steps"))
+def _tables(c: Comparison, rows: list[Row], width: int, everything: bool) -> Iterator[Iterable[Line]]:
+    yield _steps(c, rows, width, everything)
+    for group, title in _GROUPS:
+        yield _gpus(c, rows, width) if group == "gpus" else _group(c, group, title, rows, width)
+
+
+def _is_shown(row: Row, c: Comparison) -> bool:
+    """Whether a figure changed, or seems to by so much that nobody would call it unchanged."""
+    return row.verdict in _CHANGED or _is_unsure(row, c)
+
+
+def _is_unsure(row: Row, c: Comparison) -> bool:
+    if row.verdict != "noise" or row.change is None or row.group not in ("steps", "breakdown"):
+        return False
+    step = next((one.a for one in c.rows if one.id == "mean_s" and one.a), None)
+    least = _SHOWN_UNSURE * step if row.unit == SECONDS and step else _SHOWN_UNSURE
+    return abs(row.change) >= least
+
+
+def _folded(c: Comparison, shown: list[Row], unfold: str, width: int) -> Iterator[Line]:
+    folded = [row for row in c.rows if row not in shown]
+    untold = sum(row.verdict == "cannot be told" for row in folded)
+    which = [f"did not change beyond noise ({len(folded) - untold})" if len(folded) > untold else "",
+             f"cannot be told ({untold})" if untold else ""]
+    if folded:
+        yield from _wrapped(f"Folded: figures that {' or '.join(filter(None, which))}. {unfold} shows all, and how it "
+                            "is judged.", width, tone="dim")
+
+
+def _steps(c: Comparison, shown: list[Row], width: int, everything: bool) -> Iterator[Line]:
+    rows = list(of_group(shown, "steps"))
     if not rows:
         return
-    yield from _table("Step time", rows, width)
+    yield from _table("Step time", rows, width, c)
+    if not everything:
+        return
     tails = [side.analysis.steps.p95_s / side.iterations if side.analysis is not None
              and side.analysis.steps is not None else None for side in (c.a, c.b)]
-    yield f"  {fit('95th percentile', _LABEL - 2)}{_figure(tails[0], 's'):>10}{_figure(tails[1], 's'):>10}"
-    within = [f"{_LABELS[row.id]} {_signed(row.low / row.a)} to {_signed(row.high / row.a)}" for row in rows
+    yield Line(f"  {fit('95th percentile', _LABEL - 2)}{_figure(tails[0], 's'):>10}{_figure(tails[1], 's'):>10}")
+    within = [f"{_LABELS[row.id]} {signed(row.low / row.a)} to {signed(row.high / row.a)}" for row in rows
               if row.a and row.low is not None and row.high is not None]
     if within:
-        yield from wrap(f"The change lies within: {', '.join(within)}.", width, "  ")
+        yield from _wrapped(f"The change lies within: {', '.join(within)}.", width, "  ")
 
 
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f} %"
-
-
-def _group(group: Group, title: str, comparison: Comparison, width: int) -> Iterator[str]:
-    rows = [row for row in of_group(comparison.rows, group) if group != "breakdown" or max(row.a or 0, row.b or 0) > 0]
+def _group(c: Comparison, group: Group, title: str, shown: list[Row], width: int) -> Iterator[Line]:
+    rows = [row for row in of_group(shown, group) if group != "breakdown" or max(row.a or 0, row.b or 0) > 0]
     if rows:
-        yield from _table(title, rows, width)
+        yield from _table(title, rows, width, c)
 
 
-def _table(title: str, rows: list[Row], width: int) -> Iterator[str]:
-    """A, B, change and verdict, one row a line; GPUs or allocators that say the same are one, reasons below."""
-    yield f"{fit(title, _LABEL)}{'A':>10}{'B':>10}{'change':>9}  verdict"
+def _table(title: str, rows: list[Row], width: int, c: Comparison) -> Iterator[Line]:
+    """A, B, change and verdict, one row a line; GPUs or allocators that say the same are one, reasons below.
+
+    Of B's figures it shows those for the same work.
+    """
+    per_sample = any(row.work != 1.0 for row in rows)
+    title += ", for A's samples" if per_sample else ""
+    yield Line(f"{fit(title, _LABEL)}{'A':>10}{'B':>10}{'change':>9}  verdict", "head")
     alike: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         key: tuple[str, ...] = (row.id, row.verdict)
@@ -126,11 +207,12 @@ def _table(title: str, rows: list[Row], width: int) -> Iterator[str]:
         alike.setdefault(key, []).append(row)
     for same in alike.values():
         one = same[0]
-        a, b = (_mean([getattr(row, side) for row in same]) for side in "ab")
-        yield (f"  {fit(_label(same), _LABEL - 2)}{_figure(a, one.unit):>10}{_figure(b, one.unit):>10}"
-               f"{_change(a, b, one.unit):>9}  {one.verdict}")
+        a, b = (_mean([getattr(row, side) for row in same]) for side in ("a", "b_alike"))
+        verdict = _UNSURE if _is_unsure(one, c) else one.verdict
+        yield Line(f"  {fit(_label(same), _LABEL - 2)}{_figure(a, one.unit):>10}{_figure(b, one.unit):>10}"
+                   f"{_change(a, b, one.unit):>9}  {verdict}", _TONES.get(verdict, ""))
     for reason in {row.reason: None for row in rows if row.verdict == "cannot be told" and row.reason}:
-        yield from wrap(f"cannot be told: {reason}.", width, "  ")
+        yield from _wrapped(f"cannot be told: {reason}.", width, "  ")
 
 
 def _label(rows: list[Row]) -> str:
@@ -152,13 +234,13 @@ def _change(a: float | None, b: float | None, unit: str) -> str:
     if a is None or b is None:
         return ""
     if unit == RATIO:
-        return f"{100 * (b - a):+.1f} pp"
+        return f"{100 * (b - a):+.1f} pp".replace("-", "−")
     if unit == CELSIUS:  # 0 is no nothing, so there are no shares of it
         return f"{b - a:+.0f} °C"
     if not a:
         return ""
     share = b / a - 1
-    return f"{share:+.1%}" if abs(share) < 10 else f"×{share + 1:.3g}" if share < 999 else "×1000+"
+    return f"{share:+.1%}".replace("-", "−") if abs(share) < 10 else f"×{share + 1:.3g}" if share < 999 else "×1000+"
 
 
 def _figure(value: float | None, unit: str) -> str:
@@ -170,27 +252,35 @@ def _figure(value: float | None, unit: str) -> str:
     return formats.get(unit, lambda v: f"{v:.4g}")(value)
 
 
-def _gpus(c: Comparison, width: int) -> Iterator[str]:
-    rows = {(row.gpu, row.id): row for row in of_group(c.rows, "gpus")}
-    if not rows:
+def _gpus(c: Comparison, shown: list[Row], width: int) -> Iterator[Line]:
+    """The GPUs of which a figure is shown, with all their figures; those that read the same are one line."""
+    gpus = sorted({row.gpu for row in of_group(shown, "gpus") if row.gpu is not None})
+    if not gpus:
         return
-    gpus = sorted({row.gpu for row in rows.values() if row.gpu is not None})
-    yield "GPUs, A→B, % of the step      (+ better, - worse, * changed, ? cannot be told)"
-    yield "GPU " + "".join(f"{label:>12}" for label in _SHARES.values())
-    for gpu in gpus:
-        yield f"{gpu:>3} " + "".join(f"{_cell(rows.get((gpu, id_)), 11):>12}" for id_ in _SHARES)
-    rest = [id_ for id_ in _REST if any((gpu, id_) in rows for gpu in gpus)]
+    rows = {(row.gpu, row.id): row for row in of_group(c.rows, "gpus")}
+    yield Line("GPUs, A→B, % of the step      (+ better, - worse, * changed, ? cannot be told)", "head")
+    yield from _by_gpu(rows, gpus, _SHARES, 12)
+    rest = {id_: label for id_, label in _REST.items() if any((gpu, id_) in rows for gpu in gpus)}
     if rest:
-        yield "GPU " + "".join(f"{_REST[id_]:>24}" for id_ in rest)
-        for gpu in gpus:
-            yield f"{gpu:>3} " + "".join(f"{_cell(rows.get((gpu, id_)), 23):>24}" for id_ in rest)
+        yield from _by_gpu(rows, gpus, rest, 24)
     reasons = {row.reason: None for row in rows.values() if row.verdict == "cannot be told" and row.reason}
     for reason in reasons:
-        yield from wrap(f"cannot be told: {reason}.", width)
+        yield from _wrapped(f"cannot be told: {reason}.", width)
     if c.verdict == "better" and any(row.verdict == "worse" and row.id in ("busy", "compute", "idle")
                                      for row in rows.values()):
-        yield from wrap("Shares are of each side's own step: the same idle time is a larger share of a shorter one. "
-                        "The parts in seconds above tell.", width)
+        yield from _wrapped("Shares are of each side's own step: the same idle time is a larger share of a shorter "
+                            "one. The parts in seconds above tell.", width)
+
+
+def _by_gpu(rows: dict[tuple[int | None, str], Row], gpus: list[int], columns: dict[str, str], width: int,
+            ) -> Iterator[Line]:
+    yield Line(f"{'GPU':<5}" + "".join(f"{label:>{width}}" for label in columns.values()))
+    alike: dict[str, list[int]] = {}
+    for gpu in gpus:
+        cells = "".join(f"{_cell(rows.get((gpu, id_)), width - 1):>{width}}" for id_ in columns)
+        alike.setdefault(cells, []).append(gpu)
+    for cells, same in alike.items():
+        yield Line(f"{fit(ranges(same), 5):<5}{cells}")
 
 
 def _cell(row: Row | None, width: int) -> str:
@@ -203,24 +293,27 @@ def _cell(row: Row | None, width: int) -> str:
     return f"{a}→{b} {_MARKS[row.verdict]}"[:width + 1]
 
 
-def _advice(c: Comparison, width: int) -> Iterator[str]:
+def _advice(c: Comparison, width: int) -> Iterator[Line]:
     if not c.advice:
-        yield "Advice: neither side has a finding."
+        yield Line("Advice: neither side has a finding.")
         return
-    yield "Advice of A and what became of it" if any(e.status != "new" for e in c.advice) else "Advice"
+    yield Line("Advice of A and what became of it" if any(e.status != "new" for e in c.advice) else "Advice", "head")
     for entry in c.advice:
         yield from _entry(entry, width)
 
 
 _STATUS = {"gone": "GONE", "weaker": "WEAKER", "same": "STILL THERE", "stronger": "STRONGER", "new": "NEW IN B",
            "not judged": "NOT JUDGED IN B"}
+_STATUS_TONES: dict[str, Tone] = {"gone": "good", "weaker": "good", "stronger": "bad", "new": "warn"}
+_FULFILLED_TONES: dict[str | None, Tone] = {"kept": "good", "partly kept": "warn", "broken": "bad"}
 
 
-def _entry(e: Followed, width: int) -> Iterator[str]:
+def _entry(e: Followed, width: int) -> Iterator[Line]:
     on = f" · GPU {ranges(e.gpus)}" if e.gpus else ""
     severity = e.severity_a if e.severity_b is None else e.severity_b if e.severity_a is None else (
         e.severity_a if e.severity_a == e.severity_b else f"{e.severity_a} → {e.severity_b}")
-    yield from wrap(f"{_STATUS[e.status]}: {e.title} [{e.id}, {severity}]{on}", width, "  ")
+    yield from _wrapped(f"{_STATUS[e.status]}: {e.title} [{e.id}, {severity}]{on}", width, "  ",
+                        _STATUS_TONES.get(e.status, ""))
     parts = []
     unit = "the time per sample" if e.per == "sample" else "the step"
     if e.promised is not None:
@@ -231,7 +324,7 @@ def _entry(e: Followed, width: int) -> Iterator[str]:
     if e.measured is not None:
         low, high = _saved(e.low), _saved(e.high)
         between = f" ({low} to {high})" if e.low is not None and low != high else ""
-        parts.append(f"measured {_saved(e.measured)}{between}")
+        parts.append(f"brought {_saved(e.measured)}{between}")
     if e.fulfilled not in (None, "cannot be told"):
         parts.append(f"{e.fulfilled.upper()}" + (", more than promised" if e.outcome == "more than promised" else ""))
     elif e.outcome is not None:
@@ -240,12 +333,12 @@ def _entry(e: Followed, width: int) -> Iterator[str]:
     if e.reason is not None:
         text += (": " if text else "") + e.reason
     if text:
-        yield from wrap(text, width, "    ")
+        yield from _wrapped(text, width, "    ", _FULFILLED_TONES.get(e.fulfilled, ""))
 
 
 def _saved(share: float | None) -> str:
     return "?" if share is None else f"{'−' if share > 0 else '+' if share < 0 else ''}{percent(abs(share))}"
 
 
-def _method(c: Comparison, width: int) -> Iterator[str]:
-    yield from wrap(METHOD, width)
+def _method(width: int) -> Iterator[Line]:
+    return _wrapped(METHOD, width, tone="dim")

@@ -6,19 +6,22 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from gputop.analysis.results import GpuUse
 from gputop.comparison.drift import drift_of
+from gputop.comparison.job import same_phase, work_ratio
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Interval, difference
 from gputop.core.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, RATIO
 from gputop.render.step_parts import WORK_FIRST
-from gputop.replay.snapshot import Snapshot
 from gputop.text.units import percent
 from gputop.trace.model import F64
+
+if TYPE_CHECKING:
+    from gputop.replay.snapshot import Snapshot
 
 Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]
 Group = Literal["steps", "breakdown", "gpus", "collectives", "memory", "live"]
@@ -42,18 +45,20 @@ _GPU_UNITS = {"launch_delay_s": SECONDS, "kernels": COUNT}
 _LANES = {"sm_active": 1, "gpu_util": 1, "tensor_active": 1}
 _NO_STEPS = "no training steps were found in {}"
 _NO_SERIES = "no figures of single steps from {}: give the trace itself"
-REPEAT = "capture again to be surer"
-_WITHIN_RERUNS = f"the difference of {{}} is within what one job differs by over time and between runs: {REPEAT}"
+REPEAT = "within what one job differs by over time and between runs"
+_WITHIN_RERUNS = f"the difference of {{}} is {REPEAT}"
 _SMALL = "too small a change to matter"
+_OTHER_WORK = "a step of A and one of B are other work"
 _TOO_FEW_STEPS = f"too few steps, {MIN_STEPS} are needed on each side"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of A and B in base units, ``low`` and ``high`` bounding the change b - a where it was tested.
+    """One figure of A and B in base units, ``low`` and ``high`` bounding the change where it was tested.
 
-    ``verdict`` is "changed" for a figure of which neither more nor less is better in itself; ``reason`` says
-    why it is "noise" although the recordings differ, or "cannot be told".
+    The change is ``b_alike`` - a: where a step of B is ``work`` times the work of one of A (a larger batch), times are
+    compared for the same work. ``verdict`` is "changed" for a figure of which neither more nor less is better in
+    itself; ``reason`` says why it is "noise" although the recordings differ, or "cannot be told".
     """
 
     group: Group
@@ -66,6 +71,16 @@ class Row:
     low: float | None = None
     high: float | None = None
     reason: str | None = None
+    work: float = 1.0
+
+    @property
+    def b_alike(self) -> float | None:
+        """B's figure for the work of one step of A."""
+        return None if self.b is None else self.b / self.work
+
+    @property
+    def change(self) -> float | None:
+        return None if self.a is None or self.b_alike is None else self.b_alike - self.a
 
     def to_json(self) -> dict[str, Any]:
         change = None if self.a is None or self.b is None else self.b - self.a
@@ -73,13 +88,15 @@ class Row:
             "group": self.group, "id": self.id, "gpu": self.gpu, "unit": self.unit, "a": self.a, "b": self.b,
             "change": change, "change_ratio": change / self.a if change is not None and self.a else None,
             "low": self.low, "high": self.high, "verdict": self.verdict, "reason": self.reason,
+            "per": "step" if self.work == 1.0 else "sample", "change_for_same_work": self.change,
         }
 
 
 def _row(group: Group, id_: str, unit: str, a: float | None, b: float | None, wish: int, *, minimum: float,
          interval: Interval | None = None, exact: bool = False, reason: str | None = None,
-         gpu: int | None = None) -> Row:
+         gpu: int | None = None, work: float = 1.0) -> Row:
     """Judge one pair. ``exact`` figures need no interval: counted, not sampled, or surely apart."""
+    per_step, b = b, None if b is None else b / work
     low, high = (interval.low, interval.high) if interval is not None else (None, None)
     verdict: Verdict = "cannot be told"
     if a is None or b is None:
@@ -93,7 +110,7 @@ def _row(group: Group, id_: str, unit: str, a: float | None, b: float | None, wi
             verdict = "changed" if wish == 0 else "better" if (b > a) == (wish > 0) else "worse"
         else:
             verdict, reason = "noise", _SMALL if beyond else None
-    return Row(group, id_, unit, a, b, verdict, gpu, low, high, reason)
+    return Row(group, id_, unit, a, per_step, verdict, gpu, low, high, reason, work)
 
 
 def step_rows(a: Side, b: Side) -> list[Row]:
@@ -105,7 +122,7 @@ def step_rows(a: Side, b: Side) -> list[Row]:
         return [_row("steps", id_, SECONDS, None if one is None else getattr(one, id_),
                      None if other is None else getattr(other, id_), -1, minimum=0, reason=reason)
                 for id_ in ("median_s", "mean_s")]
-    minimum = MIN_EFFECT * step_scale(a, b)
+    minimum, work = MIN_EFFECT * step_scale(a, b), work_ratio(a, b)
     series = [[run.series for side in (own, *own.repeats) if (run := _Steps.of(side)) is not None
                and run.series is not None] for own in (a, b)]
     rows = []
@@ -113,15 +130,19 @@ def step_rows(a: Side, b: Side) -> list[Row]:
         first, second = getattr(one, id_), getattr(other, id_)
         if not all(series):
             reason = _NO_SERIES.format(" and ".join(n for n, known in zip("AB", series, strict=True) if not known))
-            rows.append(_row("steps", id_, SECONDS, first, second, -1, reason=reason, minimum=minimum))
+            rows.append(_row("steps", id_, SECONDS, first, second, -1, reason=reason, minimum=minimum, work=work))
             continue
         first, second = (value if len(known) == 1 else float(np.mean([statistic(one) for one in known]))
                          for value, known in zip((first, second), series, strict=True))
-        interval = difference(series[0], series[1], 1 - STEP_ERROR, drift_of(a, b), statistic=statistic)
-        row = _row("steps", id_, SECONDS, first, second, -1, interval=interval, reason=_TOO_FEW_STEPS, minimum=minimum)
-        if row.verdict == "noise" and row.reason is None and first:
-            small = abs(second - first) < minimum
-            row = replace(row, reason=_SMALL if small else _WITHIN_RERUNS.format(percent(abs(second / first - 1))))
+        interval = None
+        if same_phase(a, b):
+            interval = difference(series[0], [one / work for one in series[1]], 1 - STEP_ERROR, drift_of(a, b),
+                                  statistic=statistic)
+        row = _row("steps", id_, SECONDS, first, second, -1, interval=interval, minimum=minimum, work=work,
+                   reason=_TOO_FEW_STEPS if same_phase(a, b) else _OTHER_WORK)
+        if row.verdict == "noise" and row.reason is None and (change := percent_change(row)) is not None:
+            small = abs(row.change or 0.0) < minimum
+            row = replace(row, reason=_SMALL if small else _WITHIN_RERUNS.format(percent(abs(change))))
         rows.append(row)
     return rows
 
@@ -154,13 +175,15 @@ def step_scale(a: Side, b: Side) -> float:
 
 
 def breakdown_rows(a: Side, b: Side) -> list[Row]:
-    """Each part of the mean step, in seconds per iteration."""
+    """Each part of the mean step: in seconds per iteration or, where the steps are other work, as a share of it."""
+    if not same_phase(a, b):
+        return _part_shares(a, b)
     found = [side.analysis.breakdown if side.analysis is not None else None for side in (a, b)]
     if found == [None, None]:
         return []
     known = [parts.known if parts is not None else {} for parts in found]
-    per = a.iterations, b.iterations
-    pairs = {name: _pair(a, b, partial(_part, name=name), per) for name in PART_ORDER}
+    per, work = (a.iterations, b.iterations), work_ratio(a, b)
+    pairs = {name: _pair(a, b, partial(_part, name=name), (per[0], per[1] * work)) for name in PART_ORDER}
     interval, reason = _tested(a, b, pairs)
     minimum = MIN_EFFECT * step_scale(a, b)
     rows = []
@@ -169,8 +192,21 @@ def breakdown_rows(a: Side, b: Side) -> list[Row]:
         if first is None and second is None:
             continue
         rows.append(_row("breakdown", name, SECONDS, first, second, -1, interval=interval.get(name), reason=reason,
-                         exact=_within(pairs[name], minimum), minimum=minimum))
+                         exact=_within(pairs[name], minimum), minimum=minimum, work=work))
     return rows
+
+
+def _part_shares(a: Side, b: Side) -> list[Row]:
+    pairs = {name: _pair(a, b, partial(_part_share, name=name), (1.0, 1.0)) for name in PART_ORDER}
+    interval, reason = _tested(a, b, pairs)
+    return [_row("breakdown", name, RATIO, float(pair[0].mean()), float(pair[1].mean()), -1, reason=reason,
+                 interval=interval.get(name), minimum=MIN_EFFECT)
+            for name, pair in pairs.items() if pair is not None]
+
+
+def _part_share(side: Side, name: str) -> F64 | None:
+    part = _part(side, name)
+    return None if part is None or side.series is None else part / side.series.step_s
 
 
 def gpu_rows(a: Side, b: Side) -> list[Row]:
@@ -326,7 +362,7 @@ def of_group(rows: Iterable[Row], group: Group) -> Iterator[Row]:
 
 
 def percent_change(row: Row) -> float | None:
-    """(b - a) / a, None where that has no meaning."""
-    if row.a is None or row.b is None or not row.a or not math.isfinite(row.b / row.a):
+    """The change as a share of A, None where that has no meaning."""
+    if not row.a or row.change is None or not math.isfinite(row.change / row.a):
         return None
-    return row.b / row.a - 1
+    return row.change / row.a

@@ -1,4 +1,7 @@
-"""The two sides of a comparison: reading a trace, a saved analysis or a snapshot, whichever a path holds."""
+"""The two sides of a comparison: reading a trace, a saved analysis or a snapshot, whichever a path holds.
+
+What reads a trace is imported where it is used: the monitor compares what its worker processes have read.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,17 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gputop.analysis.results import SCHEMA as ANALYSIS
 from gputop.analysis.results import Analysis
-from gputop.comparison.series import StepSeries, step_series
 from gputop.core.codec import parse
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.findings import Finding
-from gputop.diagnosis.diagnose import examine
-from gputop.replay.snapshot import Snapshot, from_document
-from gputop.replay.snapshot_document import SCHEMA as SNAPSHOT
-from gputop.trace.readers.capture_file import capture_of
-from gputop.trace.readers.content import read_all, read_prefix
-from gputop.trace.readers.load import load
+
+if TYPE_CHECKING:
+    from gputop.comparison.series import StepSeries
+    from gputop.replay.snapshot import Snapshot
 
 _SAVED_BYTES = 64 << 20  # a saved document is smaller; a larger .json is a Chrome trace
 _OWN_SCHEMA = re.compile(rb'"schema"\s*:\s*"gputop\.')
@@ -64,6 +64,9 @@ class Side:
 
 def read_side(path: str | os.PathLike[str]) -> Side:
     """What ``path`` holds. Raises GputopError with cause and remedy; NoDataError for a trace without events."""
+    from gputop.replay.snapshot import from_document
+    from gputop.replay.snapshot_document import SCHEMA as SNAPSHOT
+
     text = os.fspath(path)
     saved = _saved(Path(text))
     if saved is None:
@@ -82,6 +85,11 @@ def read_side(path: str | os.PathLike[str]) -> Side:
 
 
 def _from_trace(path: str) -> Side:
+    from gputop.comparison.series import step_series
+    from gputop.diagnosis.diagnose import examine
+    from gputop.trace.readers.capture_file import capture_of
+    from gputop.trace.readers.load import load
+
     trace = load([path])
     facts = examine(trace)
     series = step_series(trace, facts.steps) if facts.steps is not None else None
@@ -92,6 +100,8 @@ def _from_trace(path: str) -> Side:
 
 def _saved(path: Path) -> dict[str, Any] | None:
     """The document of gputop's own in a file; None where it is none, but maybe a trace."""
+    from gputop.trace.readers.content import read_all, read_prefix
+
     try:
         small = path.is_file() and path.stat().st_size <= _SAVED_BYTES
     except OSError:

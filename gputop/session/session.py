@@ -31,11 +31,15 @@ from gputop.sources.base import Source
 from gputop.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gputop.comparison.sides import Side
     from gputop.replay.snapshot import Snapshot
     from gputop.session.auto_capture.controller import AutoCapture
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import StepPeriodEstimate
 
+_MAX_SIDES = 20  # each takes up to some megabytes
 Change = Literal["sample", "servers", "capture", "failed"]
 _T = TypeVar("_T")
 
@@ -96,6 +100,7 @@ class Session:
         options = options or Options()
         self.replayed_snapshot = replayed_snapshot
         self.failure: GputopError | None = None
+        self.sides: dict[Path, Side] = {}  # traces that were read for a comparison, by their capture's path
         self.sample_feed = SampleFeed(source, options.interval_s, clock, sampler, self,
                                       estimate_step_period=replayed_snapshot is None)
         self.capture_control = CaptureControl(source, options, self._now_s, self)
@@ -171,6 +176,10 @@ class Session:
     def stop_capture(self) -> bool:
         """See :meth:`CaptureControl.stop_capture`."""
         return self.capture_control.stop_capture()
+
+    def keep_side(self, path: Path, side: Side) -> None:
+        """Keep what a comparison needs of a trace, so that it is not read again; the oldest goes for the newest."""
+        self.sides = dict([*self.sides.items(), (path, side)][-_MAX_SIDES:])
 
     def set_baseline(self, record: CaptureRecord | None) -> None:
         """Make ``record`` the capture that later ones are compared with; None: no longer any."""

@@ -96,14 +96,31 @@ def test_another_batch_size_is_said_and_reckoned(node):
     assert "other_batch" in [note.id for note in c.notes]
     step = 1 + (c.sample_change or 0)
     assert step == pytest.approx(c.decisive.b / c.decisive.a * 160 / 256, rel=0.01)
-    assert "per sample is shorter by 4" in " ".join(text_report(c).split())
+    text = " ".join(text_report(c).split())
+    # The kernels of a batch 1.6 times as large take longer to match: times are compared per sample.
+    assert "FASTER: 343 → 184 ms for the samples of a step of A (−46" in text and "those of B divided by 1.6" in text
+    assert verdict(c, "steps", "mean_s") == "better" and verdict(c, "breakdown", "compute") != "worse"
+    row = c.to_json()["rows"][0]
+    assert row["per"] == "sample" and row["change"] == row["b"] - row["a"] != row["change_for_same_work"]
 
 
-def test_a_larger_batch_makes_longer_steps_no_worse():
+def test_more_bytes_with_the_same_kernel_times_may_be_other_data():
     c = compare_sides(side(0), side(1, mean_s=0.25, h2d_bytes=4e8))
     assert verdict(c, "steps", "mean_s") == "worse" and c.verdict == "cannot be told"
+    text = " ".join(text_report(c).split())
+    assert "maybe other data" in text and "Which is better cannot be told: 199 → 25" in text
     assert c.sample_change == pytest.approx(-0.69, abs=0.02)
     assert c.to_json()["batch_factor"] == 4
+
+
+def test_bytes_and_kernels_that_shrink_alike_with_another_number_type_are_no_smaller_batch():
+    def in_type(of, name):
+        return changed(of, lambda document: [gpu.update(kernel_time_by_type={name: 0.9}) for gpu in document["gpus"]])
+
+    a, b = side(0), side(1, mean_s=0.1, h2d_bytes=5e7)
+    assert compare_sides(in_type(a, "fp32"), in_type(b, "fp32")).decisive.work == 0.5
+    c = compare_sides(in_type(a, "fp32"), in_type(b, "bf16"))
+    assert c.decisive.work == 1.0 and c.verdict in ("better", "cannot be told")
 
 
 def test_a_saved_analysis_stands_for_its_trace(node, tmp_path):
@@ -169,7 +186,7 @@ def test_snapshots_are_compared_by_their_lanes(tmp_path):
     assert verdict(compare(busy, idle), "live", "sm_active", 0) == "worse"
     c = compare(idle, short)
     assert verdict(c, "live", "sm_active", 0) == "cannot be told" == c.verdict
-    assert "--seconds 60" in text_report(c)
+    assert "--seconds 60" in text_report(c, everything=True)
 
 
 def test_a_snapshot_as_gputop_writes_it(tmp_path):
@@ -212,14 +229,16 @@ def test_a_snapshots_capture_is_compared_too(tmp_path):
 def test_what_is_not_alike_is_said_first(a, b, note):
     c = compare_sides(a, b)
     assert [n.id for n in c.notes] == [note]
-    text = text_report(c)
-    assert " ".join(text.split()).index(c.notes[0].message[:40]) < text.index("Step time")
+    text = " ".join(text_report(c).split())
+    assert 0 < text.index(c.notes[0].message[:40]) < text.index("Advice")
 
 
 def test_other_phases_and_unsure_steps_are_said():
     a = side(0)
     b = changed(side(1), lambda document: document["steps"].update(phase="evaluation", confidence="low"))
-    assert [n.id for n in compare_sides(a, b).notes] == ["other_phase", "unsure_steps"]
+    c = compare_sides(a, b)
+    assert [n.id for n in c.notes] == ["other_phase", "unsure_steps"] and c.verdict == "cannot be told"
+    assert {row.unit for row in c.rows if row.group == "breakdown"} == {"ratio"}  # shares, each of its own step
 
 
 def test_alike_sides_have_no_notes():
@@ -246,10 +265,10 @@ def test_the_text_fits_and_carries_no_escapes(width):
     hostile = finding("input_bound") | {"title": "\x1b[2Jtitle" + " of many words" * 20}
     a, b = (changed(one, with_escapes) for one in (
         side(0, gpus=16, findings=[hostile]), side(1, mean_s=0.1, gpus=16)))
-    text = text_report(compare_sides(replace(a, path="\x1b[1ma"), b), width)
+    text = text_report(compare_sides(replace(a, path="\x1b[1ma"), b), width, everything=True)
     assert "\x1b" not in text and "\x07" not in text
     assert max(map(len, text.splitlines())) <= width
-    assert "BETTER: B's step is shorter by" in text and "GONE: " in text
+    assert text.startswith("FASTER: 199 → 100 ms per step (−") and "GONE: " in text
 
 
 def test_idle_shares_that_grow_with_a_shorter_step_are_explained():
@@ -275,9 +294,10 @@ def test_temperatures_have_their_unit_and_no_shares():
 
 
 def test_nothing_changed_and_nothing_known_are_sentences():
-    assert "NOISE: the step time did not change" in text_report(compare_sides(side(0), side(1)))
+    text = text_report(compare_sides(side(0), side(0)))
+    assert text.startswith("NO CHANGE: 199") and "did not change beyond noise (31). --verbose" in text
     few = text_report(compare_sides(side(0, 3), side(1, 3)))
-    assert "Whether the step time changed cannot be told: too few steps" in " ".join(few.split())
+    assert few.startswith("NOT TO BE TOLD: 2") and "; too few steps, 5 are needed" in " ".join(few.split())
 
 
 @needs_shared
@@ -300,8 +320,11 @@ def test_a_folder_of_ranks_is_one_side():
 def test_the_command_prints_text_or_one_document(capsys):
     assert main(["compare", str(SLOW), str(FAST)]) == 0
     output = capsys.readouterr()
-    assert "capture again to be surer" in " ".join(output.out.split()) and output.err == ""
-    assert "GONE: Waits for input" in output.out
+    assert "About 4 captures of each job" in " ".join(output.out.split()) and output.err == ""
+    assert "--again-a A2 --again-b B2" in output.out
+    assert "GONE: Waits for input" in output.out and "Welch" not in output.out
+    assert main(["compare", str(SLOW), str(FAST), "--verbose"]) == 0
+    assert "Welch" in capsys.readouterr().out
     assert main(["compare", str(SLOW), str(FAST), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "noise"
 

@@ -23,7 +23,7 @@ from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import Leave, Output, RunApp
 from gputop.tui.screens.captures import CapturesScreen, SavedCaptures
-from gputop.tui.screens.compare import CaptureList, CompareScreen
+from gputop.tui.screens.compare import CaptureAgain, CaptureList, Changes, CompareScreen
 from gputop.tui.screens.dialogs import Ask, Confirm, Popup
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
@@ -126,6 +126,13 @@ def monitor_session() -> AskedSession:
     return session
 
 
+def three_captures() -> AskedSession:
+    session = monitor_session()
+    session.capture("healthy", 200.0)
+    session.captures = (session.captures[-1], *session.captures[:-1])  # in their order in time
+    return session
+
+
 # -- what is compared ---------------------------------------------------------------------------
 
 
@@ -192,6 +199,10 @@ def of(kind: type[Any] | str, what: Callable[[Any], Any]) -> Callable[[GputopApp
 
 def on_screen(what: Callable[[Any], Any]) -> Callable[[GputopApp], Any]:
     return lambda app: what(app.screen)
+
+
+def changes(app: GputopApp) -> int:
+    return int(app.screen.query_one(Changes).scroll_offset.y)
 
 
 # -- what the keys do ----------------------------------------------------------------------------
@@ -363,14 +374,27 @@ STAGES: dict[type, Stage] = {
     Confirm: Stage({"answer(True)": Effect(last_asked, to(("allow", "127.0.0.1:6009"))), "answer(False)": CLOSES,
                     "app.help": HELPS}, ("c",), session=OtherUserSession),
     CompareScreen: Stage({
-        "mark('a')": Effect(on_screen(lambda s: s._a), other, ("down", "a", "up")),
-        "mark('b')": Effect(on_screen(lambda s: s._b), other, ("down", "b", "up")),
-        "scroll(1)": Effect(of("#changes", lambda box: box.scroll_offset.y), more),
-        "scroll(-1)": Effect(of("#changes", lambda box: box.scroll_offset.y), less, ("pagedown",)),
+        "again('a')": Effect(on_screen(lambda s: len(s._again["a"])), more, ("tab", "up", "up")),
+        "again('b')": Effect(on_screen(lambda s: len(s._again["b"])), more),
+        "mark('a')": Effect(on_screen(lambda s: s._a.path), other, ("down", "a", "up")),
+        "mark('b')": Effect(on_screen(lambda s: s._b.path), other, ("down", "b", "up")),
+        "unfold": Effect(on_screen(lambda s: s._everything), other),
         "swap": Effect(on_screen(lambda s: (s._a, s._b)), other),
-        "capture_again": CLOSES,
+        "capture_again": Effect(screen, to(CaptureAgain)),
         "app.help": HELPS,
-        "dismiss": CLOSES}, ("B",), stays=True),
+        "dismiss": CLOSES}, ("B",), stays=True, session=three_captures),
+    Changes: Stage({
+        "scroll(-1)": Effect(changes, less, ("G",)),
+        "scroll(1)": Effect(changes, more, ("g",)),
+        "scroll(-1, True)": Effect(changes, less, ("G",)),
+        "scroll(1, True)": Effect(changes, more, ("g",)),
+        "end(-1)": Effect(changes, less, ("G",)),
+        "end(1)": Effect(changes, more, ("g",))}, ("B", "u"), stays=True),
+    CaptureAgain: Stage({
+        "answer('a')": Effect(last_asked, to(("capture", False))),
+        "answer('b')": Effect(last_asked, to(("capture", False))),
+        "dismiss": CLOSES,
+        "app.help": HELPS}, ("B", "c")),
     CapturesScreen: Stage({
         "open": Effect(lambda app: (len(app.screen_stack), app.session.last_capture), other, ("down",)),
         "mark('A')": Effect(on_screen(lambda s: s._list.marks.get("A")), other),
@@ -383,7 +407,7 @@ STAGES: dict[type, Stage] = {
         "move(10)": Effect(of(SavedCaptures, lambda c: c.index), to(1), ("up",)),
         "move(-1000)": Effect(of(SavedCaptures, lambda c: c.index), to(0), ("down",)),
         "move(1000)": Effect(of(SavedCaptures, lambda c: c.index), to(1), ("up",))}, ("J",), stays=True),
-    CaptureList: Stage(moves(of(CaptureList, lambda c: c.index)), ("B",), stays=True),
+    CaptureList: Stage(moves(of(CaptureList, lambda c: c.index)), ("B", "tab"), stays=True),
     TablesScreen: Stage({
         "turn(1)": Effect(on_screen(lambda s: s._index), by(1), ("1",)),
         "turn(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("3",)),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import ClassVar
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from rich.style import Style
 from rich.text import Text
 from textual import events, work
 from textual.app import ComposeResult
@@ -19,15 +22,24 @@ from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText
 from gputop.session.session import Session
-from gputop.text.units import fit, printable, seconds
+from gputop.text.units import bytes_, fit, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.monitor.messages import no_capture
 from gputop.tui.widgets.cached_lines import DrawnLines
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 
+if TYPE_CHECKING:
+    from gputop.comparison.report import Line
+    from gputop.comparison.sides import Side
+
 REPORT_WIDTH = 88
-_STYLES = {"better": ACCENT, "worse": BAD, "changed": WARN, "BETTER": ACCENT, "WORSE": BAD, "NOISE": DIM}
-_HEADS = ("Step time", "Where the mean", "GPUs, A→B", "Advice", "Collectives  ", "Peak memory", "GPU  ")
+TITLE = "What changed"
+UNFOLD = "u"
+AGAIN = "Press c to capture again."
+_PROGRESS_S = 0.5
+_STYLES: dict[str, Style] = {"": PLAIN, "head": BOLD, "good": ACCENT, "bad": BAD, "warn": WARN, "dim": DIM}
+
+Name = Literal["a", "b"]
 
 
 def label(record: CaptureRecord) -> str:
@@ -36,28 +48,17 @@ def label(record: CaptureRecord) -> str:
     return f"{clock}, " + ("no steps" if record.step_s is None else f"{seconds(record.step_s)}/step")
 
 
-def colored(report: str) -> Text:
-    """The report of a comparison with its verdicts in color; the words are clear without it."""
+def colored(lines: list[Line]) -> Text:
+    """The lines of a comparison; the first one, its verdict, is bold."""
     out = Text()
-    for line in report.splitlines():
-        words = line.replace(":", " ").replace(".", " ").split()
-        style = PLAIN
-        if line.startswith(_HEADS):
-            style = BOLD
-        elif words and words[0] in _STYLES:
-            style = _STYLES[words[0]] + BOLD
-        elif words and words[-1] in _STYLES:
-            style = _STYLES[words[-1]]
-        elif words[:1] == ["GONE"] or ", KEPT" in line:
-            style = ACCENT
-        elif line.startswith("!"):
-            style = WARN
-        out.append(line + "\n", style)
+    for i, line in enumerate(lines):
+        style = _STYLES[line.tone]
+        out.append(line.text + "\n", style if i else style + BOLD)
     return out
 
 
 class CaptureList(DrawnLines, can_focus=True):
-    """The captures, oldest first; A and B mark those that are compared."""
+    """The captures, oldest first, with what each is in the comparison: A, B, or another one of their jobs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the capture above"),
@@ -71,9 +72,11 @@ class CaptureList(DrawnLines, can_focus=True):
 
     def __init__(self, captures: tuple[CaptureRecord, ...], *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self.marks: dict[Path, str] = {}
+        self.show_captures(captures)
+
+    def show_captures(self, captures: tuple[CaptureRecord, ...]) -> None:
         self.captures = captures
-        self.a: CaptureRecord | None = None
-        self.b: CaptureRecord | None = None
         self.index = len(captures) - 1
         self.styles.height = max(1, min(self.ROWS, len(captures)))
 
@@ -89,10 +92,10 @@ class CaptureList(DrawnLines, can_focus=True):
         lines: list[list[StyledText]] = []
         for i, record in enumerate(self.captures[self._top:self._top + self.ROWS], self._top):
             here = i == self.index and self.has_focus
-            mark = "A" if record is self.a else "B" if record is self.b else " "
+            mark = self.marks.get(record.path, "")
             steps = f"{record.steps.count} steps" if record.steps is not None else ""
             about = f"{steps:>10}   {printable(record.address)}   {printable(record.path.name)}"
-            lines.append([("›" if here else " ", ACCENT), (f" {mark}  ", ACCENT),
+            lines.append([("›" if i == self.index else " ", ACCENT if here else DIM), (f"{mark:>2}  ", ACCENT),
                           (fit(label(record), 26), BOLD if here else PLAIN),
                           (fit(about, max(0, self.size.width - 31)), DIM)])
         self.show(lines)
@@ -111,22 +114,74 @@ class CaptureList(DrawnLines, can_focus=True):
         self.draw()
 
 
-class CompareScreen(ModalScreen[None]):
-    """A and B of the session's captures, and what changed between them."""
+class Changes(VerticalScroll, can_focus=True, inherit_bindings=False):
+    """The comparison, scrolled without animation."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("a,A", "mark('a')", "is A", "the selected capture is A, from before the change"),
-        key("b,B,enter", "mark('b')", "is B", "the selected capture is B, from after the change"),
-        key("pagedown,space", "scroll(1)", "on", "scroll the comparison down"),
-        key("pageup", "scroll(-1)", "up the page", "scroll the comparison up"),
-        key("x", "swap", "swap", "swap A and B"),
-        key("c", "capture_again", "again", "back to the monitor, and capture once more: B is then the new capture"),
-        key("question_mark", "app.help", "help", "the keys of this screen"),
-        key("escape,q", "dismiss", "close", "back to the monitor"),
+        key("up,k", "scroll(-1)", "up", "a line up"),
+        key("down,j", "scroll(1)", "down", "a line down"),
+        key("pageup", "scroll(-1, True)", "up the page", "a page up"),
+        key("pagedown,space", "scroll(1, True)", "down the page", "a page down"),
+        key("home,g", "end(-1)", "begin", "to the verdict"),
+        key("end,G", "end(1)", "end", "to the end"),
     ]
-    HELP = ("Better and worse are beyond what one job differs by over time and between runs; the rest is noise. A "
-            "share is “cannot be told” where a capture has too few steps or its trace is no longer on disk. Where the "
-            "difference is small, capture again to be surer.\n")
+    PANEL = TITLE
+
+    def action_scroll(self, by: int, page: bool = False) -> None:
+        self.scroll_relative(y=by * max(1, self.size.height - 2) if page else by, animate=False, immediate=True)
+
+    def action_end(self, by: int) -> None:
+        (self.scroll_home if by < 0 else self.scroll_end)(animate=False, immediate=True)
+
+
+class CaptureAgain(ModalScreen[Name | None]):
+    """Which job runs now, whose further capture is to be taken; dismissed with its side, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("a,A", "answer('a')", "A's job", "the job runs as it was before the change: capture it again"),
+        key("b,B", "answer('b')", "B's job", "the job runs with the change: capture it again"),
+        key("escape,q,n", "dismiss", "no", "capture nothing, and close"),
+        key("question_mark", "app.help", "help", "the keys of this screen"),
+    ]
+    HELP = "A capture of a side's job once more is averaged with its first one.\n"
+    QUESTION = "Which job runs now?"
+    TEXT = ("a  A's: the change is taken back\nb  B's: as it is\n\nThe capture counts beside the first one of that "
+            "side, so that smaller changes are beyond doubt. A, B, then A again is best: what else changed over time "
+            "shows itself in it.")
+
+    def compose(self) -> ComposeResult:
+        with DialogFrame("Capture again", "a: A's job", "b: B's job", "esc: no", id="popup"):
+            yield WrappedText(Text(self.QUESTION, WARN))
+            yield WrappedText(Text(self.TEXT))
+
+    def on_mount(self) -> None:
+        self.query_one("#popup").focus()
+
+    def action_answer(self, side: Name) -> None:
+        self.dismiss(side)
+
+
+class CompareScreen(ModalScreen[None]):
+    """A and B of the session's captures, and what changed between them.
+
+    Each trace is read once, in a process of its own; what a comparison needs of it stays in the session.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("a", "mark('a')", "is A", "the selected capture is A, from before the change"),
+        key("b,enter", "mark('b')", "is B", "the selected capture is B, from after the change"),
+        key("A", "again('a')", "also A", "the selected capture is another one of A's job; again: it is not"),
+        key("B", "again('b')", "also B", "the selected capture is another one of B's job; again: it is not"),
+        key(UNFOLD, "unfold", "unfold", "also what did not change, and how it is judged; again: fold it"),
+        key("x", "swap", "swap", "swap A and B"),
+        key("c", "capture_again", "capture again",
+            "capture A's or B's job once more, to be surer where the difference is small"),
+        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("escape,q", "dismiss", "back", "back to where you were"),
+    ]
+    HELP = ("Better and worse are beyond what one job differs by over time and between runs. A share is “cannot be "
+            "told” where a capture has too few steps or its trace is no longer on disk. Where the difference is small, "
+            "capture again: A, B, then A once more.\n")
 
     def __init__(self, session: Session, b: CaptureRecord | None = None) -> None:
         """The session must have two captures at least. ``b``: which of them is B; else the newest."""
@@ -135,20 +190,27 @@ class CompareScreen(ModalScreen[None]):
         captures = session.captures
         self._a = session.baseline if session.baseline in captures else captures[-2]
         self._b = b or (captures[-1] if captures[-1] is not self._a else captures[-2])
+        self._again: dict[Name, tuple[CaptureRecord, ...]] = {"a": (), "b": ()}
+        self._awaited: tuple[Name, CaptureRecord | None] | None = None  # whose capture runs, and the last one before it
         self._stop = threading.Event()
+        self._reading: dict[Path, float] = {}  # traces, and since when
+        self._unread: dict[Path, GputopError] = {}  # why
+        self._lines: tuple[list[Line], list[Line]] | None = None  # folded and unfolded
+        self._everything = False
 
     def compose(self) -> ComposeResult:
-        keys = "a b: is A, B", "↑↓ select", "pgdn: on", "x: swap", "esc: close"
-        with DialogFrame("What changed", *keys, id="compare", can_focus=False):
+        keys = f"{UNFOLD}: unfold", "c: capture again", "x: swap", "tab, a b: choose", "↑↓ scroll", "esc: back"
+        with DialogFrame(TITLE, *keys, id="compare", can_focus=False):
             yield CaptureList(self._session.captures, id="captures")
-            with VerticalScroll(id="changes"):
+            with Changes(id="changes"):
                 yield WrappedText(Text())
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < REPORT_WIDTH + 8, "tight")
 
     def on_mount(self) -> None:
-        self.query_one(CaptureList).focus()
+        self.query_one(Changes).focus()
+        self.set_interval(_PROGRESS_S, self._show_progress)
         self._compare()
 
     def on_unmount(self) -> None:
@@ -157,74 +219,190 @@ class CompareScreen(ModalScreen[None]):
     def on_capture_list_chosen(self) -> None:
         self.action_mark("b")
 
-    def action_mark(self, side: str) -> None:
+    def action_mark(self, side: Name) -> None:
         chosen = self.query_one(CaptureList).selected
         a, b = (chosen, self._b) if side == "a" else (self._a, chosen)
         if a is b:  # swap them
             a, b = self._b, self._a
         self._a, self._b = a, b
+        self._forget_again(a, b)
         self._compare()
 
-    def action_scroll(self, by: int) -> None:
-        changes = self.query_one("#changes")
-        changes.scroll_relative(y=by * max(1, changes.size.height - 2), animate=False)
+    def action_again(self, side: Name) -> None:
+        chosen = self.query_one(CaptureList).selected
+        if chosen is self._a or chosen is self._b:
+            return
+        had = chosen in self._again[side]
+        self._forget_again(chosen)
+        if not had:
+            self._again[side] += (chosen,)
+        self._compare()
+
+    def _forget_again(self, *chosen: CaptureRecord) -> None:
+        self._again = {name: tuple(one for one in records if one not in chosen)
+                       for name, records in self._again.items()}
+
+    def action_unfold(self) -> None:
+        self._everything = not self._everything
+        self._show_lines()
 
     def on_mouse_scroll_down(self) -> None:
-        self.query_one("#changes").scroll_relative(y=3, animate=False)
+        self.query_one(Changes).action_scroll(3)
 
     def on_mouse_scroll_up(self) -> None:
-        self.query_one("#changes").scroll_relative(y=-3, animate=False)
+        self.query_one(Changes).action_scroll(-3)
 
     def action_swap(self) -> None:
         self._a, self._b = self._b, self._a
+        self._again = {"a": self._again["b"], "b": self._again["a"]}
         self._compare()
 
-    async def action_capture_again(self) -> None:
-        self.dismiss()
-        await self.app.run_action("capture")
+    def action_capture_again(self) -> None:
+        self.app.push_screen(CaptureAgain(), self._capture_again)
+
+    async def _capture_again(self, side: Name | None) -> None:
+        if side is not None:
+            self._awaited = side, next(reversed(self._session.taken), None)
+            await self.app.run_action("capture")
+
+    def update_view(self) -> None:
+        """With each sample: a capture that was asked for here may have ended."""
+        if self._awaited is None:
+            return
+        side, before = self._awaited
+        last, status = next(reversed(self._session.taken), None), self._session.status
+        if last is not before and last is not None and last.problem is None:
+            self._awaited = None
+            self._again[side] += (last,)
+            self.query_one(CaptureList).show_captures(self._session.captures)
+            self._compare()
+        elif status is not None and status.phase == "failed":
+            self._awaited = None
+            self.notify(f"{printable(status.message)}\n{printable(status.fix)}", severity="warning")
+
+    # -- comparing ----------------------------------------------------------------------------
+
+    def _records(self) -> tuple[CaptureRecord, ...]:
+        return (self._a, self._b, *self._again["a"], *self._again["b"])
 
     def _compare(self) -> None:
+        """Read what is not read yet, then compare."""
         self._session.set_baseline(self._a)
         captures = self.query_one(CaptureList)
-        captures.a, captures.b = self._a, self._b
+        captures.marks = {record.path: f"+{name.upper()}" for name, again in self._again.items() for record in again}
+        captures.marks |= {self._a.path: "A", self._b.path: "B"}
         captures.draw()
-        self._stop.set()
-        self._stop = threading.Event()
-        self._show_text(Text("Reading both traces…", DIM))
-        self._work(self._a, self._b, self._stop)
+        self._lines = None
+        for record in self._records():
+            path = record.path
+            if path not in self._session.sides and path not in self._reading and path not in self._unread:
+                self._reading[path] = time.monotonic()
+                self._read(path)
+        self._compare_read()
 
-    @work(thread=True, exclusive=True)
-    def _work(self, a: CaptureRecord, b: CaptureRecord, stop: threading.Event) -> None:
+    @work(thread=True)
+    def _read(self, path: Path) -> None:
+        from gputop.comparison.worker import read_in_worker
+
+        side: Side | GputopError
+        try:
+            if not path.exists():
+                raise GputopError("its trace is no longer on disk", "")
+            side = read_in_worker(str(path), self._stop)
+        except GputopError as error:
+            side = error
+        if not self._stop.is_set():
+            self.app.call_from_thread(self._was_read, path, side)
+
+    def _was_read(self, path: Path, side: Side | GputopError) -> None:
+        del self._reading[path]
+        if isinstance(side, GputopError):
+            self._unread[path] = side
+        else:
+            self._session.keep_side(path, side)
+        self._compare_read()
+
+    def _compare_read(self) -> None:
+        """Compare, where all is read."""
+        records = self._records()
+        if any(record.path in self._reading for record in records):
+            self._show_progress()
+            return
         tight = self.app.size.width < REPORT_WIDTH + 8  # the class is set by the first resize, which may be later
-        text = compared(a, b, 80 if tight else REPORT_WIDTH, stop)
-        if not stop.is_set():
-            self.app.call_from_thread(self._show_text, text)
+        sides = [side_of(record, self._session.sides.get(record.path)) for record in records]
+        count = len(self._again["a"])
+        a, b = replace(sides[0], repeats=tuple(sides[2:2 + count])), replace(sides[1], repeats=tuple(sides[2 + count:]))
+        why = {name: self._unread[record.path].message for name, record in zip("AB", records[:2], strict=True)
+               if record.path in self._unread}
+        self._work(a, b, why, 80 if tight else REPORT_WIDTH)
+
+    @work(thread=True, exclusive=True, group="compare")
+    def _work(self, a: Side, b: Side, unread: dict[str, str], width: int) -> None:
+        lines = compared(a, b, unread, width)
+        if not self._stop.is_set():
+            self.app.call_from_thread(self._show_compared, lines, a, b)
+
+    def _show_compared(self, lines: tuple[list[Line], list[Line]], a: Side, b: Side) -> None:
+        if (a.path, b.path) == (str(self._a.path), str(self._b.path)):  # else another choice is under way
+            self._lines = lines
+            self._show_lines()
+
+    def _show_lines(self) -> None:
+        if self._lines is not None:
+            self._show_text(colored(self._lines[self._everything]))
+
+    def _show_progress(self) -> None:
+        """Which traces are being read; and where a capture that was asked for here stands."""
+        status = self._session.status
+        capturing = self._awaited is not None and status is not None and status.running
+        frame = self.query_one(DialogFrame)
+        frame.border_title = TITLE + (f" · capturing again: {status.phase}" if capturing and status else "")
+        if self._lines is None and self._reading:
+            now = time.monotonic()
+            self._show_text(Text("\n".join(
+                f"Reading the trace of {name}, {_size(record.path)}: {now - self._reading[record.path]:.0f} s"
+                if record.path in self._reading else f"{name} is read."
+                for name, record in zip("AB", (self._a, self._b), strict=True)), DIM))
 
     def _show_text(self, text: Text) -> None:
         for shown in self.query(WrappedText):
             shown.update_text(text)
 
 
-def compared(a: CaptureRecord, b: CaptureRecord, width: int, stop: threading.Event) -> Text:
-    """The comparison of two captures, from their traces, or from their analyses, or why there is none; blocks."""
-    from gputop.comparison.worker import compare_in_worker
+def _size(path: Path) -> str:
+    try:
+        files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+        return bytes_(sum(file.stat().st_size for file in files))
+    except OSError:
+        return "size not known"
 
-    why = "their traces are no longer on disk"
-    if a.path.exists() and b.path.exists():
-        try:
-            return colored(compare_in_worker(str(a.path), str(b.path), width, stop).report)
-        except GputopError as error:
-            why = printable(error.message)
-    from gputop.comparison.compare import compare_sides
-    from gputop.comparison.report import text_report
+
+def side_of(record: CaptureRecord, read: Side | None) -> Side:
+    """What is compared of a capture: its trace, or its analysis where that could not be read."""
     from gputop.comparison.sides import Side
 
+    return read or Side(str(record.path), "analysis", record.analysis, findings_at_capture=record.findings)
+
+
+def compared(a: Side, b: Side, unread: dict[str, str], width: int) -> tuple[list[Line], list[Line]]:
+    """The comparison in lines, folded and with everything, or why there is none.
+
+    ``unread`` says of A and B, where their traces could not be read, why.
+    """
+    from gputop.comparison.compare import compare_sides
+    from gputop.comparison.job import Note
+    from gputop.comparison.report import Line, layout
+
     try:
-        comparison = compare_sides(*(Side(str(r.path), "analysis", r.analysis, findings_at_capture=r.findings)
-                                     for r in (a, b)))
+        comparison = compare_sides(a, b)
     except GputopError as error:
-        return Text(f"{printable(error.message)}\n{printable(error.fix)}")
-    return Text(f"From the analyses alone: {why}.\n\n", WARN) + colored(text_report(comparison, width))
+        lines = [Line(printable(text), "warn") for text in (error.message, error.fix, *unread.values())]
+        return lines, lines
+    for name, why in reversed(unread.items()):
+        comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its analysis alone: {why}."))
+    folded, everything = (layout(comparison, width, everything=every, unfold=UNFOLD, again=AGAIN)
+                          for every in (False, True))
+    return folded, everything
 
 
 def mark_last(session: Session) -> str:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.text import Text
 
+from gputop.comparison import worker
+from gputop.comparison.report import Line
 from gputop.core.errors import GputopError
 from gputop.diagnosis.diagnose import analyze
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.render.step_parts import PART_BY_ID
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import compared_to_baseline
-from gputop.tui.screens.compare import CaptureList, CompareScreen, colored, compared
+from gputop.tui.screens.compare import CaptureAgain, CaptureList, CompareScreen, colored, compared, side_of
+from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S
 from tests.tui.found import FoundSession, box_text, text_of
@@ -91,6 +92,12 @@ async def test_a_capture_after_a_is_offered_beside_it() -> None:
     assert compared_to_baseline(session) == ("400 ms/step in A, 300 ms now. B: what changed, noise or not.",)
 
 
+def marks(app: GputopApp) -> list[str]:
+    """What each capture is, oldest first."""
+    captures = app.screen.query_one(CaptureList)
+    return [captures.marks.get(one.path, "") for one in captures.captures]
+
+
 async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
     session = Captured(*(record(n, 0.4 - 0.05 * n) for n in range(1, 4)))
     first, second, third = session.captures
@@ -100,61 +107,99 @@ async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
         screen = app.screen
         assert isinstance(screen, CompareScreen)
         captures = screen.query_one(CaptureList)
-        assert (captures.a, captures.b) == (second, third)  # without a mark the last two
-        await pilot.press("up", "up", "a")
-        assert (captures.a, captures.b) == (first, third) and session.baseline is first
+        assert marks(app) == ["", "A", "B"]  # without a mark the last two
+        await pilot.press("tab", "up", "up", "a")
+        assert marks(app) == ["A", "", "B"] and session.baseline is first
         assert " A " in text_of(captures) and "350 ms/step" in text_of(captures)
         await pilot.press("down", "b")
-        assert (captures.a, captures.b) == (first, second)
+        assert (screen._a, screen._b) == (first, second)
         await pilot.press("x")
-        assert (captures.a, captures.b) == (second, first)
+        assert marks(app) == ["B", "A", ""]
         await pilot.press("down", "enter")
-        assert captures.b is third
+        assert screen._b is third
         await pilot.click(CaptureList, offset=(5, 0))
         await pilot.click(CaptureList, offset=(5, 0))
-        assert captures.b is first
+        assert screen._b is first
+        await pilot.press("down", "down", "A")
+        assert marks(app) == ["B", "A", "+A"]
+        await pilot.press("B")
+        assert marks(app) == ["B", "A", "+B"]
+        await pilot.press("x", "B")  # another one of B's job is one of A's after the swap, and then is B's again
+        assert marks(app) == ["A", "B", "+B"]
         await pilot.press("question_mark")
         assert "beyond what one job differs by" in box_text(app)
         await pilot.press("escape", "pagedown", "pageup", "escape")
         assert app.screen is app.screen_stack[0]
 
 
-async def test_two_real_traces_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[Text] = []
-    show_text = CompareScreen._show_text
-    monkeypatch.setattr(CompareScreen, "_show_text", lambda own, text: (shown.append(text), show_text(own, text)))
+async def shown(app: GputopApp) -> str:
+    """The comparison, once it is there."""
+    screen = app.screen
+    assert isinstance(screen, CompareScreen)
+    await until(lambda: screen._lines is not None and not screen._reading, app)
+    return " ".join(str(screen.query_one(WrappedText).text).split())
+
+
+async def test_two_real_traces_side_by_side_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    read_in_worker = worker.read_in_worker
+    monkeypatch.setattr(worker, "read_in_worker", lambda path, stop: (read.append(path), read_in_worker(path, stop))[1])
     records = [replace(record(n, 1.0), path=path, analysis=analyze([str(path)]))
                for n, path in enumerate((SLOW, FAST))]
-    session = Captured(*records)
-    app = GputopApp(session)
+    app = GputopApp(Captured(*records))
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
-        await until(lambda: len(shown) > 1, app)  # the first says that it reads
-        text = str(shown[-1])
-        assert "NOISE: B's" in text and "capture again" in text
-        assert PART_BY_ID["input"].name in text and "From the analyses alone" not in text
+        text = await shown(app)
+        assert text.startswith("NOT BEYOND DOUBT: ") and "Press c to capture again" in text
+        assert PART_BY_ID["input"].name in text and "analysis alone" not in text
         assert "GONE" in text and "promised" in text  # the advice to mend the input was followed
+        await pilot.press("u")
+        assert "Welch" in str(app.screen.query_one(WrappedText).text)
+        await pilot.press("x", "escape", "B")
+        await shown(app)
+        assert sorted(read) == sorted((str(SLOW), str(FAST)))
 
 
-def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -> None:
-    text = str(compared(record(1, 0.4), record(2, 0.3), 88, threading.Event()))
-    assert text.startswith("From the analyses alone: their traces are no longer on disk") and "BETTER" in text
+async def test_a_capture_taken_again_counts_beside_the_first_one() -> None:
+    session = Captured(record(1, 0.4), record(2, 0.39))
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("B", "c")
+        assert isinstance(app.screen, CaptureAgain)
+        session.start_capture = lambda **_: None  # type: ignore[method-assign]
+        await pilot.press("a")
+        session.capture_ended(record(3, 0.41), [SERVER])
+        app.screen.update_view()
+        assert marks(app) == ["A", "B", "+A"]
+        assert "and /gone/3.xplane.pb" in await shown(app)
+
+
+async def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -> None:
+    app = GputopApp(Captured(record(1, 0.4), record(2, 0.3)))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("B")
+        text = await shown(app)
+        assert text.startswith("FASTER: 401 → 301 ms")
+        assert "A is compared by its analysis alone: its trace is no longer on disk." in text
 
 
 def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:
     bare = replace(record(1, 0.4), analysis=make_analysis())
-    assert "Whether the step time changed cannot be told" in str(compared(bare, bare, 88, threading.Event()))
+    folded, _ = compared(side_of(bare, None), side_of(bare, None), {}, 88)
+    assert "Whether the step time changed cannot be told" in folded[0].text
 
 
-def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
+async def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
     for n in (1, 2):
         (tmp_path / f"{n}.xplane.pb").write_bytes(b"no trace")
-    text = str(compared(record(1, 0.4, tmp_path), record(2, 0.3, tmp_path), 88, threading.Event()))
-    assert text.startswith("From the analyses alone: ") and "BETTER" in text
+    app = GputopApp(Captured(record(1, 0.4, tmp_path), record(2, 0.3, tmp_path)))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("B")
+        assert "A is compared by its analysis alone: " in await shown(app)
 
 
 def test_verdicts_are_colored_and_said_in_words() -> None:
-    text = colored("BETTER: B's step is shorter.\n  mean  1 s  2 s  +1 %  worse\n  median  noise\n")
+    text = colored([Line("FASTER: shorter.", "good"), Line("mean worse", "bad"), Line("median noise")])
     styles = {str(text)[s.start:s.end].strip().split()[-1]: str(s.style) for s in text.spans}
     assert styles["worse"] != styles["shorter."] != styles["noise"]
 
