@@ -4,6 +4,7 @@
 # make fuzz   hostile input at every door, FUZZ_SECONDS=600; make soak: growth of the monitor over time, SOAK_MINUTES=60
 # make lock, make sbom: the files that CI installs, with their hashes; a bill of materials
 # make completion: shell completion and man page, after a change of the command line
+# make cluster-demo: 200 simulated nodes, a Prometheus (Debian: prometheus) that scrapes them, and gputop cluster on it
 # make screenshots, make bench; make bench-advice: how right the advice is, on traces with known causes
 # Everything is set up in VENV on first use; only Python (3.10 or newer, with venv) is needed.
 
@@ -12,7 +13,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test lint lock sbom fuzz soak completion screenshots bench bench-advice clean
+.PHONY: run test lint lock sbom fuzz soak completion cluster-demo screenshots bench bench-advice clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gputop needs Python 3.10 or newer: make PYTHON=python3.12 run")'
@@ -84,6 +85,9 @@ soak: $(VENV)/.test
 completion: $(VENV)/.run
 	$(PIP) install shtab argparse-manpage
 	$(BIN)/python docs/make_completion.py
+
+cluster-demo: $(VENV)/.run
+	$(BIN)/python benchmarks/cluster_lab.py --show
 
 screenshots: $(VENV)/.run
 	$(BIN)/python screenshots/make.py

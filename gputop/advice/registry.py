@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live_rules import LIVE_RULES
 from gputop.advice.rule import OWN, Limit, Origin, Rule
 from gputop.advice.trace_rules import TRACE_RULES
 
-RULES: tuple[Rule, ...] = (*TRACE_RULES, *LIVE_RULES)
+RULES: tuple[Rule, ...] = (*TRACE_RULES, *LIVE_RULES, *FLEET_RULES)
 
 # Limits of no single rule.
 SHARED_LIMITS: tuple[Limit, ...] = (

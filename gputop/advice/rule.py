@@ -1,7 +1,8 @@
 """What a rule is: one record with everything the rest of gputop has to know about it.
 
-The records stand in :mod:`gputop.advice.trace_rules` and :mod:`gputop.advice.live_rules`,
-:mod:`gputop.advice.registry` joins them and finds one by its id. A record imports no rule's code: it names the module.
+The records stand in :mod:`gputop.advice.trace_rules`, :mod:`gputop.advice.live_rules` and
+:mod:`gputop.advice.fleet_rules`; :mod:`gputop.advice.registry` joins them and finds one by its id. A record imports no
+rule's code: it names the module.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Literal
 
 OWN = "gputop: chosen so that "  # begins the source of a limit that nobody else states
 
-Origin = Literal["trace", "live"]
+Origin = Literal["trace", "live", "fleet"]
 # by_share: by what the fix saves of the step. by_share_capped: the same, medium at most on a small sample.
 # own: the rule's own judgment.
 SeverityKind = Literal["by_share", "by_share_capped", "own"]
@@ -66,7 +67,7 @@ class Rule:
     parts: tuple[str, ...] = ()  # parts of the step whose length it can explain
     idle_gaps: Mapping[str, int] = field(default_factory=dict)  # by cause of an idle gap: its place among the findings
     events: frozenset[str] = frozenset()  # kinds of events on the timeline that stand for it
-    # -- of a live rule
+    # -- of a live rule, or of one about a fleet
     yields_to: tuple[str, ...] = ()  # live findings that account for a GPU's state: it leaves such GPUs out
     same_as: tuple[str, ...] = ()  # ids under which a trace names the same cause
     hides_limit: bool = False  # where it is found, nothing is said about what bounds the job

@@ -90,6 +90,16 @@ def replay_speed(text: str) -> float:
     return value
 
 
+def hours(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 168:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of hours from 0.1 to 168")
+    return value
+
+
 def interval_s(text: str) -> float:
     value = number_of_seconds(text)
     if not 0.1 <= value <= 3600:

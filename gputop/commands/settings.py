@@ -48,6 +48,10 @@ def _text(value: object) -> Value:
     return value
 
 
+def _text_or_none(value: object) -> Value:
+    return "" if value == "" else _text(value)
+
+
 def _addresses(value: object) -> Value:
     from gputop.profiler.client import parse_address
 
@@ -85,6 +89,12 @@ SETTINGS = {s.key: s for s in (
     Setting("span", 240.0, _number(60, 12 * 3600), "seconds the lanes reach back at first"),
     Setting("logdir", "gputop-traces", _text, "where traces and snapshots go; ~ is your home", "--logdir"),
     Setting("attach", (), _addresses, "profiler servers to capture from; none: find those of the node", "--attach"),
+    Setting("prometheus", "", _text_or_none, "where gputop cluster asks: http://HOST:9090, ssh://LOGIN/http://HOST:9090",
+            "--prometheus"),
+    Setting("prometheus_token_file", "", _text_or_none, "a file with the bearer token that this Prometheus wants"),
+    Setting("prometheus_user", "", _text_or_none, "or a user, …"),
+    Setting("prometheus_password_file", "", _text_or_none, "… and a file with the password"),
+    Setting("prometheus_ca", "", _text_or_none, "a file with the certificates that signed its own; or the system's"),
     Setting("low_bandwidth", "auto", _one_of("auto", True, False),
             "draw every 5 s only: on a line that drains slowly (auto), always or never", "--low-bandwidth"),
     Setting("color", "auto", _one_of("auto", "truecolor", "256", "16", "none"),

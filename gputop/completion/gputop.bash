@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/gputop
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_gputop_subparsers=(snapshot capture analyze compare record replay export run attach xprof config doctor completion)
+_shtab_gputop_subparsers=(snapshot capture analyze compare record replay export cluster run attach xprof config doctor completion)
 
 _shtab_gputop_snapshot_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --format -o --output --seconds)
 _shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --on-dip --dip-every --dip-max --dip-before --seconds --force --json)
@@ -14,6 +14,7 @@ _shtab_gputop_compare_option_strings=(-h --help --again-a --again-b --verbose --
 _shtab_gputop_record_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch -o --output --seconds)
 _shtab_gputop_replay_option_strings=(-h --help --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --speed --start)
 _shtab_gputop_export_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --listen --textfile)
+_shtab_gputop_cluster_option_strings=(-h --help --prometheus --job --once --json -o --output --hours)
 _shtab_gputop_run_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --export --headless --port --listen --output --print-path)
 _shtab_gputop_attach_option_strings=(-h --help --yes --port)
 _shtab_gputop_xprof_option_strings=(-h --help --port --print)
@@ -41,6 +42,8 @@ _shtab_gputop_replay_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_gputop_export___logdir_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_export___dcgm_bindings_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_export___textfile_COMPGEN=_shtab_compgen_dirs
+_shtab_gputop_cluster__o_COMPGEN=_shtab_compgen_files
+_shtab_gputop_cluster___output_COMPGEN=_shtab_compgen_files
 _shtab_gputop_run___logdir_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_run___dcgm_bindings_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_run___output_COMPGEN=_shtab_compgen_files
@@ -61,7 +64,7 @@ _shtab_gputop_run___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop_run___color_choices=(auto truecolor 256 16 none)
 _shtab_gputop_run___listen_choices=(local all)
 _shtab_gputop_completion_pos_0_choices=(bash zsh fish man)
-_shtab_gputop_pos_0_choices=(snapshot capture analyze compare record replay export run attach xprof config doctor completion)
+_shtab_gputop_pos_0_choices=(snapshot capture analyze compare record replay export cluster run attach xprof config doctor completion)
 _shtab_gputop___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop___color_choices=(auto truecolor 256 16 none)
 
@@ -104,6 +107,10 @@ _shtab_gputop_export__h_nargs=0
 _shtab_gputop_export___help_nargs=0
 _shtab_gputop_export___demo_nargs='?'
 _shtab_gputop_export___dcgm_watch_nargs=0
+_shtab_gputop_cluster__h_nargs=0
+_shtab_gputop_cluster___help_nargs=0
+_shtab_gputop_cluster___once_nargs=0
+_shtab_gputop_cluster___json_nargs=0
 _shtab_gputop_run_pos_0_nargs=...
 _shtab_gputop_run__h_nargs=0
 _shtab_gputop_run___help_nargs=0

@@ -67,7 +67,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One cause, with the numbers it rests on and what to do. ``origin`` is "trace" or "live".
+    """One cause, with the numbers it rests on and what to do. ``origin`` is "trace", "live" or "fleet".
 
     The fields stand in the order in which documents have them.
 
@@ -90,7 +90,7 @@ class Finding:
     gain: Gain
     gpus: tuple[int, ...] = ()
     source: str  # where the rule and its limits come from
-    origin: Literal["trace", "live"] = "trace"
+    origin: Literal["trace", "live", "fleet"] = "trace"
     consequences: tuple[Finding, ...] = ()
     culprits: tuple[Culprit, ...] = ()  # those of most time first; empty where no name is known
 

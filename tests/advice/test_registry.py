@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.advice.causes import CONDITIONS
+from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live.advise import MISSING as LIVE_INPUTS
 from gputop.advice.live_rules import LIVE_RULES
 from gputop.advice.registry import (
@@ -37,6 +38,7 @@ GAPS = {*CAUSES, "after_copy", "launching"}
 NO_PLACE = {"memory_pressure", "batch_size_headroom", "xla_off"}
 TRACE_IDS = {id_ for rule in TRACE_RULES for id_ in rule.ids}
 LIVE_IDS = {id_ for rule in LIVE_RULES for id_ in rule.ids}
+FLEET_IDS = {id_ for rule in FLEET_RULES for id_ in rule.ids}
 
 
 def name(rule: Rule) -> str:
@@ -50,7 +52,7 @@ def test_a_record_is_complete(rule: Rule) -> None:
     assert all(own.id.startswith(f"{prefix}.") for own in rule.limits)
     assert all(id_ in LIMITS for id_ in rule.shared_limits)
     assert {cause.condition for cause in rule.follows_from} <= set(CONDITIONS)
-    if rule.origin == "live":
+    if rule.origin != "trace":
         assert not (rule.parts or rule.idle_gaps or rule.events or rule.training_only or rule.silent_for)
         return
     assert not (rule.yields_to or rule.same_as or rule.hides_limit or rule.holds_up_job)
@@ -62,7 +64,7 @@ def test_a_record_is_complete(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=name)
 def test_a_record_names_its_functions_and_inputs(rule: Rule) -> None:
     assert callable(rule.function("judge")) and callable(rule.function("describe"))
-    assert set(rule.needs) <= set(TRACE_INPUTS if rule.origin == "trace" else LIVE_INPUTS)
+    assert set(rule.needs) <= set({"trace": TRACE_INPUTS, "live": LIVE_INPUTS, "fleet": ()}[rule.origin])
 
 
 @pytest.mark.parametrize("rule", RULES, ids=name)
@@ -70,15 +72,15 @@ def test_a_record_names_rules(rule: Rule) -> None:
     assert {cause.id for cause in rule.follows_from} <= TRACE_IDS - {rule.id}
     assert set(rule.same_as) <= TRACE_IDS
     # Causes before their symptoms: what a live rule yields to has been asked before it.
-    order = [other.id for other in LIVE_RULES]
+    order = [other.id for other in (FLEET_RULES if rule.origin == "fleet" else LIVE_RULES)]
     assert all(order.index(id_) < order.index(rule.id) for id_ in rule.yields_to)
 
 
 def test_ids_are_of_one_rule_each() -> None:
-    for rules in (TRACE_RULES, LIVE_RULES):
+    for rules in (TRACE_RULES, LIVE_RULES, FLEET_RULES):
         ids = [id_ for rule in rules for id_ in rule.ids]
         assert len(ids) == len(set(ids))
-    assert FINDING_IDS == TRACE_IDS | LIVE_IDS
+    assert FINDING_IDS == TRACE_IDS | LIVE_IDS | FLEET_IDS
     live = rule_of("memory_pressure", "live")
     assert live is not None and live.origin == "live"
     imbalance = rule_of("gpu0_oversubscribed", "trace")
@@ -112,6 +114,8 @@ def documents() -> list[Path]:
 def test_the_table_of_findings_names_all_rules_and_only_rules() -> None:
     text = (ROOT / "docs" / "FINDINGS.md").read_text(encoding="utf-8")
     trace, live = text.split("## From a trace", 1)[1].split("## Live", 1)
+    live, fleet = live.split("## Of a cluster", 1)
+    assert set(re.findall(r"^\| `(\w+)`", fleet, re.M)) == FLEET_IDS
     assert re.findall(r"^\| `(\w+)`", trace, re.M) and set(re.findall(r"^\| `(\w+)`", trace, re.M)) == TRACE_IDS
     assert set(re.findall(r"^\| `(\w+)`", live, re.M)) == LIVE_IDS
 

@@ -1,0 +1,236 @@
+"""A cluster to try ``gputop cluster`` on: a Prometheus that scrapes nodes of eight GPUs, as dcgm-exporter writes them.
+
+    python benchmarks/cluster_lab.py --nodes 200          # prints the address, and serves until ctrl-c
+
+One server plays all exporters. The hours before are written into Prometheus's database (promtool), so that there is a
+history at once. Needs prometheus and promtool (Debian: prometheus). Planted, by job:
+
+    4001  GPU n004:3 is slow: its clocks are held down, and it is hot
+    4002  has held its GPUs for 43 minutes without using them
+    4003  uses four of the eight GPUs of each node
+    4004  the GPUs of one node do half of what those of the others do
+    4005  its activity has fallen from 90 % to 40 % an hour ago
+    team-a/notebook-…  two pods share a GPU by time-slicing: each of its metrics is there twice
+The rest is healthy, or free. In the last quarter of the nodes the label of the node is called ``hostname``; a GPU is
+divided into MIG instances; some nodes print DCGM's "no value" (9223372036854775794); from 50 nodes on an exporter
+answers with HTTP 500, and another with nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.server
+import math
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+GPUS = 8
+HISTORY_S = 3 * 3600.0
+HISTORY_STEP_S = 60.0
+IDLE_S, FELL_S = 43 * 60.0, 3600.0
+BLANK = "9223372036854775794"
+_MEMORY_MIB = 81559.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``nodes`` of eight GPUs at the Unix time ``began_s``. Figures follow from time and place alone."""
+
+    nodes: int
+    began_s: float
+
+    def job(self, node: int) -> int | None:
+        """The job of a node: five with something planted, on four nodes each, then healthy ones of eight; the last
+        tenth of the nodes is free."""
+        if node >= self.nodes - max(1, self.nodes // 10):
+            return None
+        return 4001 + node // 4 if node < 20 else 4006 + (node - 20) // 8
+
+    def sm_active(self, node: int, gpu: int, time_s: float) -> float:
+        job = self.job(node)
+        if job is None:
+            return 0.0
+        wave = 0.03 * math.sin(time_s / 97 + node + 3 * gpu)
+        level = 0.9
+        if job == 4001 and (node, gpu) == (3, 3):
+            level = 0.55
+        elif job == 4002:
+            level = 0.9 if time_s < self.began_s - IDLE_S else 0.0
+        elif job == 4003 and gpu >= 4:
+            level = 0.0
+        elif job == 4004 and node == 13:
+            level = 0.45
+        elif job == 4005 and time_s >= self.began_s - FELL_S:
+            level = 0.4
+        return max(0.0, level + wave) if level else 0.0
+
+    def page(self, node: int, time_s: float) -> str:
+        """What the exporter of a node prints, without timestamps."""
+        lines: dict[str, list[str]] = {}
+        for gpu in range(GPUS):
+            for own, pod in self._instances(node, gpu):
+                labels = self.labels(node, gpu) + own + pod
+                for name, value in self._metrics(node, gpu, time_s, mig=bool(own)):
+                    lines.setdefault(name, []).append(f"{name}{{{labels}}} {value}")
+        return "".join(f"# HELP {name} of a GPU\n# TYPE {name} gauge\n" + "\n".join(own) + "\n"
+                       for name, own in lines.items())
+
+    def labels(self, node: int, gpu: int) -> str:
+        host = "Hostname" if node < 3 * self.nodes // 4 else "hostname"
+        job = self.job(node)
+        of_job = "" if job is None else f',hpc_job="{job}"'
+        return (f'gpu="{gpu}",UUID="GPU-{node:04d}-{gpu}",pci_bus_id="00000000:{gpu:02X}:00.0",device="nvidia{gpu}",'
+                f'modelName="NVIDIA H100 80GB HBM3",{host}="n{node + 1:03d}",'
+                f'DCGM_FI_DRIVER_VERSION="580.65.06"{of_job}')
+
+    def _instances(self, node: int, gpu: int) -> list[tuple[str, str]]:
+        if node == self.nodes - 1 and gpu == 0:
+            return [("", f',container="c",namespace="team-a",pod="notebook-{n}"') for n in "ab"]
+        if node == self.nodes - 2 and gpu == 0 and self.nodes >= 20:
+            return [(f',GPU_I_PROFILE="3g.40gb",GPU_I_ID="{n}"', "") for n in (1, 2)]
+        return [("", "")]
+
+    def _metrics(self, node: int, gpu: int, time_s: float, mig: bool) -> Iterator[tuple[str, str]]:
+        active = self.sm_active(node, gpu, time_s)
+        slow = (node, gpu) == (3, 3)
+        job = self.job(node) is not None
+        yield "DCGM_FI_DEV_SM_CLOCK", "1110" if slow else "1980" if active else "345"
+        yield "DCGM_FI_DEV_GPU_TEMP", f"{88 if slow else 35 + 30 * active:.0f}"
+        yield "DCGM_FI_DEV_POWER_USAGE", f"{75 + 600 * active * (0.5 if slow else 1):.3f}"
+        if not mig:
+            yield "DCGM_FI_DEV_GPU_UTIL", f"{100 * min(1.0, 1.1 * active):.0f}"
+        yield "DCGM_FI_DEV_FB_USED", f"{0.9 * _MEMORY_MIB * job:.0f}"
+        yield "DCGM_FI_DEV_FB_FREE", f"{_MEMORY_MIB * (1 - 0.9 * job):.0f}"
+        yield "DCGM_FI_DEV_XID_ERRORS", "0"
+        if node >= 20 and node % 50 == 0:
+            yield "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", BLANK
+        else:
+            yield "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", f"{0.6 * active:.6f}"
+        yield "DCGM_FI_PROF_GR_ENGINE_ACTIVE", f"{min(1.0, 1.05 * active):.6f}"
+        yield "DCGM_FI_PROF_SM_ACTIVE", f"{active:.6f}"
+        yield "DCGM_FI_PROF_DRAM_ACTIVE", f"{0.4 * active:.6f}"
+
+    def history(self) -> Iterator[str]:
+        """The activity of the hours before, as OpenMetrics with timestamps, labeled as if it had been scraped."""
+        yield "# TYPE DCGM_FI_PROF_SM_ACTIVE gauge\n"
+        for node in range(self.nodes):
+            for gpu in range(GPUS):
+                for own, pod in self._instances(node, gpu):
+                    labels = f'{self.labels(node, gpu)}{own}{pod},instance="n{node + 1:03d}:9400",job="dcgm"'
+                    for i in range(int(HISTORY_S / HISTORY_STEP_S)):
+                        at_s = self.began_s - HISTORY_S + i * HISTORY_STEP_S
+                        yield (f"DCGM_FI_PROF_SM_ACTIVE{{{labels}}} {self.sm_active(node, gpu, at_s):.4f} "
+                               f"{at_s:.3f}\n")
+        yield "# EOF\n"
+
+
+class _Exporters(http.server.BaseHTTPRequestHandler):
+    """All exporters on one port: ``/n004/metrics``."""
+
+    cluster: Cluster
+
+    def do_GET(self) -> None:
+        node = int(self.path.split("/")[1].lstrip("n") or 1) - 1
+        free = self.cluster.nodes - max(1, self.cluster.nodes // 10)
+        body = self.cluster.page(node, time.time()).encode()
+        if self.cluster.nodes >= 50 and node == free:
+            self.send_error(500)
+            return
+        if self.cluster.nodes >= 50 and node == free + 1:
+            body = b""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+_CONFIG = """\
+global: {{scrape_interval: {interval}s, scrape_timeout: {interval}s}}
+scrape_configs:
+  - job_name: dcgm
+    static_configs: [{{targets: [{targets}]}}]
+    relabel_configs:
+      - {{source_labels: [__address__], regex: "(.*)", target_label: __metrics_path__, replacement: "/$1/metrics"}}
+      - {{source_labels: [__address__], regex: "(.*)", target_label: instance, replacement: "$1:9400"}}
+      - {{target_label: __address__, replacement: "127.0.0.1:{port}"}}
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(nodes: int, interval_s: int = 5, *, history: bool = True) -> Iterator[str]:
+    """Exporters and a Prometheus that has scraped each of them; gives its address."""
+    cluster = Cluster(nodes, time.time())
+    handler = type("Exporters", (_Exporters,), {"cluster": cluster})
+    with (tempfile.TemporaryDirectory(prefix="gputop-lab-") as place,
+          http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server):
+        folder = Path(place)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        targets = ", ".join(f'"n{n + 1:03d}"' for n in range(nodes))
+        (folder / "prom.yml").write_text(_CONFIG.format(interval=interval_s, targets=targets,
+                                                        port=server.server_address[1]))
+        if history:
+            with (folder / "past.om").open("w") as file:
+                file.writelines(cluster.history())
+            subprocess.run(["promtool", "tsdb", "create-blocks-from", "openmetrics", "--max-block-duration=24h",
+                            folder / "past.om", folder / "data"], check=True, stdout=subprocess.DEVNULL)
+            (folder / "past.om").unlink()
+        port = free_port()
+        address = f"http://127.0.0.1:{port}"
+        with subprocess.Popen(["prometheus", f"--config.file={folder}/prom.yml", f"--storage.tsdb.path={folder}/data",
+                               f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
+                               "--storage.tsdb.retention.time=1d"]) as prometheus:
+            try:
+                _wait_for_scrapes(address, nodes)
+                yield address
+            finally:
+                prometheus.terminate()
+                server.shutdown()
+
+
+def _wait_for_scrapes(address: str, nodes: int) -> None:
+    import json
+
+    wanted = nodes - 2 if nodes >= 50 else nodes
+    for _ in range(600):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            query = "count(count by (instance) (DCGM_FI_DEV_FB_USED))"
+            with urllib.request.urlopen(f"{address}/api/v1/query?query={query.replace(' ', '%20')}") as answer:
+                if int(json.load(answer)["data"]["result"][0]["value"][1]) >= wanted:
+                    return
+        threading.Event().wait(0.1)
+    raise SystemExit("Prometheus has not scraped all nodes within a minute")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=200)
+    parser.add_argument("--show", action="store_true", help="run gputop cluster on it")
+    args = parser.parse_args()
+    with running(args.nodes) as address:
+        if args.show:
+            subprocess.run([sys.executable, "-m", "gputop", "cluster", "--prometheus", address])
+            return
+        print(address, flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

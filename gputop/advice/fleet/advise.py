@@ -1,0 +1,72 @@
+"""Asks the rules about each job of a fleet, causes before their symptoms. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gputop.advice.fleet.job_view import FleetVerdict, FleetWords, JobView
+from gputop.advice.fleet_rules import FLEET_RULES
+from gputop.advice.registry import limit
+from gputop.advice.verdict import Missing, finding
+from gputop.cluster.collect import Limits
+from gputop.cluster.model import Fleet, Job
+from gputop.core.findings import Abstained, Finding, ranked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFinding(Finding):
+    """A finding about a job. ``places`` are its nodes and GPUs ("n07", "n07:3") that it names.
+
+    ``since_s``: Unix time, None where that is not known; ``since_exact`` False: it may have begun before the history.
+    """
+
+    job: str
+    label: str  # in a cell of a table: "held, idle 43 min"
+    places: tuple[str, ...] = ()
+    since_s: float | None = None
+    since_exact: bool = True
+    gpu_hours_lost: float | None = None
+
+
+def asked_limits() -> Limits:
+    """What a Prometheus has to be asked for, so that the rules can judge."""
+    return Limits(limit("held_idle.activity"), limit("held_idle.window_s"), limit("straggler_gpu.below"))
+
+
+def fleet_advice(fleet: Fleet) -> tuple[tuple[FleetFinding, ...], tuple[Abstained, ...]]:
+    """The findings, those that lost most GPU hours first among equals; and what could not be judged, and why."""
+    found: list[FleetFinding] = []
+    missing: Counter[tuple[str, str]] = Counter()
+    for job in fleet.jobs:
+        for outcome in _of_job(job, fleet):
+            if isinstance(outcome, Abstained):
+                missing[outcome.id, outcome.missing] += 1
+            else:
+                found.append(outcome)
+    order = {id(f): i for i, f in enumerate(ranked(found))}
+    severity = {"high": 0, "medium": 1, "low": 2}
+    found.sort(key=lambda f: (severity[f.severity], -(f.gpu_hours_lost or 0.0), order[id(f)]))
+    return tuple(found), tuple(Abstained(id_, f"{what} ({count} jobs)" if count > 1 else what)
+                               for (id_, what), count in sorted(missing.items()))
+
+
+def _of_job(job: Job, fleet: Fleet) -> Iterator[FleetFinding | Abstained]:
+    view = JobView(job, fleet.figures_s if fleet.figures_s is not None else fleet.time_s)
+    seen: set[str] = set()
+    for rule in FLEET_RULES:
+        if "held_idle" in rule.yields_to and "held_idle" in seen:
+            continue
+        verdict = rule.function("judge")(view)
+        if isinstance(verdict, Missing):
+            yield Abstained(rule.id, verdict.what)
+        elif isinstance(verdict, FleetVerdict):
+            words: FleetWords = rule.function("describe")(verdict)
+            seen.add(rule.id)
+            view.explained |= set(verdict.nodes)
+            own = finding(rule, verdict, words)
+            yield FleetFinding(
+                **{name: getattr(own, name) for name in Finding.__dataclass_fields__}, job=job.id, label=words.label,
+                places=verdict.places, since_s=None if verdict.lasts_s is None else view.now_s - verdict.lasts_s,
+                since_exact=verdict.since_exact, gpu_hours_lost=verdict.gpu_hours_lost)

@@ -1,0 +1,68 @@
+"""A job whose activity fell and stayed down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from gputop.advice.fleet.job_view import (
+    HOUR_S,
+    NO_STEP,
+    NOT_ITS_OWN,
+    FleetVerdict,
+    FleetWords,
+    JobView,
+    evidence,
+    lasting,
+)
+from gputop.advice.registry import limit, source
+from gputop.advice.verdict import Missing
+from gputop.text.units import percent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityDrop(FleetVerdict):
+    before: float
+    after: float
+
+
+def judge_activity_drop(view: JobView) -> ActivityDrop | Missing | None:
+    """The activity was steady, fell by two fifths at least, and has stayed down."""
+    job = view.job
+    if job.mapped == "shared node":
+        return NOT_ITS_OWN
+    past = view.past(job.history)
+    if len(past) < 2:
+        return Missing("the job's activity of the hours before")
+    step_s = past[-1][0] - past[-2][0]
+    short = max(1, round(limit("activity_drop.after_s") / step_s))
+    first = max(1, round(limit("activity_drop.before_s") / step_s))
+    values = [value for _, value in past]
+    if len(values) < first + short:
+        return None  # too young
+    # A drop of long ago leaves less than half of the slices above: the level before is that of the best ones.
+    level = sorted(values)[-first]
+    above = [i for i, value in enumerate(values) if value >= limit("activity_drop.steady") * level]
+    begin = above[-1] + 1
+    before, after = values[:begin], values[begin:]
+    if len(after) < short or len(before) < first or level < limit("activity_drop.before"):
+        return None
+    if len(above) < 0.8 * begin or median(after) > limit("activity_drop.ratio") * median(before):
+        return None
+    lasts_s = view.now_s - past[begin - 1][0]
+    lost = job.gpus * (median(before) - median(after)) * lasts_s / HOUR_S
+    return ActivityDrop(gpus=(), job=job.id, count=job.gpus, lasts_s=lasts_s, gpu_hours_lost=lost,
+                        before=median(before), after=median(after), severity="medium")
+
+
+def describe_activity_drop(v: ActivityDrop) -> FleetWords:
+    return FleetWords(
+        title=f"The activity of job {v.job} has fallen to {percent(v.after)}",
+        why=f"Its {v.count} GPUs were active {percent(v.before)} of the time, and are active {percent(v.after)} of it"
+            f"{lasting(v)}.",
+        evidence=evidence(v, {"before_ratio": v.before, "after_ratio": v.after}),
+        action="See in its log what changed then: another phase of the training, another data set, or storage that is "
+               "slower. gputop compare tells two captures apart.",
+        gain=NO_STEP, source=source("activity_drop.ratio", "activity_drop.after_s"),
+        label=f"fell {percent(v.before)} → {percent(v.after)}",
+    )

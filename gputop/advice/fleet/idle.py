@@ -1,0 +1,102 @@
+"""GPUs that a job holds and does not use: all of them, or some."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gputop.advice.fleet.job_view import (
+    HOUR_S,
+    NO_STEP,
+    NOT_ITS_OWN,
+    FleetVerdict,
+    FleetWords,
+    JobView,
+    evidence,
+    lasting,
+)
+from gputop.advice.registry import limit
+from gputop.advice.verdict import Missing
+from gputop.text.units import percent, seconds
+
+_SOURCE = "Princeton's jobstats: GPUs that a job holds without using them; limits: gputop"
+_NOTHING_YET = Missing("activity of all GPUs of the job")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldIdle(FleetVerdict):
+    memory_used_ratio: float | None
+
+
+def judge_held_idle(view: JobView) -> HeldIdle | Missing | None:
+    """No GPU of the job has done anything for a quarter of an hour."""
+    job, window_s = view.job, limit("held_idle.window_s")
+    if job.mapped == "shared node":
+        return NOT_ITS_OWN
+    if job.idle_gpus is None or not job.gpus:
+        return _NOTHING_YET
+    if job.idle_gpus < job.gpus or _is_young(view):
+        return None
+    known_s, seen = view.lasts_s(view.past(job.history), lambda _, value: value <= limit("held_idle.activity"))
+    lasts_s = max(window_s, known_s)
+    lost = job.gpus * lasts_s / HOUR_S
+    used, whole = job.memory_used_bytes, job.memory_total_bytes
+    return HeldIdle(
+        gpus=(), job=job.id, count=job.gpus, lasts_s=lasts_s, since_exact=seen and known_s >= window_s,
+        gpu_hours_lost=lost, severity="high" if lost >= limit("held_idle.high_gpu_hours") else "medium",
+        memory_used_ratio=used / whole if used is not None and whole else None)
+
+
+def _is_young(view: JobView) -> bool:
+    """Whether the job has not been there for the window, in which its nodes may have been idle without it."""
+    return view.age_s is not None and view.age_s < limit("held_idle.window_s")
+
+
+def describe_held_idle(v: HeldIdle) -> FleetWords:
+    memory = "" if v.memory_used_ratio is None else f" Of the memory {percent(v.memory_used_ratio)} is in use."
+    return FleetWords(
+        title=f"Job {v.job} holds " + ("a GPU and does not use it" if v.count == 1 else
+                                       f"{v.count} GPUs and does not use them"),
+        why=f"{'The GPU has' if v.count == 1 else 'The GPUs have'} done nothing{lasting(v)}.{memory}",
+        evidence=evidence(v, {"gpus_count": v.count} | (
+            {} if v.memory_used_ratio is None else {"memory_used_ratio": v.memory_used_ratio})),
+        action="Ask its owner: it hangs, waits for data, or is a session that was forgotten. gputop on a node of the "
+               "job names the processes.",
+        gain=NO_STEP, source=_SOURCE,
+        label=f"held, idle {'' if v.since_exact else '> '}{seconds(v.lasts_s or 0.0)}",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartlyUsed(FleetVerdict):
+    idle_count: int
+
+
+def judge_partly_used_job(view: JobView) -> PartlyUsed | Missing | None:
+    """Some GPUs of the job have done nothing for a quarter of an hour while others worked."""
+    job = view.job
+    if job.mapped == "shared node":
+        return NOT_ITS_OWN
+    if job.idle_gpus is None or not job.gpus:
+        return _NOTHING_YET
+    idle = job.idle_gpus
+    if not 0 < idle < job.gpus or _is_young(view):
+        return None
+    known_s, seen = view.lasts_s(view.past(job.idle_history), lambda _, value: value >= idle)
+    lasts_s = max(limit("held_idle.window_s"), known_s)
+    low = [gpu.name for gpu in job.low_gpus if (gpu.activity or 0.0) <= limit("held_idle.activity")]
+    return PartlyUsed(
+        gpus=(), job=job.id, count=job.gpus, idle_count=idle, places=tuple(low), lasts_s=lasts_s,
+        since_exact=seen and known_s >= lasts_s, gpu_hours_lost=idle * lasts_s / HOUR_S,
+        severity="high" if idle / job.gpus >= limit("partly_used_job.high") else "medium")
+
+
+def describe_partly_used_job(v: PartlyUsed) -> FleetWords:
+    places = f", among them {', '.join(v.places)}" if v.places else ""
+    return FleetWords(
+        title=f"Job {v.job} uses {v.count - v.idle_count} of its {v.count} GPUs",
+        why=f"{v.idle_count} of its {v.count} GPUs have done nothing{lasting(v)}{places}; the others work.",
+        evidence=evidence(v, {"gpus_count": v.count, "idle_gpus_count": v.idle_count}),
+        action="Ask for as many GPUs as the training uses, or start a worker for each of them: the number of processes "
+               "(srun --ntasks, torchrun --nproc-per-node) and the devices of the distribution strategy decide.",
+        gain=NO_STEP, source=_SOURCE, label=f"uses {v.count - v.idle_count} of {v.count} GPUs",
+    )

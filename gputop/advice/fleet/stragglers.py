@@ -1,0 +1,196 @@
+"""What holds up a job: a GPU, or all GPUs of a node, that work less than the others of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gputop.advice.fleet.job_view import (
+    HOUR_S,
+    NO_STEP,
+    NOT_ITS_OWN,
+    FleetVerdict,
+    FleetWords,
+    JobView,
+    evidence,
+    lasting,
+)
+from gputop.advice.registry import limit, source
+from gputop.advice.verdict import Missing
+from gputop.cluster.model import Gpu, History, Job
+from gputop.text.units import percent
+
+_TO_SIGMA = 1.4826  # of the median absolute deviation, for a normal distribution
+# NVML's clock event reasons, by bit (nvml.h): those that somebody can mend.
+_THERMAL, _POWER = 0x20 | 0x40, 0x04 | 0x80
+_ONE_KIND = Missing("one kind of activity for all GPUs of the job: SM activity of some and utilization of others do "
+                    "not compare (dcgm-exporter: DCGM_FI_PROF_SM_ACTIVE in its counters, on all nodes)")
+
+
+def _threshold(job: Job, median: float, mad: float | None) -> float:
+    spread = limit("straggler_gpu.mads") * _TO_SIGMA * (mad or 0.0)
+    return median - max(limit("straggler_gpu.below"), spread)
+
+
+def _lasts(view: JobView, histories: Sequence[History | None]) -> tuple[float, bool]:
+    """How long these have been below the mean of the job."""
+    of_job = dict(view.past(view.job.history))
+    own: dict[float, list[float]] = {}
+    for history in histories:
+        for time_s, value in view.past(history):
+            own.setdefault(time_s, []).append(value)
+    past = sorted((time_s, of_job[time_s] - sum(values) / len(values)) for time_s, values in own.items()
+                  if time_s in of_job)
+    return view.lasts_s(past, lambda _, below: below >= limit("straggler_gpu.leave"))
+
+
+# -- slow_node --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowNode(FleetVerdict):
+    activity: float
+    median: float
+
+
+def judge_slow_node(view: JobView) -> SlowNode | Missing | None:
+    """The GPUs of a node work less than those of the job's other nodes."""
+    job = view.job
+    if job.mapped == "shared node":
+        return NOT_ITS_OWN
+    if job.kind == "mixed":
+        return _ONE_KIND
+    if job.nodes is None or job.nodes < limit("slow_node.nodes") or job.node_median is None:
+        return None
+    most = job.node_median - limit("straggler_gpu.below")
+    low = [node for node in job.low_nodes
+           if node.activity is not None and limit("held_idle.activity") < node.activity < most]
+    if not low or 2 * len(low) >= job.nodes:
+        return None
+    worst = min(low, key=lambda node: node.activity or 0.0)
+    names = tuple(node.name for node in sorted(low, key=lambda node: node.activity or 0.0))
+    on_it = [gpu for gpu in job.low_gpus if gpu.node in names]
+    lasts_s, seen = _lasts(view, [gpu.history for gpu in on_it])
+    per_node = job.gpus / job.nodes
+    missing = sum(job.node_median - (node.activity or 0.0) for node in low) * per_node
+    return SlowNode(
+        gpus=(), job=job.id, count=job.gpus, nodes=names, places=names, lasts_s=lasts_s or None, since_exact=seen,
+        gpu_hours_lost=missing * lasts_s / HOUR_S if lasts_s else None, activity=worst.activity or 0.0,
+        median=job.node_median,
+        severity="high" if job.node_median - (worst.activity or 0.0) >= limit("straggler_gpu.high") else "medium")
+
+
+def describe_slow_node(v: SlowNode) -> FleetWords:
+    others = f" Also below: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
+    return FleetWords(
+        title=f"Node {v.places[0] if v.places else '?'} works less than the others of job {v.job}",
+        why=f"Its GPUs are active {percent(v.activity)} of the time{lasting(v)}, those of the job's other nodes "
+            f"{percent(v.median)}.{others}",
+        evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
+        action="Look at that node's host: its CPUs, its disks, its network, what else runs there (gputop on it, h). "
+               "Where the job's work is divided unevenly, that is the cause.",
+        gain=NO_STEP, source=source("straggler_gpu.below"),
+        label=f"slow node {v.places[0] if v.places else '?'}",
+    )
+
+
+# -- straggler_gpu ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler(FleetVerdict):
+    """``why``: the word for what explains the worst of them (:data:`_REASONS`), "" where nothing does."""
+
+    activity: float
+    median: float
+    why: str
+    value: float | None  # of the figure that explains it
+    usual: float | None  # the same figure of the other GPUs
+
+
+def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
+    """Single GPUs work less than the others of their job."""
+    job = view.job
+    if job.mapped == "shared node":
+        return NOT_ITS_OWN
+    if job.kind == "mixed":
+        return _ONE_KIND
+    if job.median is None or job.gpus <= limit("straggler_gpu.peers"):
+        return None
+    most = _threshold(job, job.median, job.mad)
+    low = [gpu for gpu in job.low_gpus if gpu.node not in view.explained and gpu.activity is not None
+           and limit("held_idle.activity") < gpu.activity < most]
+    if not low or 2 * len(low) >= job.gpus:
+        return None
+    worst = low[0]
+    lasts_s, seen = _lasts(view, [worst.history])
+    missing = sum(job.median - (gpu.activity or 0.0) for gpu in low)
+    why, value, usual = _reason(worst, job)
+    return Straggler(
+        gpus=(), job=job.id, count=job.gpus, places=tuple(gpu.name for gpu in low), lasts_s=lasts_s or None,
+        since_exact=seen, gpu_hours_lost=missing * lasts_s / HOUR_S if lasts_s else None,
+        activity=worst.activity or 0.0, median=job.median, why=why, value=value, usual=usual,
+        severity="high" if job.median - (worst.activity or 0.0) >= limit("straggler_gpu.high") else "medium")
+
+
+def _reason(gpu: Gpu, job: Job) -> tuple[str, float | None, float | None]:
+    """What explains that a GPU is slow, the surest first."""
+    own = gpu.figures
+    if own.get("rows_remap_failed"):
+        return "remap", own["rows_remap_failed"], None
+    if own.get("ecc_uncorrected"):
+        return "ecc", own["ecc_uncorrected"], None
+    clock, usual = own.get("sm_clock_hz"), job.peers.get("sm_clock_hz")
+    if clock is not None and usual and clock < limit("straggler_gpu.clock") * usual:
+        bits = int(own.get("clock_reasons", 0))
+        hot = own.get("temperature_c", 0.0) >= limit("straggler_gpu.hot_c")
+        power, most = own.get("power_w", 0.0), own.get("power_limit_w")
+        if bits & _THERMAL or (hot and not bits & _POWER):
+            return "thermal", clock, usual
+        if bits & _POWER or (most and power >= limit("straggler_gpu.power") * most):
+            return "power", clock, usual
+        return "clock", clock, usual
+    width, usual = own.get("pcie_width"), job.peers.get("pcie_width")
+    if width and usual and width < usual:
+        return "pcie", width, usual
+    if own.get("xid"):  # the last one, however long ago
+        return "xid", own["xid"], None
+    return "", None, None
+
+
+def _because(v: Straggler) -> tuple[str, str]:
+    """Why the worst of them is slow, and what to do about it."""
+    value, usual = v.value or 0.0, v.usual or 0.0
+    clocks = f"Its SM clock is {value / 1e6:.0f} MHz, the others' {usual / 1e6:.0f} MHz"
+    return {
+        "remap": ("A row of its memory could not be replaced.", "Drain the node: the board is due for service."),
+        "ecc": (f"It has {value:.0f} memory errors that could not be corrected.",
+                "Drain the node and reset the GPU; if errors return, the board is due for service."),
+        "thermal": (f"{clocks}: it is too hot.", "See to its cooling: air flow, fans, the temperature of the room."),
+        "power": (f"{clocks}: its power is limited.",
+                  "Compare its power limit with the others' (nvidia-smi -q -d POWER), and look at the node's power "
+                  "supply."),
+        "clock": (f"{clocks}.",
+                  "See what holds its clocks down: nvidia-smi -q -d PERFORMANCE on its node; a clock that was locked "
+                  "is freed with nvidia-smi -rgc."),
+        "pcie": (f"Its PCIe link runs with {value:.0f} lanes, the others' with {usual:.0f}.",
+                 "Drain the node and reseat the board; where that does not help, exchange it or the riser."),
+        "xid": (f"Its last Xid event is {value:.0f}, of an unknown time.",
+                f"Look up Xid {value:.0f} in the kernel log of its node (dmesg)."),
+    }.get(v.why, ("No figure that is exported tells the reason.",
+                  "Look at its process and host: a CPU that is shared or far from the GPU, input that is slow on that "
+                  "rank, or less work on it than on the others."))
+
+
+def describe_straggler_gpu(v: Straggler) -> FleetWords:
+    reason, action = _because(v)
+    more = f" Also below: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
+    first = v.places[0] if v.places else "?"
+    return FleetWords(
+        title=f"GPU {first} is behind the others of job {v.job}",
+        why=f"It is active {percent(v.activity)} of the time{lasting(v)}, the median of the job's {v.count} GPUs is "
+            f"{percent(v.median)}. {reason}{more}",
+        evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
+        action=action, gain=NO_STEP, source=source("straggler_gpu.mads", "straggler_gpu.below"),
+        label=f"straggler {first}",
+    )

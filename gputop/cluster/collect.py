@@ -1,0 +1,564 @@
+"""Asks a Prometheus for a fleet, again and again: at most four queries each time, and only for what has changed.
+
+Each refresh asks for the present figures of all groups and for what differs from its peers. The other queries are for
+what is on the screen and for the past; where more is wanted than two of them bring, the next refresh brings the rest.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from gputop.cluster import slurm
+from gputop.cluster.model import Fleet, Gpu, Group, History, Job, Mapped, Node, Problem
+from gputop.cluster.prometheus import Client, Series
+from gputop.cluster.promql import WHAT_IS_THERE, Found, Queries, matchers, which_labels
+from gputop.cluster.schemas import (
+    ACTIVITY,
+    JOB_LABELS,
+    NODE_LABELS,
+    SCHEMAS,
+    UUID_LABELS,
+    gpu_of,
+    job_of,
+    node_of,
+)
+from gputop.core.errors import EXIT_NO_DATA, GputopError
+
+QUERIES = 4  # of a refresh, at most
+REDISCOVER_S = 600.0
+SLURM_S = 30.0
+_GROUPS_AT_ONCE = 60  # whose history is asked for at once
+_LOW_GPUS = 12  # that are looked at
+_DIGITS = re.compile(r"\d+$")
+
+_NO_JOBS = Problem("no job is known: the figures have no label of a job, and there is no squeue here",
+                   "Label them (dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes), or start gputop "
+                   "where squeue runs; from there Prometheus can be reached as ssh://LOGIN/http://…, too.")
+
+Key = tuple[str, str]  # of a group: its label and value; of a node: "" and its name
+
+
+class Limits(NamedTuple):
+    """What is asked for: GPUs that have not passed the activity ``idle`` for ``idle_s``, and GPUs whose activity is
+    ``below`` the median by so much. The rules decide."""
+
+    idle: float
+    idle_s: float
+    below: float
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What somebody looks at. ``jobs``: those whose history is wanted first; none: all."""
+
+    span_s: float = 3 * 3600.0
+    step_s: float = 120.0
+    jobs: tuple[str, ...] = ()
+    open_jobs: tuple[str, ...] = ()
+    open_nodes: tuple[tuple[str, str], ...] = ()  # job, node
+
+
+class Collector:
+    """Keeps what is known between refreshes. From one thread."""
+
+    def __init__(self, client: Client, limits: Limits, squeue: Callable[[], bytes] | None = None,
+                 clock: Callable[[], float] = time.time) -> None:
+        """``squeue`` prints the jobs as JSON; it raises OSError where there is no Slurm."""
+        self._client, self._limits, self._squeue, self._clock = client, limits, squeue, clock
+        self._queries: Queries | None = None
+        self._found_s = self._slurm_s = -1e9
+        self._slurm: tuple[slurm.SlurmJob, ...] = ()
+        self._slurm_problem: Problem | None = None
+        self._asked = dict.fromkeys(("history", "gpus", "nodes", "gpu_history"), -1.0)
+        self._tried_once: set[str] = set()
+        self._round = 0.0
+        self._figures: dict[Key, dict[str, Series]] = {}  # by group and figure
+        self._kinds: dict[Key, str] = {}
+        self._group_labels: dict[Key, Mapping[str, str]] = {}
+        self._outliers: list[Series] = []
+        self._past: dict[Key, dict[str, dict[int, float]]] = {}  # by group: figure, slot
+        self._past_of: dict[Key, int] = {}  # the newest slot that was asked for
+        self._gpu_past: dict[str, dict[int, float]] = {}  # by UUID
+        self._gpus: dict[str, Gpu] = {}  # by UUID
+        self._peers: dict[Key, dict[str, float]] = {}
+        self._nodes: dict[Key, list[Node]] = {}  # of open jobs
+        self._step_s = 0.0
+        self._fleet: Fleet | None = None
+        self.settled = False  # whether nothing more is wanted
+
+    # -- a refresh ----------------------------------------------------------------------------------
+
+    def refresh(self, view: View) -> Fleet:
+        """The fleet now; where something cannot be had, with what went wrong and what is known of before.
+
+        Raises GputopError only before the first answer.
+        """
+        cost = self._client.cost
+        before = replace(cost)
+        now_s = self._clock()
+        problems: list[Problem] = []
+        self._ask_slurm(now_s)
+        figures_s = self._fleet.figures_s if self._fleet is not None else None
+        try:
+            self._discover(now_s)
+            self._ask_figures()
+            figures_s = now_s
+            self._ask_more(view, now_s, QUERIES - (cost.queries - before.queries), problems)
+        except GputopError as error:
+            if self._fleet is None:
+                raise
+            problems.append(Problem(error.message, error.fix))
+            self.settled = True
+        problems += [Problem(f"Prometheus warns: {text}") for text in self._client.warnings]
+        if self._slurm_problem is not None:
+            problems.append(self._slurm_problem)
+        elif self._squeue is None and self._queries is not None and not self._queries.by_job:
+            problems.append(_NO_JOBS)
+        jobs, free = self._jobs(view)
+        queries = self._queries
+        names = ", ".join(s.title for s in queries.schemas) if queries is not None else ""
+        self._fleet = Fleet(
+            time_s=now_s, source=f"{self._client.endpoint.url} ({names})", jobs=jobs, free=free,
+            gpus=sum(_count(own, "all_gpus" if queries is not None and queries.by_job else "gpus") or 0
+                     for own in self._figures.values()),
+            kinds=tuple(k for k in ACTIVITY if k in self._kinds.values()), figures_s=figures_s,
+            problems=(*problems, *self._target_problems()), queries=cost.queries - before.queries,
+            bytes=cost.bytes - before.bytes, seconds=cost.seconds - before.seconds)
+        return self._fleet
+
+    def _discover(self, now_s: float) -> None:
+        if self._queries is not None and now_s - self._found_s < REDISCOVER_S:
+            return
+        names: dict[str, int] = {}
+        scrape_jobs: dict[str, None] = {}
+        known = {name.name for schema in SCHEMAS for own in schema.figures.values() for name in own}
+        known |= {schema.jobs for schema in SCHEMAS}
+        for series in self._client.instant(WHAT_IS_THERE):
+            name = series.labels.get("__name__", "")
+            if name in known:
+                names[name] = names.get(name, 0) + int(series.value)
+                scrape_jobs[series.labels.get("job", "")] = None
+        found = Found(names, tuple(job for job in scrape_jobs if job))
+        if not found.schemas():
+            raise GputopError(
+                f"{self._client.endpoint.url} has no figures of GPUs",
+                "It must scrape dcgm-exporter, gputop export, nvitop-exporter or all-smi on the nodes.", EXIT_NO_DATA)
+        labels = {series.labels.get("figure") for series in self._client.instant(which_labels(found))}
+        if "exported_pod" in labels:
+            labels.discard("pod")  # then it is the exporter's own
+        self._queries = Queries(replace(found, job_labels=tuple(label for label in JOB_LABELS if label in labels)))
+        self._found_s = now_s
+
+    def _ask_figures(self) -> None:
+        assert self._queries is not None
+        answer = self._client.instant(self._queries.figures(self._limits.idle, f"{self._limits.idle_s:g}s"))
+        self._figures, self._kinds = {}, {}
+        if not answer:
+            self._found_s = -1e9  # the exporters may have been exchanged for others
+        for series in answer:
+            key = self._key(series.labels)
+            figure = series.labels.get("figure", "")
+            own = self._figures.setdefault(key, {})
+            kind = series.labels.get("kind", self._queries.kind)
+            if figure == "activity":
+                self._group_labels[key] = series.labels
+                self._kinds[key] = kind if self._kinds.get(key, kind) == kind else "mixed"
+            own[f"{figure} {kind}" if series.labels.get("kind") else figure] = series
+
+    def _key(self, labels: Mapping[str, str]) -> Key:
+        assert self._queries is not None
+        return job_of(labels) if self._queries.by_job else ("", node_of(labels))
+
+    def _ask_more(self, view: View, now_s: float, left: int, problems: list[Problem]) -> None:
+        """What differs, and what is wanted most of the rest."""
+        assert self._queries is not None
+        if view.step_s != self._step_s:
+            self._past, self._past_of, self._gpu_past, self._step_s = {}, {}, {}, view.step_s
+        asks: dict[str, Callable[[], bool]] = {
+            "history": lambda: self._ask_history(view, now_s), "gpus": lambda: self._ask_gpus(view),
+            "nodes": lambda: self._ask_nodes(view), "gpu_history": lambda: self._ask_gpu_history(view, now_s)}
+        self._round += 1
+        if left > 0:
+            left -= self._tried(self._ask_outliers, problems)
+        for name in sorted(asks, key=lambda name: self._asked[name]):
+            if left <= 0:
+                break
+            if asked := self._tried(asks[name], problems):
+                self._asked[name] = self._round
+                left -= asked
+            self._tried_once.add(name)
+        self.settled = self._tried_once >= set(asks) and all(key in self._past_of for key in self._history_keys(view))
+
+    def _tried(self, ask: Callable[[], bool], problems: list[Problem]) -> int:
+        """Whether something was asked; what goes wrong with one question does not end the others."""
+        try:
+            return int(ask())
+        except GputopError as error:
+            problems.append(Problem(error.message, error.fix))
+            return 1
+
+    def _ask_outliers(self) -> bool:
+        assert self._queries is not None
+        self._outliers = self._client.instant(self._queries.outliers(self._limits.below))
+        return True
+
+    # -- the past -----------------------------------------------------------------------------------
+
+    def _slots(self, view: View, now_s: float) -> tuple[int, int]:
+        last = int(now_s // view.step_s)
+        return last - int(view.span_s // view.step_s) + 1, last
+
+    def _ask_history(self, view: View, now_s: float) -> bool:
+        assert self._queries is not None
+        first, last = self._slots(view, now_s)
+        wanted = self._history_keys(view)
+        new = [key for key in wanted if key not in self._past_of][:_GROUPS_AT_ONCE]
+        old = [key for key in wanted if self._past_of.get(key, last) < last][:_GROUPS_AT_ONCE]
+        keys = new or old
+        if not keys:
+            return False
+        begin = first if new else max(first, min(self._past_of[key] for key in old) + 1)
+        query = self._queries.history(f"{view.step_s:g}s", self._limits.idle, self._key_matchers(keys))
+        for series in self._client.range(query, begin * view.step_s, last * view.step_s, view.step_s):
+            key = self._key(series.labels)
+            own = self._past.setdefault(key, {}).setdefault(_DIGITS.sub("", series.labels.get("figure", "")), {})
+            own.update((round(at_s / view.step_s), value) for at_s, value in series.points)
+            for slot in [slot for slot in own if slot < first]:
+                del own[slot]
+        self._past_of.update(dict.fromkeys(keys, last))
+        return True
+
+    def _history_keys(self, view: View) -> list[Key]:
+        assert self._queries is not None
+        if self._queries.by_job:
+            keys = [key for key in self._figures if key[1]]
+            return sorted(keys, key=lambda key: key[1] not in view.jobs)
+        held = {node for job in self._slurm for node in map(slurm.short_name, job.gpus)}
+        return [key for key in self._figures if self._is_held(key, held)]
+
+    def _is_held(self, key: Key, held: set[str]) -> bool:
+        return not held.isdisjoint(self._short_names(key))
+
+    def _short_names(self, key: Key) -> set[str]:
+        """All that Slurm may call a node."""
+        labels = self._group_labels.get(key, {})
+        names = {labels[label] for label in NODE_LABELS if labels.get(label)} | {key[1]}
+        return {slurm.short_name(name.rpartition(":")[0] if name.rpartition(":")[2].isdecimal() else name)
+                for name in names}
+
+    def _key_matchers(self, keys: Sequence[Key]) -> list[str]:
+        """One matcher for each set of labels; none where all groups are wanted."""
+        if len(keys) >= len([key for key in self._figures if key[1]]):
+            return []
+        values: dict[str, list[str]] = {}
+        for key in keys:
+            labels = self._group_labels.get(key, {})
+            label = key[0] or next((label for label in NODE_LABELS if labels.get(label)), "")
+            if label:
+                values.setdefault(label, []).append(labels.get(label, key[1]))
+        return [matchers({label: set(own)}) for label, own in values.items()]
+
+    # -- single GPUs and nodes --------------------------------------------------------------------------
+
+    def _low_gpus(self) -> list[Series]:
+        low = [s for s in self._outliers if s.labels.get("figure") == "low_gpu" and self._key(s.labels)[1]]
+        return sorted(low, key=lambda s: s.value)
+
+    def _gpu_matchers(self, view: View) -> list[str]:
+        uuids: dict[str, list[str]] = {}
+        for series in self._low_gpus()[:_LOW_GPUS]:
+            label = next((label for label in UUID_LABELS if series.labels.get(label)), "")
+            if label:
+                uuids.setdefault(label, []).append(series.labels[label])
+        out = [matchers({label: set(own)}) for label, own in uuids.items()]
+        return out + [self._node_matcher(node) for _, node in view.open_nodes if self._node_matcher(node)]
+
+    def _node_matcher(self, node: str) -> str:
+        for own in (*(n for nodes in self._nodes.values() for n in nodes), *self._node_rows().values()):
+            if own.name == node:
+                return _node_matchers(own.labels)
+        return ""
+
+    def _ask_gpus(self, view: View) -> bool:
+        assert self._queries is not None
+        own = self._gpu_matchers(view)
+        if not own:
+            return False
+        low = {self._key(series.labels) for series in self._low_gpus()}
+        peers = self._key_matchers(sorted(low))[:1] if self._queries.by_job else []
+        gpus: dict[str, Gpu] = {}
+        for series in self._client.instant(self._queries.gpus(own, *peers)):
+            figure = _DIGITS.sub("", series.labels.get("figure", ""))
+            if figure.startswith("peer_"):
+                self._peers.setdefault(self._key(series.labels), {})[figure.removeprefix("peer_")] = series.value
+                continue
+            uuid = _uuid(series.labels)
+            gpu = gpus.get(uuid) or Gpu(node=node_of(series.labels), gpu=gpu_of(series.labels), uuid=uuid)
+            if figure == "activity":
+                gpus[uuid] = replace(gpu, activity=series.value, kind=series.labels.get("kind", self._queries.kind))
+            else:
+                gpus[uuid] = replace(gpu, figures={**gpu.figures, figure: series.value})
+        self._gpus = gpus
+        return True
+
+    def _ask_gpu_history(self, view: View, now_s: float) -> bool:
+        assert self._queries is not None
+        own = self._gpu_matchers(view)
+        first, last = self._slots(view, now_s)
+        wanted = [_uuid(s.labels) for s in self._low_gpus()[:_LOW_GPUS]]
+        wanted += [gpu.uuid for gpu in self._gpus.values()]
+        missing = [uuid for uuid in wanted if last not in self._gpu_past.get(uuid, {})]
+        if not own or not missing:
+            return False
+        known = [max(self._gpu_past[uuid], default=first) if uuid in self._gpu_past else first - 1 for uuid in missing]
+        begin = max(first, min(known) + 1)
+        for series in self._client.range(self._queries.gpu_history(f"{view.step_s:g}s", own), begin * view.step_s,
+                                         last * view.step_s, view.step_s):
+            past = self._gpu_past.setdefault(_uuid(series.labels), {})
+            past.update((round(at_s / view.step_s), value) for at_s, value in series.points)
+        for uuid in wanted:  # asked for, if without an answer
+            self._gpu_past.setdefault(uuid, {}).setdefault(last, float("nan"))
+        return True
+
+    def _ask_nodes(self, view: View) -> bool:
+        """The nodes of the open jobs, where groups are jobs; else each node is a group."""
+        assert self._queries is not None
+        open_keys = [key for key in self._figures if key[1] in view.open_jobs and key[1]]
+        if not self._queries.by_job or not open_keys:
+            return False
+        rows: dict[Key, dict[str, dict[str, Series]]] = {key: {} for key in open_keys}
+        label_of: dict[tuple[Key, str], Mapping[str, str]] = {}
+        for own in self._key_matchers(open_keys) or [""]:
+            for series in self._client.instant(self._queries.nodes(own)):
+                key, node = self._key(series.labels), node_of(series.labels)
+                if key in rows:
+                    rows[key].setdefault(node, {})[series.labels.get("figure", "")] = series
+                    label_of[key, node] = series.labels
+        self._nodes = {key: [self._node(name, figures, label_of[key, name]) for name, figures in sorted(nodes.items())]
+                       for key, nodes in rows.items()}
+        return True
+
+    # -- Slurm --------------------------------------------------------------------------------------
+
+    def _ask_slurm(self, now_s: float) -> None:
+        if self._squeue is None or now_s - self._slurm_s < SLURM_S:
+            return
+        self._slurm_s = now_s
+        try:
+            self._slurm = slurm.parse_squeue(self._squeue())
+            self._slurm_problem = None
+        except FileNotFoundError:
+            self._squeue = None  # no Slurm here
+        except GputopError as error:
+            self._slurm_problem = Problem(error.message, error.fix)
+        except OSError as error:
+            self._slurm_problem = Problem(f"squeue cannot be started: {error.strerror or error}")
+
+    # -- what is known, as a fleet ----------------------------------------------------------------------
+
+    def _jobs(self, view: View) -> tuple[tuple[Job, ...], Group | None]:
+        if self._queries is None:
+            return (), None
+        if self._queries.by_job:
+            jobs = [self._job_of_label(key, view) for key in self._figures if key[1]]
+            free = self._group(self._figures.get(("", ""), {}), "")
+            return tuple(jobs), free if free.gpus else None
+        nodes = self._node_rows()
+        held: set[Key] = set()
+        jobs = self._jobs_of_slurm(nodes, view, held)
+        rest = [node for key, node in nodes.items() if key not in held]
+        return tuple(jobs), _together(rest) if rest else None
+
+    def _job_of_label(self, key: Key, view: View) -> Job:
+        figures = self._figures[key]
+        own = {series.labels.get("figure", ""): series.value for series in figures.values()}
+        apart = {s.labels["figure"]: s.value for s in self._outliers
+                 if self._key(s.labels) == key and s.labels.get("figure") in ("mad", "node_median")}
+        low = [s for s in self._low_gpus() if self._key(s.labels) == key]
+        slurm_job = next((job for job in self._slurm if key[1] in (job.number, job.id)), None)
+        group = self._group(figures, self._kinds.get(key, ""))
+        nodes = tuple(self._with_gpus(node, view, key[1]) for node in self._nodes.get(key, ()))
+        return Job(
+            **_fields(group), id=key[1], label=key[0], labels=self._group_labels.get(key, {}),
+            name=slurm_job.name if slurm_job is not None else "",
+            user=slurm_job.user if slurm_job is not None else None,
+            start_s=slurm_job.start_s if slurm_job is not None else None,
+            number=slurm_job.number if slurm_job is not None else "",
+            nodes=int(own["nodes"]) if "nodes" in own else None, node_names=tuple(node.name for node in nodes),
+            idle_gpus=_count(figures, "idle_gpus"), median=own.get("median") if group.kind != "mixed" else None,
+            mad=apart.get("mad"), low_gpus=tuple(self._low_gpu(s, view) for s in low),
+            node_median=apart.get("node_median"),
+            low_nodes=tuple(Node(gpus=0, activity=s.value, name=node_of(s.labels), labels=s.labels)
+                            for s in self._outliers
+                            if s.labels.get("figure") == "low_node" and self._key(s.labels) == key),
+            peers=self._peers.get(key, {}), history=self._history([key], "activity", view),
+            idle_history=self._history([key], "idle_gpus", view), each=nodes)
+
+    def _jobs_of_slurm(self, nodes: Mapping[Key, Node], view: View, held: set[Key]) -> list[Job]:
+        """Slurm's jobs on the nodes that have figures, which are added to ``held``. A job holds what is on its node
+        where nobody else does."""
+        by_name = {name: key for key in nodes for name in self._short_names(key)}
+        jobs = []
+        for job in self._slurm:
+            keys = {by_name[short]: count for node, count in job.gpus.items()
+                    if (short := slurm.short_name(node)) in by_name}
+            if not keys:
+                continue
+            held |= set(keys)
+            whole = all(nodes[key].gpus <= count for key, count in keys.items())
+            mapped: Mapped = "node" if whole else "shared node"
+            own = [nodes[key] for key in sorted(keys)]
+            group = _together(own)
+            low = [s for s in self._low_gpus() if self._key(s.labels) in keys] if whole else []
+            medians = sorted(node.activity for node in own if node.activity is not None)
+            middle = medians[len(medians) // 2] if medians and group.kind != "mixed" else None
+            below = tuple(node for node in own
+                          if middle is not None and node.activity is not None
+                          and node.activity < middle - self._limits.below)
+            each = tuple(self._with_gpus(node, view, job.id) for node in own) if job.id in view.open_jobs else ()
+            jobs.append(Job(
+                **{**_fields(group), "gpus": sum(job.gpus.values())}, id=job.id, number=job.number, mapped=mapped,
+                name=job.name, user=job.user, start_s=job.start_s, nodes=len(job.gpus), node_names=tuple(job.gpus),
+                idle_gpus=sum(_count(self._figures[key], "idle_gpus") or 0 for key in keys) if whole else None,
+                median=middle if whole else None, low_gpus=tuple(self._low_gpu(s, view) for s in low),
+                node_median=middle if whole else None, low_nodes=below if whole else (),
+                history=self._history(sorted(keys), "activity", view),
+                idle_history=self._history(sorted(keys), "idle_gpus", view) if whole else None, each=each))
+        return jobs
+
+    def _node_rows(self) -> dict[Key, Node]:
+        """Each group as a node, where groups are nodes."""
+        if self._queries is None or self._queries.by_job:
+            return {}
+        return {key: self._node(key[1], figures, self._group_labels.get(key, {}))
+                for key, figures in self._figures.items() if key[1] and key in self._group_labels}
+
+    def _node(self, name: str, figures: Mapping[str, Series], labels: Mapping[str, str]) -> Node:
+        assert self._queries is not None
+        kind = labels.get("kind", self._queries.kind)
+        return Node(**_fields(self._group(figures, kind)), name=name, labels=labels)
+
+    def _with_gpus(self, node: Node, view: View, job: str) -> Node:
+        if (job, node.name) not in view.open_nodes:
+            return node
+        own = [replace(gpu, history=self._gpu_history(gpu.uuid, view)) for gpu in self._gpus.values()
+               if gpu.node == node.name]
+        return replace(node, each=tuple(sorted(own, key=lambda gpu: (len(gpu.gpu), gpu.gpu))))
+
+    def _low_gpu(self, series: Series, view: View) -> Gpu:
+        assert self._queries is not None
+        uuid = _uuid(series.labels)
+        known = self._gpus.get(uuid)
+        return Gpu(node=node_of(series.labels), gpu=gpu_of(series.labels), uuid=uuid, activity=series.value,
+                   kind=series.labels.get("kind", self._queries.kind), figures=known.figures if known else {},
+                   history=self._gpu_history(uuid, view))
+
+    def _gpu_history(self, uuid: str, view: View) -> History | None:
+        past = self._gpu_past.get(uuid)
+        return self._grid([past], [1], view) if past else None
+
+    def _history(self, keys: Sequence[Key], figure: str, view: View) -> History | None:
+        """Of several groups the mean by their GPUs, or the sum of what is counted."""
+        asked = [key for key in keys if key in self._past_of]
+        if len(asked) < len(keys):
+            return None
+        past = [self._past.get(key, {}).get(figure, {}) for key in keys]
+        if figure != "activity":
+            activity = [self._past.get(key, {}).get("activity", {}) for key in keys]
+            # A count of nothing is no sample at all: it is 0 where there was activity to count.
+            past = [{slot: own.get(slot, 0.0) for slot in there} for own, there in zip(past, activity, strict=True)]
+            return self._grid(past, [1] * len(keys), view, summed=True)
+        return self._grid(past, [_count(self._figures.get(key, {}), "gpus") or 1 for key in keys], view)
+
+    def _grid(self, past: Sequence[Mapping[int, float]], weights: Sequence[int], view: View, *,
+              summed: bool = False) -> History:
+        first, last = self._slots(view, self._clock())
+        values: list[float | None] = []
+        for slot in range(first, last + 1):
+            there = [(own[slot], weight) for own, weight in zip(past, weights, strict=True)
+                     if slot in own and own[slot] == own[slot]]
+            total = sum(value * weight for value, weight in there)
+            values.append(None if not there else total if summed else total / sum(weight for _, weight in there))
+        return History(first * view.step_s, view.step_s, tuple(values))
+
+    def _group(self, figures: Mapping[str, Series], kind: str) -> Group:
+        values = {series.labels.get("figure", ""): series.value for series in figures.values()}
+        by_kind = {name: s.value for name, s in figures.items() if s.labels.get("figure") == "activity"}
+        counts = {name.replace("activity", "gpus", 1): value for name, value in by_kind.items()}
+        gpus = sum(figures[name].value for name in counts if name in figures)
+        weighed = sum(value * figures[name].value for name, value in counts.items() if name in figures)
+        # What is used and free; the driver's own part is no room for a job.
+        parts = [values[name] for name in ("memory_used_bytes", "memory_free_bytes") if name in values]
+        whole = values.get("memory_total_bytes", sum(parts) if len(parts) == 2 else None)
+        return Group(gpus=int(gpus), activity=weighed / gpus if gpus else None, kind=kind,
+                     tensor_active=values.get("tensor_active"), memory_used_bytes=values.get("memory_used_bytes"),
+                     memory_total_bytes=whole, power_w=values.get("power_w"))
+
+    def _target_problems(self) -> list[Problem]:
+        """Exporters that do not answer: what is missing of the fleet."""
+        counts = {s.labels.get("figure"): s.value for s in self._outliers}
+        targets = counts.get("targets", 0)
+        out = []
+        if down := int(counts.get("down", 0)):
+            names = self._target_names("down_target")
+            out.append(Problem(f"{down} of {targets:.0f} exporters do not answer: {_some(names, down)}; the GPUs there "
+                               "are missing here", "On the node: systemctl status nvidia-dcgm-exporter, or the pod's "
+                                                   "log."))
+        if empty := self._target_names("empty_target"):
+            out.append(Problem(f"exporters answer without figures of GPUs: {_some(empty, len(empty))}",
+                               "dcgm-exporter does so while it starts, and where the host engine lost the GPU: see "
+                               "its log."))
+        return out
+
+    def _target_names(self, figure: str) -> list[str]:
+        return sorted(node_of(s.labels) for s in self._outliers if s.labels.get("figure") == figure)
+
+
+def _some(names: Sequence[str], count: int) -> str:
+    shown = ", ".join(names[:4])
+    return shown if count <= len(names[:4]) else f"{shown} and {count - len(names[:4])} more"
+
+
+def _uuid(labels: Mapping[str, str]) -> str:
+    """A GPU's UUID, a MIG instance's with its number; without one, node and number."""
+    uuid = next((labels[label] for label in UUID_LABELS if labels.get(label)), "")
+    mig = gpu_of(labels).partition(":")[2]
+    return f"{uuid}:{mig}" if uuid and mig else uuid or f"{node_of(labels)}:{gpu_of(labels)}"
+
+
+def _node_matchers(labels: Mapping[str, str]) -> str:
+    label = next((label for label in NODE_LABELS if labels.get(label)), "")
+    return matchers({label: [labels[label]]}) if label else ""
+
+
+def _count(figures: Mapping[str, Series], figure: str) -> int | None:
+    """A number of GPUs, over all kinds of activity. None: there are no GPUs to count; none counted is 0."""
+    own = [s.value for s in figures.values() if s.labels.get("figure") == figure]
+    return int(sum(own)) if own or any(s.labels.get("figure") == "gpus" for s in figures.values()) else None
+
+
+def _fields(group: Group) -> dict[str, Any]:
+    return {name: getattr(group, name) for name in Group.__dataclass_fields__}
+
+
+def _together(groups: Iterable[Group]) -> Group:
+    """The figures of several groups as one."""
+    there = [group for group in groups if group.gpus]
+
+    def mean(name: str) -> float | None:
+        known = [(getattr(g, name), g.gpus) for g in there if getattr(g, name) is not None]
+        return sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+
+    def total(name: str) -> float | None:
+        known = [getattr(g, name) for g in there if getattr(g, name) is not None]
+        return sum(known) if known and len(known) == len(there) else None
+
+    kinds = {group.kind for group in there}
+    return Group(gpus=sum(g.gpus for g in there), activity=mean("activity"),
+                 kind=kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "",
+                 tensor_active=mean("tensor_active"), memory_used_bytes=total("memory_used_bytes"),
+                 memory_total_bytes=total("memory_total_bytes"), power_w=total("power_w"))

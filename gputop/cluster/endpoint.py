@@ -1,0 +1,258 @@
+"""Where a Prometheus is, and what it wants to know of who asks: its address, credentials, and a way there by ssh.
+
+A URL is ``http://HOST[:PORT][/PREFIX]``, ``https://…``, or ``ssh://[USER@]LOGIN[:PORT]/http://…``: the second part as
+seen from the login node, reached by the system's own ssh with the user's configuration. Credentials come from the
+environment or from files that the settings name, never from the command line, which every user of a node can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.files import read_regular, unnamed_file
+from gputop.text.units import printable
+
+TUNNEL_S = 20.0  # for a connection to the login node; with a terminal, on which ssh may ask for a password, …
+TUNNEL_ASKING_S = 120.0
+_POLL_S = 0.05
+_MAX_SECRET_BYTES = 64 * 1024  # tokens of service accounts have some kB
+_ERROR_CHARS = 300  # of what ssh says
+_LOGIN = re.compile(r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._][A-Za-z0-9._-]*")
+_HOW = "Write http://HOST:9090, https://HOST/PREFIX or ssh://LOGIN/http://HOST:9090."
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A Prometheus. ``login``: the node to which ssh goes first, with its port, None without."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str = ""
+    login: str = ""
+    login_port: int | None = None
+
+    @property
+    def url(self) -> str:
+        """As it was given."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        own = f"{self.scheme}://{host}:{self.port}{self.prefix}"
+        port = "" if self.login_port is None else f":{self.login_port}"
+        return f"ssh://{self.login}{port}/{own}" if self.login else own
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nobody on the network between can read what is sent: TLS, ssh, or this machine."""
+        return self.scheme == "https" or bool(self.login) or self.host in ("localhost", "127.0.0.1", "::1")
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Raises GputopError (wrong usage)."""
+    login, login_port, url = "", None, text
+    if text.startswith("ssh://"):
+        place, _, url = text.removeprefix("ssh://").partition("/")
+        login, _, number = place.partition(":")
+        if not _LOGIN.fullmatch(login):
+            raise _usage(text, "ssh:// is followed by no login node")
+        if number:
+            login_port = _port(number, text)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise _usage(text, "it is no URL") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch(r"[\w.:%-]+", parts.hostname):
+        raise _usage(text, "it is no http:// or https:// URL with a host")
+    if parts.username is not None or parts.password is not None:
+        raise GputopError("a password does not belong on the command line, where every user of this node can read it",
+                          "Set GPUTOP_PROMETHEUS_USER and GPUTOP_PROMETHEUS_PASSWORD, or the settings prometheus_user "
+                          "and prometheus_password_file.", EXIT_USAGE)
+    if parts.query or parts.fragment or not re.fullmatch(r"[\w./~%+-]*", parts.path):
+        raise _usage(text, "a path is all that may follow the host")
+    if port is None:
+        port = 443 if parts.scheme == "https" else 80
+    return Endpoint(parts.scheme, parts.hostname, port, parts.path.rstrip("/"), login, login_port)
+
+
+def _port(number: str, text: str) -> int:
+    if not (number.isascii() and number.isdecimal() and len(number) <= 5 and 1 <= int(number) <= 65535):
+        raise _usage(text, f"{number} is no port")
+    return int(number)
+
+
+def _usage(text: str, why: str) -> GputopError:
+    return GputopError(f"{printable(text)[:200]!r} is not the address of a Prometheus: {why}", _HOW, EXIT_USAGE)
+
+
+# -- credentials ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What is sent with each request; "" where there is none. ``ca`` is a file with certificates."""
+
+    token: str = ""
+    user: str = ""
+    password: str = ""
+    ca: str = ""
+
+    def __repr__(self) -> str:
+        return "Credentials(…)"  # no secret in a traceback
+
+    def headers(self) -> dict[str, str]:
+        if self.token:
+            return {"Authorization": f"Bearer {self.token}"}
+        if self.user:
+            import base64
+
+            both = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+            return {"Authorization": f"Basic {both}"}
+        return {}
+
+
+def credentials(environ: Mapping[str, str], settings: Mapping[str, str]) -> Credentials:
+    """Those of the environment (GPUTOP_PROMETHEUS_TOKEN, …_USER, …_PASSWORD, …_CA), else those that the settings name.
+
+    ``settings`` has the keys prometheus_token_file, prometheus_user, prometheus_password_file and prometheus_ca.
+    Raises GputopError for a file that cannot be read, and for a secret that no header can hold.
+    """
+    def one(name: str, file: str) -> str:
+        value = environ.get(f"GPUTOP_PROMETHEUS_{name}", "")
+        if not value and settings.get(file):
+            value = _secret(Path(settings[file]).expanduser())
+        if not value.isprintable():
+            raise GputopError(f"the {name.lower()} for Prometheus holds a line end or a control character",
+                              "Look for a second line in it.", EXIT_USAGE)
+        return value
+
+    user = environ.get("GPUTOP_PROMETHEUS_USER", "") or settings.get("prometheus_user", "")
+    ca = environ.get("GPUTOP_PROMETHEUS_CA", "") or settings.get("prometheus_ca", "")
+    return Credentials(one("TOKEN", "prometheus_token_file"), user,
+                       one("PASSWORD", "prometheus_password_file") if user else "",
+                       str(Path(ca).expanduser()) if ca else "")
+
+
+def _secret(path: Path) -> str:
+    try:
+        return read_regular(path, _MAX_SECRET_BYTES).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GputopError(f"cannot read the secret in {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}",
+                          "Check prometheus_token_file and prometheus_password_file in the settings "
+                          "(gputop config).", EXIT_USAGE) from None
+
+
+# -- a way there by ssh ---------------------------------------------------------------------------
+
+
+class Tunnel:
+    """A connection by the system's ssh that carries a Unix socket here to the Prometheus there."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def path(self, *, may_ask: bool = False) -> str:
+        """The socket, with a connection behind it: a new one where the last has ended.
+
+        ``may_ask``: ssh may ask for a password on the terminal. Raises GputopError with what ssh says.
+        """
+        if self._folder is not None and self._process is not None and self._process.poll() is None:
+            return f"{self._folder.name}/socket"
+        self.close()
+        self._folder = tempfile.TemporaryDirectory(prefix="gputop-ssh-")  # of this user alone (0700)
+        path = f"{self._folder.name}/socket"
+        self._process = subprocess.Popen(self._command(path, may_ask), stdin=subprocess.DEVNULL,
+                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        deadline_s = time.monotonic() + (TUNNEL_ASKING_S if may_ask else TUNNEL_S)
+        while time.monotonic() < deadline_s:
+            if self._process.poll() is not None:
+                raise self._failed(self._error_text())
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as attempt:
+                attempt.connect(path)
+                return path
+            time.sleep(_POLL_S)
+        self.close()
+        raise self._failed("it did not connect in time")
+
+    def _command(self, path: str, may_ask: bool) -> list[str]:
+        to, host = self._endpoint, self._endpoint.host
+        port = [] if to.login_port is None else ["-p", str(to.login_port)]
+        quiet = [] if may_ask else ["-o", "BatchMode=yes"]
+        target = f"[{host}]:{to.port}" if ":" in host else f"{host}:{to.port}"
+        return ["ssh", "-N", "-T", *quiet, "-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=15",
+                "-o", "ConnectTimeout=10", *port, "-L", f"{path}:{target}", "--", to.login]
+
+    def _error_text(self) -> str:
+        assert self._process is not None and self._process.stderr is not None
+        reason = self._process.stderr.read(1 << 16).decode(errors="replace").strip().splitlines()
+        return printable(" ".join(reason[-3:]))[-_ERROR_CHARS:] or "it ended at once"
+
+    def _failed(self, why: str) -> GputopError:
+        return GputopError(f"ssh to {self._endpoint.login} failed: {why}",
+                           f"Try: ssh {self._endpoint.login} true. A connection that asks for a password works once "
+                           "the user's ssh shares it (ControlMaster in ~/.ssh/config).")
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(2.0)
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+            if self._process.stderr is not None:
+                self._process.stderr.close()
+            self._process = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def run_on(login: str, login_port: int | None, command: list[str], timeout_s: float,
+           max_bytes: int) -> bytes:
+    """What a program prints, here or, with ``login``, on that node by ssh.
+
+    Raises FileNotFoundError where there is no such program, OSError, or GputopError.
+    """
+    words = command
+    if login:
+        port = [] if login_port is None else ["-p", str(login_port)]
+        words = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", *port, "--", login, *command]
+    with unnamed_file(Path(tempfile.gettempdir())) as err:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err,
+                                   env={**os.environ, "LC_ALL": "C"})
+        timer = threading.Timer(timeout_s, process.kill)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            out = process.stdout.read(max_bytes + 1)
+            if len(out) > max_bytes:
+                process.kill()
+            process.stdout.close()
+            process.wait()
+        finally:
+            in_time = timer.is_alive()
+            timer.cancel()
+        err.seek(0)
+        reason = printable(err.read(_ERROR_CHARS))
+    if len(out) > max_bytes:
+        raise GputopError(f"{command[0]} printed more than {max_bytes / 1e6:.0f} MB")
+    if login and process.returncode == 127:  # of the shell there: no such command
+        raise FileNotFoundError(2, reason, command[0])
+    if process.returncode != 0:
+        why = reason or f"status {process.returncode}"
+        raise GputopError(f"{command[0]} " + (f"failed: {why}" if in_time else f"did not end within {timeout_s:.0f} s"))
+    return out

@@ -1,0 +1,129 @@
+"""A fleet: the jobs, nodes and GPUs of a cluster with their figures, as rules and views read them.
+
+What is not known is None, or absent. Ratios are 0-1, everything else is in base units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Values on a grid of time, oldest first: the mean over the ``step_s`` before ``begin_s + i * step_s``; None:
+    nothing was measured."""
+
+    begin_s: float
+    step_s: float
+    values: tuple[float | None, ...] = ()
+
+    def time_s(self, i: int) -> float:
+        return self.begin_s + i * self.step_s
+
+    @property
+    def end_s(self) -> float:
+        return self.time_s(len(self.values) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU or MIG instance. ``figures`` have the names of :mod:`gputop.cluster.schemas`."""
+
+    node: str
+    gpu: str  # its number on the node, "0:1" for a MIG instance
+    uuid: str
+    activity: float | None = None
+    kind: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    history: History | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.node}:{self.gpu}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The figures of some GPUs together: of a job, of a node."""
+
+    gpus: int
+    activity: float | None = None
+    kind: str = ""  # of the activity: sm_active, gr_active, util; "mixed"
+    tensor_active: float | None = None
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    power_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node(Group):
+    """A node, or what a job has of it."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)  # by which it is asked for
+    history: History | None = None
+    each: tuple[Gpu, ...] = ()  # its GPUs, where they were asked for
+
+
+Mapped = Literal["label", "node", "shared node"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Group):
+    """A job, and how it compares with itself.
+
+    ``mapped``: by which its GPUs are known to be its own: a label of the figures; Slurm's nodes, all of whose GPUs it
+    holds; or nodes of which others hold GPUs too, so that its figures are those of the whole nodes.
+    """
+
+    id: str
+    label: str = ""  # which names it: hpc_job, slurm_job_id, pod; "" where Slurm alone does
+    labels: Mapping[str, str] = field(default_factory=dict)
+    mapped: Mapped = "label"
+    name: str = ""
+    user: str | None = None
+    start_s: float | None = None
+    nodes: int | None = None
+    node_names: tuple[str, ...] = ()  # where they are known
+    idle_gpus: int | None = None  # that have done nothing over the idle window and were there before it
+    median: float | None = None  # of the activity of its GPUs
+    mad: float | None = None  # median absolute deviation from it
+    low_gpus: tuple[Gpu, ...] = ()  # the GPUs far below the median, the lowest first
+    node_median: float | None = None  # of the means of its nodes
+    low_nodes: tuple[Node, ...] = ()
+    peers: Mapping[str, float] = field(default_factory=dict)  # medians of what may tell why a GPU is slow
+    history: History | None = None  # activity
+    idle_history: History | None = None  # GPUs that did nothing
+    each: tuple[Node, ...] = ()  # its nodes, where they were asked for
+    number: str = ""  # of Slurm, where ``id`` is a task of an array
+
+    def is_named(self, text: str) -> bool:
+        """Whether a user means this job by ``text``."""
+        return text in (self.id, self.number, self.id.rpartition("/")[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What could not be had, and how to mend it."""
+
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Everything known at ``time_s``; ``stale_s``: how old the figures are where the last refresh failed."""
+
+    time_s: float
+    source: str  # address and exporters
+    kinds: tuple[str, ...] = ()  # of activity
+    jobs: tuple[Job, ...] = ()
+    gpus: int = 0  # each once, though several jobs may share it
+    free: Group | None = None  # the GPUs that belong to no job
+    problems: tuple[Problem, ...] = ()
+    queries: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    figures_s: float | None = None  # when the figures are from; None: there are none

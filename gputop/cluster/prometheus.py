@@ -1,0 +1,251 @@
+"""A client of Prometheus's HTTP API: instant and range queries, with an end to what it waits for and takes.
+
+VictoriaMetrics, Thanos and Mimir speak the same. https://prometheus.io/docs/prometheus/latest/querying/api
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import math
+import socket
+import time
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
+
+from gputop.core.errors import GputopError
+from gputop.core.version import __version__
+from gputop.text.units import printable
+
+if TYPE_CHECKING:
+    from gputop.cluster.endpoint import Credentials, Endpoint, Tunnel
+
+TIMEOUT_S = 10.0  # of a query, from the connection to the last byte
+MAX_BYTES = 4 << 20  # of an answer as it comes, compressed
+MAX_PLAIN_BYTES = 32 << 20
+MAX_SERIES = 50_000
+_CHUNK = 1 << 16
+_LABEL_CHARS = 200
+_MESSAGE_CHARS = 300
+LARGEST = 1e14  # what DCGM prints in place of a missing value is 1.4e14 and above; no figure here is
+
+
+class Series(NamedTuple):
+    """Labels, and (Unix time, value) of each point; an instant query has one."""
+
+    labels: dict[str, str]
+    points: list[tuple[float, float]]
+
+    @property
+    def value(self) -> float:
+        return self.points[-1][1]
+
+
+@dataclass(slots=True)
+class Cost:
+    """What was asked of the server."""
+
+    queries: int = 0
+    bytes: int = 0  # of the answers as they came
+    plain_bytes: int = 0  # unpacked
+    seconds: float = 0.0
+
+
+class QueryRefused(GputopError):
+    """The server answered that it cannot do this query; another may do."""
+
+
+class Client:
+    """Asks one Prometheus, over one connection. From one thread."""
+
+    def __init__(self, endpoint: Endpoint, credentials: Credentials, tunnel: Tunnel | None = None,
+                 timeout_s: float = TIMEOUT_S) -> None:
+        self.endpoint = endpoint
+        self.cost = Cost()
+        self.warnings: list[str] = []  # of the last answer
+        self._credentials = credentials
+        self._tunnel = tunnel
+        self._timeout_s = timeout_s
+        self._connection: http.client.HTTPConnection | None = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def instant(self, query: str, at_s: float | None = None) -> list[Series]:
+        """The value of an expression now, or at a time. Raises GputopError."""
+        at = {} if at_s is None else {"time": f"{at_s:.3f}"}
+        return self._ask("/api/v1/query", {"query": query, **at}, "vector")
+
+    def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
+        """Its values at ``begin_s``, ``begin_s + step_s``, … up to ``end_s``. Raises GputopError."""
+        return self._ask("/api/v1/query_range", {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}",
+                                                 "step": f"{step_s:g}"}, "matrix")
+
+    def _ask(self, path: str, form: dict[str, str], kind: str) -> list[Series]:
+        began_s = time.monotonic()
+        try:
+            status, body = self._post(path, urlencode({**form, "timeout": f"{self._timeout_s:g}s"}).encode())
+        finally:
+            self.cost.queries += 1
+            self.cost.seconds += time.monotonic() - began_s
+        self.cost.plain_bytes += len(body)
+        return _decoded(status, body, kind, self)
+
+    def _post(self, path: str, form: bytes) -> tuple[int, bytes]:
+        """Status and unpacked body. A kept connection that the server has closed meanwhile is opened again."""
+        deadline_s = time.monotonic() + self._timeout_s
+        kept = self._connection is not None
+        try:
+            try:
+                return self._exchange(path, form, deadline_s)
+            except (http.client.BadStatusLine, ConnectionError, BrokenPipeError):
+                self.close()
+                if not kept:
+                    raise
+                return self._exchange(path, form, deadline_s)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, (OSError, http.client.HTTPException)):
+                raise self._unreachable(error) from error
+            raise
+
+    def _exchange(self, path: str, form: bytes, deadline_s: float) -> tuple[int, bytes]:
+        if self._connection is None:
+            self._connection = self._connect()
+        connection = self._connection
+        connection.request("POST", self.endpoint.prefix + path, form, {
+            "Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json",
+            "Accept-Encoding": "gzip", "User-Agent": f"gputop/{__version__}", **self._credentials.headers()})
+        answer = connection.getresponse()
+        if 300 <= answer.status < 400:
+            place = printable(answer.getheader("Location") or "nowhere")[:_MESSAGE_CHARS]
+            raise GputopError(f"{self.endpoint.url} sends its visitors on to {place}, which is not followed: a token "
+                              "must not go to another server", "Give the address where Prometheus itself answers.")
+        body = self._read(answer, deadline_s)
+        answer.close()  # the answer: the connection stays, where the server keeps it
+        if answer.will_close:
+            self.close()
+        return answer.status, body
+
+    def _read(self, answer: http.client.HTTPResponse, deadline_s: float) -> bytes:
+        packed = (answer.getheader("Content-Encoding") or "").strip().lower() == "gzip"
+        unpack = zlib.decompressobj(16 + zlib.MAX_WBITS) if packed else None
+        out, came = bytearray(), 0
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            if self._connection is not None and self._connection.sock is not None:
+                self._connection.sock.settimeout(left_s)
+            data = answer.read1(_CHUNK)
+            if not data:
+                break
+            came += len(data)
+            self.cost.bytes += len(data)
+            try:
+                out += unpack.decompress(data, MAX_PLAIN_BYTES + 1 - len(out)) if unpack is not None else data
+            except zlib.error as error:
+                raise GputopError(f"the answer of {self.endpoint.url} is damaged: {error}",
+                                  "See whether a proxy stands between.") from error
+            if came > MAX_BYTES or len(out) > MAX_PLAIN_BYTES:
+                raise GputopError(f"the answer of {self.endpoint.url} is larger than {MAX_PLAIN_BYTES >> 20} MB",
+                                  "Ask a Prometheus that has this cluster alone.")
+        if unpack is not None and not unpack.eof and came:
+            raise http.client.IncompleteRead(bytes(out[:0]))
+        if answer.length:  # fewer bytes than were announced
+            raise http.client.IncompleteRead(b"", answer.length)
+        return bytes(out)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        to = self.endpoint
+        path = self._tunnel.path() if self._tunnel is not None else None
+        if to.scheme == "https":
+            import ssl
+
+            try:
+                context = ssl.create_default_context(cafile=self._credentials.ca or None)
+            except OSError as error:  # SSLError is one
+                raise GputopError(f"the certificates in {self._credentials.ca} cannot be used: "
+                                  f"{error.strerror or error}",
+                                  "Check GPUTOP_PROMETHEUS_CA or prometheus_ca.") from error
+            secure = http.client.HTTPSConnection(to.host, to.port, timeout=self._timeout_s, context=context)
+            if path is not None:
+                secure.sock = context.wrap_socket(_unix_socket(path, self._timeout_s), server_hostname=to.host)
+            return secure
+        plain = http.client.HTTPConnection(to.host, to.port, timeout=self._timeout_s)
+        if path is not None:
+            plain.sock = _unix_socket(path, self._timeout_s)
+        return plain
+
+    def _unreachable(self, error: Exception) -> GputopError:
+        url = self.endpoint.url
+        if isinstance(error, TimeoutError):
+            return GputopError(f"{url} did not answer within {self._timeout_s:.0f} s",
+                               "The server is overloaded, or something on the way drops what is sent.")
+        if isinstance(error, http.client.IncompleteRead):
+            return GputopError(f"the answer of {url} ended before it was whole", "It is asked again.")
+        why = getattr(error, "strerror", None) or printable(str(error))[:_MESSAGE_CHARS] or type(error).__name__
+        fix = ("Name the certificates of your site: GPUTOP_PROMETHEUS_CA or prometheus_ca in the settings."
+               if "CERTIFICATE" in str(error) else
+               "See whether it runs and this machine may reach it; from a login node only: ssh://LOGIN/http://…")
+        return GputopError(f"{url} cannot be reached: {why}", fix)
+
+
+def _unix_socket(path: str, timeout_s: float) -> socket.socket:
+    own = socket.socket(socket.AF_UNIX)
+    own.settimeout(timeout_s)
+    try:
+        own.connect(path)
+    except BaseException:
+        own.close()
+        raise
+    return own
+
+
+def _decoded(status: int, body: bytes, kind: str, client: Client) -> list[Series]:
+    from gputop.core import codec
+
+    url = client.endpoint.url
+    if status in (401, 403):
+        raise GputopError(f"{url} wants credentials that it accepts (HTTP {status})",
+                          "Set GPUTOP_PROMETHEUS_TOKEN, or GPUTOP_PROMETHEUS_USER and GPUTOP_PROMETHEUS_PASSWORD, or "
+                          "the settings prometheus_token_file, prometheus_user and prometheus_password_file.")
+    document: Any = None
+    with contextlib.suppress(ValueError):
+        document = codec.parse(body)
+    if not isinstance(document, dict):
+        raise GputopError(f"{url} answers with HTTP {status} and no JSON: it is no Prometheus, or a proxy stands "
+                          "before it", "Open the address in a browser: Prometheus's own page belongs there.")
+    if document.get("status") != "success":
+        reason = printable(str(document.get("error") or f"HTTP {status}"))[:_MESSAGE_CHARS]
+        if status in (400, 422):
+            raise QueryRefused(f"{url} refuses a query: {reason}", "It may be older than Prometheus 2.20.")
+        raise GputopError(f"{url} cannot answer now: {reason}", "It is asked again.")
+    warnings = document.get("warnings")
+    client.warnings = [printable(str(w))[:_MESSAGE_CHARS] for w in warnings[:5]] if isinstance(warnings, list) else []
+    data = document.get("data")
+    if not isinstance(data, dict) or data.get("resultType") != kind or not isinstance(data.get("result"), list):
+        raise GputopError(f"{url} answers in a form that is not Prometheus's", "Check the address.")
+    if len(data["result"]) > MAX_SERIES:
+        raise GputopError(f"{url} answers with {len(data['result']):,} series", "Ask for one job: --job ID.")
+    return [series for item in data["result"] if (series := _series(item)) is not None]
+
+
+def _series(item: Any) -> Series | None:
+    """A series of the answer; None where it is damaged or has no value that is a measurement."""
+    if not isinstance(item, dict) or not isinstance(item.get("metric"), dict):
+        return None
+    labels = {str(name): printable(str(text))[:_LABEL_CHARS] for name, text in item["metric"].items()}
+    points = []
+    for pair in item.get("values") or ([item["value"]] if "value" in item else []):
+        try:
+            at_s, value = float(pair[0]), float(pair[1])
+        except (TypeError, ValueError, IndexError, KeyError):
+            continue
+        if math.isfinite(at_s) and math.isfinite(value) and abs(value) < LARGEST:
+            points.append((at_s, value))
+    return Series(labels, points) if points else None

@@ -1,0 +1,257 @@
+"""The queries, written for the exporters and labels that are there. Pure.
+
+An arm of a query is one figure of all groups; arms are joined by ``or`` and told apart by the label ``figure``, so that
+one query brings several. A GPU that a MIG or time-slicing set-up lists several times is taken once in each group: the
+largest value of its UUID.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gputop.cluster.prometheus import LARGEST
+from gputop.cluster.schemas import (
+    ACTIVITY,
+    GPU_LABELS,
+    JOB_LABELS,
+    MIG_LABELS,
+    NAMESPACE_OF,
+    NODE_LABELS,
+    PATTERN,
+    SCHEMAS,
+    UUID_LABELS,
+    Name,
+    Schema,
+)
+
+RECENT = "5m"  # that a group's present figures are of
+_OUTLIERS = 4  # GPUs and nodes of each group that are asked for by name
+_TARGETS = 8  # targets without an answer that are asked for by name
+_MOST_ACTIVE = 1.05  # an activity above it is no measurement
+SUMMED = ("memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes", "memory_total_bytes", "power_w")
+DETAILS = ("tensor_active", "memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes", "memory_total_bytes",
+           "power_w", "power_limit_w", "sm_clock_hz", "temperature_c", "memory_temperature_c", "pcie_width", "xid",
+           "rows_remap_failed", "ecc_uncorrected", "clock_reasons")
+
+COMPARED = ("sm_clock_hz", "pcie_width", "temperature_c")  # of which the median of the peers is asked
+
+WHAT_IS_THERE = f'count by (__name__, job) ({{__name__=~"{PATTERN}"}})'
+
+Matchers = Mapping[str, Collection[str]]  # a label, and the values of which it has one
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a Prometheus has: series by metric name, the scrape jobs they come from, and the labels that name jobs."""
+
+    names: Mapping[str, int]
+    scrape_jobs: tuple[str, ...] = ()
+    job_labels: tuple[str, ...] = ()
+
+    def schemas(self) -> tuple[Schema, ...]:
+        """Those that are there, the one that knows jobs first: of a GPU with two, the first tells."""
+        there = [s for s in SCHEMAS if any(self.spellings(s, kind) for kind in ACTIVITY)]
+        return tuple(sorted(there, key=lambda s: s.jobs not in self.names))
+
+    def spellings(self, schema: Schema, figure: str) -> tuple[Name, ...]:
+        return tuple(name for name in schema.figures.get(figure, ()) if name.name in self.names)
+
+    def kinds(self, schema: Schema) -> tuple[str, ...]:
+        """The figures of activity that are needed so that each GPU has one, the best first."""
+        series = {kind: sum(self.names[n.name] for n in self.spellings(schema, kind)) for kind in ACTIVITY}
+        whole = max(self.names[n.name] for names in schema.figures.values() for n in names if n.name in self.names)
+        needed = []
+        for kind in ACTIVITY:
+            if series[kind]:
+                needed.append(kind)
+            if series[kind] >= whole:
+                break
+        return tuple(needed)
+
+
+def which_labels(found: Found) -> str:
+    """How many series have which of the labels that name a job."""
+    names = {name.name for s in found.schemas() for kind in ACTIVITY for name in found.spellings(s, kind)[:1]}
+    one = sorted(names) + [s.jobs for s in found.schemas() if s.jobs in found.names]
+    return _joined({label: f'count({{__name__=~"{"|".join(one)}", {label}!=""}})' for label in JOB_LABELS})
+
+
+def _joined(arms: Mapping[str, str]) -> str:
+    return " or ".join(f'label_replace({arm}, "figure", "{name}", "", "")' for name, arm in arms.items())
+
+
+class Queries:
+    """Writes the queries for what was found. ``by_job``: groups are jobs as the labels name them, else nodes."""
+
+    def __init__(self, found: Found) -> None:
+        self.found = found
+        self.schemas = found.schemas()
+        self.by_job = bool(found.job_labels)
+        jobs = [*found.job_labels, *(NAMESPACE_OF[label] for label in found.job_labels if label in NAMESPACE_OF)]
+        self.several_kinds = len({kind for s in self.schemas for kind in found.kinds(s)}) > 1
+        self._kind = ["kind"] if self.several_kinds else []
+        self._nodes = [*NODE_LABELS]
+        self._jobs = jobs
+        self._key = [*UUID_LABELS, *MIG_LABELS, *GPU_LABELS, *self._nodes, *jobs]
+        self._group = jobs if self.by_job else self._nodes
+
+    @property
+    def kind(self) -> str:
+        """The figure of activity of all GPUs; "" where they differ, each row then has it as its label."""
+        return "" if self.several_kinds else self.found.kinds(self.schemas[0])[0]
+
+    # -- one figure of single GPUs -----------------------------------------------------------------
+
+    def figure(self, figure: str, matchers: str = "", *, mig: bool = True) -> str:
+        """The newest value of a figure in its base unit, one series a GPU; "" where nobody exports it."""
+        return self._of_schemas([self._one(s, figure, matchers, mig=mig) for s in self.schemas])
+
+    def activity(self, window: str = "", matchers: str = "", over: str = "avg", *, still: bool = True,
+                 since: str = "") -> str:
+        """How much each GPU works, 0-1: the best figure that it has, by ``kind`` where there are several.
+
+        ``over`` a ``window``, of series that are there ``still``, and that were there ``since`` a time ago.
+        """
+        of_schemas = []
+        for schema in self.schemas:
+            arms = []
+            for kind in self.found.kinds(schema):
+                arm = self._one(schema, kind, matchers, window, over, still=still, since=since)
+                arms.append(f'label_replace({arm}, "kind", "{kind}", "", "")' if self.several_kinds else arm)
+            of_schemas.append(_chained(arms, " or ignoring (kind) "))
+        return self._of_schemas(of_schemas)
+
+    def _of_schemas(self, arms: Sequence[str]) -> str:
+        """Of a GPU that two exporters tell of, the first."""
+        there = [arm for arm in arms if arm]
+        if len(there) > 1:
+            there = [f'label_replace({arm}, "UUID", "$1", "uuid", "(.+)")' for arm in there]
+        return _chained(there, " or on (UUID) ")
+
+    def _one(self, schema: Schema, figure: str, matchers: str, window: str = "", over: str = "avg", *,
+             still: bool = True, since: str = "", mig: bool = True) -> str:
+        arms = []
+        for name in self.found.spellings(schema, figure):
+            now = f"{name.name}{{{matchers}}}" if matchers else name.name
+            value = f"{over}_over_time({now}[{window}])" if window else now
+            if window and still:
+                value = f"({value} and {now})"
+            if since:
+                value = f"({value} and {now} offset {since})"
+            if name.factor != 1.0:
+                value = f"{value} * {name.factor:.17g}"
+            value = f"{value} <= {_MOST_ACTIVE}" if figure in ACTIVITY else f"{value} < {LARGEST:g}"
+            if schema.jobs in self.found.names:
+                on = ", ".join(schema.join)
+                joined = f"({value}) * on ({on}) group_left (slurm_job_id) topk by ({on}) (1, {schema.jobs})"
+                value = f"{joined} or on ({on}) ({value})"
+            key = self._key if mig else [label for label in self._key if label not in MIG_LABELS]
+            arms.append(f"max by ({', '.join(key)}) ({value})")
+        return _chained(arms, " or ")
+
+    # -- queries ------------------------------------------------------------------------------------
+
+    def figures(self, idle: float, idle_window: str) -> str:
+        """The present figures of all groups. ``idle``: the activity that a GPU of ``idle_window`` has not passed."""
+        return _joined(self._group_arms([*self._group], "", idle, idle_window))
+
+    def nodes(self, matchers: str) -> str:
+        """The same of the nodes that match, each for itself."""
+        return _joined(self._group_arms([*self._nodes, *self._jobs], matchers))
+
+    def _group_arms(self, group: list[str], matchers: str, idle: float | None = None,
+                    idle_window: str = "") -> dict[str, str]:
+        recent = self.activity(RECENT, matchers)
+        by = f"by ({', '.join([*group, *self._kind])})"
+        arms = {"activity": f"avg {by} ({recent})", "gpus": f"count {by} ({recent})"}
+        if idle is not None:
+            still = self.activity(idle_window, matchers, "max", since=idle_window)
+            arms["idle_gpus"] = f"count {by} ({still} < {idle:g})"
+            arms["median"] = f"quantile {by} (0.5, {recent})"
+        if idle is not None and self.by_job:
+            each = [label for label in self._key if label not in self._jobs]
+            arms["all_gpus"] = f"count(max by ({', '.join(each)}) ({recent}))"
+            arms["nodes"] = f"count by ({', '.join(group)}) (count by ({', '.join([*group, *self._nodes])}) ({recent}))"
+        if tensor := self.figure("tensor_active", matchers):
+            arms["tensor_active"] = f"avg by ({', '.join(group)}) ({tensor})"
+        for figure in SUMMED:
+            # Of a GPU that is divided into instances, each tells the power of the whole.
+            if value := self.figure(figure, matchers, mig=figure != "power_w"):
+                arms[figure] = f"sum by ({', '.join(group)}) ({value})"
+        return arms
+
+    def outliers(self, below: float) -> str:
+        """Of each group how far its GPUs differ, its GPUs and nodes that are ``below`` the median, and the targets that
+        do not answer."""
+        recent = self.activity(RECENT)
+        group = ", ".join([*self._group, *self._kind])
+        median = f"quantile by ({group}) (0.5, {recent})"
+        arms = {"mad": f"quantile by ({group}) (0.5, abs({recent} - on ({group}) group_left () {median}))",
+                "low_gpu": f"bottomk by ({group}) ({_OUTLIERS}, {recent} < on ({group}) group_left () "
+                           f"({median} - {below:g}))"}
+        if self.by_job:
+            nodes = f"avg by ({', '.join([*self._group, *self._nodes, *self._kind])}) ({recent})"
+            middle = f"quantile by ({group}) (0.5, {nodes})"
+            arms["node_median"] = middle
+            arms["low_node"] = (f"bottomk by ({group}) ({_OUTLIERS}, {nodes} < on ({group}) group_left () "
+                                f"({middle} - {below:g}))")
+        jobs = "|".join(map(regex, self.found.scrape_jobs))
+        up = f'up{{job=~"{jobs}"}}'
+        now = " or ".join(name.name for kind in self.found.kinds(self.schemas[0])
+                          for name in self.found.spellings(self.schemas[0], kind))
+        arms |= {"down": f"count({up} == 0)", "targets": f"count({up})",
+                 "down_target": f"topk({_TARGETS}, {up} == 0)"}
+        if len(self.schemas) == 1:
+            arms["empty_target"] = f"topk({_TARGETS}, {up} == 1 unless on (job, instance) ({now}))"
+        return _joined(arms)
+
+    def history(self, step: str, idle: float, matchers: Sequence[str]) -> str:
+        """For a range query: activity and idle GPUs of the groups that match, of each step."""
+        arms = {}
+        by = f"by ({', '.join(self._group)})"
+        for i, own in enumerate(matchers or [""]):
+            value = self.activity(step, own, still=False)
+            arms[f"activity{i}"] = f"avg {by} ({value})"
+            arms[f"idle_gpus{i}"] = f"count {by} ({value} < {idle:g})"
+        return _joined(arms)
+
+    def gpu_history(self, step: str, matchers: Iterable[str]) -> str:
+        """For a range query: the activity of each GPU that matches, of each step."""
+        return _chained([self.activity(step, own, still=False) for own in matchers], " or ")
+
+    def gpus(self, matchers: Iterable[str], peers: str = "") -> str:
+        """Everything there is of each GPU that matches; and medians of the groups that match ``peers``."""
+        arms = {}
+        for figure in COMPARED if peers else ():
+            if value := self.figure(figure, peers):
+                arms[f"peer_{figure}"] = f"quantile by ({', '.join(self._group)}) (0.5, {value})"
+        for i, own in enumerate(matchers):
+            arms[f"activity{i}"] = self.activity(RECENT, own)
+            arms |= {f"{figure}{i}": value for figure in DETAILS if (value := self.figure(figure, own))}
+        return _joined(arms)
+
+
+def matchers(values: Matchers) -> str:
+    """``{"Hostname": ["n1", "n2"]}`` → ``Hostname=~"n1|n2"``; one value: an equality."""
+    parts = []
+    for label, texts in values.items():
+        own = sorted(texts)
+        parts.append(f'{label}="{quoted(own[0])}"' if len(own) == 1 else f'{label}=~"{"|".join(map(regex, own))}"')
+    return ", ".join(parts)
+
+
+def quoted(text: str) -> str:
+    """``text`` between the quotes of a string of PromQL."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def regex(text: str) -> str:
+    """``text`` as a regular expression (RE2) that matches only itself, between quotes."""
+    return quoted(re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text))
+
+
+def _chained(arms: Sequence[str], operator: str) -> str:
+    there = [arm for arm in arms if arm]
+    return f"({operator.join(there)})" if len(there) > 1 else "".join(there)

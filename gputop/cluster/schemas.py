@@ -1,0 +1,147 @@
+"""The exporters of GPU figures: what each calls a figure, in which unit, and its labels. Data alone.
+
+Sources: dcgm-exporter (NVIDIA/dcgm-exporter, etc/default-counters.csv, internal/pkg/rendermetrics; DCGM 4.6 renamed its
+symbols), gputop's own (docs/EXPORT.md), nvitop-exporter 1.5 (prometheus_client adds the unit to each name), all-smi
+(src/api/metrics/gpu.rs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Name(NamedTuple):
+    """A metric, and what its value is multiplied by to have the base unit."""
+
+    name: str
+    factor: float = 1.0
+
+
+_MIB, _MHZ, _PERCENT = 2.0**20, 1e6, 0.01
+
+
+def _either(*names: str, factor: float = 1.0) -> tuple[Name, ...]:
+    return tuple(Name(name, factor) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """One exporter. ``figures``: the spellings of each figure, of which a target has one."""
+
+    id: str
+    title: str
+    uuid: str
+    gpu: str  # label with the number on the node
+    figures: Mapping[str, tuple[Name, ...]]
+    mig: str = ""  # label that only MIG instances have
+    jobs: str = ""  # metric with the jobs of a GPU as a label, joined by ``join``
+    join: tuple[str, ...] = field(default=())
+
+
+# Of the figures, these tell how much a GPU works, the best first. "util" is the share of time with any kernel,
+# gr_active with any engine busy: both are coarse, and neither is shown by the name of the first.
+ACTIVITY = ("sm_active", "gr_active", "util")
+ACTIVITY_TITLES = {"sm_active": "SM active", "gr_active": "GR engine active, coarse", "util": "utilization, coarse"}
+
+SCHEMAS: tuple[Schema, ...] = (
+    Schema("dcgm", "dcgm-exporter", "UUID", "gpu", mig="GPU_I_ID", figures={
+        "sm_active": _either("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"),
+        "gr_active": _either("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"),
+        "util": (Name("DCGM_FI_DEV_GPU_UTIL", _PERCENT), Name("DCGM_FI_DEV_GPU_UTIL_RATIO", _PERCENT)),
+        "tensor_active": _either("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_UTIL_RATIO"),
+        "memory_used_bytes": _either("DCGM_FI_DEV_FB_USED", factor=_MIB),
+        "memory_free_bytes": _either("DCGM_FI_DEV_FB_FREE", factor=_MIB),
+        "memory_reserved_bytes": _either("DCGM_FI_DEV_FB_RESERVED", factor=_MIB),
+        "power_w": _either("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS"),
+        "power_limit_w": _either("DCGM_FI_DEV_POWER_MGMT_LIMIT", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
+        "sm_clock_hz": _either("DCGM_FI_DEV_SM_CLOCK", factor=_MHZ),
+        "temperature_c": _either("DCGM_FI_DEV_GPU_TEMP"),
+        "memory_temperature_c": _either("DCGM_FI_DEV_MEMORY_TEMP"),
+        "pcie_width": _either("DCGM_FI_DEV_PCIE_LINK_WIDTH"),
+        "xid": _either("DCGM_FI_DEV_XID_ERRORS"),
+        "rows_remap_failed": _either("DCGM_FI_DEV_ROW_REMAP_FAILURE"),
+        "ecc_uncorrected": _either("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"),
+        "clock_reasons": _either("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"),
+    }),
+    Schema("gputop", "gputop export", "uuid", "gpu", mig="mig", jobs="gputop_gpu_job_info",
+           join=("instance", "uuid", "mig"), figures={
+        "sm_active": _either("gputop_gpu_sm_active_ratio"),
+        "gr_active": _either("gputop_gpu_gr_active_ratio"),
+        "util": _either("gputop_gpu_util_ratio"),
+        "tensor_active": _either("gputop_gpu_tensor_active_ratio"),
+        "memory_used_bytes": _either("gputop_gpu_memory_used_bytes"),
+        "memory_total_bytes": _either("gputop_gpu_memory_total_bytes"),
+        "power_w": _either("gputop_gpu_power_watts"),
+        "power_limit_w": _either("gputop_gpu_power_limit_watts"),
+        "sm_clock_hz": _either("gputop_gpu_sm_clock_hertz"),
+        "temperature_c": _either("gputop_gpu_temperature_celsius"),
+        "memory_temperature_c": _either("gputop_gpu_memory_temperature_celsius"),
+        "pcie_width": _either("gputop_gpu_pcie_width"),
+        "rows_remap_failed": _either("gputop_gpu_row_remap_failed"),
+        "ecc_uncorrected": _either("gputop_gpu_ecc_uncorrected_total"),
+    }),
+    Schema("nvitop", "nvitop-exporter", "uuid", "index", figures={
+        "util": _either("gpu_utilization_Percentage", factor=_PERCENT),
+        "memory_used_bytes": _either("gpu_memory_used_MiB", factor=_MIB),
+        "memory_total_bytes": _either("gpu_memory_total_MiB", factor=_MIB),
+        "power_w": _either("gpu_power_usage_W"),
+        "power_limit_w": _either("gpu_power_limit_W"),
+        "sm_clock_hz": _either("gpu_clock_sm_MHz", factor=_MHZ),
+        "temperature_c": _either("gpu_temperature_C"),
+    }),
+    Schema("all-smi", "all-smi", "uuid", "index", figures={
+        "util": _either("all_smi_gpu_utilization", factor=_PERCENT),
+        "memory_used_bytes": _either("all_smi_gpu_memory_used_bytes"),
+        "memory_total_bytes": _either("all_smi_gpu_memory_total_bytes"),
+        "power_w": _either("all_smi_gpu_power_consumption_watts"),
+        "power_limit_w": _either("all_smi_gpu_power_limit_current_watts"),
+        "sm_clock_hz": _either("all_smi_gpu_frequency_mhz", factor=_MHZ),
+        "temperature_c": _either("all_smi_gpu_temperature_celsius"),
+        "pcie_width": _either("all_smi_gpu_pcie_width_current"),
+    }),
+)
+# The metrics by which it is asked what is there.
+PATTERN = "DCGM_FI_(DEV|PROF)_.+|gputop_gpu_.+|gpu_.+_(Percentage|MiB|W|MHz|C)|all_smi_gpu_.+"
+
+# Labels that name the node, the best first. dcgm-exporter writes Hostname, newer ones hostname; the last is
+# Prometheus's own, with a port.
+NODE_LABELS = ("Hostname", "hostname", "node", "instance")
+# Labels that name the job, the best first. Behind a Prometheus without honor_labels the pod that holds the GPU is
+# exported_pod, and pod is the exporter's own.
+JOB_LABELS = ("hpc_job", "slurm_job_id", "exported_pod", "pod")
+NAMESPACE_OF = {"exported_pod": "exported_namespace", "pod": "namespace"}
+UUID_LABELS = ("UUID", "uuid")
+GPU_LABELS = ("index", "gpu")  # all-smi's "gpu" is the name of the model: its number is "index"
+MIG_LABELS = ("GPU_I_ID", "mig")
+
+
+def node_of(labels: Mapping[str, str]) -> str:
+    """The node that a series is of; "" where no label says it."""
+    for label in NODE_LABELS[:-1]:
+        if labels.get(label):
+            return labels[label]
+    instance = labels.get("instance", "")
+    host, _, port = instance.rpartition(":")
+    return (host if host and port.isdecimal() else instance).strip("[]")
+
+
+def gpu_of(labels: Mapping[str, str]) -> str:
+    """The number of a GPU on its node, MIG instances as "0:1"; "?" where no label says it."""
+    number = next((labels[label] for label in GPU_LABELS if labels.get(label)), "?")
+    mig = next((labels[label] for label in MIG_LABELS if labels.get(label)), "")
+    return f"{number}:{mig}" if mig else number
+
+
+def job_of(labels: Mapping[str, str]) -> tuple[str, str]:
+    """The label that names the job, and the job: a number of Slurm, or "namespace/pod". ("", "") without one.
+
+    A pod of an exporter is not the one that holds the GPU.
+    """
+    for label in JOB_LABELS:
+        text = labels.get(label, "")
+        if text and not (label in NAMESPACE_OF and "exporter" in text):
+            namespace = labels.get(NAMESPACE_OF.get(label, ""), "")
+            return label, f"{namespace}/{text}" if namespace else text
+    return "", ""

@@ -1,0 +1,101 @@
+"""The jobs that run, as ``squeue --json`` tells them (Slurm 22.05 and newer). Parsing is pure.
+
+Releases differ: a state is a text, from 23.11 on a list; numbers are numbers, from 23.02 on objects with "set". Jobs
+that have ended stay in the answer for some minutes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gputop.core.errors import GputopError
+from gputop.profiler.workers import expand_hostlist
+from gputop.text.units import printable
+
+MAX_BYTES = 64 << 20  # 3.5 kB a job
+TIMEOUT_S = 10.0
+COMMAND = ["squeue", "--json"]
+_MAX_JOBS = 20_000
+_NAME_CHARS = 100
+_INDICES = re.compile(r"\([^)]*\)")
+_GRES = re.compile(r"gpu(?::[^:]+)?:(\d{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A job that runs. ``gpus``: how many it holds on each of its nodes."""
+
+    id: str  # as squeue prints it
+    number: str  # as labels and cgroups have it
+    name: str
+    user: str
+    start_s: float | None
+    gpus: Mapping[str, int]
+
+
+def parse_squeue(text: bytes) -> tuple[SlurmJob, ...]:
+    """The running jobs that hold GPUs; raises GputopError where it is no answer of squeue."""
+    from gputop.core import codec
+
+    try:
+        document = codec.parse(text)
+        jobs = document["jobs"]
+        if not isinstance(jobs, list):
+            raise TypeError
+    except (ValueError, TypeError, KeyError):
+        raise GputopError("squeue --json answers in a form that is not known",
+                          "Slurm 22.05 and newer can print JSON.") from None
+    found = (_job(job) for job in jobs[:_MAX_JOBS] if isinstance(job, dict))
+    return tuple(job for job in found if job is not None)
+
+
+def _job(job: Mapping[str, Any]) -> SlurmJob | None:
+    states = job.get("job_state")
+    number = _number(job.get("job_id"))
+    if "RUNNING" not in (states if isinstance(states, list) else [states]) or number is None:
+        return None
+    try:
+        nodes = expand_hostlist(str(job.get("nodes") or ""))
+    except GputopError:
+        return None
+    details = job.get("gres_detail")
+    if not isinstance(details, list) or len(details) != len(nodes):
+        return None
+    held = {node: count for node, text in zip(nodes, details, strict=True) if (count := gpu_count(str(text)))}
+    if not held:
+        return None
+    start_s = _number(job.get("start_time"))
+    return SlurmJob(_id(job, int(number)), f"{number:.0f}", _text(job.get("name")), _text(job.get("user_name")),
+                    start_s or None, held)
+
+
+def _id(job: Mapping[str, Any], number: int) -> str:
+    """As squeue prints it: a task of an array by the array's number."""
+    array, task = _number(job.get("array_job_id")), _number(job.get("array_task_id"))
+    if array and task is not None:
+        return f"{array:.0f}_{task:.0f}"
+    return str(number)
+
+
+def gpu_count(text: str) -> int:
+    """GPUs in what a job holds on a node: ``gpu:a100:2(IDX:0,2),gpu:v100:1(IDX:4),mps:10`` → 3."""
+    parts = (_GRES.fullmatch(part) for part in _INDICES.sub("", text).split(","))
+    return sum(int(part[1]) for part in parts if part)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, dict):
+        value = value.get("number") if value.get("set") else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 1e12 else None
+
+
+def _text(value: Any) -> str:
+    return printable(str(value or ""))[:_NAME_CHARS]
+
+
+def short_name(node: str) -> str:
+    """A node as Slurm calls it mostly: without the domain, in small letters."""
+    return node if re.fullmatch(r"[\d.:]+", node) else node.partition(".")[0].lower()

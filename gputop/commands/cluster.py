@@ -1,0 +1,136 @@
+"""``gputop cluster``: the jobs of a cluster and their GPUs, as a Prometheus knows them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gputop.commands.common import width
+from gputop.commands.option_types import hours
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, NoDataError
+from gputop.text import console
+from gputop.text.console import say
+
+if TYPE_CHECKING:
+    from gputop.cluster.collect import Collector, View
+    from gputop.cluster.endpoint import Endpoint
+    from gputop.cluster.model import Fleet
+    from gputop.commands.settings import Config
+    from gputop.export.cluster import Report
+
+_ALL = "all"
+_ROUNDS = 30  # of a single look: each has four queries; a fleet of 1,500 nodes under Slurm needs as many
+_HISTORY_COLUMNS = 90
+_SETTINGS = ("prometheus_token_file", "prometheus_user", "prometheus_password_file", "prometheus_ca")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prometheus", default=None, metavar="URL",
+                        help="where Prometheus (or VictoriaMetrics, Thanos, Mimir) answers: http://HOST:9090, "
+                             "https://…, or, as seen from a login node, ssh://LOGIN/http://HOST:9090. Default: "
+                             "the setting prometheus. Credentials come from the environment "
+                             "(GPUTOP_PROMETHEUS_TOKEN, _USER, _PASSWORD, _CA) or the settings")
+    parser.add_argument("--job", default=None, metavar="ID",
+                        help=f"only this job: a number of Slurm, a pod; inside of a job the default is that job, and "
+                             f"'{_ALL}' shows the others")
+    parser.add_argument("--once", action="store_true", help="one look as text, which is the default")
+    parser.add_argument("--json", action="store_true", help="one look as a JSON document")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE",
+                        help="one look into a file: .json, .html, else text")
+    parser.add_argument("--hours", type=hours, default=3.0, metavar="H", help="of history (3)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from gputop.cluster.collect import View
+    from gputop.render.time_slices import slice_for
+
+    span_s = 3600 * args.hours
+    view = View(span_s=span_s, step_s=max(30.0, slice_for(span_s, _HISTORY_COLUMNS)))
+    job = wanted_job(args.job, os.environ)
+    with _collector(args) as collector:
+        return _print(once_report(collector, view, job), args)
+
+
+def wanted_job(named: str | None, environ: os._Environ[str] | dict[str, str]) -> str:
+    """The one job to show, "" for all: the one that was named, else the one that gputop runs in."""
+    if named is not None:
+        return "" if named == _ALL else named
+    own = environ.get("SLURM_JOB_ID", "")
+    return own if re.fullmatch(r"\d{1,12}", own) else ""
+
+
+@contextlib.contextmanager
+def _collector(args: argparse.Namespace) -> Iterator[Collector]:
+    from gputop.advice.fleet.advise import asked_limits
+    from gputop.cluster.collect import Collector
+    from gputop.cluster.endpoint import Tunnel, credentials, parse_endpoint
+    from gputop.cluster.prometheus import Client
+
+    config: Config = args.config
+    url = args.prometheus or str(config["prometheus"])
+    if not url:
+        raise GputopError("which Prometheus is not said",
+                          "gputop cluster --prometheus http://HOST:9090, or the setting prometheus.", EXIT_USAGE)
+    endpoint = parse_endpoint(url)
+    own = credentials(os.environ, {name: str(config[name]) for name in _SETTINGS})
+    if (own.token or own.user) and not endpoint.is_private:
+        say(f"the credentials go to {endpoint.host} unencrypted: use https:// or ssh://")
+    with contextlib.ExitStack() as parts:
+        tunnel = parts.enter_context(contextlib.closing(Tunnel(endpoint))) if endpoint.login else None
+        if tunnel is not None:
+            tunnel.path(may_ask=os.isatty(0))
+        client = parts.enter_context(contextlib.closing(Client(endpoint, own, tunnel)))
+        yield Collector(client, asked_limits(), _squeue(endpoint))
+
+
+def _squeue(endpoint: Endpoint) -> Callable[[], bytes]:
+    from gputop.cluster import slurm
+    from gputop.cluster.endpoint import run_on
+
+    return lambda: run_on(endpoint.login, endpoint.login_port, slurm.COMMAND, slurm.TIMEOUT_S, slurm.MAX_BYTES)
+
+
+def once_report(collector: Collector, view: View, job: str) -> Report:
+    """Everything of one look; raises GputopError, where the job is not there, too."""
+    queries, came, seconds = 0, 0, 0.0
+    for _ in range(_ROUNDS):
+        fleet = collector.refresh(view)
+        queries, came, seconds = queries + fleet.queries, came + fleet.bytes, seconds + fleet.seconds
+        if collector.settled:
+            break
+    return report_of(replace(fleet, queries=queries, bytes=came, seconds=seconds), job)
+
+
+def report_of(fleet: Fleet, job: str) -> Report:
+    """Of one job alone, where one is named."""
+    from gputop.advice.fleet.advise import fleet_advice
+    from gputop.export.cluster import Report
+
+    if job:
+        jobs = tuple(own for own in fleet.jobs if own.is_named(job))
+        if not jobs:
+            raise NoDataError(f"job {job} has no GPU with figures among the {len(fleet.jobs)} jobs that are known",
+                              f"gputop cluster --job {_ALL} shows them.")
+        fleet = replace(fleet, jobs=jobs, free=None)
+    return Report(fleet, *fleet_advice(fleet))
+
+
+def _print(report: Report, args: argparse.Namespace) -> int:
+    from gputop.core.files import write_file
+    from gputop.export.cluster import render, to_document
+
+    if args.output is not None:
+        form = {".json": "json", ".html": "html", ".htm": "html"}.get(args.output.suffix.lower(), "text")
+        write_file(args.output, render(report, form).encode(), make_folder=False, devices=True)
+        say(f"wrote {args.output}")
+    elif args.json:
+        console.write_json(to_document(report))
+    else:
+        console.write_text(render(report, "text", width()), end="")
+    return EXIT_OK

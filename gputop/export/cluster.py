@@ -1,0 +1,281 @@
+"""A fleet as text, JSON and one HTML page; and the cells of its rows, which the screen shows, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gputop.core.version import __version__
+from gputop.render.finding_text import evidence_label
+from gputop.render.palette import BLANK, SEVERITY_MARK
+from gputop.text.markup import esc, moment
+from gputop.text.units import NA, figure, fit, printable, ratio
+from gputop.text.wrapping import wrap
+
+if TYPE_CHECKING:
+    from gputop.advice.fleet.advise import FleetFinding
+    from gputop.cluster.model import Fleet, Gpu, Group, History, Job
+    from gputop.core.findings import Abstained
+
+SCHEMA = "gputop.cluster/1"
+_BARS = "▁▂▃▄▅▆▇█"
+_HISTORY_MIN = 10
+_FINDING_MIN = 24
+
+
+class Report(NamedTuple):
+    """What is shown: a fleet, and what the rules say of it."""
+
+    fleet: Fleet
+    findings: tuple[FleetFinding, ...]
+    abstained: tuple[Abstained, ...]
+
+    def of_job(self, job: str) -> list[FleetFinding]:
+        return [finding for finding in self.findings if finding.job == job]
+
+
+class Column(NamedTuple):
+    heading: str
+    width: int
+    right: bool = True
+
+
+# In the order of their places; what does not fit goes from the end of _DROPPED first.
+COLUMNS: Mapping[str, Column] = {
+    "job": Column("job", 12, False), "user": Column("user", 10, False), "size": Column("nodes×GPUs", 10),
+    "age": Column("age", 6), "activity": Column("active", 7), "tensor": Column("tensor", 6), "memory": Column("mem", 5),
+    "power": Column("power", 7),
+}
+_DROPPED = ("tensor", "age", "power", "user", "memory")
+
+
+def layout(width: int, jobs: Sequence[Job]) -> tuple[tuple[str, ...], int, int]:
+    """The columns for a line of this width, the cells of the history, and those of what was found.
+
+    Without Slurm no user and no age is known: then they have no column.
+    """
+    unknown = {"user": all(job.user is None for job in jobs), "age": all(job.start_s is None for job in jobs)}
+    names = [name for name in COLUMNS if not (jobs and unknown.get(name))]
+    for dropped in (*_DROPPED, ""):
+        used = sum(COLUMNS[name].width + 1 for name in names)
+        if width - used >= _HISTORY_MIN + 1 + _FINDING_MIN or not dropped:
+            break
+        if dropped in names:
+            names.remove(dropped)
+    room = max(0, width - used - 1)
+    found = min(room, max(_FINDING_MIN, room // 3))
+    return tuple(names), max(0, room - found), found
+
+
+def cells(job: Job, now_s: float) -> dict[str, str]:
+    """The texts of a job's row by column."""
+    nodes = "?" if job.nodes is None else str(job.nodes)
+    whole = job.gpus % job.nodes == 0 if job.nodes else False
+    size = f"{nodes}×{job.gpus // job.nodes}" if whole and job.nodes else f"{nodes}, {job.gpus}"
+    return {"job": job.id, "user": NA if job.user is None else job.user, "size": size,
+            "age": age(None if job.start_s is None else now_s - job.start_s), **figures(job),
+            **({} if job.mapped != "shared node" else {"activity": f"~{activity(job)}"})}
+
+
+def figures(group: Group) -> dict[str, str]:
+    used, total = group.memory_used_bytes, group.memory_total_bytes
+    return {"activity": activity(group), "tensor": NA if group.tensor_active is None else ratio(group.tensor_active),
+            "memory": NA if used is None or not total else ratio(used / total),
+            "power": NA if group.power_w is None else power(group.power_w)}
+
+
+def gpu_cells(gpu: Gpu) -> dict[str, str]:
+    own = gpu.figures
+    used, free = own.get("memory_used_bytes"), own.get("memory_free_bytes")
+    total = own.get("memory_total_bytes", used + free if used is not None and free is not None else None)
+    coarse = "*" if gpu.kind in ("gr_active", "util") else ""
+    return {"activity": NA if gpu.activity is None else ratio(gpu.activity) + coarse,
+            "tensor": ratio(own["tensor_active"]) if "tensor_active" in own else NA,
+            "memory": NA if used is None or not total else ratio(used / total),
+            "power": power(own["power_w"]) if "power_w" in own else NA,
+            "age": f"{own['temperature_c']:.0f}°C" if "temperature_c" in own else "",
+            "size": f"{own['sm_clock_hz'] / 1e6:.0f}MHz" if "sm_clock_hz" in own else ""}
+
+
+def activity(group: Group) -> str:
+    """With a mark where it is coarse: the share of time with any kernel says nothing of how much of the GPU it used."""
+    if group.activity is None:
+        return NA
+    return ratio(group.activity) + ("*" if group.kind in ("gr_active", "util", "mixed") else "")
+
+
+def age(seconds: float | None) -> str:
+    """2 min, 5.1 h, 3.2 d."""
+    if seconds is None or seconds < 0:
+        return NA
+    if seconds < 5970:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
+
+
+def power(watts: float) -> str:
+    return f"{watts:.0f} W" if watts < 9950 else f"{watts / 1e3:.0f} kW"
+
+
+def resampled(history: History | None, columns: int) -> list[float | None]:
+    """A mean for each of so many equal parts of the history, None where nothing was measured."""
+    if history is None or not history.values or columns <= 0:
+        return [None] * max(0, columns)
+    n = len(history.values)
+    out: list[float | None] = []
+    for i in range(columns):
+        part = [v for v in history.values[i * n // columns:max(i * n // columns + 1, (i + 1) * n // columns)]
+                if v is not None]
+        out.append(sum(part) / len(part) if part else None)
+    return out
+
+
+def bars(history: History | None, columns: int) -> str:
+    """The history as a line of text; a dot where nothing was measured."""
+    return "".join(BLANK if v is None else _BARS[min(7, max(0, round(8 * v) - 1))]
+                   for v in resampled(history, columns))
+
+
+def label(findings: Sequence[FleetFinding]) -> str:
+    """What was found of a job, for a cell: the first, and how many more."""
+    if not findings:
+        return ""
+    more = f" +{len(findings) - 1}" if len(findings) > 1 else ""
+    return f"{SEVERITY_MARK[findings[0].severity]} {findings[0].label}{more}"
+
+
+def remark(job: Job) -> str:
+    """What a reader must know of how the job's figures were had; "" where they are its own."""
+    return "figures of whole nodes, which it shares" if job.mapped == "shared node" else ""
+
+
+# -- JSON -------------------------------------------------------------------------------------------
+
+
+def to_document(report: Report) -> dict[str, Any]:
+    """docs/CLUSTER.md tells its keys."""
+    from gputop.core.codec import to_document as document
+
+    fleet: dict[str, Any] = document(report.fleet, finite=True)
+    return {"schema": SCHEMA, "version": __version__, **fleet,
+            "findings": [document(finding, finite=True) for finding in report.findings],
+            "abstained": [document(own, finite=True) for own in report.abstained]}
+
+
+# -- text -------------------------------------------------------------------------------------------
+
+
+def summary(fleet: Fleet) -> str:
+    from gputop.cluster.schemas import ACTIVITY_TITLES
+
+    parts = [f"{len(fleet.jobs)} job{'' if len(fleet.jobs) == 1 else 's'}", f"{fleet.gpus} GPUs"]
+    if fleet.free is not None:
+        parts.append(f"{fleet.free.gpus} of them of no job ({activity(fleet.free)} active)")
+    kinds = ", ".join(ACTIVITY_TITLES.get(kind, kind) for kind in fleet.kinds)
+    return " · ".join([*parts, *([f"active: {kinds}"] if kinds else [])])
+
+
+def to_text(report: Report, width: int) -> str:
+    fleet = report.fleet
+    lines = [*wrap(f"{fleet.source} · {moment(fleet.time_s)}", width), *wrap(summary(fleet), width), ""]
+    for problem in fleet.problems:
+        lines += wrap(problem.message, width, "! ")
+        lines += wrap(problem.fix, width, "  ") if problem.fix else []
+    if fleet.problems:
+        lines.append("")
+    names, history, found = layout(width, fleet.jobs)
+    if fleet.jobs:
+        heads = " ".join(fit(COLUMNS[n].heading, COLUMNS[n].width, right=COLUMNS[n].right) for n in names)
+        lines.append(f"{heads} {fit(_span(fleet.jobs), history)} found".rstrip())
+    for job in fleet.jobs:
+        own = cells(job, fleet.time_s)
+        row = " ".join(fit(printable(own[n]), COLUMNS[n].width, right=COLUMNS[n].right) for n in names)
+        reason = label(report.of_job(job.id)) or remark(job)
+        lines.append(f"{row} {bars(job.history, history)} {fit(reason, found)}".rstrip())
+    for finding in report.findings:
+        lines += ["", *wrap(f"{SEVERITY_MARK[finding.severity]} {finding.title}", width)]
+        lines += wrap(finding.why, width, "  ")
+        if finding.gpu_hours_lost is not None:
+            since = "" if finding.since_s is None else (
+                f" since {'' if finding.since_exact else 'before '}{moment(finding.since_s)}")
+            lines += wrap(f"{finding.gpu_hours_lost:,.1f} GPU hours lost{since}.", width, "  ")
+        lines += wrap(finding.action, width, "  → ", "    ")
+    if not report.findings and fleet.jobs:
+        lines += ["", "Nothing found that wastes GPUs."]
+    for own_id, missing in ((a.id, a.missing) for a in report.abstained):
+        lines += wrap(f"{own_id} cannot be judged without {missing}", width, "· ")
+    lines += ["", f"{fleet.queries} queries, {fleet.bytes:,} bytes, {fleet.seconds:.2f} s"]
+    return "\n".join(lines) + "\n"
+
+
+def _span(jobs: Sequence[Job]) -> str:
+    history = next((job.history for job in jobs if job.history is not None), None)
+    return "" if history is None else f"last {len(history.values) * history.step_s / 3600:.3g} h"
+
+
+# -- HTML -------------------------------------------------------------------------------------------
+
+_STYLE = """\
+table.fleet { border-collapse: collapse; width: 100%; } .fleet td, .fleet th { padding: 2px 8px; text-align: right; }
+.fleet td:first-child, .fleet th:first-child, .fleet td:last-child, .fleet th:last-child { text-align: left; }
+.fleet svg { width: 100%; min-width: 160px; height: 18px; display: block; }
+"""
+
+
+def to_html(report: Report) -> str:
+    """One page that loads nothing and runs nothing."""
+    from importlib import resources
+
+    fleet = report.fleet
+    css = resources.files("gputop.export").joinpath("report.css").read_text("utf-8")
+    heads = "".join(f"<th>{esc(own.heading)}</th>" for own in COLUMNS.values())
+    rows = "".join(_html_row(job, report) for job in fleet.jobs)
+    problems = "".join(f'<p class="bad">{esc(p.message)}</p><p>{esc(p.fix)}</p>' for p in fleet.problems)
+    return "\n".join((
+        "<!DOCTYPE html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'; '
+        'base-uri \'none\'; form-action \'none\'">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>gputop cluster, {esc(moment(fleet.time_s))}</title>", f"<style>\n{css}{_STYLE}</style>", "</head>",
+        '<body><header class="top"><div><div class="brand">gputop cluster</div>'
+        f'<h1>{esc(summary(fleet))}</h1><div class="facts"><span>{esc(fleet.source)}</span></div></div>'
+        f'<div class="when">{esc(moment(fleet.time_s))}</div></header>{problems}',
+        f"<section><h2>Jobs<small>{esc(_span(fleet.jobs))}</small></h2>"
+        f'<table class="fleet"><tr>{heads}<th>history</th><th>found</th></tr>{rows}</table></section>',
+        f"<section><h2>Findings</h2>{''.join(map(_html_finding, report.findings)) or '<p>None.</p>'}</section>",
+        f"<footer>Written by gputop {esc(__version__)}.</footer>", "</body>", "</html>", ""))
+
+
+def _html_row(job: Job, report: Report) -> str:
+    own = cells(job, report.fleet.time_s)
+    reason = label(report.of_job(job.id)) or remark(job)
+    tds = "".join(f"<td>{esc(own[name])}</td>" for name in COLUMNS)
+    return f"<tr>{tds}<td>{_picture(job.history)}</td><td>{esc(reason)}</td></tr>"
+
+
+def _picture(history: History | None) -> str:
+    from gputop.export.pictures import color
+    from gputop.render.palette import step_of
+
+    if history is None:
+        return ""
+    boxes = "".join(f'<path fill="{color(step_of(v))}" d="M{i} {1 - max(v, 0.04):.3f}h1V1h-1z"/>'
+                    for i, v in enumerate(history.values) if v is not None)
+    return (f'<svg viewBox="0 0 {len(history.values)} 1" preserveAspectRatio="none" role="img" '
+            f'aria-label="activity of the past">{boxes}</svg>')
+
+
+def _html_finding(finding: FleetFinding) -> str:
+    rows = "".join(f"<li>{esc(evidence_label(name))}<b>{esc(figure(name, value))}</b></li>"
+                   for name, value in finding.evidence.items())
+    return (f"<h3>{SEVERITY_MARK[finding.severity]} {esc(finding.title)}</h3><p>{esc(finding.why)}</p>"
+            f'<p>{esc(finding.action)}</p><ul class="legend">{rows}</ul>')
+
+
+def render(report: Report, form: str, width: int = 100) -> str:
+    """As "text", "json" or "html"."""
+    if form == "json":
+        import json
+
+        return json.dumps(to_document(report), indent=1, allow_nan=False) + "\n"
+    return to_html(report) if form == "html" else to_text(report, width)

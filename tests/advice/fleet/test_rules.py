@@ -1,0 +1,126 @@
+"""The rules about a fleet: the fault, a healthy job, and one of which too little is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.advice.fleet.advise import FleetFinding, fleet_advice
+from gputop.cluster.model import Job
+from tests.cluster.fleets import NOW, fleet, gpu, job, node, past
+
+
+def found(*jobs: Job) -> list[FleetFinding]:
+    return list(fleet_advice(fleet(*jobs))[0])
+
+
+def only(*jobs: Job) -> FleetFinding:
+    (finding,) = found(*jobs)
+    return finding
+
+
+def test_nothing_is_said_of_a_healthy_job() -> None:
+    assert fleet_advice(fleet(job())) == ((), ())
+
+
+def test_a_job_that_holds_gpus_and_does_not_use_them() -> None:
+    finding = only(job(idle_gpus=32, median=0.0, activity=0.0, history=past((136, 0.9), (42, 0.0))))
+    assert (finding.id, finding.job, finding.severity, finding.label) == ("held_idle", "7", "high", "held, idle 42 min")
+    assert NOW - finding.since_s == pytest.approx(42 * 60, abs=1) and finding.since_exact
+    assert finding.gpu_hours_lost == pytest.approx(32 * 42 / 60, rel=0.01)
+
+
+def test_idle_for_longer_than_the_history_is_at_least_that() -> None:
+    finding = only(job(idle_gpus=32, median=0.0, history=past((180, 0.0))))
+    assert not finding.since_exact and finding.label == "held, idle > 3.0 h"
+
+
+def test_idle_without_a_history_is_a_quarter_of_an_hour_at_least() -> None:
+    finding = only(job(idle_gpus=32, median=0.0, history=None))
+    assert finding.gpu_hours_lost == 8.0 and not finding.since_exact
+
+
+def test_a_young_job_on_nodes_that_were_idle_before_it_is_not_idle() -> None:
+    young = {"idle_gpus": 32, "median": 0.0, "mapped": "node", "start_s": NOW - 300, "history": past((180, 0.0))}
+    assert "held_idle" not in [f.id for f in found(job(**young))]
+    finding = only(job(**{**young, "start_s": NOW - 1800}))
+    assert finding.id == "held_idle" and NOW - finding.since_s == pytest.approx(1800, abs=180)
+
+
+def test_a_job_that_uses_some_of_its_gpus() -> None:
+    idle = gpu(0.0, "n1:7")
+    finding = only(job(idle_gpus=16, median=0.45, mad=0.45, low_gpus=(idle,),
+                       idle_history=past((120, 0.0), (60, 16.0))))
+    assert (finding.id, finding.severity, finding.label) == ("partly_used_job", "high", "uses 16 of 32 GPUs")
+    assert finding.places == ("n1:7",) and finding.gpu_hours_lost == pytest.approx(16.0, rel=0.05)
+
+
+@pytest.mark.parametrize(("figures", "word"), [
+    ({"sm_clock_hz": 1.1e9, "temperature_c": 88.0}, "too hot"),
+    ({"sm_clock_hz": 1.1e9, "power_w": 699.0, "power_limit_w": 700.0}, "power is limited"),
+    ({"sm_clock_hz": 1.1e9, "temperature_c": 85.0, "clock_reasons": 4.0}, "power is limited"),
+    ({"sm_clock_hz": 1.1e9, "clock_reasons": 64.0}, "too hot"),
+    ({"sm_clock_hz": 1.1e9}, "1100 MHz, the others' 1980 MHz."),
+    ({"sm_clock_hz": 1.98e9, "pcie_width": 4.0}, "4 lanes, the others' with 16"),
+    ({"rows_remap_failed": 1.0, "sm_clock_hz": 1.1e9}, "could not be replaced"),
+    ({"ecc_uncorrected": 2.0}, "2 memory errors"),
+    ({"xid": 79.0}, "Xid event is 79"),
+    ({"sm_clock_hz": 1.98e9, "pcie_width": 16.0, "xid": 0.0, "temperature_c": 88.0}, "tells the reason"),
+])
+def test_a_straggler_has_its_reason(figures: dict[str, float], word: str) -> None:
+    slow = gpu(0.55, history=past((60, 0.9), (120, 0.55)), **figures)
+    finding = only(job(low_gpus=(slow,), peers={"sm_clock_hz": 1.98e9, "pcie_width": 16.0}))
+    assert (finding.id, finding.severity, finding.label) == ("straggler_gpu", "high", "straggler n4:3")
+    assert word in finding.why and finding.places == ("n4:3",)
+    assert finding.gpu_hours_lost == pytest.approx(0.35 * 2, rel=0.05) and finding.since_exact
+
+
+@pytest.mark.parametrize("changes", [
+    {"mad": 0.1}, {"median": None}, {"gpus": 3, "nodes": 1}, {"low_gpus": (gpu(0.8),)}, {"low_gpus": (gpu(0.0),)},
+    {"gpus": 4, "nodes": 1, "low_gpus": (gpu(0.5), gpu(0.5, "n4:2"))},
+], ids=["spread", "no median", "too few", "near", "idle", "half of the job"])
+def test_what_is_no_straggler(changes: dict[str, object]) -> None:
+    assert found(job(**{"low_gpus": (gpu(0.55),), **changes})) == []
+
+
+def test_a_slow_node_explains_its_gpus() -> None:
+    low = tuple(gpu(0.4, f"n2:{i}", past((120, 0.9), (60, 0.4))) for i in range(4))
+    finding = only(job(low_gpus=low, low_nodes=(node(0.45),)))
+    assert (finding.id, finding.places, finding.label) == ("slow_node", ("n2",), "slow node n2")
+    assert finding.gpu_hours_lost == pytest.approx(0.45 * 8, rel=0.05)
+    other = job(low_gpus=(*low, gpu(0.5, "n3:0")), low_nodes=(node(0.45),))
+    assert [f.id for f in found(other)] == ["slow_node", "straggler_gpu"]
+    assert found(other)[1].places == ("n3:0",)
+
+
+def test_of_two_nodes_neither_is_the_slow_one() -> None:
+    assert found(job(nodes=2, gpus=16, low_nodes=(node(0.45),))) == []
+    assert found(job(low_nodes=(node(0.45), node(0.4, "n3")))) == []
+
+
+def test_activity_that_fell_and_stayed_down() -> None:
+    finding = only(job(activity=0.4, median=0.4, node_median=0.4, history=past((120, 0.9), (60, 0.4))))
+    assert (finding.id, finding.label) == ("activity_drop", "fell 90 % → 40 %")
+    assert finding.gpu_hours_lost == pytest.approx(32 * 0.5, rel=0.06)
+
+
+@pytest.mark.parametrize("history", [
+    past((170, 0.9), (10, 0.4)), past((10, 0.9), (170, 0.4)), past((120, 0.9), (60, 0.7)), past((120, 0.1), (60, 0.02)),
+    past(*[(10, 0.9), (10, 0.1)] * 7, (40, 0.1)), past((60, 0.4), (120, 0.9)), past((20, None), (4, 0.9)),
+], ids=["just now", "a start", "little", "noise", "comes and goes", "rose", "young"])
+def test_what_is_no_drop(history: object) -> None:
+    assert found(job(history=history)) == []
+
+
+def test_on_shared_nodes_and_with_two_kinds_of_activity_nothing_is_judged() -> None:
+    findings, abstained = fleet_advice(fleet(job(mapped="shared node", idle_gpus=32), job(mapped="shared node")))
+    assert findings == () and {a.id for a in abstained} == {"held_idle", "partly_used_job", "slow_node",
+                                                            "straggler_gpu", "activity_drop"}
+    assert all("others hold GPUs of its nodes" in a.missing and "(2 jobs)" in a.missing for a in abstained)
+    findings, abstained = fleet_advice(fleet(job(kind="mixed", median=None, low_gpus=(gpu(0.3),))))
+    assert findings == () and {a.id for a in abstained} == {"slow_node", "straggler_gpu"}
+
+
+def test_what_lost_most_stands_first() -> None:
+    long = job(id="1", idle_gpus=32, median=0.0, history=past((60, 0.9), (120, 0.0)))
+    short = job(id="2", idle_gpus=32, median=0.0, history=past((120, 0.9), (60, 0.0)))
+    assert [f.job for f in found(short, long)] == ["1", "2"]

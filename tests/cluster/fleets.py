@@ -1,0 +1,90 @@
+"""A Prometheus of canned answers, and jobs to judge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from gputop.cluster.collect import Limits
+from gputop.cluster.endpoint import parse_endpoint
+from gputop.cluster.model import Fleet, Gpu, History, Job, Node
+from gputop.cluster.prometheus import Cost, Series
+from gputop.core.errors import GputopError
+
+NOW = 1_800_000_000.0
+LIMITS = Limits(0.01, 900.0, 0.15)
+STEP_S = 120.0
+Rows = Sequence[tuple[Mapping[str, str], float]]
+
+
+class CannedClient:
+    """Answers an arm of a query, by its ``figure``, with rows; ``fails`` are words of queries that are refused."""
+
+    def __init__(self, names: Mapping[str, int], labels: Sequence[str] = (), **arms: Rows) -> None:
+        self.endpoint = parse_endpoint("http://prom:9090")
+        self.cost, self.warnings = Cost(), []
+        self.queries: list[str] = []
+        self.arms = dict(arms)
+        self.fails: dict[str, GputopError] = {}
+        self.history: Callable[[Mapping[str, str], float], float] = lambda labels, at_s: 0.9
+        self._names, self._labels = names, labels
+
+    def instant(self, query: str, at_s: float | None = None) -> list[Series]:
+        self._count(query)
+        if query.startswith("count by (__name__"):
+            return [Series({"__name__": name, "job": "dcgm"}, [(NOW, float(n))]) for name, n in self._names.items()]
+        if query.startswith("label_replace(count({__name__"):
+            return [Series({"figure": label}, [(NOW, 1.0)]) for label in self._labels]
+        return [Series({**labels, "figure": figure}, [(NOW, value)]) for figure in self._figures(query)
+                for labels, value in self.arms.get(re.sub(r"\d+$", "", figure), ())]
+
+    def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
+        self._count(query)
+        times = [begin_s + i * step_s for i in range(round((end_s - begin_s) / step_s) + 1)]
+        figures = [f for f in self._figures(query) if f.startswith("activity")]
+        if figures:
+            return [Series({**labels, "figure": figure}, [(t, self.history(labels, t)) for t in times])
+                    for figure in figures for labels, _ in self.arms["activity"]]
+        return [Series(dict(labels), [(t, self.history(labels, t)) for t in times])
+                for labels, _ in self.arms.get("low_gpu", ())]
+
+    @staticmethod
+    def _figures(query: str) -> list[str]:
+        return re.findall(r'"figure", "(\w+)"', query)
+
+    def _count(self, query: str) -> None:
+        self.queries.append(query)
+        self.cost.queries += 1
+        for word, error in self.fails.items():
+            if word in query:
+                raise error
+
+
+def past(*levels: tuple[float, float | None]) -> History:
+    """(minutes, level) one after the other, up to now."""
+    values = [level for minutes, level in levels for _ in range(round(minutes * 60 / STEP_S))]
+    return History(NOW - (len(values) - 1) * STEP_S, STEP_S, tuple(values))
+
+
+def job(**changes: object) -> Job:
+    """Four nodes of eight GPUs, healthy."""
+    healthy = Job(gpus=32, activity=0.9, kind="sm_active", memory_used_bytes=8e10, memory_total_bytes=1e11, id="7",
+                  label="hpc_job", nodes=4, idle_gpus=0, median=0.9, mad=0.02, node_median=0.9,
+                  history=past((180, 0.9)), idle_history=past((180, 0.0)))
+    return replace(healthy, **changes)  # type: ignore[arg-type]
+
+
+def gpu(activity: float, name: str = "n4:3", history: History | None = None, **figures: float) -> Gpu:
+    node, _, number = name.partition(":")
+    return Gpu(node=node, gpu=number, uuid=f"GPU-{name}", activity=activity, kind="sm_active", figures=figures,
+               history=history)
+
+
+def node(activity: float, name: str = "n2") -> Node:
+    return Node(gpus=8, activity=activity, name=name)
+
+
+def fleet(*jobs: Job) -> Fleet:
+    return Fleet(time_s=NOW, figures_s=NOW, source="http://prom:9090 (dcgm-exporter)", jobs=jobs, kinds=("sm_active",),
+                 gpus=sum(own.gpus for own in jobs))

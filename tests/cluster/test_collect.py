@@ -1,0 +1,149 @@
+"""What is asked, how often, and what is made of the answers; the Prometheus is a double."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gputop.cluster.collect import QUERIES, Collector, View
+from gputop.core.errors import GputopError, NoDataError
+from tests.cluster.fleets import LIMITS, NOW, CannedClient
+from tests.cluster.test_slurm import squeue
+
+DCGM = {"DCGM_FI_PROF_SM_ACTIVE": 1600, "DCGM_FI_DEV_GPU_UTIL": 1600, "DCGM_FI_DEV_POWER_USAGE": 1600}
+JOB, OTHER = {"hpc_job": "7"}, {"hpc_job": "8"}
+NODE_1, NODE_2 = {"Hostname": "n1", "instance": "10.0.0.1:9400"}, {"hostname": "n2.example", "instance": "n2:9400"}
+
+
+def by_label() -> CannedClient:
+    return CannedClient(
+        DCGM, ["hpc_job"], activity=[(JOB, 0.9), (OTHER, 0.5), ({}, 0.0)], gpus=[(JOB, 32), (OTHER, 8), ({}, 16)],
+        nodes=[(JOB, 4), (OTHER, 1)], median=[(JOB, 0.9), (OTHER, 0.5)], power_w=[(JOB, 20_000.0)], mad=[(JOB, 0.01)],
+        idle_gpus=[(OTHER, 3)], all_gpus=[({}, 56)], node_median=[(JOB, 0.9)],
+        low_gpu=[({**JOB, **NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.5), ({**NODE_1, "UUID": "GPU-9", "gpu": "0"}, 0.0)],
+        down=[({}, 1)], targets=[({}, 5)], down_target=[({"instance": "n9:9400", "job": "dcgm"}, 0)])
+
+
+def collector(client: CannedClient, slurm: bytes | None = None) -> Collector:
+    def said() -> bytes:
+        if slurm is None:
+            raise FileNotFoundError
+        return slurm
+    return Collector(client, LIMITS, said, clock=lambda: NOW)  # type: ignore[arg-type]
+
+
+def test_jobs_come_from_labels_and_their_people_from_slurm() -> None:
+    fleet = collector(by_label(), squeue()).refresh(View())
+    jobs = {own.id: own for own in fleet.jobs}
+    assert set(jobs) == {"7", "8"} and fleet.gpus == 56
+    own = jobs["7"]
+    assert (own.user, own.name, own.start_s, own.nodes, own.gpus, own.mapped) == ("ada", "train", 100, 4, 32, "label")
+    assert (own.activity, own.power_w, own.median, own.mad, own.idle_gpus) == (0.9, 20_000.0, 0.9, 0.01, 0)
+    assert [g.name for g in own.low_gpus] == ["n1:3"]
+    assert (jobs["8"].user, jobs["8"].idle_gpus, jobs["8"].power_w) == (None, 3, None)
+    assert fleet.free is not None and fleet.free.gpus == 16 and fleet.kinds == ("sm_active",)
+    (problem,) = fleet.problems
+    assert problem.message.startswith("1 of 5 exporters do not answer: n9;")
+
+
+def test_a_refresh_has_at_most_four_queries_and_what_is_known_is_not_asked_again() -> None:
+    client = by_label()
+    own = collector(client)
+    view = View(open_jobs=("7",))
+    for _ in range(6):
+        assert own.refresh(view).queries <= QUERIES
+        if own.settled:
+            break
+    assert own.settled
+    assert sum("query_range" in q or "_over_time(DCGM_FI_PROF_SM_ACTIVE{}" in q for q in client.queries) == 0
+    before = len(client.queries)
+    own.refresh(View())
+    # The figures, what differs and the GPUs that do; the history of these minutes is known.
+    assert len(client.queries) - before == 3
+
+
+def test_the_past_comes_at_once_and_ends_now() -> None:
+    client = by_label()
+    client.history = lambda labels, at_s: 0.9 if at_s < NOW - 3600 else 0.3
+    own = collector(client)
+    for _ in range(4):
+        fleet = own.refresh(View(span_s=7200, step_s=120))
+    history = fleet.jobs[0].history
+    assert history is not None and len(history.values) == 60 and NOW - 120 < history.end_s <= NOW
+    assert history.values[0] == 0.9 and history.values[-1] == 0.3
+    assert fleet.jobs[0].low_gpus[0].history is not None
+
+
+def by_node() -> CannedClient:
+    nodes = ((NODE_1, 0.9), (NODE_2, 0.5))
+    return CannedClient(DCGM, (), activity=nodes, gpus=[(NODE_1, 8), (NODE_2, 8)], median=nodes)
+
+
+def test_without_labels_jobs_are_slurms_nodes() -> None:
+    fleet = collector(by_node(), squeue()).refresh(View())
+    (own,) = fleet.jobs
+    assert (own.id, own.mapped, own.gpus, own.activity, own.nodes) == ("7", "node", 16, pytest.approx(0.7), 2)
+    assert fleet.gpus == 16 and fleet.free is None
+
+
+def test_on_a_node_that_others_hold_gpus_of_too_the_figures_are_the_nodes() -> None:
+    jobs = [json.loads(squeue(job_id=number, nodes="n1", gres_detail=[f"gpu:{count}"]))["jobs"][0]
+            for number, count in ((1, 5), (2, 3))]
+    fleet = collector(by_node(), json.dumps({"jobs": jobs}).encode()).refresh(View())
+    assert [(j.id, j.mapped, j.gpus, j.activity) for j in fleet.jobs] == [("1", "shared node", 5, 0.9),
+                                                                         ("2", "shared node", 3, 0.9)]
+    assert fleet.jobs[0].idle_gpus is None and fleet.free is not None and fleet.free.gpus == 8
+
+
+def test_without_labels_and_slurm_that_is_said() -> None:
+    fleet = collector(by_node()).refresh(View())
+    assert fleet.jobs == () and fleet.free is not None and fleet.free.gpus == 16
+    assert "no label of a job" in fleet.problems[0].message and fleet.problems[0].fix
+
+
+def test_a_slurm_that_fails_leaves_the_figures() -> None:
+    fleet = collector(by_label(), b"slurm_load_jobs error").refresh(View())
+    assert len(fleet.jobs) == 2 and any("squeue" in p.message for p in fleet.problems)
+
+
+def test_before_the_first_answer_a_fault_is_an_error_and_after_it_the_rest_stays() -> None:
+    client = by_label()
+    client.fails["count by (__name__"] = GputopError("gone", "mend it")
+    own = collector(client)
+    with pytest.raises(GputopError, match="gone"):
+        own.refresh(View())
+    client.fails.clear()
+    assert own.refresh(View()).figures_s == NOW
+    client.fails['"idle_gpus"'] = GputopError("401", "a token")
+    fleet = own.refresh(View())
+    assert len(fleet.jobs) == 2 and ("401", "a token") in [(p.message, p.fix) for p in fleet.problems]
+    client.fails = {'"mad"': GputopError("refused")}
+    assert any(p.message == "refused" for p in own.refresh(View()).problems)
+
+
+def test_a_prometheus_without_gpus_is_no_data() -> None:
+    with pytest.raises(GputopError, match="has no figures of GPUs") as caught:
+        collector(CannedClient({"DCGM_FI_DEV_FAN_SPEED": 3})).refresh(View())
+    assert caught.value.exit_code == NoDataError("").exit_code
+
+
+def test_kinds_of_activity_are_weighed_and_named() -> None:
+    sm, util = {**JOB, "kind": "sm_active"}, {**JOB, "kind": "util"}
+    client = CannedClient({**DCGM, "DCGM_FI_PROF_SM_ACTIVE": 800}, ["hpc_job"], activity=[(sm, 0.4), (util, 1.0)],
+                          gpus=[(sm, 24), (util, 8)], median=[(sm, 0.4), (util, 1.0)])
+    (own,) = collector(client).refresh(View()).jobs
+    assert (own.kind, own.gpus, own.activity, own.median) == ("mixed", 32, pytest.approx(0.55), None)
+
+
+def test_open_nodes_have_their_gpus() -> None:
+    client = by_label()
+    own = collector(client)
+    view = View(open_jobs=("7",), open_nodes=(("7", "n1"),))
+    client.arms["activity"] = [({**JOB, **NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.5), *client.arms["activity"]]
+    for _ in range(4):
+        fleet = own.refresh(view)
+    opened = next(n for n in fleet.jobs[0].each if n.name == "n1")
+    assert [(g.gpu, g.activity) for g in opened.each] == [("3", 0.5)]
+    assert replace(view) == view

@@ -1,0 +1,166 @@
+"""The client against a server that stalls, lies, floods and sends its visitors elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from urllib.parse import parse_qs
+
+import pytest
+
+from gputop.cluster import prometheus
+from gputop.cluster.endpoint import Credentials, parse_endpoint
+from gputop.cluster.prometheus import Client, QueryRefused
+from gputop.core.errors import GputopError
+
+Reply = Callable[[http.server.BaseHTTPRequestHandler], None]
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    reply: Reply
+    asked: list[tuple[str, dict[str, list[str]], str]]
+
+    def do_POST(self) -> None:
+        form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        self.asked.append((self.path, form, self.headers.get("Authorization", "")))
+        type(self).reply(self)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def served(reply: Reply, credentials: Credentials | None = None, timeout_s: float = 20.0,
+           ) -> Iterator[tuple[Client, list[tuple[str, dict[str, list[str]], str]]]]:
+    handler = type("Handler", (_Handler,), {"reply": staticmethod(reply), "asked": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        endpoint = parse_endpoint(f"http://127.0.0.1:{server.server_address[1]}/prefix")
+        with contextlib.closing(Client(endpoint, credentials or Credentials(), timeout_s=timeout_s)) as client:
+            yield client, handler.asked
+        server.shutdown()
+
+
+def body(result: object, kind: str = "vector", **more: object) -> bytes:
+    return json.dumps({"status": "success", "data": {"resultType": kind, "result": result}, **more}).encode()
+
+
+def answer(data: bytes, status: int = 200, packed: bool = False, **headers: str) -> Reply:
+    def reply(handler: http.server.BaseHTTPRequestHandler) -> None:
+        sent = gzip.compress(data) if packed else data
+        handler.send_response(status)
+        for name, value in {"Content-Length": str(len(sent)), **headers}.items():
+            handler.send_header(name, value)
+        if packed:
+            handler.send_header("Content-Encoding", "gzip")
+        handler.end_headers()
+        handler.wfile.write(sent)
+    return reply
+
+
+ONE = [{"metric": {"gpu": "0"}, "value": [100.0, "0.5"]}]
+
+
+def test_queries_are_posted_with_credentials_and_answers_counted() -> None:
+    with served(answer(body(ONE), packed=True), Credentials(token="abc")) as (client, asked):
+        (series,) = client.instant('up{a="b"}')
+        client.instant("up", 50.0)
+        assert (series.labels, series.value) == ({"gpu": "0"}, 0.5)
+        assert [path for path, _, _ in asked] == ["/prefix/api/v1/query"] * 2
+        assert asked[0][1]["query"] == ['up{a="b"}'] and asked[1][1]["time"] == ["50.000"]
+        assert {authorization for _, _, authorization in asked} == {"Bearer abc"}
+        assert client.cost.queries == 2 and client.cost.plain_bytes == 2 * len(body(ONE))
+        assert client.cost.bytes == 2 * len(gzip.compress(body(ONE)))
+
+
+def test_a_range_has_all_its_points() -> None:
+    series = [{"metric": {}, "values": [[0, "1"], [30, "NaN"], [60, "3"], [90, "+Inf"], [120, "x"], 7]}]
+    with served(answer(body(series, "matrix"))) as (client, asked):
+        assert client.range("up", 0, 120, 30)[0].points == [(0.0, 1.0), (60.0, 3.0)]
+        assert asked[0][1]["step"] == ["30"]
+
+
+def test_values_that_are_no_measurement_and_damaged_series_are_left_out() -> None:
+    result = [{"metric": {"n": text}, "value": [1, text]} for text in ("9223372036854775794", "1.4e14", "NaN", "")]
+    result += [{"metric": 3, "value": [1, "1"]}, {"metric": {}}, 7, {"metric": {"ok": "a\x1b[2J" + "x" * 999},
+                                                                   "value": [1, "2"]}]
+    with served(answer(body(result))) as (client, _):
+        (series,) = client.instant("up")
+    assert series.labels["ok"].isprintable() and len(series.labels["ok"]) == 200
+
+
+@pytest.mark.parametrize(("reply", "message"), [
+    (answer(b"who are you", 401), "wants credentials"),
+    (answer(b"", 302, Location="http://evil.example/\x1b[2J"), "which is not followed"),
+    (answer(b"<html>", 200), "no Prometheus, or a proxy"),
+    (answer(b"bad gateway", 502), "HTTP 502 and no JSON"),
+    (answer(json.dumps({"status": "error", "error": "query timed out\x1b"}).encode(), 503), "query timed out"),
+    (answer(b"[" * 100_000, 200), "no Prometheus"),
+    (answer(b'{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}'), "not Prometheus's"),
+    (answer(body(ONE), 200, **{"Content-Length": "5000", "Connection": "close"}), "ended before it was whole"),
+    (answer(b"\x00" * 100, 200, **{"Content-Encoding": "gzip"}), "is damaged"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_what_goes_wrong_is_said_with_its_cause(reply: Reply, message: str) -> None:
+    def closing(handler: http.server.BaseHTTPRequestHandler) -> None:
+        reply(handler)
+        handler.close_connection = True
+
+    with (served(closing, Credentials(token="s3cret")) as (client, _),
+          pytest.raises(GputopError, match=message) as caught):
+        client.instant("up")
+    assert "s3cret" not in str(caught.value) and caught.value.message.isprintable() and caught.value.fix
+
+
+def test_a_query_that_is_refused_is_told_apart() -> None:
+    wrong = json.dumps({"status": "error", "errorType": "bad_data", "error": "parse error"}).encode()
+    for status in (400, 422):
+        with served(answer(wrong, status)) as (client, _), pytest.raises(QueryRefused, match="parse error"):
+            client.instant("(")
+
+
+def test_a_server_that_stalls_is_left_in_time() -> None:
+    forever = threading.Event()
+    try:
+        with served(lambda _: forever.wait() and None, timeout_s=0.2) as (client, _):
+            with pytest.raises(GputopError, match="did not answer within"):
+                client.instant("up")
+            forever.set()
+    finally:
+        forever.set()
+
+
+def test_a_server_that_is_gone_is_said() -> None:
+    with served(answer(body(ONE))) as (client, _):
+        pass
+    with pytest.raises(GputopError, match="cannot be reached: Connection refused"):
+        client.instant("up")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_flood_is_cut(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "MAX_PLAIN_BYTES", 1 << 20)
+    with (served(answer(b" " * (2 << 20), packed=packed)) as (client, _),
+          pytest.raises(GputopError, match="is larger than 1 MB")):
+        client.instant("up")
+
+
+def test_a_kept_connection_that_the_server_closed_is_opened_again() -> None:
+    def once(handler: http.server.BaseHTTPRequestHandler) -> None:
+        answer(body(ONE))(handler)
+        handler.close_connection = True  # without having said so
+
+    with served(once) as (client, asked):
+        assert client.instant("up") and client.instant("up")
+        assert len(asked) == 2
+
+
+def test_warnings_of_the_server_are_kept() -> None:
+    with served(answer(body(ONE, warnings=["a store is down\x1b"]))) as (client, _):
+        client.instant("up")
+        assert client.warnings == ["a store is down\ufffd"]

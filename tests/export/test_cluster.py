@@ -1,0 +1,72 @@
+"""A fleet as text, JSON and HTML."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gputop.advice.fleet.advise import fleet_advice
+from gputop.cluster.model import Group, Problem
+from gputop.export.cluster import Report, age, bars, cells, layout, power, render
+from tests.cluster.fleets import NOW, fleet, gpu, job, past
+
+HOSTILE = "a\x1b[2J<script>&\n\u202e"
+
+
+def report(hostile: bool = False) -> Report:
+    idle = job(id=HOSTILE if hostile else "8", idle_gpus=32, median=0.0, activity=0.0, user="ada", start_s=NOW - 7200,
+               history=past((136, 0.9), (42, 0.0)))
+    slow = job(low_gpus=(gpu(0.55, "n4:3", past((178, 0.55)), sm_clock_hz=1.1e9),), peers={"sm_clock_hz": 1.98e9})
+    own = replace(fleet(slow, idle, job(id="9", mapped="shared node", tensor_active=0.5, power_w=21_000.0)),
+                  free=Group(gpus=8, activity=0.0), problems=(Problem("1 exporter does not answer", "start it"),))
+    return Report(own, *fleet_advice(own))
+
+
+def test_the_text_has_a_row_a_job_and_what_was_found() -> None:
+    text = render(report(), "text", 120)
+    row = next(line for line in text.splitlines() if line.startswith("8 "))
+    assert "ada" in row and "4×8" in row and "2.0 h" in row and "held, idle 42 min" in row and "▁" in row
+    assert "● straggler n4:3" in text and "its power is limited" not in text and "1100 MHz" in text
+    assert "! 1 exporter does not answer" in text and "GPU hours lost since" in text
+    assert "~90%" in text and "figures of whole nodes" in text and "held_idle cannot be judged without" in text
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_every_line_fits(width: int) -> None:
+    names, history, found = layout(width, [])
+    assert {"job", "size", "activity"} <= set(names) and history >= 0 and found >= 0
+    assert all(len(line) <= width for line in render(report(), "text", width).splitlines())
+
+
+def test_columns_of_which_nothing_is_known_are_left_out() -> None:
+    assert "user" not in layout(200, [job()])[0] and "user" in layout(200, [job(user="ada")])[0]
+
+
+def test_json_has_null_for_unknown_and_ratios() -> None:
+    document = json.loads(render(report(), "json"))
+    assert document["schema"] == "gputop.cluster/1" and document["gpus"] == 96
+    jobs = {own["id"]: own for own in document["jobs"]}
+    assert jobs["7"]["user"] is None and jobs["7"]["power_w"] is None and jobs["7"]["activity"] == 0.9
+    assert jobs["8"]["history"]["values"][-1] == 0.0 and jobs["9"]["mapped"] == "shared node"
+    finding = next(own for own in document["findings"] if own["id"] == "straggler_gpu")
+    assert finding["job"] == "7" and finding["places"] == ["n4:3"] and finding["evidence"]["gpu_hours_lost"] > 0
+    assert document["problems"] == [{"message": "1 exporter does not answer", "fix": "start it"}]
+    assert {own["id"] for own in document["abstained"]} >= {"held_idle"}
+
+
+def test_names_from_outside_are_harmless_everywhere() -> None:
+    page = render(report(hostile=True), "html")
+    assert "<script" not in page and "\x1b" not in page and "http-equiv" in page
+    text = render(report(hostile=True), "text", 100)
+    assert "\x1b" not in text and "\u202e" not in text
+    assert json.loads(render(report(hostile=True), "json"))["jobs"][1]["id"] == HOSTILE
+
+
+def test_small_texts() -> None:
+    assert [age(s) for s in (None, 90, 7200, 3 * 86400)] == ["N/A", "2 min", "2.0 h", "3.0 d"]
+    assert power(640) == "640 W" and power(39_400) == "39 kW"
+    assert bars(past((6, 1.0), (2, None), (4, 0.0)), 6) == "███·▁▁" and bars(None, 2) == "··"
+    assert cells(job(nodes=3, gpus=32), NOW)["size"] == "3, 32" and cells(job(kind="util"), NOW)["activity"] == "90%*"
