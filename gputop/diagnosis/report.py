@@ -8,9 +8,10 @@ from gputop.advice.registry import ids_by_part
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
-from gputop.render.finding_text import culprits_text, evidence_label, gain_basis
+from gputop.render.evidence_words import evidence
+from gputop.render.finding_text import culprits_text, gain_basis
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
-from gputop.text.units import bytes_, figure, percent, printable, ranges, seconds
+from gputop.text.units import bytes_, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
 from gputop.trace.readers.registry import WRITERS
 
@@ -176,8 +177,8 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     saves = "no figure" if f.gain.step_time is None else f"{percent(f.gain.step_time)} of the {per}"
     yield from wrap(f"saves: {saves}; {gain_basis(f)}" if f.gain.by is None else f"saves: {saves}. {gain_basis(f)}",
                     width, "   ", "     ")
-    evidence = (f"{evidence_label(name)} {figure(name, value)}" for name, value in f.evidence.items())
-    yield from wrap("evidence: " + ", ".join(evidence), width, "   ", "     ")
+    figures = "; ".join(f"{label} {value}" for label, value in evidence(f))
+    yield from wrap(f"evidence: {figures}", width, "   ", "     ")
     if f.consequences:
         others = "; ".join(f"{c.title} [{c.id}]" for c in f.consequences)
         yield from wrap(f"also explains: {others}", width, "   ", "     ")

@@ -19,14 +19,15 @@ from gputop.core.findings import Finding
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.export import pictures, tables
-from gputop.render.finding_text import NOTHING_FOUND, culprits_text, evidence_label, gain_basis, gain_text
+from gputop.render.evidence_words import evidence
+from gputop.render.finding_text import NOTHING_FOUND, culprits_text, gain_basis, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
 from gputop.replay.snapshot import DATA_ID, Snapshot, from_document
 from gputop.replay.snapshot_document import Grid, Track
 from gputop.text.markup import esc, esc_lines, moment, titled
-from gputop.text.units import figure, printable, ranges, ratio, reading, seconds
+from gputop.text.units import printable, ranges, ratio, reading, seconds
 
 _SCRIPT = """\
 for (const box of document.querySelectorAll(".code")) {
@@ -244,8 +245,7 @@ def _findings(s: Snapshot) -> str:
 
 def _finding(f: Finding) -> str:
     gain = gain_text(f)
-    chips = "".join(f"<li>{esc(evidence_label(name))} <b>{esc(figure(name, value))}</b></li>"
-                    for name, value in f.evidence.items())
+    chips = "".join(f"<li>{esc(label)} <b>{esc(value)}</b></li>" for label, value in evidence(f))
     gpus = f" · GPU {ranges(f.gpus, ', ')}" if f.gpus else ""
     explained = "".join(f"<li>{esc(c.title)}</li>" for c in f.consequences)
     expected = f"Gain {gain}" if gain else "Gain"

@@ -57,34 +57,6 @@ def gain_text(finding: Finding, step_s: float | None = None) -> str:
     return next(iter(gain_texts(finding, step_s)), "")
 
 
-# Endings of names that the figure's unit says again, see gputop.text.units.figure.
-_UNITS = ("_bytes_per_s", "_per_s", "_bytes", "_ratio", "_count", "_ns", "_s", "_w", "_c", "_hz")
-_SPELLED = {"gpu": "GPU", "gpus": "GPUs", "gpu0": "GPU 0", "sm": "SM", "dram": "DRAM", "pcie": "PCIe", "rx": "received",
-            "tx": "sent", "cpu": "CPU", "cpus": "CPUs", "fp32": "FP32", "h2d": "to the GPU", "d2h": "to the host",
-            "xid": "Xid", "ecc": "ECC", "p95": "95th percentile", "us": "µs", "20us": "20 µs"}
-# Names that say too little by themselves.
-_LABELS = {
-    "share_ratio": "share of the time", "window_s": "measured over", "more_s": "longer by",
-    "usual_step_s": "other steps take", "wanted_s": "at the rate of the slowest link", "late_s": "late by",
-    "late_gpu_part_ratio": "part of the latest GPU in it", "late_by_host_ratio": "late because of the host",
-    "last_to_arrive_count": "times it came last", "free_compute_s": "compute with no communication beside it",
-    "one_alone_ratio": "only one GPU computes", "one_alone_by_chance_ratio": "by chance it would be",
-    "any_active_ratio": "any GPU computes", "slow_share_ratio": "slower, of the readings at work",
-    "below_20us_ratio": "kernels below 20 µs", "held_up_ratio": "of the launch wait, held up",
-}
-
-
-def evidence_label(name: str) -> str:
-    """A name of a finding's evidence in words: "launch_wait_s" is "launch wait"; its unit stands with the figure."""
-    if name in _LABELS:
-        return _LABELS[name]
-    for unit in _UNITS:
-        if name.endswith(unit) and len(name) > len(unit):
-            name = name.removesuffix(unit)
-            break
-    return " ".join(_SPELLED.get(word, word) for word in name.split("_"))
-
-
 def gain_basis(finding: Finding) -> str:
     """Which way the estimated saving was had, and what it assumes, in sentences."""
     gain = finding.gain
@@ -103,31 +75,30 @@ def culprits_text(finding: Finding, width: int | None = None) -> str:
     if not named:
         return ""
     most = min(_SHOWN_CULPRITS, len(named))
-    text = _culprits(finding.culprits, named[:most])
-    if width is None or len(text) <= width:
-        return text
+    text = ""
     for shown in range(most, 0, -1):
-        brief = [replace(own, name=name) for own, name in zip(named, _endings(named[:shown]), strict=False)]
-        text = _culprits(finding.culprits, brief)
-        if len(text) <= width:
-            return text
-    name = brief[0].name
-    room = max(len(name) - (len(text) - width), _MIN_NAME)
-    return _culprits(finding.culprits, [replace(brief[0], name="…" + name[1 - room:])])[:width]
+        scope, brief = _within(named[:shown])
+        for within in dict.fromkeys((scope, f"…/{scope.rsplit('/', 1)[-1]}" if "/" in scope else scope)):
+            text = _culprits(finding.culprits, brief, within)
+            if width is None or len(text) <= width:
+                return text
+    name = printable(named[0].name)
+    room = max(len(name) - (len(text) - (width or 0)), _MIN_NAME)
+    return _culprits(finding.culprits, [replace(named[0], name="…" + name[1 - room:])], "")[:width]
 
 
-def _endings(several: Sequence[Culprit]) -> list[str]:
-    """The ends of their names, which tell most, as long as it takes to tell them apart."""
-    names = [printable(culprit.name) for culprit in several]
-    parts = [name.split("/") for name in names]
-    for depth in range(1, max(map(len, parts))):
-        ends = ["/".join(own[-depth - (own[-1] == "*"):]) for own in parts]
-        if len(set(ends)) == len(set(names)):
-            return [name if len(name) <= len(end) + 2 else f"…/{end}" for name, end in zip(names, ends, strict=True)]
-    return names
+def _within(several: Sequence[Culprit]) -> tuple[str, list[Culprit]]:
+    """The scope that all of several are in ("": none), and them with the rest of their names."""
+    parts = [printable(culprit.name).split("/") for culprit in several]
+    same = 0
+    if len(parts) > 1:
+        while all(len(own) > same + 1 + (own[-1] == "*") and own[same] == parts[0][same] for own in parts):
+            same += 1
+    return "/".join(parts[0][:same]), [
+        replace(culprit, name="/".join(own[same:])) for culprit, own in zip(several, parts, strict=True)]
 
 
-def _culprits(found: Sequence[Culprit], shown: Sequence[Culprit]) -> str:
+def _culprits(found: Sequence[Culprit], shown: Sequence[Culprit], within: str) -> str:
     first = shown[0]
     kinds = " and ".join(f"{kind}s" for kind in dict.fromkeys(culprit.kind for culprit in shown))
     where = (f"Only on GPU {ranges(first.only_on)}" if first.only_on else
@@ -139,4 +110,4 @@ def _culprits(found: Sequence[Culprit], shown: Sequence[Culprit]) -> str:
     per = "" if first.time_s is None else " in the window" if first.per == "window" else f" per {printable(first.per)}"
     more = sum(culprit.names for culprit in found[len(shown):])
     rest = f", and {more} more" + (f" op{'' if more == 1 else 's'}" if first.kind != "host" else "") if more else ""
-    return f"{where}: {', '.join(parts)}{per}{rest}"
+    return f"{where}{f' in {within}' if within else ''}: {', '.join(parts)}{per}{rest}"

@@ -142,10 +142,13 @@ def figure(name: str, value: float) -> str:
         return rate(value)
     if name.endswith("_per_s"):
         return f"{value:,.0f}/s"
-    if name.endswith("_bytes") or "_bytes_" in name:  # h2d_bytes_per_step
-        return bytes_(value)
+    if name.endswith("_bytes") or "_bytes_" in name or name.startswith("bytes_per_"):  # h2d_bytes_per_step
+        size = bytes_(value)
+        return f"{size[:-1]} {size[-1].removesuffix('B')}{'iB' if size[-1] != 'B' else 'B'}"
     if name.endswith(("_ratio", "_share")):
-        return ratio(value)
+        return percent(value)
+    if name in ("ratio", "factor", "times_peers"):
+        return f"{value:.3g}×"
     if name.endswith("_s"):
         return seconds(value)
     for suffix, unit in (("_w", WATTS), ("_c", CELSIUS), ("_hz", HERTZ)):

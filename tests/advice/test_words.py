@@ -20,6 +20,7 @@ from gputop.advice.rule import Rule
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.core.samples import CgroupSample, GpuSample, ProcessSample
+from gputop.render.evidence_words import LABELS, PER
 from tests.advice.live.scene import Scene
 from tests.fakes import cgroup_sample
 
@@ -113,6 +114,9 @@ def test_the_words_of_a_rule(rule: Rule, request: pytest.FixtureRequest) -> None
         verdict = example(verdict_of(rule), style)
         words = rule.function("describe")(verdict, *([job] if rule.origin == "trace" else []))
         assert all(isinstance(value, float) for value in words.evidence.values())
+        for name in words.evidence:
+            assert PER.sub("", name) in LABELS or name in LABELS or "_active" in name or "<" in name, (
+                f"{name}: say in gputop/render/evidence_words.py what it is and what it is compared with")
         written.append(text(words))
     same_as_golden(f"{rule.origin}-{rule.id}", "\n\n----\n".join(written) + "\n", request)
 

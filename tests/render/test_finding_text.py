@@ -3,7 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gputop.core.findings import Culprit, Gain
-from gputop.render.finding_text import culprits_text, evidence_label, gain_texts, what_if_text
+from gputop.render.evidence_words import evidence_label
+from gputop.render.finding_text import culprits_text, gain_texts, what_if_text
 from tests.tui.found import COMBINED, HEAVY, SMALL
 
 
@@ -35,10 +36,11 @@ def test_what_is_left_with_the_chosen_cures_and_what_then_saves_most() -> None:
 
 
 def test_evidence_is_told_in_words() -> None:
-    assert evidence_label("launch_wait_s") == "launch wait" and evidence_label("share_ratio") == "share of the time"
-    assert evidence_label("first_gpu_sm_active_ratio") == "first GPU SM active"
-    assert evidence_label("h2d_bytes_per_step") == "to the GPU bytes per step"
-    assert evidence_label("pcie_rx_bytes_per_s") == "PCIe received"
+    assert evidence_label("launch_wait_s") == "wait for launches"
+    assert evidence_label("share_ratio") == "share of the time"
+    assert evidence_label("first_gpu_sm_active_ratio") == "SM activity of GPU 0"
+    assert evidence_label("h2d_bytes_per_step") == "bytes to the GPU, per step"
+    assert evidence_label("pcie_rx_bytes_per_s") == "PCIe traffic to the GPU"
 
 
 def test_culprits_are_told_by_name_with_their_time() -> None:
@@ -62,8 +64,11 @@ def test_culprits_fit_a_line_and_are_printable() -> None:
     own = replace(HEAVY, culprits=long)
     for width in (40, 60, 76, 300):
         assert len(culprits_text(own, width)) <= width and culprits_text(own, width).isprintable()
-    apart = replace(HEAVY, culprits=tuple(Culprit(f"model/block_{i}/Conv2D", "op", 0.01) for i in range(9)))
-    assert culprits_text(apart, 80) == (
-        "Ops: …/block_0/Conv2D 10.0 ms, …/block_1/Conv2D 10.0 ms per step, and 7 more ops"), "short, and still apart"
+    apart = replace(HEAVY, culprits=tuple(Culprit(f"net/model/{i}x/Conv2D", "op", 0.01) for i in range(9)))
+    assert culprits_text(apart) == (
+        "Ops in net/model: 0x/Conv2D 10.0 ms, 1x/Conv2D 10.0 ms, 2x/Conv2D 10.0 ms per step, and 6 more ops")
+    whole = len(culprits_text(apart))
+    assert culprits_text(apart, whole - 1).startswith("Ops in …/model: 0x/Conv2D 10.0 ms, 1x/Conv2D 10.0 ms, 2x/")
+    assert culprits_text(apart, 80).startswith("Ops in net/model: 0x/Conv2D 10.0 ms, 1x/Conv2D 10.0 ms per step")
     layer = replace(HEAVY, culprits=(Culprit("model/encoder/block_*/attention/*", "layer", 0.01),))
-    assert culprits_text(layer, 40) == "Layers: …/attention/* 10.0 ms per step"
+    assert culprits_text(layer, 42) == "Layers: …ck_*/attention/* 10.0 ms per step"

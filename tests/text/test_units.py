@@ -70,9 +70,10 @@ def test_printable_leaves_no_way_to_drive_the_terminal() -> None:
 
 
 @pytest.mark.parametrize(("name", "value", "text"), [
-    ("wait_s", 0.181, "181 ms"), ("share_ratio", 0.533, "53%"), ("kernels_per_s", 4862.3, "4,862/s"),
-    ("h2d_bytes_per_s", 27.7e9, "27.7 GB/s"), ("h2d_bytes_per_step", 25.5e9, "23.7G"), ("peak_bytes", 7 << 30, "7.0G"),
-    ("power_w", 341.4, "341W"), ("factor", 8, "8"), ("ratio", 2.24, "2.24"), ("last_to_arrive_count", 5, "5"),
+    ("wait_s", 0.181, "181 ms"), ("share_ratio", 0.533, "53 %"), ("kernels_per_s", 4862.3, "4,862/s"),
+    ("h2d_bytes_per_s", 27.7e9, "27.7 GB/s"), ("h2d_bytes_per_step", 25.5e9, "23.7 GiB"),
+    ("peak_bytes", 7 << 30, "7.0 GiB"),
+    ("power_w", 341.4, "341W"), ("factor", 8, "8×"), ("ratio", 2.24, "2.24×"), ("last_to_arrive_count", 5, "5"),
 ])
 def test_evidence_is_shown_in_the_unit_its_name_ends_in(name: str, value: float, text: str) -> None:
     assert fmt.figure(name, value) == text

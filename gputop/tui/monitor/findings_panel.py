@@ -10,12 +10,12 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.core.findings import CombinedGain, Finding
-from gputop.render.finding_text import culprits_text, evidence_label, gain_texts, what_if_text
+from gputop.render.finding_text import culprits_text, gain_texts, what_if_text
 from gputop.render.palette import ACCENT, BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.render.step_bar import step_lines
 from gputop.render.styled_text import StyledText, justify, wrap
 from gputop.session.gpu_numbers import GpuNumbers
-from gputop.text.units import figure, fit, printable
+from gputop.text.units import printable
 from gputop.tui.keys import key
 from gputop.tui.widgets.cached_lines import DrawnLines
 
@@ -202,8 +202,3 @@ class ActionsPanel(DrawnLines, can_focus=True):
         else:
             self.selected_id = finding_id
             self.draw()
-
-
-def evidence_lines(finding: Finding) -> list[str]:
-    """The evidence, a line a number."""
-    return [fit(evidence_label(name), 34) + " " + figure(name, value) for name, value in finding.evidence.items()]

@@ -9,13 +9,15 @@ from rich.text import Text
 from textual.binding import BindingType
 
 from gputop.core.findings import Finding
+from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import culprits_text, gain_basis, gain_text
 from gputop.render.palette import BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.session.gpu_numbers import GpuNumbers
-from gputop.text.units import printable, ranges
+from gputop.text.units import fit, printable, ranges
 from gputop.tui.keys import key
-from gputop.tui.monitor.findings_panel import evidence_lines
 from gputop.tui.screens.dialogs import Below, Code, Part, Popup
+
+_LABEL_COLUMNS = 44
 
 
 class FindingPopup(Popup):
@@ -61,8 +63,8 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
     out.append(f"  {printable(gain_basis(finding))}\n")
     if finding.evidence:
         out.append("\nEvidence\n", BOLD)
-        for line in evidence_lines(finding):
-            out.append("  " + printable(line) + "\n")
+        for label, value in evidence(finding):
+            out.append(f"  {fit(printable(label), _LABEL_COLUMNS)} {printable(value)}\n")
     if finding.consequences:
         out.append("\nAlso explains", BOLD)
         out.append("  with the cause they go, too", DIM)
