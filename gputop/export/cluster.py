@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gputop.core.version import __version__
-from gputop.render.finding_text import evidence_label
+from gputop.render.evidence_words import evidence_label
 from gputop.render.palette import BLANK, SEVERITY_MARK
 from gputop.text.markup import esc, moment
 from gputop.text.units import NA, figure, fit, printable, ratio
