@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,13 +20,31 @@ settings.load_profile("untimed")
 _SHARED_JOBS = "TensorFlow jobs"
 # What takes minutes begins first, so that no process works on alone at the end.
 _FIRST = ("tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py", "tests/launch/test_real.py",
-          "tests/commands/test_cli_workers_dips.py", "tests/sources/nvml/test_faults.py", "tests/tui/test_keys.py")
+          "tests/commands/test_cli_workers_dips.py", "tests/sources/nvml/test_faults.py", "tests/tui/test_keys.py",
+          "tests/tui/terminal/test_terminal_manners.py", "tests/advice/test_labeled.py", "tests/tui/test_themes.py",
+          "tests/commands/test_cli.py", "tests/tui/")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import the test modules of a whole run, each process from another place on: what one compiled the rest read."""
+    process = getattr(session.config, "workerinput", None)
+    root = Path(__file__).parent
+    if process is None or [Path(argument).resolve() for argument in session.config.args] != [root]:
+        return
+    files = sorted(file.relative_to(root.parent) for file in root.rglob("test_*.py"))
+    modules = [".".join(file.with_suffix("").parts) for file in files]
+    first = len(modules) * int(process["workerid"].removeprefix("gw")) // process["workercount"]
+    for module in modules[first:] + modules[:first]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # pytest comes by, and says so
+            importlib.import_module(module)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=lambda item: _FIRST.index(_group(item)) if _group(item) in _FIRST else len(_FIRST))
+    groups = {item: _group(item) for item in items}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: next((i for i, first in enumerate(_FIRST) if groups[item].startswith(first)),
+                                     len(_FIRST)))
     if importlib.util.find_spec("tensorflow") is not None:
         return
     absent = pytest.mark.skip(reason="TensorFlow is not installed")

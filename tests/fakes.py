@@ -23,7 +23,6 @@ from gputop.session.session import Options, Session
 
 START_S = 1_800_000_000.0
 GIB = 2**30
-_JUDGED = 12  # samples, the newest of a new session, that the live rules see one by one
 
 Change = Callable[[GpuSample, int], GpuSample]
 
@@ -99,14 +98,13 @@ class StillSession(Session):
     """A session whose clock stands at its newest sample and whose threads never start."""
 
     def __init__(self, ticks: int = 300, logdir: Path | None = None, gpus: int = 8, fine: bool = True,
-                 change: Change | None = None) -> None:
-        self.tick = 0
+                 change: Change | None = None, judged: int = 12) -> None:
+        """``judged``: of how many samples the live rules judge each; of all 300 that took most of a test's time."""
+        self.tick = max(0, ticks - judged)
         self._make = lambda tick: node_sample(tick, gpus, fine=fine, change=change)
         options = Options(logdir=logdir) if logdir else Options()
         super().__init__(StillSource(), options, clock=lambda: START_S + self.tick)
-        if change is None and ticks > _JUDGED:  # a steady node: to judge each of 300 samples took most of a test's time
-            self.tick = ticks - _JUDGED
-            self.sample_feed.on_backfill([self._make(tick) for tick in range(self.tick)])
+        self.sample_feed.on_backfill([self._make(tick) for tick in range(self.tick)])
         self.feed(ticks - self.tick)
         self.servers_known = True
 

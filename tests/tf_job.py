@@ -17,7 +17,6 @@ import itertools
 import json
 import os
 import queue
-import signal
 import socket
 import subprocess
 import sys
@@ -64,12 +63,22 @@ class TfJob:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[TfJob]:
-        """Let it train within the block only: the rest of a test run need not share its cores with it."""
-        self._process.send_signal(signal.SIGCONT)
+        """Let it train within the block only: the rest of a test run need not share its cores with it.
+
+        It is asked to and not stopped by a signal: its server goes on answering, and who looks for servers
+        meanwhile, as many tests do, does not wait for one that cannot.
+        """
+        self._ask("train")
         try:
             yield self
         finally:
-            self._process.send_signal(signal.SIGSTOP)
+            self._ask("pause")
+
+    def _ask(self, what: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was killed
+            self._process.stdin.write(what + "\n")
+            self._process.stdin.flush()
 
     def kill(self) -> None:
         """End the job as a crash would."""
@@ -168,9 +177,12 @@ def _train(mode: str, port: int) -> None:
             versions = {"tensorflow": tf.__version__, "keras": metadata.version("keras")}
             _say({"ready": True, "port": port, "pid": os.getpid(), "versions": versions})
         _say({"step": batch, "end_s": time.time()})
+        training.wait()
 
     tf.profiler.experimental.server.start(port)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    training = threading.Event()
+    training.set()
+    threading.Thread(target=_obey_parent, args=(training,), daemon=True).start()
     if mode == "retracing":
         return _retrace(tf, features, report)
     if mode == "tiny ops":
@@ -245,8 +257,12 @@ def _tiny_ops(tf: Any, report: Callable[[int], None]) -> None:
         report(step)
 
 
-def _exit_with_parent() -> None:
-    sys.stdin.read()
+def _obey_parent(training: threading.Event) -> None:
+    for line in sys.stdin:
+        if line == "pause\n":
+            training.clear()
+        else:
+            training.set()
     os._exit(0)
 
 

@@ -20,6 +20,7 @@ import difflib
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from rich.cells import get_character_cell_size
@@ -43,12 +44,16 @@ def cells(app: App[object]) -> list[list[Cell]]:
         grid.append([])
         for segment in strip:
             inked, blank = _words(segment.style, True), _words(segment.style, False)
+            if segment.text.isascii():
+                grid[-1] += [(char, blank if char == " " else inked) for char in segment.text]
+                continue
             for char in segment.text:
                 beside = get_character_cell_size(char) - 1
                 grid[-1] += [(char, blank if char == " " else inked), *[("", inked)] * beside]
     return grid
 
 
+@lru_cache(maxsize=4096)
 def _words(style: Style | None, inked: bool) -> str:
     """A style as text; of a blank only what can be seen of it."""
     if style is None:

@@ -43,7 +43,7 @@ def test_main_screen_with_coarse_figures_and_a_lost_gpu(snap_compare: object) ->
         return replace(gpu, readings={}, processes=(), state=LOST,
                        message="the GPU fell off the bus (Xid 79). Drain the node and reset it")
 
-    app = GputopApp(StillSession(fine=False, change=lose))
+    app = GputopApp(StillSession(fine=False, change=lose, judged=300))
     assert snap_compare(app, terminal_size=(120, 40))  # type: ignore[operator]
 
 

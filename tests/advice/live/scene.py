@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from gputop.advice.live.advise import _outcome, live_advice
@@ -111,6 +112,7 @@ def at(level: Level, t: float) -> float:
     return level(t) if callable(level) else level
 
 
+@lru_cache(maxsize=4096)  # most stay the same from sample to sample
 def read(metric: str, value: float | None) -> Reading:
     unit = GPU_METRICS[metric].unit
     return Reading.missing(unit, "the test says so") if value is None else Reading(value, unit)
