@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from gputop.telemetry.history import History
 
 _LANES = {column.id: column for column in COLUMNS if column.draw == "spectrogram"}
+# Moving the lanes is most of what a young picture costs: they move once they have so much new to show, a share of the
+# history there is, and at the latest after so many seconds. The bars and figures beside them follow each sample.
+_MOVE_SHARE, _MOVE_LATEST_S = 0.25, 3.0
 _PARTS = 6  # three lanes, each followed by its newest slice and figures
 
 
@@ -89,6 +92,7 @@ class GpuTable(Widget, can_focus=True):
         self._longest_interval_s = 0.0  # so far: older samples may be further apart
         self._stretches = True  # the picture is shorter while there is less history; until the user zooms
         self.end_s: float | None = None  # None follows the newest sample
+        self._lanes_end_s: float | None = None  # the newest sample that the lanes show
         self.time = TimeCursor()  # with a cursor the figures are those of the slice under it
         self.selected = 0
         self.sample: NodeSample | None = None
@@ -191,6 +195,7 @@ class GpuTable(Widget, can_focus=True):
             self._lay_out()
         if not self._fields:
             return
+        self._lanes_end_s = self._lanes_end()
         self._update_cursor()
         now = "now" if self.time.slice is None else "mean"
         title = "".join(title_texts(self._fields.values(), self._main_title(), now))
@@ -228,6 +233,14 @@ class GpuTable(Widget, can_focus=True):
             if regions:
                 pane.refresh(*regions)
 
+    def _lanes_end(self) -> float | None:
+        """The newest sample that the lanes are to show; they move by some seconds at a time."""
+        history, shown_s = self._history, self._lanes_end_s
+        if history is None or (newest_s := history.newest_s) is None or shown_s is None or self.time.time_s is not None:
+            return history.newest_s if history is not None else None
+        wait_s = min(_MOVE_LATEST_S, _MOVE_SHARE * (newest_s - (history.oldest_s or newest_s)))
+        return shown_s if 0 <= newest_s - shown_s < wait_s - self.interval_s / 2 else newest_s  # ticks jitter
+
     def _why_no_gpu(self, reason: str) -> tuple[str, str]:
         """Why there is no GPU and how there would be one, in two lines."""
         lines = wrap(printable(f"No GPU here: {reason}"), self._width - 2, 2)
@@ -258,7 +271,8 @@ class GpuTable(Widget, can_focus=True):
         metrics = _LANES[field.key].metrics or self.metrics_of(gpu)
         cache = self._lanes.setdefault((gpu.info.uuid, field.key), LaneCache(muted=_LANES[field.key].muted))
         return cache.update(self._history, gpu.info.uuid, metrics, view, field.width, self.rows_per_gpu,
-                            self._full_scale if field.key == "main" else None, self._longest_interval_s)
+                            self._full_scale if field.key == "main" else None, self._longest_interval_s,
+                            self._lanes_end_s)
 
     def _view_of(self, field: Field) -> TimeView:
         """A narrow lane shows the same span as the main one, in longer slices."""
@@ -269,8 +283,8 @@ class GpuTable(Widget, can_focus=True):
 
     def _window(self, columns: int, slice_s: float) -> Window | None:
         """What a lane of so many columns shows; None before there is anything."""
-        newest_s = self._history.newest_s if self._history is not None else None
-        return None if newest_s is None else Window.of(TimeView(slice_s, self.end_s), newest_s, columns)
+        end_s = self._lanes_end_s
+        return None if end_s is None else Window.of(TimeView(slice_s, self.end_s), end_s, columns)
 
     @property
     def window(self) -> Window | None:

@@ -133,8 +133,9 @@ class LaneCache:
         self._last_index = 0  # slice number (start / slice_s) of the newest column
 
     def update(self, history: History | None, gpu: str, metrics: Sequence[str], view: TimeView,
-               width: int, rows: int, full_scale: float | None = None, interval_s: float = 0.0) -> int:
-        """Bring the lane to the newest sample; returns how many columns at the right look different.
+               width: int, rows: int, full_scale: float | None = None, interval_s: float = 0.0,
+               newest_s: float | None = None) -> int:
+        """Bring the lane to ``newest_s`` or to the newest sample; returns how many columns at the right look different.
 
         Of several ``metrics`` the larger level of each slice is drawn (both directions of a
         full-duplex link: the busier one is what saturates). ``full_scale`` is 100 % of a metric
@@ -148,7 +149,7 @@ class LaneCache:
             self.columns = deque([blank_column(rows)] * max(0, width), maxlen=max(0, width))
             self._means.clear()
             return 0 if same else width
-        end_s = view.end_s if view.end_s is not None else history.newest_s
+        end_s = view.end_s if view.end_s is not None else newest_s or history.newest_s
         index = int(end_s // view.slice_s)
         redraw_s = view.slice_s / _REDRAWS_PER_SLICE
         if same and self._means and index == self._last_index and 0 <= end_s - self._drawn_s < redraw_s:

@@ -21,6 +21,7 @@ from operator import is_not
 from rich.cells import get_character_cell_size
 
 from gputop.tui.terminal.escape_codes import (
+    MAX_SHIFT_COLUMNS,
     MIN_CELLS_SAVED,
     SgrCodes,
     StyledSpan,
@@ -149,8 +150,12 @@ class CellGrid:
         elif final in ("H", "f"):
             y, _, x = parameters.partition(";")
             self._y, self._x = int(y or 1) - 1, int(x or 1) - 1
-        elif final == "C":
-            self._x += int(parameters or 1)
+        elif final in ("C", "D"):
+            self._x += int(parameters or 1) * (1 if final == "C" else -1)
+        elif final in ("A", "B"):
+            self._y += int(parameters or 1) * (1 if final == "B" else -1)
+        elif whole == "\b":
+            self._x -= 1
         elif final in ("P", "@"):
             self._shift(int(parameters or 1), final == "P")
         elif whole == "\n":
@@ -240,6 +245,7 @@ class CellGrid:
         frame: list[str] = []
         spans: list[StyledSpan] = []
         rows_without_shift = 0  # in a row, of those that changed much
+        shifts: set[int] = set()  # found in the row above: lanes move together
         for y in sorted(self._dirty):
             chars, styles = self._chars[y], self._styles[y]
             shown_chars, shown_styles = self._shown_chars[y], self._shown_styles[y]
@@ -250,7 +256,9 @@ class CellGrid:
             else:
                 changed = differences(chars, styles, shown_chars, shown_styles)
                 if rows_without_shift < _MAX_ROWS_WITHOUT_SHIFT and changed.count(1) >= MIN_CELLS_SAVED:
-                    found = find_shifts(changed, chars, styles, shown_chars, shown_styles)
+                    found = find_shifts(changed, chars, styles, shown_chars, shown_styles,
+                                        sorted(shifts) or range(1, MAX_SHIFT_COLUMNS + 1))
+                    shifts = {shift.by for shift in found}
                     rows_without_shift = 0 if found else rows_without_shift + 1
                     for shift in found:
                         frame.append(shift_text(y, shift))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import is_not, ne, or_
 from typing import NamedTuple
@@ -17,9 +17,10 @@ from typing import NamedTuple
 SgrCodes = str  # SGR parameters after a reset: "1;38;2;215;218;224"
 
 _OFF = {"1": "22", "2": "22", "3": "23", "4": "24", "7": "27"}
-MIN_CELLS_SAVED = 8  # a shift must save this many cells; its codes are as long as one or two cells with colors
-_MAX_SHIFT_COLUMNS = 2  # longer shifts are not searched for
-_EQUAL_CELLS = re.compile(b"\0{%d,}" % (MIN_CELLS_SAVED - _MAX_SHIFT_COLUMNS))
+MIN_CELLS_SAVED = 7  # a shift must save this many cells; its codes are as long as one or two cells with colors
+MAX_SHIFT_COLUMNS = 6  # longer shifts are not searched for
+_EQUAL_CELLS = re.compile(b"\0{%d,}" % MIN_CELLS_SAVED)
+_MAX_BACKSPACES = 3  # as long as the shortest sequence that goes back
 
 
 class StyledSpan(NamedTuple):
@@ -91,6 +92,21 @@ def cursor_to(y: int, x: int) -> str:
     return f"\x1b[{y + 1};{x + 1}H" if x else f"\x1b[{y + 1}H"
 
 
+def move(y: int, x: int, to_y: int, to_x: int) -> str:
+    """The shortest of the sequences that move the cursor from one cell to another; all counted from 0."""
+    whole = cursor_to(to_y, to_x)
+    if y < 0:
+        return whole
+    vertical = "" if y == to_y else _step(to_y - y, "B", "A")
+    by = to_x - x
+    horizontal = "" if not by else "\b" * -by if -_MAX_BACKSPACES <= by < 0 else "\r" if not to_x else _step(by, "C", "D")
+    return min(vertical + horizontal, whole, key=len)
+
+
+def _step(by: int, forward: str, back: str) -> str:
+    return f"\x1b[{abs(by) if abs(by) > 1 else ''}{forward if by > 0 else back}"
+
+
 def spans_text(spans: Sequence[StyledSpan], width: int) -> tuple[list[str], SgrCodes]:
     """The text that draws the spans, given from top to bottom and left to right, and the style that is set after it.
 
@@ -99,11 +115,9 @@ def spans_text(spans: Sequence[StyledSpan], width: int) -> tuple[list[str], SgrC
     out: list[str] = []
     style, at = "", (-1, -1)
     for y, x, next_style, text in _ordered(spans):
-        if at[0] == y and at[1] < x and at[1] < width:  # behind the last column the cursor may be in the next row
-            by = x - at[1]
-            out.append(f"\x1b[{by}C" if by > 1 else "\x1b[C")
-        elif at != (y, x):
-            out.append(cursor_to(y, x))
+        if at != (y, x):
+            # Behind the last column the cursor may be in the next row.
+            out.append(cursor_to(y, x) if at[1] >= width else move(at[0], at[1], y, x))
         if next_style is not style:
             out.append(sgr_transition(style, next_style))
         out.append(text)
@@ -139,18 +153,19 @@ def _place(style: SgrCodes) -> tuple[str, str, list[str]]:
 
 
 def find_shifts(changed: bytes, chars: Sequence[str], styles: Sequence[SgrCodes], shown_chars: Sequence[str],
-          shown_styles: Sequence[SgrCodes]) -> list[Shift]:
+                shown_styles: Sequence[SgrCodes], columns: Iterable[int]) -> list[Shift]:
     """The stretches of a row that have moved to the left, where a shift sends fewer bytes than drawing them.
 
-    ``changed`` are the :func:`differences` of the row from the one shown. Of two stretches that touch only one is
-    shifted, because the first shift would move the second stretch.
+    ``changed`` are the :func:`differences` of the row from the one shown, ``columns`` the lengths of shifts to look
+    for. Of two stretches that touch only one is shifted, because the first shift would move the second stretch.
     """
     found: list[Shift] = []
-    for by in range(1, _MAX_SHIFT_COLUMNS + 1):
+    for by in columns:
         # Runs of cells that were ``by`` columns further right.
         for run in _EQUAL_CELLS.finditer(differences(chars, styles, shown_chars[by:], shown_styles[by:])):
             begin, end = run.start(), run.end() + by
-            if changed.count(1, begin, end) >= MIN_CELLS_SAVED and all(end <= m.begin or m.end <= begin for m in found):
+            if changed.count(1, begin, end) - by >= MIN_CELLS_SAVED and all(
+                    end <= m.begin or m.end <= begin for m in found):
                 found.append(Shift(begin, end, by))
     return sorted(found)
 
