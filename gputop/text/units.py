@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -157,9 +158,12 @@ def figure(name: str, value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
+_ONE_CELL_EACH = re.compile("[ -~\xa1-\xac\xae-\u02af\u2026\u2580-\u259f]*")
+
+
 def fit(text: str, width: int, *, right: bool = False) -> str:
     """Exactly ``width`` cells: padded, or cut with an ellipsis. Wide characters count double."""
-    if text.isascii():
+    if text.isascii() or _ONE_CELL_EACH.fullmatch(text):
         size = len(text)
         if size > width:
             text = text[: max(0, width - 1)] + "…" if width > 0 else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS, LANE_METRICS
@@ -92,11 +92,6 @@ def parts(fields: list[Field]) -> list[Part]:
     return out
 
 
-def bar_cells(fields: Iterable[Field]) -> int:
-    """The length of the bar of the present value; 0: the terminal is too narrow for one."""
-    return next((field.width - 1 for field in fields if field.key == "bar"), 0)
-
-
 def title_texts(fields: Iterable[Field], main_title: str, now: str = "now") -> Iterator[str]:
     """The line above the table, piece by piece; ``now`` is what the figures are of."""
     x = 0
@@ -124,7 +119,7 @@ def has_axis(height: int) -> bool:
     return height >= AXIS_FROM_HEIGHT
 
 
-def figures_of(gpu: GpuSample, metric: str, bar_cells: int = 0) -> dict[str, StyledText]:
+def figures_of(gpu: GpuSample, metric: str, fields: Mapping[str, Field]) -> dict[str, StyledText]:
     """The figures of one GPU by column, as text with its style; ``metric`` is that of the main lane."""
     # A MIG instance stands under its GPU: "0:1" begins a column further left than " 0".
     label = f" {gpu.info.label}" if gpu.info.mig is None or len(gpu.info.label) < 4 else gpu.info.label
@@ -133,17 +128,16 @@ def figures_of(gpu: GpuSample, metric: str, bar_cells: int = 0) -> dict[str, Sty
         if message == gpu.message:  # else it says the state itself
             message = f"{gpu.state}: {message}" if message else gpu.state
         return {"gpu": (label, BAD), "message": (printable(message), BAD)}
-    out = {column.id: _styled(column.figure_of(gpu, "screen")) for column in COLUMNS if column.screen and column.figure}
+    out = {column.id: _styled(column.figure_of(gpu, "screen")) for column in _FIGURES if column.id in fields}
     out["gpu"] = (label, BOLD if gpu.info.mig is None else PLAIN)
-    if bar_cells:
-        out["bar"] = _bar(gpu, metric, bar_cells)
+    if "bar" in fields:
+        out["bar"] = _bar(gpu, metric, fields["bar"].width - 1)
     if metric != ACTIVITY:
         out["now"] = _styled(_figure(gpu, metric))
-    text, style = out["temperature"]
-    out["temperature"] = (text.replace("°C", "°"), style)  # narrow
-    text, style = out["flags"]
-    out["flags"] = (f" {text}", style)
-    out["flag"] = (f" {_short(text)}" if text else "", style)
+    for key, form in _NARROW_FORMS.items():
+        if key in out:
+            text, style = out[key]
+            out[key] = form(text), style
     return out
 
 
@@ -177,6 +171,14 @@ _SHORT = {"Xid": "Xid", "ECC": "ECC", "remap": "row", "power": "pwr", "thermal":
 def _short(flags: str) -> str:
     """The first flag, the gravest, in three letters."""
     return _SHORT.get(flags.removeprefix("hw ").replace(",", " ").split()[0], "clk")
+
+
+_FIGURES = tuple(column for column in COLUMNS if column.screen and column.figure)
+_NARROW_FORMS: dict[str, Callable[[str], str]] = {
+    "temperature": lambda text: text.replace("°C", "°"),
+    "flags": lambda text: f" {text}",
+    "flag": lambda text: f" {_short(text)}" if text else "",
+}
 
 
 def second_line(gpu: GpuSample, mean: float | None) -> dict[str, StyledText]:

@@ -19,7 +19,6 @@ from gputop.tui.monitor import status_lines
 from gputop.tui.monitor.columns import (
     ACTIVITY,
     Field,
-    bar_cells,
     figures_of,
     has_axis,
     lines_per_gpu,
@@ -72,9 +71,9 @@ def _lines(sample: NodeSample, interval_s: float, width: int, height: int) -> li
     title = "".join(title_texts(fields, "SM active"))
     lines: list[list[StyledText]] = [status_lines.header(sample, interval_s, False, width), [(title, DIM)]]
     lines += [[]] if has_axis(height) else []
-    cells = bar_cells(fields)
+    shown = {field.key: field for field in fields}
     for gpu in sample.gpus:
-        lines += [_gpu_line(fields, figures_of(gpu, ACTIVITY, cells), width), *([] for _ in range(blank_lines))]
+        lines += [_gpu_line(fields, figures_of(gpu, ACTIVITY, shown), width), *([] for _ in range(blank_lines))]
     return lines
 
 

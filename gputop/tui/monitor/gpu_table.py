@@ -28,7 +28,6 @@ from gputop.tui.monitor.columns import (
     SECOND,
     Field,
     Part,
-    bar_cells,
     figures_of,
     parts,
     plan,
@@ -107,6 +106,7 @@ class GpuTable(Widget, can_focus=True):
         self._title = self._no_gpu = ""
         self._axis: list[StyledText] = []
         self._full_scale: float | None = None
+        self._picture: tuple[object, ...] = ()  # what the lanes were last drawn for
 
     def compose(self) -> Iterable[Widget]:
         yield from self._panes
@@ -181,6 +181,7 @@ class GpuTable(Widget, can_focus=True):
         self._fields = {f.key: f for f in fields}
         self._figures.clear()
         self._lanes.clear()
+        self._picture = ()
         cut = parts(fields)
         for i, pane in enumerate(self._panes):
             pane.part = cut[i] if i < len(cut) else None
@@ -212,10 +213,13 @@ class GpuTable(Widget, can_focus=True):
             self._full_scale = common_scale(self._history, self.metric, self.span_shown_s, self.end_s)
         lanes = [f for f in self._fields.values() if f.is_lane]
         views = {f.key: self._view_of(f) for f in lanes}
+        picture = (views, self._lanes_end_s, self._full_scale, self.metric, self._history,
+                   self.rows_per_gpu, [gpu.info.uuid for gpu in self.gpus])
+        moved, self._picture = picture != self._picture, picture
         dirty: dict[Pane, list[Region]] = {pane: [] for pane in self._panes if pane.part is not None}
         for i, gpu in enumerate(self.gpus):
             y = self._top + i * self.rows_per_gpu
-            drawn = {f.key: self._update_lane(gpu, f, views[f.key]) for f in lanes}
+            drawn = {f.key: self._update_lane(gpu, f, views[f.key]) if moved else 0 for f in lanes}
             figures = self._figures_of(gpu)
             shown = self._figures.get(gpu.info.uuid, {})
             self._figures[gpu.info.uuid] = figures
@@ -261,7 +265,7 @@ class GpuTable(Widget, can_focus=True):
 
     def _figures_of(self, gpu: GpuSample) -> dict[str, StyledText]:
         gpu = self.time.at_cursor(gpu)
-        figures = figures_of(gpu, self.metric, bar_cells(self._fields.values()))
+        figures = figures_of(gpu, self.metric, self._fields)
         if self.rows_per_gpu > 1:
             figures |= second_line(gpu, self._lanes[gpu.info.uuid, "main"].mean())
         return figures

@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rich.segment import Segment
@@ -97,6 +98,11 @@ def column(rows: int, mean: float, reach: Sequence[float], muted: bool = False) 
             top = step_of((row + eighths / 8) / rows)
             cells.append((" ▁▂▃▄▅▆▇█"[eighths], bar_style(top, step_of((row + 1) / rows), ghost, muted)))
         return tuple(cells)
+    return _bands(rows, tuple(reach), muted)
+
+
+@lru_cache(4096)  # with a few samples in a slice there are few ways in which they can lie
+def _bands(rows: int, reach: tuple[float, ...], muted: bool) -> Column:
     bands = 2 * rows
     halves = []
     for band in range(bands):

@@ -98,8 +98,10 @@ def move(y: int, x: int, to_y: int, to_x: int) -> str:
     if y < 0:
         return whole
     vertical = "" if y == to_y else _step(to_y - y, "B", "A")
-    by = to_x - x
-    horizontal = "" if not by else "\b" * -by if -_MAX_BACKSPACES <= by < 0 else "\r" if not to_x else _step(by, "C", "D")
+    back = x - to_x
+    if 0 < back <= _MAX_BACKSPACES:
+        return min(vertical + "\b" * back, whole, key=len)
+    horizontal = "" if not back else "\r" if not to_x else _step(-back, "C", "D")
     return min(vertical + horizontal, whole, key=len)
 
 

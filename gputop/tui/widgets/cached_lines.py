@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.color import Color
 from rich.segment import Segment
-from rich.style import Style
 from textual.color import Color as Background
 from textual.geometry import Region, Size
 from textual.strip import Strip
@@ -87,17 +86,12 @@ class CachedLinesWidget(Widget):
         ground = self.ground
         if not runs:
             return Strip.blank(width, on(ground, None))
-        merged: list[tuple[str, Style | None]] = []  # neighbors of one style: fewer pieces for Textual to cut and draw
-        for text, style, *_ in runs:
-            if merged and (style is merged[-1][1] or not text):
-                merged[-1] = merged[-1][0] + text, merged[-1][1]
-            else:
-                merged.append((text, style))
-        length = sum([cell_len(text) for text, _ in merged])
+        segments = [Segment(run[0], on(ground, run[1])) for run in runs]
+        length = sum([cell_len(segment.text) for segment in segments])
         if length < width:
-            merged.append((" " * (width - length), None))
-        strip = Strip([Segment(text, on(ground, style)) for text, style in merged], max(length, width))
-        return strip.crop(0, width)
+            segments.append(Segment(" " * (width - length), on(ground, None)))
+        strip = Strip(segments, max(length, width))
+        return strip if length <= width else strip.crop(0, width)
 
 
 class LinesWidget(CachedLinesWidget):

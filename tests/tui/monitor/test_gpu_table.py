@@ -14,6 +14,8 @@ from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.status_lines import header, host
 from tests.fakes import gpu_sample, node_sample
 
+FIELDS = {field.key: field for width in (120, 160) for field in plan(width)}
+
 
 @pytest.mark.parametrize("width", [10, 20, 30, 49, 50, 79, 80, 99, 100, 110, 149, 150, 200, 400])
 def test_columns_never_overlap_and_never_leave_the_screen(width: int) -> None:
@@ -37,18 +39,18 @@ def _without(sample: GpuSample, metric: str) -> GpuSample:
 
 
 def test_coarse_utilization_is_marked() -> None:
-    assert figures_of(gpu_sample(0, 10), ACTIVITY)["now"][0] == "50%"
-    assert figures_of(gpu_sample(0, 10, fine=False), ACTIVITY)["now"][0] == "~70%"
+    assert figures_of(gpu_sample(0, 10), ACTIVITY, FIELDS)["now"][0] == "50%"
+    assert figures_of(gpu_sample(0, 10, fine=False), ACTIVITY, FIELDS)["now"][0] == "~70%"
 
 
 def test_the_bar_is_as_long_as_the_present_value_of_the_lane_s_metric() -> None:
     gpu = gpu_sample(0, 10)  # half busy, see above
-    assert figures_of(gpu, ACTIVITY, 10)["bar"][0] == "█████     "
+    assert figures_of(gpu, ACTIVITY, FIELDS)["bar"][0] == "█████     "
     watts, most = gpu["power_w"].value, gpu["power_limit_w"].value
     assert watts and most
-    assert figures_of(gpu, "power_w", 10)["bar"][0].count("█") == int(10 * watts / most)
-    assert "bar" not in figures_of(gpu, ACTIVITY)
-    assert figures_of(_without(gpu, "power_w"), "power_w", 10)["bar"][0] == ""
+    assert figures_of(gpu, "power_w", FIELDS)["bar"][0].count("█") == int(10 * watts / most)
+    assert "bar" not in figures_of(gpu, ACTIVITY, {})
+    assert figures_of(_without(gpu, "power_w"), "power_w", FIELDS)["bar"][0] == ""
 
 
 def test_the_picture_is_as_short_as_the_history_until_the_user_zooms() -> None:
@@ -67,44 +69,45 @@ def test_the_picture_is_as_short_as_the_history_until_the_user_zooms() -> None:
 
 
 def test_what_is_not_known_is_na() -> None:
-    figures = figures_of(_without(gpu_sample(0, 10), "power_w"), ACTIVITY)
+    figures = figures_of(_without(gpu_sample(0, 10), "power_w"), ACTIVITY, FIELDS)
     assert figures["power"][0] == "N/A"
-    half = figures_of(_without(gpu_sample(0, 10), "pcie_tx_bytes_per_s"), ACTIVITY)
+    half = figures_of(_without(gpu_sample(0, 10), "pcie_tx_bytes_per_s"), ACTIVITY, FIELDS)
     assert half["pcie"][0] == "6.0/N/A" or half["pcie"][0] == "6.1/N/A"
 
 
 def test_a_lost_gpu_says_so_and_cannot_drive_the_terminal() -> None:
     lost = replace(gpu_sample(3, 1), state=LOST, message="GPU 3 is lost: it fell off the bus\x1b[2J")
-    assert figures_of(lost, ACTIVITY)["message"][0] == "is lost: it fell off the bus�[2J"
-    assert figures_of(replace(lost, message=""), ACTIVITY)["message"][0] == "lost"
+    assert figures_of(lost, ACTIVITY, FIELDS)["message"][0] == "is lost: it fell off the bus�[2J"
+    assert figures_of(replace(lost, message=""), ACTIVITY, FIELDS)["message"][0] == "lost"
 
 
 def test_power_at_its_limit_and_reasons_are_marked() -> None:
     hot = replace(gpu_sample(0, 19), clock_event_reasons=("idle", "power cap"))
     readings = {**hot.readings, "power_w": Reading(699.0, "W")}
-    figures = figures_of(replace(hot, readings=readings), ACTIVITY)
+    figures = figures_of(replace(hot, readings=readings), ACTIVITY, FIELDS)
     assert figures["flags"][0].strip() == "power cap"
-    assert figures["power"][1] != figures_of(gpu_sample(0, 1), ACTIVITY)["power"][1]
+    assert figures["power"][1] != figures_of(gpu_sample(0, 1), ACTIVITY, FIELDS)["power"][1]
 
 
 def test_faults_are_flagged_before_what_holds_the_clocks_down() -> None:
     gpu = replace(gpu_sample(0, 1), xids=(XidEvent(1.0, 63), XidEvent(2.0, 79)), clock_event_reasons=("power cap",))
     readings = {**gpu.readings, "ecc_uncorrected": Reading(2.0, "count"), "row_remap_pending": Reading(1.0, "count")}
-    text, style = figures_of(replace(gpu, readings=readings), ACTIVITY)["flags"]
+    text, style = figures_of(replace(gpu, readings=readings), ACTIVITY, FIELDS)["flags"]
     assert text == " Xid 79, ECC, remap, power cap" and style == BAD
-    assert figures_of(replace(gpu, readings=readings), ACTIVITY)["flag"] == (" Xid", BAD)
-    assert figures_of(replace(gpu, xids=()), ACTIVITY)["flag"] == (" pwr", WARN)
+    assert figures_of(replace(gpu, readings=readings), ACTIVITY, FIELDS)["flag"] == (" Xid", BAD)
+    assert figures_of(replace(gpu, xids=()), ACTIVITY, FIELDS)["flag"] == (" pwr", WARN)
     for reason, flag in (("hw thermal", " hot"), ("thermal", " hot"), ("hw slowdown", " hw"), ("sync boost", " clk")):
-        assert figures_of(replace(gpu, xids=(), clock_event_reasons=(reason,)), ACTIVITY)["flag"] == (flag, WARN)
-    assert figures_of(replace(gpu, xids=(), clock_event_reasons=("idle",)), ACTIVITY)["flag"][0] == ""
+        limited = replace(gpu, xids=(), clock_event_reasons=(reason,))
+        assert figures_of(limited, ACTIVITY, FIELDS)["flag"] == (flag, WARN)
+    assert figures_of(replace(gpu, xids=(), clock_event_reasons=("idle",)), ACTIVITY, FIELDS)["flag"][0] == ""
     healthy = {**gpu.readings, "ecc_uncorrected": Reading(0.0, "count"), "row_remap_pending": Reading(0.0, "count")}
-    assert figures_of(replace(gpu, xids=(), readings=healthy), ACTIVITY)["flags"] == (" power cap", WARN)
+    assert figures_of(replace(gpu, xids=(), readings=healthy), ACTIVITY, FIELDS)["flags"] == (" power cap", WARN)
 
 
 def test_a_mig_instance_is_called_by_its_gpu_and_its_number() -> None:
     def label(index: int, mig: int | None) -> str:
         gpu = gpu_sample(0, 1)
-        return figures_of(replace(gpu, info=replace(gpu.info, index=index, mig=mig)), ACTIVITY)["gpu"][0]
+        return figures_of(replace(gpu, info=replace(gpu.info, index=index, mig=mig)), ACTIVITY, FIELDS)["gpu"][0]
 
     assert [label(3, None), label(3, 1), label(11, 6)] == [" 3", " 3:1", "11:6"]
 

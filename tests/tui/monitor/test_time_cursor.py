@@ -8,12 +8,14 @@ from gputop.core.samples import LOST, GpuSample, XidEvent
 from gputop.session.event_log import EventLog
 from gputop.telemetry.history import History
 from gputop.tui.app import GputopApp
-from gputop.tui.monitor.columns import ACTIVITY, figures_of
+from gputop.tui.monitor.columns import ACTIVITY, figures_of, plan
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.lanes import TimeView, Window
 from gputop.tui.monitor.time_cursor import UNMEASURED, Slice, TimeCursor, gpu_in_slice
 from gputop.tui.screens.dialogs import Popup
 from tests.fakes import GIB, START_S, StillSession, node_sample
+
+FIELDS = {field.key: field for field in plan(160)}
 
 
 def _history(ticks: int = 300, **options: object) -> History:
@@ -32,14 +34,14 @@ def test_the_figures_under_the_cursor_are_means_of_the_slice() -> None:
         mean = sum(s[metric].value or 0.0 for s in samples) / 5
         assert past[metric].value == pytest.approx(mean, rel=1e-5) and "mean" in past[metric].source
     assert past["power_limit_w"].value == 700 and past["memory_used_bytes"].value == pytest.approx(71.2 * GIB)
-    assert figures_of(past, ACTIVITY)["now"][0] == "10%"
+    assert figures_of(past, ACTIVITY, FIELDS)["now"][0] == "10%"
 
 
 def test_where_nothing_was_measured_nothing_is_made_up() -> None:
     gpu = replace(node_sample(299, 1).gpus[0], state=LOST, message="the GPU is lost")
     past, _ = gpu_in_slice(_history(), gpu, START_S + 1000, 5.0, ())
     assert past["sm_active"].reason == UNMEASURED and past["power_w"].value is None
-    figures = figures_of(past, ACTIVITY)
+    figures = figures_of(past, ACTIVITY, FIELDS)
     assert "message" not in figures and figures["now"][0] == figures["power"][0] == figures["memory"][0] == "N/A"
     before, _ = gpu_in_slice(_history(), gpu, START_S + 100, 5.0, ())
     assert before["sm_active"].value is not None, "lost by now, it was there then"
@@ -106,7 +108,7 @@ async def test_keys_move_the_cursor_over_all_gpus_and_esc_takes_it_away() -> Non
     async with app.run_test(size=(80, 30)) as pilot:
         await pilot.pause()
         table = app.query_one(GpuTable)
-        now = figures_of(session.sample.gpus[0], ACTIVITY)["now"][0]  # type: ignore[union-attr]
+        now = figures_of(session.sample.gpus[0], ACTIVITY, FIELDS)["now"][0]  # type: ignore[union-attr]
         assert now in _glyphs(table, 2) and "now" in _glyphs(table, 0)
         await pilot.press("v", "left", "left")
         window, begin = table.window, table.time.slice
@@ -116,7 +118,7 @@ async def test_keys_move_the_cursor_over_all_gpus_and_esc_takes_it_away() -> Non
         columns = {_glyphs(table, 2 + y).index("┃") for y in range(3 * table.rows_per_gpu)}
         assert columns == {_glyphs(table, 1).index("▲")}
         past, _ = gpu_in_slice(session.history, session.sample.gpus[0], begin.begin_s, begin.slice_s, ())  # type: ignore
-        assert figures_of(past, ACTIVITY)["now"][0] in _glyphs(table, 2)
+        assert figures_of(past, ACTIVITY, FIELDS)["now"][0] in _glyphs(table, 2)
         await pilot.press("escape")
         assert table.time.slice is None and now in _glyphs(table, 2) and "┃" not in _glyphs(table, 2)
         await pilot.press("shift+left")
