@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import http.server
 import math
+import signal
 import socket
 import subprocess
 import sys
@@ -221,8 +222,9 @@ def _wait_for_scrapes(address: str, nodes: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=200)
-    parser.add_argument("--show", action="store_true", help="run gputop cluster on it")
+    parser.add_argument("--show", action="store_true", help="open gputop cluster on it")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that Prometheus ends, too
     with running(args.nodes) as address:
         if args.show:
             subprocess.run([sys.executable, "-m", "gputop", "cluster", "--prometheus", address])

@@ -73,7 +73,7 @@ class Collector:
         self._found_s = self._slurm_s = -1e9
         self._slurm: tuple[slurm.SlurmJob, ...] = ()
         self._slurm_problem: Problem | None = None
-        self._asked = dict.fromkeys(("history", "gpus", "nodes", "gpu_history"), -1.0)
+        self._asked = dict.fromkeys(("history", "gpus", "nodes", "gpu_history", "node_history"), -1.0)
         self._tried_once: set[str] = set()
         self._round = 0.0
         self._figures: dict[Key, dict[str, Series]] = {}  # by group and figure
@@ -86,6 +86,7 @@ class Collector:
         self._gpus: dict[str, Gpu] = {}  # by UUID
         self._peers: dict[Key, dict[str, float]] = {}
         self._nodes: dict[Key, list[Node]] = {}  # of open jobs
+        self._node_past: dict[tuple[Key, str], dict[int, float]] = {}
         self._step_s = 0.0
         self._fleet: Fleet | None = None
         self.settled = False  # whether nothing more is wanted
@@ -177,10 +178,12 @@ class Collector:
         """What differs, and what is wanted most of the rest."""
         assert self._queries is not None
         if view.step_s != self._step_s:
-            self._past, self._past_of, self._gpu_past, self._step_s = {}, {}, {}, view.step_s
+            self._past, self._past_of, self._gpu_past, self._node_past = {}, {}, {}, {}
+            self._step_s = view.step_s
         asks: dict[str, Callable[[], bool]] = {
             "history": lambda: self._ask_history(view, now_s), "gpus": lambda: self._ask_gpus(view),
-            "nodes": lambda: self._ask_nodes(view), "gpu_history": lambda: self._ask_gpu_history(view, now_s)}
+            "nodes": lambda: self._ask_nodes(view), "gpu_history": lambda: self._ask_gpu_history(view, now_s),
+            "node_history": lambda: self._ask_node_history(view, now_s)}
         self._round += 1
         if left > 0:
             left -= self._tried(self._ask_outliers, problems)
@@ -203,8 +206,19 @@ class Collector:
 
     def _ask_outliers(self) -> bool:
         assert self._queries is not None
-        self._outliers = self._client.instant(self._queries.outliers(self._limits.below))
+        keys = [key for key in self._figures if key[1] and self._differs(key)]
+        of_these = (self._key_matchers(keys) or [""]) if keys else []
+        asked = self._client.instant(self._queries.outliers(self._limits.below, of_these))
+        self._outliers = [Series({**s.labels, "figure": _DIGITS.sub("", s.labels.get("figure", ""))}, s.points)
+                          for s in asked]
         return True
+
+    def _differs(self, key: Key) -> bool:
+        """Whether a GPU of the group is far below its median, so that it is worth a question."""
+        own: dict[str, dict[str, float]] = {}
+        for series in self._figures[key].values():
+            own.setdefault(series.labels.get("kind", ""), {})[series.labels.get("figure", "")] = series.value
+        return any(f.get("lowest", 1.0) < f.get("median", 0.0) - self._limits.below for f in own.values())
 
     # -- the past -----------------------------------------------------------------------------------
 
@@ -324,6 +338,25 @@ class Collector:
             self._gpu_past.setdefault(uuid, {}).setdefault(last, float("nan"))
         return True
 
+    def _ask_node_history(self, view: View, now_s: float) -> bool:
+        assert self._queries is not None
+        if not self._queries.by_job:
+            return False  # nodes are groups, and have theirs
+        first, last = self._slots(view, now_s)
+        known = {key: max((max(past) for (own, _), past in self._node_past.items() if own == key), default=0)
+                 for key in self._figures if key[1] and key[1] in view.open_jobs}
+        keys = [key for key, newest in known.items() if newest < last]
+        if not keys:
+            return False
+        begin = max(first, min(known[key] for key in keys) + 1)
+        query = self._queries.node_history(f"{view.step_s:g}s", self._key_matchers(keys) or [""])
+        for series in self._client.range(query, begin * view.step_s, last * view.step_s, view.step_s):
+            own = self._node_past.setdefault((self._key(series.labels), node_of(series.labels)), {})
+            own.update((round(at_s / view.step_s), value) for at_s, value in series.points)
+        for key in keys:  # asked for, if without an answer
+            self._node_past.setdefault((key, ""), {})[last] = float("nan")
+        return True
+
     def _ask_nodes(self, view: View) -> bool:
         """The nodes of the open jobs, where groups are jobs; else each node is a group."""
         assert self._queries is not None
@@ -381,7 +414,8 @@ class Collector:
         low = [s for s in self._low_gpus() if self._key(s.labels) == key]
         slurm_job = next((job for job in self._slurm if key[1] in (job.number, job.id)), None)
         group = self._group(figures, self._kinds.get(key, ""))
-        nodes = tuple(self._with_gpus(node, view, key[1]) for node in self._nodes.get(key, ()))
+        nodes = tuple(self._with_gpus(self._with_history(node, key, view), view, key[1])
+                      for node in self._nodes.get(key, ()))
         return Job(
             **_fields(group), id=key[1], label=key[0], labels=self._group_labels.get(key, {}),
             name=slurm_job.name if slurm_job is not None else "",
@@ -411,7 +445,7 @@ class Collector:
             held |= set(keys)
             whole = all(nodes[key].gpus <= count for key, count in keys.items())
             mapped: Mapped = "node" if whole else "shared node"
-            own = [nodes[key] for key in sorted(keys)]
+            own = [replace(nodes[key], history=self._history([key], "activity", view)) for key in sorted(keys)]
             group = _together(own)
             low = [s for s in self._low_gpus() if self._key(s.labels) in keys] if whole else []
             medians = sorted(node.activity for node in own if node.activity is not None)
@@ -441,6 +475,10 @@ class Collector:
         assert self._queries is not None
         kind = labels.get("kind", self._queries.kind)
         return Node(**_fields(self._group(figures, kind)), name=name, labels=labels)
+
+    def _with_history(self, node: Node, key: Key, view: View) -> Node:
+        past = self._node_past.get((key, node.name))
+        return replace(node, history=self._grid([past], [1], view)) if past else node
 
     def _with_gpus(self, node: Node, view: View, job: str) -> Node:
         if (job, node.name) not in view.open_nodes:

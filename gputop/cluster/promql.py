@@ -163,17 +163,17 @@ class Queries:
 
     def _group_arms(self, group: list[str], matchers: str, idle: float | None = None,
                     idle_window: str = "") -> dict[str, str]:
-        recent = self.activity(RECENT, matchers)
+        recent, now = self.activity(RECENT, matchers), self.activity("", matchers)
         by = f"by ({', '.join([*group, *self._kind])})"
-        arms = {"activity": f"avg {by} ({recent})", "gpus": f"count {by} ({recent})"}
+        arms = {"activity": f"avg {by} ({recent})", "gpus": f"count {by} ({now})"}
         if idle is not None:
             still = self.activity(idle_window, matchers, "max", since=idle_window)
             arms["idle_gpus"] = f"count {by} ({still} < {idle:g})"
-            arms["median"] = f"quantile {by} (0.5, {recent})"
+            arms |= {"median": f"quantile {by} (0.5, {recent})", "lowest": f"min {by} ({recent})"}
         if idle is not None and self.by_job:
             each = [label for label in self._key if label not in self._jobs]
-            arms["all_gpus"] = f"count(max by ({', '.join(each)}) ({recent}))"
-            arms["nodes"] = f"count by ({', '.join(group)}) (count by ({', '.join([*group, *self._nodes])}) ({recent}))"
+            arms["all_gpus"] = f"count(count by ({', '.join(each)}) ({now}))"
+            arms["nodes"] = f"count by ({', '.join(group)}) (count by ({', '.join([*group, *self._nodes])}) ({now}))"
         if tensor := self.figure("tensor_active", matchers):
             arms["tensor_active"] = f"avg by ({', '.join(group)}) ({tensor})"
         for figure in SUMMED:
@@ -182,21 +182,23 @@ class Queries:
                 arms[figure] = f"sum by ({', '.join(group)}) ({value})"
         return arms
 
-    def outliers(self, below: float) -> str:
-        """Of each group how far its GPUs differ, its GPUs and nodes that are ``below`` the median, and the targets that
-        do not answer."""
-        recent = self.activity(RECENT)
+    def outliers(self, below: float, matchers: Sequence[str]) -> str:
+        """Of the groups that match: how far their GPUs differ, and the GPUs and nodes that are ``below`` the median;
+        and the targets that do not answer."""
+        arms = {}
         group = ", ".join([*self._group, *self._kind])
-        median = f"quantile by ({group}) (0.5, {recent})"
-        arms = {"mad": f"quantile by ({group}) (0.5, abs({recent} - on ({group}) group_left () {median}))",
-                "low_gpu": f"bottomk by ({group}) ({_OUTLIERS}, {recent} < on ({group}) group_left () "
-                           f"({median} - {below:g}))"}
-        if self.by_job:
-            nodes = f"avg by ({', '.join([*self._group, *self._nodes, *self._kind])}) ({recent})"
-            middle = f"quantile by ({group}) (0.5, {nodes})"
-            arms["node_median"] = middle
-            arms["low_node"] = (f"bottomk by ({group}) ({_OUTLIERS}, {nodes} < on ({group}) group_left () "
-                                f"({middle} - {below:g}))")
+        for i, own in enumerate(matchers):
+            recent = self.activity(RECENT, own)
+            median = f"quantile by ({group}) (0.5, {recent})"
+            arms[f"mad{i}"] = f"quantile by ({group}) (0.5, abs({recent} - on ({group}) group_left () {median}))"
+            arms[f"low_gpu{i}"] = (f"bottomk by ({group}) ({_OUTLIERS}, {recent} < on ({group}) group_left () "
+                                   f"({median} - {below:g}))")
+            if self.by_job:
+                nodes = f"avg by ({', '.join([*self._group, *self._nodes, *self._kind])}) ({recent})"
+                middle = f"quantile by ({group}) (0.5, {nodes})"
+                arms[f"node_median{i}"] = middle
+                arms[f"low_node{i}"] = (f"bottomk by ({group}) ({_OUTLIERS}, {nodes} < on ({group}) group_left () "
+                                        f"({middle} - {below:g}))")
         jobs = "|".join(map(regex, self.found.scrape_jobs))
         up = f'up{{job=~"{jobs}"}}'
         now = " or ".join(name.name for kind in self.found.kinds(self.schemas[0])
@@ -216,6 +218,11 @@ class Queries:
             arms[f"activity{i}"] = f"avg {by} ({value})"
             arms[f"idle_gpus{i}"] = f"count {by} ({value} < {idle:g})"
         return _joined(arms)
+
+    def node_history(self, step: str, matchers: Sequence[str]) -> str:
+        """For a range query: the activity of the nodes of the jobs that match, of each step."""
+        by = f"by ({', '.join([*self._nodes, *self._jobs])})"
+        return _chained([f"avg {by} ({self.activity(step, own, still=False)})" for own in matchers], " or ")
 
     def gpu_history(self, step: str, matchers: Iterable[str]) -> str:
         """For a range query: the activity of each GPU that matches, of each step."""

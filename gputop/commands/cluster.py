@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputop.commands.common import width
-from gputop.commands.option_types import hours
+from gputop.commands.common import preferences_of, width
+from gputop.commands.option_types import hours, refresh_s
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, NoDataError
 from gputop.text import console
 from gputop.text.console import say
@@ -31,6 +31,9 @@ _SETTINGS = ("prometheus_token_file", "prometheus_user", "prometheus_password_fi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from gputop.commands.arguments import add_shared, screen_options
+
+    add_shared(parser, screen_options)
     parser.add_argument("--prometheus", default=None, metavar="URL",
                         help="where Prometheus (or VictoriaMetrics, Thanos, Mimir) answers: http://HOST:9090, "
                              "https://…, or, as seen from a login node, ssh://LOGIN/http://HOST:9090. Default: "
@@ -39,22 +42,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", default=None, metavar="ID",
                         help=f"only this job: a number of Slurm, a pod; inside of a job the default is that job, and "
                              f"'{_ALL}' shows the others")
-    parser.add_argument("--once", action="store_true", help="one look as text, which is the default")
+    parser.add_argument("--once", action="store_true", help="one look as text, no screen")
     parser.add_argument("--json", action="store_true", help="one look as a JSON document")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE",
                         help="one look into a file: .json, .html, else text")
     parser.add_argument("--hours", type=hours, default=3.0, metavar="H", help="of history (3)")
+    parser.add_argument("--refresh", type=refresh_s, default=15.0, metavar="S", help="seconds between two looks (15)")
 
 
 def run(args: argparse.Namespace) -> int:
     from gputop.cluster.collect import View
+    from gputop.commands.monitor import unfit_terminal
     from gputop.render.time_slices import slice_for
 
     span_s = 3600 * args.hours
     view = View(span_s=span_s, step_s=max(30.0, slice_for(span_s, _HISTORY_COLUMNS)))
     job = wanted_job(args.job, os.environ)
-    with _collector(args) as collector:
-        return _print(once_report(collector, view, job), args)
+    once = args.once or args.json or args.output is not None
+    unfit = "" if once else unfit_terminal()
+    if unfit:
+        say(f"{unfit}: one look as text in place of the screen")
+    with _collector(args) as (collector, endpoint):
+        if once or unfit:
+            return _print(once_report(collector, view, job), args)
+        preferences = preferences_of(args)
+        preferences.set_textual_colors()
+        from gputop.tui.cluster import app
+
+        return app.run(collector, lambda fleet: report_of(fleet, job), view, args.refresh, endpoint.login,
+                       args.logdir, preferences)
 
 
 def wanted_job(named: str | None, environ: os._Environ[str] | dict[str, str]) -> str:
@@ -66,7 +82,7 @@ def wanted_job(named: str | None, environ: os._Environ[str] | dict[str, str]) ->
 
 
 @contextlib.contextmanager
-def _collector(args: argparse.Namespace) -> Iterator[Collector]:
+def _collector(args: argparse.Namespace) -> Iterator[tuple[Collector, Endpoint]]:
     from gputop.advice.fleet.advise import asked_limits
     from gputop.cluster.collect import Collector
     from gputop.cluster.endpoint import Tunnel, credentials, parse_endpoint
@@ -86,7 +102,7 @@ def _collector(args: argparse.Namespace) -> Iterator[Collector]:
         if tunnel is not None:
             tunnel.path(may_ask=os.isatty(0))
         client = parts.enter_context(contextlib.closing(Client(endpoint, own, tunnel)))
-        yield Collector(client, asked_limits(), _squeue(endpoint))
+        yield Collector(client, asked_limits(), _squeue(endpoint)), endpoint
 
 
 def _squeue(endpoint: Endpoint) -> Callable[[], bytes]:

@@ -100,6 +100,13 @@ def hours(text: str) -> float:
     return value
 
 
+def refresh_s(text: str) -> float:
+    value = number_of_seconds(text)
+    if not 2 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is not between 2 and 3600 seconds")
+    return value
+
+
 def interval_s(text: str) -> float:
     value = number_of_seconds(text)
     if not 0.1 <= value <= 3600:

@@ -51,7 +51,7 @@ function _shtab_gputop_using
 end
 
 set -g _shtab_gputop_commands snapshot capture analyze compare record replay export cluster run attach xprof config doctor completion
-set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --flops-per-step --format --gpus --hours --idle-gaps --interval --job --listen --logdir --on-dip --output --params --port --profiler-port --prometheus --run --seconds --source --speed --start --textfile --theme --tokens-per-step -o
+set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --flops-per-step --format --gpus --hours --idle-gaps --interval --job --listen --logdir --on-dip --output --params --port --profiler-port --prometheus --refresh --run --seconds --source --speed --start --textfile --theme --tokens-per-step -o
 
 complete -c gputop -e
 complete -c gputop -f
@@ -173,12 +173,17 @@ complete -c gputop -n '_shtab_gputop_using export' -l listen -x -d 'serve http:/
 complete -c gputop -n '_shtab_gputop_using export' -l textfile -xka "(__fish_complete_directories)" -d 'write DIR/gputop.prom every 15 s, for node_exporter'"'"'s textfile collector; nothing is served then, unless --listen is given, too'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a cluster -d 'Which job holds GPUs that it does not use, and which GPU holds up its job.'
 complete -c gputop -n '_shtab_gputop_using cluster' -s h -l help -d 'show this help message and exit'
+complete -c gputop -n '_shtab_gputop_using cluster' -l theme -x -d 'gputop-dark, gputop-light, gputop-contrast (color-blind safe), or one of Textual'"'"'s'
+complete -c gputop -n '_shtab_gputop_using cluster' -l color -xka "auto truecolor 256 16 none" -d 'what the terminal can show (auto: what it says; none where NO_COLOR is set)'
+complete -c gputop -n '_shtab_gputop_using cluster' -l ascii -l no-ascii -d 'no glyphs beyond ASCII (default: where the locale is not UTF-8)'
+complete -c gputop -n '_shtab_gputop_using cluster' -l low-bandwidth -l no-low-bandwidth -d 'draw every 5 s only (default: where the line to the terminal is slow)'
 complete -c gputop -n '_shtab_gputop_using cluster' -l prometheus -x -d 'where Prometheus (or VictoriaMetrics, Thanos, Mimir) answers: http://HOST:9090, https://…, or, as seen from a login node, ssh://LOGIN/http://HOST:9090. Default: the setting prometheus. Credentials come from the environment (GPUTOP_PROMETHEUS_TOKEN, _USER, _PASSWORD, _CA) or the settings'
 complete -c gputop -n '_shtab_gputop_using cluster' -l job -x -d 'only this job: a number of Slurm, a pod; inside of a job the default is that job, and '"'"'all'"'"' shows the others'
-complete -c gputop -n '_shtab_gputop_using cluster' -l once -d 'one look as text, which is the default'
+complete -c gputop -n '_shtab_gputop_using cluster' -l once -d 'one look as text, no screen'
 complete -c gputop -n '_shtab_gputop_using cluster' -l json -d 'one look as a JSON document'
 complete -c gputop -n '_shtab_gputop_using cluster' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'one look into a file: .json, .html, else text'
 complete -c gputop -n '_shtab_gputop_using cluster' -l hours -x -d 'of history (3)'
+complete -c gputop -n '_shtab_gputop_using cluster' -l refresh -x -d 'seconds between two looks (15)'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a run -d 'Start a job so that it can be captured from, and watch it.'
 complete -c gputop -n '_shtab_gputop_using run' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using run' -l attach -x -d 'a profiler server to capture from (default: find those of this node); unix:/PATH for a socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the workers of one job and captured together'

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from gputop.cluster.collect import Limits
+from gputop.cluster.collect import Limits, View
 from gputop.cluster.endpoint import parse_endpoint
 from gputop.cluster.model import Fleet, Gpu, History, Job, Node
 from gputop.cluster.prometheus import Cost, Series
@@ -59,6 +60,20 @@ class CannedClient:
         for word, error in self.fails.items():
             if word in query:
                 raise error
+
+
+class StillAsker:
+    """Notes what is wanted."""
+
+    def __init__(self) -> None:
+        self.wanted: list[View] = []
+        self.listener: Callable[[Any], None] = lambda _: None
+
+    def listen(self, listener: Callable[[Any], None]) -> None:
+        self.listener = listener
+
+    def want(self, view: View) -> None:
+        self.wanted.append(view)
 
 
 def past(*levels: tuple[float, float | None]) -> History:

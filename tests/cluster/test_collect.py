@@ -20,7 +20,8 @@ NODE_1, NODE_2 = {"Hostname": "n1", "instance": "10.0.0.1:9400"}, {"hostname": "
 def by_label() -> CannedClient:
     return CannedClient(
         DCGM, ["hpc_job"], activity=[(JOB, 0.9), (OTHER, 0.5), ({}, 0.0)], gpus=[(JOB, 32), (OTHER, 8), ({}, 16)],
-        nodes=[(JOB, 4), (OTHER, 1)], median=[(JOB, 0.9), (OTHER, 0.5)], power_w=[(JOB, 20_000.0)], mad=[(JOB, 0.01)],
+        nodes=[(JOB, 4), (OTHER, 1)], lowest=[(JOB, 0.5), (OTHER, 0.4)], median=[(JOB, 0.9), (OTHER, 0.5)],
+        power_w=[(JOB, 20_000.0)], mad=[(JOB, 0.01)],
         idle_gpus=[(OTHER, 3)], all_gpus=[({}, 56)], node_median=[(JOB, 0.9)],
         low_gpu=[({**JOB, **NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.5), ({**NODE_1, "UUID": "GPU-9", "gpu": "0"}, 0.0)],
         down=[({}, 1)], targets=[({}, 5)], down_target=[({"instance": "n9:9400", "job": "dcgm"}, 0)])
@@ -119,7 +120,7 @@ def test_before_the_first_answer_a_fault_is_an_error_and_after_it_the_rest_stays
     client.fails['"idle_gpus"'] = GputopError("401", "a token")
     fleet = own.refresh(View())
     assert len(fleet.jobs) == 2 and ("401", "a token") in [(p.message, p.fix) for p in fleet.problems]
-    client.fails = {'"mad"': GputopError("refused")}
+    client.fails = {'"mad0"': GputopError("refused")}
     assert any(p.message == "refused" for p in own.refresh(View()).problems)
 
 

@@ -12,11 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gputop.cluster.collect import View
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, NodeSample, ProcessSample
+from gputop.export.cluster import Report
 from gputop.profiler.capture.records import Server
 from gputop.session.captures import ServerOfAnotherUser
 from gputop.tui.app import GputopApp
+from gputop.tui.cluster.app import ClusterApp
+from gputop.tui.cluster.rows import State
+from gputop.tui.cluster.screen import ClusterScreen, FleetTable, OpenNode
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
@@ -33,6 +38,7 @@ from gputop.tui.terminal.terminal_app import TerminalApp
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.screen import TimelineScreen
+from tests.cluster.fleets import StillAsker, fleet, job, node
 from tests.tui.scenes import Scene, recorded, with_mig
 from tests.tui.textual_private import message_text
 
@@ -333,6 +339,24 @@ def entries(app: GputopApp) -> int:
     return len(app.screen.query_one(IdleGapList).entries)
 
 
+class StillCluster(ClusterApp):
+    """Three jobs, of which nobody is asked."""
+
+    def __init__(self, session: Any) -> None:
+        jobs = [job(id=str(i), each=(node(0.9, "n1"), node(0.5, "n2"))) for i in range(3)]
+        self.session, self.trace = session, None
+        self.state = State(View(), Report(fleet(*jobs), (), ()))
+        super().__init__(self.state, StillAsker(), "", Path())  # type: ignore[arg-type]
+
+
+def fleet_place(app: Any) -> int:
+    return int(app.state.place(app.state.rows()))
+
+
+def fleet_rows(app: Any) -> int:
+    return len(app.state.rows())
+
+
 REPLAY = Stage(REPLAY_EFFECTS, session=recorded)
 STAGES: dict[type, Stage] = {
     GputopApp: Stage(MONITOR_EFFECTS),
@@ -439,6 +463,33 @@ STAGES: dict[type, Stage] = {
         "move(-10000)": Effect(place, to(0), ("home", "down", "down")),
         "open": Effect(screen, lambda before, after: issubclass(after, Popup), ("home", "right", "down")),
         }, ("t", "b", "right"), stays=True),
+    FleetTable: Stage({
+        "move(-1)": Effect(fleet_place, by(-1), ("home", "down")),
+        "move(1)": Effect(fleet_place, by(1), ("home",)),
+        "move(-10)": Effect(fleet_place, to(0), ("home", "down")),
+        "move(10)": Effect(fleet_place, more, ("home",)),
+        "move(-100000)": Effect(fleet_place, to(0), ("end",)),
+        "move(100000)": Effect(fleet_place, more, ("home",)),
+        "unfold": Effect(fleet_rows, other, ("home",)),
+        "unfold(True)": Effect(fleet_rows, more, ("home", "left")),
+        "unfold(False)": Effect(fleet_rows, less, ("home", "right")),
+        "open": Effect(fleet_rows, other, ("home",)),
+        }, focus=FleetTable, app=StillCluster),
+    OpenNode: Stage({
+        "run_command('enter')": Effect(ends, to(True)),
+        "run_command('a')": Effect(ends, to(True)),
+        "run_command('')": CLOSES,
+        "app.help": HELPS}, ("home", "right", "down", "enter"), FleetTable, app=StillCluster),
+    ClusterScreen: Stage({
+        "sort": Effect(lambda app: app.state.order, other),
+        "filter": Effect(title, to("Filter jobs")),
+        "cursor": Effect(lambda app: app.state.cursor, other),
+        "cursor(1)": Effect(lambda app: app.state.cursor or 0, more),
+        "cursor(-1)": Effect(lambda app: app.state.cursor or 0, less, ("shift+left", "shift+left")),
+        "app.snapshot": Effect(lambda app: len([*Path().glob("gputop-cluster-*")]), by(3)),
+        "problems": Effect(title, to("Problems")),
+        "help": HELPS,
+        "app.quit": Effect(ends, to(True))}, focus=FleetTable, app=StillCluster),
     RunApp: Stage({"output": Effect(screen, to(Output))}, app=RunApp),
     Output: Stage({"dismiss": CLOSES}, ("l",), app=RunApp),
     Leave: Stage({

@@ -1,0 +1,139 @@
+"""The app of ``gputop cluster``: the screen, the thread that asks Prometheus, and programs that take the terminal."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from textual.message import Message
+
+from gputop.cluster.collect import Collector, View
+from gputop.cluster.model import Fleet, Problem
+from gputop.core.errors import EXIT_OK, GputopError
+from gputop.core.files import unused_name, write_file
+from gputop.export.cluster import Report, render
+from gputop.text.console import say
+from gputop.tui.cluster.rows import State
+from gputop.tui.cluster.screen import ClusterScreen, FleetTable
+from gputop.tui.screens.help import help_box
+from gputop.tui.terminal.preferences import Preferences
+from gputop.tui.terminal.terminal_app import TerminalApp
+
+SOON_S = 0.3  # between two refreshes while something is still wanted
+MakeReport = Callable[[Fleet], Report]
+
+
+class Asker:
+    """Refreshes in a thread of its own, every ``period_s`` and where other rows are wanted."""
+
+    def __init__(self, collector: Collector, make: MakeReport, view: View, period_s: float) -> None:
+        self.view = view
+        self._collector, self._make, self._period_s = collector, make, period_s
+        self._wake, self._ended = threading.Event(), threading.Event()
+        self._listener: Callable[[Report | GputopError], None] = lambda _: None
+        threading.Thread(target=self._run, name="gputop-cluster", daemon=True).start()
+
+    def listen(self, listener: Callable[[Report | GputopError], None]) -> None:
+        self._listener = listener
+
+    def want(self, view: View) -> None:
+        if view != self.view:
+            self.view = view
+            self._wake.set()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._wake.wait(SOON_S if not self._collector.settled else self._period_s)
+            self._wake.clear()
+            if self._ended.wait(0.0):
+                return
+            try:
+                self._listener(self._make(self._collector.refresh(self.view)))
+            except GputopError as error:
+                self._listener(error)
+
+
+class ClusterApp(TerminalApp):
+    """Shows a state; ends with a command to be run, or with None."""
+
+    TITLE = "gputop"
+    CSS_PATH = Path(__file__).parents[1] / "gputop.tcss"
+
+    class Answered(Message):
+        def __init__(self, answer: Report | GputopError) -> None:
+            super().__init__()
+            self.answer = answer
+
+    def __init__(self, state: State, asker: Asker, login: str, folder: Path,
+                 preferences: Preferences | None = None) -> None:
+        super().__init__(preferences)
+        self._state, self._asker, self._folder = state, asker, folder
+        self._main = ClusterScreen(state, login)
+
+    def get_default_screen(self) -> ClusterScreen:
+        return self._main
+
+    def on_mount(self) -> None:
+        self._asker.listen(self._post)
+        self.show_preference_warnings()
+
+    def _post(self, answer: Report | GputopError) -> None:
+        self.post_message(self.Answered(answer))
+
+    def on_cluster_app_answered(self, message: Answered) -> None:
+        if isinstance(message.answer, GputopError):
+            # The job that was asked for is not there any more: what is known stays.
+            old = self._state.report
+            problem = Problem(message.answer.message, message.answer.fix)
+            self._state.report = old._replace(fleet=_with_problem(old.fleet, problem))
+        else:
+            self._state.report = message.answer
+        if self.frame_due() and self._main.is_attached:
+            self._main.update_view()
+
+    def on_fleet_table_wanted(self, _: FleetTable.Wanted) -> None:
+        self._asker.want(self._state.asked(self._main.table.shown))
+
+    def action_help(self) -> None:
+        self.push_screen(help_box(self.screen, str(self.screen.HELP or "")))
+
+    def action_snapshot(self) -> None:
+        stem = time.strftime("gputop-cluster-%Y%m%d-%H%M%S", time.localtime(self._state.report.fleet.time_s))
+        try:
+            paths = [unused_name(self._folder / f"{stem}.{ending}") for ending in ("txt", "json", "html")]
+            for path, form in zip(paths, ("text", "json", "html"), strict=True):
+                write_file(path, render(self._state.report, form).encode())
+        except GputopError as error:
+            self.notify(str(error), severity="error")
+            return
+        self.notify(f"Wrote {paths[0]}, .json and .html")
+
+
+def _with_problem(fleet: Fleet, problem: Problem) -> Fleet:
+    return replace(fleet, problems=(problem,))
+
+
+def run(collector: Collector, make: MakeReport, view: View, period_s: float, login: str, folder: Path,
+        preferences: Preferences) -> int:
+    """Show the cluster until the user leaves it; raises the GputopError of the first refresh."""
+    state = State(view, make(collector.refresh(view)))
+    asker = Asker(collector, make, view, period_s)
+    try:
+        while True:
+            command = ClusterApp(state, asker, login, folder, preferences).run()
+            if not isinstance(command, list):
+                return EXIT_OK
+            try:
+                subprocess.run(command)
+            except OSError as error:
+                say(f"{command[0]} cannot be started: {error.strerror or error}")
+    finally:
+        asker.close()

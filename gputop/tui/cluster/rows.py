@@ -1,0 +1,257 @@
+"""What the screen of a cluster shows: its rows in order, and each as styled text. No widget."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from gputop.cluster.collect import View
+from gputop.cluster.model import Gpu, History, Job, Node
+from gputop.export.cluster import (
+    COLUMNS,
+    Report,
+    cells,
+    figures,
+    gpu_cells,
+    label,
+    layout,
+    remark,
+    resampled,
+    summary,
+)
+from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, SEVERITY_STYLE, WARN
+from gputop.render.styled_text import StyledText, wrap
+from gputop.text.units import fit, printable, ratio
+from gputop.tui.monitor.lanes import blank_column, column, with_cursor
+
+Key = tuple[str, str, str]  # job, node, UUID; "" from where the row is above it
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+class Row(NamedTuple):
+    """A job; or, below it, one of its nodes; or, below that, a GPU."""
+
+    job: Job
+    node: Node | None = None
+    gpu: Gpu | None = None
+
+    @property
+    def key(self) -> Key:
+        return (self.job.id, self.node.name if self.node is not None else "",
+                self.gpu.uuid if self.gpu is not None else "")
+
+
+def _found(job: Job, report: Report) -> Any:
+    """Jobs with the worst findings first."""
+    order = {"high": 0, "medium": 1, "low": 2}
+    own = report.of_job(job.id)
+    return order[own[0].severity] if own else 3, -(own[0].gpu_hours_lost or 0.0) if own else 0.0, job.id
+
+
+ORDERS: Mapping[str, Callable[[Job, Report], Any]] = {
+    "found": _found,
+    "job": lambda job, _: job.id,
+    "user": lambda job, _: (job.user is None, job.user or "", job.id),
+    "GPUs": lambda job, _: (-job.gpus, job.id),
+    "activity": lambda job, _: (job.activity is None, job.activity or 0.0, job.id),
+    "power": lambda job, _: (-(job.power_w or 0.0), job.id),
+}
+
+
+@dataclass(slots=True)
+class State:
+    """What the user has chosen; it outlives the screen, which ends while another program has the terminal."""
+
+    view: View
+    report: Report
+    order: str = "found"
+    pattern: str = ""
+    at: Key = ("", "", "")
+    open_jobs: set[str] = field(default_factory=set)
+    open_nodes: set[tuple[str, str]] = field(default_factory=set)
+    cursor: int | None = None  # a column of the history, counted from the newest
+
+    def rows(self) -> list[Row]:
+        """Those that match, in order, with what is unfolded."""
+        out: list[Row] = []
+        pattern = self.pattern.lower()
+        for job in sorted(self.report.fleet.jobs, key=lambda job: ORDERS[self.order](job, self.report)):
+            texts = (job.id, job.name, job.user or "", *job.node_names, label(self.report.of_job(job.id)))
+            if not any(pattern in text.lower() for text in texts):
+                continue
+            out.append(Row(job))
+            for node in job.each if job.id in self.open_jobs else ():
+                out.append(Row(job, node))
+                out += [Row(job, node, gpu) for gpu in node.each if (job.id, node.name) in self.open_nodes]
+        return out
+
+    def place(self, rows: Sequence[Row]) -> int:
+        """Where the cursor is: on its row, else on the row above it, else at the top."""
+        for key in (self.at, (*self.at[:2], ""), (self.at[0], "", "")):
+            for i, row in enumerate(rows):
+                if row.key == key:
+                    return i
+        return 0
+
+    def unfold(self, row: Row, wanted: bool | None = None) -> None:
+        """Show or hide what is below a row; None: the other way round."""
+        if row.gpu is not None:
+            return
+        opened: set[Any] = self.open_jobs if row.node is None else self.open_nodes
+        key: Any = row.job.id if row.node is None else (row.job.id, row.node.name)
+        if wanted is None:
+            wanted = key not in opened
+        (opened.add if wanted else opened.discard)(key)
+
+    def asked(self, shown: Sequence[Row]) -> View:
+        """What is to be asked for, so that these rows have their figures."""
+        view = self.view
+        return View(view.span_s, view.step_s, tuple(dict.fromkeys(row.job.id for row in shown)),
+                    tuple(sorted(self.open_jobs)), tuple(sorted(self.open_nodes)))
+
+
+# -- lines ------------------------------------------------------------------------------------------
+
+
+def header(state: State, width: int, busy: bool) -> list[list[StyledText]]:
+    """What the fleet is, and what is wrong with what is known of it."""
+    fleet = state.report.fleet
+    age_s = 0.0 if fleet.figures_s is None else fleet.time_s - fleet.figures_s
+    late = f"  figures {age_s:.0f} s old" if age_s > 0 else ""
+    clock = time.strftime("%H:%M:%S", time.localtime(fleet.time_s))
+    right = f"{clock}{' …' if busy else ''} "
+    left = fit(f" {summary(fleet)}{late}", max(0, width - len(right)))
+    out: list[list[StyledText]] = [[(left, WARN if late else BOLD), (right, DIM)]]
+    if fleet.problems:
+        more = f" (+{len(fleet.problems) - 1}: p)" if len(fleet.problems) > 1 else ""
+        out.append([(fit(f" ! {printable(fleet.problems[0].message)}", max(0, width - len(more))), WARN), (more, WARN)])
+    return out
+
+
+def heading(state: State, width: int) -> list[StyledText]:
+    names, history, found = _layout(state, width)
+    texts = [fit(COLUMNS[n].heading, COLUMNS[n].width, right=COLUMNS[n].right) for n in names]
+    span = f"last {state.view.span_s / 3600:.3g} h"
+    if state.cursor is not None:
+        span = time.strftime("%H:%M", time.localtime(_cursor_time_s(state, history)))
+        span = f"┃ {span}: active then"
+    last = f"“{printable(state.pattern)}”" if state.pattern else f"found (by {state.order})"
+    return [(" " + " ".join(texts), DIM), (" " + fit(span, history), BOLD if state.cursor is not None else DIM),
+            (" " + fit(last, found), DIM)]
+
+
+def _layout(state: State, width: int) -> tuple[tuple[str, ...], int, int]:
+    return layout(max(0, width - 1), state.report.fleet.jobs)
+
+
+def history_columns(state: State, width: int) -> int:
+    return _layout(state, width)[1]
+
+
+def _cursor_time_s(state: State, columns: int) -> float:
+    return state.report.fleet.time_s - (state.cursor or 0) * state.view.span_s / max(1, columns)
+
+
+def line(state: State, row: Row, width: int, selected: bool) -> list[StyledText]:
+    """A row, exactly ``width`` cells."""
+    names, history, found = _layout(state, width)
+    texts, past = _texts(state, row)
+    at = None if state.cursor is None else history - 1 - state.cursor
+    values = resampled(past, history)
+    if at is not None and 0 <= at < history:
+        then = values[at]
+        texts = {"job": texts["job"], "activity": "" if then is None else ratio(then)}
+    style = BOLD if selected else PLAIN
+    runs: list[StyledText] = [("›" if selected else " ", ACCENT)]
+    for name in names:
+        own = COLUMNS[name]
+        runs.append((fit(printable(texts.get(name, "")), own.width, right=own.right) + " ",
+                     style if name in ("job", "activity") else PLAIN if row.node is None else DIM))
+    runs += _lane(values, at)
+    text, tone = _found_cell(state, row)
+    runs.append((" " + fit(text, found), tone))
+    return runs
+
+
+def _texts(state: State, row: Row) -> tuple[dict[str, str], History | None]:
+    now_s = state.report.fleet.time_s
+    if row.gpu is not None:
+        return {"job": f"    {row.gpu.gpu}", **gpu_cells(row.gpu)}, row.gpu.history
+    if row.node is not None:
+        mark = "▾" if (row.job.id, row.node.name) in state.open_nodes else "▸"
+        return {"job": f"  {mark} {row.node.name}", "size": f"{row.node.gpus}", **figures(row.node)}, row.node.history
+    mark = "▾" if row.job.id in state.open_jobs else "▸"
+    own = cells(row.job, now_s)
+    return {**own, "job": f"{mark} {own['job']}"}, row.job.history
+
+
+def _lane(values: Sequence[float | None], at: int | None) -> list[StyledText]:
+    """The history as the monitor draws it, cells of one style together."""
+    out: list[StyledText] = []
+    for i, value in enumerate(values):
+        (cell,) = blank_column(1) if value is None else column(1, min(1.0, max(0.0, value)), (1.0,))
+        glyph, style = with_cursor(cell) if i == at else cell
+        if out and out[-1][1] == style:
+            out[-1] = (out[-1][0] + glyph, style)
+        else:
+            out.append((glyph, style))
+    return out
+
+
+def _found_cell(state: State, row: Row) -> StyledText:
+    own = state.report.of_job(row.job.id)
+    if row.node is not None:
+        name = row.gpu.name if row.gpu is not None else row.node.name
+        of_gpus = () if row.gpu is not None else f"{name}:"
+        here = [f for f in own if name in f.places or any(place.startswith(of_gpus) for place in f.places)]
+        return (label(here), SEVERITY_STYLE[here[0].severity]) if here else ("", DIM)
+    return (label(own), SEVERITY_STYLE[own[0].severity]) if own else (remark(row.job), DIM)
+
+
+def details(state: State, row: Row | None, width: int, lines: int) -> list[list[StyledText]]:
+    """Below the table: what was found of the selected job, and what to do."""
+    if row is None:
+        nothing = "No job holds that text: / to change it." if state.pattern else "No job is known."
+        return [[(f" {nothing}", DIM)]]
+    job = row.job
+    texts = (f"Job {job.id}", job.name, job.user or "", ", ".join(job.node_names[:6]))
+    who = " · ".join(text for text in texts if text)
+    out: list[list[StyledText]] = [[(" " + fit(printable(who), width - 2), BOLD)]]
+    for finding in state.report.of_job(job.id):
+        since = ""
+        if finding.since_s is not None:
+            since = f" since {'' if finding.since_exact else 'before '}" + time.strftime(
+                "%H:%M", time.localtime(finding.since_s))
+        lost = "" if finding.gpu_hours_lost is None else f" {finding.gpu_hours_lost:,.1f} GPU hours lost{since}."
+        out += [[(" " + text, SEVERITY_STYLE[finding.severity])] for text in wrap(finding.title, width - 2, 2)]
+        out += [[("   " + text, PLAIN)] for text in wrap(finding.why + lost, width - 4, 4)]
+        out += [[("   " + text, ACCENT)] for text in wrap("→ " + finding.action, width - 4, 4)]
+    if len(out) == 1:
+        text = remark(job) or "Nothing found that wastes its GPUs."
+        out.append([(f"   {text}", DIM)])
+    return out[:lines]
+
+
+def problems(report: Report) -> list[StyledText]:
+    """All of them, with their cures, for a box."""
+    out: list[StyledText] = []
+    for problem in report.fleet.problems:
+        out += [(printable(problem.message) + "\n", BAD), (printable(problem.fix) + "\n" * 2, PLAIN)]
+    for own in report.abstained:
+        out.append((f"{own.id} cannot be judged without {own.missing}\n", DIM))
+    return out or [("Everything that was asked for has been answered.", PLAIN)]
+
+
+def commands(node: str, login: str = "") -> dict[str, list[str]]:
+    """What opens a node, by the key: the monitor there, or its profiler servers here; none for a name that is no
+    host's."""
+    if not _HOST.fullmatch(node):
+        return {}
+    jump = ["-J", login] if login else []
+    return {"enter": ["ssh", *jump, "-t", node, "gputop"],
+            "a": ["gputop", "--attach", node, "--profiler-port", "6009"]}
+
+

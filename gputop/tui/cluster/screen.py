@@ -1,0 +1,235 @@
+"""The screen of a cluster. A thread asks; the screen shows what it knows and says what it wants to see."""
+
+from __future__ import annotations
+
+import shlex
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.message import Message
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Footer
+
+from gputop.render.palette import ACCENT, PLAIN
+from gputop.render.styled_text import StyledText
+from gputop.text.units import printable
+from gputop.tui.cluster import rows
+from gputop.tui.cluster.rows import ORDERS, Row, State
+from gputop.tui.keys import key
+from gputop.tui.screens.dialogs import Ask, Popup
+from gputop.tui.screens.help import help_box
+from gputop.tui.widgets.cached_lines import DrawnLines, LinesWidget
+from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+
+_DETAIL_LINES = 7
+_HELP = """\
+Each row is a job, its activity over the past hours from left to right; a dot: nothing was measured. A * marks coarse \
+activity (any kernel ran), a ~ figures of whole nodes that the job shares. Unfolded, a job shows its nodes and a node \
+its GPUs, which are asked for then.
+"""
+
+
+class FleetTable(DrawnLines, can_focus=True):
+    """The rows that fit, around the selected one; below them what was found of its job."""
+
+    PANEL = "Jobs"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("up,k", "move(-1)", "up", "the row above"),
+        key("down,j", "move(1)", "down", "the row below"),
+        key("pageup", "move(-10)", "up a page", "ten rows up"),
+        key("pagedown", "move(10)", "down a page", "ten rows down"),
+        key("home", "move(-100000)", "first", "the first row"),
+        key("end", "move(100000)", "last", "the last row"),
+        key("space", "unfold", "unfold", "show or hide the nodes of a job, the GPUs of a node", footer=True),
+        key("right", "unfold(True)", "unfold", "show what is below the row"),
+        key("left", "unfold(False)", "fold", "hide what is below the row"),
+        key("enter", "open", "open", "of a job its nodes; a node: the monitor on it, after another enter", footer=True),
+    ]
+
+    class Wanted(Message):
+        """Other rows are shown: others are to be asked for."""
+
+    class Opened(Message):
+        def __init__(self, node: str) -> None:
+            super().__init__()
+            self.node = node
+
+    def __init__(self, state: State) -> None:
+        super().__init__(id="fleet")
+        self.state = state
+        self.rows: list[Row] = []
+        self.shown: list[Row] = []
+        self._top = 0
+
+    def draw(self) -> None:
+        width, height = self.size.width, self.size.height
+        if width <= 0 or height <= 2:
+            return
+        self.rows = self.state.rows()
+        at = self.state.place(self.rows)
+        about = min(_DETAIL_LINES, max(0, height - 6))
+        room = height - 1 - about
+        self._top = min(max(self._top, at - room + 1), at, max(0, len(self.rows) - room))
+        self.shown = self.rows[self._top:self._top + room]
+        lines: list[list[StyledText]] = [rows.heading(self.state, width)]
+        lines += [rows.line(self.state, row, width, self._top + i == at) for i, row in enumerate(self.shown)]
+        lines += [[]] * (1 + room - len(lines))
+        if about:
+            lines += rows.details(self.state, self.rows[at] if self.rows else None, width, about)
+        self.show(lines)
+
+    def changed(self) -> None:
+        self.draw()
+        self.post_message(self.Wanted())
+
+    def on_resize(self) -> None:
+        self.changed()
+
+    def on_click(self, event: events.Click) -> None:
+        i = event.y - 1
+        if 0 <= i < len(self.shown):
+            self.state.at = self.shown[i].key
+            self.changed()
+
+    def action_move(self, by: int) -> None:
+        if self.rows:
+            self.state.at = self.rows[min(max(self.state.place(self.rows) + by, 0), len(self.rows) - 1)].key
+            self.changed()
+
+    def action_unfold(self, wanted: bool | None = None) -> None:
+        if not self.rows:
+            return
+        row = self.rows[self.state.place(self.rows)]
+        if wanted is False and row.node is not None and (row.gpu is not None or
+                                                         (row.job.id, row.node.name) not in self.state.open_nodes):
+            row = Row(row.job, row.node) if row.gpu is not None else Row(row.job)
+            self.state.at = row.key
+        self.state.unfold(row, wanted)
+        self.changed()
+
+    def action_open(self) -> None:
+        if not self.rows:
+            return
+        row = self.rows[self.state.place(self.rows)]
+        if row.node is None:
+            self.action_unfold()
+        else:
+            self.post_message(self.Opened(row.node.name))
+
+
+class OpenNode(ModalScreen[list[str] | None]):
+    """How a node is opened; dismissed with the command, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("enter", "run_command('enter')", "run", "run the first command"),
+        key("a", "run_command('a')", "attach", "run the second command"),
+        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("escape,q", "run_command('')", "back", "run nothing"),
+    ]
+    HELP = "The screen of the cluster comes back once the command has ended.\n"
+
+    def __init__(self, node: str, login: str) -> None:
+        super().__init__()
+        self._node, self._commands = node, rows.commands(node, login)
+
+    def compose(self) -> ComposeResult:
+        with DialogFrame(f"Open {printable(self._node)}", "enter: run", "a: attach", "esc: back", id="popup"):
+            out = Text()
+            for keys, what in (("enter", "the monitor on the node"), ("a", "its profiler servers, from here")):
+                out.append(f"{keys:>6}  ", ACCENT)
+                out.append(f"{what}\n        {shlex.join(self._commands[keys])}\n", PLAIN)
+            yield WrappedText(out)
+
+    def on_mount(self) -> None:
+        self.query_one("#popup").focus()
+
+    def action_run_command(self, which: str) -> None:
+        self.dismiss(self._commands.get(which))
+
+
+class ClusterScreen(Screen[None]):
+    """Header, table, and the keys that concern all of it."""
+
+    HELP = _HELP
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("o", "sort", "sort", "by what was found, the job's number, user, GPUs, activity, power", footer=True),
+        key("slash", "filter", "filter", "only jobs with a text: number, name, user, node, finding", footer=True),
+        key("v", "cursor", "cursor", "put a cursor in time: the activity is that of then; again: off"),
+        key("shift+left", "cursor(1)", "cursor back", "the cursor a column back"),
+        key("shift+right", "cursor(-1)", "cursor on", "the cursor a column on"),
+        key("s", "app.snapshot", "snapshot", "write what is known as text, JSON and HTML", footer=True),
+        key("p", "problems", "problems", "all that could not be had, and how to mend it"),
+        key("question_mark", "help", "help", "the keys of this screen, and how to read it", footer=True),
+        key("q", "app.quit", "quit", "end gputop", footer=True),
+        key("ctrl+c", "app.quit", "quit", "end gputop", priority=True),
+    ]
+
+    def __init__(self, state: State, login: str) -> None:
+        super().__init__()
+        self.state, self._login = state, login
+        self.busy = False
+        self.table = FleetTable(state)
+        self._header = LinesWidget(id="fleet-header")
+
+    def compose(self) -> ComposeResult:
+        yield self._header
+        yield self.table
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self.table.focus()
+        self.update_view()
+
+    def on_resize(self) -> None:
+        self._draw_header()
+
+    def update_view(self) -> None:
+        """Show the state of now."""
+        self._draw_header()
+        self.table.draw()
+
+    def _draw_header(self) -> None:
+        lines = rows.header(self.state, self.app.size.width, self.busy)
+        self._header.styles.height = len(lines)
+        self._header.show(lines)
+
+    def on_fleet_table_opened(self, message: FleetTable.Opened) -> None:
+        if rows.commands(message.node):
+            self.app.push_screen(OpenNode(message.node, self._login), self._run)
+        else:
+            self.notify(f"{printable(message.node)!r} is no name that ssh could be given.", severity="warning")
+
+    def _run(self, command: list[str] | None) -> None:
+        if command is not None:
+            self.app.exit(command)
+
+    def action_sort(self) -> None:
+        names = [*ORDERS]
+        self.state.order = names[(names.index(self.state.order) + 1) % len(names)]
+        self.table.changed()
+
+    def action_filter(self) -> None:
+        def apply(pattern: str | None) -> None:
+            if pattern is not None:
+                self.state.pattern = pattern
+                self.table.changed()
+
+        self.app.push_screen(Ask("Filter jobs", "part of a number, name, user, node or finding; empty shows all",
+                                 self.state.pattern), apply)
+
+    def action_cursor(self, by: int = 0) -> None:
+        if by == 0:
+            self.state.cursor = None if self.state.cursor is not None else 0
+        else:
+            most = max(0, rows.history_columns(self.state, self.table.size.width) - 1)
+            self.state.cursor = min(max((self.state.cursor or 0) + by, 0), most)
+        self.table.draw()
+
+    def action_problems(self) -> None:
+        self.app.push_screen(Popup("Problems", Text.assemble(*rows.problems(self.state.report))))
+
+    def action_help(self) -> None:
+        self.app.push_screen(help_box(self, self.HELP))

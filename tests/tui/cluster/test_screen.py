@@ -1,0 +1,126 @@
+"""The screen of a cluster: what its rows say, what it asks for, and what it does with answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gputop.advice.fleet.advise import fleet_advice
+from gputop.cluster.collect import View
+from gputop.cluster.model import Problem
+from gputop.core.errors import GputopError
+from gputop.export.cluster import Report
+from gputop.tui.cluster import rows
+from gputop.tui.cluster.app import ClusterApp
+from gputop.tui.cluster.rows import ORDERS, State
+from tests.cluster.fleets import NOW, StillAsker, fleet, gpu, job, node, past
+from tests.tui.textual_private import draw_to_nobody
+
+
+def report(**changes: object) -> Report:
+    slow = gpu(0.55, "n4:3", past((178, 0.55)), sm_clock_hz=1.1e9)
+    nodes = (replace(node(0.9, "n1"), history=past((178, 0.9))), replace(node(0.86, "n4"), each=(slow,)))
+    jobs = (job(id="1", user="ada", power_w=100.0),
+            job(id="2", user="bob", gpus=64, activity=0.0, idle_gpus=64, median=0.0,
+                history=past((136, 0.9), (42, 0.0))),
+            job(id="3", low_gpus=(slow,), each=nodes, node_names=("n1", "n4")))
+    own = replace(fleet(*jobs), **changes)
+    return Report(own, *fleet_advice(own))
+
+
+def state(**changes: object) -> State:
+    return State(View(), report(**changes))
+
+
+def plain(line: list[tuple[str, object]]) -> str:
+    return "".join(text for text, _ in line)
+
+
+def ids(own: State) -> list[str]:
+    return [row.job.id for row in own.rows()]
+
+
+def test_jobs_with_the_worst_findings_stand_first() -> None:
+    own = state()
+    assert ids(own) == ["2", "3", "1"]
+    orders = {order: ids(replace(own, order=order))[0] for order in ORDERS}
+    assert orders == {"found": "2", "job": "1", "user": "1", "GPUs": "2", "activity": "2", "power": "1"}
+
+
+def test_a_filter_finds_by_user_node_and_finding() -> None:
+    own = state()
+    for pattern, found in (("bob", ["2"]), ("N4", ["3"]), ("held", ["2"]), ("straggler", ["3"]), ("x", [])):
+        own.pattern = pattern
+        assert ids(own) == found
+    assert "No job holds that text" in plain(rows.details(own, None, 80, 7)[0])
+
+
+def test_unfolding_shows_nodes_and_gpus_and_asks_for_them() -> None:
+    own = state()
+    own.open_jobs.add("3")
+    own.open_nodes.add(("3", "n4"))
+    shown = own.rows()
+    assert [row.key for row in shown] == [("2", "", ""), ("3", "", ""), ("3", "n1", ""), ("3", "n4", ""),
+                                          ("3", "n4", "GPU-n4:3"), ("1", "", "")]
+    texts = [plain(rows.line(own, row, 100, False)) for row in shown]
+    assert "▾ n4" in texts[3] and "straggler n4:3" in texts[3] and "straggler" not in texts[2]
+    assert "1100MHz" in texts[4] and "55%" in texts[4]
+    asked = own.asked(shown)
+    assert asked.open_jobs == ("3",) and asked.open_nodes == (("3", "n4"),) and asked.jobs == ("2", "3", "1")
+    own.at = ("3", "n4", "GPU-gone")
+    assert own.place(shown) == 3  # the row above what is gone
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_every_line_is_as_wide_as_the_screen(width: int) -> None:
+    own = state()
+    own.open_jobs.add("3")
+    lines = [rows.heading(own, width), *(rows.line(own, row, width, True) for row in own.rows())]
+    assert {len(plain(line)) for line in lines} == {width}
+    assert all(len(plain(line)) <= width for row in own.rows() for line in rows.details(own, row, width, 7))
+
+
+def test_the_cursor_tells_the_activity_of_then() -> None:
+    own = state()
+    own.cursor = 60 if rows.history_columns(own, 200) > 61 else 20
+    (first, *_) = own.rows()
+    text = plain(rows.line(own, first, 200, False))
+    assert "┃" in text and " 90%" in text and "0%" in plain(rows.line(replace(own, cursor=None), first, 200, False))
+    assert "active then" in plain(rows.heading(own, 200))
+
+
+def test_what_is_missing_is_said() -> None:
+    own = state(problems=(Problem("a is gone", "mend it"), Problem("b")), figures_s=NOW - 90)
+    lines = [plain(line) for line in rows.header(own, 100, False)]
+    assert "figures 90 s old" in lines[0] and "! a is gone" in lines[1] and "(+1: p)" in lines[1]
+    text = "".join(part for part, _ in rows.problems(own.report))
+    assert "a is gone" in text and "mend it" in text and "b" in text
+
+
+def test_commands_for_a_node_take_no_name_for_an_option() -> None:
+    assert rows.commands("n07.cluster", "ada@login") == {
+        "enter": ["ssh", "-J", "ada@login", "-t", "n07.cluster", "gputop"],
+        "a": ["gputop", "--attach", "n07.cluster", "--profiler-port", "6009"]}
+    for name in ("-oProxyCommand=x", "a b", "$(x)", "", "n;x"):
+        assert rows.commands(name) == {}
+
+
+async def test_answers_change_the_screen_and_faults_leave_it(tmp_path: Path) -> None:
+    asker, own = StillAsker(), state()
+    app = ClusterApp(own, asker, "", tmp_path)  # type: ignore[arg-type]
+    draw_to_nobody(app)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.pause()
+        assert asker.wanted[-1].jobs == ("2", "3", "1")
+        await pilot.press("down", "space")
+        assert asker.wanted[-1].open_jobs == ("3",)
+        asker.listener(report(problems=(Problem("new"),)))
+        await pilot.pause()
+        assert own.report.fleet.problems[0].message == "new"
+        asker.listener(GputopError("the job is gone", "look for it"))
+        await pilot.pause()
+        assert own.report.fleet.problems == (Problem("the job is gone", "look for it"),) and own.rows()
+        await pilot.press("down", "down", "enter", "enter")
+    assert app.return_value == ["ssh", "-t", "n4", "gputop"]
