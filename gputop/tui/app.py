@@ -7,7 +7,7 @@ import contextlib
 import gc
 import shlex
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
 from textual.app import ComposeResult, SystemCommand
@@ -21,7 +21,7 @@ from gputop.session.captures import ServerOfAnotherJob, ServerOfAnotherUser
 from gputop.session.session import Change, Session
 from gputop.text.units import printable
 from gputop.tui import open_screens
-from gputop.tui.keys import MAIN_VIEW_ACTIONS, MONITOR, commands
+from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, commands
 from gputop.tui.monitor import messages, status_lines
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel
@@ -34,9 +34,18 @@ from gputop.tui.terminal.terminal_app import TerminalApp
 from gputop.tui.widgets.cached_lines import LinesWidget
 
 if TYPE_CHECKING:
+    from textual.command import Provider
+
     from gputop.tui.timeline.trace_file import TraceFile
+    from gputop.tui.widgets.key_line import KeyLine
 
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+def _palette() -> type[Provider]:
+    from gputop.tui.screens.palette import Commands
+
+    return Commands
 
 
 class GputopApp(TerminalApp):
@@ -45,6 +54,8 @@ class GputopApp(TerminalApp):
     TITLE = "gputop"
     CSS_PATH = "gputop.tcss"
     ENABLE_COMMAND_PALETTE = True
+    COMMANDS: ClassVar[set[Any]] = {_palette}
+    has_output = False  # of a job that was started here
     BINDINGS: ClassVar[list[BindingType]] = MONITOR
 
     class Changed(Message):
@@ -71,6 +82,7 @@ class GputopApp(TerminalApp):
         self._header, self._host, self._job = (LinesWidget(id=name) for name in ("header", "host", "job"))
         self._table = GpuTable(id="gpus")
         self._actions, self._processes = ActionsPanel(id="actions"), ProcessPanel(id="processes")
+        self._keys: KeyLine | None = None
 
     # -- building -----------------------------------------------------------------------------
 
@@ -101,11 +113,12 @@ class GputopApp(TerminalApp):
 
     async def _after_first_frame(self) -> None:
         # What takes time and is not needed for the first frame comes after it.
-        from textual.widgets import Footer
+        from gputop.tui.widgets.key_line import KeyLine
 
         if not self.screen_stack or not self.screen_stack[0].is_attached:
             return  # the user has quit before it was drawn
-        await self.mount(Footer(show_command_palette=False))
+        self._keys = KeyLine()
+        await self.mount(self._keys)
         self._actions.focus()
         self._refresh_all()
         self.show_preference_warnings()
@@ -200,7 +213,31 @@ class GputopApp(TerminalApp):
         """What to do while no profiler server is known."""
         return messages.NO_SERVER
 
+    def _refresh_keys(self) -> None:
+        if self._keys is not None:
+            keys = [key for key in FOOTERS[self._mode()] if key[0] != "l" or self.has_output]
+            self._keys.show_keys(keys, self._terminal_size.width)
+
+    def _mode(self) -> str:
+        """What one does on the main screen, which decides which keys are named."""
+        session, panel = self.session, getattr(self.screen_stack[0].focused, "PANEL", "")
+        if self._table.time.time_s is not None:
+            return "cursor"
+        if panel != self._actions.PANEL and panel in FOOTERS:
+            return str(panel)
+        if self._table.end_s is not None:
+            return "past"
+        if session.player is not None:
+            return "replay" if session.replayed_snapshot is None else "snapshot"
+        if session.status is not None and session.status.running:
+            return "capturing"
+        return "start" if session.last_capture is None else "captured"
+
+    def on_descendant_focus(self) -> None:
+        self._refresh_keys()
+
     def _refresh_job(self) -> None:
+        self._refresh_keys()
         session = self.session
         job = self._job
         if session.player is not None:
@@ -354,16 +391,18 @@ class GputopApp(TerminalApp):
 
     def action_scroll(self, by: int) -> None:
         self._table.scroll_in_time(by)
+        self._refresh_keys()
 
     def action_clear_notices(self) -> None:
         """Escape: clear a notice; where there is none, back to now."""
         if super().check_action("clear_notices", ()):
             super().action_clear_notices()
         else:
-            self._table.follow()
+            self.action_scroll_to_now()
 
     def action_scroll_to_now(self) -> None:
         self._table.follow()
+        self._refresh_keys()
 
     def action_zoom(self, by: int) -> None:
         self._table.zoom(by)
@@ -371,6 +410,7 @@ class GputopApp(TerminalApp):
     def action_cursor(self, by: int = 0) -> None:
         """Move the time cursor; with 0, switch it on or off."""
         self._table.cursor(by)
+        self._refresh_keys()
 
     def _redraw_table(self) -> None:
         self._table.update_view(self._table.sample, self.session.history, self.session.events)
@@ -385,8 +425,8 @@ class GputopApp(TerminalApp):
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
         own = list(commands(screen))
         titles = {command.title for command in own} | {"Keys"}  # Textual's list of keys; the help replaces it
-        yield from (command for command in super().get_system_commands(screen) if command.title not in titles)
         yield from own
+        yield from (command for command in super().get_system_commands(screen) if command.title not in titles)
 
 
 def tell_where_captures_are(session: Session) -> None:

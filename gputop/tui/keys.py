@@ -1,9 +1,11 @@
-"""The keys of the monitor. Footer, help and command palette are all made from these bindings."""
+"""The keys of the monitor. Help and command palette are made from these bindings, the footer names some of them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from textual.app import SystemCommand
@@ -20,50 +22,83 @@ def key(keys: str, action: str, title: str, sentence: str, footer: bool = False,
     return Binding(keys, action, title, footer, tooltip=sentence, priority=priority)
 
 
-MONITOR: list[BindingType] = [
-    key("c", "capture", "capture", "capture a trace from the job's profiler server and analyze it", footer=True),
-    key("C", "capture(True)", "capture all that is asked",
-        "the same without the probe that shortens it for the job's sake"),
-    key("x", "stop_capture", "stop capture", "end the running capture, keeping what it has"),
-    key("t", "last_capture", "timeline", "the last capture in time: GPUs, host threads, steps, idle gaps",
-        footer=True),
-    key("T", "open('tables')", "tables", "the last capture as tables: kernels, collectives, memory, copies, functions"),
-    key("A", "open('mark')", "mark A", "mark the last capture as A, to compare later ones with it"),
-    key("B", "open('comparison')", "compare", "what changed since A, noise or not, and what the advice brought"),
-    key("h", "open('host')", "host", "the host in full: cores, memory, disk, network, the job's limits, who uses most"),
-    key("J", "open('captures')", "captures", "the captures of this session and on disk: open, compare, delete"),
-    key("i", "open('job')", "job", "the job: its profiler servers and its step period"),
-    key("r", "recommendations", "recommendations", "go to what to do; ↑ ↓ select, enter opens the details"),
-    key("s", "snapshot", "snapshot", "write a snapshot: json, text, svg and an html page for a ticket", footer=True),
-    key("m", "metric(1)", "metric", "next metric in the main lane", footer=True),
-    key("a", "attach", "attach", "attach to a profiler server, HOST:PORT", footer=True),
-    key("M", "metric(-1)", "previous metric", "previous metric in the main lane"),
-    key("plus,equals_sign", "interval(-1)", "faster", "sample more often; in a replay, play faster"),
-    key("minus", "interval(1)", "slower", "sample less often; in a replay, play slower"),
-    key("space", "pause", "pause", "hold the screen, sampling goes on; in a replay, hold that"),
-    key("v", "cursor", "cursor", "put a cursor in time: the figures are those of the slice under it; again: off"),
-    key("shift+left", "cursor(-10)", "cursor back", "the cursor ten slices back"),
-    key("shift+right", "cursor(10)", "cursor on", "the cursor ten slices on"),
-    key("left", "scroll(-1)", "back in time", "scroll into the past; with the cursor on, a slice back"),
-    key("right", "scroll(1)", "forward in time", "scroll back towards now; with the cursor on, a slice on"),
-    key("end", "scroll_to_now", "back to now", "follow the newest samples again"),
-    key("left_square_bracket", "zoom(1)", "more time", "zoom out: show more time"),
-    key("right_square_bracket", "zoom(-1)", "less time", "zoom in: show less time"),
-    key("comma", "seek(-60)", "back in the recording", "a minute back in a replay"),
-    key("full_stop", "seek(60)", "on in the recording", "a minute on in a replay"),
-    key("o", "sort", "sort", "sort the processes by the next column"),
-    key("slash", "filter", "filter processes", "show only the processes that match a text"),
-    key("question_mark", "help", "help", "the keys of the screen you are on, and how to read it", footer=True),
-    key("q", "quit", "quit", "end gputop; a running capture is ended first and its data kept", footer=True),
-    key("ctrl+c", "quit", "quit", "end gputop; a running capture is ended first and its data kept", priority=True),
-    key("ctrl+z", "suspend_process", "suspend", "put gputop in the background of the shell; fg brings it back"),
-]
+GROUPS: dict[str, list[Binding]] = {
+    "Capture": [
+        key("c", "capture", "capture a trace", "capture a trace and analyze it"),
+        key("C", "capture(True)", "capture at full length", "capture all that is asked, without a probe first"),
+        key("x", "stop_capture", "stop the capture", "end the capture, keep what it has"),
+        key("a", "attach", "attach to a profiler server", "attach to HOST:PORT"),
+    ],
+    "Results": [
+        key("r", "recommendations", "what to do", "to what to do; enter: details"),
+        key("t", "last_capture", "timeline", "timeline: GPUs, host threads, idle gaps"),
+        key("T", "open('tables')", "tables", "tables: kernels, memory, layers, input"),
+        key("J", "open('captures')", "captures", "all captures: open, compare, delete"),
+        key("A", "open('mark')", "mark as A", "mark as A, before a change"),
+        key("B", "open('comparison')", "compare with A", "compare: what changed since A"),
+        key("s", "snapshot", "snapshot", "snapshot for a ticket: html, svg, text"),
+    ],
+    "Time": [
+        key("m", "metric(1)", "next metric", "next metric in the main lane"),
+        key("M", "metric(-1)", "previous metric", "previous metric in the main lane"),
+        key("v", "cursor", "time cursor", "time cursor: figures of a moment"),
+        key("left", "scroll(-1)", "scroll back", "scroll, or move the cursor, back"),
+        key("right", "scroll(1)", "scroll forward", "scroll, or move the cursor, forward"),
+        key("shift+left", "cursor(-10)", "cursor back", "the cursor ten slices back"),
+        key("shift+right", "cursor(10)", "cursor forward", "the cursor ten slices forward"),
+        key("left_square_bracket", "zoom(1)", "zoom out", "show more time"),
+        key("right_square_bracket", "zoom(-1)", "zoom in", "show less time"),
+        key("end", "scroll_to_now", "back to now", "back to now"),
+        key("space", "pause", "pause", "hold the screen; a replay: pause"),
+        key("plus,equals_sign", "interval(-1)", "sample more often", "sample, or replay, faster"),
+        key("minus", "interval(1)", "sample less often", "sample, or replay, slower"),
+        key("comma", "seek(-60)", "back in the recording", "a minute back in a replay"),
+        key("full_stop", "seek(60)", "forward in the recording", "a minute forward in a replay"),
+    ],
+    "View": [
+        key("h", "open('host')", "host", "host: cores, memory, limits"),
+        key("i", "open('job')", "job", "job: profiler servers, step period"),
+        key("question_mark", "help", "help", "the keys of this screen"),
+        key("q", "quit", "quit", "quit; a running capture is ended, its data kept"),
+        key("ctrl+c", "quit", "quit", "quit; a running capture is ended, its data kept", priority=True),
+        key("ctrl+z", "suspend_process", "suspend", "to the shell; fg: back"),
+    ],
+    "Processes": [
+        key("slash", "filter", "filter processes", "show only those with a text"),
+        key("o", "sort", "sort processes", "sort by the next column"),
+    ],
+}
+MONITOR: list[BindingType] = [binding for group in GROUPS.values() for binding in group]
 
+# The line at the bottom of the monitor by what one does: keys and what is said of them. The last two always fit.
+_ALWAYS = (("question_mark", "help"), ("q", "quit"))
+FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
+    "start": (("c", "capture"), ("a", "attach"), ("J", "captures"), ("l", "output"), ("m", "metric"), ("v", "cursor"),
+              ("s", "snapshot"), ("h", "host"), *_ALWAYS),
+    "capturing": (("x", "stop"), ("l", "output"), ("m", "metric"), ("v", "cursor"), ("h", "host"), ("i", "job"),
+                  *_ALWAYS),
+    "captured": (("c", "capture again"), ("t", "timeline"), ("T", "tables"), ("J", "captures"), ("l", "output"),
+                 ("B", "compare"), ("s", "snapshot"), ("m", "metric"), ("v", "cursor"), *_ALWAYS),
+    "cursor": (("left,right", "move"), ("left_square_bracket,right_square_bracket", "zoom"), ("escape", "back to now"),
+               ("m", "metric"), ("shift+left,shift+right", "ten slices"), *_ALWAYS),
+    "past": (("left,right", "scroll"), ("left_square_bracket,right_square_bracket", "zoom"),
+             ("escape", "back to now"), ("v", "cursor"), ("m", "metric"), *_ALWAYS),
+    "replay": (("space", "pause"), ("plus,minus", "speed"), ("comma,full_stop", "a minute"), ("left,right", "scroll"),
+               ("v", "cursor"), ("m", "metric"), *_ALWAYS),
+    "snapshot": (("left,right", "scroll"), ("t", "its capture"), ("T", "tables"), ("v", "cursor"), ("m", "metric"),
+                 *_ALWAYS),
+    "Processes": (("enter", "details"), ("K", "signal"), ("v", "tree"), ("o", "sort"), ("slash", "filter"),
+                  ("tab", "next panel"), *_ALWAYS),
+    "GPUs": (("enter", "details"), ("m", "metric"), ("v", "cursor"), ("left,right", "scroll"),
+             ("left_square_bracket,right_square_bracket", "zoom"), ("tab", "next panel"), *_ALWAYS),
+}
 
 # Actions that change the main screen; they have no effect while another screen covers it.
 MAIN_VIEW_ACTIONS = frozenset({"metric", "interval", "pause", "scroll", "scroll_to_now", "zoom", "seek", "sort",
                                "filter", "cursor", "recommendations"})
 
+_NUMBER = re.compile(r"\(-?\d+\)$")
+_MAX_KEYS, _MAX_DIFFERING_WORDS = 4, 6
 _NAMES = {"plus": "+", "equals_sign": "=", "minus": "-", "left_square_bracket": "[", "right_square_bracket": "]",
           "comma": ",", "full_stop": ".", "slash": "/", "question_mark": "?", "left": "←", "right": "→", "up": "↑",
           "greater_than_sign": ">", "less_than_sign": "<", "left_curly_bracket": "{", "right_curly_bracket": "}",
@@ -86,30 +121,70 @@ def bindings(screen: Screen[Any]) -> Iterator[tuple[list[str], Binding, DOMNode]
     yield from found.values()
 
 
-def key_groups(screen: Screen[Any]) -> Iterator[tuple[str, list[tuple[list[str], Binding]]]]:
-    """The same under headings, with the keys of the panels that are not focused.
+def key_groups(screen: Screen[Any]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The same under headings, as keys and what they do, with the keys of the panels that are not focused.
 
-    The monitor's keys come first, on a screen with keys of its own last.
+    On the monitor they are grouped by use, and its panels come last; on a screen with keys of its own those are first.
     """
     here: dict[DOMNode, list[tuple[list[str], Binding]]] = {}
     for keys, binding, node in bindings(screen):
         here.setdefault(node, []).append((keys, binding))
-    order = {binding.action: i for i, binding in enumerate(MONITOR) if isinstance(binding, Binding)}
-    everywhere = sorted(here.pop(screen.app, []), key=lambda line: order.get(line[1].action, len(order)))
-    own = here.pop(screen, [])
-    if everywhere and not own:
-        yield "Everywhere", everywhere
+    everywhere, own = here.pop(screen.app, []), here.pop(screen, [])
+    if own:
+        yield "This screen", _folded(own)
+    order = [binding.action for group in GROUPS.values() for binding in group]
+    everywhere.sort(key=lambda line: order.index(line[1].action) if line[1].action in order else len(order))
+    for title, group in GROUPS.items():
+        actions = {binding.action for binding in group}
+        lines = [line for line in everywhere if line[1].action in actions]
+        # What Textual and the terminal add is about the view.
+        lines += [line for line in everywhere if line[1].action not in order] if title == "View" else []
+        if lines:
+            yield title, _folded(lines)
     for node, lines in here.items():
         if node in screen.focus_chain:
-            yield f"{_panel(node)}, where you are", lines
+            yield f"{_panel(node)}, where you are", _folded(lines)
     for widget in screen.focus_chain:
         keyed = [b for b in type(widget).BINDINGS if isinstance(b, Binding) and b.tooltip]
         if widget not in here and keyed:
-            yield f"{_panel(widget)} (tab)", [([name(k) for k in b.key.split(",")], b) for b in keyed]
-    if own:
-        yield "This screen", own
-        if everywhere:
-            yield "Everywhere", everywhere
+            yield f"{_panel(widget)} (tab)", _folded([([name(k) for k in b.key.split(",")], b) for b in keyed])
+
+
+def _folded(lines: list[tuple[list[str], Binding]]) -> list[tuple[str, str]]:
+    """One line for two keys that do the same to and fro: "select the one above or below"."""
+    out: list[tuple[str, str]] = []
+    before: tuple[list[str], Binding] | None = None
+    for keys, binding in lines:
+        keys = sorted(keys, key=len)
+        if before is not None and _function(before[1]) == _function(binding) != binding.action:
+            both = [k for pair in zip_longest(before[0], keys) for k in pair if k]
+            out[-1] = (" ".join(both[:_MAX_KEYS]), _both(before[1].tooltip, binding.tooltip))
+            before = None
+        else:
+            out.append((" ".join(keys[:_MAX_KEYS // 2]), binding.tooltip))
+            before = keys, binding
+    return out
+
+
+def _function(binding: Binding) -> str:
+    """The action without a number: "move(-1)" and "move(1)" are the same."""
+    return _NUMBER.sub("()", binding.action)
+
+
+def _common(a: list[str], b: list[str]) -> int:
+    """How many words at the beginning are the same."""
+    return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+
+
+def _both(first: str, second: str) -> str:
+    """Two sentences in one, what both have said once: "a minute back" and "a minute on" is "a minute back or on"."""
+    a, b = first.split(" "), second.split(" ")
+    same = _common(a, b)
+    tail = _common(a[same:][::-1], b[same:][::-1])
+    one, other = a[same:len(a) - tail], b[same:len(b) - tail]
+    if len(one) + len(other) > _MAX_DIFFERING_WORDS:
+        return f"{first}; {second}"
+    return " ".join([*a[:same], *one, "or", *other, *a[len(a) - tail:]] if one and other else a)
 
 
 def _panel(node: DOMNode) -> str:
@@ -117,8 +192,17 @@ def _panel(node: DOMNode) -> str:
 
 
 def commands(screen: Screen[Any]) -> Iterator[SystemCommand]:
-    """Every key of the screen and of its focused widget, as commands of the palette."""
-    for keys, binding, node in bindings(screen):
+    """Every key of the screen and of its focused widget, as commands of the palette, by use."""
+    order = [binding.action for group in GROUPS.values() for binding in group]
+    found = [one for one in bindings(screen) if not one[1].action.startswith("move(")]  # nobody types "up"
+    own = any(node is screen for _, _, node in found)
+
+    def rank(one: tuple[list[str], Binding, DOMNode]) -> int:
+        if one[2] is not screen.app:
+            return -1 if own else len(order)
+        return order.index(one[1].action) if one[1].action in order else len(order)
+
+    for keys, binding, node in sorted(found, key=rank):
         yield SystemCommand(binding.description[:1].upper() + binding.description[1:],
                             f"{binding.tooltip} · key {' or '.join(keys)}",
                             partial(screen.app.run_action, binding.action, node))

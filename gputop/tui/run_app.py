@@ -32,7 +32,8 @@ class RunApp(GputopApp):
     """:class:`GputopApp` with a job of its own."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("l", "output", "output", "the end of what the started job has written", footer=True)]
+        key("l", "output", "output of the job", "the end of what the started job has written")]
+    has_output = True
 
     class JobChanged(Message):
         """The job has ended, or its profiler server has started."""

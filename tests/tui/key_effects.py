@@ -448,7 +448,7 @@ STAGES: dict[type, Stage] = {
         "idle_gaps": Effect(focused, to(IdleGapList)),
         "search": Effect(title, to("Search the timeline")),
         "found(1)": Effect(match, more, ("slash", *"nccl", "enter")),
-        "found(-1)": Effect(match, less, ("slash", *"nccl", "enter", "greater_than_sign")),
+        "found(-1)": Effect(match, less, ("slash", *"nccl", "enter", "n")),
         "report": Effect(title, to("The capture")),
         "help": HELPS,
         "close": CLOSES}, ("t",)),

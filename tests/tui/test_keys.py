@@ -21,10 +21,12 @@ from textual.pilot import Pilot
 import gputop.tui
 from gputop.launch.job import Job
 from gputop.tui.app import GputopApp
-from gputop.tui.keys import name
+from gputop.tui.keys import FOOTERS, name
 from gputop.tui.monitor.findings_panel import ActionsPanel
+from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import RunApp
 from gputop.tui.timeline.trace_file import TraceFile
+from gputop.tui.widgets.key_line import KeyLine
 from tests.tui.key_effects import REPLAY, STAGES, AskedSession, Stage
 from tests.tui.textual_private import draw_to_nobody
 from tests.tui.timelines import job, timeline_of
@@ -66,6 +68,41 @@ def test_no_key_has_two_actions(owner: str) -> None:
 @pytest.mark.parametrize("owner", owners())
 def test_keys_are_written_as_they_stand_on_the_keyboard(owner: str) -> None:
     assert not [shown for shown in map(name, keys_of(owners()[owner])) if "_" in shown]
+
+
+@pytest.mark.parametrize("mode", FOOTERS)
+def test_the_line_of_keys_names_only_keys_that_there_are(mode: str) -> None:
+    known = {"escape", "tab"}.union(*(keys_of(kind) for kind in (GputopApp, RunApp, ActionsPanel, ProcessPanel)))
+    assert {key for keys, _ in FOOTERS[mode] for key in keys.split(",")} <= known
+
+
+async def test_the_line_of_keys_follows_what_one_does_and_a_click_presses_the_key() -> None:
+    session = AskedSession()
+    app = GputopApp(session)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+
+        def shown() -> str:
+            return "".join(text for text, _ in app.query_one(KeyLine)._lines[0])
+
+        assert shown().startswith(" c capture  a attach") and shown().endswith("? help  q quit  ")
+        await pilot.click(KeyLine, offset=(3, 0))
+        assert session.asked == [("capture", False)]
+        session.capture()
+        app._refresh_all()
+        assert " t timeline  T tables " in shown() and len(shown()) <= 81
+        await pilot.press("v")
+        assert shown().startswith(" ← → move")
+        await pilot.press("escape")
+        assert "timeline" in shown(), "escape steps back"
+        await pilot.press("left")
+        assert shown().startswith(" ← → scroll")
+        app.query_one(ProcessPanel).focus()
+        await pilot.pause()
+        assert "K signal" in shown()
+    wide = KeyLine()
+    wide.show_keys(FOOTERS["captured"], 20)
+    assert "".join(text for text, _ in wide._lines[0]) == " ? help  q quit  "
 
 
 # -- pressing them -------------------------------------------------------------------------------

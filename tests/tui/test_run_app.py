@@ -104,7 +104,7 @@ def _left(app: RunApp) -> bool:
 async def test_quitting_asks_what_is_to_become_of_the_job(job, keys, ended):
     app = RunApp(StillSession(), job)
     async with app.run_test(size=(120, 40)) as pilot:
-        await _until(pilot, lambda: app.query("Footer"))
+        await _until(pilot, lambda: app.query("#keys"))
         for answer in ("escape", keys[1]):
             assert not _left(app)
             await pilot.press(keys[0])

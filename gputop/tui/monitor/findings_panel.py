@@ -60,9 +60,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the one above"),
         key("down,j", "move(1)", "down", "select the one below"),
-        key("enter", "details", "details", "evidence, gain, code to paste, the rule and its source"),
-        key("space", "choose", "what if", "mark a finding of a trace, or unmark it: the step with all their cures"),
-        key("y", "copy", "copy", "its code into the terminal's clipboard (OSC 52: over SSH, too, where allowed)"),
+        key("enter", "details", "details", "evidence, code to paste, source"),
+        key("space", "choose", "what if", "mark findings: the step with all their cures"),
+        key("y", "copy", "copy", "copy its code (OSC 52)"),
     ]
     PANEL = "What to do"
 

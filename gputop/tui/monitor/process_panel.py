@@ -88,8 +88,8 @@ class ProcessPanel(DrawnLines, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("up,k", "move(-1)", "up", "select the process above"),
         bind("down,j", "move(1)", "down", "select the process below"),
-        bind("enter", "details", "details of the process", "whole command, container, GPUs, CPU, I/O"),
-        bind("K", "signal", "signal…", "send it a signal, after a question: interrupt, end, kill, halt, go on"),
+        bind("enter", "details", "details of the process", "whole command, GPUs, CPU, I/O"),
+        bind("K", "signal", "signal…", "send a signal, after a question"),
         bind("v", "tree", "tree", "children under their parents, or one list"),
     ]
     PANEL = "Processes"

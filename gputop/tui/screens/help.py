@@ -8,12 +8,13 @@ from typing import Any
 from rich.text import Text
 from textual.screen import Screen
 
-from gputop.render.palette import ACCENT, BOLD, DIM
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import wrap
 from gputop.tui.keys import key_groups
 from gputop.tui.screens.dialogs import Popup
 
 _KEY_COLUMNS = 9  # "shift+tab", "q  ctrl+c"
+_GUTTER, _TWO_COLUMNS_FROM = 2, 70
 
 HOW_TO_SERVE = """\
 To let gputop capture, the job starts a profiler server; it costs nothing until it is used.
@@ -37,22 +38,43 @@ READING = (
 
 
 def help_box(screen: Screen[Any], more: str) -> Popup:
-    """The keys of ``screen``: of the monitor, of the focused panel and of the others; then ``more``."""
+    """The keys of ``screen`` in groups, in two columns where there is room; then ``more``."""
     groups = list(key_groups(screen))
 
     def text(width: int) -> Text:
-        out = Text()
-        for title, lines in groups:
-            if len(groups) > 1:
-                out.append(f"{title}\n", BOLD)
-            for keys, binding in lines:
-                names = wrap("  ".join(sorted(keys, key=len)), _KEY_COLUMNS, 9)
-                sentences = wrap(binding.tooltip, max(20, width - _KEY_COLUMNS - 2), 9)
-                for left, right in zip_longest(names, sentences, fillvalue=""):
-                    out.append(f"{left:>{_KEY_COLUMNS}}  ", ACCENT)
-                    out.append(right + "\n")
+        own = (width - _GUTTER) // 2 if width >= _TWO_COLUMNS_FROM else width
+        blocks = [_block(title if len(groups) > 1 else "", lines, own) for title, lines in groups]
+        out = Text("\n").join(_side_by_side(blocks, own) if own < width else [line for b in blocks for line in b])
         if more:
-            out.append("\n" + more, DIM)
+            out.append("\n\n" + more, DIM)
         return out
 
     return Popup("Help", text)
+
+
+def _block(title: str, lines: list[tuple[str, str]], width: int) -> list[Text]:
+    """A group as lines of that width."""
+    out = [Text(title, BOLD)] if title else []
+    keys_width = max(min(_KEY_COLUMNS, len(keys)) for keys, _ in lines)
+    for keys, sentence in lines:
+        names = wrap(keys, keys_width, 9)
+        for left, right in zip_longest(names, wrap(sentence, max(16, width - keys_width - 3), 9), fillvalue=""):
+            out.append(Text(f" {left:>{keys_width}}  ", ACCENT).append(right, PLAIN))
+    return out
+
+
+def _side_by_side(blocks: list[list[Text]], width: int) -> list[Text]:
+    """The blocks in two columns of about the same height, in their order."""
+    heights = [len(block) + 1 for block in blocks]
+    split = min(range(1, len(blocks) + 1), key=lambda n: max(sum(heights[:n]), sum(heights[n:])))
+    columns = [[line for block in part for line in (*block, Text())] for part in (blocks[:split], blocks[split:])]
+    out = []
+    for left, right in zip_longest(*columns, fillvalue=Text()):
+        line = left.copy()
+        if right.plain:
+            line.pad_right(max(0, width + _GUTTER - line.cell_len))
+            line.append_text(right)
+        out.append(line)
+    while out and not out[-1].plain:
+        out.pop()
+    return out

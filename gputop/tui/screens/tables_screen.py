@@ -65,7 +65,8 @@ class TablesScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("tab,right_curly_bracket", "turn(1)", "next table", "the next table"),
         key("shift+tab,left_curly_bracket", "turn(-1)", "previous table", "the table before"),
-        *(key(str(n % 10), f"table({n - 1})", f"table {n}", f"table {n} of the list above") for n in range(1, 11)),
+        key("1", "table(0)", "first table", "the table of that number, as 2 to 9 and 0"),
+        *(key(str(n % 10), f"table({n - 1})", f"table {n}", "") for n in range(2, 11)),
         key("o", "sort(1)", "sort", "sort by the next column; a click on its head does so, too"),
         key("O", "reverse", "turn round", "the other way round"),
         key("slash", "filter", "filter rows", "show only the rows that hold a text"),

@@ -43,10 +43,10 @@ class TerminalApp(FaultReportingApp):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("L", "low_bandwidth", "low bandwidth", show=False,
-                tooltip="draw the screen seldom, or each sample again; by itself it follows the line's speed"),
+                tooltip="for slow lines: draw seldom; again: off"),
         Binding("escape", "clear_notices", "clear the notice", show=False, priority=True,
-                tooltip="clear a notice at once; on the main screen, else follow the newest samples again"),
-        Binding("ctrl+l", "redraw", "redraw", show=False, tooltip="draw all of it again, where something else wrote"),
+                tooltip="clear a notice, else back to now"),
+        Binding("ctrl+l", "redraw", "redraw", show=False, tooltip="draw the screen again"),
     ]
 
     def __init__(self, preferences: Preferences | None = None, first_frame: FirstFrame | None = None) -> None:

@@ -72,6 +72,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
 
     def __init__(self, moved: Callable[[], None], *, id: str | None = None) -> None:
         super().__init__(moved, id=id)
+        self.match: Range | None = None  # what a search found last
         self._views: list[View] = []
         self._drag: tuple[int, View] | None = None  # the column where it began, and the view then
         self._dragged = False
@@ -192,6 +193,12 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
                  for row in place.rows]
         known = [r for r in found if r is not None]
         return (max if back else min)(known, key=lambda r: r.start_ns, default=None)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """While a match of a search is selected, n and N go to the next match and not to the next gap."""
+        if action == "gap" and self.match is not None and self.selected is self.match:
+            return False
+        return super().check_action(action, parameters)
 
     def action_gap(self, by: int) -> None:
         place = self.place

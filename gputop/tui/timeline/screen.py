@@ -74,8 +74,8 @@ class TimelineScreen(ModalScreen[None]):
         key("b,g", "idle_gaps", "idle gaps", "idle gaps by cause: what each costs, where, what the host did",
             footer=True),
         key("slash", "search", "search", "search ranges and ops by a part of their name", footer=True),
-        key("greater_than_sign", "found(1)", "next match", "the next match of the search"),
-        key("less_than_sign", "found(-1)", "previous match", "the match before"),
+        key("n,greater_than_sign", "found(1)", "next match", "the next match of the search"),
+        key("N,less_than_sign", "found(-1)", "previous match", "the previous match of the search"),
         key("r", "report", "report", "the analysis as text: where the step's time goes, GPU by GPU"),
         key("question_mark", "help", "help", "the keys of this screen, and how to read it", footer=True),
         key("q", "close", "back", "back to the monitor", footer=True),
@@ -329,7 +329,7 @@ class TimelineScreen(ModalScreen[None]):
                 self.action_found(1)
 
         self.app.push_screen(Ask("Search the timeline", "part of the name of a range or an op, any case; "
-                                 "then > goes to the next match, < to the one before", self._search_text), seek)
+                                 "then n goes to the next match, N to the one before", self._search_text), seek)
 
     def action_found(self, by: int) -> None:
         canvas, timeline = self._canvas, self._canvas.timeline
@@ -350,6 +350,7 @@ class TimelineScreen(ModalScreen[None]):
             self.notify(f"No range or op with “{printable(self._search_text)}” in its name.")
         else:
             canvas.reveal(found)
+            canvas.match = canvas.selected
 
     def action_report(self) -> None:
         self.app.push_screen(Popup("The capture", self.trace.report))
