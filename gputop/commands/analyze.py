@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="the same for a transformer, as 6 FLOPs per token and parameter: needs --params")
     parser.add_argument("--bubbles", "--idle-gaps", dest="idle_gaps", type=count, default=None, metavar="N",
                         help="also the N idle gaps that cost most GPU time, and what the host did in them")
+    parser.add_argument("--verbose", action="store_true", help="also each cause that could not be judged, and why")
     parser.add_argument("--timeline", action="store_true", help="the timeline of the trace, on the screen")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
@@ -99,7 +100,7 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None) -> dic
             document["bubbles"] = report.to_json([found.idle_gap for found in idle_gaps.ranked], facts, origin_ns)
             document["idle_gap_causes"] = report.totals_to_json(idle_gaps.totals)
         return document
-    console.write_text(text_report(analysis, width()))
+    console.write_text(text_report(analysis, width(), verbose=args.verbose))
     if idle_gaps is not None:
         console.write_text(report.text_of(idle_gaps, facts, origin_ns, width()))
     return None

@@ -9,7 +9,7 @@ _shtab_gputop_subparsers=(snapshot capture analyze compare record replay export 
 
 _shtab_gputop_snapshot_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --format -o --output --seconds)
 _shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --on-dip --dip-every --dip-max --dip-before --seconds --force --json)
-_shtab_gputop_analyze_option_strings=(-h --help --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --run --all --params --flops-per-step --tokens-per-step --bubbles --idle-gaps --timeline --json)
+_shtab_gputop_analyze_option_strings=(-h --help --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --run --all --params --flops-per-step --tokens-per-step --bubbles --idle-gaps --verbose --timeline --json)
 _shtab_gputop_compare_option_strings=(-h --help --again-a --again-b --verbose --json)
 _shtab_gputop_record_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch -o --output --seconds)
 _shtab_gputop_replay_option_strings=(-h --help --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --speed --start)
@@ -88,6 +88,7 @@ _shtab_gputop_analyze___no_ascii_nargs=0
 _shtab_gputop_analyze___low_bandwidth_nargs=0
 _shtab_gputop_analyze___no_low_bandwidth_nargs=0
 _shtab_gputop_analyze___all_nargs=0
+_shtab_gputop_analyze___verbose_nargs=0
 _shtab_gputop_analyze___timeline_nargs=0
 _shtab_gputop_analyze___json_nargs=0
 _shtab_gputop_compare__h_nargs=0

@@ -123,6 +123,7 @@ complete -c gputop -n '_shtab_gputop_using analyze' -l params -x -d 'parameters 
 complete -c gputop -n '_shtab_gputop_using analyze' -l flops-per-step -x -d 'FLOPs of one training step on the GPUs of the trace together: tells the MFU, and how far the step is from this GPU'"'"'s limit'
 complete -c gputop -n '_shtab_gputop_using analyze' -l tokens-per-step -x -d 'the same for a transformer, as 6 FLOPs per token and parameter: needs --params'
 complete -c gputop -n '_shtab_gputop_using analyze' -l bubbles -l idle-gaps -x -d 'also the N idle gaps that cost most GPU time, and what the host did in them'
+complete -c gputop -n '_shtab_gputop_using analyze' -l verbose -d 'also each cause that could not be judged, and why'
 complete -c gputop -n '_shtab_gputop_using analyze' -l timeline -d 'the timeline of the trace, on the screen'
 complete -c gputop -n '_shtab_gputop_using analyze' -l json -d 'one JSON document on stdout'
 complete -c gputop -n '_shtab_gputop_using analyze; and test $_shtab_gputop_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d '.xplane.pb, run folder, TensorBoard logdir, Chrome/kineto .json[.gz], Nsight .sqlite'

@@ -21,17 +21,20 @@ _TO_EXPLAIN = ("launch", "host", "idle", "collectives")
 _BAR = 24
 
 
-def text_report(analysis: Analysis, width: int = 80) -> str:
+def text_report(analysis: Analysis, width: int = 80, *, findings: bool = True, verbose: bool = False) -> str:
     """Everything an analysis says, in lines of at most ``width`` columns, 60 at least (snippets and paths excepted).
 
-    Plain text: control characters out of the trace (escape codes, newlines in names) are taken out.
+    The findings come first, then the figures. ``findings``: not without them, for where they stand already.
+    ``verbose``: with each rule that could not be judged, and why. Plain text: control characters out of the trace
+    (escape codes, newlines in names) are taken out.
     """
     lines: list[str] = []
-    for section in (_head, _quality, _steps, _breakdown, report_device.critical_path, report_device.limits,
-                    report_device.layers, _gpus,
+    for section in (_head, _quality, _steps, *((_advice,) if findings else ()),
+                    _not_judged if verbose else _how_many_not_judged,
+                    _breakdown, report_device.critical_path, report_device.limits, report_device.layers, _gpus,
                     report_device.across_gpus, _collectives,
                     report_device.kernels, report_device.copies, report_host.pipelines, report_host.gaps,
-                    report_host.ops, report_host.functions, report_host.launch_threads, _memory, _advice):
+                    report_host.ops, report_host.functions, report_host.launch_threads, _memory):
         part = [line.rstrip() for line in section(analysis, max(width, 60))]
         if part:
             lines += ["", *part] if lines else part
@@ -88,8 +91,8 @@ def _breakdown(a: Analysis, width: int) -> Iterator[str]:
 def _gpus(a: Analysis, width: int) -> Iterator[str]:
     if not a.gpus:
         return
-    yield "GPU   busy compute coll. exposed copies host's fault  launch kernels/s"
-    yield "                                        of idle time   delay"
+    yield "GPU   busy compute coll. exposed copies  idle caused  launch kernels/s"
+    yield "                                         by the host   delay"
     for gpu in a.gpus:
         yield _gpu(gpu)
 
@@ -107,13 +110,14 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
     c = a.collectives
     if c is None:
         return
-    text = f"{seconds(c.summed_s)} summed over GPUs"
+    parts, basis = report_device.per_step(a)
+    text = f"{seconds(c.summed_s / parts)} {basis}"
     if c.count_per_step is not None:
         text += f", {c.count_per_step:.3g} per {a.steps.unit if a.steps else 'step'}"
     if c.transfer_s is None or c.waiting is None:
         text += f"; how much of it is waiting is not known: {c.reason}"
     else:
-        text += f": {seconds(c.transfer_s)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
+        text += f": {seconds(c.transfer_s / parts)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
         if c.last_to_arrive:
             late = sorted(c.last_to_arrive.items(), key=lambda item: -item[1])
             text += " (" + ", ".join(f"GPU {gpu} last at {n}" for gpu, n in late[:4]) + ")"
@@ -143,12 +147,25 @@ def _advice(a: Analysis, width: int) -> Iterator[str]:
         yield from _finding(i, finding, width, a.steps.unit if a.steps else "window")
         yield ""
     yield from wrap(_unexplained(a), width)
+
+
+def _how_many_not_judged(a: Analysis, width: int) -> Iterator[str]:
     if a.abstained:
-        missing: dict[str, list[str]] = {}
-        for abstained in a.abstained:
-            missing.setdefault(abstained.missing, []).append(abstained.id)
-        text = "; ".join(f"{', '.join(ids)} (needs {what})" for what, ids in missing.items())
-        yield from wrap(f"Not judged: {text}.", width)
+        yield from wrap(f"{not_judged(a)} Which and why: gputop analyze --verbose.", width)
+
+
+def _not_judged(a: Analysis, width: int) -> Iterator[str]:
+    missing: dict[str, list[str]] = {}
+    for abstained in a.abstained:
+        missing.setdefault(abstained.missing, []).append(abstained.id)
+    for what, ids in missing.items():
+        yield from wrap(f"{', '.join(ids)}: needs {what}.", width, "Not judged  ")
+
+
+def not_judged(a: Analysis) -> str:
+    """How many causes this trace cannot show, in a sentence; empty where it can show all."""
+    n = len(a.abstained)
+    return f"{_number(n, 'cause')} could not be judged from this trace." if n else ""
 
 
 def _unexplained(a: Analysis) -> str:
@@ -162,7 +179,7 @@ def _unexplained(a: Analysis) -> str:
     if share < HIGH_SHARE or named & ids_by_part(name):
         return ""
     text = f"Unexplained: {PART_BY_ID[name].name} takes {percent(share)} of the step and no rule here names its cause."
-    return f"{text} Gaps above lists what the host was at." if a.gaps is not None and a.gaps.main else text
+    return f"{text} “Gaps” below lists what the host did." if a.gaps is not None and a.gaps.main else text
 
 
 def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
@@ -187,28 +204,26 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
 def limit_of(a: Analysis) -> str:
     """What bounds a job with which nothing large is wrong, in a sentence or two."""
     active = [gpu for gpu in a.gpus if gpu.kernels]
-    not_judged = [abstained.id for abstained in a.abstained]
     if not active:
         if a.input is None:
             return "Nothing to advise from this trace: it shows neither GPU work nor an input pipeline."
-        if "input_bound" in not_judged:
+        if any(abstained.id == "input_bound" for abstained in a.abstained):
             return ("This trace shows no GPU work, and whether the job is bound by its input could not be judged: the "
                     f"calls for a batch take {percent(a.input.wait_ratio)} of the {'step' if a.steps else 'window'}.")
         return "Nothing to advise: this trace shows no GPU work, and the loop hardly waits for its input."
     busy = sum(gpu.busy for gpu in active) / len(active)
     compute = sum(gpu.compute for gpu in active) / len(active)
-    text = "Nothing large to mend" if a.findings else "Nothing found to mend"
-    rest = f" Not judged: {', '.join(not_judged)}." if not_judged else ""
+    text = "No large problem found" if a.findings else "No problem found"
     text += f": the GPUs are busy {percent(busy)} of the time"
     if busy >= 0.9 and compute >= 0.8 * busy:
-        return f"{text}, bound by compute. What is left is the compute itself: number types, kernels, the model.{rest}"
+        return f"{text}, bound by compute. What is left is the compute itself: number types, kernels, the model."
     parts = {"compute": compute, "exposed collectives": sum(g.collectives_exposed for g in active) / len(active),
              "idle": 1 - busy}
     copying = [g.copies_exposed for g in active if g.copies_exposed is not None]
     if copying:
         parts["exposed copies"] = sum(copying) / len(copying)
     largest = max(parts, key=lambda name: parts[name])
-    return f"{text}; the largest part of it all is {largest} ({percent(parts[largest])}).{rest}"
+    return f"{text}; the largest part of it all is {largest} ({percent(parts[largest])})."
 
 
 def _number(n: int, what: str) -> str:

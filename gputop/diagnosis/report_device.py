@@ -15,8 +15,26 @@ _COPIES_SHOWN = 6
 _LAYERS_DEEP, _LAYER_SHARE = 3, 0.03  # rows of the tree that are shown
 _WORTH_NAMING = 0.005  # less rounds to nothing
 _INDENT = 15
+_FILLED = 0.8  # of the window by whole steps; less may be evaluation or a pause
 _EVEN = 0.05  # GPUs whose work is this close to the others' are called even
 _BARS = "▁▂▃▄▅▆▇█"
+
+
+def per_step(a: Analysis) -> tuple[float, str]:
+    """What sums over the window and the GPUs are divided by, and what they are then.
+
+    Where steps fill most of the window: by the mean steps in it, for each GPU at work; else by the GPUs alone.
+    """
+    gpus = max(1, sum(gpu.kernels > 0 for gpu in a.gpus))
+    each = " and GPU" if gpus > 1 else ""
+    s = a.steps
+    if s is not None and s.mean_s > 0 and s.count * s.mean_s >= _FILLED * a.trace.window_s:
+        return gpus * a.trace.window_s / s.mean_s, f"per {s.unit}{each} (mean of the window)"
+    return gpus, "per GPU in the window" if gpus > 1 else "in the window"
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:.2g}"
 
 
 def across_gpus(a: Analysis, width: int) -> Iterator[str]:
@@ -91,15 +109,17 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
     k = a.kernels
     if k is None:
         return
+    parts, basis = per_step(a)
     occupancy = f"; occupancy {k.occupancy_is}" if k.occupancy_is else ""
-    yield f"Kernels  {k.count:,}, {seconds(k.time_s)} summed{occupancy}"
-    yield "   share    count     mean type     tensor occ. name"
+    yield from wrap(f"{_count(k.count / parts)} in {seconds(k.time_s / parts)} {basis}{occupancy}", width, "Kernels  ")
+    yield "      time    count     mean type     tensor occ. name"
     shown = [row for row in k.by_name if row.name][:_KERNELS_SHOWN]
     for row in shown:
-        yield _kernel(row, width)
+        yield _kernel(row, parts, width)
     rest = k.count - sum(row.count for row in shown)
     if rest:
-        yield f"  {1 - sum(row.share for row in shown):>6.1%} {rest:>8,}  others"
+        rest_s = max(0.0, k.time_s - sum(row.time_s for row in shown))
+        yield f"  {seconds(rest_s / parts):>8} {_count(rest / parts):>8}  others"
     if k.by_op_type:
         ops = [f"{printable(row.name)} {percent(row.share)}" for row in k.by_op_type
                if row.name and row.share >= _WORTH_NAMING][:_OPS_SHOWN]
@@ -107,13 +127,13 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
     yield from _sizes(a, width)
 
 
-def _kernel(row: KernelRow, width: int) -> str:
+def _kernel(row: KernelRow, parts: float, width: int) -> str:
     tensor = "?" if row.tensor_core is None else "yes" if row.tensor_core > 0.5 else "no"
     kind = "collect." if row.collective else next(iter(row.types), "unknown")
     occupancy = "?" if row.occupancy is None else ratio(row.occupancy)
     name = printable(row.name).removeprefix("void ")
-    return (f"  {row.share:>6.1%} {row.count:>8,} {seconds(row.mean_s):>8} {kind:<8} {tensor:<6} {occupancy:>4} "
-            + fit(name, width - 48).rstrip())
+    return (f"  {seconds(row.time_s / parts):>8} {_count(row.count / parts):>8} {seconds(row.mean_s):>8} {kind:<8} "
+            f"{tensor:<6} {occupancy:>4} " + fit(name, width - 50).rstrip())
 
 
 def _sizes(a: Analysis, width: int) -> Iterator[str]:
@@ -203,7 +223,7 @@ def mfu_text(found: Limits) -> str:
 
 
 def copies(a: Analysis, width: int) -> Iterator[str]:
-    """Copies by direction and memory over all GPUs, and the ops that make them."""
+    """Copies by direction and memory, the mean of a step and GPU, and the ops that make them."""
     if a.copies is None:
         return
     ways: dict[tuple[str, str, str], list[float]] = {}
@@ -213,16 +233,18 @@ def copies(a: Analysis, width: int) -> Iterator[str]:
         for i, value in enumerate((row.count, row.bytes or 0, row.time_s,
                                    (row.bytes or 0) / (row.bytes_per_s or 1) if has_rate else 0.0)):
             sums[i] += value
-    yield "Copies   summed over GPUs, rates of a single copy"
+    parts, basis = per_step(a)
+    yield from wrap(f"{basis}, rates of a single copy", width, "Copies   ")
     yield f"  {'way':<5} {'memory':<17} {'count':>8} {'time':>8} {'bytes':>6} {'rate':>9}"
     largest = sorted(ways.items(), key=lambda item: -item[1][2])
     for (direction, source, target), (count, size, time, timed_s) in largest[:_COPIES_SHOWN]:
-        amount = f"{bytes_(size):>6} {rate(size / timed_s):>9}" if timed_s else f"{'?':>6} {'?':>9}"
-        yield f"  {direction:<5} {source + ' → ' + target:<17} {int(count):>8,} {seconds(time):>8} {amount}"
+        amount = f"{bytes_(size / parts):>6} {rate(size / timed_s):>9}" if timed_s else f"{'?':>6} {'?':>9}"
+        yield (f"  {direction:<5} {source + ' → ' + target:<17} {_count(count / parts):>8} {seconds(time / parts):>8} "
+               f"{amount}")
     if len(largest) > _COPIES_SHOWN:
         yield f"  and {len(largest) - _COPIES_SHOWN} more ways, shorter"
     if a.copies.by_op:
-        ops = [f"{printable(op.op)} {op.direction} {seconds(op.time_s)}" for op in a.copies.by_op[:_OPS_SHOWN]]
+        ops = [f"{printable(op.op)} {op.direction} {seconds(op.time_s / parts)}" for op in a.copies.by_op[:_OPS_SHOWN]]
         yield from _labeled("by op", ", ".join(ops), width)
 
 
@@ -232,11 +254,13 @@ def collective_operations(a: Analysis, width: int) -> Iterator[str]:
     if len(operations) < 2 and not any(op.bytes for op in operations):
         return
     yield "  operation       count     time exposed waiting  messages"
+    parts, _ = per_step(a)
     for op in operations:
         exposed = sum(op.exposed_s.values()) / op.time_s if op.time_s else 0.0
         waiting = "?" if op.waiting is None else ratio(op.waiting)
-        size = "?" if op.bytes is None else bytes_(op.bytes)
-        yield f"  {op.operation:<13} {op.count:>7,} {seconds(op.time_s):>8} {ratio(exposed):>7} {waiting:>7} {size:>9}"
+        size = "?" if op.bytes is None else bytes_(op.bytes / parts)
+        yield (f"  {op.operation:<13} {_count(op.count / parts):>7} {seconds(op.time_s / parts):>8} "
+               f"{ratio(exposed):>7} {waiting:>7} {size:>9}")
 
 
 def _labeled(label: str, text: str, width: int) -> list[str]:

@@ -23,7 +23,7 @@ def pipelines(a: Analysis, width: int) -> Iterator[str]:
     for pipeline in a.input.pipelines[:_NAMES]:
         text = pipeline.dataset or "tf.data"
         if pipeline.batches:
-            text += f", {pipeline.batches} batches, {seconds(pipeline.wait_s)} in its calls"
+            text += f", {pipeline.batches} batches, {seconds(pipeline.wait_s / pipeline.batches)} in the call for each"
         if pipeline.bounding is not None and pipeline.bounding_s_per_batch is not None:
             text += (f"; bound by {pipeline.bounding.rpartition('::')[2]}, its segment costs "
                      f"{seconds(pipeline.bounding_s_per_batch)} per batch")

@@ -194,11 +194,12 @@ def answer(work: Callable[[], object]) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Analyze and print the :class:`Diagnosis`."""
     from gputop.diagnosis.diagnose import analyze
-    from gputop.diagnosis.report import limit_of, text_report
+    from gputop.diagnosis.report import limit_of, not_judged, text_report
 
     def work() -> Diagnosis:
         analysis = analyze(list(arguments))
-        return Diagnosis(analysis, text_report(analysis, REPORT_WIDTH), limit_of(analysis))
+        return Diagnosis(analysis, text_report(analysis, REPORT_WIDTH),
+                         f"{limit_of(analysis)} {not_judged(analysis)}".rstrip())
 
     return answer(work)
 

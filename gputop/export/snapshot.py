@@ -16,7 +16,7 @@ from gputop.core.files import refuse_untrusted, unused_name, write_file
 from gputop.core.metrics import LANE_METRICS
 from gputop.core.samples import OK, HostSample, NodeSample, ProcessSample
 from gputop.core.version import __version__
-from gputop.render.finding_text import culprits_text
+from gputop.render.finding_text import culprits_text, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits, fault_texts
 from gputop.render.time_slices import slice_for
 from gputop.replay import snapshot_document as form
@@ -138,6 +138,18 @@ def to_text(session: Session) -> str:
         out.append("*** SIMULATED: no hardware was measured ***")
     stamp = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(sample.time_s))
     out += [f"gputop {__version__}  {printable(sample.host.hostname)}  {stamp}  {printable(sample.source)}", ""]
+    record = session.last_capture
+    nothing = ": no problem visible yet" if session.live.abstained else ": no problem visible"
+    out += ["What to do" + ("" if session.findings else nothing)]
+    if not session.findings:
+        out += wrap(record.limit if record is not None else session.live.limit, _COLUMNS)
+    for f in session.findings:
+        gain = gain_text(f, record.step_s if record is not None else None)
+        title = f.title + (f" ({gain})" if gain else "")
+        out += [*wrap(title, _COLUMNS, f"- [{f.severity}] ", "  "), *wrap(f.why, _COLUMNS, "    "),
+                *wrap(culprits_text(f), _COLUMNS, "    ", "      "), *wrap(f.action, _COLUMNS, "    -> ")]
+        out += ["", *(f"       {line}" for line in lines(f.snippet).split("\n")), ""] if f.snippet else []
+    out.append("")
     out += _gpu_lines(sample)
     for g in sample.gpus:
         faults = fault_texts(g)
@@ -164,22 +176,16 @@ def to_text(session: Session) -> str:
     for server in session.servers:
         what = server.problem or redaction.command(server.description)
         out.append(f"  profiler server {printable(server.address)}  {printable(what)}")
-    record = session.last_capture
     if record is not None:
         out += ["", f"Captured from {printable(record.address)}, {seconds(record.took_s)}: "
                     f"{printable(str(record.path))}"]
         out += [line for n in (*record.remarks, *record.notes) for line in wrap(n, _COLUMNS, "  ")]
-        out += ["", lines(record.report)] if record.report else []
-    judged = not session.live.abstained
-    nothing = ": nothing found in the live figures" if judged else ": nothing found so far"
-    out += ["", "What to do" + ("" if session.findings else nothing)]
-    if not session.findings:
-        out += wrap(record.limit if record is not None else session.live.limit, _COLUMNS)
-    for f in session.findings:
-        out += [*wrap(f.title, _COLUMNS, f"- [{f.severity}] ", "  "), *wrap(f.why, _COLUMNS, "    "),
-                *wrap(culprits_text(f), _COLUMNS, "    ", "      "),
-                *wrap(f.action, _COLUMNS, "    -> ")]
-        out += ["", *(f"       {line}" for line in lines(f.snippet).split("\n")), ""] if f.snippet else []
+        if record.analysis is not None:
+            from gputop.diagnosis.report import text_report
+
+            out += ["", text_report(record.analysis, _COLUMNS, findings=False).rstrip("\n")]
+        elif record.report:
+            out += ["", lines(record.report)]
     if session.live.abstained:
         missing: dict[str, list[str]] = {}
         for a in session.live.abstained:

@@ -173,7 +173,7 @@ NO_LAUNCHES = "the launches are not in the trace"
 TRACE_COLUMNS: tuple[tuple[str, Callable[[GpuUse], float | None], str], ...] = (
     ("busy", lambda gpu: gpu.busy, ""), ("compute", lambda gpu: gpu.compute, ""),
     ("collectives", lambda gpu: gpu.collectives, ""), ("copies", lambda gpu: gpu.copies, ""),
-    ("idle, host's fault", lambda gpu: gpu.idle_host_fault,
+    ("idle caused by the host", lambda gpu: gpu.idle_host_fault,
      "never idle, or the launches that ended most of it are not in the trace"),
     ("tensor cores, of kernel time", lambda gpu: gpu.tensor_core_time, "no kernel's name tells"))
 

@@ -224,6 +224,8 @@ class CaptureControl:
             raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
         if self.status is not None and self.status.running:
             raise GputopError("a capture is running", "Press x to stop it and keep what it has.")
+        if not self.servers and not self.servers_known:
+            raise GputopError("gputop is still looking for profiler servers", "Press c again in a moment.")
         chosen = choose_servers(self.servers)
         job = self._job
         if (other := self._next_job(self.servers)) is not None and job is not None:

@@ -165,7 +165,8 @@ class Session:
     def processes_to_serve(self) -> tuple[ProcessSample, ...]:
         """The processes of the newest sample in which a profiler server could be wanted: none answers yet, and they
         are of this node and of now."""
-        if self.player is not None or self.source.simulated or any(s.problem is None for s in self.servers):
+        served = any(s.problem is None for s in self.servers) or not self.servers_known  # or not known to be without
+        if self.player is not None or self.source.simulated or served:
             return ()
         return self.sample.processes if self.sample is not None else ()
 

@@ -296,7 +296,7 @@ class GputopApp(TerminalApp):
 
     def action_stop_capture(self) -> None:
         if self.session.stop_capture():
-            self.notify("Stopping the capture; what it has is kept.")
+            self.notify("Stopping the capture; its data is kept.")
         else:
             self.notify("No capture is running.")
 

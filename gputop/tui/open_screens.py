@@ -192,7 +192,7 @@ def open_tables(app: MonitorApp) -> None:
     """The last capture as tables."""
     record = app.session.last_capture
     if record is None:
-        tell_no_capture(app, no_capture(app.session, "Its kernels, collectives, memory and copies are then here."))
+        tell_no_capture(app, no_capture(app.session, "Its kernels, memory and layers are then here."))
         return
     from gputop.tui.screens.tables_screen import TablesScreen
 

@@ -82,8 +82,8 @@ class RunApp(GputopApp):
         if self.job.ended.is_set():
             return ("The job has ended: l shows its output.",)
         if self.job.problem is not None:
-            return ("A trace tells more, but the job's profiler server did not start: l shows why.",)
-        return ("A trace tells more: c captures one once the job has imported TensorFlow or JAX.",)
+            return ("The job's profiler server did not start, so it cannot be captured. l: why.",)
+        return ("c captures a trace once the job has imported TensorFlow or JAX.",)
 
     def _refresh_job(self) -> None:
         status = self.session.status
@@ -173,7 +173,7 @@ class Leave(ModalScreen[str | None]):
         with DialogFrame("The job is running", "enter: wait for it", "k: end it", "esc: back", id="popup"):
             out = Text()
             out.append(f"{self._job.command}\n\n", DIM)
-            for keys, what in (("enter", "leave the monitor; the job goes on, its output comes here"),
+            for keys, what in (("enter", "leave the monitor; the job goes on, its output appears here"),
                                ("k", "ask the job to end (SIGTERM) and wait for it"),
                                ("esc", "back to the monitor")):
                 out.append(f"{keys:>6}  ", ACCENT)

@@ -129,7 +129,7 @@ def test_forced_capture_has_no_probe(tmp_path: Path) -> None:
     done = gputop("capture", "--demo", "--seconds", "1.2", "--force", "--logdir", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)["capture"]
-    assert plan["probe"] is None and plan["chosen_s"] == 1.2 and "forced" in plan["why"]
+    assert plan["probe"] is None and plan["chosen_s"] == 1.2 and "no probe" in plan["why"]
     assert "probing" not in done.stderr
 
 

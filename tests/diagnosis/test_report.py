@@ -16,6 +16,10 @@ from tests.advice.trace.traces import STEP, STEPS, fill, healthy, input_bound, j
 from tests.trace.build import Builder, keras_steps
 
 
+def flat(text):
+    return " ".join(text.split())
+
+
 def test_report_names_the_cause_and_the_cure():
     text = text_report(analyze_trace(input_bound().build()))
     assert "1. HIGH Waits for input" in text and PART_BY_ID["input"].name in text and "█" in text
@@ -24,13 +28,22 @@ def test_report_names_the_cause_and_the_cure():
 
 def test_report_says_what_it_could_not_judge():
     text = text_report(analyze_trace(launch_bound().build()))
-    assert "Not judged: input_bound" in text and "batch_size_headroom" in text
+    assert "causes could not be judged from this trace. Which and why: gputop analyze --verbose." in flat(text)
+    assert "input_bound" not in text
+    text = text_report(analyze_trace(launch_bound().build()), verbose=True)
+    assert "Not judged" in text and "input_bound" in text and "batch_size_headroom" in text
+
+
+def test_the_findings_come_before_the_figures_and_each_once():
+    text = text_report(analyze_trace(launch_bound().build()))
+    assert text.index("\nStep ") < text.index("1. HIGH") < text.index("Where the mean step") < text.index("GPU   busy")
+    assert text.count("[launch_bound]") == 1
+    assert "1. HIGH" not in text_report(analyze_trace(launch_bound().build()), findings=False)
 
 
 def test_report_of_a_healthy_run_names_the_limit():
     text = text_report(analyze_trace(healthy().build()))
-    assert "Nothing found to mend" in text and "bound by compute" in text and "1. " not in text
-    assert "Not judged: input_bound," in " ".join(text.split())
+    assert "No problem found" in text and "bound by compute" in text and "1. " not in text
 
 
 def test_a_larger_batch_saves_time_per_sample():
@@ -95,7 +108,7 @@ def test_launches_do_not_explain_what_else_the_host_was_at():
             at = i * 20_000 + 20 + j * 100
             b.run(0, at + 10, 20, launch=at)
     text = text_report(analyze_trace(b.build()))
-    assert "[launch_bound]" in text and "Gaps above lists" in text
+    assert "[launch_bound]" in text and "“Gaps” below lists" in flat(text)
     assert f"Unexplained: {PART_BY_ID['host'].name} takes 7" in text
 
 

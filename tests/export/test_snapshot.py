@@ -128,7 +128,7 @@ def test_what_is_not_known_of_a_process_is_null_with_its_reason() -> None:
     (process,) = document(session)["processes"]
     assert (process["command"], process["container"], process["reason"]) == (None, None, "access denied")
     assert process["io_read_bytes_per_s"]["value"] is None and process["io_read_bytes_per_s"]["reason"]
-    assert "pid 901  ?  GPU 1:1  1.0G  N/A: access denied\n\n" in to_text(session)
+    assert "pid 901  ?  GPU 1:1  1.0G  N/A: access denied\n" in to_text(session)
 
 
 def test_text_names_memory_nodes_instances_and_faults() -> None:

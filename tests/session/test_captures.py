@@ -38,15 +38,15 @@ def test_remarks_give_reason_and_cost() -> None:
 @pytest.mark.parametrize(("durations", "reason"), [(None, "no whole steps in it"), ([1.3, 1.3], "2 whole steps in it")])
 def test_too_few_steps_after_a_shortening_name_the_way_out(durations: list[float] | None, reason: str) -> None:
     (line,) = [r for r in record(durations).remarks if "whole steps" in r]
-    assert line == f"{reason}; for more: gputop capture --seconds 10 --force"
+    assert line == f"{reason}; to capture longer: gputop capture --seconds 10 --force"
     full = replace(SHORT, chosen_s=10.0)
     assert not any("whole steps" in r for r in record(durations, plan=full).remarks), "it was as long as asked"
 
 
 def test_a_trace_that_could_have_been_longer_names_what_it_may_miss() -> None:
     enough = replace(SHORT, enough=True)
-    (line,) = [r for r in record([0.1] * 8, plan=enough).remarks if "seldom" in r]
-    assert line == ("what is seldom, such as a checkpoint, may not be in it; for more: "
+    (line,) = [r for r in record([0.1] * 8, plan=enough).remarks if "rare" in r]
+    assert line == ("rare events, such as a checkpoint, may be missing; to capture longer: "
                     "gputop capture --seconds 10 --force")
     assert sum("--force" in r for r in record([0.1], plan=enough).remarks) == 1
 
@@ -74,8 +74,8 @@ def test_the_length_and_its_reason_are_in_the_status(tmp_path: Path) -> None:
         done = capture_and_analyze([Server(server.address)], 0.3, tmp_path, threading.Event(), threading.Event(),
                                    seen.append, force=True)
     assert [r.duration_ms for r in server.requests] == [300]
-    assert all(s.chosen_s == 0.3 and "forced" in s.why for s in seen)
-    assert done.remarks[0] == "0.3 s: as asked, forced"
+    assert all(s.chosen_s == 0.3 and "no probe" in s.why for s in seen)
+    assert done.remarks[0] == "0.3 s: full length, no probe"
     assert done.problem is None or isinstance(done.problem, GputopError)
 
 

@@ -79,12 +79,12 @@ async def test_while_the_first_capture_runs_nobody_is_asked_to_start_one() -> No
         session.capture_control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
         session.finding_store.refresh()
         await pilot.pause()
-        assert "under way" in panel_intro(session)[-1]
+        assert "running" in panel_intro(session)[-1]
         for key in ("t", "T", "A", "B"):
             await pilot.press(key)
             await pilot.pause()
             (notice,) = messages(app)
-            assert "under way" in notice and "press c" not in notice
+            assert "running" in notice and "press c" not in notice
 
 
 def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
@@ -122,7 +122,7 @@ async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
         assert "4.2 of 10 s" in text_of(job) and "x: stop" in text_of(job)
         session.capture_control.set_status(CaptureStatus("probing", "127.0.0.1:6009", 10.0, 0.2))
         await pilot.pause()
-        assert "a short probe of 127.0.0.1:6009" in text_of(job)
+        assert "a short test capture of 127.0.0.1:6009" in text_of(job)
         session.capture_control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=4.1,
                                           why="this job makes 240 k events/s"))
         await pilot.pause()

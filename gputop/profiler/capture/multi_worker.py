@@ -194,7 +194,7 @@ def capture_workers(
     threads = ThreadPoolExecutor(len(workers), "gputop-worker")
     try:
         if force or not needs_probe(seconds):
-            chosen = Plan(seconds, seconds, "as asked, forced" if force else "as asked, too short for a probe")
+            chosen = Plan(seconds, seconds, "full length, no probe" if force else "full length, too short for a probe")
         else:
             with probe_logdir(logdir) as folder:
                 _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop))

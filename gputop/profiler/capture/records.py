@@ -102,10 +102,10 @@ class CaptureRecord:
             lines += [f"{self.plan.chosen_s:g} s: {self.plan.why}", *self.plan.notes]
             count = self.steps.count if self.steps is not None else 0
             if self.plan.shortened and self.analysis is not None and count < _FEW_STEPS:
-                lines.append(f"{count or 'no'} whole step{'s' if count != 1 else ''} in it; for more: "
+                lines.append(f"{count or 'no'} whole step{'s' if count != 1 else ''} in it; to capture longer: "
                              f"gputop capture --seconds {self.asked_s:g} --force")
             elif self.plan.enough:
-                lines.append("what is seldom, such as a checkpoint, may not be in it; for more: "
+                lines.append("rare events, such as a checkpoint, may be missing; to capture longer: "
                              f"gputop capture --seconds {self.asked_s:g} --force")
         if self.cost is not None:
             lines.append(self.cost.text())

@@ -144,7 +144,7 @@ def capture_with_probe(
     pid = job_pid(address, pid)
     watch = JobMemory(pid, on_progress or (lambda _progress: None))
     tell = on_plan or (lambda _plan: None)
-    chosen = Plan(seconds, seconds, "as asked, forced" if force else "as asked, too short for a probe")
+    chosen = Plan(seconds, seconds, "full length, no probe" if force else "full length, too short for a probe")
     if force or not needs_probe(seconds):
         tell(chosen)
         result = capture(address, seconds=seconds, logdir=logdir, on_progress=watch, stop=stop, pid=pid)

@@ -7,9 +7,8 @@ from gputop.profiler.capture.records import CaptureStatus, Server
 from gputop.session.session import Session
 from gputop.text.units import printable, seconds
 
-NO_SERVER = ("A trace tells more, but no profiler server was found.",
-             "gputop attach PID starts one in the running job; gputop run -- python … starts jobs with one. "
-             "? tells more.")
+NO_SERVER = ("No profiler server found; a capture needs one.",
+             "gputop attach PID starts one in the running job, gputop run -- python … starts a job with one. ?: more.")
 
 FAILURE_SHOWN_S = 30.0  # how long a failed capture is told
 
@@ -20,7 +19,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     if status is not None and status.phase == "failed":
         return (f"The capture failed: {status.message}", status.fix)
     if record is not None and record.analysis is None:
-        return ("The trace could not be analyzed; it is kept on disk. Press t for why.",)
+        return ("The trace could not be analyzed; it is kept on disk. t: why.",)
     if any(f.severity != "low" for f in session.findings):
         return ()
     if record is not None:
@@ -28,13 +27,13 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     nothing: tuple[str, ...] = ()
     watched = session.sample is not None and session.sample.gpus
     if watched and all(f.id in EXPLANATIONS for f in session.findings):
-        nothing = (f"Nothing found in the live figures so far that costs time. {session.live.limit}".rstrip(),)
+        nothing = (f"No problem visible yet. {session.live.limit}".rstrip(),)
     if session.player is not None:
         return nothing  # there is no job to capture from
     if _under_way(session):
-        return (*nothing, "A capture is under way: what it tells of the step's time comes here.")
+        return (*nothing, "A capture is running: its findings will appear here.")
     if any(s.problem is None for s in session.servers):
-        return (*nothing, "Press c to capture a trace: it tells where the step's time goes.")
+        return (*nothing, "Press c to capture a trace and see where the step's time goes.")
     return (*nothing, *no_server)
 
 
@@ -69,12 +68,12 @@ def compared_to_baseline(session: Session) -> tuple[str, ...]:
     before, record = session.baseline, session.last_capture
     if before is None or record is None or record is before or before.step_s is None or record.step_s is None:
         return ()
-    return (f"{seconds(before.step_s)}/step in A, {seconds(record.step_s)} now. B: what changed, noise or not.",)
+    return (f"{seconds(before.step_s)}/step in A, {seconds(record.step_s)} now. B: what changed.",)
 
 
 def no_capture(session: Session, then: str = "") -> str:
     """There is no capture: why, and how to take one; ``then`` says what it is needed for."""
-    first = "The first capture is under way." if _under_way(session) else "No capture yet: press c."
+    first = "The first capture is running." if _under_way(session) else "No capture yet: press c."
     return f"{first} {then}".rstrip()
 
 

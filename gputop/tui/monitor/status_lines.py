@@ -67,7 +67,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
 def replay_keys(width: int, snapshot: bool = False, step_period: StepPeriodEstimate | None = None) -> list[StyledText]:
     """The keys of a replay, in the place of the training job."""
     if snapshot:
-        keys = "the node as it was; the minutes before in means  ← →: scroll them  t: its capture"
+        keys = "the node as it was  ← →: the minutes before  t: its capture"
         return justify([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
     keys = "space: pause  + -: speed  , .: a minute back, on  ← →: scroll the history"
     left: list[StyledText] = [(" Recording  ", BOLD), (keys, DIM)]
@@ -209,6 +209,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     return justify(left, [*step, *period, *right], width)
 
 
+_SURE = 0.6  # confidence of a step period; below it is as often an alias of shorter steps
 _JOB_CELLS = 20  # the server's share of the line, before the period is told in fewer words
 
 
@@ -222,54 +223,24 @@ def _first_that_fits(texts: Sequence[list[StyledText]], room: int) -> list[Style
 
 
 def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -> list[list[StyledText]]:
-    """The estimated step period against the step time of a trace, or why there is none: a long way to say it, then
-    shorter ones."""
-    if step_period is None or step_period.interval_s is None or step_period.shortest_s is None:
+    """The estimated step period against the step time of a trace: a long way to say it, then shorter ones. Nothing
+    where it is not sure; the details of the job say why."""
+    if step_period is None or step_period.period_s is None or step_period.interval_s is None:
         return []
-    from gputop.telemetry.step_period import (
-        MIN_SAMPLES,
-        TOO_FAST,
-        UNMEASURED,
-        is_undersampled,
-        max_interval_for,
-        steps_per_period,
-    )
+    from gputop.telemetry.step_period import is_undersampled, steps_per_period
 
-    if step_period.reason == UNMEASURED:
+    if step_period.confidence < _SURE or (step_s is not None and is_undersampled(step_s, step_period.interval_s)):
         return []
-    every = f"samples every {step_period.interval_s:.2g} s"
-    faster = f"{step_period.interval_s:.2g}" != "0.1"
-    if step_period.period_s is not None:
-        found: list[StyledText] = [("period ", DIM), (seconds(step_period.period_s), BOLD)]
-        confidence = f" (conf. {step_period.confidence:.1f})"
-        gpus, varying = len(step_period.gpus), step_period.varying_gpus
-        part_of_gpus = f" on {gpus} of {varying} GPUs" if gpus < varying else ""
-        if step_s is None:
-            multiple, short = f", if steps take over {2 * step_period.interval_s:.2g} s", ""
-        elif is_undersampled(step_s, step_period.interval_s):
-            # Even the shortest text warns of it.
-            return [[*found, (text + "  ", DIM)] for text in (
-                f"{confidence}, but steps too short for {every}: an alias?", f"{confidence}, alias?", ", alias?")]
-        else:
-            count = steps_per_period(step_period, step_s)
-            multiple = short = f" ≈ {count} step{'s' if count != 1 else ''}" if count is not None else ""
-        return [[*found, (confidence + text + "  ", DIM)]
-                for text in (part_of_gpus + multiple, part_of_gpus + short, short, "")]
-    if step_s is not None and step_s < step_period.shortest_s:
-        interval_s = max_interval_for(step_s)
-        why = f"steps too short for {every}"
-        remedy = "" if interval_s is None else f" (+ or --interval {interval_s:g})"
-        return [[(f"no period: {why}{remedy}  ", DIM)], [("no period  ", DIM)], []]
-    if (step_period.reason or "").startswith("too short"):
-        return [[(f"no period yet: fewer than {MIN_SAMPLES} samples  ", DIM)], [("no period yet  ", DIM)], []]
-    what = f"steps under {seconds(step_period.shortest_s)}" if step_period.reason == TOO_FAST else \
-        f"nothing from {seconds(step_period.shortest_s)} to {seconds(step_period.longest_s or 0.0)}"
-    return [[(f"no period: {what}{' (+: faster samples)' if faster else ''}  ", DIM)],
-            [(f"no period: {what}  ", DIM)], [("no period  ", DIM)], []]
+    found: list[StyledText] = [("period ", DIM), (seconds(step_period.period_s), BOLD)]
+    gpus, varying = len(step_period.gpus), step_period.varying_gpus
+    part_of_gpus = f" on {gpus} of {varying} GPUs" if gpus < varying else ""
+    count = steps_per_period(step_period, step_s) if step_s is not None else None
+    multiple = f" ≈ {count} step{'s' if count != 1 else ''}" if count is not None else ""
+    return [[*found, (text + "  ", DIM)] for text in (part_of_gpus + multiple, multiple, "")]
 
 
 _PHASES = {"starting": "starting a profiler server in",
-           "connecting": "connecting to", "probing": "a short probe of", "recording": "recording",
+           "connecting": "connecting to", "probing": "a short test capture of", "recording": "recording",
            "receiving": "receiving the trace of", "saving": "saving the trace of",
            "analyzing": "analyzing the trace of"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from rich.style import Style
 from rich.text import Text
@@ -24,6 +25,9 @@ from gputop.session.session import Session
 from gputop.text import redaction
 from gputop.text.units import NA, devices, fit, printable, ratio, reading, seconds
 from gputop.tui.monitor.status_lines import bar, near_memory_limit, throttled, time_ago
+
+if TYPE_CHECKING:
+    from gputop.telemetry.step_period import StepPeriodEstimate
 
 _MAX_PROCESSES_LISTED = 8  # in each list of the host's details
 _WIDE_FROM_COLUMNS = 60  # with fewer, labels and figures are closer together
@@ -117,7 +121,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
     sheet.line("CPU, with children", _cores(p.cpu_cores), printable(p.cpu_cores.reason or ""))
     sheet.figure("memory (RSS)", p.rss_bytes)
     line("threads", "threads", None if p.threads is None else str(p.threads))
-    sheet.figure("from storage", p.io_read_bytes_per_s, "with children; what the page cache answers is not in it")
+    sheet.figure("from storage", p.io_read_bytes_per_s, "with children; reads from the page cache do not count")
     sheet.figure("to storage", p.io_write_bytes_per_s)
     if p.cgroup is not None:
         sheet.head("Control group", f"{printable(p.cgroup.name)}, all that run in it")
@@ -162,12 +166,12 @@ def host_text(sample: NodeSample, width: int = 100) -> Text:
     if limit is None:
         sheet.line("CPU limit", "none, or not known")
     else:
-        sheet.line("CPU limit", f"{limit:g} cores", "what the control groups and the affinity of gputop grant")
+        sheet.line("CPU limit", f"{limit:g} cores", "by control groups and CPU affinity")
     for group, of in _groups(sample):
         sheet.head(f"Control group of {of}", printable(group.name))
         _group_lines(sheet, group)
     if host.core_ratios:
-        sheet.head("Cores", "height: busy share; !: no time left, a Python thread that holds up GPUs looks so")
+        sheet.head("Cores", "height: busy share; !: full, as a Python thread that delays the GPUs")
         _load_of_cores(sheet, host)
     else:
         sheet.head("Cores", "the load of each core is not known here")
@@ -206,11 +210,11 @@ def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
     sheet.line("CPU", text, ", ".join(printable(why) for why in (*more, used.reason) if why))
     if held.value is not None:
         sheet.line("CPU throttled", ratio(held.value),
-                   "of the scheduler's periods: the quota was used up, all threads stood",
+                   "of the time: the quota was used up and all threads had to wait",
                    WARN if throttled(group) else PLAIN)
     limit, used, kills = group["memory_limit_bytes"], group["memory_used_bytes"], group["oom_kills"]
     of = f" of {reading(limit)}, {ratio(used.value / limit.value)}" if used.value is not None and limit.value else ""
-    why = used.reason or limit.reason or "without the page cache that can be dropped at once"
+    why = used.reason or limit.reason or "without page cache that can be freed at once"
     sheet.line("memory", reading(used) + of, printable(why), WARN if of and near_memory_limit(group) else PLAIN)
     if kills.value:
         sheet.line("OOM kills", f"{kills.value:.0f}", "the kernel killed processes of it at the memory limit", BAD)
@@ -271,11 +275,24 @@ def job_text(session: Session) -> Text:
         out.append(printable(note) + "\n", DIM)
     if session.step_period is not None:
         out.append("\nStep period\n", BOLD)
-        step_period = session.step_period
-        out.append(f"a period of {seconds(step_period.period_s)} in the live figures, an estimate\n"
-                   if step_period.period_s else
-                   f"no period in the live figures: {printable(step_period.reason or 'not found')}\n")
+        record = session.last_capture
+        out.append(printable(_period(session.step_period, record.step_s if record is not None else None)) + "\n")
     return out
+
+
+def _period(found: StepPeriodEstimate, step_s: float | None) -> str:
+    """The step period by the load alone, or why there is none. ``step_s``: the step time of the capture."""
+    from gputop.telemetry.step_period import is_undersampled, max_interval_for
+
+    if found.period_s is None:
+        text = f"none visible in the load: {found.reason or 'not found'}"
+    else:
+        text = f"{seconds(found.period_s)}, estimated from the load alone, confidence {found.confidence:.1f}"
+    if step_s is None or found.interval_s is None or not is_undersampled(step_s, found.interval_s):
+        return text
+    interval_s = max_interval_for(step_s)
+    text += f". The steps of the capture are too short for samples every {found.interval_s:.2g} s"
+    return text + ("" if interval_s is None else f": press +, or start with --interval {interval_s:g}")
 
 
 def capture_text(record: CaptureRecord) -> Text:

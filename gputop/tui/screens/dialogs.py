@@ -40,7 +40,7 @@ class Popup(ModalScreen[None]):
     """A box over the screen; esc and q close it. Code in it scrolls sideways and is never wrapped."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("y", "copy", "copy", "the code into the terminal's clipboard (OSC 52: over SSH, too, where allowed)"),
+        key("y", "copy", "copy", "copy the code (OSC 52, over SSH, too)"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
         key("escape,q", "dismiss", "close", "back to where you were"),
     ]
@@ -121,7 +121,7 @@ class Confirm(ModalScreen[bool]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("y", "answer(True)", "yes", "do it"),
-        key("n,escape,q,enter", "answer(False)", "no", "do not, and close"),
+        key("n,escape,q,enter", "answer(False)", "no", "no, and close"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
     ]
     HELP = "Only y means yes.\n"

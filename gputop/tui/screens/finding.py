@@ -36,7 +36,7 @@ class FindingPopup(Popup):
             self.dismiss()
             self._go(self._finding)
         else:
-            self.notify("This is from the live figures: it has no place in a trace.")
+            self.notify("This is from the live figures: the timeline has no place for it.")
 
 
 def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[Part]:
@@ -46,7 +46,7 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
     """
     parts: list[Part] = []
     out = Text()
-    gain = gain_text(finding) or "no figure"
+    gain = gain_text(finding) or "not estimated"
     out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
     gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
     origin = "a trace" if finding.origin == "trace" else "the live figures"
@@ -67,7 +67,7 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
             out.append(f"  {fit(printable(label), _LABEL_COLUMNS)} {printable(value)}\n")
     if finding.consequences:
         out.append("\nAlso explains", BOLD)
-        out.append("  with the cause they go, too", DIM)
+        out.append("  will disappear with it", DIM)
         parts += [out, *_consequences(finding)]
         out = Text()
     if numbers is not None and finding.origin == "trace" and finding.gpus:

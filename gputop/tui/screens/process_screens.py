@@ -72,7 +72,7 @@ class SignalList(DrawnLines, can_focus=True):
         texts = [wrap(what, width, 3) for _, what in SIGNALS]
         lines = texts[self.index]
         if self.asked:
-            question, keys = f"Send {self.number.name} to {self.process.pid}?", "y: send   n, esc: do not"
+            question, keys = f"Send {self.number.name} to {self.process.pid}?", "y: send   n, esc: no"
             lines = [f"{question}   {keys}"]
             if len(lines[0]) > width:
                 lines = [*wrap(question, width, 2), keys if len(keys) <= width else "y: send  n: no"]
@@ -110,15 +110,15 @@ class SignalScreen(ModalScreen[Signals | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the signal above"),
         key("down,j", "move(1)", "down", "select the signal below"),
-        key("enter", "ask", "take it", "take the selected signal; a question follows"),
+        key("enter", "ask", "choose", "choose the selected signal; a question follows"),
         key("y", "send", "send it", "send it, once it is asked"),
-        key("n,escape,q", "back", "do not", "do not send it; once more closes"),
+        key("n,escape,q", "back", "no", "do not send it; again: close"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
     ]
     HELP = ("Before it is sent, the process is held and its start time compared with the one on screen: a later "
             "process of the same PID gets nothing. Processes of other users need root.\n")
 
-    KEYS = ("↑↓ select", "enter: take it", "esc: close")  # the question names its keys itself
+    KEYS = ("↑↓ select", "enter: choose", "esc: close")  # the question names its keys itself
 
     def __init__(self, process: ProcessSample) -> None:
         super().__init__()

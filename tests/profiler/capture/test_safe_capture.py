@@ -89,7 +89,7 @@ def test_no_probe_where_it_is_short_or_forced(logdir, seconds, force, monkeypatc
     with serve(FakeProfiler(xspace=make_xspace(events=100_000))) as server:
         _, plan, _ = capture_with_probe(server.address, seconds=seconds, logdir=logdir, force=force)
     assert durations_ms(server) == [round(1000 * seconds)]
-    assert plan.probe is None and plan.chosen_s == seconds and ("forced" in plan.why) == force
+    assert plan.probe is None and plan.chosen_s == seconds and ("no probe" in plan.why) == force
 
 
 def test_an_empty_probe_says_nothing_and_the_capture_goes_on(logdir):

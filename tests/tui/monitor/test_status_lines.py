@@ -9,6 +9,7 @@ from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.telemetry.step_period import TOO_FAST, StepPeriodEstimate
 from gputop.tui.monitor.columns import MAX_LINES_PER_GPU, lines_per_gpu
 from gputop.tui.monitor.status_lines import host, job, replay_keys
+from gputop.tui.screens.details import _period
 from tests.analyses import make_analysis
 from tests.fakes import cgroup_sample, node_sample
 
@@ -36,45 +37,46 @@ def test_the_hosts_line_warns_of_a_quota_that_throttles_and_memory_near_its_limi
     assert strained.count("CPU quota: throttled 30%") == 1 and strained.count("memory limit: 906M/954M") == 1
 
 
+PARTLY = StepPeriodEstimate(2.4, 0.91, None, "sm_active", (0, 1), 8, 0.5, 1.25, 60.0)
+
+
 @pytest.mark.parametrize(("step_period", "step_s", "expected"), [
-    (FOUND, None, "period 2.40 s (conf. 0.9), if steps take over 1 s"),
-    (FOUND, 2.41, "period 2.40 s (conf. 0.9) ≈ 1 step "),
-    (FOUND, 1.2, "period 2.40 s (conf. 0.9) ≈ 2 steps "),
-    (FOUND, 1.6, "period 2.40 s (conf. 0.9)  captured"),
-    (FOUND, 0.6, "but steps too short for samples every 0.5 s: an alias?"),
-    (StepPeriodEstimate(2.4, 0.91, None, "sm_active", (0, 1), 8, 0.5, 1.25, 60.0), None, "on 2 of 8 GPUs"),
-    (StepPeriodEstimate(None, reason=TOO_FAST, interval_s=1.0, shortest_s=2.5, longest_s=60.0), None,
-     "no period: steps under 2.50 s (+: faster samples)"),
-    (StepPeriodEstimate(None, reason=TOO_FAST, interval_s=0.1, shortest_s=0.25, longest_s=24.0), None,
-     "no period: steps under 250 ms"),
-    (StepPeriodEstimate(None, reason="nothing repeats", interval_s=1.0, shortest_s=2.5, longest_s=60.0), None,
-     "no period: nothing from 2.50 s to 60.0 s"),
-    (StepPeriodEstimate(None, reason="flat: it hardly changes", interval_s=1.0, shortest_s=2.5, longest_s=60.0), 0.412,
-     "no period: steps too short for samples every 1 s (+ or --interval 0.1)"),
-    (StepPeriodEstimate(None, reason="flat: it hardly changes", interval_s=0.1, shortest_s=0.25, longest_s=24.0), 0.1,
-     "no period: steps too short for samples every 0.1 s "),
-    (StepPeriodEstimate(None, reason="too short: 9 samples, 32 are needed", interval_s=1.0, shortest_s=2.5,
-                        longest_s=2.0), None,
-     "no period yet"),
+    (FOUND, None, "period 2.40 s  "),
+    (FOUND, 2.41, "period 2.40 s ≈ 1 step "),
+    (FOUND, 1.2, "period 2.40 s ≈ 2 steps "),
+    (FOUND, 1.6, "period 2.40 s  captured"),
+    (PARTLY, None, "period 2.40 s on 2 of 8 GPUs"),
 ])
-def test_the_step_period_and_why_there_is_none(step_period: StepPeriodEstimate, step_s: float | None,
-                                                   expected: str) -> None:
+def test_the_step_period(step_period: StepPeriodEstimate, step_s: float | None, expected: str) -> None:
     assert expected in _job(step_period, step_s)
 
 
+@pytest.mark.parametrize(("step_period", "step_s"), [
+    (None, None), (StepPeriodEstimate(None, reason=TOO_FAST, interval_s=1.0, shortest_s=2.5, longest_s=60.0), None),
+    (FOUND, 0.6), (replace(FOUND, confidence=0.45), None),
+])
+def test_only_a_step_period_that_is_sure_is_shown(step_period: StepPeriodEstimate | None, step_s: float | None) -> None:
+    assert "period" not in _job(step_period, step_s)
+
+
+def test_the_details_of_the_job_say_why_there_is_no_period() -> None:
+    fast = StepPeriodEstimate(None, reason=TOO_FAST, interval_s=1.0, shortest_s=2.5, longest_s=60.0)
+    assert _period(fast, None) == f"none visible in the load: {TOO_FAST}"
+    assert _period(fast, 0.412).endswith("too short for samples every 1 s: press +, or start with --interval 0.1")
+    assert _period(FOUND, 2.4) == "2.40 s, estimated from the load alone, confidence 0.9"
+    assert "too short for samples every 0.5 s" in _period(FOUND, 0.6)
+
+
 def test_the_period_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> None:
-    wide, narrow, slim = (_job(FOUND, 1.2, width) for width in (120, 88, 60))
-    assert "≈ 2 steps" in wide and "period 2.40 s (conf. 0.9)" in narrow and "period" not in slim
+    wide, narrow, slim = (_job(FOUND, 1.2, width) for width in (120, 80, 60))
+    assert "≈ 2 steps" in wide and "period 2.40 s" in narrow and "period" not in slim
     assert all("step time 1.20 s" in line and "127.0.0.1" in line for line in (wide, narrow, slim))
-    assert all(len(line) <= width for line, width in ((wide, 120), (narrow, 88), (slim, 60)))
-    assert "period 2.40 s, alias?" in _job(FOUND, 0.6, 85) and "period" not in _job(FOUND, 0.6, 70)
-    assert "period" not in _job(None)
-    assert "period" not in _job(StepPeriodEstimate(None, reason="too short: hardly a sample"))
+    assert all(len(line) <= width for line, width in ((wide, 120), (narrow, 80), (slim, 60)))
 
 
 def test_a_replay_shows_the_period_of_the_recording() -> None:
     assert "period 2.40 s" in "".join(text for text, _ in replay_keys(160, step_period=FOUND))
-    assert "scroll them" in "".join(text for text, _ in replay_keys(160, snapshot=True, step_period=None))
+    assert "the minutes before" in "".join(text for text, _ in replay_keys(160, snapshot=True, step_period=None))
 
 
 @pytest.mark.parametrize(("height", "gpus", "lines"), [
