@@ -89,7 +89,7 @@ async def test_a_capture_after_a_is_offered_beside_it() -> None:
     session.set_baseline(session.captures[0])
     assert compared_to_baseline(session) == ()
     session.capture_ended(record(2, 0.3), [SERVER])
-    assert compared_to_baseline(session) == ("400 ms/step in A, 300 ms now. B: what changed, noise or not.",)
+    assert compared_to_baseline(session) == ("400 ms/step in A, 300 ms now. B: what changed.",)
 
 
 def marks(app: GputopApp) -> list[str]:
