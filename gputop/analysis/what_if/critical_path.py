@@ -109,10 +109,13 @@ class _Walk:
         within = np.flatnonzero(replay.end > lo)
         lanes, first = np.unique(replay.lane[within], return_index=True)
         self._first = dict(zip(lanes.tolist(), within[first].tolist(), strict=True))
-        self._by_collective = np.argsort(replay.collective, kind="stable")
+        members = np.flatnonzero(replay.collective >= 0)
+        self._by_collective = members[np.argsort(replay.collective[members], kind="stable")]
         self._collective = replay.collective[self._by_collective]
         self._out: list[_Times] = []
         self.on_path = np.zeros(n, bool)
+        events = replay.trace.host
+        self.host_rows = np.flatnonzero(events.end_ns[:np.searchsorted(events.start_ns, hi)] > lo)
         self.host: dict[int, list[tuple[int, int]]] = {}  # by lane when the path is with it
 
     def back_from(self, last: int) -> _Times:
@@ -131,7 +134,7 @@ class _Walk:
                 break
             at = self._at_end(at)
         for lane, spans in self.host.items():
-            self._out.append(host_time(replay, lane, union(*zip(*spans, strict=True))))
+            self._out.append(host_time(replay, lane, union(*zip(*spans, strict=True)), self.host_rows))
         path = _together(self._out)
         return path.chosen(np.argsort(path.start, kind="stable"))
 
@@ -212,14 +215,15 @@ class _Walk:
 # -- the host ---------------------------------------------------------------------------------------------
 
 
-def host_time(replay: Replay, lane: int, within: Spans) -> _Times:
+def host_time(replay: Replay, lane: int, within: Spans, rows: I64) -> _Times:
     """What the threads of a host lane did within these spans: up to each launch the thread that launches next, and of
-    its events the innermost."""
+    its events, among ``rows``, the innermost."""
     trace, host = replay.trace, replay.trace.host
     if not len(within.start):
         return _together([])
     lo, hi = int(within.start[0]), int(within.end[-1])
-    mine = np.flatnonzero((replay.host == lane) & (replay.launch > LONG_AGO))
+    near = (replay.launch >= 2 * lo - hi) & (replay.launch <= 2 * hi - lo)  # and as long before and after
+    mine = np.flatnonzero(near & (replay.host == lane))
     mine = mine[np.argsort(replay.launch[mine], kind="stable")]
     launch, called = replay.launch[mine], np.maximum.accumulate(replay.called[mine])
     thread = trace.device.launch_line[replay.rows[mine]].astype(np.int64)
@@ -228,8 +232,6 @@ def host_time(replay: Replay, lane: int, within: Spans) -> _Times:
     if not len(launch):
         return _Times(within.start, within.end, np.full(len(within.start), _HOST), *[
             np.full(len(within.start), -1, np.int64)] * 2)
-    stop = int(np.searchsorted(host.start_ns, hi))
-    rows = np.flatnonzero(host.end_ns[:stop] > lo)
     batch = union(*replay.with_loop[1:, replay.with_loop[0] == lane])
     sync = name_mask(trace, SYNCHRONIZE)
     turn = np.flatnonzero(thread[1:] != thread[:-1])
@@ -355,7 +357,7 @@ def _off_path(replay: Replay, walk: _Walk, lo: int, hi: int, ends: I64) -> tuple
         own = np.flatnonzero(waits.lane == lane)
         busy = subtract(union([lo], [hi]), union(waits.begin[own[1:]], waits.end[own[1:]]))
         on_path = union(*zip(*walk.host[lane], strict=True)) if lane in walk.host else EMPTY
-        found = host_time(replay, lane, subtract(busy, on_path))
+        found = host_time(replay, lane, subtract(busy, on_path), walk.host_rows)
         found = found.chosen((found.kind != _HOST) | (found.name >= 0))  # what shows nothing may be doing nothing
         out.append(found)
         room.append(_host_slack(replay, lane, own, found.end, launch_later, goes_on_later))
@@ -364,7 +366,7 @@ def _off_path(replay: Replay, walk: _Walk, lo: int, hi: int, ends: I64) -> tuple
 
 def _host_slack(replay: Replay, lane: int, waits: I64, at: I64, launch_later: I64, goes_on_later: I64) -> I64:
     """By how much a host lane can be later from these instants on: its launches until its next wait, and that wait."""
-    mine = np.flatnonzero((replay.host == lane) & (replay.launch > LONG_AGO))
+    mine = np.flatnonzero((replay.host == lane) & (launch_later < _FAR))
     mine = mine[np.argsort(replay.launch[mine], kind="stable")]
     launch, turn = replay.launch[mine], replay.after[mine] - waits[0]
     # The least from each launch on to the last one before the next wait: those after later waits count for more.
