@@ -6,7 +6,7 @@ from typing import Any
 
 from gputop.core.findings import Finding
 from gputop.trace.model import Kind
-from tests.advice.trace.traces import STEP, STEPS, abstained, findings
+from tests.advice.trace.traces import STEP, STEPS, abstained, findings, launched_ahead
 from tests.trace.build import Builder, keras_steps
 
 EXECUTOR, WORKER = "tf_Compute/1", "tf_data_private_threadpool/"
@@ -137,4 +137,4 @@ def chained(row: int, *, part: float = 0.4, xla: bool = False, trains: bool = Tr
                       thread=EXECUTOR, op="gelu/mul:Mul")
                 t += each
             t += 1
-    return b
+    return launched_ahead(b)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.traces import STEP, STEPS, copying, fill, findings, healthy, job, verdict
+from tests.advice.trace.traces import STEP, STEPS, copying, fill, findings, healthy, job, launched_ahead, verdict
 from tests.trace.build import Builder
 
 
@@ -91,7 +91,7 @@ def one_stream(memory: MemoryKind = MemoryKind.PINNED, stream: int = 1, length: 
 
 
 def test_copies_on_the_stream_of_the_kernels():
-    found = findings(one_stream())
+    found = findings(launched_ahead(one_stream()))
     own = found["default_stream"]
     assert own.gain.step_time == pytest.approx(0.1, rel=0.02) and "Stream #1" in own.why
     assert "torch.cuda.Stream" in (own.snippet or "") and own.consequences[0].id == "copies_excessive"

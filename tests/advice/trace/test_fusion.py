@@ -26,19 +26,25 @@ Kernels = list[tuple[str, float]]
 
 
 def model(kernels: Kernels, times: int = 4, call: str | None = None, shape: LaunchShape | None = None,
-          ahead: float = 900, pause: float = 1, ops: dict[str, str] | None = None) -> Builder:
-    """Each step: these kernels, so many times, then one that fills it. ``call``: the host's, around their launches."""
+          ahead: float | None = None, pause: float = 1, ops: dict[str, str] | None = None) -> Builder:
+    """Each step: these kernels, so many times, then one that fills it. ``call``: the host's, around their launches.
+
+    They are launched ``ahead`` µs before they begin, or all at the begin of the step; then the host waits for them.
+    """
     b = job()
     b.host("aten::empty" if call is None or call.startswith(("aten", "Opt")) else "other", 0, 1)
     for i in range(STEPS):
-        at = i * STEP + 10
+        at, launch = i * STEP + 10, i * STEP + 1.0
         for name, length in kernels * times:
-            launch = max(at - ahead, 1)
-            b.run(0, at, length, name, launch=launch, launch_length=0.5, shape=shape, op=(ops or {}).get(name))
+            launch = launch + 0.04 if ahead is None else max(at - ahead, 1)
+            b.run(0, at, length, name, launch=launch, launch_length=0.02, shape=shape, op=(ops or {}).get(name))
             if call is not None:
-                b.host(call, launch - 0.1, 0.3, line="launch 0")
+                b.host(call, launch - 0.01, 0.04, line="launch 0")
             at += length + pause
-        b.run(0, at, (i + 1) * STEP - at, FILL, launch=max(at - ahead, 0), launch_length=0.5)
+        launch = launch + 0.04 if ahead is None else max(at - ahead, 0)
+        b.run(0, at, (i + 1) * STEP - 2 - at, FILL, launch=launch, launch_length=0.02)
+        if ahead is None:
+            b.host("cuStreamSynchronize", launch + 0.1, (i + 1) * STEP - 1.1 - launch, line="launch 0")
     return b
 
 

@@ -33,9 +33,11 @@ def scaled(checks: int, op: str, wait: float = 0) -> Builder:
             b.run(0, t, 2, "MemcpyD2H", kind=Kind.D2H, launch=begun, launch_length=t + 4 - begun, size=1,
                   op="loss_scale/cond:If")
             t += 2 + wait
-        for _ in range(80):
-            b.run(0, t, 100, "Mul_GPU_DT_HALF_DT_HALF_kernel", launch=t - (20 if wait else 90))
+        then = t - 20 if wait else launch + 2 * (80 + checks)
+        for k in range(80):
+            b.run(0, t, 100, "Mul_GPU_DT_HALF_DT_HALF_kernel", launch=then + k, launch_length=1)
             t += 100
+        b.host("cuStreamSynchronize", then + 81, t + 1 - then - 81, line="launch 0")
     return b
 
 

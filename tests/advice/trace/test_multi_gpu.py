@@ -6,7 +6,20 @@ import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind
-from tests.advice.trace.traces import KERNEL, NCCL, STEP, STEPS, fill, findings, healthy, job, reducing, uneven, verdict
+from tests.advice.trace.traces import (
+    KERNEL,
+    NCCL,
+    STEP,
+    STEPS,
+    fill,
+    findings,
+    healthy,
+    job,
+    launched_ahead,
+    reducing,
+    uneven,
+    verdict,
+)
 from tests.trace.build import Builder
 
 
@@ -62,7 +75,7 @@ def test_one_late_gpu_is_no_staggered_launch():
 @pytest.mark.parametrize(("heavy", "id_"), [(0, "gpu0_oversubscribed"), (2, "replica_imbalance")])
 @pytest.mark.parametrize(("longer", "left"), [(True, 1.25), (False, 1.0)], ids=["a larger share", "work of its own"])
 def test_imbalance(heavy, id_, longer, left):
-    found = findings(uneven(heavy, 2.0, longer=longer))
+    found = findings(launched_ahead(uneven(heavy, 2.0, longer=longer), "python"))
     assert set(found) == {id_}
     f = found[id_]
     assert f.gpus == (heavy,) and f.evidence["ratio"] == pytest.approx(2.0, abs=0.05)

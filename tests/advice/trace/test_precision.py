@@ -8,7 +8,7 @@ import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Trace
-from tests.advice.trace.traces import KERNEL, STEP, STEPS, findings, job
+from tests.advice.trace.traces import KERNEL, STEP, STEPS, findings, job, launched_ahead
 from tests.trace.build import Builder
 
 SGEMM, HMMA = "volta_sgemm_128x64_nn", "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_nn"
@@ -23,7 +23,7 @@ def mixed(*parts: tuple[str, float], begin: float = 100) -> Builder:
             for _ in range(round(length / 100)):
                 b.run(0, t, 99, name, launch=max(t - 90, 0))
                 t += 100
-    return b
+    return launched_ahead(b)
 
 
 def on(b: Builder, capability: tuple[int, int] | None, name: str = "") -> Trace:
@@ -35,7 +35,8 @@ def on(b: Builder, capability: tuple[int, int] | None, name: str = "") -> Trace:
 
 @pytest.mark.parametrize(("matmul_us", "severity"), [(600, None), (1_100, "low"), (3_000, "medium"), (9_000, "high")])
 def test_fp32_matmuls_on_a_gpu_with_tensor_cores(matmul_us, severity):
-    found = findings(on(mixed((SGEMM, matmul_us), (KERNEL, 18_000 - matmul_us)), (7, 0))).get("tensor_cores_unused")
+    job = mixed((SGEMM, matmul_us), (KERNEL, 18_000 - matmul_us))
+    found = findings(on(job, (7, 0))).get("tensor_cores_unused")
     assert (found and found.severity) == severity
     if found:
         assert found.gain.step_time == pytest.approx(matmul_us * 0.99 / STEP * 2 / 3, rel=0.03)

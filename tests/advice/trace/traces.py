@@ -54,6 +54,25 @@ def fill(b: Builder, gpu: int, begin: float, end: float, kernel: float, gap: flo
             t += kernel + gap
 
 
+def launched_ahead(b: Builder, thread: str | None = None) -> Builder:
+    """The same work, all of each step launched at its begin, by one ``thread`` or those of before, which then wait for
+    the GPUs: these pace the job."""
+    ends: dict[tuple[str, int], float] = {}
+    launches: dict[tuple[str, int], int] = {}
+    for event in b._device:
+        if event["launch"] is not None:
+            event["thread"] = thread or event["thread"]
+            own = event["thread"], int(event["start"] // STEP)
+            launches[own] = launches.get(own, 0) + 1
+            event["launch"] = min(own[1] * STEP + 1 + 0.02 * launches[own], event["start"])
+            event["launch_length"] = 0.02
+            ends[own] = max(ends.get(own, 0.0), event["start"] + event["length"])
+    for (line, step), end in ends.items():
+        begin = step * STEP + 2 + 0.02 * launches[line, step]
+        b.host("cuStreamSynchronize", begin, end + 0.5 - begin, line=line)
+    return b
+
+
 def healthy(gpus: int = 1) -> Builder:
     b = job(gpus)
     for gpu in range(gpus):
