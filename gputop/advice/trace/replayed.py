@@ -35,7 +35,7 @@ class Cures:
             return None, (f"It is not replayed: a replay of the unchanged {self._facts.basis} misses its time by "
                           f"{percent(self._replay.error)}, so the trace does not show all that the GPUs wait for.")
         saved = max(self._replay.saved(verdict.cure), 0.0)
-        if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0)
+        if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0) if self._replay.unclear else saved
         if abs(min(saved, most) - min(if_waiting, most)) >= MIN_SHARE:
             return None, (f"The trace does not show whether the host waits for the GPUs in its pauses: a replay saves "
                           f"{percent(if_waiting)} if it does and {percent(saved)} if it is busy.")
@@ -50,7 +50,7 @@ class Cures:
         alone = {f.id: f.gain.step_time or 0.0 for f in several if f.gain.by == "replay" and f.id in self.by_finding}
         if self._replay is None:
             return several, ()
-        saved = combinations_saved(alone, self._saved_together, _MAX_COST // max(self._replay.cost, 1))
+        saved = combinations_saved(alone, self._saved_together, _MAX_COST // max(self._replay.cost * (2 if self._replay.unclear else 1), 1))
         ids = list(alone)
         together = {own: saved[tuple(ids[:i + 1])] for i, own in enumerate(ids)}
         return (tuple(replace(f, gain=replace(f.gain, together=together[f.id])) if f.id in together else f
@@ -58,7 +58,12 @@ class Cures:
                 tuple(CombinedGain(chosen, share) for chosen, share in saved.items() if len(chosen) > 1))
 
     def _saved_together(self, ids: Iterable[str]) -> float:
-        return self._replay.saved(combined(self.by_finding[id_] for id_ in ids)) if self._replay is not None else 0.0
+        """Where the trace does not tell what the host does in its pauses, the lesser of both."""
+        if self._replay is None:
+            return 0.0
+        cure = combined(self.by_finding[id_] for id_ in ids)
+        saved = self._replay.saved(cure)
+        return min(saved, self._replay.saved_if_waiting(cure)) if self._replay.unclear else saved
 
 
 def combinations_saved(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.results import CriticalPath, PathKind, PathSegment, Slack
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.what_if.replay import EVER, LONG_AGO, MIN_UNCLEAR, SYNCHRONIZE, TOLERANCE, Replay
+from gputop.analysis.what_if.replay import EVER, LONG_AGO, SYNCHRONIZE, TOLERANCE, Replay
 from gputop.render.step_parts import PATH_KINDS
 from gputop.text.units import percent
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, subtract, union
@@ -68,12 +68,11 @@ def critical_path(replay: Replay, steps: Steps | None) -> CriticalPath | None:
     walk = _Walk(replay, lo, hi)
     path = walk.back_from(int(ends[np.argmax(replay.end[ends])]))
     rest, room = _off_path(replay, walk, lo, hi, ends)
-    unclear = replay.unclear_ns / max(replay.spans.total, 1)
     return CriticalPath(
         step, lo, hi, tuple(_by_kind(path, rest, room)), tuple(_segments(replay.trace, path, lo, hi)),
         tuple(_slack_rows(replay.trace, rest, room)),
-        reason="" if unclear < MIN_UNCLEAR else (
-            f"In {percent(unclear)} of the time the trace does not tell whether the host waits for the GPUs or is "
+        reason="" if not replay.unclear else (
+            f"In {percent(replay.unclear)} of the time the trace does not tell whether the host waits for the GPUs or is "
             "busy: the path takes it for busy."))
 
 

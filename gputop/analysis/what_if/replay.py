@@ -110,6 +110,13 @@ class Replay:
         return abs(self.modeled_ns - self.recorded_ns) / max(self.spans.total, 1) if len(self.rows) else 1.0
 
     @property
+    def unclear(self) -> float:
+        """Share of the steps in which the trace does not tell whether the host waits for the GPUs or is busy, where it
+        counts; else 0."""
+        share = self.unclear_ns / max(self.spans.total, 1)
+        return share if share >= MIN_UNCLEAR else 0.0
+
+    @property
     def cost(self) -> int:
         """What one replay takes, in units of about 0.07 µs: each event, and each piece or wait that is gone through."""
         return len(self.rows) + 15 * len(self.order) if len(self.rows) else 0
@@ -121,8 +128,6 @@ class Replay:
     def saved_if_waiting(self, cure: Cure) -> float:
         """The same where the host, in each pause in which the GPUs ran out of work, waited for them to do so: such a
         pause looks the same whether the host waits, in a call that is not recorded, or is busy."""
-        if self.unclear_ns < MIN_UNCLEAR * self.spans.total:
-            return self.saved(cure)
         if self._waiting is None:
             self._waiting = copy(self)
             self._waiting.waits = self._waiting._find_waits(unclear=True)

@@ -264,3 +264,14 @@ def test_what_the_first_findings_save_at_once_is_their_gain_together() -> None:
     assert Analysis.from_json(document).what_if == table
     del document["what_if"]  # as before there was one
     assert Analysis.from_json(document).what_if == ()
+
+
+def test_sets_of_cures_save_the_lesser_where_it_is_unclear_what_the_host_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    cures = Cures(examine(paused([15_000] * 12, [5_000] * 12, waits=True)))
+    assert cures._replay is not None and cures._replay.unclear > 0.2
+    cures.by_finding = {"a": Cure(assumes=""), "b": Cure(assumes="")}
+    findings = [replace(HEAVY, id=id_, gain=Gain(0.1, "", by="replay")) for id_ in cures.by_finding]
+    for busy, waiting, least in ((0.3, 0.2, 0.2), (0.2, 0.3, 0.2), (0.05, 0.3, 0.1)):
+        monkeypatch.setattr(Replay, "saved", lambda self, cure, busy=busy: busy)
+        monkeypatch.setattr(Replay, "saved_if_waiting", lambda self, cure, waiting=waiting: waiting)
+        assert cures.together(findings)[1][0].step_time == least
