@@ -15,7 +15,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import GpuUse
-from gputop.analysis.what_if.cure import Cure
+from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.text.units import percent
 from gputop.trace.intervals import intersect, union
 from gputop.trace.model import Kind, MemoryKind
@@ -202,6 +202,7 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     device, judged = facts.trace.device, facts.judged_spans
     exposed = moved = whole = 0
     lines: dict[str, None] = {}
+    rows = [NO_ROWS]
     for timeline in facts.gpu_timelines:
         kind, src, dst = (column[timeline.rows] for column in (device.kind, device.src, device.dst))
         own = timeline.rows[((kind == Kind.H2D) & (src == MemoryKind.PINNED)) | (
@@ -217,12 +218,15 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
         exposed += intersect(copied, judged).total
         whole += int((device.end_ns[own] - device.start_ns[own]).sum())
         moved += int(device.bytes[own].sum())
+        rows.append(own)
     exposed_s = exposed / len(facts.gpu_timelines) / facts.steps_or_window / 1e9
     share = savings.overlapped(exposed_s, facts.shares["compute"] * facts.period_s, facts.period_s)
     if share < limit("default_stream.share"):
         return None
     return DefaultStream(gpus=facts.active_numbers, share=share, exposed_s=exposed_s, bytes_per_s=moved / whole * 1e9,
-                         streams=tuple(lines)[:_SHOWN_STREAMS])
+                         streams=tuple(lines)[:_SHOWN_STREAMS], cure=Cure(
+                             scaled=((np.concatenate(rows), max(1 - share * facts.period_s / exposed_s, 0.0)),),
+                             assumes="Of these copies as much runs beside compute as there is compute."))
 
 
 def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:

@@ -93,7 +93,7 @@ def one_stream(memory: MemoryKind = MemoryKind.PINNED, stream: int = 1, length: 
 def test_copies_on_the_stream_of_the_kernels():
     found = findings(launched_ahead(one_stream()))
     own = found["default_stream"]
-    assert own.gain.step_time == pytest.approx(0.1, rel=0.02) and "Stream #1" in own.why
+    assert own.gain.step_time == pytest.approx(0.1, rel=0.02) and own.gain.by == "replay" and "Stream #1" in own.why
     assert "torch.cuda.Stream" in (own.snippet or "") and own.consequences[0].id == "copies_excessive"
     for none in (one_stream(stream=2), one_stream(MemoryKind.PAGEABLE), one_stream(length=300),
                  one_stream(framework="EagerExecute"), healthy()):
