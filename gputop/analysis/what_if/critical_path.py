@@ -72,8 +72,8 @@ def critical_path(replay: Replay, steps: Steps | None) -> CriticalPath | None:
         step, lo, hi, tuple(_by_kind(path, rest, room)), tuple(_segments(replay.trace, path, lo, hi)),
         tuple(_slack_rows(replay.trace, rest, room)),
         reason="" if not replay.unclear else (
-            f"In {percent(replay.unclear)} of the time the trace does not tell whether the host waits for the GPUs or is "
-            "busy: the path takes it for busy."))
+            f"In {percent(replay.unclear)} of the time the trace does not tell whether the host waits for the GPUs or "
+            "is busy: the path takes it for busy."))
 
 
 def _typical(replay: Replay, steps: Steps) -> tuple[int, int, int, int]:
