@@ -50,7 +50,8 @@ class Cures:
         alone = {f.id: f.gain.step_time or 0.0 for f in several if f.gain.by == "replay" and f.id in self.by_finding}
         if self._replay is None:
             return several, ()
-        saved = combinations_saved(alone, self._saved_together, _MAX_COST // max(self._replay.cost * (2 if self._replay.unclear else 1), 1))
+        cost = self._replay.cost * (2 if self._replay.unclear else 1)
+        saved = combinations_saved(alone, self._saved_together, _MAX_COST // max(cost, 1))
         ids = list(alone)
         together = {own: saved[tuple(ids[:i + 1])] for i, own in enumerate(ids)}
         return (tuple(replace(f, gain=replace(f.gain, together=together[f.id])) if f.id in together else f
