@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.tui.terminal.cell_grid import CellGrid
-from gputop.tui.terminal.escape_codes import sgr_transition
+from gputop.tui.terminal.escape_codes import cursor_to, move, sgr_transition
 
 WIDTH, HEIGHT = 12, 4
 TEXTS = st.text(st.sampled_from("ab z▀█·…漢é\u0301⚡"), min_size=1, max_size=8)
@@ -51,7 +51,7 @@ LANE = st.lists(CELL, min_size=WIDE, max_size=WIDE)
 
 
 @settings(max_examples=300, deadline=None)
-@given(LANE, st.integers(0, WIDE - 12), st.integers(1, 4), st.integers(0, 12), st.lists(CELL, min_size=4, max_size=4))
+@given(LANE, st.integers(0, WIDE - 12), st.integers(1, 6), st.integers(0, 12), st.lists(CELL, min_size=6, max_size=6))
 def test_a_lane_that_moved_is_moved_by_the_terminal(cells: list, begin: int, by: int, beyond: int, new: list) -> None:
     def put(row: list) -> str:
         return drawn([(1, x, style, char) for x, (style, char) in enumerate(row)])
@@ -66,7 +66,8 @@ def test_a_lane_that_moved_is_moved_by_the_terminal(cells: list, begin: int, by:
     assert styled_cells(theirs) == styled_cells(ours)
 
 
-def test_moving_a_lane_costs_its_new_cells_only() -> None:
+@pytest.mark.parametrize("by", [1, 6])
+def test_moving_a_lane_costs_its_new_cells_only(by: int) -> None:
     def lane(first: int) -> list[tuple[int, int, str, str]]:
         return [(1, 4 + x, f"38;2;{(first + x) * 37 % 251};80;80;48;2;{(first + x) * 53 % 241};40;40", "▀")
                 for x in range(30)] + [(1, 36, "1", "45%")]
@@ -74,11 +75,22 @@ def test_moving_a_lane_costs_its_new_cells_only() -> None:
     cells, terminal = CellGrid(WIDE, 3), CellGrid(WIDE, 3)
     cells.feed(drawn(lane(0)))
     terminal.feed(cells.update())
-    cells.feed(drawn(lane(1)))
+    cells.feed(drawn(lane(by)))
     update = cells.update()
     terminal.feed(update)
     assert styled_cells(terminal) == styled_cells(cells)
-    assert update.startswith("\x1b[2;5H\x1b[P\x1b[29C\x1b[@") and len(update) < 80
+    count = by if by > 1 else ""
+    assert update.startswith(f"\x1b[2;5H\x1b[{count}P\x1b[{30 - by}C\x1b[{count}@") and len(update) < 50 + 36 * by
+
+
+def test_the_cursor_is_moved_by_the_shortest_sequence() -> None:
+    places = [(y, x) for y in (0, 1, 8, 12) for x in (0, 1, 9, 12, 38)]
+    for y, x in places:
+        for to_y, to_x in places:
+            cells = CellGrid(40, 20)
+            cells.feed(cursor_to(y, x) + (way := move(y, x, to_y, to_x)))
+            assert cells.cursor == (to_x, to_y) and len(way) <= len(cursor_to(to_y, to_x))
+    assert (move(3, 12, 7, 10), move(3, 12, 3, 10), move(-1, -1, 2, 4)) == ("\x1b[4B\b\b", "\b\b", "\x1b[3;5H")
 
 
 def test_spans_of_one_style_are_drawn_at_once_and_bold_ends_without_naming_the_colors_again() -> None:
