@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from gputop.core.metrics import CGROUP_METRICS
@@ -58,6 +58,11 @@ def cgroup_sample(name: str = "slurm 48213", **values: float | None) -> CgroupSa
                                else Reading(v, CGROUP_METRICS[m].unit, "cgroup") for m, v in values.items()})
 
 
+@lru_cache(maxsize=1024)  # some hundred sessions begin with the same
+def still_node(tick: int, gpus: int, fine: bool) -> NodeSample:
+    return node_sample(tick, gpus, fine=fine)
+
+
 def node_sample(tick: int, gpus: int = 8, *, fine: bool = True, change: Change | None = None) -> NodeSample:
     gpus_now = [gpu_sample(i, tick, fine=fine) for i in range(gpus)]
     if change is not None:
@@ -101,7 +106,8 @@ class StillSession(Session):
                  change: Change | None = None, judged: int = 12) -> None:
         """``judged``: of how many samples the live rules judge each; of all 300 that took most of a test's time."""
         self.tick = max(0, ticks - judged)
-        self._make = lambda tick: node_sample(tick, gpus, fine=fine, change=change)
+        self._make = lambda tick: (still_node(tick, gpus, fine) if change is None
+                                   else node_sample(tick, gpus, fine=fine, change=change))
         options = Options(logdir=logdir) if logdir else Options()
         super().__init__(StillSource(), options, clock=lambda: START_S + self.tick)
         self.sample_feed.on_backfill([self._make(tick) for tick in range(self.tick)])

@@ -201,19 +201,24 @@ def test_a_terminal_without_unicode_still_gets_the_report() -> None:
     assert done.returncode == 0 and "input_bound" in done.stdout
 
 
-def test_output_names_decide_the_format_and_no_folder_is_made(tmp_path: Path) -> None:
-    common = ("snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1", "-o")
-    assert gputop(*common, str(tmp_path / "a.json")).returncode == 0
+def test_output_names_decide_the_format_and_no_folder_is_made(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def snapshot(name: str, *more: str) -> tuple[int, str]:
+        status = main(["snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1",
+                       "-o", str(tmp_path / name), *more])
+        return status, capsys.readouterr().err
+
+    assert snapshot("a.json")[0] == 0
     assert json.loads((tmp_path / "a.json").read_text())["schema"] == "gputop.snapshot/1"
-    assert gputop(*common, str(tmp_path / "a.svg")).returncode == 0
+    assert snapshot("a.svg")[0] == 0
     assert "SIMULATED" in (tmp_path / "a.svg").read_text().split("<rect")[0]
-    done = gputop(*common, str(tmp_path / "a.json"), "--format", "html")
-    assert "in place of what was there" in done.stderr and (tmp_path / "a.json").read_text().startswith("<!DOCTYPE")
-    done = gputop(*common, str(tmp_path / "a.png"))
-    assert done.returncode == 2 and ".svg" in done.stderr and not (tmp_path / "a.png").exists()
-    assert gputop(*common, str(tmp_path / "a.log")).returncode == 0, "text, whatever the name"
-    done = gputop(*common, str(tmp_path / "none" / "a.json"))
-    assert done.returncode == 1 and "cannot write" in done.stderr and not (tmp_path / "none").exists()
+    _, said = snapshot("a.json", "--format", "html")
+    assert "in place of what was there" in said and (tmp_path / "a.json").read_text().startswith("<!DOCTYPE")
+    status, said = snapshot("a.png")
+    assert status == 2 and ".svg" in said and not (tmp_path / "a.png").exists()
+    assert snapshot("a.log")[0] == 0, "text, whatever the name"
+    status, said = snapshot("none/a.json")
+    assert status == 1 and "cannot write" in said and not (tmp_path / "none").exists()
 
 
 def test_a_server_asked_for_that_is_not_there_is_said(unused_port: int) -> None:
