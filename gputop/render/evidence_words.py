@@ -10,6 +10,13 @@ from gputop.text.units import figure
 # By the name in documents, without what it is per or of ("_per_step", "_of_window"). Live rules make further names of
 # metrics, which are words already.
 LABELS = {
+    "activity_ratio": "its activity",
+    "after_ratio": "activity since then",
+    "before_ratio": "activity before",
+    "gpu_hours_lost": "GPU hours lost",
+    "lasts_s": "lasts for",
+    "median_ratio": "activity in its job (median)",
+    "memory_used_ratio": "memory used, of all",
     "aligned_bytes": "alignment of the operands (16 B is wanted)",
     "allreduce_exposed_s": "AllReduces that nothing hides",
     "allreduces": "AllReduces",

@@ -26,8 +26,8 @@ from tests.fakes import cgroup_sample
 
 FOLDER = Path(__file__).parent / "words"
 JOBS = {
-    "rich": Job("step", 0.1, "tensorflow", "Keras 3", (0, 1)),
-    "poor": Job("window", 10.0, "pytorch", "PyTorch", (0,)),
+    "rich": Job("step", 0.1, "tensorflow", "Keras 3", (0, 1), strategy="mirrored"),
+    "poor": Job("window", 10.0, "pytorch", "PyTorch", (0,), strategy="ddp"),
 }
 SCENE = Scene().sample(0.0)
 # Fields whose values are words that the sentences choose by.

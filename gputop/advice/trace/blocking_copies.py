@@ -12,6 +12,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.copies import FETCH, fetch_fix, fetching_ops
 from gputop.advice.trace.facts import TraceFacts, exposed_ns
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.snippets import is_keras
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.host_waits import HostWaits, before_steps, cost_of_waits, host_waits
 from gputop.analysis.host.host_causes import late_by_cause
@@ -23,9 +24,10 @@ from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, uni
 from gputop.trace.model import Kind, MemoryKind
 
 _PIN = {
-    "tensorflow": "ds = ds.prefetch(tf.data.AUTOTUNE)  # pass the dataset to model.fit instead of NumPy arrays:\n"
-                  "# tf.data hands batches over in pinned buffers; one GPU: also ds.apply(\n"
-                  "#     tf.data.experimental.prefetch_to_device('/GPU:0')) as its last stage",
+    "keras": "model.fit(ds.prefetch(tf.data.AUTOTUNE))  # a dataset instead of NumPy arrays: its batches are in "
+             "pinned buffers",
+    "tensorflow": "ds = ds.prefetch(tf.data.AUTOTUNE)  # its batches are in pinned buffers; with one GPU also\n"
+                  "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # as its last stage",
     "jax": "batch = jax.device_put(next(batches), sharding)  # for the next step, right after launching this one",
     "pytorch": "DataLoader(..., pin_memory=True)\nx = x.to(device, non_blocking=True)",
 }
@@ -115,13 +117,13 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
     if v.pinned_bytes_per_s is not None:
         evidence["pinned_bytes_per_s"] = v.pinned_bytes_per_s
         why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
-    fetch, fetch_snippet = fetch_fix(v.fetching, job.framework)
+    fetch, fetch_snippet = fetch_fix(v.fetching, job)
     return Explanation(
         title=f"Copies with pageable memory take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=fetch if down else (
             "Feed from pinned memory (tf.data's own buffers, a pinned DataLoader) and copy the next batch while this "
             "one computes."),
-        snippet=fetch_snippet if down else _PIN.get(job.framework),
+        snippet=fetch_snippet if down else _PIN.get("keras" if is_keras(job) else job.framework),
         gain="at most: pinned copies run at the link's rate and beside compute",
         source=source("copies_pageable.share", "copies_pageable.bytes"),
     )

@@ -22,19 +22,23 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, ranges, seconds
 from gputop.trace.model import I64, Kind
 
+# By tf.distribute's strategy, and by framework. Arguments are of the object that the job has already.
 _OVERLAP = {
-    "tensorflow": "strategy = tf.distribute.MirroredStrategy(\n"
-                  "    cross_device_ops=tf.distribute.NcclAllReduce(num_packs=4))  # a pack goes out while others "
-                  "are computed",
+    "mirrored": "cross_device_ops=tf.distribute.NcclAllReduce(num_packs=4)  # to MirroredStrategy: a pack goes out "
+                "while others are computed",
+    "multi_worker": "communication_options=tf.distribute.experimental.CommunicationOptions(\n"
+                    "    bytes_per_pack=50 * 2**20)  # to MultiWorkerMirroredStrategy: a pack goes out while others "
+                    "are computed",
     "jax": "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true",
-    "pytorch": "model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # reduces during the backward "
-               "pass",
+    "ddp": "gradient_as_bucket_view=True  # to DistributedDataParallel, which reduces during the backward pass",
 }
 _MERGE = {
-    "tensorflow": "strategy = tf.distribute.MirroredStrategy(\n"
-                  "    cross_device_ops=tf.distribute.NcclAllReduce(num_packs=1))  # one AllReduce for all gradients",
+    "mirrored": "cross_device_ops=tf.distribute.NcclAllReduce(num_packs=1)  # to MirroredStrategy: one AllReduce for "
+                "all gradients",
+    "multi_worker": "communication_options=tf.distribute.experimental.CommunicationOptions(\n"
+                    "    bytes_per_pack=100 * 2**20)  # to MultiWorkerMirroredStrategy",
     "jax": "XLA_FLAGS=--xla_gpu_all_reduce_combine_threshold_bytes=134217728",
-    "pytorch": "model = DistributedDataParallel(model, bucket_cap_mb=100)",
+    "ddp": "bucket_cap_mb=100  # to DistributedDataParallel",
 }
 _DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
 _NUMA = ("numactl --cpunodebind=0 --membind=0 python train.py  # per process: the node `nvidia-smi topo -m` "
@@ -154,7 +158,7 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
                "gradients in a few packs while the backward pass is still running." if alone else
                "Reduce gradients in a few packs while the backward pass is still running, or communicate less often by "
                "accumulating gradients.",
-        snippet=_OVERLAP.get(job.framework),
+        snippet=_OVERLAP.get(job.strategy or job.framework),
         gain="at most: this rank's exposed collectives, as far as there is compute to hide them behind; overlap saves "
              "nothing of what is waiting" if alone else
              "at most: the exposed transfer, as far as there is compute to hide it behind",
@@ -300,7 +304,7 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
             f"time{'' if v.needed == 1 else 's'}.",
         evidence=evidence,
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
-        snippet=_MERGE.get(job.framework),
+        snippet=_MERGE.get(job.strategy or job.framework),
         gain="assumes that each AllReduce less saves the time of the shortest ones, as far as it is exposed",
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )

@@ -12,6 +12,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, removed_host_time
 from gputop.advice.trace.fusion import FUSED, by_stream, kernels_in_steps, time_in_rows
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.snippets import xla_on_step
 from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
@@ -196,13 +197,6 @@ def judge_xla_off(facts: TraceFacts) -> XlaOff | None:
 
 def describe_xla_off(v: XlaOff, job: Job) -> Explanation:
     chained = v.chained_s / job.period_s
-    if len(v.gpus) > 1:
-        snippet = "# compiles clusters, leaves the collectives out\nTF_XLA_FLAGS=--tf_xla_auto_jit=2 python train.py"
-    elif job.loop in (KERAS2, KERAS3):
-        snippet = "model.compile(optimizer, loss, jit_compile=True)"
-    else:
-        snippet = ("@tf.function(jit_compile=True)  # shapes must stay the same\n"
-                   "def train_step(x, y): ...")
     return Explanation(
         title=f"XLA is off and could fuse kernels: up to {percent(v.share)} of the {job.basis}",
         why=f"No function is compiled by XLA, and {percent(chained)} of the {job.basis} goes into {v.chains:.0f} rows "
@@ -211,7 +205,7 @@ def describe_xla_off(v: XlaOff, job: Job) -> Explanation:
         evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains,
                   "share_ratio": v.share},
         action="Try XLA on the step: compile it and compare the step time after the first, slow step.",
-        snippet=snippet,
+        snippet=xla_on_step(job),
         gain="at most, not sure: fused, a row reads two tensors and writes one; now each kernel does both",
         source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off",
     )

@@ -12,6 +12,7 @@ from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, exposed_ns
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.snippets import is_keras, xla_on_step
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import GpuUse
@@ -38,20 +39,22 @@ _D2H = "Read results back less often: keep losses and metrics on the GPU and fet
 _SUMMARIES = "Write summaries and histograms every few hundred steps: each one fetches its tensors from the GPU."
 _PLACED = ("Keep these ops on the GPU, or take their results from it once in many steps: what runs on the host fetches "
            "its inputs from the GPU.")
-# What the op is that most of the copies to the host are for, and the cure.
+_KERAS_FETCH = "model.compile(optimizer, loss, steps_per_execution=16)  # logs come back every 16 steps"
+_PLACEMENT = "tf.debugging.set_log_device_placement(True)  # before the model is built: says where each op runs"
+# What the op is that most of the copies to the host are for, and the cure: in Keras, and in a loop of one's own.
 _FETCHING = (
     (re.compile(r"summary|histogram", re.IGNORECASE), _SUMMARIES,
-     "keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)"),
+     "keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)",
+     "with tf.summary.record_if(lambda: step % 500 == 0):\n    ..."),
     (re.compile(r"py_?func|numpy_func|print|string|regex|unique|lookup|assert", re.IGNORECASE), _PLACED,
-     "tf.debugging.set_log_device_placement(True)  # before the model is built: says where each op runs"),
+     _PLACEMENT, _PLACEMENT),
 )
 _D2D = "Avoid copies within the GPU: fix layouts and concatenations at their origin, or let XLA fuse them away."
 _KINDS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D}
-_SNIPPETS = {
-    "h2d": "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # last; one GPU\n"
-           "x = keras.layers.Rescaling(1 / 255)(inputs)  # inputs arrive as uint8, converted on the GPU",
-    "d2h": "model.compile(optimizer, loss, steps_per_execution=16)  # logs come back every 16 steps",
-    "d2d": "model.compile(optimizer, loss, jit_compile=True)",
+_AHEAD = "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # last; one GPU\n"
+_ON_GPU = {
+    True: "x = keras.layers.Rescaling(1 / 255)(inputs)  # inputs arrive as uint8, converted on the GPU",
+    False: "x = tf.cast(x, tf.float32) / 255  # in the step: inputs arrive as uint8, converted on the GPU",
 }
 
 
@@ -102,12 +105,18 @@ def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:
     return tuple(row.op for row in (table.by_op if table is not None else None) or () if row.direction == "d2h")[:3]
 
 
-def fetch_fix(ops: Sequence[str], framework: str) -> tuple[str, str | None]:
+def fetch_fix(ops: Sequence[str], job: Job) -> tuple[str, str | None]:
     """What to do about copies to the host that these ops ask for, and the code."""
-    for pattern, action, snippet in _FETCHING:
+    for pattern, action, in_keras, own_loop in _FETCHING:
         if ops and pattern.search(ops[0]):
-            return action, snippet if framework == "tensorflow" else None
-    return _D2H, _SNIPPETS["d2h"] if framework == "tensorflow" else FETCH.get(framework)
+            return action, None if job.framework != "tensorflow" else in_keras if is_keras(job) else own_loop
+    return _D2H, _KERAS_FETCH if is_keras(job) else FETCH.get(job.framework)
+
+
+def _snippet(way: str, job: Job) -> str | None:
+    if job.framework != "tensorflow":
+        return None
+    return xla_on_step(job) if way == "d2d" else ("" if len(job.gpus) > 1 else _AHEAD) + _ON_GPU[is_keras(job)]
 
 
 def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
@@ -118,9 +127,9 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     evidence.update(v.rates)
     if v.pageable is not None and not within:
         evidence["pageable_ratio"] = v.pageable
-    fetch, fetch_snippet = fetch_fix(v.fetching, job.framework)
+    fetch, fetch_snippet = fetch_fix(v.fetching, job)
     action, pinned = {"h2d": _H2D, "d2h": fetch, "d2d": _D2D}[v.worst], ""
-    snippet = fetch_snippet if v.worst == "d2h" else _SNIPPETS[v.worst] if job.framework == "tensorflow" else None
+    snippet = fetch_snippet if v.worst == "d2h" else _snippet(v.worst, job)
     if v.worst == "h2d" and v.pageable is not None:
         if v.pageable >= limit("copies_excessive.pageable"):
             action = _PAGEABLE

@@ -16,6 +16,7 @@ from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.snippets import xla_on_step
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.membership import in_steps
@@ -132,15 +133,14 @@ _BETWEEN = 8  # kernels: scale, mask and cast, two reductions and TensorFlow's s
 _BATCHED = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "XlaEinsum")
 _PLAIN_PRODUCTS = ("MatMul", "_FusedMatMul", "SparseMatMul")
 _ATTENTION = {
-    # Keras 3.15 raises for flash_attention=True with TensorFlow as its backend.
-    "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # XLA makes scale, mask and softmax one kernel\n"
-                  "# Keras 3 has fused attention with KERAS_BACKEND=jax: keras.config.enable_flash_attention(), 16-bit "
-                  "types",
     "jax": "jax.nn.dot_product_attention(q, k, v, mask=mask, implementation='cudnn')  # FP16 or BF16\n"
            "# Keras 3: keras.config.enable_flash_attention(), no dropout in MultiHeadAttention",
     "pytorch": "torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)\n"
                "# Hugging Face: from_pretrained(name, attn_implementation='sdpa'), not 'eager'",
 }
+# Keras 3.15 raises for flash_attention=True with TensorFlow as its backend.
+_KERAS_ON_JAX = ("\n# XLA makes scale, mask and softmax one kernel; Keras 3 has fused attention with\n"
+                 "# KERAS_BACKEND=jax: keras.config.enable_flash_attention(), 16-bit types")
 _NO_FLASH_KERNEL = (
     "scaled_dot_product_attention runs here as separate kernels. Give it what its fused kernels take: FP16 or BF16, a "
     "head size of at most 256 and a mask without gradient.")
@@ -233,7 +233,8 @@ def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
         evidence={"between_products_s": v.between_s, "softmax_s": v.softmax_s, "share_ratio": part,
                   "attentions_count": v.count},
         action=_NO_FLASH_KERNEL if v.fallback else action,
-        snippet=None if v.fallback else _ATTENTION.get(job.framework),
+        snippet=None if v.fallback else xla_on_step(job) + _KERAS_ON_JAX if job.framework == "tensorflow" else (
+            _ATTENTION.get(job.framework)),
         gain="at most: these kernels, as far as launches do not hold the GPU up; what the fused kernel computes "
              "takes its time, what the products no longer write and read comes on top",
         source=source("attention_unfused.share", "attention_unfused.count"),
@@ -342,10 +343,8 @@ def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation
 # -- optimizer_unfused ------------------------------------------------------------------------------
 
 _APPLY_OP = r":Resource(?:Sparse)?Apply\w+$"
-_FUSED_OPTIMIZER = {
-    "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # XLA updates all variables in few kernels",
-    "pytorch": "optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)  # or foreach=True; SGD and Adam too",
-}
+_FUSED_OPTIMIZER = (
+    "optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)  # or foreach=True; SGD and Adam too")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,7 +399,8 @@ def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:
         evidence={"kernels_per_step": v.count, "optimizer_kernels_s": v.kernels_s, "pauses_s": v.pauses_s,
                   "share_ratio": v.share},
         action="Update all variables in a few kernels: a fused optimizer, or one that a compiler fuses.",
-        snippet=_FUSED_OPTIMIZER.get(job.framework),
+        snippet=xla_on_step(job) if job.framework == "tensorflow" else (
+            _FUSED_OPTIMIZER if job.framework == "pytorch" else None),
         gain="at most: the pauses, and the kernels too short to do much more than begin",
         source=source("optimizer_unfused.share", "optimizer_unfused.count", "optimizer_unfused.kernel_s"),
     )

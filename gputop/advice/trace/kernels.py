@@ -12,6 +12,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.launch import launch_pace_s
+from gputop.advice.trace.snippets import xla_on_step
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
@@ -23,7 +24,6 @@ from gputop.trace.model import Kind
 _PAUSE_NS = 40_000
 _SCAN = "state, outputs = jax.lax.scan(layer, state, stacked_params)  # layers or time steps alike, in place of a loop"
 _FUSE = {
-    "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # custom loop: @tf.function(jit_compile=True)",
     "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # one jit around the whole step; lax.scan over time "
            "steps",
     "pytorch": 'model = torch.compile(model, mode="reduce-overhead")  # fuses kernels, replays them as a CUDA graph',
@@ -105,7 +105,8 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
         evidence=evidence,
         action="Do the same work in fewer, larger kernels: fuse them with XLA, batch small ops together, use fused "
                "layers and optimizers, and raise the batch size if memory allows.",
-        snippet=_SCAN if job.jitted else _FUSE.get(job.framework),
+        snippet=_SCAN if job.jitted else (
+            xla_on_step(job) if job.framework == "tensorflow" else _FUSE.get(job.framework)),
         gain="at most: all pauses between kernels, if the same work were done in a few large ones",
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels below 10 µs",
     )

@@ -10,6 +10,7 @@ import numpy as np
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.snippets import xla_on_step
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.gpu.host_waits import host_waits
 from gputop.analysis.host.launch_threads import by_line
@@ -18,9 +19,6 @@ from gputop.text.units import percent, seconds
 from gputop.trace.model import Kind
 
 _SNIPPETS = {
-    "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # custom loop: @tf.function(jit_compile=True)",
-    # Keras does not compile whole steps under tf.distribute; clusters leave the collectives out.
-    "tensorflow, several GPUs": "TF_XLA_FLAGS=--tf_xla_auto_jit=2 python train.py",
     "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # the whole step, update included",
     "jax, jitted": "state, losses = jax.lax.scan(train_step, state, batches)  # several steps in one call, inside jit",
     "pytorch": 'model = torch.compile(model, mode="reduce-overhead")  # fuses kernels, replays them as a CUDA graph',
@@ -84,7 +82,7 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         why += f" Half of the kernels run for less than {seconds(v.kernel_median_s)}, while "
         why += (f"the host launches one every {seconds(v.pace_s)}."
                 if v.pace_s is not None and v.pace_s > v.kernel_median_s else "launching one takes 20-40 µs.")
-    kind = ", several GPUs" if len(v.gpus) > 1 else ""
+    kind = ""
     if v.waits and f"{job.framework}, with waits" in _SNIPPETS:
         kind = ", with waits"
     action = ("Launch fewer, larger kernels: compile the step so that kernels are fused; then raise the batch size "
@@ -96,7 +94,8 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     return Explanation(
         title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=action,
-        snippet=_SNIPPETS.get(job.framework + kind, _SNIPPETS.get(job.framework)),
+        snippet=xla_on_step(job) if job.framework == "tensorflow" else _SNIPPETS.get(
+            job.framework + kind, _SNIPPETS.get(job.framework)),
         gain="at most: all gaps between launches, if kernels were always queued ahead",
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle by fault of the host",
     )

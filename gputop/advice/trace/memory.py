@@ -8,14 +8,14 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.inputs import gpu_allocators
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.training_loop import KERAS3
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.core.findings import Severity
 from gputop.text.units import bytes_, percent
 
 _ROOM = {
-    "tensorflow": "optimizer = keras.optimizers.Adam(gradient_accumulation_steps=4)  # Keras 3, with a batch a "
-                  "quarter the size\n"
-                  "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py  # against fragmentation",
+    KERAS3: "optimizer = keras.optimizers.Adam(gradient_accumulation_steps=4)  # with a batch a quarter the size",
+    "tensorflow": "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py  # against fragmentation",
     "jax": "block = jax.checkpoint(block)  # recomputes activations in the backward pass",
     "pytorch": "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
 }
@@ -73,7 +73,7 @@ def describe_memory_pressure(v: MemoryPressure, job: Job) -> Explanation:
         action="Make room before it fails: a smaller batch with gradient accumulation, mixed precision, or "
                "recomputation of activations"
                + ("; TensorFlow's asynchronous allocator fragments less." if fragments_less else "."),
-        snippet=_ROOM.get(job.framework),
+        snippet=_ROOM.get(job.loop, _ROOM.get(job.framework)),
         gain="no time: it keeps the job from running out of memory",
         source=source("trace_memory.warn", "trace_memory.critical"),
     )

@@ -12,6 +12,7 @@ from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.snippets import is_keras
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.layers.culprits import Events
@@ -24,23 +25,27 @@ _GPU0 = (
     "(a global batch divisible by the number of GPUs)."
 )
 _OTHER = "Give every replica the same share of the work: equal batches, and equally long sequences or graphs in them."
-_EVEN_BATCHES = (
-    "strategy = tf.distribute.MirroredStrategy()\n"
-    "with strategy.scope():  # model, optimizer and metrics\n"
-    "    model = build_model()\n"
-    "ds = ds.batch(per_gpu_batch * strategy.num_replicas_in_sync, drop_remainder=True)"
-)
-_PARALLEL = (
-    "strategy = tf.distribute.MirroredStrategy()  # every GPU has the whole model and its part of the batch\n"
-    "with strategy.scope():\n"
-    "    model = build_model()"
-)
-_THREADS = (
-    "strategy = tf.distribute.MirroredStrategy()  # one thread per replica inside a tf.function\n"
-    "@tf.function\n"
-    "def train_step(batch):\n"
-    "    strategy.run(replica_step, args=(batch,))  # not a Python loop over tf.device('/GPU:i')"
-)
+_WHOLE_BATCH = "ds = ds.batch(per_gpu_batch * strategy.num_replicas_in_sync, drop_remainder=True)"
+_REPLICA_STEP = ("@tf.function\n"
+                 "def train_step(batch):\n"
+                 "    strategy.run(replica_step, args=(batch,)){}")
+_EVEN_BATCHES = {
+    "keras": "with strategy.scope():  # the one that the job has; metrics and further models, too\n"
+             f"    model.compile(optimizer, loss, metrics=metrics)\n{_WHOLE_BATCH}",
+    "tensorflow": f"{_REPLICA_STEP.format('  # metrics and further models inside, too')}\n"
+                  f"{_WHOLE_BATCH}\nds = strategy.experimental_distribute_dataset(ds)",
+    "jax": "batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec('data')))  # equal parts\n"
+           "# metrics inside the jitted step, not on the first device",
+    "pytorch": "sampler = DistributedSampler(dataset, drop_last=True)  # an equal share for each rank",
+}
+_STRATEGY = "strategy = tf.distribute.MirroredStrategy()  # every GPU has the whole model and its part of the batch\n"
+
+
+def _even_batches(job: Job) -> str | None:
+    if job.framework == "tensorflow" and not job.strategy:
+        return (f"{_STRATEGY}with strategy.scope():  # model, optimizer and metrics\n"
+                f"    model = build_model()\n{_WHOLE_BATCH}")
+    return _EVEN_BATCHES.get("keras" if is_keras(job) else job.framework)
 
 
 # -- replica_imbalance, gpu0_oversubscribed ---------------------------------------------------------
@@ -104,7 +109,7 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
         evidence={"compute_s": v.compute_s, "others_compute_s": v.others_compute_s, "ratio": ratio,
                   "kernels_count_ratio": v.kernels_ratio, "share_ratio": v.share, f"{job.basis}_s": job.period_s},
         action=_GPU0 if v.heavy == 0 else _OTHER,
-        snippet=_EVEN_BATCHES if job.framework == "tensorflow" else None,
+        snippet=_even_batches(job),
         gain="at most: if it had as little to do as the others, and the step follows its slowest GPU" if v.own_work
         else "if the same work were spread evenly and the step follows its slowest GPU",
         source=source("replica_imbalance.ratio", "replica_imbalance.share"),
@@ -160,7 +165,8 @@ def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
                   "any_active_ratio": v.any_active, "share_ratio": v.share, "most_work_s": v.most_work_s},
         action="Give every GPU the whole model and a part of each batch; where the model does not fit one GPU, "
                "pipeline micro-batches through its parts.",
-        snippet=_PARALLEL if job.framework == "tensorflow" else None,
+        snippet=f"{_STRATEGY}with strategy.scope():\n    model = build_model()"
+        if job.framework == "tensorflow" and not job.strategy else None,
         gain="if the same work ran side by side and the step followed the GPU with most of it",
         source=source("serial_gpus.overlap", "serial_gpus.share"),
     )
@@ -239,7 +245,9 @@ def describe_staggered_launch(v: StaggeredLaunch, job: Job) -> Explanation:
     return Explanation(
         title=f"GPU {v.last} begins its step {v.late_s * 1e3:.3g} ms after GPU {v.first}", why=why, evidence=evidence,
         action="Launch to all GPUs at once, from a thread or a process of each, instead of looping over them.",
-        snippet=_THREADS if job.framework == "tensorflow" else None,
+        snippet=("" if job.strategy else _STRATEGY) + _REPLICA_STEP.format(
+            "  # not a Python loop over tf.device('/GPU:i')")
+        if job.framework == "tensorflow" and not is_keras(job) else None,
         gain="if the last GPU began when the first one does, as far as it stands still",
         source=source("staggered_launch.share", "staggered_launch.turn", "staggered_launch.jump"),
     )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.diagnosis.diagnose import analyze_trace
+from gputop.advice.trace.job import Job
+from gputop.advice.trace.multi_gpu import describe_replica_imbalance
+from gputop.advice.trace.training_loop import CUSTOM, JAX, KERAS3, PYTORCH
+from gputop.diagnosis.diagnose import analyze_trace, examine
 from gputop.trace.model import Kind
 from tests.advice.trace.traces import (
     KERNEL,
@@ -113,3 +116,19 @@ def test_waiting_in_collectives_is_no_work():
         b.run(0, i * STEP + 9_100, 9_000, "ncclDevKernel_AllReduce", kind=Kind.COLLECTIVE, launch=i * STEP + 9_050)
         b.run(1, i * STEP + 18_000, 100, "ncclDevKernel_AllReduce", kind=Kind.COLLECTIVE, launch=i * STEP + 9_050)
     assert not findings(b).keys() & {"gpu0_oversubscribed", "replica_imbalance"}
+
+@pytest.mark.parametrize(("job", "there", "not_there"), [
+    (Job("step", 0.1, "tensorflow", KERAS3, (0, 1), strategy="mirrored"), "model.compile", "MirroredStrategy()"),
+    (Job("step", 0.1, "tensorflow", CUSTOM, (0, 1), strategy="mirrored"), "strategy.run", "MirroredStrategy()"),
+    (Job("step", 0.1, "tensorflow", CUSTOM, (0, 1)), "MirroredStrategy()", "strategy.run"),
+    (Job("step", 0.1, "pytorch", PYTORCH, (0, 1), strategy="ddp"), "DistributedSampler", "strategy"),
+    (Job("step", 0.1, "jax", JAX, (0, 1)), "NamedSharding", "strategy"),
+])
+def test_the_code_for_even_batches_fits_the_job(job, there, not_there):
+    code = describe_replica_imbalance(verdict(uneven(0, 2.0), "replica_imbalance"), job).snippet or ""
+    assert there in code and not_there not in code
+
+
+def test_a_job_whose_replicas_exchange_gradients_has_a_strategy():
+    assert Job.of(examine(reducing(200).build())).strategy == "mirrored"
+    assert Job.of(examine(healthy(2).build())).strategy == ""
