@@ -674,6 +674,16 @@ class Peak(Struct, frozen=True):
     source: str
 
 
+class RooflinePoint(Struct, frozen=True):
+    """An op, all executions of a step together. ``flops_per_byte``: by the bytes that it must move at least."""
+
+    name: str
+    dtype: str
+    time_s: float  # per step
+    flops_per_s: float
+    flops_per_byte: float
+
+
 class Limits(Struct, frozen=True):
     """From the mean step down to what its work takes at the GPU's limit; ``steps`` sum to ``step_s``.
 
@@ -693,6 +703,7 @@ class Limits(Struct, frozen=True):
     mfu: float | None = None
     hfu: float | None = None
     reason: str = ""
+    points: tuple[RooflinePoint, ...] = ()  # ops with FLOPs, those of most time first; where programs tell
 
 
 class StepRuns(Struct, frozen=True):

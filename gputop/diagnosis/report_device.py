@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gputop.analysis.results import Analysis, Concurrency, KernelRow, LaunchOrder, Limits, Replicas, StepSkew
+from gputop.render.roofline import picture
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
 from gputop.text.wrapping import wrap
@@ -202,11 +203,14 @@ def limits(a: Analysis, width: int) -> Iterator[str]:
     found = a.limits
     if found is None or not found.gpu:  # without a peak it would repeat the step's parts
         return
-    yield f"From the step of {seconds(found.step_s)} down to the limit of the {found.gpu}"
+    yield f"From the mean step down to the limit of the {found.gpu}"
     for step in found.steps:
         if step.time_s >= _WORTH_NAMING / 10 * found.step_s:
             yield f"  {limit_step(step.id)[0]:<22}{seconds(step.time_s):>10} {step.time_s / found.step_s:>6.1%}"
     yield from _labeled("MFU", mfu_text(found), width)
+    if found.points:
+        yield "Roofline"
+        yield from (f"  {line}"[:width] for line in picture(found, width - 4))
 
 
 def mfu_text(found: Limits) -> str:

@@ -11,6 +11,7 @@ from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Readin
 from gputop.diagnosis.report_device import mfu_text
 from gputop.export import pictures
 from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits, fault_texts, flags_of
+from gputop.render.roofline import svg
 from gputop.render.step_parts import COMPUTE_STEPS, PART_BY_ID, limit_step, path_kind
 from gputop.replay.snapshot import Snapshot
 from gputop.text.markup import esc, esc_lines, moment, titled
@@ -164,8 +165,11 @@ def _limits(found: Limits | None) -> str:
     rows = "".join(f'<li title="{esc(limit_step(step.id)[1])}">{esc(limit_step(step.id)[0])}'
                    f"<b>{esc(_share(step.time_s / found.step_s))}</b><em>{seconds(step.time_s)}</em></li>"
                    for step in found.steps if step.id in PART_BY_ID or step.id in COMPUTE_STEPS)
-    return (f"<h3>From the step of {seconds(found.step_s)} down to the limit of the {esc(found.gpu)}</h3>"
-            f'<ul class="legend">{rows}</ul><p>MFU {esc(mfu_text(found))}.</p>')
+    drawing = svg(found)
+    roofline = ("<h3>Roofline: FLOP per byte to the right, FLOP/s upward, both logarithmic; the more time an op takes "
+                f'the larger its circle</h3><div class="plate">{drawing}</div>') if drawing else ""
+    return (f"<h3>From the mean step down to the limit of the {esc(found.gpu)}</h3>"
+            f'<ul class="legend">{rows}</ul><p>MFU {esc(mfu_text(found))}.</p>{roofline}')
 
 
 NO_LAUNCHES = "the launches are not in the trace"

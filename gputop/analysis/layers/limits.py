@@ -14,12 +14,14 @@ from dataclasses import replace
 
 from gputop.analysis.layers.layers import LayerTimes, OpUse
 from gputop.analysis.layers.peaks import GpuPeak, best_type, peak_of
-from gputop.analysis.results import Breakdown, GpuUse, Limits, LimitStep, Peak
+from gputop.analysis.layers.scopes import scope_of
+from gputop.analysis.results import Breakdown, GpuUse, Limits, LimitStep, Peak, RooflinePoint
 from gputop.analysis.steps.model import Steps
 from gputop.trace.kernel_names import classify
 from gputop.trace.model import TraceGpu
 
 MIN_COVERAGE = 0.7  # of the compute time, below which there is no single figure
+_MAX_POINTS, _MAX_NAME = 60, 160
 _WAITING = ("input", "host", "launch", "idle")
 _EXPOSED = ("collectives", "h2d", "d2h")
 
@@ -84,6 +86,8 @@ def _of_ops(parts: Breakdown, known: list[LimitStep], peak: GpuPeak, times: Laye
     total = dict.fromkeys(("measured", "roofline", "ideal"), 0.0)
     model = hardware = model_flops = 0.0
     used: dict[str, float] = {}
+    work: dict[str, list[float]] = {}  # by op: seconds, FLOPs and bytes per step
+    types: dict[str, str] = {}
     best = peak.flops[best_type(peak)]
     for use in times.ops:
         typed = _typed(use, peak)
@@ -102,11 +106,20 @@ def _of_ops(parts: Breakdown, known: list[LimitStep], peak: GpuPeak, times: Laye
         if use.phase != "recomputation":
             model += at_used
             model_flops += per_step * sum(typed.values())
+        if typed and measured:
+            name = "/".join(scope_of(use.op.op_name, True).path) or use.op.op_name or use.kernel
+            types[name] = max(typed, key=lambda dtype: typed[dtype])
+            own = work.setdefault(name, [0.0, 0.0, 0.0])
+            for i, value in enumerate((measured, per_step * sum(typed.values()), per_step * use.op.bytes)):
+                own[i] += value
         for dtype in typed:
             used[dtype] = used.get(dtype, 0.0) + per_step * typed[dtype]
     coverage = total["measured"] / compute if compute else 0.0
     enough = coverage >= MIN_COVERAGE
+    points = sorted((RooflinePoint(name[:_MAX_NAME], types[name], time, flops / time, flops / moved)
+                     for name, (time, flops, moved) in work.items() if moved), key=lambda p: (-p.time_s, p.name))
     return Limits(
+        points=tuple(points[:_MAX_POINTS]),
         step_s=parts.total, gpu=peak.name, bytes_per_s=peak.bytes_per_s, flops=model_flops, flops_source="programs",
         steps=(*known, LimitStep("unknown", max(compute - total["measured"], 0.0)),
                LimitStep("kernels", total["measured"] - total["roofline"]),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gputop.render.roofline import picture
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seconds
 
@@ -48,6 +49,7 @@ class Table:
     empty: str
     note: str = ""
     parents: tuple[int | None, ...] = ()
+    picture: tuple[str, ...] = ()  # lines, below a whole row
 
     def unfolded(self, open_rows: Collection[int]) -> list[int]:
         """The rows of a tree of which all rows above are open, in their order."""
@@ -277,7 +279,8 @@ def _limit(found: Analysis) -> Table:
                  for step in limits.steps)
     on = f" of the {printable(limits.gpu)}" if limits.gpu else ""
     mfu = "no MFU: " + printable(limits.reason) if limits.mfu is None else f"MFU {percent(limits.mfu)}"
-    return Table("Limit", columns, rows, "", f"From the step of {seconds(limits.step_s)} down to the limit{on}; {mfu}")
+    return Table("Limit", columns, rows, "", f"From the mean step down to the limit{on}; {mfu}",
+                 picture=tuple(picture(limits)))
 
 
 def _critical_path(found: Analysis) -> Table:

@@ -190,6 +190,8 @@ class TablesScreen(Screen[None]):
         for column, value in zip(self.table.columns, row, strict=True):
             out.append(f"{column.title:<16}", DIM)
             out.append(column.text(value) + "\n")
+        for line in self.table.picture:
+            out.append(f"\n{line}", PLAIN)
         self.app.push_screen(Popup(f"{self.table.name}, row {grid.cursor_row + 1}", out))
 
     def action_filter(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from xml.etree import ElementTree
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,9 +13,10 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.layers.layers import AFTER, NO_OP, NO_PROGRAM, NO_SCOPE, layer_times
 from gputop.analysis.layers.limits import limits
 from gputop.analysis.layers.peaks import peak_of
-from gputop.analysis.results import Breakdown, GpuUse, LayerRow, StepTimes
+from gputop.analysis.results import Breakdown, GpuUse, LayerRow, Peak, RooflinePoint, StepTimes
 from gputop.analysis.steps.model import Steps
 from gputop.diagnosis.diagnose import analyze
+from gputop.render.roofline import picture, svg
 from gputop.trace.model import HloOp, Kind, Trace, TraceGpu
 from tests.trace.build import Builder
 from tests.trace.shares import SHARED
@@ -147,3 +150,32 @@ def test_rows_of_real_traces_sum_to_the_step(file: str) -> None:
     for i, row in enumerate(found.layers.rows):
         below = [r for r in found.layers.rows if r.parent == i]
         assert sum(r.device_s for r in below) <= row.device_s + 1e-12
+
+
+def test_the_roofline_has_each_op_with_its_rate_below_its_roof() -> None:
+    trace = compiled()
+    found = limits(PARTS, layer_times(trace, timelines(trace), STEPS), trace.gpus, STEPS, [])
+    assert found is not None
+    point, = found.points  # the update has no FLOPs, the copy names nothing
+    assert (point.name, point.dtype) == ("Net/Dense_0/dot_general", "bf16")
+    assert point.flops_per_byte == pytest.approx(1e6)
+    assert point.flops_per_s * point.time_s == pytest.approx(1e9) and point.time_s == pytest.approx(62e-6, rel=0.05)
+    lines = picture(found, 60, 10)
+    assert all(line.isascii() and len(line) <= 60 for line in lines[:10])
+    rows = {mark: [i for i, line in enumerate(lines[:10]) if mark in line] for mark in "-/1"}
+    assert len(rows["-"]) == 1 and rows["1"][0] > rows["-"][0] and min(rows["/"]) >= rows["-"][0]
+    assert any("989.4 TFLOP/s in bf16" in line for line in lines)
+    assert any(line.startswith("1 Net/Dense_0") for line in lines)
+    drawn = ElementTree.fromstring(svg(found))
+    circle, = drawn.iter("{http://www.w3.org/2000/svg}circle")
+    roof, = drawn.iter("{http://www.w3.org/2000/svg}polyline")
+    heights = [float(pair.split(",")[1]) for pair in roof.attrib["points"].split()]
+    assert heights[1] == heights[2] < heights[0] and float(circle.attrib["cy"]) > heights[1]
+
+
+def test_without_points_the_roofline_says_why() -> None:
+    nothing = limits(PARTS, None, compiled().gpus, STEPS, [])
+    assert nothing is not None and "--flops-per-step" in picture(nothing)[0] and svg(nothing) == ""
+    hostile = msgspec.structs.replace(nothing, bytes_per_s=1e12, peaks=(Peak("bf16", 1e15, ""),), points=(
+        RooflinePoint("a\x1b[31m<b>", "bf16", 0.0, 1e30, 1e-30), RooflinePoint("b", "x", 1.0, 0.0, 0.0)))
+    assert all(line.isprintable() for line in picture(hostile)) and "<b>" not in svg(hostile)
