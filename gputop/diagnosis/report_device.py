@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gputop.analysis.results import Analysis, Concurrency, KernelRow, LaunchOrder, Limits, Replicas, StepSkew
-from gputop.render.roofline import picture
+from gputop.diagnosis.roofline import picture
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
 from gputop.text.wrapping import wrap

@@ -9,9 +9,9 @@ from gputop.analysis.results import Analysis, CriticalPath, GpuUse, Layers, Limi
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.diagnosis.report_device import mfu_text
+from gputop.diagnosis.roofline import svg
 from gputop.export import pictures
 from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits, fault_texts, flags_of
-from gputop.render.roofline import svg
 from gputop.render.step_parts import COMPUTE_STEPS, PART_BY_ID, limit_step, path_kind
 from gputop.replay.snapshot import Snapshot
 from gputop.text.markup import esc, esc_lines, moment, titled

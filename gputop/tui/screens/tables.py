@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gputop.render.roofline import picture
+from gputop.diagnosis.roofline import picture
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seconds
 

@@ -16,7 +16,7 @@ from gputop.analysis.layers.peaks import peak_of
 from gputop.analysis.results import Breakdown, GpuUse, LayerRow, Peak, RooflinePoint, StepTimes
 from gputop.analysis.steps.model import Steps
 from gputop.diagnosis.diagnose import analyze
-from gputop.render.roofline import picture, svg
+from gputop.diagnosis.roofline import picture, svg
 from gputop.trace.model import HloOp, Kind, Trace, TraceGpu
 from tests.trace.build import Builder
 from tests.trace.shares import SHARED

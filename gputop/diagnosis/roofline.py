@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from gputop.analysis.results import Limits, RooflinePoint
 from gputop.text.markup import esc
 from gputop.text.units import percent, printable, rate, seconds
-
-if TYPE_CHECKING:
-    from gputop.analysis.results import Limits, RooflinePoint
 
 _NAMED = 9  # points with a number of one digit
 _MARGIN = 2.0  # around what is shown, as a factor
