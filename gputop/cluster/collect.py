@@ -218,7 +218,8 @@ class Collector:
         own: dict[str, dict[str, float]] = {}
         for series in self._figures[key].values():
             own.setdefault(series.labels.get("kind", ""), {})[series.labels.get("figure", "")] = series.value
-        return any(f.get("lowest", 1.0) < f.get("median", 0.0) - self._limits.below for f in own.values())
+        # The median of a group with GPUs that are low is above its mean, by how much is not known here.
+        return any(f.get("lowest", 1.0) < f.get("activity", 0.0) - self._limits.below / 2 for f in own.values())
 
     # -- the past -----------------------------------------------------------------------------------
 
@@ -410,7 +411,7 @@ class Collector:
         figures = self._figures[key]
         own = {series.labels.get("figure", ""): series.value for series in figures.values()}
         apart = {s.labels["figure"]: s.value for s in self._outliers
-                 if self._key(s.labels) == key and s.labels.get("figure") in ("mad", "node_median")}
+                 if self._key(s.labels) == key and s.labels.get("figure") in ("median", "mad", "node_median")}
         low = [s for s in self._low_gpus() if self._key(s.labels) == key]
         slurm_job = next((job for job in self._slurm if key[1] in (job.number, job.id)), None)
         group = self._group(figures, self._kinds.get(key, ""))
@@ -423,7 +424,7 @@ class Collector:
             start_s=slurm_job.start_s if slurm_job is not None else None,
             number=slurm_job.number if slurm_job is not None else "",
             nodes=int(own["nodes"]) if "nodes" in own else None, node_names=tuple(node.name for node in nodes),
-            idle_gpus=_count(figures, "idle_gpus"), median=own.get("median") if group.kind != "mixed" else None,
+            idle_gpus=_count(figures, "idle_gpus"), median=apart.get("median") if group.kind != "mixed" else None,
             mad=apart.get("mad"), low_gpus=tuple(self._low_gpu(s, view) for s in low),
             node_median=apart.get("node_median"),
             low_nodes=tuple(Node(gpus=0, activity=s.value, name=node_of(s.labels), labels=s.labels)
@@ -445,7 +446,8 @@ class Collector:
             held |= set(keys)
             whole = all(nodes[key].gpus <= count for key, count in keys.items())
             mapped: Mapped = "node" if whole else "shared node"
-            own = [replace(nodes[key], history=self._history([key], "activity", view)) for key in sorted(keys)]
+            own = [replace(nodes[key], history=_since(self._history([key], "activity", view), job.start_s))
+                   for key in sorted(keys)]
             group = _together(own)
             low = [s for s in self._low_gpus() if self._key(s.labels) in keys] if whole else []
             medians = sorted(node.activity for node in own if node.activity is not None)
@@ -460,8 +462,9 @@ class Collector:
                 idle_gpus=sum(_count(self._figures[key], "idle_gpus") or 0 for key in keys) if whole else None,
                 median=middle if whole else None, low_gpus=tuple(self._low_gpu(s, view) for s in low),
                 node_median=middle if whole else None, low_nodes=below if whole else (),
-                history=self._history(sorted(keys), "activity", view),
-                idle_history=self._history(sorted(keys), "idle_gpus", view) if whole else None, each=each))
+                history=_since(self._history(sorted(keys), "activity", view), job.start_s),
+                idle_history=_since(self._history(sorted(keys), "idle_gpus", view), job.start_s) if whole else None,
+                each=each))
         return jobs
 
     def _node_rows(self) -> dict[Key, Node]:
@@ -554,6 +557,14 @@ class Collector:
 
     def _target_names(self, figure: str) -> list[str]:
         return sorted(node_of(s.labels) for s in self._outliers if s.labels.get("figure") == figure)
+
+
+def _since(history: History | None, start_s: float | None) -> History | None:
+    """Without what was before the job: then its nodes were others'."""
+    if history is None or start_s is None:
+        return history
+    return replace(history, values=tuple(None if history.time_s(i) - history.step_s < start_s else value
+                                         for i, value in enumerate(history.values)))
 
 
 def _some(names: Sequence[str], count: int) -> str:

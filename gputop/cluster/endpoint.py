@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from gputop.core.errors import EXIT_USAGE, GputopError
@@ -163,6 +164,7 @@ class Tunnel:
         self._endpoint = endpoint
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._errors: BinaryIO | None = None  # what ssh says; a pipe that nobody reads would stop it one day
 
     def path(self, *, may_ask: bool = False) -> str:
         """The socket, with a connection behind it: a new one where the last has ended.
@@ -174,8 +176,13 @@ class Tunnel:
         self.close()
         self._folder = tempfile.TemporaryDirectory(prefix="gputop-ssh-")  # of this user alone (0700)
         path = f"{self._folder.name}/socket"
-        self._process = subprocess.Popen(self._command(path, may_ask), stdin=subprocess.DEVNULL,
-                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self._errors = unnamed_file(Path(self._folder.name))
+        try:
+            self._process = subprocess.Popen(self._command(path, may_ask), stdin=subprocess.DEVNULL,
+                                             stdout=subprocess.DEVNULL, stderr=self._errors)
+        except OSError as error:
+            self.close()
+            raise self._failed(f"it cannot be started: {error.strerror or error}") from error
         deadline_s = time.monotonic() + (TUNNEL_ASKING_S if may_ask else TUNNEL_S)
         while time.monotonic() < deadline_s:
             if self._process.poll() is not None:
@@ -196,8 +203,9 @@ class Tunnel:
                 "-o", "ConnectTimeout=10", *port, "-L", f"{path}:{target}", "--", to.login]
 
     def _error_text(self) -> str:
-        assert self._process is not None and self._process.stderr is not None
-        reason = self._process.stderr.read(1 << 16).decode(errors="replace").strip().splitlines()
+        assert self._errors is not None
+        self._errors.seek(0)
+        reason = self._errors.read(1 << 16).decode(errors="replace").strip().splitlines()
         return printable(" ".join(reason[-3:]))[-_ERROR_CHARS:] or "it ended at once"
 
     def _failed(self, why: str) -> GputopError:
@@ -213,9 +221,10 @@ class Tunnel:
             if self._process.poll() is None:
                 self._process.kill()
                 self._process.wait()
-            if self._process.stderr is not None:
-                self._process.stderr.close()
             self._process = None
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

@@ -88,7 +88,7 @@ class Job(Group):
     nodes: int | None = None
     node_names: tuple[str, ...] = ()  # where they are known
     idle_gpus: int | None = None  # that have done nothing over the idle window and were there before it
-    median: float | None = None  # of the activity of its GPUs
+    median: float | None = None  # of the activity of its GPUs; only asked for where they differ
     mad: float | None = None  # median absolute deviation from it
     low_gpus: tuple[Gpu, ...] = ()  # the GPUs far below the median, the lowest first
     node_median: float | None = None  # of the means of its nodes

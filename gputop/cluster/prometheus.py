@@ -22,7 +22,7 @@ from gputop.text.units import printable
 if TYPE_CHECKING:
     from gputop.cluster.endpoint import Credentials, Endpoint, Tunnel
 
-TIMEOUT_S = 10.0  # of a query, from the connection to the last byte
+TIMEOUT_S = 20.0  # of a query, from the connection to the last byte
 MAX_BYTES = 4 << 20  # of an answer as it comes, compressed
 MAX_PLAIN_BYTES = 32 << 20
 MAX_SERIES = 50_000

@@ -169,7 +169,7 @@ class Queries:
         if idle is not None:
             still = self.activity(idle_window, matchers, "max", since=idle_window)
             arms["idle_gpus"] = f"count {by} ({still} < {idle:g})"
-            arms |= {"median": f"quantile {by} (0.5, {recent})", "lowest": f"min {by} ({recent})"}
+            arms["lowest"] = f"min {by} ({recent})"
         if idle is not None and self.by_job:
             each = [label for label in self._key if label not in self._jobs]
             arms["all_gpus"] = f"count(count by ({', '.join(each)}) ({now}))"
@@ -190,6 +190,7 @@ class Queries:
         for i, own in enumerate(matchers):
             recent = self.activity(RECENT, own)
             median = f"quantile by ({group}) (0.5, {recent})"
+            arms[f"median{i}"] = median
             arms[f"mad{i}"] = f"quantile by ({group}) (0.5, abs({recent} - on ({group}) group_left () {median}))"
             arms[f"low_gpu{i}"] = (f"bottomk by ({group}) ({_OUTLIERS}, {recent} < on ({group}) group_left () "
                                    f"({median} - {below:g}))")

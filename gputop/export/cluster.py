@@ -202,10 +202,18 @@ def to_text(report: Report, width: int) -> str:
         lines += wrap(finding.action, width, "  → ", "    ")
     if not report.findings and fleet.jobs:
         lines += ["", "Nothing found that wastes GPUs."]
-    for own_id, missing in ((a.id, a.missing) for a in report.abstained):
-        lines += wrap(f"{own_id} cannot be judged without {missing}", width, "· ")
+    for sentence in not_judged(report):
+        lines += wrap(sentence, width, "· ")
     lines += ["", f"{fleet.queries} queries, {fleet.bytes:,} bytes, {fleet.seconds:.2f} s"]
     return "\n".join(lines) + "\n"
+
+
+def not_judged(report: Report) -> list[str]:
+    """What could not be judged, a sentence for each cause."""
+    ids: dict[str, list[str]] = {}
+    for own in report.abstained:
+        ids.setdefault(own.missing, []).append(own.id)
+    return [f"{', '.join(own)} cannot be judged without {missing}" for missing, own in ids.items()]
 
 
 def _span(jobs: Sequence[Job]) -> str:

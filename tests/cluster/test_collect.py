@@ -89,6 +89,14 @@ def test_without_labels_jobs_are_slurms_nodes() -> None:
     assert fleet.gpus == 16 and fleet.free is None
 
 
+def test_before_its_start_the_nodes_were_others() -> None:
+    collecting = collector(by_node(), squeue(start_time=NOW - 600))
+    for _ in range(3):
+        fleet = collecting.refresh(View(span_s=3600, step_s=120))
+    (own,) = fleet.jobs
+    assert own.history is not None and [value is None for value in own.history.values].count(False) in (4, 5)
+
+
 def test_on_a_node_that_others_hold_gpus_of_too_the_figures_are_the_nodes() -> None:
     jobs = [json.loads(squeue(job_id=number, nodes="n1", gres_detail=[f"gpu:{count}"]))["jobs"][0]
             for number, count in ((1, 5), (2, 3))]

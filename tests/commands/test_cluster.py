@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import cluster_lab
 from gputop.cli import main
+from gputop.cluster import slurm
 from gputop.commands.cluster import wanted_job
 
 
@@ -23,7 +24,8 @@ def prometheus() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "COMMAND", ["no-such-squeue"])
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
 

@@ -27,13 +27,9 @@ class JobView:
         return None if self.job.start_s is None else self.now_s - self.job.start_s
 
     def past(self, history: History | None) -> list[tuple[float, float]]:
-        """(end of a slice in Unix time, its value), oldest first; of the time since the job's start where that is
-        known: the nodes were others' before."""
-        if history is None:
-            return []
-        start_s = self.job.start_s or 0.0
-        return [(history.time_s(i), value) for i, value in enumerate(history.values)
-                if value is not None and history.time_s(i) - history.step_s >= start_s]
+        """(end of a slice in Unix time, its value), oldest first."""
+        return [] if history is None else [(history.time_s(i), value) for i, value in enumerate(history.values)
+                                           if value is not None]
 
     def lasts_s(self, past: list[tuple[float, float]], holds: Callable[[float, float], bool]) -> tuple[float, bool]:
         """How long ``holds(time, value)`` has been true up to now; and whether its beginning was seen.

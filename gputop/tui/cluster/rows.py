@@ -18,6 +18,7 @@ from gputop.export.cluster import (
     gpu_cells,
     label,
     layout,
+    not_judged,
     remark,
     resampled,
     summary,
@@ -240,8 +241,7 @@ def problems(report: Report) -> list[StyledText]:
     out: list[StyledText] = []
     for problem in report.fleet.problems:
         out += [(printable(problem.message) + "\n", BAD), (printable(problem.fix) + "\n" * 2, PLAIN)]
-    for own in report.abstained:
-        out.append((f"{own.id} cannot be judged without {own.missing}\n", DIM))
+    out += [(sentence + "\n", DIM) for sentence in not_judged(report)]
     return out or [("Everything that was asked for has been answered.", PLAIN)]
 
 

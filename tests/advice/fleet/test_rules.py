@@ -42,7 +42,7 @@ def test_idle_without_a_history_is_a_quarter_of_an_hour_at_least() -> None:
 def test_a_young_job_on_nodes_that_were_idle_before_it_is_not_idle() -> None:
     young = {"idle_gpus": 32, "median": 0.0, "mapped": "node", "start_s": NOW - 300, "history": past((180, 0.0))}
     assert "held_idle" not in [f.id for f in found(job(**young))]
-    finding = only(job(**{**young, "start_s": NOW - 1800}))
+    finding = only(job(**{**young, "start_s": NOW - 1800, "history": past((150, None), (30, 0.0))}))
     assert finding.id == "held_idle" and NOW - finding.since_s == pytest.approx(1800, abs=180)
 
 
