@@ -35,7 +35,7 @@ def text_report(analysis: Analysis, width: int = 80, *, findings: bool = True, v
                     report_device.across_gpus, _collectives,
                     report_device.kernels, report_device.copies, report_host.pipelines, report_host.gaps,
                     report_host.ops, report_host.functions, report_host.launch_threads, _memory):
-        part = [line.rstrip() for line in section(analysis, max(width, 60))]
+        part = "\n".join(line.rstrip() for line in section(analysis, max(width, 60))).rstrip("\n").splitlines()
         if part:
             lines += ["", *part] if lines else part
     return "\n".join(lines) + "\n"

@@ -155,6 +155,7 @@ def _folded(lines: list[tuple[list[str], Binding]]) -> list[tuple[str, str]]:
     out: list[tuple[str, str]] = []
     before: tuple[list[str], Binding] | None = None
     for keys, binding in lines:
+        keys = sorted(keys, key=lambda key: len(key) if key != "esc" else 1)  # what is typed most easily first
         if before is not None and _function(before[1]) == _function(binding) != binding.action:
             both = [k for pair in zip_longest(before[0], keys) for k in pair if k]
             out[-1] = (" ".join(both[:_MAX_KEYS]), _both(before[1].tooltip, binding.tooltip))

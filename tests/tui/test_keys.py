@@ -119,6 +119,8 @@ async def monitor(stage: Stage, folder: Path) -> AsyncIterator[tuple[Any, Pilot[
     session = session_of(stage.session)
     session._listeners.clear()
     session.baseline = None
+    if session.captures:
+        session.open_capture(session.captures[-1])  # a test before may have opened another one
     started = Job(["sleep", "600"], os.environ, folder / "output.log") if stage.app is RunApp else None
     app = stage.app(session, started) if started is not None else stage.app(session)
     app.ends = False

@@ -16,6 +16,7 @@ from textual.widgets import DataTable
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.screens.captures import SavedCaptures
 from gputop.tui.screens.compare import CaptureList
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.process_screens import SignalList
@@ -45,7 +46,9 @@ LISTS: dict[type[Widget], List] = {
     SignalList: List(lambda s: s.index, lambda app: app.screen.query_one(SignalList).asked, lambda _: 4, ("tab", "K")),
     CaptureList: List(lambda c: c.index, on_screen(lambda s: (s._a, s._b)), lambda _: 0, ("B",),
                       on_screen(lambda s: s.query_one("#changes").scroll_target_y), (100, 20)),
-    IdleGapList: List(lambda b: b.at, screen, lambda _: 1, ("t", "b")),
+    SavedCaptures: List(lambda c: c.index, screen, lambda _: 1, ("J",)),
+    IdleGapList: List(lambda b: b.at, lambda app: len(app.screen.query_one(IdleGapList).entries), lambda _: 1,
+                      ("t", "b")),
     DataTable: List(lambda t: t.cursor_row, screen, lambda _: 2, ("T", "1"),
                     lambda app: app.screen.query_one(DataTable).scroll_target_y, (100, 12)),
 }
@@ -82,7 +85,7 @@ async def test_clicks_select_and_open_and_the_wheel_goes_on(kind: type[Widget], 
         seen = tried.wheels or (lambda _: tried.at(widget))
         here = seen(app)
         there, back = (events.MouseScrollDown, events.MouseScrollUp)
-        if tried.wheels is None and kind in (ProcessPanel, ActionsPanel):
+        if tried.wheels is None and kind in (ProcessPanel, ActionsPanel, SavedCaptures, IdleGapList):
             there, back = back, there  # it may be the last
         await wheel(pilot, widget, there)
         assert seen(app) != here
