@@ -40,7 +40,7 @@ def cpu_s() -> float:
 def measure(nodes: int) -> str:
     with running(nodes, 5 if nodes <= 200 else 30) as address:
         endpoint = parse_endpoint(address)
-        collector = Collector(Client(endpoint, Credentials()), asked_limits())
+        collector = Collector(Client(endpoint, Credentials(), timeout_s=120.0), asked_limits())
         view = View(open_jobs=("4001",), open_nodes=(("4001", "n004"),))
         first = []
         while not collector.settled:
@@ -50,7 +50,7 @@ def measure(nodes: int) -> str:
             later.append(collector.refresh(view))
             fleet_advice(later[-1])
         own_cpu_s = (cpu_s() - began_cpu_s) / 10
-        raw = Client(endpoint, Credentials())
+        raw = Client(endpoint, Credentials(), timeout_s=120.0)
         began_s = time.monotonic()
         for name in RAW:
             raw.instant(name)

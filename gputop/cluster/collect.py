@@ -151,15 +151,18 @@ class Collector:
         labels = {series.labels.get("figure") for series in self._client.instant(which_labels(found))}
         if "exported_pod" in labels:
             labels.discard("pod")  # then it is the exporter's own
-        self._queries = Queries(replace(found, job_labels=tuple(label for label in JOB_LABELS if label in labels)))
+        self._queries = Queries(replace(found, job_labels=tuple(label for label in JOB_LABELS if label in labels),
+                                        divided="divided" in labels))
         self._found_s = now_s
 
     def _ask_figures(self) -> None:
         assert self._queries is not None
         answer = self._client.instant(self._queries.figures(self._limits.idle, f"{self._limits.idle_s:g}s"))
-        self._figures, self._kinds = {}, {}
         if not answer:
             self._found_s = -1e9  # the exporters may have been exchanged for others
+            raise GputopError(f"{self._client.endpoint.url} has no figures of GPUs at this time",
+                              "See on its page of targets whether the exporters answer.")
+        self._figures, self._kinds = {}, {}
         for series in answer:
             key = self._key(series.labels)
             figure = series.labels.get("figure", "")
@@ -184,6 +187,7 @@ class Collector:
             "history": lambda: self._ask_history(view, now_s), "gpus": lambda: self._ask_gpus(view),
             "nodes": lambda: self._ask_nodes(view), "gpu_history": lambda: self._ask_gpu_history(view, now_s),
             "node_history": lambda: self._ask_node_history(view, now_s)}
+        known = len(problems)
         self._round += 1
         if left > 0:
             left -= self._tried(self._ask_outliers, problems)
@@ -194,7 +198,9 @@ class Collector:
                 self._asked[name] = self._round
                 left -= asked
             self._tried_once.add(name)
-        self.settled = self._tried_once >= set(asks) and all(key in self._past_of for key in self._history_keys(view))
+        failed = len(problems) > known
+        self.settled = failed or (self._tried_once >= set(asks)
+                                  and all(key in self._past_of for key in self._history_keys(view)))
 
     def _tried(self, ask: Callable[[], bool], problems: list[Problem]) -> int:
         """Whether something was asked; what goes wrong with one question does not end the others."""

@@ -49,6 +49,7 @@ class Found:
     names: Mapping[str, int]
     scrape_jobs: tuple[str, ...] = ()
     job_labels: tuple[str, ...] = ()
+    divided: bool = False  # gputop export tells of GPUs beside their MIG instances
 
     def schemas(self) -> tuple[Schema, ...]:
         """Those that are there, the one that knows jobs first: of a GPU with two, the first tells."""
@@ -75,7 +76,8 @@ def which_labels(found: Found) -> str:
     """How many series have which of the labels that name a job."""
     names = {name.name for s in found.schemas() for kind in ACTIVITY for name in found.spellings(s, kind)[:1]}
     one = sorted(names) + [s.jobs for s in found.schemas() if s.jobs in found.names]
-    return _joined({label: f'count({{__name__=~"{"|".join(one)}", {label}!=""}})' for label in JOB_LABELS})
+    arms = {label: f'count({{__name__=~"{"|".join(one)}", {label}!=""}})' for label in JOB_LABELS}
+    return _joined(arms | {"divided": f'count({{__name__=~"{"|".join(one)}", mig!=""}})'})
 
 
 def _joined(arms: Mapping[str, str]) -> str:
@@ -132,6 +134,12 @@ class Queries:
 
     def _one(self, schema: Schema, figure: str, matchers: str, window: str = "", over: str = "avg", *,
              still: bool = True, since: str = "", mig: bool = True) -> str:
+        if self.found.divided and schema.jobs and mig and "mig" not in matchers:
+            # A GPU beside its instances would be counted once more.
+            parts, whole = (self._one(schema, figure, ", ".join(filter(None, (matchers, own))), window, over,
+                                      still=still, since=since) for own in ('mig!=""', 'mig=""'))
+            names = "|".join(name.name for name in self.found.spellings(schema, figure))
+            return parts and f'({whole} unless on (instance, uuid) {{__name__=~"{names}", mig!=""}} or {parts})'
         arms = []
         for name in self.found.spellings(schema, figure):
             now = f"{name.name}{{{matchers}}}" if matchers else name.name

@@ -58,7 +58,6 @@ def test_a_refresh_has_at_most_four_queries_and_what_is_known_is_not_asked_again
         if own.settled:
             break
     assert own.settled
-    assert sum("query_range" in q or "_over_time(DCGM_FI_PROF_SM_ACTIVE{}" in q for q in client.queries) == 0
     before = len(client.queries)
     own.refresh(View())
     # The figures, what differs and the GPUs that do; the history of these minutes is known.
@@ -130,6 +129,24 @@ def test_before_the_first_answer_a_fault_is_an_error_and_after_it_the_rest_stays
     assert len(fleet.jobs) == 2 and ("401", "a token") in [(p.message, p.fix) for p in fleet.problems]
     client.fails = {'"mad0"': GputopError("refused")}
     assert any(p.message == "refused" for p in own.refresh(View()).problems)
+
+
+def test_what_is_refused_is_not_asked_for_again_at_once() -> None:
+    client = by_label()
+    client.fails["avg_over_time(DCGM_FI_PROF_SM_ACTIVE[120s])"] = GputopError("too many points")
+    own = collector(client)
+    own.refresh(View())
+    fleet = own.refresh(View())
+    assert own.settled and fleet.jobs[0].history is None
+
+
+def test_no_rows_are_not_no_gpus() -> None:
+    client = by_label()
+    own = collector(client)
+    own.refresh(View())
+    client.arms.clear()
+    fleet = own.refresh(View())
+    assert len(fleet.jobs) == 2 and "no figures of GPUs at this time" in fleet.problems[0].message
 
 
 def test_a_prometheus_without_gpus_is_no_data() -> None:

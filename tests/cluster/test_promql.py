@@ -42,6 +42,14 @@ def test_a_gpu_of_two_exporters_is_taken_once() -> None:
     assert text.count(" or on (UUID) ") == 1 and '"UUID", "$1", "uuid", "(.+)"' in text
 
 
+def test_a_gpu_beside_its_instances_is_left_out() -> None:
+    own = Queries(Found({"gputop_gpu_sm_active_ratio": 8, "gputop_gpu_power_watts": 8}, divided=True))
+    assert 'mig=""} <= 1.05) unless on (instance, uuid) {__name__=~"gputop_gpu_sm_active_ratio", mig!=""} or ' in (
+        own.activity())
+    assert "unless" not in own.figure("power_w", mig=False)
+    assert "unless" not in queries(gputop_gpu_sm_active_ratio=8).activity()
+
+
 def test_jobs_of_gputops_own_exporter_are_joined() -> None:
     own = queries("slurm_job_id", gputop_gpu_sm_active_ratio=8, gputop_gpu_job_info=8)
     assert "group_left (slurm_job_id) topk by (instance, uuid, mig) (1, gputop_gpu_job_info)" in own.activity()
