@@ -17,6 +17,7 @@ from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.layers.scopes import scope_of
 from gputop.core.findings import Culprit
 from gputop.trace.intervals import Spans, coverage
+from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Trace
 
 _OPENED_FROM = 0.9  # of the time: a layer that has less stands as it is
@@ -24,6 +25,8 @@ _NAMED_FROM = 0.1  # of the time: where no part of a layer takes more, it is not
 _NAMED_PART = 0.5  # of the time, below which names say too little
 _MAX_DEPTH, _MAX_CULPRITS, _MAX_NAME = 12, 20, 160
 _NUMBER = re.compile(r"\d+")
+_AUTOGRAD = "autograd::engine::evaluate_function: "
+_CALL = rf"aten::|{_AUTOGRAD}|Optimizer\.step#|c10d::|nccl:"
 
 
 class Events(NamedTuple):
@@ -119,16 +122,39 @@ def named_events(
 
 
 def _ops(trace: Trace, rows: I64) -> I64:
-    """For each event the op of its program, or that many plus the index of its op's name; -1: none."""
+    """For each event the op of its program, or that many plus the index of its op's name, or, where the trace names no
+    op at all, of the call that launched it after all names; -1: none."""
     device, many = trace.device, len(trace.hlo_ops)
+    if not many and not (device.tf_op >= 0).any():
+        return _launching_calls(trace, rows)
     key = device.tf_op[rows].astype(np.int64)
     key[key >= 0] += many
     return np.where(device.hlo[rows] >= 0, device.hlo[rows], key) if many and len(device.hlo) else key
 
 
+def _launching_calls(trace: Trace, rows: I64) -> I64:
+    """By PyTorch's op, autograd function or optimizer that is the outermost around the launch."""
+    device, host, out = trace.device, trace.host, np.full(len(rows), -1, np.int64)
+    calls = host_rows(trace, _CALL)
+    for line in np.unique(host.line[calls]).tolist():
+        own = calls[host.line[calls] == line]
+        own = own[np.lexsort((-host.end_ns[own], host.start_ns[own]))]
+        start, until = host.start_ns[own], np.maximum.accumulate(host.end_ns[own])
+        outermost = np.concatenate(([True], start[1:] >= until[:-1]))
+        own, start = own[outermost], start[outermost]
+        mine = np.flatnonzero((device.launch_line[rows] == line) & (device.launch_ns[rows] >= 0))
+        launch = device.launch_ns[rows[mine]]
+        at = np.searchsorted(start, launch, side="right") - 1
+        inside = (at >= 0) & (launch < host.end_ns[own[np.maximum(at, 0)]])
+        out[mine[inside]] = len(trace.names) + host.name[own[at[inside]]]
+    return out
+
+
 def _name(trace: Trace, op: int) -> tuple[tuple[str, ...], str]:
     """Path and line of source of an op; empty where it has none."""
     many = len(trace.hlo_ops)
+    if op - many >= len(trace.names):
+        return (trace.names[op - many - len(trace.names)].removeprefix(_AUTOGRAD),), ""
     name, source = (trace.hlo_ops[op].op_name, trace.hlo_ops[op].source) if op < many else (trace.names[op - many], "")
     return scope_of(name, False).path or ((name,) if name else ()), source
 

@@ -94,3 +94,14 @@ def test_an_op_of_a_program_has_its_line() -> None:
 def test_times_that_mean_something_else_are_not_told() -> None:
     own, = named(each(Builder(), lambda i: "Adam/NcclAllReduce:NcclAllReduce", 2), timed=False)
     assert own.time_s is None and own.name == "Adam/NcclAllReduce"
+
+
+def test_without_op_names_it_is_pytorchs_call_around_the_launch() -> None:
+    b = Builder()
+    b.host("aten::linear", 0, 50, line="python").host("aten::addmm", 5, 40, line="python")
+    b.host("autograd::engine::evaluate_function: AddmmBackward0", 100, 50, line="python")
+    b.host("aten::mm", 110, 20, line="python")
+    b.run(0, 200, 30, "gemm", launch=10, thread="python").run(0, 240, 60, "gemm", launch=115, thread="python")
+    b.run(0, 310, 5, "copy", launch=180, thread="python")  # of no op
+    assert [(c.name, c.time_s) for c in named(b)] == [
+        ("AddmmBackward0", pytest.approx(60e-6)), ("aten::linear", pytest.approx(30e-6))]
