@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -65,10 +66,12 @@ def environment(recipe: Recipe) -> Environment:
         done = folder / ".made"
         if not done.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            problem = _do(python, "-m", "venv", "--without-pip", str(folder))
+            copied = python == sys.executable and importlib.util.find_spec("pip") is not None
+            problem = _do(python, "-m", "venv", *(["--without-pip"] if copied else []), str(folder))
             if problem:
                 pytest.skip(f"{recipe.name}: no virtual environment: {problem}")
-            _copy_pip(folder)
+            if copied:
+                _copy_pip(folder)
             _install(folder, "--only-binary=:all:", "--no-compile", *recipe.requirements)
             done.touch()
         _install_gputop(folder)
