@@ -104,7 +104,10 @@ def test_snapshot_as_text_into_a_file(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "" and str(target) in done.stderr
     text = target.read_text()
-    assert text.startswith("*** SIMULATED") and [line[:1] for line in text.splitlines()[4:7]] == ["0", "2", "3"]
+    lines = text.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("GPU "))
+    assert text.startswith("*** SIMULATED") and lines[3].startswith("What to do")
+    assert [line[:1] for line in lines[at + 1:at + 4]] == ["0", "2", "3"]
 
 
 def test_capture_from_the_demo_names_its_cause(tmp_path: Path) -> None:
