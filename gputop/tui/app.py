@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -433,6 +432,8 @@ def tell_where_captures_are(session: Session) -> None:
     """A line on the terminal, once the screen is gone: the captures of this session, and how to see them again."""
     taken = session.taken
     if taken:
+        import shlex
+
         from gputop.launch.xprof import logdir_of
         from gputop.text.console import say
 
