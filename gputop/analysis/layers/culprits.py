@@ -165,13 +165,14 @@ def _stem(path: Sequence[str]) -> str:
 
 
 def _by_op(rows: I64, time: I64, key: I64) -> Iterator[tuple[int, _Node]]:
-    ops, which = np.unique(key, return_inverse=True)
-    total = np.bincount(which, time, len(ops))
-    order = np.lexsort((time, which))
-    last = np.searchsorted(which[order], np.arange(len(ops)), side="right") - 1
-    for i, op in enumerate(ops.tolist()):
-        at = int(order[last[i]])
-        yield op, _Node(float(total[i]), 1, (float(time[at]), int(rows[at])))
+    total, longest = np.bincount(key, time), np.zeros(int(key.max(initial=-1)) + 1, np.int64)
+    np.maximum.at(longest, key, time)
+    at_longest = np.flatnonzero(time == longest[key])[::-1]
+    first = np.zeros(len(longest), np.int64)
+    first[key[at_longest]] = at_longest  # of equal ones the first
+    for op in np.flatnonzero(total).tolist():
+        at = int(first[op])
+        yield op, _Node(float(total[op]), 1, (float(time[at]), int(rows[at])))
 
 
 def _opened(root: _Node) -> list[tuple[str, _Node]]:
