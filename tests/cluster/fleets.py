@@ -87,7 +87,11 @@ def job(**changes: object) -> Job:
     healthy = Job(gpus=32, activity=0.9, kind="sm_active", memory_used_bytes=8e10, memory_total_bytes=1e11, id="7",
                   label="hpc_job", nodes=4, idle_gpus=0, median=0.9, mad=0.02, node_median=0.9,
                   history=past((180, 0.9)), idle_history=past((180, 0.0)))
-    return replace(healthy, **changes)  # type: ignore[arg-type]
+    own = replace(healthy, **changes)  # type: ignore[arg-type]
+    if "idle_history" in changes or own.history is None:
+        return own if own.history is not None else replace(own, idle_history=None)
+    idle = (None if value is None else float(own.gpus * (value <= LIMITS.idle)) for value in own.history.values)
+    return replace(own, idle_history=replace(own.history, values=tuple(idle)))
 
 
 def gpu(activity: float, name: str = "n4:3", history: History | None = None, **figures: float) -> Gpu:

@@ -36,7 +36,8 @@ def judge_held_idle(view: JobView) -> HeldIdle | Missing | None:
         return _NOTHING_YET
     if job.idle_gpus < job.gpus or _is_young(view):
         return None
-    known_s, seen = view.lasts_s(view.past(job.history), lambda _, value: value <= limit("held_idle.activity"))
+    # The mean of a large job would hide that one of its GPUs worked.
+    known_s, seen = view.lasts_s(view.past(job.idle_history), lambda _, value: value >= job.gpus)
     lasts_s = max(window_s, known_s)
     lost = job.gpus * lasts_s / HOUR_S
     used, whole = job.memory_used_bytes, job.memory_total_bytes

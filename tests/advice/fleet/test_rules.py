@@ -34,6 +34,12 @@ def test_idle_for_longer_than_the_history_is_at_least_that() -> None:
     assert not finding.since_exact and finding.label == "held, idle > 3.0 h"
 
 
+def test_one_gpu_of_many_that_worked_ends_the_idle_time() -> None:
+    finding = only(job(idle_gpus=32, median=0.0, activity=0.0, history=past((180, 0.005)),
+                       idle_history=past((120, 31.0), (60, 32.0))))
+    assert finding.since_exact and NOW - finding.since_s == pytest.approx(3600, abs=1)
+
+
 def test_idle_without_a_history_is_a_quarter_of_an_hour_at_least() -> None:
     finding = only(job(idle_gpus=32, median=0.0, history=None))
     assert finding.gpu_hours_lost == 8.0 and not finding.since_exact
