@@ -132,7 +132,8 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
                             "socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the "
                             "workers of one job and captured together")
     watch.add_argument("--demo", nargs="?", const=SIMULATED_DEFAULT, metavar="SCENARIO",
-                       help="a simulated node; --demo list shows the scenarios")
+                       help="a simulated node; --demo list shows the scenarios. D runs the next of several, a,b, "
+                            "or of one the same job with its cure")
     watch.add_argument("--gpus", default="", metavar="LIST",
                        help="only these GPUs: 0,2-3, GPU or MIG UUIDs or their beginnings, MIG instances as 0:1, or "
                             "the word visible: what CUDA_VISIBLE_DEVICES names")

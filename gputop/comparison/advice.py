@@ -70,7 +70,11 @@ def followed(a: Side, b: Side, mean_step: Row | None) -> list[Followed]:
     statuses = {id_: _status(finding, after_all.get(id_), not_judged[id_] is not None)
                 for id_, finding in before.items()}
     gains = {id_: shown.get(id_, finding).gain for id_, finding in before.items()}
-    traced = [id_ for id_, finding in before.items() if finding.origin == "trace"]
+    factor = batch_factor(a, b)
+    same_batch = factor is not None and not other_batch(factor)
+    # Of the same batch size no advice to change it was followed.
+    traced = [id_ for id_, finding in before.items() if finding.origin == "trace"
+              and not (same_batch and gains[id_].per == "sample")]
     # What is still there may have been followed, too, where nothing else explains a change.
     tried = ([id_ for id_ in traced if statuses[id_] in _FOLLOWED]
              or [id_ for id_ in traced if statuses[id_] in ("same", "stronger") and gains[id_].step_time is not None])
@@ -85,7 +89,7 @@ def followed(a: Side, b: Side, mean_step: Row | None) -> list[Followed]:
             entry = replace(entry, reason=not_judged[id_])
         elif id_ in tried:
             entry = _outcome(entry, gains[id_], mean_step, [gains[other].step_time for other in tried],
-                             batch_factor(a, b))
+                             factor)
         out.append(entry)
     for id_, finding in after.items():
         if id_ not in before_all:

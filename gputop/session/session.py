@@ -210,6 +210,20 @@ class Session:
         self.finding_store.drop_capture(record.path)
         self._notify("capture")
 
+    def run_next_job(self) -> str:
+        """Have the simulated node run its next job, as the same one with its cure; returns what it is. Blocks a little.
+
+        Raises GputopError where there is none, and while a capture runs.
+        """
+        from gputop.sources.simulated import SimulatedSource
+
+        if self.status is not None and self.status.running:
+            raise GputopError("a capture is running", "Wait for its end; x stops it and keeps what it has.")
+        title = self.source.next_job() if isinstance(self.source, SimulatedSource) else None
+        if title is None:
+            raise GputopError("there is no other job to run", "gputop --demo input-bound has one, with its cure.")
+        return title
+
     def signal(self, process: ProcessSample, number: Signals) -> None:
         """Send a signal to a process of the newest sample; raises GputopError where it must not or cannot be sent."""
         if self.player is not None:

@@ -6,7 +6,8 @@ has more to do). Utilization, waits and step time follow in :mod:`gputop.simulat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.simulation.job import Job
@@ -45,7 +46,10 @@ def _allocator_share(gib: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One training job. ``job`` describes its training steps; times are means, which the loop varies."""
+    """One training job. ``job`` describes its training steps; times are means, which the loop varies.
+
+    ``cure`` is what mends it, in words, and ``cured`` what that changes in the job.
+    """
 
     id: str
     title: str
@@ -60,6 +64,13 @@ class Scenario:
     eval_steps: int = 40
     checkpoint_bytes: int = 3_650 * MB  # weights and both Adam moments
     checkpoint_write_bytes_per_s: float = 1.8e9
+    cure: str = ""
+    cured: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+    def with_cure(self) -> Scenario:
+        """The same job once its cure is applied."""
+        return replace(self, id=f"{self.id}-cured", title=f"Cured: {self.cure}", description=self.cure,
+                       job=self.job.replace(**self.cured), cure="", cured={})
 
 
 _ALL = (
@@ -70,6 +81,9 @@ _ALL = (
         job=_vit(batch_per_gpu=160, compute_ms=150.0, gpu0_extra_ms=186.0, gpu0_extra_kernels=150, gather_mb=96.0,
                  produce_ms=210.0, allocator_peak_gib=41, gpu0_memory=_allocator_share(67)),
         batch_per_gpu=160, steps_per_epoch=215, eval_steps=90,
+        cure="teacher model and metrics run on all GPUs, on more input threads",
+        cured={"gpu0_extra_ms": 0.0, "gpu0_extra_kernels": 0, "gather_mb": 0.0, "gpu0_memory": 0.0,
+               "compute_ms": 150.0 + 186.0 / GPU_COUNT, "produce_ms": 150.0},
     ),
     Scenario(
         id="input-bound",
@@ -78,6 +92,7 @@ _ALL = (
         job=_vit(batch_per_gpu=160, compute_ms=150.0, produce_ms=340.0, input_workers=88, prefetch=2,
                  allocator_peak_gib=62),
         batch_per_gpu=160, dataset_on_network=True, steps_per_epoch=220, eval_steps=30,
+        cure="the input pipeline decodes on all CPUs", cured={"produce_ms": 130.0, "input_workers": CPU_COUNT},
     ),
     Scenario(
         id="launch-bound",
@@ -87,7 +102,8 @@ _ALL = (
         job=_vit(batch_per_gpu=8, kernels=999, compute_ms=24.0, launch_us=200.0, produce_ms=50.0, input_workers=24,
                  allocator_peak_gib=7, gradient_bytes=172 * MB),
         batch_per_gpu=8, sm_fill=0.6, steps_per_epoch=330, eval_steps=50, gradient_bytes=172 * MB,
-        checkpoint_bytes=516 * MB,
+        checkpoint_bytes=516 * MB, cure="one process per GPU launches its kernels",
+        cured={"launch_us": 22.0, "produce_ms": 20.0, "gap_ms": 0.8},
     ),
     Scenario(
         id="healthy",
@@ -111,6 +127,13 @@ def find_scenario(name: str) -> Scenario:
     if scenario is None:
         raise GputopError(f"there is no demo scenario {name!r}", f"Scenarios:\n{describe()}", EXIT_USAGE)
     return scenario
+
+
+def find_jobs(names: str) -> tuple[Scenario, ...]:
+    """The jobs that follow each other on the node: scenarios by their ids, with commas; of one with a cure, the same
+    job with it. Raises as :func:`find_scenario`."""
+    found = tuple(map(find_scenario, names.split(",")))
+    return (found[0], found[0].with_cure()) if len(found) == 1 and found[0].cure else found
 
 
 def describe() -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, XidEvent
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.node import COMMAND, HOSTNAME, SECOND_NS, Node
-from gputop.simulation.scenarios import DEFAULT_SCENARIO, find_scenario
+from gputop.simulation.scenarios import DEFAULT_SCENARIO, find_jobs
 from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:
@@ -28,13 +28,15 @@ _SHORTEST_WINDOW_NS = SECOND_NS // 100
 
 
 class _Window:
-    """The time since the last reading."""
+    """The time since the last reading of a job."""
 
     def __init__(self) -> None:
         self._start = self._end = 0
+        self._node: Node | None = None
 
-    def until(self, end_ns: int) -> tuple[int, int]:
-        if not self._end:
+    def until(self, node: Node, end_ns: int) -> tuple[int, int]:
+        if not self._end or node is not self._node:
+            self._node = node
             self._start, self._end = end_ns - _FIRST_WINDOW_NS, end_ns
         elif end_ns - self._end >= _SHORTEST_WINDOW_NS:
             self._start, self._end = self._end, end_ns
@@ -44,26 +46,28 @@ class _Window:
 
 
 class _SimulatedGpu:
-    def __init__(self, source: SimulatedSource, node: Node, gpu: int) -> None:
-        self.info = node.infos[gpu]
-        self._source, self._node, self._gpu = source, node, gpu
+    def __init__(self, source: SimulatedSource, info: GpuInfo) -> None:
+        self.info = info
+        self._source = source
         self._window = _Window()
 
     def read(self, now_s: float) -> GpuSample:
-        return self._node.gpu(self._gpu, *self._window.until(self._source.loop_ns(now_s)))
+        node, now_ns = self._source.at(now_s)
+        return node.gpu(self.info.index, *self._window.until(node, now_ns))
 
     def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
         return (), None
 
 
 class _SimulatedHost:
-    def __init__(self, source: SimulatedSource, node: Node) -> None:
-        self._source, self._node = source, node
+    def __init__(self, source: SimulatedSource) -> None:
+        self._source = source
         self._window = _Window()
         self._last: tuple[HostSample, float] | None = None  # and the cores that the job used
 
     def read(self, now_s: float) -> HostSample:
-        self._last = self._node.host(*self._window.until(self._source.loop_ns(now_s)))
+        node, now_ns = self._source.at(now_s)
+        self._last = node.host(*self._window.until(node, now_ns))
         return self._last[0]
 
     def processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
@@ -73,14 +77,15 @@ class _SimulatedHost:
         if self._last is None:
             self.read(now_s)
             assert self._last is not None
-        return (self._node.process(*self._last, held),)
+        return (self._source.at(now_s)[0].process(*self._last, held),)
 
 
 class SimulatedSource:
     """The simulated node as a source of samples.
 
-    ``gpus`` restricts which GPUs are shown (indices, ranges, UUIDs); the job uses all. Raises
-    GputopError (exit status 2) for an unknown scenario, and from ``open`` for unknown GPUs.
+    ``scenario``: one, or several with commas, whose jobs follow each other (:meth:`next_job`). ``gpus`` restricts which
+    GPUs are shown (indices, ranges, UUIDs); the job uses all. Raises GputopError (exit status 2) for an unknown
+    scenario, and from ``open`` for unknown GPUs.
     """
 
     simulated = True
@@ -88,14 +93,13 @@ class SimulatedSource:
     def __init__(
         self, scenario: str = DEFAULT_SCENARIO, *, gpus: Sequence[str] = (), clock: Callable[[], float] = time.time
     ) -> None:
-        self._scenario = find_scenario(scenario)
+        self._jobs = find_jobs(scenario)
+        self._scenario = self._jobs[0]
         self._wanted = gpus
         self._clock = clock
-        self._node: Node | None = None
-        self._origin_ns = 0
+        self._running: tuple[Node, int] | None = None  # and the Unix time of its loop's start, ns
         self._gpus: tuple[_SimulatedGpu, ...] = ()
         self._host: _SimulatedHost | None = None
-        self._shown: list[int] = []
         self._server_lock = threading.Lock()
         self._server: SimulatedProfilerServer | None = None
         self._closed = False
@@ -105,22 +109,36 @@ class SimulatedSource:
         return f"SIMULATED: {self._scenario.title}"
 
     def open(self) -> None:
+        node, _ = self._running = self._started()
+        self._gpus = tuple(_SimulatedGpu(self, info) for info in select_gpus(self._wanted, node.infos))
+        self._host = _SimulatedHost(self)
+
+    def _started(self) -> tuple[Node, int]:
         node = Node(TrainingLoop(self._scenario))
-        self._shown = [info.index for info in select_gpus(self._wanted, node.infos)]
         past_ns = int((BACKFILL_S + 30.0) * 1e9)
-        self._origin_ns = int((self._clock() - _LEAD_S) * 1e9) - node.loop.epoch_start(past_ns)
-        self._gpus = tuple(_SimulatedGpu(self, node, gpu) for gpu in self._shown)
-        self._host = _SimulatedHost(self, node)
-        self._node = node
+        return node, int((self._clock() - _LEAD_S) * 1e9) - node.loop.epoch_start(past_ns)
 
-    def _opened(self) -> Node:
-        if self._node is None:
+    def next_job(self) -> str | None:
+        """End the job and run the next one, after the last the first; its title, or None where there is only one.
+
+        It is simulated in a quarter of a second; the other job runs meanwhile.
+        """
+        if len(self._jobs) < 2:
+            return None
+        self._scenario = self._jobs[(self._jobs.index(self._scenario) + 1) % len(self._jobs)]
+        self._running = self._started()
+        return self._scenario.title
+
+    def _opened(self) -> tuple[Node, int]:
+        if self._running is None:
             raise RuntimeError("the source is not open")
-        return self._node
+        return self._running
 
-    def loop_ns(self, now_s: float) -> int:
-        """Unix seconds as time of the loop; its first moments stand for all that is earlier."""
-        return max(int(now_s * 1e9) - self._origin_ns, 2 * _FIRST_WINDOW_NS)
+    def at(self, now_s: float) -> tuple[Node, int]:
+        """The node with the job that runs now, and Unix seconds as time of its loop; the loop's first moments stand for
+        all that is earlier."""
+        node, origin_ns = self._opened()
+        return node, max(int(now_s * 1e9) - origin_ns, 2 * _FIRST_WINDOW_NS)
 
     @property
     def infos(self) -> Sequence[GpuInfo]:
@@ -133,7 +151,7 @@ class SimulatedSource:
     @property
     def gpus_present(self) -> int | None:
         """How many GPUs the node has, those that ``gpus`` leaves out included; None before ``open``."""
-        return None if self._node is None else len(self._node.infos)
+        return None if self._running is None else len(self._running[0].infos)
 
     @property
     def host(self) -> _SimulatedHost:
@@ -143,14 +161,13 @@ class SimulatedSource:
 
     def backfill(self, now_s: float, interval_s: float) -> Iterator[NodeSample]:
         """The last five minutes of the same job, one sample per interval (at most one a second)."""
-        node = self._opened()
         step_s = max(interval_s, _BACKFILL_STEP_S)
         count = int(BACKFILL_S / step_s)
         for i in range(count, 0, -1):
             time_s = now_s - i * step_s
-            end_ns = self.loop_ns(time_s)
+            node, end_ns = self.at(time_s)
             start_ns = max(end_ns - int(step_s * 1e9), 0)
-            sample = node.sample(self._shown, start_ns, end_ns, time_s, self.label)
+            sample = node.sample([gpu.info.index for gpu in self._gpus], start_ns, end_ns, time_s, self.label)
             yield replace(sample, gpus_present=self.gpus_present)
 
     def profiler_endpoints(self) -> Mapping[str, str]:
@@ -158,7 +175,7 @@ class SimulatedSource:
 
         Raises GputopError if it cannot start.
         """
-        if self._node is None:
+        if self._running is None:
             return {}
         with self._server_lock:
             if self._server is None and not self._closed:
@@ -170,8 +187,8 @@ class SimulatedSource:
     def _capture(self, start_unix_ns: int, end_unix_ns: int) -> bytes:
         from gputop.simulation.xspace import build_xspace
 
-        origin = self._origin_ns
-        return build_xspace(self._opened().loop, start_unix_ns - origin, end_unix_ns - origin, origin, HOSTNAME)
+        node, origin = self._opened()
+        return build_xspace(node.loop, start_unix_ns - origin, end_unix_ns - origin, origin, HOSTNAME)
 
     def close(self) -> None:
         with self._server_lock:

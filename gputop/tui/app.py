@@ -214,7 +214,8 @@ class GputopApp(TerminalApp):
 
     def _refresh_keys(self) -> None:
         if self._keys is not None:
-            keys = [key for key in FOOTERS[self._mode()] if key[0] != "l" or self.has_output]
+            here = {"l": self.has_output, "D": self._is_demo}
+            keys = [key for key in FOOTERS[self._mode()] if here.get(key[0], True)]
             self._keys.show_keys(keys, self._terminal_size.width)
 
     def _mode(self) -> str:
@@ -298,6 +299,13 @@ class GputopApp(TerminalApp):
             self.notify("Stopping the capture; its data is kept.")
         else:
             self.notify("No capture is running.")
+
+    @property
+    def _is_demo(self) -> bool:
+        return self.session.player is None and self.session.source.simulated
+
+    def action_next_job(self) -> None:
+        open_screens.run_next_job(self)
 
     def action_last_capture(self) -> None:
         open_screens.open_timeline(self)
@@ -417,6 +425,8 @@ class GputopApp(TerminalApp):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys that change the main screen have no effect while another screen covers it."""
         if action in MAIN_VIEW_ACTIONS and not all(screen.is_modal for screen in self.screen_stack[1:]):
+            return False
+        if action == "next_job" and not self._is_demo:
             return False
         # On the main screen there is always something for it.
         return super().check_action(action, parameters) or (action == "clear_notices" and len(self.screen_stack) == 1)

@@ -28,6 +28,7 @@ GROUPS: dict[str, list[Binding]] = {
         key("C", "capture(True)", "capture at full length", "capture all that is asked, without a probe first"),
         key("x", "stop_capture", "stop the capture", "end the capture, keep what it has"),
         key("a", "attach", "attach to a profiler server", "attach to HOST:PORT"),
+        key("D", "next_job", "cure the demo's job", "in the demo: restart the job cured, or not"),
     ],
     "Results": [
         key("r", "recommendations", "what to do", "to what to do; enter: details"),
@@ -78,7 +79,7 @@ FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
     "capturing": (("x", "stop"), ("l", "output"), ("m", "metric"), ("v", "cursor"), ("h", "host"), ("i", "job"),
                   *_ALWAYS),
     "captured": (("c", "capture again"), ("t", "timeline"), ("T", "tables"), ("J", "captures"), ("l", "output"),
-                 ("B", "compare"), ("s", "snapshot"), ("m", "metric"), ("v", "cursor"), *_ALWAYS),
+                 ("B", "compare"), ("D", "cure"), ("s", "snapshot"), ("m", "metric"), ("v", "cursor"), *_ALWAYS),
     "cursor": (("left,right", "move"), ("left_square_bracket,right_square_bracket", "zoom"), ("escape", "back to now"),
                ("m", "metric"), ("shift+left,shift+right", "ten slices"), *_ALWAYS),
     "past": (("left,right", "scroll"), ("left_square_bracket,right_square_bracket", "zoom"),

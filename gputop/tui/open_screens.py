@@ -238,6 +238,19 @@ def write_snapshot(app: MonitorApp) -> None:
     app.run_worker(write, group="snapshot", thread=True)
 
 
+def run_next_job(app: MonitorApp) -> None:
+    """Restart the job of the demo with its cure, in a thread: it takes a quarter of a second."""
+    def run() -> None:
+        try:
+            title = app.session.run_next_job()
+        except GputopError as error:
+            show_error(app, error)
+        else:
+            app.notify(f"The simulated job was restarted. {title}.\nc: capture it   B: compare it with the one before")
+
+    app.run_worker(run, group="next job", thread=True)
+
+
 def copy_snippet(app: CopyingApp, chosen: Finding | None) -> None:
     """The code of a finding into the clipboard of the terminal."""
     from gputop.tui.terminal.clipboard import copy

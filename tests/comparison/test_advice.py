@@ -130,6 +130,12 @@ def test_a_gain_per_sample_is_measured_per_sample():
     assert entry.measured is None and "batch sizes" in (entry.reason or "")
 
 
+def test_advice_to_change_the_batch_was_not_followed_where_the_batch_is_the_same():
+    found = advice(side(0, findings=[finding("launch_bound", 0.5), finding("batch_size_headroom", 0.4, per="sample")]),
+                   side(1, mean_s=0.1))
+    assert found["launch_bound"].outcome == "as promised" and found["batch_size_headroom"].outcome is None
+
+
 def test_without_an_estimated_saving_or_a_step_time_nothing_is_judged():
     a = side(0, findings=[finding("input_bound", None)])
     assert advice(a, side(1))["input_bound"].reason == "no gain was promised"

@@ -300,6 +300,16 @@ def test_nothing_changed_and_nothing_known_are_sentences():
     assert few.startswith("NOT TO BE TOLD: 2") and "; too few steps, 5 are needed" in " ".join(few.split())
 
 
+@pytest.mark.parametrize(("name", "cause"), [("gpu0-oversubscribed", "gpu0_oversubscribed"),
+                                             ("input-bound", "input_bound"), ("launch-bound", "launch_bound")])
+def test_the_demos_cures_keep_what_was_promised(name, cause, tmp_path):
+    scenario = find_scenario(name)
+    c = compare(simulated(tmp_path, "faulty", scenario), simulated(tmp_path, "cured", scenario.with_cure()))
+    entry = next(e for e in c.advice if e.id == cause)
+    assert c.verdict == "better" and (entry.status, entry.fulfilled, entry.outcome) == ("gone", "kept", "as promised")
+    assert [e for e in c.advice if e.status == "new"] == []
+
+
 @needs_shared
 def test_two_real_jobs_are_reported_as_different():
     c = compare(SHARED / "nsys" / "h100_2gpu_1s.sqlite", SHARED / "nsys" / "mfu_2gpu_before.sqlite")

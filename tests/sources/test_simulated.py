@@ -72,18 +72,18 @@ def test_the_backfill_is_five_minutes_of_the_same_job(source: SimulatedSource, b
     times = [s.time_s for s in backfill]
     assert times == sorted(times) and times[-1] == NOW - 1 and times[0] == NOW - BACKFILL_S
     assert all(s.simulated and s.interval_s == 1.0 and s.source == source.label for s in backfill)
-    node = source._opened()
+    node = source._opened()[0]
     for sample in (backfill[0], backfill[150], backfill[-1]):  # the figures that a live sample would have shown
-        end = source.loop_ns(sample.time_s)
+        end = source.at(sample.time_s)[1]
         assert sample.gpus[2] == node.gpu(2, end - 10**9, end)
 
 
 def test_phases_show_in_the_backfill(source: SimulatedSource, backfill: list[NodeSample]) -> None:
     """Checkpoints: GPUs idle, GPU 0 sends to the host, the disk is written. Training: none of it."""
-    loop = source._opened().loop
+    loop = source._opened()[0].loop
     seen = {StepKind.CHECKPOINT: 0, StepKind.TRAIN: 0}
     for sample in backfill:
-        end = source.loop_ns(sample.time_s)
+        end = source.at(sample.time_s)[1]
         kinds = {s.kind for s in loop.steps(end - 10**9, end)}
         writes = sample.host["disk_write_bytes_per_s"].value
         assert (writes > 0) == (StepKind.CHECKPOINT in kinds)  # type: ignore[operator]
@@ -115,11 +115,11 @@ def test_input_bound_shows_on_the_host() -> None:
 
 
 def test_a_window_is_the_time_since_the_last_sample(source: SimulatedSource) -> None:
-    node = source._opened()
+    node = source._opened()[0]
     fresh = _open()
     probe = fresh.gpus[3]
     probe.read(NOW + 2)
-    assert probe.read(NOW + 2.5) == node.gpu(3, source.loop_ns(NOW + 2), source.loop_ns(NOW + 2.5))
+    assert probe.read(NOW + 2.5) == node.gpu(3, source.at(NOW + 2)[1], source.at(NOW + 2.5)[1])
     again = probe.read(NOW + 2.5)  # twice at the same moment
     assert again == probe.read(NOW + 2.5)
     assert probe.read(NOW - 60)["sm_active"].value is not None  # the clock was set back
@@ -171,3 +171,23 @@ def test_cores_and_io_are_those_of_the_host(source: SimulatedSource) -> None:
     assert process.io_write_bytes_per_s.source == "simulated"
     assert process.container and process.cuda_visible_devices == "0,1,2,3,4,5,6,7"
     assert [probe.info.numa_node for probe in source.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_the_next_job_is_the_same_one_with_its_cure_and_then_without_again() -> None:
+    source = _open("input-bound")
+    faulty, _ = (source.gpus[0].read(NOW + n)["sm_active"].value for n in (1, 2))
+    before = source.label
+    assert source.next_job() == "Cured: the input pipeline decodes on all CPUs"
+    assert source.label.startswith("SIMULATED: Cured") and source.gpus_present == 8
+    cured, _ = (source.gpus[0].read(NOW + n)["sm_active"].value for n in (3, 4))
+    assert faulty is not None and cured is not None and cured > 1.5 * faulty
+    source.next_job()
+    assert source.label == before
+
+
+def test_scenarios_with_commas_follow_each_other_and_a_job_without_a_cure_stays() -> None:
+    source = _open("input-bound,healthy")
+    assert source.next_job() == SCENARIOS["healthy"].title
+    assert _open("healthy").next_job() is None
+    with pytest.raises(GputopError, match="no demo scenario 'helthy'"):
+        SimulatedSource("input-bound,helthy")

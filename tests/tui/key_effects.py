@@ -229,6 +229,7 @@ class Stage:
 CLOSES = Effect(depth, by(-1))
 HELPS = Effect(title, to("Help"))
 MONITOR_EFFECTS = {
+    "next_job": Effect(lambda app: app.session.source.label, other),
     "capture": Effect(last_asked, to(("capture", False))),
     "capture(True)": Effect(last_asked, to(("capture", True))),
     "stop_capture": Effect(last_asked, to("stop")),

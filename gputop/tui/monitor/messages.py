@@ -60,6 +60,8 @@ def of_note(session: Session, status: CaptureStatus) -> tuple[str, ...]:
         return ()
     shorter = record.plan is not None and record.plan.shortened
     lines = [*record.remarks[:len(record.notices) + shorter], *compared_to_baseline(session)]
+    if session.player is None and session.source.simulated and len(session.captures) == 1:
+        lines.append("D restarts the simulated job with the cure; then capture again (c) and compare (B).")
     return ("\n".join(map(printable, lines)),) if lines else ()
 
 
