@@ -73,6 +73,7 @@ class Collector:
         self._found_s = self._slurm_s = -1e9
         self._slurm: tuple[slurm.SlurmJob, ...] = ()
         self._slurm_problem: Problem | None = None
+        self._simulated = False
         self._asked = dict.fromkeys(("history", "gpus", "nodes", "gpu_history", "node_history"), -1.0)
         self._tried_once: set[str] = set()
         self._round = 0.0
@@ -124,6 +125,7 @@ class Collector:
         names = ", ".join(s.title for s in queries.schemas) if queries is not None else ""
         self._fleet = Fleet(
             time_s=now_s, source=f"{self._client.endpoint.url} ({names})", jobs=jobs, free=free,
+            simulated=self._simulated,
             gpus=sum(_count(own, "all_gpus" if queries is not None and queries.by_job else "gpus") or 0
                      for own in self._figures.values()),
             kinds=tuple(k for k in ACTIVITY if k in self._kinds.values()), figures_s=figures_s,
@@ -149,6 +151,7 @@ class Collector:
                 f"{self._client.endpoint.url} has no figures of GPUs",
                 "It must scrape dcgm-exporter, gputop export, nvitop-exporter or all-smi on the nodes.", EXIT_NO_DATA)
         labels = {series.labels.get("figure") for series in self._client.instant(which_labels(found))}
+        self._simulated = "simulated" in labels
         if "exported_pod" in labels:
             labels.discard("pod")  # then it is the exporter's own
         self._queries = Queries(replace(found, job_labels=tuple(label for label in JOB_LABELS if label in labels),

@@ -120,6 +120,7 @@ class Fleet:
     source: str  # address and exporters
     kinds: tuple[str, ...] = ()  # of activity
     jobs: tuple[Job, ...] = ()
+    simulated: bool = False  # some figures are of gputop's simulated node (gputop export --demo)
     gpus: int = 0  # each once, though several jobs may share it
     free: Group | None = None  # the GPUs that belong to no job
     problems: tuple[Problem, ...] = ()

@@ -77,7 +77,9 @@ def which_labels(found: Found) -> str:
     names = {name.name for s in found.schemas() for kind in ACTIVITY for name in found.spellings(s, kind)[:1]}
     one = sorted(names) + [s.jobs for s in found.schemas() if s.jobs in found.names]
     arms = {label: f'count({{__name__=~"{"|".join(one)}", {label}!=""}})' for label in JOB_LABELS}
-    return _joined(arms | {"divided": f'count({{__name__=~"{"|".join(one)}", mig!=""}})'})
+    arms["divided"] = f'count({{__name__=~"{"|".join(one)}", mig!=""}})'
+    arms["simulated"] = f'count({{__name__=~"{"|".join(one)}", simulated="true"}})'
+    return _joined(arms)
 
 
 def _joined(arms: Mapping[str, str]) -> str:

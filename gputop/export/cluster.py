@@ -172,7 +172,7 @@ def summary(fleet: Fleet) -> str:
     if fleet.free is not None:
         parts.append(f"{fleet.free.gpus} of them of no job ({activity(fleet.free)} active)")
     kinds = ", ".join(ACTIVITY_TITLES.get(kind, kind) for kind in fleet.kinds)
-    return " · ".join([*parts, *([f"active: {kinds}"] if kinds else [])])
+    return " · ".join([*(["SIMULATED"] if fleet.simulated else []), *parts, *([f"active: {kinds}"] if kinds else [])])
 
 
 def to_text(report: Report, width: int) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from gputop.cluster.collect import QUERIES, Collector, View
 from gputop.core.errors import GputopError, NoDataError
+from gputop.export.cluster import summary
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
 from tests.cluster.test_slurm import squeue
 
@@ -138,6 +139,14 @@ def test_what_is_refused_is_not_asked_for_again_at_once() -> None:
     own.refresh(View())
     fleet = own.refresh(View())
     assert own.settled and fleet.jobs[0].history is None
+
+
+def test_simulated_figures_are_called_so() -> None:
+    client = by_label()
+    assert not collector(client).refresh(View()).simulated
+    client._labels = ["hpc_job", "simulated"]
+    fleet = collector(client).refresh(View())
+    assert fleet.simulated and summary(fleet).startswith("SIMULATED · 2 jobs")
 
 
 def test_no_rows_are_not_no_gpus() -> None:
