@@ -44,7 +44,7 @@ def test_every_view_shows_its_columns_in_the_order_of_the_list() -> None:
     session = StillSession(gpus=2)
     doc = document(session)
     screen = "".join(title_texts(plan(400), "SM active"))
-    text = next(line for line in to_text(session).splitlines() if line.startswith("GPU"))
+    text = next(line for line in to_text(session).splitlines() if line.startswith("GPU "))
     picture = " ".join(re.findall(r'font-size="12" text-anchor="end">([^<]*)<', to_svg(doc)))
     page = " ".join(re.findall(r"<th[^>]*>([^<]*)</th>", to_html(doc)[to_html(doc).index("<h2>Now"):]))
     for view, line, columns in (
