@@ -25,7 +25,7 @@ def test_from_the_demo_to_the_cause_and_back_after_a_lost_session(size: tuple[in
         assert re.search(r"saves (up to )?\d+ %", found) and "t timeline  T tables  J captures" in found
         there.press("\r")
         assert CAUSE in there.until("Evidence").splitlines()[0]
-        there.press("\x1b")
+        there.press("q")  # escape may clear a notice first
         there.until("t timeline")
         there.press("t")
         there.until(lambda text: "gputop  SIMULATED  timeline" in text and "events" in text and "Reading" not in text)
