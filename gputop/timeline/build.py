@@ -19,13 +19,15 @@ from gputop.timeline.rows import Rows, rows_of, tracks
 from gputop.trace.intervals import Spans
 from gputop.trace.model import I64, Trace
 
+_LAUNCHED_BY = ", launched by "
+
 
 def build(facts: TraceFacts, file: BinaryIO) -> None:
     """Write the timeline to an open, seekable file that is empty.
 
     Raises GputopError where the disk is full.
     """
-    rows = rows_of(facts.trace)
+    rows = rows_of(facts.trace, facts.steps, facts.analysis.critical_path)
     found = rank_idle_gaps(facts, per_cause=PER_CAUSE)
     try:
         _write(facts, rows, found, Writer(file))
@@ -38,15 +40,17 @@ def build(facts: TraceFacts, file: BinaryIO) -> None:
 def _write(facts: TraceFacts, rows: Rows, found: IdleGaps, out: Writer) -> None:
     trace, device, host = facts.trace, facts.trace.device, facts.trace.host
     parts = ((device, rows.of_device), (host, rows.of_host), (host, rows.of_stage))
-    out.column("start", np.int64, (events.start_ns[place] for events, place in parts))
-    out.column("end", np.int64, (events.end_ns[place] for events, place in parts))
-    out.column("name", np.int32, (events.name[place] for events, place in parts))
+    spans, ops = rows.spans, [op.op_name for op in trace.hlo_ops]
+    out.column("start", np.int64, (*(events.start_ns[place] for events, place in parts), spans.start))
+    out.column("end", np.int64, (*(events.end_ns[place] for events, place in parts), spans.end))
+    out.column("name", np.int32, (*(events.name[place] for events, place in parts),
+                                  spans.name + len(trace.names) + len(ops)))
     out.column("kind", np.uint8, [rows.kind])
     out.column("depth", np.uint16, [rows.depth])
-    out.column("op", np.int32, [device.tf_op[rows.of_device]])
+    out.column("op", np.int32, [_ops(trace)[rows.of_device]])
     out.column("link", np.int32, _links(trace, rows))
     tracks_of_rows = _tracks(trace, rows, out)
-    shown = [printable(name) for name in trace.names]
+    shown = [printable(name) for name in (*trace.names, *ops, *spans.names)]
     for column, texts in (("text", shown), ("folded", [text.casefold() for text in shown])):
         raw = [text.encode("utf-8", "replace") + b"\n" for text in texts]
         out.column(column, np.uint8, [np.frombuffer(b"".join(raw), np.uint8)])
@@ -58,8 +62,8 @@ def _write(facts: TraceFacts, rows: Rows, found: IdleGaps, out: Writer) -> None:
         events=trace.event_count,
         quality=tuple((note.id, printable(note.message)) for note in facts.analysis.trace.quality),
         rows=tuple(rows.rows), bounds=rows.bounds, streams=rows.streams,
-        idle_gaps=_with_ends(found.ranked, rows), idle_totals=found.totals, basis=facts.basis, period_s=facts.period_s,
-        **tracks_of_rows))
+        idle_gaps=_with_ends(trace, found.ranked, rows), idle_totals=found.totals, basis=facts.basis,
+        period_s=facts.period_s, **tracks_of_rows))
 
 
 def _tracks(trace: Trace, rows: Rows, out: Writer) -> dict[str, Any]:
@@ -93,11 +97,14 @@ def _tracks(trace: Trace, rows: Rows, out: Writer) -> dict[str, Any]:
 
 
 def _times(trace: Trace, rows: Rows, events: I64) -> tuple[I64, I64, npt.NDArray[np.uint8]]:
-    """Start, end and kind of these events of the file, which are all device events, all host events or all stages."""
+    """Start, end and kind of these events of the file, which are all of one part of it."""
     n, m = len(rows.of_device), len(rows.of_device) + len(rows.of_host)
+    if events[0] >= m + len(rows.of_stage):
+        own = events - m - len(rows.of_stage)
+        return rows.spans.start[own], rows.spans.end[own], rows.kind[events]
     if events[0] < n:
-        own, place = trace.device, rows.of_device[events]
-        return own.start_ns[place], own.end_ns[place], rows.kind[events]
+        place = rows.of_device[events]
+        return trace.device.start_ns[place], trace.device.end_ns[place], rows.kind[events]
     place = rows.of_host[events - n] if events[0] < m else rows.of_stage[events - m]
     return trace.host.start_ns[place], trace.host.end_ns[place], rows.kind[events]
 
@@ -131,7 +138,16 @@ def _links(trace: Trace, rows: Rows) -> Iterator[npt.NDArray]:
         to_device[first + at[later_first]] = known[later_first]  # the last one written, the earliest, stays
     yield to_host
     yield to_device
-    yield np.full(len(rows.of_stage), -1, np.int64)
+    yield np.full(len(rows.of_stage) + len(rows.spans.start), -1, np.int64)
+
+
+def _ops(trace: Trace) -> npt.NDArray:
+    """For each device event its op, as index into the file's names: XLA's by their scopes, where they are known."""
+    device = trace.device
+    if not trace.hlo_ops:
+        return device.tf_op
+    named = np.array([bool(op.op_name) for op in trace.hlo_ops] + [False])  # the last one answers for no op
+    return np.where(named[device.hlo], device.hlo + len(trace.names), device.tf_op)
 
 
 def _ending(starts: I64, ends: I64, at: I64, end: I64) -> I64:
@@ -147,8 +163,10 @@ def _ending(starts: I64, ends: I64, at: I64, end: I64) -> I64:
     return found
 
 
-def _with_ends(found: list[RankedIdleGap], rows: Rows) -> tuple[IdleGap, ...]:
-    """The idle gaps; the device event that ended one becomes the (row, index) of its range."""
+def _with_ends(trace: Trace, found: list[RankedIdleGap], rows: Rows) -> tuple[IdleGap, ...]:
+    """The idle gaps; the device event that ended one becomes the (row, index) of its range, threads are called as their
+    rows."""
+    called = {printable(trace.lines[line].name): printable(name) for line, name in rows.threads.items()}
     place = np.empty(len(rows.of_device), np.int64)
     place[rows.of_device] = np.arange(len(place))
     first = np.array([rows.bounds[row.key][0] if row.kind == "stream" else -1 for row in rows.rows])
@@ -158,5 +176,9 @@ def _with_ends(found: list[RankedIdleGap], rows: Rows) -> tuple[IdleGap, ...]:
         if event is not None:
             row = int(streams[np.searchsorted(first[streams], place[event], side="right") - 1])
             idle_gap = replace(idle_gap, ends=(row, int(place[event] - first[row])))
-        out.append(idle_gap)
+        name, launched, thread = idle_gap.ended_by.rpartition(_LAUNCHED_BY)
+        doer, colon, what = idle_gap.host.partition(": ")
+        out.append(replace(
+            idle_gap, ended_by=name + launched + called.get(thread, thread), host=called.get(doer, doer) + colon + what,
+            work=tuple(replace(work, thread=called.get(work.thread, work.thread)) for work in idle_gap.work)))
     return tuple(out)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from gputop.text.units import percent
 
-RowKind = Literal["gpu", "stream", "thread", "stage"]
+RowKind = Literal["path", "layer", "gpu", "stream", "thread", "stage"]
 
 # What a range is; its place in here is its code in the arrays of ``Timeline.kinds``. 0: nothing.
 KINDS = ("", "compute", "collective", "h2d", "d2h", "d2d", "p2p", "copy", "memset", "host", "input")
@@ -42,8 +42,8 @@ class Row:
 
     key: int  # index into Timeline.rows
     kind: RowKind
-    label: str  # "GPU 0", "Stream #13 compute", "python 4711", "Map"
-    group: str  # the heading it stands under: "GPU 0", "Host node-1", "tf.data"
+    label: str  # "GPU 0", "Stream #13 compute", "python 1", "Map"
+    group: str  # the heading it stands under: "GPU 0", "Host node-1", "tf.data", "Model"
     gpu: int | None  # as the job numbers it
     depth: int = 0  # deepest nesting of its ranges: it takes depth + 1 lines to draw all of them
 

@@ -238,7 +238,7 @@ class Timeline:
         if not indices:
             return None
         for own, (first, stop) in enumerate(self._bounds):
-            if first == stop or self.rows[own].kind == "stage":
+            if first == stop or self.rows[own].kind in ("stage", "layer", "path"):
                 continue
             if own == row and index is not None:
                 place = first + index + (0 if back else 1)

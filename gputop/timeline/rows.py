@@ -9,14 +9,17 @@ import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.host.tf_data import ITERATOR, iterator_paths
+from gputop.analysis.results import CriticalPath
+from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import printable
+from gputop.timeline.layer_spans import NamedSpans, layer_spans, path_spans
 from gputop.timeline.model import KINDS, Row, RowKind
 from gputop.trace.intervals import Spans, merge, subtract, union
 from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, U8, Kind, Trace
 from gputop.trace.nesting import depths, nesting_order
-from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, role
+from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, labels, role
 
 _INPUT_CALL = rf"{ITERATOR}|{GET_NEXT}|enumerate\(DataLoader\)#"
 _OF_DEVICE = {
@@ -34,16 +37,19 @@ class Rows:
     """The rows and their events. ``of_device`` and ``of_host`` are the trace's events in the order of the file: those
     of a row lie together, by start, outer events before inner ones. ``of_stage`` are host events again, by stage.
 
-    ``bounds`` gives by row its first event and the one after its last, over all three; equal for a GPU, whose
-    ``streams`` are given instead. ``kind``, ``depth``: of each event, ``kind`` as index into KINDS.
+    ``spans`` are no events of the trace and come last. ``bounds`` gives by row its first event and the one after its
+    last, over all four; equal for a GPU, whose ``streams`` are given instead. ``kind``, ``depth``: of each event,
+    ``kind`` as index into KINDS.
     """
 
     rows: list[Row] = field(default_factory=list)
     bounds: list[tuple[int, int]] = field(default_factory=list)
     streams: dict[int, list[int]] = field(default_factory=dict)
+    threads: dict[int, str] = field(default_factory=dict)  # what threads are called, by line of the trace
     of_device: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     of_host: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     of_stage: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    spans: NamedSpans = field(default_factory=NamedSpans)
     kind: U8 = field(default_factory=lambda: np.empty(0, np.uint8))
     depth: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
 
@@ -53,8 +59,9 @@ class Rows:
         return len(self.rows) - 1
 
 
-def rows_of(trace: Trace) -> Rows:
-    """Each GPU with its streams, the busiest first; host threads, those that launch first; tf.data's stages."""
+def rows_of(trace: Trace, steps: Steps | None = None, path: CriticalPath | None = None) -> Rows:
+    """Each GPU with its streams, the busiest first; host threads, those that launch first; tf.data's stages; the
+    phases and layers of the GPU that runs most; the critical path."""
     out = Rows()
     device_kind, host_kind = _kinds(trace)
     device, host = trace.device, trace.host
@@ -70,18 +77,29 @@ def rows_of(trace: Trace) -> Rows:
                     int(device_depth[slice(*bounds[line])].max()))
             for line in line_of_row if line in bounds and trace.lines[line].gpu == gpu]
     order = _host_order(trace)
+    out.threads = labels(trace, order)
     place, host_depth, bounds = _sorted(trace, host.line, host.start_ns, host.end_ns, host.name, order)
     out.of_host, before = place, len(out.of_device)
     for line in order:
         if line in bounds:
             first, last = bounds[line]
             name = trace.lines[line].host
-            out.add("thread", trace.lines[line].name, f"Host {name}".rstrip(), None, before + first, before + last,
+            out.add("thread", out.threads[line], f"Host {name}".rstrip(), None, before + first, before + last,
                     int(host_depth[first:last].max()))
     _add_stages(trace, out)
-    out.kind = np.concatenate((device_kind[out.of_device], host_kind[out.of_host], host_kind[out.of_stage]))
+    layers, of_path = layer_spans(trace, steps), path_spans(path)
+    first = len(out.of_device) + len(out.of_host) + len(out.of_stage)
+    if len(layers.start):
+        out.add("layer", "phase", "Model", gpu_number(trace, layers.gpu), first, first + len(layers.start),
+                int(layers.depth.max()))
+        first += len(layers.start)
+    if len(of_path.start):
+        out.add("path", "critical path", "Model", None, first, first + len(of_path.start))
+    out.spans = layers.followed_by(of_path)
+    out.kind = np.concatenate((device_kind[out.of_device], host_kind[out.of_host], host_kind[out.of_stage],
+                               out.spans.kind))
     flat = np.zeros(len(out.of_stage), np.uint16)
-    out.depth = np.concatenate((device_depth, host_depth, flat))
+    out.depth = np.concatenate((device_depth, host_depth, flat, out.spans.depth))
     return out
 
 

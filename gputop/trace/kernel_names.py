@@ -205,3 +205,46 @@ def split_op(text: str) -> tuple[str, str]:
     name = _REPLICA.sub(r"\1", name)
     last = name.rsplit("/", 1)[-1]
     return name or UNKNOWN, kind or _NUMBERING.sub("", last) or UNKNOWN
+
+
+_SHORT_FROM = 4_000  # characters of a name that are looked at
+_LENGTH = re.compile(r"[KVRrO]*(\d{1,4})")
+# Wrappers whose name is the same for all kernels: what they run is their first template argument.
+_SAYS_NOTHING = re.compile(r"(?:cutlass|ck_tile)::(?:\w+::)*(?:Kernel2?|device_kernel|kentry)<([^<>(),]+)")
+
+
+@lru_cache(maxsize=16_384)
+def short_kernel(name: str) -> str:
+    """A kernel's name without its return type, template arguments and parameters:
+    "at::native::elementwise_kernel<…>". A mangled name (Itanium C++ ABI, 5.1) is read as far as its identifiers go."""
+    if name.startswith("_Z"):
+        return _demangled(name) or name
+    if (named := _SAYS_NOTHING.search(name)) is not None:
+        return named[1]
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    out, depth = [], 0
+    for char in name[:_SHORT_FROM]:
+        if char == "(" and not depth:
+            break
+        if char == "<":
+            if not depth:
+                out.append("<…>")
+            depth += 1
+        elif char == ">" and depth:
+            depth -= 1
+        elif not depth:
+            out.append(char)
+    return "".join(out).strip() or name
+
+
+def _demangled(name: str) -> str:
+    at, parts = 2, list[str]()
+    nested = name[at:at + 1] == "N"
+    at += nested
+    while (length := _LENGTH.match(name, at)) is not None and len(parts) < 20:
+        at = length.end() + int(length[1])
+        parts.append(name[length.end():at])
+        if not nested:
+            break
+    parts = [part for part in parts if not part.startswith("_GLOBAL__N_")]
+    return "::".join(parts) + ("<…>" if parts and name[at:at + 1] == "I" else "")

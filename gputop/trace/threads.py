@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,24 @@ def role(name: str) -> str:
     """``main`` (Python and all threads outside of pools), ``executor`` (runs the graph's ops), ``input`` (tf.data)
     or ``pool`` (other workers)."""
     return next((role for role, pattern in _ROLES if pattern.match(name)), MAIN)
+
+
+_ID = re.compile(r"/-?\d+$")
+_KINETO = re.compile(r"thread -?\d+ \((.+)\)$")
+
+
+def labels(trace: Trace, lines: Iterable[int]) -> dict[int, str]:
+    """Short names for people of these lines, which are threads: those of one name and host are numbered in their order,
+    in place of the system's numbers: "python 1", "tf_data 3"."""
+    members: dict[tuple[str, str], list[int]] = {}
+    for i in lines:
+        line = trace.lines[i]
+        kineto = _KINETO.match(line.name)
+        name = kineto[1] if kineto is not None else _ID.sub("", line.name)
+        name = "tf_data" if name == "tf_data_private_threadpool" else name or "thread"
+        members.setdefault((line.host, name), []).append(i)
+    return {i: f"{name} {number}" if len(own) > 1 else name
+            for (_, name), own in members.items() for number, i in enumerate(own, 1)}
 
 
 def lines_of(trace: Trace, *roles: str) -> npt.NDArray[np.bool_]:

@@ -5,7 +5,7 @@ Screens are imported when they are first opened: the monitor's first frame does 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from signal import Signals
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +21,8 @@ from gputop.tui.terminal.clipboard import CopyingApp
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import Server
     from gputop.session.session import Session
+    from gputop.timeline.model import Range
+    from gputop.timeline.reader import Timeline
     from gputop.tui.timeline.trace_file import TraceFile
 
 
@@ -56,8 +58,11 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
     app.push_screen(FindingPopup(chosen, go, numbers))
 
 
-def open_timeline(app: MonitorApp, finding: Finding | None = None) -> None:
-    """The timeline of the last capture, at the place of ``finding``; where there is no trace, the capture's text."""
+def open_timeline(
+    app: MonitorApp, finding: Finding | None = None, place: Callable[[Timeline], Range | None] | None = None,
+) -> None:
+    """The timeline of the last capture, at the place of ``finding`` or at ``place``; where there is no trace, the
+    capture's text."""
     record = app.session.last_capture
     if record is None:
         tell_no_capture(app, no_capture(app.session))
@@ -71,7 +76,7 @@ def open_timeline(app: MonitorApp, finding: Finding | None = None) -> None:
         from gputop.tui.timeline.trace_file import trace_of
 
         app.trace = trace_of(record, app.trace)
-        app.push_screen(TimelineScreen(app.trace, finding))
+        app.push_screen(TimelineScreen(app.trace, finding, place))
 
 
 def open_gpu(app: MonitorApp, chosen: GpuSample) -> None:
@@ -196,7 +201,12 @@ def open_tables(app: MonitorApp) -> None:
         return
     from gputop.tui.screens.tables_screen import TablesScreen
 
-    app.push_screen(TablesScreen(record))
+    def go(table: str, row: Sequence[object]) -> None:
+        from gputop.tui.timeline.finding_place import place_of_row
+
+        open_timeline(app, place=lambda timeline: place_of_row(timeline, table, row))
+
+    app.push_screen(TablesScreen(record, go))
 
 
 def open_comparison(app: MonitorApp) -> None:

@@ -38,15 +38,15 @@ def test_rows_stand_by_gpu_then_threads_then_stages():
     assert [(row.kind, row.label, row.group, row.gpu) for row in timeline.rows] == [
         ("gpu", "GPU 0", "GPU 0", 0), ("stream", "Stream #1", "GPU 0", 0),
         ("gpu", "GPU 1", "GPU 1", 1), ("stream", "Stream #2", "GPU 1", 1), ("stream", "Stream #1", "GPU 1", 1),
-        ("thread", "launch 1", "Host node", None), ("thread", "tf_Compute/1", "Host node", None),
-        ("thread", "python", "Host node", None), ("thread", "tf_data_private_threadpool/3", "Host node", None),
+        ("thread", "launch 1", "Host node", None), ("thread", "tf_Compute", "Host node", None),
+        ("thread", "python", "Host node", None), ("thread", "tf_data", "Host node", None),
         ("stage", "Map", "tf.data", None), ("stage", "Prefetch", "tf.data", None),
         ("stage", "Prefetch::Map", "tf.data", None),
     ]
     assert [row.key for row in timeline.rows] == list(range(len(timeline.rows)))
     # What an input thread does is input, and so are a training loop's calls for a batch.
     kinds = {row.label: set(timeline.kinds(row.key, 0, 100_000, 50).tolist()) - {0} for row in timeline.rows}
-    assert {KINDS[k] for k in kinds["tf_data_private_threadpool/3"]} == {KINDS[k] for k in kinds["python"]} == {"input"}
+    assert {KINDS[k] for k in kinds["tf_data"]} == {KINDS[k] for k in kinds["python"]} == {"input"}
 
 
 def test_two_stages_of_one_name_are_distinguished_by_their_paths():
@@ -201,3 +201,50 @@ def agrees_with_the_analysis(trace: Trace, timeline: Timeline) -> None:
         kinds = timeline.kinds(row.key, low, high, columns)
         assert all(kinds[i] == KINDS.index("compute") for i in range(columns) if computes[i] * 2 > busy[i])
         assert Kind.COMPUTE == 0 and KINDS[1] == "compute"
+
+
+def test_phases_and_layers_of_the_busiest_gpu_are_a_row_of_spans():
+    b = Builder(gpus=2)
+    for step in range(3):
+        begin = step * 1000
+        b.host("train", begin, 900, step_num=step, _r=1)
+        for i, op in enumerate(("model/dense_0/MatMul:MatMul", "model/dense_0/Relu:Relu",
+                                "model/dense_1/up/MatMul:MatMul",
+                                "gradient_tape/model/dense_1/up/MatMul/MatMul_1:MatMul",
+                                "gradient_tape/model/dense_0/MatMul/MatMul_1:MatMul",
+                                "adam/w/Apply:ResourceApplyAdam")):
+            b.run(1, begin + 100 * i, 90, f"kernel_{i}", launch=begin + 10 * i, op=op)
+        b.run(0, begin, 100, "kernel_0", launch=begin, op="model/dense_0/MatMul:MatMul")
+    timeline = timeline_of(b.build())
+    row = next(row for row in timeline.rows if row.kind == "layer")
+    assert (row.label, row.gpu, row.depth) == ("phase", 1, 2)
+    spans = [(r.name, r.depth, r.start_ns // 1000, r.end_ns // 1000) for r in timeline.ranges(row.key, 0, 600_000)]
+    assert spans == [
+        ("forward", 0, 0, 290), ("dense_0", 1, 0, 190), ("dense_1", 1, 200, 290), ("up", 2, 200, 290),
+        ("backward", 0, 300, 490), ("dense_1", 1, 300, 390), ("up", 2, 300, 390), ("dense_0", 1, 400, 490),
+        ("MatMul", 2, 400, 490), ("optimizer", 0, 500, 590)]
+    assert timeline.count(row.key, 0, 10**9) == 3 * len(spans)
+
+
+def test_threads_are_numbered_in_the_order_of_their_rows():
+    b = Builder()
+    for thread in ("tf_Compute/-77", "tf_Compute/123456", "python/99", "tf_data_private_threadpool/7", "launch 0"):
+        b.host("Work", 0, 100, thread)
+    b.run(0, 20, 5, launch=2, thread="tf_Compute/123456")
+    labels = [row.label for row in timeline_of(b.build()).rows if row.kind == "thread"]
+    assert labels[0] == "tf_Compute 1"
+    assert sorted(labels) == ["launch 0", "python", "tf_Compute 1", "tf_Compute 2", "tf_data"]
+
+
+def test_the_critical_path_is_a_row_of_its_segments():
+    b = keras_steps(Builder(), 6, 1_000, 900)
+    for i in range(6):
+        b.run(0, 1_000 * i + 50, 700, launch=1_000 * i + 10)
+    facts = examine(b.build())
+    path = facts.analysis.critical_path
+    assert path is not None and path.segments
+    timeline = timeline_of(b.build())
+    row = next(row for row in timeline.rows if row.kind == "path")
+    spans = timeline.ranges(row.key, *timeline.window_ns)
+    assert [(r.start_ns, r.end_ns) for r in spans] == [(s.start_ns, s.end_ns) for s in path.segments]
+    assert "host work: cuLaunchKernel" in [r.name for r in spans]

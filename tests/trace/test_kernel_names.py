@@ -11,6 +11,7 @@ from gputop.trace.kernel_names import (
     launch_shape,
     memory_kind,
     op_of_annotation,
+    short_kernel,
     split_op,
 )
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
@@ -169,3 +170,19 @@ def test_ops(text, op):
 ])
 def test_the_op_in_an_annotation(text, op):
     assert op_of_annotation(text) == op
+
+
+@pytest.mark.parametrize(("name", "short"), [
+    ("void at::native::elementwise_kernel<4, at::native::(anonymous namespace)::f(int)::{lambda()#1}>(int, float*)",
+     "at::native::elementwise_kernel<…>"),
+    ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long)", "ncclKernel_AllReduce_RING_LL_Sum_float"),
+    ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_nt_align4>(int)",
+     "cutlass_80_tensorop_s1688gemm_256x64_16x4_nt_align4"),
+    ("_ZN5Eigen8internal15EigenMetaKernelINS_15TensorEvaluatorIKNS_14TensorAssignOpE",
+     "Eigen::internal::EigenMetaKernel<…>"),
+    ("_Z11flip_filterIffEvPT0_PKT_iiii", "flip_filter<…>"),
+    ("_ZN10tensorflow12_GLOBAL__N_16kernelEv", "tensorflow::kernel"),
+    ("_Znonsense", "_Znonsense"), ("_Z9999x", "x"), ("loop_fusion_3", "loop_fusion_3"), ("(", "("), ("", ""),
+])
+def test_short_names(name, short):
+    assert short_kernel(name) == short

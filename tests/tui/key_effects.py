@@ -298,7 +298,7 @@ def gap(app: GputopApp) -> int:
     return canvas.gap[0] if canvas.gap is not None else -1
 
 
-TOP = ("0", "pageup", "pageup")
+TOP = ("0", "pageup", "pageup", *["down"] * 4)  # below the levels of the phases and the critical path: GPU 0
 ZOOMED = (*TOP, "full_stop", "plus", "plus", "plus")
 CANVAS_EFFECTS = {
     "pan(-1)": Effect(view(lambda v: v.start_ns), less, (*ZOOMED, "end")),
@@ -434,6 +434,7 @@ STAGES: dict[type, Stage] = {
         "move(1000)": Effect(of(SavedCaptures, lambda c: c.index), to(1), ("up",))}, ("J",), stays=True),
     CaptureList: Stage(moves(of(CaptureList, lambda c: c.index)), ("B", "tab"), stays=True),
     TablesScreen: Stage({
+        "timeline": Effect(screen, to(TimelineScreen)),
         "turn(1)": Effect(on_screen(lambda s: s._index), by(1), ("1",)),
         "turn(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("3",)),
         **{f"table({n})": Effect(on_screen(lambda s: s._index), to(n), ("2" if n == 0 else "1",)) for n in range(10)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gputop.core.metrics import BYTES_PER_S, GPU_METRICS, LANE_METRICS
+from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, LANE_METRICS, RATIO, WATTS
 from gputop.core.samples import OK, GpuSample
 from gputop.render.gpu_columns import COLUMNS, Draw, Figure, plain_figure
 from gputop.render.palette import BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
@@ -181,13 +181,30 @@ _NARROW_FORMS: dict[str, Callable[[str], str]] = {
 }
 
 
-def second_line(gpu: GpuSample, mean: float | None) -> dict[str, StyledText]:
-    """What stands below the figures where a GPU has more than one line: means and limits."""
+def _mean_text(gpu: GpuSample, metric: str, mean: float, full_scale: float | None) -> str:
+    """The mean of what a lane shows, a share of its full height, in the metric's unit, in five cells."""
+    known = GPU_METRICS["sm_active" if metric == ACTIVITY else metric]
+    scale = known.full_scale
+    most = full_scale if scale is None else gpu[scale].value if isinstance(scale, str) else scale
+    if known.unit == RATIO or not most:
+        return ratio(mean)
+    value = mean * most
+    return {BYTES: f"{value / 2**30:.0f}G", BYTES_PER_S: rate_gb(value), WATTS: f"{value:.0f}W",
+            CELSIUS: f"{value:.0f}°", HERTZ: f"{value / 1e6:.0f}"}.get(known.unit, ratio(mean))
+
+
+def second_line(
+    gpu: GpuSample, mean: float | None, metric: str = ACTIVITY, full_scale: float | None = None,
+) -> dict[str, StyledText]:
+    """What stands below the figures where a GPU has more than one line: means and limits.
+
+    ``mean`` is that of the main lane, 0-1; ``full_scale`` 100 % of a metric without a scale of its own.
+    """
     out: dict[str, StyledText] = {}
     if gpu.state != OK:
         return out
     if mean is not None:
-        out["now" + SECOND] = (f"ø {ratio(mean)}", DIM)
+        out["now" + SECOND] = (f"ø {_mean_text(gpu, metric, mean, full_scale)}", DIM)
     limit, clock_max = gpu["power_limit_w"].value, gpu["sm_clock_max_hz"].value
     if limit is not None:
         out["power" + SECOND] = (f"/{limit:.0f}W", DIM)

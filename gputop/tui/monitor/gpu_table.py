@@ -20,7 +20,7 @@ from gputop.render.palette import ACCENT, DIM, PLAIN
 from gputop.render.styled_text import StyledText, crop, wrap
 from gputop.render.time_slices import slice_for
 from gputop.session.event_log import EventLog
-from gputop.text.units import fit, printable
+from gputop.text.units import fit, printable, rate_gb
 from gputop.tui.keys import key
 from gputop.tui.monitor import time_axis
 from gputop.tui.monitor.columns import (
@@ -198,6 +198,9 @@ class GpuTable(Widget, can_focus=True):
             return
         self._lanes_end_s = self._lanes_end()
         self._update_cursor()
+        self._full_scale = None
+        if self.metric != ACTIVITY and self._history is not None:
+            self._full_scale = common_scale(self._history, self.metric, self.span_shown_s, self.end_s)
         now = "now" if self.time.slice is None else "mean"
         title = "".join(title_texts(self._fields.values(), self._main_title(), now))
         if self.sample is not None and not self.gpus:
@@ -208,9 +211,6 @@ class GpuTable(Widget, can_focus=True):
         if self.axis_lines and (line := self._axis_line()) != self._axis:
             self._axis = line
             self._refresh_line(1)
-        self._full_scale = None
-        if self.metric != ACTIVITY and self._history is not None:
-            self._full_scale = common_scale(self._history, self.metric, self.span_shown_s, self.end_s)
         lanes = [f for f in self._fields.values() if f.is_lane]
         views = {f.key: self._view_of(f) for f in lanes}
         picture = (views, self._lanes_end_s, self._full_scale, self.metric, self._history,
@@ -267,7 +267,7 @@ class GpuTable(Widget, can_focus=True):
         gpu = self.time.at_cursor(gpu)
         figures = figures_of(gpu, self.metric, self._fields)
         if self.rows_per_gpu > 1:
-            figures |= second_line(gpu, self._lanes[gpu.info.uuid, "main"].mean())
+            figures |= second_line(gpu, self._lanes[gpu.info.uuid, "main"].mean(), self.metric, self._full_scale)
         return figures
 
     def _update_lane(self, gpu: GpuSample, field: Field, view: TimeView) -> int:
@@ -360,6 +360,8 @@ class GpuTable(Widget, can_focus=True):
     def _main_title(self) -> str:
         width, clock = self._main_width, self.time.slice
         name = time_axis.metric_name(self.metric, self.gpus)
+        if self._full_scale is not None and self.metric != ACTIVITY:
+            name += f" (full height {rate_gb(self._full_scale)})"
         if clock is not None:
             return clock.title(name, width)
         return time_axis.title(name, self.span_shown_s, self.end_s, width)

@@ -3,6 +3,7 @@ limit."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rich.text import Text
@@ -72,14 +73,17 @@ class TablesScreen(Screen[None]):
         key("slash", "filter", "filter rows", "show only the rows that hold a text"),
         key("space", "unfold", "unfold", "of a tree: show or hide what is below this row"),
         key("enter", "row", "whole row", "the whole row, names in full"),
+        key("t", "timeline", "timeline", "the timeline, at the place of this row"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
         key("escape,q,T", "close", "back", "back to the monitor"),
     ]
     HELP = ("Times are summed over the window of the capture and over its GPUs, unless a column says “per step”. "
             "N/A: the trace does not tell. Numbers sort from the largest.\n")
 
-    def __init__(self, record: CaptureRecord) -> None:
+    def __init__(self, record: CaptureRecord, go: Callable[[str, Sequence[Value]], None]) -> None:
+        """``go`` opens the timeline at the place of a row of the table of that name."""
         super().__init__()
+        self._go = go
         self._record = record
         self._tables = tables(record.analysis)
         self._index = next((i for i, t in enumerate(self._tables) if t.rows), 0)
@@ -180,6 +184,10 @@ class TablesScreen(Screen[None]):
 
     def on_data_table_row_selected(self) -> None:
         self.action_row()
+
+    def action_timeline(self) -> None:
+        at = self.query_one(DataTable).cursor_row
+        self._go(self.table.name, self._rows[at] if 0 <= at < len(self._rows) else ())
 
     def action_row(self) -> None:
         grid: DataTable[Text] = self.query_one(DataTable)

@@ -68,14 +68,16 @@ DENSITY = " ░▒▓█"  # a share in quarters, where brightness cannot show i
 
 # Replacements of the same width for glyphs that the kernel's console font (CP437 and a little more) lacks.
 _CONSOLE = {
-    **dict(zip("▁▂▃▅▆▇", "▄▄▄███", strict=True)), **dict(zip("▏▎▍▋▊▉", " ▌▌▌██", strict=True)), "▔": "▀", "▕": "▐",
+    **dict(zip("▁▂▃▅▆▇", "▄▄▄███", strict=True)),
+    **dict(zip("▖▗▙▟", "▄▄██", strict=True)), **dict(zip("▏▎▍▋▊▉", " ▌▌▌██", strict=True)), "▔": "▀", "▕": "▐",
     **dict(zip("╭╮╰╯", "┌┐└┘", strict=True)), "●": "•", "◐": "o", "○": "o", "…": ".", "›": ">", "✗": "x", "✓": "√",
     "—": "-", "–": "-", "−": "-", "→": ">", "←": "<", "↑": "^", "↓": "v", "⏵": ">", "⏸": "=", "▶": ">",
     "“": '"', "”": '"', "‘": "'", "’": "'", "⚠": "!", "▸": ">", "▾": "v", "◀": "<", "◆": "+", "│": "│", "┊": "│",
-    "▲": "^", "▼": "v", "△": "^", "▽": "v", "\ufffd": "?",
+    "▲": "^", "▼": "v", "△": "^", "▽": "v", "⏎": "┘", "\ufffd": "?",
 }
 _ASCII = {
     **dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True)), **dict(zip("▏▎▍▌▋▊▉", "  --==#", strict=True)), "▐": "-",
+    **dict(zip("▖▗▙▟", "..**", strict=True)),
     "▔": "-", "▕": "|", "▀": '"', "░": ".", "▒": ":", "▓": "+", "■": "#", "□": ".", "▪": "#", "▰": "#", "▱": "-",
     **dict.fromkeys("─━═╌┄┈╴╶╸╺", "-"), **dict.fromkeys("│┃║┊┆╎╵╷", "|"),
     **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯┏┓┗┛┣┫┳┻╋╞╡╔╗╚╝", "+"),

@@ -26,7 +26,7 @@ Bools = npt.NDArray[np.bool_]
 FULL = 7  # eighths of the height of a cell that is fully covered; the last eighth separates the rows
 BAR_CELLS = 3  # a range needs that many whole cells to get a bar
 _MAX_EDGE_RATIO = 1 / 8  # of a cell: as much of it may be uncovered at either end of a bar
-_MIN_CELLS_FOR_CUT_NAME = 7
+_MIN_CELLS_FOR_CUT_NAME = 5
 
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _QUARTERS = {(0, 0): " ", (0, 1): "▗", (1, 0): "▖", (1, 1): "▄", (0, 2): "▐", (2, 0): "▌", (1, 2): "▟", (2, 1): "▙",

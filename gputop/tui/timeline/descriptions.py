@@ -37,7 +37,9 @@ def _grain(length_ns: int) -> int:
 def where(timeline: Timeline, row: Row) -> str:
     """A row with the GPU or host it belongs to."""
     label = row.label.strip()
-    return label if label.startswith(row.group) else f"{row.group} {label}"
+    if row.kind == "layer":
+        return f"GPU {row.gpu}"
+    return label if label.startswith(row.group) or row.kind == "path" else f"{row.group} {label}"
 
 
 def view_lines(timeline: Timeline, view: View, width: int) -> list[list[StyledText]]:
@@ -68,12 +70,20 @@ def range_lines(timeline: Timeline, r: Range, linked: Range | None, width: int) 
     if sum(len(t) for t, _ in right) > width * 2 // 3:
         right = [(seconds(length / 1e9) + " ", BOLD)]
     first = justify([(" █ ", PART_STYLE[PART_OF[r.kind]]), (r.name or "(no name)", BOLD)], right, width)
-    parts = [f"{_KINDS[r.kind]} on {where(timeline, timeline.rows[r.row])}"]
+    parts = [f"{_what(timeline, r)} on {where(timeline, timeline.rows[r.row])}"]
     if r.tf_op and r.tf_op != r.name:
         parts.append(f"op {r.tf_op}")
     if linked is not None:
         parts.append(link_text(timeline, r, linked) + "  o: go there")
     return [first, justify([("   " + " · ".join(parts), DIM)], [], width)]
+
+
+def _what(timeline: Timeline, r: Range) -> str:
+    if timeline.rows[r.row].kind == "path":
+        return "a typical step waits for this"
+    if timeline.rows[r.row].kind == "layer":
+        return "layer of the model" if r.depth else "phase of the step"
+    return _KINDS[r.kind]
 
 
 def link_text(timeline: Timeline, r: Range, linked: Range) -> str:
@@ -121,7 +131,7 @@ def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[
 
     out.append("█ ", PART_STYLE[PART_OF[r.kind]])
     out.append((r.name or "(no name)") + "\n\n", BOLD)
-    line("what", _KINDS[r.kind])
+    line("what", _what(timeline, r))
     line("on", where(timeline, timeline.rows[r.row]))
     line("duration", f"{seconds(length / 1e9)}  ({length:,} ns)")
     line("start", when(timeline, r.start_ns, 1))

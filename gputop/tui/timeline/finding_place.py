@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gputop.advice.registry import rule_of
@@ -46,6 +47,19 @@ def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
     longest = [r for row in gpus for r in timeline.ranges(row.key, *timeline.window_ns, _MAX_RANGES)
                if r.kind in rule.events]
     return max(longest, key=lambda r: r.end_ns - r.start_ns, default=None)
+
+
+def place_of_row(timeline: Timeline, table: str, row: Sequence[object]) -> Range | None:
+    """Where a row of a capture's tables can be seen: the longest segment of that kind on the critical path, else the
+    first event that its longest text names."""
+    texts = [cell for cell in row if isinstance(cell, str) and cell]
+    path = next((own for own in timeline.rows if own.kind == "path"), None)
+    if table == "Path" and texts and path is not None:
+        own = [r for r in timeline.ranges(path.key, *timeline.window_ns, _MAX_RANGES) if r.name.startswith(texts[0])]
+        named = [r for r in own if r.name.endswith(texts[-1])]
+        if named or own:
+            return max(named or own, key=lambda r: r.end_ns - r.start_ns)
+    return timeline.search(max(texts, key=len), 0, timeline.window_ns[0] - 1) if texts else None
 
 
 def _event_of(timeline: Timeline, culprit: Culprit) -> Range | None:

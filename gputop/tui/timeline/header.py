@@ -81,7 +81,7 @@ def drawn_steps(steps: Steps, view: View, cells: int) -> list[int]:
     seen = visible_steps(steps, view)
     if not len(seen):
         return []
-    apart = every(cells / (view.span_ns / max(1.0, _typical(steps))), 4)
+    apart = every(cells / (view.span_ns / max(1.0, _typical(steps))), len(str(seen[-1] + 1)) + 2)
     return [i for i in seen if i % apart == 0]
 
 
@@ -114,14 +114,16 @@ def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> l
     for i in marked:
         behind = min(i + apart, len(steps))
         begin, end = int(steps[i, 0]), int(steps[behind - 1, 1])
-        first, last = max(at, view.column(begin, cells)), min(cells, view.column(end, cells))
+        name = f"{i + 1}" if behind == i + 1 else f"{i + 1}–{behind}"
+        # Steps that take hardly a cell are still named: over the room behind them, at the end over that before them.
+        first = max(at, min(view.column(begin, cells), cells - len(name) - 1))
+        last = min(cells, max(view.column(end, cells), first + len(name) + 1))
         if last <= first:
             continue
         room = last - first
-        name = f"{i + 1}" if behind == i + 1 else f"{i + 1}–{behind}"
         long = f" step {name}  {seconds((end - begin) / 1e9)}"
         texts = (long if apart == 1 else f" steps {name}", f" step {name}" if apart == 1 else f" {name}", f" {name}",
-                 name)
+                 name, f"{i + 1}")
         text = next((t for t in texts if len(t) < room + t.startswith(" ")), "")  # a blank separates it from the next
         here = cursor_ns is not None and begin <= cursor_ns < end
         runs += [(" " * (first - at), DIM), (text.ljust(room), STEP_HERE if here else STEP[i // apart % 2])]

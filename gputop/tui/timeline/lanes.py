@@ -10,14 +10,15 @@ import numpy.typing as npt
 
 from gputop.timeline.model import KINDS, IdleGap, Range
 from gputop.timeline.reader import Timeline
+from gputop.trace.kernel_names import short_kernel
 from gputop.tui.timeline.cells import BAR_CELLS, FULL, Line, bar_cells, draw_lines, least_bar_ns, put_bar
 from gputop.tui.timeline.header import rules
-from gputop.tui.timeline.rows import Place
+from gputop.tui.timeline.rows import NESTED, Place
 from gputop.tui.timeline.styles import cause_code
 from gputop.tui.timeline.viewport import View
 
 _KIND = {name: code for code, name in enumerate(KINDS)}
-_MAX_RANGES_NAMED = 2_000  # with more ranges in view, hardly one is long enough for its name
+_MAX_RANGES_NAMED = 200_000  # in view, of one row: their lengths are looked at for each picture
 _MAX_NESTED_RANGES = 1_000  # of one unfolded thread, the longest ones
 
 
@@ -75,7 +76,7 @@ def draw_lanes(timeline: Timeline, idle: IdleGapParts, shown: Sequence[Place], v
             if named and timeline.count(row.key, view.start_ns, view.end_ns) <= _MAX_RANGES_NAMED:
                 ranges = timeline.ranges(row.key, view.start_ns, view.end_ns, cells // BAR_CELLS,
                                          least_bar_ns(view, cells))
-                _put_names(lines, [r for r in ranges if not (r.depth and row.kind == "thread")], view, cells)
+                _put_names(lines, [r for r in ranges if not (r.depth and row.kind in NESTED)], view, cells)
             out[place.key] = Lane(lines, share)
     for key in {p.rows[0].key for p in shown if p.depth is not None}:
         levels = [p for p in shown if p.depth is not None and p.rows[0].key == key]
@@ -87,7 +88,20 @@ def _put_names(lines: list[Line], ranges: Iterable[Range], view: View, cells: in
     for r in ranges:
         first, last = bar_cells(view, cells, r.start_ns, r.end_ns)
         if last - first >= BAR_CELLS:
-            put_bar(lines, first, last, r.name.removeprefix("void "), _KIND[r.kind])
+            put_bar(lines, first, last, bar_name(r, last - first - 1), _KIND[r.kind])
+
+
+def bar_name(r: Range, room: int) -> str:
+    """What a bar of this many cells says: op and kernel, or where there is no room for both the op's last scope and
+    name, or where no op is known the kernel without its namespaces."""
+    kernel = short_kernel(r.name) if r.kind in ("compute", "collective") or r.name.startswith("_Z") else r.name
+    op = "/".join(r.tf_op.rpartition(":")[0 if ":" in r.tf_op else 2].split("/")[-2:])
+    both = f"{op} · {kernel}" if op and kernel != op else kernel
+    if len(both) <= room:
+        return both
+    if op:
+        return op if len(op) <= room else op.rpartition("/")[2]
+    return kernel if len(kernel) <= room else kernel.rpartition("::")[2]
 
 
 def _nested(timeline: Timeline, levels: Sequence[Place], view: View, cells: int, drawn: Lanes,

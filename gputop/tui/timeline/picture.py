@@ -24,7 +24,7 @@ from gputop.tui.timeline import header as head
 from gputop.tui.timeline import styles
 from gputop.tui.timeline.cells import FULL, touched_cells
 from gputop.tui.timeline.lanes import IdleGapParts, Lane, Lanes, draw_lanes
-from gputop.tui.timeline.rows import MAX_DEPTH, Place, first_unfolded, lines_per_gpu, places, tops
+from gputop.tui.timeline.rows import ABOVE, MAX_DEPTH, Place, first_unfolded, lines_per_gpu, places, tops
 from gputop.tui.timeline.viewport import View
 from gputop.tui.widgets.cached_lines import CachedLinesWidget
 
@@ -84,7 +84,7 @@ class TimelinePicture(CachedLinesWidget):
         self.places = places(rows, self.unfolded, lines_per_gpu(rows, self.unfolded, room))
         self._tops = tops(self.places)
         self.index = next((i for i, p in enumerate(self.places) if p.key == key_before),
-                          next((i for i, p in enumerate(self.places) if p.row is not None), 0))
+                          next((i for i, p in enumerate(self.places) if p.row and p.row.kind not in ABOVE), 0))
         longest = max((len(p.label) for p in self.places if p.row is not None), default=6)
         self.label_cells = max(8, min(longest + 4, 36, self.columns // 4))
         self._scroll_to_place()
@@ -240,7 +240,7 @@ class TimelinePicture(CachedLinesWidget):
         if place is not None and place.rows and (self.place is None or self.place.key != place.key):
             row = place.rows[0]
             self.index = next((i for i, p in enumerate(self.places) if row in p.rows or (
-                row.kind == "stream" and p.rows and p.rows[0].gpu == row.gpu)), self.index)
+                row.kind == "stream" and p.rows and p.rows[0].kind == "gpu" and p.rows[0].gpu == row.gpu)), self.index)
         self._scroll_to_place()
         self._redraw()
 

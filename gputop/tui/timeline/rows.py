@@ -13,6 +13,9 @@ from gputop.timeline.model import Row
 MAX_DEPTH = 16  # lines of one thread; a recursion can be deeper than any screen
 _MIN_POOL_THREADS = 4  # as many successive threads of one name, or more, are folded into one row
 _MAX_LEVELS_UNFOLDED = 8  # deeper threads are folded at first
+ABOVE = ("path", "layer")  # rows above those of the GPUs
+NESTED = ("thread", "layer")  # rows that unfold to a line for each level
+_LEVEL_LABELS = ("  layer", "  in it")
 _NUMBER = re.compile(r"[\s/#:_.-]*\d+$")
 
 
@@ -45,7 +48,7 @@ def places(rows: Sequence[Row], unfolded: frozenset[int], gpu_lines: int = 1) ->
     """The picture from top to bottom. ``unfolded``: the folds that are open."""
     out: list[Place] = []
     group = ""
-    for members in _pools(rows):
+    for members in _pools(sorted(rows, key=lambda row: row.kind not in ABOVE)):
         row = members[0]
         if row.kind in ("thread", "stage") and row.group != group:
             out.append(Place((), row.group))
@@ -75,7 +78,7 @@ def _pools(rows: Sequence[Row]) -> Iterator[tuple[Row, ...]]:
     def pool(row: Row) -> object:
         name = _NUMBER.sub("", row.label) if row.kind == "thread" else ""
         # Python's threads run the job's loops, so they are not folded.
-        return (row.group, name) if name and not name.startswith("python") else row.key
+        return (row.group, name) if name and not name.startswith(("python", "pt_main", "thread")) else row.key
 
     for _, found in groupby(rows, pool):
         members = tuple(found)
@@ -86,10 +89,11 @@ def _pools(rows: Sequence[Row]) -> Iterator[tuple[Row, ...]]:
 
 
 def _thread(row: Row, unfolded: frozenset[int], indent: str) -> list[Place]:
-    nested = row.key if row.kind == "thread" and row.depth > 0 else None
+    nested = row.key if row.kind in NESTED and row.depth > 0 else None
     if nested is None or nested not in unfolded:
         return [Place((row,), indent + row.label, 1, None, nested)]
-    return [Place((row,), indent + row.label if depth == 0 else "", 1, depth, nested, False)
+    below = ("", *_LEVEL_LABELS) if row.kind == "layer" else ("",) * MAX_DEPTH
+    return [Place((row,), indent + row.label if depth == 0 else below[depth], 1, depth, nested, False)
             for depth in range(min(row.depth + 1, MAX_DEPTH))]
 
 
@@ -107,9 +111,9 @@ def first_unfolded(rows: Sequence[Row], lines: int) -> frozenset[int]:
     chosen = frozenset(fold for fold in gpu_folds(rows) if streams[rows[fold].gpu] > 1)
     if _lines(rows, chosen) > lines:
         chosen = frozenset()
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.kind not in ABOVE):
         more = chosen | {row.key}
-        if row.kind == "thread" and 0 < row.depth <= _MAX_LEVELS_UNFOLDED and _lines(rows, more) <= lines:
+        if row.kind in NESTED and 0 < row.depth <= _MAX_LEVELS_UNFOLDED and _lines(rows, more) <= lines:
             chosen = more
     return chosen
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ from gputop.core.findings import Finding
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText, justify, wrap
 from gputop.text.units import bytes_, printable, seconds
-from gputop.timeline.model import IdleGap
+from gputop.timeline.model import IdleGap, Range
 from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import SIMULATED_STYLE
@@ -91,9 +92,11 @@ class TimelineScreen(ModalScreen[None]):
             super().__init__()
             self.outcome = outcome
 
-    def __init__(self, trace: TraceFile, finding: Finding | None = None) -> None:
-        """At first the place of ``finding`` is shown."""
+    def __init__(self, trace: TraceFile, finding: Finding | None = None,
+                 place: Callable[[Timeline], Range | None] | None = None) -> None:
+        """At first the place of ``finding`` is shown, or that range."""
         super().__init__()
+        self._place = place
         self.trace = trace
         self._finding = finding
         self._stop = threading.Event()
@@ -190,6 +193,8 @@ class TimelineScreen(ModalScreen[None]):
         self._show_header()
         if self._finding is not None:  # with a trace that was read before, the picture has no rows yet
             self.call_after_refresh(self.go_to_finding, self._finding)
+        elif self._place is not None:
+            self.call_after_refresh(self._go_to, self._place(timeline))
 
     # -- drawing ------------------------------------------------------------------------------
 
@@ -288,9 +293,16 @@ class TimelineScreen(ModalScreen[None]):
         self.app.push_screen(Popup(
             "An idle gap", lambda width: descriptions.idle_gap_text(timeline, idle, finding, width)))
 
+    def _go_to(self, place: Range | None) -> None:
+        if place is None:
+            self.notify("No single place of the trace stands for this row.")
+        else:
+            self._canvas.set_view(self._canvas.view.fit(place.start_ns, place.end_ns, margin=3.0))
+            self._canvas.reveal(place)
+
     def go_to_finding(self, finding: Finding) -> None:
         """Show where a finding costs most, or say that there is no such place."""
-        timeline, canvas = self._canvas.timeline, self._canvas
+        timeline = self._canvas.timeline
         place = place_of(timeline, finding) if timeline is not None else None
         if timeline is None or place is None:
             self.notify(f"{printable(finding.title)}: no single place of the trace stands for it.")
@@ -298,8 +310,7 @@ class TimelineScreen(ModalScreen[None]):
             self._open_idle_gaps()
             self._idle_gaps.choose_gap(place)
         else:
-            canvas.set_view(canvas.view.fit(place.start_ns, place.end_ns, margin=3.0))
-            canvas.reveal(place)
+            self._go_to(place)
 
     # -- actions ------------------------------------------------------------------------------
 

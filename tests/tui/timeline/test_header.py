@@ -38,6 +38,13 @@ def test_steps_are_named_as_far_as_there_is_room() -> None:
     assert [i + 1 for i in head.drawn_steps(STEPS, WHOLE, 60)] == [1, 6, 11, 16, 21, 26, 31, 36]
 
 
+def test_steps_that_take_less_than_a_cell_are_named() -> None:
+    short = np.array([[390 * MS + i * MS // 10, 390 * MS + (i + 1) * MS // 10] for i in range(4)], np.int64)
+    assert text(head.steps_line(short, WHOLE, 60, None)).split() == ["1"]
+    end = np.array([[399 * MS, 400 * MS]], np.int64)
+    assert text(head.steps_line(end, WHOLE, 60, None)).split() == ["1"]
+
+
 def test_rules_stand_where_marked_steps_begin_and_the_last_one_ends() -> None:
     view = View.whole((0, 100 * MS))
     steps = STEPS[1:4]

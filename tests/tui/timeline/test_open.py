@@ -17,7 +17,7 @@ from gputop.timeline.reader import Timeline
 from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.screens.finding import FindingPopup
-from gputop.tui.timeline.finding_place import place_of
+from gputop.tui.timeline.finding_place import place_of, place_of_row
 from gputop.tui.timeline.screen import TimelineScreen
 from gputop.tui.timeline.trace_file import TraceFile, trace_of
 from gputop.tui.timeline_app import TimelineApp
@@ -171,3 +171,15 @@ async def test_without_a_trace_the_text_is_shown() -> None:
 def test_on_the_command_line_it_needs_a_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["analyze", str(tmp_path), "--timeline"]) == 2
     assert "--timeline needs a terminal" in capsys.readouterr().err
+
+
+def test_the_place_of_a_row_of_the_tables() -> None:
+    timeline = timeline_of(job())
+    path = next(row for row in timeline.rows if row.kind == "path")
+    segments = timeline.ranges(path.key, *timeline.window_ns)
+    longest = max((r for r in segments if r.name.startswith("host work")), key=lambda r: r.end_ns - r.start_ns)
+    assert place_of_row(timeline, "Path", ("host work", 1.0, "Python and ops of the host")) == longest
+    kernel = place_of_row(timeline, "Kernels", (0.5, 12, "sgemm_1"))
+    assert kernel is not None and kernel.name == "sgemm_1"
+    assert place_of_row(timeline, "Kernels", (0.5, "none of this name")) is None
+    assert place_of_row(timeline, "Kernels", ()) is None

@@ -1,0 +1,113 @@
+"""Rows of spans that no single event of the trace is: the phases of the step and the layers of the model on the GPU
+that works most, and the critical path of a typical step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.analysis.layers.scopes import differentiates, scope_of
+from gputop.analysis.results import CriticalPath
+from gputop.analysis.steps.model import Steps
+from gputop.render.step_parts import path_kind
+from gputop.timeline.model import KINDS
+from gputop.trace.model import I64, U8, Kind, Trace
+
+_LEVELS = 3  # phase, layer, layer within
+_OF_PATH = {"input": "input", "host": "host", "launch": "host", "sync": "host", "kernel": "compute", "copy": "copy",
+            "collective": "collective", "idle": "memset"}  # kinds of the path, by the kind of range with their color
+
+
+@dataclass(slots=True)
+class NamedSpans:
+    """Spans by start, outer ones first; ``name`` indexes ``names``, ``kind`` KINDS."""
+
+    gpu: int = -1  # index into Trace.gpus
+    start: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    end: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    name: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    depth: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
+    kind: U8 = field(default_factory=lambda: np.empty(0, np.uint8))
+    names: list[str] = field(default_factory=list)
+
+    def followed_by(self, other: NamedSpans) -> NamedSpans:
+        """Both, the other's after these."""
+        columns = {name: np.concatenate((getattr(self, name), getattr(other, name)))
+                   for name in ("start", "end", "depth", "kind")}
+        return NamedSpans(self.gpu, name=np.concatenate((self.name, other.name + len(self.names))),
+                          names=[*self.names, *other.names], **columns)
+
+
+def path_spans(path: CriticalPath | None) -> NamedSpans:
+    """The segments of the critical path; none where there is no path."""
+    if path is None or not path.segments:
+        return NamedSpans()
+    start, end = (np.array([getattr(s, edge) for s in path.segments], np.int64) for edge in ("start_ns", "end_ns"))
+    return NamedSpans(
+        -1, start, end, np.arange(len(start)), np.zeros(len(start), np.uint16),
+        np.array([KINDS.index(_OF_PATH.get(s.kind, "host")) for s in path.segments], np.uint8),
+        [f"{path_kind(s.kind)[0]}: {s.name}" if s.name else path_kind(s.kind)[0] for s in path.segments])
+
+
+def layer_spans(trace: Trace, steps: Steps | None) -> NamedSpans:
+    """A phase (``depth`` 0), in it layers (1), in those what they consist of (2), of the kernels that name an op; none
+    where no kernel does. A span is from the start of its first kernel to the end of its last, with nothing of another
+    phase, layer or step between them.
+    """
+    device = trace.device
+    rows = np.flatnonzero((device.kind == Kind.COMPUTE) & ((device.tf_op >= 0) | (_hlo(trace) >= 0))
+                          & (device.end_ns > device.start_ns))
+    if not len(rows):
+        return NamedSpans()
+    gpu = int(np.bincount(device.gpu[rows], weights=device.end_ns[rows] - device.start_ns[rows]).argmax())
+    rows = rows[device.gpu[rows] == gpu]
+    ops, which = np.unique(_hlo(trace)[rows].astype(np.int64) * (len(trace.names) + 1) + device.tf_op[rows] + 1,
+                           return_inverse=True)
+    paths = _paths(trace, ops)
+    step = np.zeros(len(rows), np.int64)
+    if steps is not None:
+        step = np.searchsorted(steps.edges_ns[:, 0], device.start_ns[rows], side="right")
+    names: dict[str, int] = {}
+    spans: list[tuple[I64, I64, I64, I64]] = []
+    for level in range(_LEVELS):
+        known = np.array([len(path) > level for path in paths])
+        keys = [path[:level + 1] for path in paths]
+        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        code = np.array([number[key] for key in keys])[which]
+        first = np.flatnonzero(np.append(True, (code[1:] != code[:-1]) | (step[1:] != step[:-1])))
+        end = np.maximum.reduceat(device.end_ns[rows], first)
+        start = device.start_ns[rows[first]]
+        end[:-1] = np.minimum(end[:-1], start[1:])  # of streams side by side the earlier one gives way
+        kept = known[which[first]] & (end > start)
+        text = [names.setdefault(paths[op][level], len(names)) for op in which[first[kept]].tolist()]
+        spans.append((start[kept], end[kept], np.array(text, np.int64), np.full(len(text), level)))
+    start, end, name, depth = (np.concatenate(column) for column in zip(*spans, strict=True))
+    order = np.lexsort((depth, start))
+    return NamedSpans(gpu, start[order], end[order], name[order], depth[order].astype(np.uint16),
+                      np.full(len(order), KINDS.index("compute"), np.uint8), list(names))
+
+
+def _hlo(trace: Trace) -> npt.NDArray:
+    device = trace.device
+    return device.hlo if len(device.hlo) == len(device) else np.full(len(device), -1, np.int32)
+
+
+def _paths(trace: Trace, ops: I64) -> list[tuple[str, ...]]:
+    """Of each op (an index into Trace.hlo_ops, and one into Trace.names, plus 1) the phase and at most two layers,
+    without the scopes that all ops of the phase are in."""
+    named = []
+    for hlo, name in (divmod(op, len(trace.names) + 1) for op in ops.tolist()):
+        own = trace.hlo_ops[hlo] if hlo >= 0 else None
+        text = trace.names[name - 1] if name else ""
+        named.append((own.op_name if own is not None else text, text.rsplit("/", 1)[0] if own is not None else None))
+    training = {module for name, module in named if differentiates(name)}
+    scopes = [scope_of(name, module is not None and module in training) for name, module in named]
+    around: dict[str, int] = {}  # by phase, how many scopes all its ops share
+    first: dict[str, tuple[str, ...]] = {}
+    for phase, path in ((scope.phase, scope.path[:-1]) for scope in scopes):
+        shared = first.setdefault(phase, path)[:around.get(phase, len(path))]
+        around[phase] = next((i for i, (a, b) in enumerate(zip(shared, path, strict=False)) if a != b),
+                             min(len(shared), len(path)))
+    return [(scope.phase, *scope.path[:-1][around[scope.phase]:][:_LEVELS - 1]) for scope in scopes]
