@@ -191,7 +191,7 @@ def critical_path(a: Analysis, width: int) -> Iterator[str]:
     for kind in path.kinds:
         if max(kind.time_s, kind.other_s) >= _WORTH_NAMING / 10 * path.step_s:
             share = kind.time_s / path.step_s if path.step_s else 0.0
-            slack = "" if not kind.other_s else ">step" if kind.slack_s is None else seconds(kind.slack_s)
+            slack = "" if not kind.other_s else "any" if kind.slack_s is None else seconds(kind.slack_s)
             beside = seconds(kind.other_s) if kind.other_s else ""
             yield f"  {path_kind(kind.id)[0]:<12} {seconds(kind.time_s):>8} {share:>6.1%} {beside:>8} {slack:>8}"
     if path.reason:

@@ -133,6 +133,7 @@ SCREENS = {
 
     "tables-kernels": Screen("faulty", ("T", "1"), SIZES, FORMS),
     "tables-row": Screen("faulty", ("T", "1", "enter")),
+    "tables-path": Screen("input-bound", ("T", "shift+tab"), (USUAL, WIDE)),
     **{f"tables-{name}": Screen("input-bound", ("T", key), (USUAL, WIDE)) for key, name in zip(
         "234567890", ("ops", "collectives", "memory", "copies", "host", "functions", "input", "layers", "limit"),
         strict=True)},

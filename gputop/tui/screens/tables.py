@@ -285,20 +285,28 @@ def _limit(found: Analysis) -> Table:
 
 def _critical_path(found: Analysis) -> Table:
     columns = (Column("kind"), Column("on path", seconds), Column("share", _share), Column("beside", seconds),
-               Column("slack", seconds), Column("count", _count, spare=True), Column("where", spare=True),
-               Column("what", wide=True))
+               Column("slack", _slack), Column("count", _count, spare=True), Column("what", wide=True))
     path = found.critical_path
     if path is None or not path.kinds:
         reason = path.reason if path is not None else "No steps found, or no GPU in the trace."
         return Table("Path", columns, (), printable(reason))
+    count = {kind.id: sum(s.stretches for s in path.segments if s.kind == kind.id) for kind in path.kinds}
     rows: list[tuple[Value, ...]] = [
         (path_kind(kind.id)[0], kind.time_s, kind.time_s / path.step_s if path.step_s else None, kind.other_s,
-         kind.slack_s, None, "", path_kind(kind.id)[1]) for kind in path.kinds if kind.time_s or kind.other_s]
-    rows += [(path_kind(row.kind)[0], None, None, row.time_s, row.slack_s, row.count, row.place, row.name)
-             for row in path.slack]
+         0.0 if not kind.other_s else _ANY if kind.slack_s is None else kind.slack_s, count[kind.id],
+         path_kind(kind.id)[1]) for kind in path.kinds if kind.time_s or kind.other_s]
+    rows += [(path_kind(row.kind)[0], 0.0, 0.0, row.time_s, _ANY if row.slack_s is None else row.slack_s, row.count,
+              f"{row.place}: {row.name}") for row in path.slack]
     return Table("Path", columns, tuple(rows), "", (
         f"Step {path.step}, {seconds(path.step_s)}. slack: what is beside the path could take so much longer, once. "
         + path.reason).rstrip())
+
+
+_ANY = float("inf")  # a slack: nothing that ran until the end of the next step waited for it
+
+
+def _slack(value: float) -> str:
+    return "any" if value == _ANY else seconds(value)
 
 
 def _flops(value: float) -> str:

@@ -108,8 +108,9 @@ def test_layers_unfold_and_the_limit_is_in_order() -> None:
     assert [row[2] for row in limit.rows] == ["launch wait", "the work at the limit"]
     assert "MFU 40 %" in limit.note and "H100 SXM" in limit.note
     assert [row[:5] for row in path.rows] == [
-        ("host work", 0.08, pytest.approx(0.8), 0.0, None), ("kernels", 0.02, pytest.approx(0.2), 0.01, 0.05),
-        ("kernels", None, None, 0.01, None)]
+        ("host work", 0.08, pytest.approx(0.8), 0.0, 0.0), ("kernels", 0.02, pytest.approx(0.2), 0.01, 0.05),
+        ("kernels", 0.0, 0.0, 0.01, float("inf"))]
+    assert path.columns[4].text(path.rows[2][4]) == "any" and path.rows[2][-1] == "GPU 0 stream 7: gemm"
     assert "Step 3, 100 ms" in path.note and path.note.endswith("Not sure.")
 
 
