@@ -68,9 +68,10 @@ def critical_path(replay: Replay, steps: Steps | None) -> CriticalPath | None:
     walk = _Walk(replay, lo, hi)
     path = walk.back_from(int(ends[np.argmax(replay.end[ends])]))
     rest, room = _off_path(replay, walk, lo, hi, ends)
+    (path, rest), places, names = _texts(replay.trace, path, rest)
     return CriticalPath(
-        step, lo, hi, tuple(_by_kind(path, rest, room)), tuple(_segments(replay.trace, path, lo, hi)),
-        tuple(_slack_rows(replay.trace, rest, room)),
+        step, lo, hi, tuple(_by_kind(path, rest, room)), tuple(_segments(path, places, names, lo, hi)),
+        tuple(_slack_rows(rest, room, places, names)),
         reason="" if not replay.unclear else (
             f"In {percent(replay.unclear)} of the time the trace does not tell whether the host waits for the GPUs or "
             "is busy: the path takes it for busy."))
@@ -390,7 +391,22 @@ def _seconds(room_ns: int) -> float | None:
     return max(int(room_ns), 0) / 1e9 if room_ns < _FAR else None
 
 
-def _segments(trace: Trace, path: _Times, lo: int, hi: int) -> Iterator[PathSegment]:
+def _texts(trace: Trace, *parts: _Times) -> tuple[list[_Times], list[str], list[str]]:
+    """The parts with places and names numbered in the order of their texts, which the order in a file does not change;
+    the texts by number."""
+    lines, names = (np.unique(np.concatenate(ids)) for ids in zip(*((p.line, p.name) for p in parts), strict=True))
+    out = []
+    for ids, text in ((lines, _place), (names, _name)):
+        texts = [text(trace, own) for own in ids.tolist()]
+        known = sorted(set(texts))
+        number = {own: i for i, own in enumerate(known)}
+        out.append((ids, np.array([number[own] for own in texts], np.int64), known))
+    (lines, of_line, places), (names, of_name, known_names) = out
+    return [p._replace(line=of_line[np.searchsorted(lines, p.line)], name=of_name[np.searchsorted(names, p.name)])
+            for p in parts], places, known_names
+
+
+def _segments(path: _Times, places: list[str], names: list[str], lo: int, hi: int) -> Iterator[PathSegment]:
     """Stretches that are long by themselves, and of the others as many as lie in a part of the step as one, which is
     called what most of it is."""
     width = max((hi - lo) // _MOST_SEGMENTS, 1)
@@ -406,11 +422,11 @@ def _segments(trace: Trace, path: _Times, lo: int, hi: int) -> Iterator[PathSegm
     count = np.bincount(group)
     begin, end = path.start[new], path.end[np.append(np.flatnonzero(new)[1:], len(new)) - 1]
     for i, own in enumerate(most.tolist()):
-        yield PathSegment(_KINDS[int(path.kind[own])], _name(trace, int(path.name[own])),
-                          _place(trace, int(path.line[own])), int(begin[i]), int(end[i]), int(count[i]))
+        yield PathSegment(_KINDS[int(path.kind[own])], names[int(path.name[own])], places[int(path.line[own])],
+                          int(begin[i]), int(end[i]), int(count[i]))
 
 
-def _slack_rows(trace: Trace, rest: _Times, room: I64) -> Iterator[Slack]:
+def _slack_rows(rest: _Times, room: I64, places: list[str], names: list[str]) -> Iterator[Slack]:
     """What takes most time first."""
     distinct, what = np.unique(np.stack((rest.kind, rest.line, rest.name)), axis=1, return_inverse=True)
     what = what.ravel()
@@ -419,7 +435,7 @@ def _slack_rows(trace: Trace, rest: _Times, room: I64) -> Iterator[Slack]:
     np.minimum.at(least, what, room)
     for own in np.argsort(-time, kind="stable")[:_MOST_ROWS].tolist():
         kind, line, name = distinct[:, own].tolist()
-        yield Slack(_KINDS[kind], _name(trace, name), _place(trace, line), int(count[own]), float(time[own]) / 1e9,
+        yield Slack(_KINDS[kind], names[name], places[line], int(count[own]), float(time[own]) / 1e9,
                     _seconds(least[own]))
 
 

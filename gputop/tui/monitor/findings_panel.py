@@ -129,7 +129,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         keys += ["enter: details"] if self.findings else []
         keys += ["t: timeline", "T: tables", "B: compare"] if self.captured else []
         keys += ["space: what if"] if self.check_action("choose", ()) else []
-        while len("   ".join(keys)) > width - 6:
+        while keys and len("   ".join(keys)) > width - 6:
             keys.pop()
         subtitle = "   ".join(keys)
         if subtitle != (self.border_subtitle or ""):

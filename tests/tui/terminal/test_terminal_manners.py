@@ -59,7 +59,7 @@ def test_a_storm_of_sizes_ends_in_a_whole_picture() -> None:
         quit_well(there)
 
 
-@pytest.mark.parametrize("size", [(0, 0), (20, 5), (1, 1)])
+@pytest.mark.parametrize("size", [(0, 0), (20, 5), (6, 12), (1, 1)])
 def test_it_runs_and_ends_in_a_terminal_of_any_size(size: tuple[int, int]) -> None:
     with terminal(size, "--demo", "healthy") as there:
         while b"\x1b[?2004h" not in there.raw:  # Textual reads keys
@@ -308,7 +308,7 @@ def test_in_tmux_the_picture_is_what_was_drawn_and_the_shell_comes_back(tmp_path
         until("esc: close")
         run("send-keys", "-t", "t", "Escape")
         run("resize-window", "-t", "t", "-x", "80", "-y", "24")
-        until("What to do", "snapshot")
+        until("What to do", "q quit")
         run("send-keys", "-t", "t", "q")
         assert "What to do" not in until("ready>")
     finally:
