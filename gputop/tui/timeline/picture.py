@@ -61,6 +61,7 @@ class TimelinePicture(CachedLinesWidget):
         self.columns = self.height = 0  # its size, which drawing a picture reads some thousand times
         self.label_cells = 8
         self._lanes: Lanes = {}
+        self._once_sized: Callable[[], None] | None = None
 
     # -- what is shown ------------------------------------------------------------------------
 
@@ -71,6 +72,13 @@ class TimelinePicture(CachedLinesWidget):
         self.cursor_ns = timeline.window_ns[0]
         self._idle, self._busy = IdleGapParts(timeline.idle_gaps), None
         self._arrange()
+
+    def once_sized(self, then: Callable[[], None]) -> None:
+        """Call ``then`` when there are rows to go to: before Textual has laid the picture out there are none."""
+        if self.height > 0:
+            then()
+        else:
+            self._once_sized = then
 
     def _arrange(self) -> None:
         """Arrange the rows as places for this size and these folds; the place on which keys act stays."""
@@ -118,6 +126,9 @@ class TimelinePicture(CachedLinesWidget):
     def on_resize(self) -> None:
         self.columns, self.height = self.size
         self._arrange()
+        then, self._once_sized = self._once_sized, None
+        if then is not None:
+            self.once_sized(then)
 
     # -- drawing ------------------------------------------------------------------------------
 

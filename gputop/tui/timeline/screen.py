@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -191,10 +192,10 @@ class TimelineScreen(ModalScreen[None]):
         self._idle_gaps.update_view(timeline, self.trace.titles)
         self._canvas.focus()
         self._show_header()
-        if self._finding is not None:  # with a trace that was read before, the picture has no rows yet
-            self.call_after_refresh(self.go_to_finding, self._finding)
+        if self._finding is not None:
+            self._canvas.once_sized(partial(self.go_to_finding, self._finding))
         elif self._place is not None:
-            self.call_after_refresh(self._go_to, self._place(timeline))
+            self._canvas.once_sized(partial(self._go_to, self._place(timeline)))
 
     # -- drawing ------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.app import App, ComposeResult
 
 from gputop.cli import main
 from gputop.core.errors import GputopError
@@ -17,6 +18,7 @@ from gputop.timeline.reader import Timeline
 from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.screens.finding import FindingPopup
+from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.finding_place import place_of, place_of_row
 from gputop.tui.timeline.screen import TimelineScreen
 from gputop.tui.timeline.trace_file import TraceFile, trace_of
@@ -25,6 +27,28 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession
 from tests.tui.timelines import LAUNCH_BOUND, job, notes, picture, refused, text_of, timeline_of, trace_file, until
+
+
+async def test_a_place_is_gone_to_once_the_picture_is_laid_out() -> None:
+    """On a loaded machine the layout comes after the callbacks that follow a refresh; there were no rows to go to."""
+    canvas, shown = TimelineCanvas(lambda: None), list[int]()
+
+    class Hidden(App[None]):
+        def compose(self) -> ComposeResult:
+            canvas.display = False
+            yield canvas
+
+    async with Hidden().run_test() as pilot:
+        canvas.show(timeline_of(job()))
+        canvas.once_sized(lambda: shown.append(len(canvas.places)))
+        await pilot.pause()
+        assert not shown and not canvas.places
+        canvas.display = True
+        await pilot.pause()
+        assert shown == [len(canvas.places)] and canvas.places
+        canvas.once_sized(lambda: shown.append(0))
+        assert len(shown) == 2
+
 
 # -- reading ----------------------------------------------------------------------------------
 
