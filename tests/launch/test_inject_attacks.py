@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -131,10 +132,14 @@ def _attack(process: subprocess.Popen[str], number: int) -> list[int]:
 
 def _unharmed(process: subprocess.Popen[str]) -> None:
     """The job answers, has said nothing of its own, and nobody holds it."""
-    with memory_of(process.pid) as memory:
-        functions = addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
-        assert call_with_text(process.pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
-                              b"print('alive', flush=True)") == 0
+    def call() -> int:
+        with memory_of(process.pid) as memory:
+            functions = addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+            return call_with_text(process.pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
+                                  b"print('alive', flush=True)")
+
+    with ThreadPoolExecutor(1) as thread:  # at its end the kernel releases the job, also where the call fails
+        assert thread.submit(call).result() == 0
     assert process.stdout is not None
     assert process.stdout.readline() == "alive\n"
     for task in Path(f"/proc/{process.pid}/task").iterdir():
