@@ -15,14 +15,14 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.signal_handlers import signals_held
-from gputop.launch import ptrace, target
+from gputop.launch import inject, ptrace, target
 from gputop.launch.elf import addresses_in
-from gputop.launch.inject import call_with_text
 from gputop.launch.remote_exec import memory_of
 from tests.launch.jobs import once_ready
 
@@ -116,6 +116,13 @@ print(moment, held, *sorted(ends))
 """
 
 
+def call_with_text(*arguments: Any) -> int:
+    """As gputop's own, in a thread: at its end the kernel releases the job, also where the call fails. A job that is
+    killed while it is held could not be waited for."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(inject.call_with_text, *arguments).result()
+
+
 @pytest.fixture(params=sorted(_SLEEPS))
 def job(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     code = "asked = 0\n" + _JOB.replace("SLEEP", _SLEEPS[request.param])
@@ -132,14 +139,10 @@ def _attack(process: subprocess.Popen[str], number: int) -> list[int]:
 
 def _unharmed(process: subprocess.Popen[str]) -> None:
     """The job answers, has said nothing of its own, and nobody holds it."""
-    def call() -> int:
-        with memory_of(process.pid) as memory:
-            functions = addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
-            return call_with_text(process.pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
-                                  b"print('alive', flush=True)")
-
-    with ThreadPoolExecutor(1) as thread:  # at its end the kernel releases the job, also where the call fails
-        assert thread.submit(call).result() == 0
+    with memory_of(process.pid) as memory:
+        functions = addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+        assert call_with_text(process.pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
+                              b"print('alive', flush=True)") == 0
     assert process.stdout is not None
     assert process.stdout.readline() == "alive\n"
     for task in Path(f"/proc/{process.pid}/task").iterdir():
