@@ -15,7 +15,7 @@ from gputop.core.errors import GputopError
 
 # Plays ssh: says what it was asked, then listens on the socket of -L as ssh does, until it is ended.
 _SSH = """#!{python}
-import os, socket, sys, time
+import os, signal, socket, sys
 open({log!r}, "w").write("\\0".join(sys.argv[1:]))
 if "fails" in sys.argv[-1]:
     sys.exit("Permission denied (publickey).\\x1b[2J")
@@ -23,7 +23,7 @@ place = sys.argv[sys.argv.index("-L") + 1].split(":")[0]
 own = socket.socket(socket.AF_UNIX)
 own.bind(place)
 own.listen()
-time.sleep(60)
+signal.pause()
 """
 
 

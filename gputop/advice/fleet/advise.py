@@ -14,6 +14,9 @@ from gputop.cluster.collect import Limits
 from gputop.cluster.model import Fleet, Job
 from gputop.core.findings import Abstained, Finding, ranked
 
+_NOT_ITS_OWN = ("the GPUs of the job: others hold GPUs of its nodes, and only a label of the figures tells which "
+                "(dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes)")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFinding(Finding):
@@ -53,6 +56,9 @@ def fleet_advice(fleet: Fleet) -> tuple[tuple[FleetFinding, ...], tuple[Abstaine
 
 
 def _of_job(job: Job, fleet: Fleet) -> Iterator[FleetFinding | Abstained]:
+    if job.mapped == "shared node":
+        yield from (Abstained(rule.id, _NOT_ITS_OWN) for rule in FLEET_RULES)
+        return
     view = JobView(job, fleet.figures_s if fleet.figures_s is not None else fleet.time_s)
     seen: set[str] = set()
     for rule in FLEET_RULES:

@@ -8,7 +8,6 @@ from statistics import median
 from gputop.advice.fleet.job_view import (
     HOUR_S,
     NO_STEP,
-    NOT_ITS_OWN,
     FleetVerdict,
     FleetWords,
     JobView,
@@ -29,8 +28,6 @@ class ActivityDrop(FleetVerdict):
 def judge_activity_drop(view: JobView) -> ActivityDrop | Missing | None:
     """The activity was steady, fell by two fifths at least, and has stayed down."""
     job = view.job
-    if job.mapped == "shared node":
-        return NOT_ITS_OWN
     past = view.past(job.history)
     if len(past) < 2:
         return Missing("the job's activity of the hours before")

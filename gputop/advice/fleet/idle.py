@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from gputop.advice.fleet.job_view import (
     HOUR_S,
     NO_STEP,
-    NOT_ITS_OWN,
     FleetVerdict,
     FleetWords,
     JobView,
@@ -30,8 +29,6 @@ class HeldIdle(FleetVerdict):
 def judge_held_idle(view: JobView) -> HeldIdle | Missing | None:
     """No GPU of the job has done anything for a quarter of an hour."""
     job, window_s = view.job, limit("held_idle.window_s")
-    if job.mapped == "shared node":
-        return NOT_ITS_OWN
     if job.idle_gpus is None or not job.gpus:
         return _NOTHING_YET
     if job.idle_gpus < job.gpus or _is_young(view):
@@ -75,8 +72,6 @@ class PartlyUsed(FleetVerdict):
 def judge_partly_used_job(view: JobView) -> PartlyUsed | Missing | None:
     """Some GPUs of the job have done nothing for a quarter of an hour while others worked."""
     job = view.job
-    if job.mapped == "shared node":
-        return NOT_ITS_OWN
     if job.idle_gpus is None or not job.gpus:
         return _NOTHING_YET
     idle = job.idle_gpus

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.advice.verdict import Explanation, Verdict
 from gputop.cluster.model import History, Job
 from gputop.text.units import seconds
 
 HOUR_S = 3600.0
-NOT_ITS_OWN = Missing("the GPUs of the job: others hold GPUs of its nodes, and only a label of the figures tells which "
-                      "(dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes)")
 
 
 @dataclass(slots=True)

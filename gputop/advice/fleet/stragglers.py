@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from gputop.advice.fleet.job_view import (
     HOUR_S,
     NO_STEP,
-    NOT_ITS_OWN,
     FleetVerdict,
     FleetWords,
     JobView,
@@ -56,8 +55,6 @@ class SlowNode(FleetVerdict):
 def judge_slow_node(view: JobView) -> SlowNode | Missing | None:
     """The GPUs of a node work less than those of the job's other nodes."""
     job = view.job
-    if job.mapped == "shared node":
-        return NOT_ITS_OWN
     if job.kind == "mixed":
         return _ONE_KIND
     if job.nodes is None or job.nodes < limit("slow_node.nodes") or job.node_median is None:
@@ -111,8 +108,6 @@ class Straggler(FleetVerdict):
 def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
     """Single GPUs work less than the others of their job."""
     job = view.job
-    if job.mapped == "shared node":
-        return NOT_ITS_OWN
     if job.kind == "mixed":
         return _ONE_KIND
     if job.median is None or job.gpus <= limit("straggler_gpu.peers"):
