@@ -213,8 +213,8 @@ def limit_of(a: Analysis) -> str:
         return "Nothing to advise: this trace shows no GPU work, and the loop hardly waits for its input."
     busy = sum(gpu.busy for gpu in active) / len(active)
     compute = sum(gpu.compute for gpu in active) / len(active)
-    text = "No large problem found" if a.findings else "No problem found"
-    text += f": the GPUs are busy {percent(busy)} of the time"
+    large = "large " if a.findings else ""
+    text = f"No {large}problem found: the GPUs are busy {percent(busy)} of the time"
     if busy >= 0.9 and compute >= 0.8 * busy:
         return f"{text}, bound by compute. What is left is the compute itself: number types, kernels, the model."
     parts = {"compute": compute, "exposed collectives": sum(g.collectives_exposed for g in active) / len(active),
@@ -223,6 +223,9 @@ def limit_of(a: Analysis) -> str:
     if copying:
         parts["exposed copies"] = sum(copying) / len(copying)
     largest = max(parts, key=lambda name: parts[name])
+    if largest == "idle":
+        return (f"The GPUs are idle {percent(1 - busy)} of the time, and no {large}cause was found in this trace. "
+                "Where they wait: gputop analyze --idle-gaps 10, or b in the timeline.")
     return f"{text}; the largest part of it all is {largest} ({percent(parts[largest])})."
 
 

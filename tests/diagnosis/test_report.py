@@ -46,6 +46,14 @@ def test_report_of_a_healthy_run_names_the_limit():
     assert "No problem found" in text and "bound by compute" in text and "1. " not in text
 
 
+def test_idle_gpus_are_not_called_free_of_problems():
+    b = Builder()
+    for at in (0, 900, 2_500, 9_000):
+        b.run(0, at, 100, launch=max(at - 20, 0))
+    limit = limit_of(analyze_trace(b.build()))
+    assert "The GPUs are idle 9" in limit and "--idle-gaps" in limit and "No problem" not in limit
+
+
 def test_a_larger_batch_saves_time_per_sample():
     b = launch_bound()
     b.memory(5, "GPU_0_bfc", 2**29, 39 * 2**30, 2**30)
@@ -68,7 +76,7 @@ def test_copies_beside_compute_are_not_what_limits():
     use = msgspec.structs.replace(a.gpus[0], busy=0.8, compute=0.3, copies=0.7, copies_exposed=0.1,
                                   collectives_exposed=0.4)
     assert "exposed collectives (40 %)" in limit_of(msgspec.structs.replace(a, gpus=(use,)))
-    assert "idle (51 %)" in limit_of(a) and "copies" not in limit_of(a)
+    assert "idle 51 %" in limit_of(a) and "copies" not in limit_of(a)
 
 
 def test_simulated_traces_are_marked():
