@@ -41,15 +41,20 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Spans:
     if not len(s):
         return EMPTY
     # Starts and ends can be sorted separately: start i + 1 is apart from all earlier intervals if end i precedes it.
-    s, e = _sorted(s), _sorted(e)
+    s, e = in_order(s), in_order(e)
     if (apart := s[1:] > e[:-1]).all():
         return Spans(s, e)
     cut = np.flatnonzero(apart)
     return Spans(s[np.concatenate(([0], cut + 1))], e[np.append(cut, len(e) - 1)])
 
 
-def _sorted(a: I64) -> I64:
-    return np.sort(a) if (a[1:] < a[:-1]).any() else a
+def in_order(times: I64) -> I64:
+    """``times`` sorted. Made for those that are joined from runs in order, as of several threads or GPUs.
+
+    NumPy's stable sort of integers is a merge of such runs: five to eight times as fast as its default there, and as
+    fast where nothing is in order.
+    """
+    return np.sort(times, kind="stable") if (times[1:] < times[:-1]).any() else times
 
 
 def merge(*sets: Spans) -> Spans:
@@ -134,7 +139,7 @@ def joined(a: Spans, reach: int) -> Spans:
 
 def chained(times: npt.ArrayLike, reach: int) -> Spans:
     """From first to last instant of each run of ``times`` in which none is more than ``reach`` after the one before."""
-    t = np.sort(np.asarray(times, np.int64))
+    t = in_order(np.asarray(times, np.int64))
     if not len(t):
         return EMPTY
     split = np.flatnonzero(np.diff(t) > reach)

@@ -16,6 +16,7 @@ from gputop.analysis.gpu.host_waits import host_waits
 from gputop.analysis.host.launch_threads import by_line
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
+from gputop.trace.intervals import in_order
 from gputop.trace.model import Kind
 
 _SNIPPETS = {
@@ -107,6 +108,6 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
     known = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
     if len(known) < 2:
         return None
-    apart = np.concatenate([np.diff(np.sort(device.launch_ns[known[at]])) for at in
+    apart = np.concatenate([np.diff(in_order(device.launch_ns[known[at]])) for at in
                             by_line(device.launch_line[known]).values()])
     return float(np.median(apart)) / 1e9 if len(apart) else None

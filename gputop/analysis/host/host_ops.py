@@ -8,7 +8,7 @@ import numpy.typing as npt
 from gputop.analysis.host.executors import of_input_pipeline
 from gputop.analysis.results import EagerOp, HostOps, OpType
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import Spans, coverage, union
+from gputop.trace.intervals import Spans, coverage, in_order, union
 from gputop.trace.lookups import host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
@@ -110,7 +110,7 @@ def _launches(trace: Trace, rows: I64) -> npt.NDArray[np.bool_]:
     span = int(max(host.end_ns.max(), device.launch_ns.max())) + 2
     if span * len(trace.lines) >= 1 << 62:  # one key of thread and time would not fit
         return np.zeros(len(rows), bool)
-    times = np.sort(device.launch_line[known].astype(np.int64) * span + device.launch_ns[known])
+    times = in_order(device.launch_line[known].astype(np.int64) * span + device.launch_ns[known])
     base = host.line[rows].astype(np.int64) * span
     return np.searchsorted(times, base + host.end_ns[rows]) > np.searchsorted(times, base + host.start_ns[rows])
 

@@ -10,7 +10,7 @@ import numpy as np
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
 from gputop.analysis.host.functions import TRACING, XLA_RUN
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
-from gputop.trace.intervals import EMPTY, Spans, coverage, joined, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, joined, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -126,7 +126,7 @@ def _union(trace: Trace, rows: I64) -> Spans:
 
 def _holds(trace: Trace, rows: I64, times_ns: I64) -> Mask:
     """Which of these events contain one of these instants."""
-    times = np.sort(times_ns)
+    times = in_order(times_ns)
     start, end = trace.host.start_ns[rows], trace.host.end_ns[rows]
     return np.asarray(np.searchsorted(times, end) > np.searchsorted(times, start), bool)
 
@@ -155,7 +155,7 @@ def _first_runs(trace: Trace, here: Mask, ops: I64, runs: I64, not_input: Mask) 
     started = started[not_input[started]]
     known = device.launch_line >= 0
     launches = device.launch_ns[known][here[device.launch_line[known]]]
-    return np.sort(np.concatenate((host.start_ns[ops], host.start_ns[started], host.start_ns[runs], launches)))
+    return in_order(np.concatenate((host.start_ns[ops], host.start_ns[started], host.start_ns[runs], launches)))
 
 
 def _tracing(trace: Trace, here: Mask, calls: I64, begun: I64) -> Spans:

@@ -6,7 +6,7 @@ import numpy as np
 
 from gputop.analysis.results import StepTimes, TraceNote
 from gputop.text.units import seconds
-from gputop.trace.intervals import union
+from gputop.trace.intervals import in_order, union
 from gputop.trace.lookups import Mask, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import INPUT, lines_of
@@ -77,4 +77,4 @@ def _times(trace: Trace, mask: Mask) -> I64:
     host, device = trace.host, trace.device
     on_host = mask[host.name] & ~lines_of(trace, INPUT)[host.line] if len(host) else np.zeros(0, bool)
     on_gpu = (mask[device.tf_op] | mask[device.name]) & (device.launch_ns >= 0)
-    return np.sort(np.concatenate((host.start_ns[on_host], device.launch_ns[on_gpu])))
+    return in_order(np.concatenate((host.start_ns[on_host], device.launch_ns[on_gpu])))

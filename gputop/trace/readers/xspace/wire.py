@@ -235,7 +235,7 @@ def _repeated_field_parallel(raw: Bytes, pos: int, wanted: int) -> tuple[I64, in
         good = good if arrived.all() else int(np.argmin(arrived))
         chosen = (rows < good) & (places >= before[rows])
         places = places[chosen]
-    return np.sort(places), int(here[good - 1])
+    return np.sort(places, kind="stable"), int(here[good - 1])  # one run in order for each step of the walks
 
 
 def _guesses(raw: Bytes, pos: int, wanted: int) -> I64:
