@@ -1,7 +1,11 @@
 """What the live monitor costs, as ratios against nvitop over the same made-up node.
 
     python -m venv /tmp/peer && /tmp/peer/bin/pip install nvitop
-    python benchmarks/monitor_cost.py --nvitop /tmp/peer/bin/nvitop
+    python -m venv /tmp/own && /tmp/own/bin/pip install .
+    python benchmarks/monitor_cost.py --nvitop /tmp/peer/bin/nvitop --gputop /tmp/own/bin/gputop
+
+Without --gputop the checkout is measured, by this interpreter; where it is installed as editable, the first frame
+waits some hundredths of a second for the finder of setuptools.
 
 Both programs run in a pseudo-terminal (of 160x50 with 8 GPUs at 1 Hz, if not told otherwise), over
 the fake NVML of the tests (so gcc is needed, and no GPU), in turn. Measured for each: seconds until the
@@ -172,6 +176,7 @@ def median(costs: Sequence[Cost]) -> Cost:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvitop", default=shutil.which("nvitop"), help="the nvitop to compare with")
+    parser.add_argument("--gputop", help="an installed gputop; this checkout if not told")
     parser.add_argument("--only", choices=("gputop", "nvitop"), help="measure one of them")
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between samples")
@@ -180,8 +185,9 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each, in turn; medians are shown")
     options = parser.parse_args()
     columns, rows = map(int, options.size.split("x"))
+    own_command = [options.gputop] if options.gputop else [sys.executable, "-m", "gputop"]
     commands = {
-        "gputop": [sys.executable, "-m", "gputop", "--interval", f"{options.interval:g}", "--source", "nvml"],
+        "gputop": [*own_command, "--interval", f"{options.interval:g}", "--source", "nvml"],
         # It takes whole seconds and quarters only: 0.25 s is the shortest.
         "nvitop": [options.nvitop, "--monitor", "full", "--interval", f"{max(0.25, options.interval):g}"],
     }
@@ -195,7 +201,8 @@ def main() -> int:
         settings = [f"gpus {options.gpus}", "set power_w 431", "set memory_used_mib 65433.6 0"]
         settings += [f"process {gpu} {os.getpid()} 60000 C {50 + gpu}" for gpu in range(options.gpus)]
         env = environment(build(Path(folder)), *settings)
-        env["PYTHONPATH"] = str(ROOT)
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # else what was not installed is compiled at each start
+        env["PYTHONPATH"] = "" if options.gputop else str(ROOT)
         for _ in range(options.repeats):
             for name, command in commands.items():
                 own = {**env} if name == "gputop" else {k: v for k, v in env.items() if k != "PYTHONPATH"}
