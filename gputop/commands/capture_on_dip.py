@@ -9,7 +9,7 @@ import threading
 from dataclasses import replace
 
 from gputop.commands.common import print_capture, source_of
-from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, sentences
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.session.options import Options
@@ -71,9 +71,9 @@ def _report(session: Session, known: CaptureRecord | None, *, as_json: bool) -> 
     status, record = session.status, session.last_capture
     if record is None or record is known:
         assert status is not None
-        say(f"{status.message}. {status.fix}".strip())
+        say(sentences(status.message, status.fix))
         return
     try:
         print_capture(record, as_json=as_json)
     except GputopError as error:
-        say(f"{error.message} {error.fix}".strip())
+        say(error.in_one_line)

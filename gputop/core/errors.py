@@ -23,8 +23,19 @@ class GputopError(Exception):
         self.fix = _shortened(fix)
         self.exit_code = exit_code
 
+    @property
+    def in_one_line(self) -> str:
+        """Cause and way out, as sentences."""
+        return sentences(self.message, self.fix)
+
     def __str__(self) -> str:
         return f"{self.message}\n  {self.fix}" if self.fix else self.message
+
+
+def sentences(*texts: str) -> str:
+    """Texts in one line, each ending as a sentence does; empty ones are left out."""
+    said = [" ".join(text.split()) for text in texts]
+    return " ".join(text if text[-1] in ".!?…:" else f"{text}." for text in said if text)
 
 
 def _shortened(text: str) -> str:

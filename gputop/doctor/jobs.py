@@ -111,7 +111,7 @@ def attached(address: str) -> Check:
     try:
         info = probe(address, 2.0)
     except GputopError as error:
-        return Check("attached_server", "fail", title, f"{address}: {error.message}. {error.fix}".replace("..", "."),
+        return Check("attached_server", "fail", title, f"{address}: {error.in_one_line}",
                      f"{_SERVE_TF}\n{_SERVE_JAX}")
     return Check("attached_server", "ok", title, f"{info.address} answers in {info.round_trip_s * 1e3:.1f} ms")
 

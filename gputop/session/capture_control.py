@@ -157,7 +157,7 @@ class CaptureControl:
             servers, notes = find_servers(tuple(self.attached), self._source.profiler_endpoints(),
                                           self.options.discover and not self._source.simulated, busy)
         except GputopError as error:
-            servers, notes = (), (f"{error.message} {error.fix}",)
+            servers, notes = (), (error.in_one_line,)
         except Exception as error:  # noqa: BLE001  thread boundary: the next search may succeed
             servers, notes = (), (f"looking for profiler servers failed, a fault of gputop: {error!r}",)
         from gputop.text.redaction import command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gputop.advice.registry import EXPLANATIONS
+from gputop.core.errors import sentences
 from gputop.profiler.capture.records import CaptureStatus, Server
 from gputop.session.session import Session
 from gputop.text.units import printable, seconds
@@ -17,7 +18,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     """The lines above the findings: that nothing is wrong and what limits the job, or how to learn more."""
     status, record = status_shown(session), session.last_capture
     if status is not None and status.phase == "failed":
-        return (f"The capture failed: {status.message}", status.fix)
+        return (sentences(f"The capture failed: {status.message}"), status.fix)
     if record is not None and record.analysis is None:
         return ("The trace could not be analyzed; it is kept on disk. t: why.",)
     if any(f.severity != "low" for f in session.findings):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 
+from gputop.core.errors import sentences
 from gputop.core.samples import CgroupSample, NodeSample, Reading
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
@@ -176,7 +177,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
         return justify([*left, ("■ ", BAD), (f"process {ended.pid} has ended", WARN), (about, DIM)],
                        [("c: capture another job… ", ACCENT)] if another else [], width)
     if status is not None and status.phase == "failed":
-        text = printable(" ".join([status.message + ".", status.fix]).replace("\n", " "))
+        text = printable(sentences(status.message, status.fix))
         return justify([(" Job  ", BOLD), ("capture failed: ", BAD), (text, PLAIN)], [], width)
     answering = [s for s in servers if s.problem is None]
     broken = next((s for s in servers if s.asked and s.problem), None)

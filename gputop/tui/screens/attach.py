@@ -14,7 +14,7 @@ def ask_attach() -> Ask:
         try:
             addresses([address])
         except GputopError as error:
-            return f"{error.message} {error.fix}"
+            return error.in_one_line
         return None
 
     hint = ("The profiler server of a job. To start one in it:\n"
