@@ -34,8 +34,8 @@ class GputopError(Exception):
 
 def sentences(*texts: str) -> str:
     """Texts in one line, each ending as a sentence does; empty ones are left out."""
-    said = [" ".join(text.split()) for text in texts]
-    return " ".join(text if text[-1] in ".!?…:" else f"{text}." for text in said if text)
+    parts = [" ".join(text.split()) for text in texts]
+    return " ".join(text if text[-1] in ".!?…:" else f"{text}." for text in parts if text)
 
 
 def _shortened(text: str) -> str:
