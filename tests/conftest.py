@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.tf_job import TfJob, start_tf_job
+from tests.tui.textual_private import IDLE_WAITS, wait_for_idle
 
 # A loaded machine is no fault of a test.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -65,6 +66,15 @@ def no_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
         patch.delenv("NO_COLOR", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_pauses() -> Iterator[None]:
+    """Pilots wait for what is to be done, and no longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in IDLE_WAITS:
+            patch.setattr(name, wait_for_idle)
         yield
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 from textual import events
+from textual._context import active_app
 from textual.app import App
 from textual.notifications import Notification
 from textual.strip import Strip
+from textual.timer import Timer
 
 
 def notifications(app: App[Any]) -> list[Notification]:
@@ -47,3 +51,36 @@ DISPLAY = "_display"  # the method of an app that sends a frame to the terminal
 def draw_to_nobody(app: App[Any]) -> None:
     """Frames are composed and sent to no terminal."""
     setattr(app, DISPLAY, lambda *_: None)
+
+
+IDLE_WAITS = ("textual.app.wait_for_idle", "textual.pilot.wait_for_idle")  # what a pilot waits by after each key
+_WINDOW_S = 0.002
+_IDLE_RATIO = 0.25  # of the window, that a process without work may compute
+_SOON_S = 0.02  # a timer of Textual's own, such as that of a resize, is waited for
+
+
+async def wait_for_idle(_: float = 0, max_sleep: float = 1.0) -> None:
+    """As Textual's, which sleeps for 20 ms at a time, twice for each key: until no message waits in the app, its
+    screen is drawn and the process has nothing to compute."""
+    deadline_s = time.monotonic() + max_sleep
+    while time.monotonic() < deadline_s:
+        before_s = time.process_time()
+        await asyncio.sleep(_WINDOW_S)
+        if not _busy(active_app.get()) and time.process_time() - before_s < _IDLE_RATIO * _WINDOW_S:
+            return
+
+
+def _busy(app: App[Any]) -> bool:
+    """Whether anything is about to happen; a frame that is due is drawn now."""
+    if not app._screen_stack:
+        return False
+    screen = app._screen_stack[-1]
+    if screen._update_timer._active.is_set():
+        screen._on_timer_update()
+        return True
+    return any(not pump._message_queue.empty() or any(map(_soon, pump._timers))
+               for pump in (app, *screen.walk_children(with_self=True)))
+
+
+def _soon(timer: Timer) -> bool:
+    return timer._repeat == 0 and timer._interval <= _SOON_S and timer._task is not None and not timer._task.done()
