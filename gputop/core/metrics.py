@@ -50,6 +50,9 @@ _GPU = (
     Metric("gr_active", "GR active", RATIO, 1.0, "share of time in which the graphics/compute engine was active"),
     Metric("sm_occupancy", "SM occupancy", RATIO, 1.0, "resident warps against the maximum an SM can hold"),
     Metric("tensor_active", "Tensor active", RATIO, 1.0, "share of cycles in which the tensor pipe was active", True),
+    Metric("tensor_flop_util", "Tensor FLOPs (est.)", RATIO, 1.0,
+           "estimate of the tensor cores' FLOPs against their peak at the highest SM clock (OFU): tensor active × SM "
+           "clock / SM clock max; FLOPs outside of tensor cores do not count", True),
     Metric("dram_active", "DRAM active", RATIO, 1.0, "share of cycles in which device memory moved data", True),
     Metric("fp64_active", "FP64 active", RATIO, 1.0, "share of cycles in which the FP64 pipe was active"),
     Metric("fp32_active", "FP32 active", RATIO, 1.0, "share of cycles in which the FP32 pipe was active"),
@@ -100,6 +103,8 @@ _GPU = (
 
 GPU_METRICS: dict[str, Metric] = {m.id: m for m in _GPU}
 LANE_METRICS: tuple[str, ...] = tuple(m.id for m in _GPU if m.lane)
+TENSOR_FLOP_UTIL = "tensor_flop_util"  # no source gives it: it is the product of the first two over the third
+TENSOR_FLOP_PARTS = ("tensor_active", "sm_clock_hz", "sm_clock_max_hz")
 FAULTS: dict[str, Fault] = {m.id: m.fault for m in _GPU if m.fault is not None}
 
 _HOST = (

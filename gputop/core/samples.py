@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gputop.core.metrics import BYTES_PER_S, CGROUP_METRICS, GPU_METRICS, HOST_METRICS
+from gputop.core.metrics import (
+    BYTES_PER_S,
+    CGROUP_METRICS,
+    GPU_METRICS,
+    HOST_METRICS,
+    RATIO,
+    TENSOR_FLOP_PARTS,
+    TENSOR_FLOP_UTIL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,21 @@ class GpuSample:
         reading = self.readings.get(metric_id)
         if reading is not None:
             return reading
+        if metric_id == TENSOR_FLOP_UTIL:
+            return self._tensor_flop_util()
         return Reading.missing(GPU_METRICS[metric_id].unit, self.message or "not sampled")
+
+    def _tensor_flop_util(self) -> Reading:
+        """An estimate of the same within 2 points of MFU on regular matrix products (arXiv 2605.20799)."""
+        parts = [self[metric] for metric in TENSOR_FLOP_PARTS]
+        for metric, part in zip(TENSOR_FLOP_PARTS, parts, strict=True):
+            if not part.value and (part.reason is not None or metric == TENSOR_FLOP_PARTS[-1]):
+                why = part.reason if part.reason == self.message else (
+                    f"{GPU_METRICS[metric].label}: {part.reason or 'the driver gives 0'}")
+                return Reading.missing(RATIO, why or "", part.source)
+        active, clock, highest = (part.value or 0.0 for part in parts)
+        sources = ", ".join(dict.fromkeys(part.source for part in parts if part.source))
+        return Reading(min(1.0, active * clock / highest), RATIO, f"estimate from {sources}")
 
     def activity(self) -> tuple[str, Reading]:
         """The best measure of how busy the SMs are: ``sm_active``, else coarse ``gpu_util``.

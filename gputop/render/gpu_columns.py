@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from gputop.core.metrics import FAULTS, GPU_METRICS
 from gputop.core.samples import GpuSample, Reading
-from gputop.text.units import NA, bytes_, rate_gb, reading
+from gputop.text.units import NA, bytes_, percent, rate_gb, reading
 
 View = Literal["screen", "text", "picture", "page"]
 Draw = Literal["label", "spectrogram", "figure", "flags"]
@@ -72,6 +72,17 @@ def activity_text(gpu: GpuSample) -> str:
 def clock_limits(gpu: GpuSample) -> list[str]:
     """What holds the clocks of a working GPU down."""
     return [reason for reason in gpu.clock_event_reasons if reason != "idle"]
+
+
+def clock_text(gpu: GpuSample) -> str:
+    """The SM clock against its maximum, and what the driver says holds it down; empty where either is not known."""
+    now, most = gpu["sm_clock_hz"].value, gpu["sm_clock_max_hz"].value
+    if now is None or not most:
+        return ""
+    if now >= most:
+        return "at its maximum"
+    why = ", ".join(gpu.clock_event_reasons) or gpu.clock_events_reason or "the driver gives no reason"
+    return f"{percent(1 - now / most)} below its maximum: {why}"
 
 
 def flags_of(gpu: GpuSample) -> tuple[list[str], Tone]:
@@ -152,6 +163,8 @@ COLUMNS: tuple[GpuColumn, ...] = (
     GpuColumn("mean", "mean", picture=58),  # of the lane beside it
     GpuColumn("tensor_active", "tensor", metrics=("tensor_active",), figure=_single("tensor_active"),
               screen=((110, 7),), text=7, picture=68, page=True),
+    GpuColumn("tensor_flop_util", "tensor FLOPs est.", metrics=("tensor_flop_util",),
+              figure=_single("tensor_flop_util"), page=True),
     GpuColumn("dram_active", "DRAM", metrics=("dram_active",), figure=_single("dram_active"),
               screen=((110, 6),), text=6, picture=58, page=True),
     # What makes the main lane shorter comes when there is room for both: from 110 cells on it has 36 or more.

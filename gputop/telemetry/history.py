@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gputop.core.metrics import GPU_METRICS, LANE_METRICS
+from gputop.core.metrics import GPU_METRICS, LANE_METRICS, TENSOR_FLOP_PARTS, TENSOR_FLOP_UTIL
 from gputop.core.samples import OK, GpuSample, NodeSample, Reading
 from gputop.telemetry.ring_buffers import F32, F64, LEVELS, Columns, Grid, Lane, Rings
 
@@ -124,6 +124,11 @@ class History:
                 flags[slot.gpu] = self._flags_of(gpu)
         values[np.isinf(values)] = np.nan
         scales[~((scales > 0) & np.isfinite(scales))] = np.nan  # no share of nothing
+        if self._column.keys() >= {TENSOR_FLOP_UTIL, *TENSOR_FLOP_PARTS[:2]}:
+            # As GpuSample has it, of all GPUs at once: no sample needs to hold it for that.
+            active, clock = (values[:, self._column[part]] for part in TENSOR_FLOP_PARTS[:2])
+            highest = scales[:, columns.scale_ids.index(TENSOR_FLOP_PARTS[2])]
+            values[:, self._column[TENSOR_FLOP_UTIL]] = np.minimum(active * clock / highest, 1)
         rings.append(sample.time_s, values, scales, flags)
 
     def _flags_of(self, gpu: GpuSample) -> np.uint32:

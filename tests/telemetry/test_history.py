@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gputop.core.metrics import GPU_METRICS, LANE_METRICS
+from gputop.core.metrics import GPU_METRICS, LANE_METRICS, TENSOR_FLOP_PARTS, TENSOR_FLOP_UTIL
 from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.telemetry.history import HOST_HISTORY_POINTS, LEVELS, RAW_SAMPLES, TIERS, History, Lane
 from tests.fakes import cgroup_sample
@@ -174,6 +174,22 @@ def test_missing_is_nan_and_never_zero() -> None:
     assert not lane.levels.any()
     times, values = history.window("GPU-a", "sm_active", 60)
     assert len(times) == 5 and np.isnan(values).all()
+
+
+def test_the_estimate_of_the_tensor_cores_flops_is_that_of_the_samples() -> None:
+    history = History(**SMALL)
+    parts = [(0.5, 1.5e9, 2e9), (0.8, 2.2e9, 2e9), (0.5, None, 2e9), (0.5, 1.5e9, None), (0.5, 1.5e9, 0.0),
+             (0.0, 1e9, 2e9)]
+    samples = [node(START_S + i, gpu("GPU-a", dict(zip(TENSOR_FLOP_PARTS, values, strict=True))))
+               for i, values in enumerate(parts)]
+    for sample in samples:
+        history.append(sample)
+    kept = history.window("GPU-a", TENSOR_FLOP_UTIL, 100)[1].tolist()
+    told = [sample.gpus[0][TENSOR_FLOP_UTIL].value for sample in samples]
+    assert told == [pytest.approx(0.375), pytest.approx(0.88), None, None, None, 0.0]
+    assert [None if math.isnan(v) else pytest.approx(v, rel=1e-6) for v in kept] == told
+    lane = history.lane("GPU-a", TENSOR_FLOP_UTIL, end_s=START_S + 6, slice_s=1, slices=6)
+    assert lane.full_scale == 1.0 and lane.count.tolist() == [1, 1, 0, 0, 0, 1]
 
 
 def test_what_is_not_a_number_does_not_spread() -> None:

@@ -104,7 +104,7 @@ SCREENS = {
     "unserved": Screen("unserved"),
     "capturing": Screen("capturing", prepare=capturing, sizes=(USUAL, WIDE)),
     "cursor": Screen("lost", ("v", *["left"] * 12), (USUAL, WIDE), anew=True),
-    "metric": Screen("lost", ("m", "m", "m", "m", "m", "space")),
+    "metric": Screen("lost", (*"mmmmmm", "space")),
     "tree": Screen("mig", ("v",), (USUAL, WIDE), focus=ProcessPanel, anew=True),
     "recommendations": Screen("faulty", ("r", "down"), (USUAL, WIDE), anew=True),
     "replay": Screen(lambda _: recorded(), sizes=(SMALL, USUAL, WIDE)),

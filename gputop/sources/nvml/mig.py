@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from gputop.core.metrics import GPU_METRICS, RATIO
+from gputop.core.metrics import GPU_METRICS, RATIO, TENSOR_FLOP_UTIL
 from gputop.core.samples import FAILED, LOST, GpuInfo, GpuProcess, GpuSample, Reading
 from gputop.sources.nvml import status
 from gputop.sources.nvml.calls import nvml_text
@@ -113,7 +113,7 @@ class MigInstance:
         self._fixed_readings = {
             metric.id: Reading.missing(metric.unit, self._board_reason, "NVML")
             for metric in GPU_METRICS.values()
-            if metric.id not in _ACTIVITY and metric.id not in _MEMORY
+            if metric.id not in _ACTIVITY and metric.id not in _MEMORY and metric.id != TENSOR_FLOP_UTIL
         }
         self._fixed_readings["gpu_util"] = Reading.missing(RATIO, "NVML has no utilization of a MIG instance", "NVML")
         self._memory = FieldReader(nvml, device.handle, clock(), device.gpu_instance, True, _MEMORY_FIELDS)

@@ -20,6 +20,7 @@ from gputop.core.samples import (
     Reading,
 )
 from gputop.profiler.capture.records import CaptureRecord
+from gputop.render.gpu_columns import clock_text
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.session.session import Session
 from gputop.text import redaction
@@ -75,7 +76,9 @@ def gpu_text(gpu: GpuSample, width: int = 100) -> Text:
     readings = [(metric, gpu[metric.id]) for metric in GPU_METRICS.values()]
     own_reasons = [(metric, r) for metric, r in readings if r.reason is None or r.reason != gpu.message]
     for metric, r in own_reasons:
-        sheet.figure(metric.label, r, r.source + (" (coarse)" if r.coarse else ""), BOLD)
+        more = [r.source + (" (coarse)" if r.coarse else "")]
+        more += [clock_text(gpu)] if metric.id == "sm_clock_hz" else []
+        sheet.figure(metric.label, r, ", ".join(filter(None, more)), BOLD)
     if len(own_reasons) < len(readings):
         out.append(f"{'All other figures' if own_reasons else 'All figures'} are {NA} for the reason above.\n", DIM)
     for event in gpu.xids:

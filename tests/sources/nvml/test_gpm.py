@@ -59,6 +59,21 @@ def test_units_and_directions(fake: FakeNvml) -> None:
     assert sample.activity()[0] == "sm_active"
 
 
+def test_the_tensor_cores_flops_are_an_estimate_from_what_was_read(fake: FakeNvml) -> None:
+    node = Node(fake, "set sm_clock 1485", "set sm_clock_max 1980")
+    assert node.sample()["tensor_flop_util"].reason == f"Tensor active: {gpm.FIRST}"
+    sample = node.sample(after_s=1.0)
+    active = sample["tensor_active"].value
+    assert active and near(sample["tensor_flop_util"], 0.75 * active)
+    assert sample["tensor_flop_util"].source == "estimate from GPM, NVML"
+
+
+def test_without_its_highest_clock_there_is_no_estimate_of_the_tensor_cores_flops(fake: FakeNvml) -> None:
+    node = Node(fake, "refuse nvmlDeviceGetMaxClockInfo 3")
+    node.sample()
+    assert (node.sample(after_s=1.0)["tensor_flop_util"].reason or "").startswith("SM clock max: ")
+
+
 def test_each_sample_covers_the_time_since_the_last(fake: FakeNvml) -> None:
     node = Node(fake, "set pcie_rx_mib 1000")
     for after_s in (0.0, 1.0, 0.5, 2.0):

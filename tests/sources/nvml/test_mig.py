@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.core.metrics import GPU_METRICS
+from gputop.core.metrics import GPU_METRICS, TENSOR_FLOP_UTIL
 from gputop.core.samples import FAILED, LOST, OK
 from gputop.sources.nvml.mig import CHECK_PERIOD_S
 from gputop.sources.nvml.source import NvmlSource
@@ -46,7 +46,8 @@ def test_what_the_board_has_and_what_the_instance_has(fake: FakeNvml, clock: Clo
         assert small[metric].reason == "of the whole GPU: see GPU 0", metric
     assert small.clock_events_reason == "of the whole GPU: see GPU 0"
     assert "MIG" in (small["gpu_util"].reason or "")
-    assert small.readings.keys() == GPU_METRICS.keys()
+    assert small.readings.keys() == GPU_METRICS.keys() - {TENSOR_FLOP_UTIL}
+    assert small[TENSOR_FLOP_UTIL].reason == "SM clock: of the whole GPU: see GPU 0"
     assert (small.state, large.state, board.state, whole.state) == (OK, OK, OK, OK)
     assert whole["sm_active"].value is not None
     assert source.label.startswith("NVML + GPM")
