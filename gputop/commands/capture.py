@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gputop.profiler.capture.records import CaptureStatus
     from gputop.session.captures import capture_and_analyze, choose_servers, find_named_servers, left_out
+    from gputop.session.counters import CounterWatch
 
     options = options_of(args)
     if options.auto_capture is not None:
@@ -32,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
 
         return capture_on_dip.run(args, options)
     own: dict[str, str] = {}
-    if args.demo is not None or args.source == "simulated":
-        source = source_of(args)
+    source = source_of(args)
+    if source.simulated:
         source.open()
         own.update(source.profiler_endpoints())
     servers, notes = find_named_servers(options.attach, own, discover=not own and not options.attach)
@@ -64,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
             reported.append(status.message)
             say(status.message)
 
-    with signal_handlers(termination_handlers(interrupted)):
+    watch = CounterWatch(source, options.interval_s)
+    with signal_handlers(termination_handlers(interrupted)), watch.running():
         record = capture_and_analyze(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
-                                     args.force)
+                                     args.force, watch.counters)
     return print_capture(record, as_json=args.json)

@@ -30,6 +30,7 @@ from gputop.sources.base import Source
 from gputop.sources.factory import GpusOrHost
 
 if TYPE_CHECKING:
+    from gputop.core.counters import GpuCounters
     from gputop.session.auto_capture.controller import AutoCapture
 
 DISCOVERY_PERIOD_S = 10.0
@@ -48,6 +49,9 @@ class CaptureReceiver(Protocol):
 
     def capture_changed(self, status: CaptureStatus) -> None:
         """The capture under way has come further."""
+
+    def counters(self, record: CaptureRecord, servers: Sequence[Server]) -> GpuCounters:
+        """What was sampled of the GPUs of an analyzed capture of these servers."""
 
     def capture_ended(self, record: CaptureRecord, servers: Sequence[Server]) -> None:
         """A capture of these servers is on disk."""
@@ -323,10 +327,11 @@ class CaptureControl:
         auto, logdir = self.auto_capture, self.options.logdir
         if auto is None:
             return capture_and_analyze(servers, asked_s, logdir, self._stop_capture, self._closing, self.set_status,
-                                       force)
+                                       force, self._receiver.counters)
         if reason and (preceding := auto.fetch_preceding(servers, self.set_status)) is not None:
-            return auto.finish(analyze(replace(preceding, job=job_of(servers)), self._closing), reason)
+            return auto.finish(analyze(replace(preceding, job=job_of(servers)), self._closing, servers=servers,
+                                       counters=self._receiver.counters), reason)
         with auto.paused():
             record = capture_and_analyze(servers, asked_s, auto.logdir if reason else logdir, self._stop_capture,
-                                         self._closing, self.set_status, force)
+                                         self._closing, self.set_status, force, self._receiver.counters)
         return auto.finish(record, reason) if reason else record

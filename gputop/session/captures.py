@@ -17,9 +17,13 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 
 if TYPE_CHECKING:
+    from gputop.core.counters import GpuCounters
     from gputop.core.job_cpus import JobCpus
     from gputop.profiler.capture.multi_worker import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
+
+# What was sampled of the GPUs of an analyzed capture of these servers.
+Counters = Callable[[CaptureRecord, Sequence[Server]], "GpuCounters"]
 
 # A named server that does not answer may be starting, or a loaded machine slow.
 ATTEMPTS, RETRY_DELAY_S = 3, 0.5
@@ -156,7 +160,7 @@ def servers_label(servers: Sequence[Server]) -> str:
 
 def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path, stop: threading.Event,
                         closing: threading.Event, on_status: Callable[[CaptureStatus], None],
-                        force: bool = False) -> CaptureRecord:
+                        force: bool = False, counters: Counters | None = None) -> CaptureRecord:
     """Capture, save and analyze; blocks. ``stop`` ends the recording early and keeps its data.
 
     A probe may shorten it to what does not hurt the job, unless ``force``. Several servers are captured
@@ -200,14 +204,16 @@ def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path,
         record = record_of_workers(name, asked_s, captured, missing)
     status("analyzing", record.took_s)
     record = replace(record, job=job_of(answering))
-    return analyze(record, closing, {address: on_progress.cpus(address) for address in pids})
+    return analyze(record, closing, {address: on_progress.cpus(address) for address in pids}, servers, counters)
 
 
 def analyze(record: CaptureRecord, closing: threading.Event,
-            cpus: Mapping[str, JobCpus | None] | None = None) -> CaptureRecord:
+            cpus: Mapping[str, JobCpus | None] | None = None, servers: Sequence[Server] = (),
+            counters: Counters | None = None) -> CaptureRecord:
     """The record with what its trace says, or with the ``problem`` of not knowing; blocks.
 
-    Beside the trace it leaves ``cpus``, by address what the jobs could use, for any later analysis, and the findings.
+    Beside the trace it leaves ``cpus``, by address what the jobs could use, for any later analysis, the findings and,
+    of ``servers``, what ``counters`` knows of the GPUs.
     """
     from msgspec import structs
 
@@ -223,7 +229,9 @@ def analyze(record: CaptureRecord, closing: threading.Event,
     analyzed = analyze_saved(record, closing)
     if analyzed.analysis is not None:
         with contextlib.suppress(OSError):
-            write_capture(folder, structs.replace(about, findings=analyzed.findings, step_s=analyzed.step_s))
+            write_capture(folder, structs.replace(
+                about, findings=analyzed.findings, step_s=analyzed.step_s,
+                counters=None if counters is None else counters(analyzed, servers)))
     return analyzed
 
 

@@ -16,14 +16,13 @@ from gputop.core.findings import Advice, Finding
 from gputop.core.samples import NodeSample
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session.event_log import EventLog
-from gputop.session.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
+from gputop.session.gpu_numbers import GpuNumbers, numbers_of, on_node, unknown
 
 if TYPE_CHECKING:
     from gputop.replay.snapshot import Snapshot
     from gputop.telemetry.history import History
 
 MAX_CAPTURES = 50  # an analysis takes some hundred kB
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 class FindingStore:
@@ -62,7 +61,7 @@ class FindingStore:
 
     def add_capture(self, record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> None:
         """Add a finished capture of these servers; ``sample`` tells which GPUs of the node it means."""
-        self._numbers[record.path] = _gpu_numbers(record, servers, sample)
+        self._numbers[record.path] = numbers_of(record, servers, sample)
         self.taken = (*self.taken, record)[-MAX_CAPTURES:]
         self.open_capture(record)
 
@@ -106,14 +105,3 @@ class FindingStore:
                                            allocators_known=analysis is not None and bool(analysis.memory),
                                            job_gpus=numbers.by_ordinal.values() if known else None)
             self.events.note_findings(self.findings, self._clock())
-
-
-def _gpu_numbers(record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> GpuNumbers:
-    if record.analysis is None or sample is None:
-        return unknown("the capture has no analysis, or the node has not been sampled yet")
-    if len(servers) != 1:
-        return unknown("several workers were captured at once, each with its own numbers")
-    server = servers[0]
-    process = job_process(sample.processes, server.pid, server.address.rpartition(":")[0] in _LOCAL_HOSTS)
-    return gpu_numbers(process, [g.info for g in sample.gpus], [gpu.gpu for gpu in record.analysis.gpus],
-                       whole_node=sample.gpus_unwatched == 0)

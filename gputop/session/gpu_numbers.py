@@ -11,8 +11,11 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from gputop.core.findings import Finding
-from gputop.core.samples import GpuInfo, ProcessSample
+from gputop.core.samples import GpuInfo, NodeSample, ProcessSample
+from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.text.units import printable, ranges
+
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,18 @@ def job_process(processes: Sequence[ProcessSample], pid: int | None, local: bool
     if pid is not None:
         return next((p for p in processes if (p.local_pid or p.pid) == pid), None)
     return processes[0] if local and len(processes) == 1 else None
+
+
+def numbers_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> GpuNumbers:
+    """The node's numbers of the GPUs in a capture of these servers; ``sample``: the node's newest."""
+    if record.analysis is None or sample is None:
+        return unknown("the capture has no analysis, or the node has not been sampled yet")
+    if len(servers) != 1:
+        return unknown("several workers were captured at once, each with its own numbers")
+    server = servers[0]
+    process = job_process(sample.processes, server.pid, server.address.rpartition(":")[0] in _LOCAL_HOSTS)
+    return gpu_numbers(process, [g.info for g in sample.gpus], [gpu.gpu for gpu in record.analysis.gpus],
+                       whole_node=sample.gpus_unwatched == 0)
 
 
 def gpu_numbers(process: ProcessSample | None, gpus: Sequence[GpuInfo], ordinals: Collection[int],

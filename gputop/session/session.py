@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gputop.comparison.sides import Side
+    from gputop.core.counters import GpuCounters
     from gputop.replay.snapshot import Snapshot
     from gputop.session.auto_capture.controller import AutoCapture
     from gputop.telemetry.history import History
@@ -261,6 +262,11 @@ class Session:
     def capture_changed(self, status: CaptureStatus) -> None:
         self.events.note_capture(status)
         self._notify("capture")
+
+    def counters(self, record: CaptureRecord, servers: Sequence[Server]) -> GpuCounters:
+        from gputop.session.counters import counters_of
+
+        return counters_of(record, servers, self.sample, self.history, self.interval_s)
 
     def capture_ended(self, record: CaptureRecord, servers: Sequence[Server]) -> None:
         self.finding_store.add_capture(record, servers, self.sample)

@@ -109,7 +109,7 @@ class SimulatedSource:
         return f"SIMULATED: {self._scenario.title}"
 
     def open(self) -> None:
-        node, _ = self._running = self._started()
+        node, _ = self._running = self._running or self._started()  # opened again, the job goes on
         self._gpus = tuple(_SimulatedGpu(self, info) for info in select_gpus(self._wanted, node.infos))
         self._host = _SimulatedHost(self)
 

@@ -158,6 +158,12 @@ def figure(name: str, value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
+def compact(value: float, unit: str) -> str:
+    """A figure for a narrow column, of at most five cells as a rule; rates are in GB/s, clocks in MHz."""
+    return {BYTES: f"{value / 2**30:.0f}G", BYTES_PER_S: rate_gb(value), WATTS: f"{value:.0f}W",
+            CELSIUS: f"{value:.0f}°", HERTZ: f"{value / 1e6:.0f}"}.get(unit, ratio(value))
+
+
 _ONE_CELL_EACH = re.compile("[ -~\xa1-\xac\xae-\u02af\u2026\u2580-\u259f]*")
 
 

@@ -46,6 +46,7 @@ def _write(facts: TraceFacts, rows: Rows, found: IdleGaps, out: Writer) -> None:
     out.column("name", np.int32, (*(events.name[place] for events, place in parts),
                                   spans.name + len(trace.names) + len(ops)))
     out.column("kind", np.uint8, [rows.kind])
+    out.column("level", np.float32, [spans.level])
     out.column("depth", np.uint16, [rows.depth])
     out.column("op", np.int32, [_ops(trace)[rows.of_device]])
     out.column("link", np.int32, _links(trace, rows))
@@ -63,7 +64,7 @@ def _write(facts: TraceFacts, rows: Rows, found: IdleGaps, out: Writer) -> None:
         quality=tuple((note.id, printable(note.message)) for note in facts.analysis.trace.quality),
         rows=tuple(rows.rows), bounds=rows.bounds, streams=rows.streams,
         idle_gaps=_with_ends(trace, found.ranked, rows), idle_totals=found.totals, basis=facts.basis,
-        period_s=facts.period_s, **tracks_of_rows))
+        period_s=facts.period_s, no_counters=printable(rows.no_counters), **tracks_of_rows))
 
 
 def _tracks(trace: Trace, rows: Rows, out: Writer) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from gputop.render.step_parts import path_kind
 from gputop.timeline.model import KINDS
 from gputop.trace.model import I64, U8, Kind, Trace
 
+F32 = npt.NDArray[np.float32]
 _LEVELS = 3  # phase, layer, layer within
 _OF_PATH = {"input": "input", "host": "host", "launch": "host", "sync": "host", "kernel": "compute", "copy": "copy",
             "collective": "collective", "idle": "memset"}  # kinds of the path, by the kind of range with their color
@@ -31,13 +32,15 @@ class NamedSpans:
     depth: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
     kind: U8 = field(default_factory=lambda: np.empty(0, np.uint8))
     names: list[str] = field(default_factory=list)
+    level: F32 = field(default_factory=lambda: np.empty(0, np.float32))  # of a counter, 0-1 of its scale; empty: none
 
     def followed_by(self, other: NamedSpans) -> NamedSpans:
         """Both, the other's after these."""
         columns = {name: np.concatenate((getattr(self, name), getattr(other, name)))
                    for name in ("start", "end", "depth", "kind")}
+        levels = [own.level if len(own.level) else np.zeros(len(own.start), np.float32) for own in (self, other)]
         return NamedSpans(self.gpu, name=np.concatenate((self.name, other.name + len(self.names))),
-                          names=[*self.names, *other.names], **columns)
+                          names=[*self.names, *other.names], level=np.concatenate(levels), **columns)
 
 
 def path_spans(path: CriticalPath | None) -> NamedSpans:

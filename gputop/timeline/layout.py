@@ -45,6 +45,7 @@ class Description(Struct):
     all: list[int]  # of each row: its track of spans
     kinds: list[list[tuple[int, int]]]  # of each row: a kind's code and its track
     edges: list[int]  # where each track begins
+    no_counters: str = ""  # why a capture by gputop has no rows of samples
 
 
 class Writer:

@@ -11,10 +11,11 @@ from typing import Literal, NamedTuple
 
 from gputop.text.units import percent
 
-RowKind = Literal["path", "layer", "gpu", "stream", "thread", "stage"]
+RowKind = Literal["path", "layer", "gpu", "stream", "counter", "thread", "stage"]
 
 # What a range is; its place in here is its code in the arrays of ``Timeline.kinds``. 0: nothing.
-KINDS = ("", "compute", "collective", "h2d", "d2h", "d2d", "p2p", "copy", "memset", "host", "input")
+KINDS = ("", "compute", "collective", "h2d", "d2h", "d2d", "p2p", "copy", "memset", "host", "input",
+         "counter")
 
 # Causes of idle gaps: the parts of the step's breakdown (gputop.analysis.gpu.breakdown), with the host's part divided
 # by what the host does meanwhile (gputop.analysis.host.host_causes).
@@ -46,6 +47,8 @@ class Row:
     group: str  # the heading it stands under: "GPU 0", "Host node-1", "tf.data", "Model"
     gpu: int | None  # as the job numbers it
     depth: int = 0  # deepest nesting of its ranges: it takes depth + 1 lines to draw all of them
+    unit: str = ""  # of a counter
+    full_scale: float = 0.0  # and what its samples are drawn against, in that unit
 
 
 class Range(NamedTuple):

@@ -36,6 +36,7 @@ class Timeline:
         self.window_ns, self.simulated, self.paths = description.window_ns, description.simulated, description.paths
         self.events, self.quality = description.events, description.quality
         self.rows, self.idle_gaps = description.rows, description.idle_gaps
+        self.no_counters = description.no_counters
         self.idle_totals, self.basis, self.period_s = description.idle_totals, description.basis, description.period_s
         self.steps_ns: I64 = columns["steps"].reshape(-1, 2)
         self._columns = columns
@@ -105,6 +106,19 @@ class Timeline:
     def kinds(self, row: int, start_ns: int, end_ns: int, columns: int) -> npt.NDArray[np.uint8]:
         """What covers most of each column, as index into KINDS; see :meth:`picture`."""
         return self.picture([row], start_ns, end_ns, columns)[1][0]
+
+    def levels(self, row: int, start_ns: int, end_ns: int, columns: int) -> npt.NDArray[np.float32]:
+        """Of the row of a counter: its mean in each column as a share of its scale, NaN where it was not sampled."""
+        first, last = self._bounds[row]
+        low, high = _columns(start_ns, end_ns, columns)
+        start, end = self._start[first:last], self._end[first:last]
+        levels = self._columns["level"]
+        level = levels[len(levels) - (len(self._start) - first):][:last - first]
+        measured, weighted = (
+            _until(start, end, weight, high) - _until(start, end, weight, low)
+            for weight in (np.ones(len(start)), level.astype(np.float64)))
+        known = measured > 0
+        return np.where(known, weighted / np.where(known, measured, 1.0), np.nan).astype(np.float32)
 
     def _covered(self, tracks: I64, low: I64, high: I64) -> I64:
         """Nanoseconds of each track in each column, shape (tracks, columns)."""
@@ -238,7 +252,7 @@ class Timeline:
         if not indices:
             return None
         for own, (first, stop) in enumerate(self._bounds):
-            if first == stop or self.rows[own].kind in ("stage", "layer", "path"):
+            if first == stop or self.rows[own].kind in ("stage", "layer", "path", "counter"):
                 continue
             if own == row and index is not None:
                 place = first + index + (0 if back else 1)
@@ -330,6 +344,15 @@ class Timeline:
                 mask[np.searchsorted(ends, hits, side="right")] = True
             self._sought = folded, mask
         return self._sought[1]
+
+
+def _until(start: I64, end: I64, weight: npt.NDArray[np.float64], at_ns: I64) -> npt.NDArray[np.float64]:
+    """The weighted time of spans, none over another, before each instant."""
+    before = np.concatenate(([0.0], np.cumsum((end - start) * weight)))
+    last = np.searchsorted(start, at_ns, side="right")
+    own = np.maximum(last - 1, 0)
+    late = np.maximum(end[own] - at_ns, 0) * weight[own]
+    return before[last] - np.where(last > 0, late, 0.0)
 
 
 def _columns(start_ns: int, end_ns: int, columns: int) -> tuple[I64, I64]:

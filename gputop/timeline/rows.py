@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from gputop.analysis.results import CriticalPath
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import printable
+from gputop.timeline.counter_spans import counter_rows
 from gputop.timeline.layer_spans import NamedSpans, layer_spans, path_spans
 from gputop.timeline.model import KINDS, Row, RowKind
 from gputop.trace.intervals import Spans, merge, subtract, union
@@ -28,7 +29,8 @@ _OF_DEVICE = {
 }
 # Where ranges of several kinds overlap an instant belongs to the first of these, in the order of the step's
 # breakdown; the host's work for input goes before the call around it.
-_KIND_PRECEDENCE = ("compute", "d2d", "memset", "copy", "collective", "p2p", "h2d", "d2h", "input", "host")
+_KIND_PRECEDENCE = ("compute", "d2d", "memset", "copy", "collective", "p2p", "h2d", "d2h", "input", "host",
+                    "counter")
 _ROLES = (MAIN, EXECUTOR, INPUT, POOL)
 
 
@@ -50,6 +52,7 @@ class Rows:
     of_host: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     of_stage: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     spans: NamedSpans = field(default_factory=NamedSpans)
+    no_counters: str = ""  # why a capture by gputop has no samples of the GPUs
     kind: U8 = field(default_factory=lambda: np.empty(0, np.uint8))
     depth: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
 
@@ -60,12 +63,14 @@ class Rows:
 
 
 def rows_of(trace: Trace, steps: Steps | None = None, path: CriticalPath | None = None) -> Rows:
-    """Each GPU with its streams, the busiest first; host threads, those that launch first; tf.data's stages; the
-    phases and layers of the GPU that runs most; the critical path."""
+    """Each GPU with its streams, the busiest first, and what was sampled of it; host threads, those that launch first;
+    tf.data's stages; the phases and layers of the GPU that runs most; the critical path."""
     out = Rows()
     device_kind, host_kind = _kinds(trace)
     device, host = trace.device, trace.host
     line_of_row = _device_order(trace)
+    counters, out.no_counters = counter_rows(trace)
+    of_counter: list[tuple[int, NamedSpans]] = []  # by row
     place, device_depth, bounds = _sorted(trace, device.line, device.start_ns, device.end_ns, device.name, line_of_row)
     out.of_device = place
     for gpu in sorted(np.unique(device.gpu).tolist(), key=lambda g: gpu_number(trace, g)):
@@ -76,6 +81,10 @@ def rows_of(trace: Trace, steps: Steps | None = None, path: CriticalPath | None 
             out.add("stream", trace.lines[line].name, group, number, *bounds[line],
                     int(device_depth[slice(*bounds[line])].max()))
             for line in line_of_row if line in bounds and trace.lines[line].gpu == gpu]
+        for own in counters:
+            if own.gpu == number:
+                of_counter.append((out.add("counter", own.label, group, number, 0, 0), own.spans))
+                out.rows[-1] = replace(out.rows[-1], unit=own.unit, full_scale=own.full_scale)
     order = _host_order(trace)
     out.threads = labels(trace, order)
     place, host_depth, bounds = _sorted(trace, host.line, host.start_ns, host.end_ns, host.name, order)
@@ -95,7 +104,11 @@ def rows_of(trace: Trace, steps: Steps | None = None, path: CriticalPath | None 
         first += len(layers.start)
     if len(of_path.start):
         out.add("path", "critical path", "Model", None, first, first + len(of_path.start))
+        first += len(of_path.start)
     out.spans = layers.followed_by(of_path)
+    for key, spans in of_counter:
+        out.bounds[key] = (first, first + len(spans.start))
+        out.spans, first = out.spans.followed_by(spans), out.bounds[key][1]
     out.kind = np.concatenate((device_kind[out.of_device], host_kind[out.of_host], host_kind[out.of_stage],
                                out.spans.kind))
     flat = np.zeros(len(out.of_stage), np.uint16)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gputop.core.counters import GpuCounters
 from gputop.core.job_cpus import JobCpus
 
 I64 = npt.NDArray[np.int64]
@@ -237,6 +238,7 @@ class Trace:
     step_events: StepEvents = field(default_factory=StepEvents.empty)
     unrecorded_ns: tuple[tuple[int, int], ...] = ()  # between recordings that were joined into one file
     job_cpus: JobCpus | None = None  # while it was captured, where gputop captured it
+    counters: GpuCounters | None = None  # and what it sampled of the GPUs meanwhile
     occupancy_is: str = "theoretical"  # or "estimated": bounded by the grid's blocks per SM too (kineto)
 
     @property

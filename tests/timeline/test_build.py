@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gputop.analysis.gpu.device_time import gpu_number, timelines
+from gputop.core.counters import CounterLane, GpuCounters
 from gputop.core.errors import GputopError
 from gputop.diagnosis.diagnose import examine
 from gputop.timeline.build import build
@@ -248,3 +249,59 @@ def test_the_critical_path_is_a_row_of_its_segments():
     spans = timeline.ranges(row.key, *timeline.window_ns)
     assert [(r.start_ns, r.end_ns) for r in spans] == [(s.start_ns, s.end_ns) for s in path.segments]
     assert "host work: cuLaunchKernel" in [r.name for r in spans]
+
+
+UNIX_S = 1_800_000_000
+
+
+def sampled(*gpus: int, at_s: float = 0.0) -> GpuCounters:
+    """Ten samples a second apart, the first one at the trace's begin; power at 100 to 1,000 W of 1,000 W."""
+    values = tuple(100.0 * (i + 1) for i in range(10))
+    missing = (None, *values[1:])
+    return GpuCounters(tuple(UNIX_S + at_s + i for i in range(10)), 1.0, {gpu: {
+        "nvlink_rx_bytes_per_s": CounterLane(tuple(1e7 * v for v in values)), "power_w": CounterLane(values, 1000.0),
+        "sm_active": CounterLane(tuple(v and v / 1000 for v in missing), 1.0)} for gpu in gpus})
+
+
+def ten_seconds(counters: GpuCounters | None, origin_ns: int = UNIX_S * 10**9) -> Trace:
+    b = Builder(gpus=2)
+    for gpu in (0, 1):
+        b.run(gpu, 0, 9_000_000)
+    trace = b.build()
+    trace.origin_ns, trace.counters = origin_ns, counters
+    return trace
+
+
+def test_samples_of_a_gpu_are_rows_of_it_on_the_clock_of_the_trace():
+    timeline = timeline_of(ten_seconds(sampled(1)))
+    rows = [row for row in timeline.rows if row.kind == "counter"]
+    assert [(r.label, r.gpu, r.group) for r in rows] == [
+        (label, 1, "GPU 1") for label in ("SM active", "NVLink RX GB/s", "Power")]
+    power = rows[2].key
+    assert timeline.rows[power - 3].kind == "stream"
+    ranges = timeline.ranges(power, *timeline.window_ns)
+    assert [(r.start_ns / 1e9, r.end_ns / 1e9) for r in ranges] == [(i, i + 1) for i in range(9)]  # none after the end
+    assert ranges[0].name == "Power 200W of 1000W" and {r.kind for r in ranges} == {"counter"}
+    levels = timeline.levels(power, 0, 9 * 10**9, 9).tolist()
+    assert levels == [pytest.approx(0.2 + 0.1 * i) for i in range(9)]
+    assert timeline.levels(power, 500_000_000, 1_500_000_000, 1).tolist() == [pytest.approx(0.25)]
+    assert timeline.levels(rows[1].key, 8 * 10**9, 9 * 10**9, 1).tolist() == [1.0]  # the largest of all is its scale
+    assert timeline.at(rows[0].key, 0).name == "SM active 20%" and not timeline.no_counters
+
+
+@pytest.mark.parametrize(("trace", "why"), [
+    (ten_seconds(GpuCounters(reason="no GPU")), "no GPU"), (ten_seconds(GpuCounters()), "no GPU was sampled"),
+    (ten_seconds(sampled(0), origin_ns=0), "does not tell when"),
+    (ten_seconds(sampled(0, at_s=3600.0)), "none of the samples is of the time"),
+])
+def test_why_a_timeline_has_no_samples(trace: Trace, why: str):
+    timeline = timeline_of(trace)
+    assert why in timeline.no_counters and not [row for row in timeline.rows if row.kind == "counter"]
+
+
+def test_a_sample_after_a_pause_tells_of_one_interval_alone():
+    counters = GpuCounters((UNIX_S + 1.0, UNIX_S + 7.0), 1.0, {0: {"sm_active": CounterLane((0.5, 0.25), 1.0)}})
+    timeline = timeline_of(ten_seconds(counters))
+    (row,) = (row.key for row in timeline.rows if row.kind == "counter")
+    levels = timeline.levels(row, 0, 9 * 10**9, 9)
+    assert [None if v != v else v for v in levels.tolist()] == [0.5, None, None, None, None, None, 0.25, None, None]

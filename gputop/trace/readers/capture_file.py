@@ -1,8 +1,8 @@
 """The file ``gputop.capture.json`` of a run folder: what gputop knew and said when it captured.
 
 It lies beside the traces; other tools ignore it. For each trace file: the CPUs that its job could use, which no trace
-tells. The findings as they were shown then, whose estimated savings a later comparison quotes. And what a list of
-captures shows without reading a trace.
+tells. The findings as they were shown then, whose estimated savings a later comparison quotes. What was sampled of the
+GPUs meanwhile, for the timeline. And what a list of captures shows without reading a trace.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from gputop.core.codec import convert, encode, parse
+from gputop.core.counters import GpuCounters
 from gputop.core.files import read_regular, replacing
 from gputop.core.findings import Finding
 from gputop.core.job_cpus import JobCpus
@@ -39,6 +40,7 @@ class CaptureFile(Struct, frozen=True):
     job: str = ""
     time_s: float | None = None
     step_s: float | None = None
+    counters: GpuCounters | None = None
 
 
 def write_capture(folder: Path, about: CaptureFile) -> None:

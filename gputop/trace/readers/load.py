@@ -44,7 +44,8 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
                           "Give those of one format at a time.", EXIT_USAGE)
     trace = next(iter(formats.values())).read(list(formats))
     trace.quality = notes + trace.quality
-    trace.job_cpus = tightest(capture_of(trace.paths).files)
+    captured = capture_of(trace.paths)
+    trace.job_cpus, trace.counters = tightest(captured.files), captured.counters
     return trace
 
 

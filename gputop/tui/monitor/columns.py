@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, LANE_METRICS, RATIO, WATTS
+from gputop.core.metrics import BYTES_PER_S, GPU_METRICS, LANE_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample
 from gputop.render.gpu_columns import COLUMNS, Draw, Figure, plain_figure
 from gputop.render.palette import BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.render.styled_text import StyledText
-from gputop.text.units import fit, printable, rate_gb, ratio
+from gputop.text.units import compact, fit, printable, rate_gb, ratio
 from gputop.tui.monitor.status_lines import bar
 
 ACTIVITY = "activity"  # the main lane's default: SM active, or coarse utilization where that is all there is
@@ -188,9 +188,7 @@ def _mean_text(gpu: GpuSample, metric: str, mean: float, full_scale: float | Non
     most = full_scale if scale is None else gpu[scale].value if isinstance(scale, str) else scale
     if known.unit == RATIO or not most:
         return ratio(mean)
-    value = mean * most
-    return {BYTES: f"{value / 2**30:.0f}G", BYTES_PER_S: rate_gb(value), WATTS: f"{value:.0f}W",
-            CELSIUS: f"{value:.0f}°", HERTZ: f"{value / 1e6:.0f}"}.get(known.unit, ratio(mean))
+    return compact(mean * most, known.unit)
 
 
 def second_line(

@@ -15,7 +15,7 @@ from gputop.tui.keys import key
 from gputop.tui.timeline import header as head
 from gputop.tui.timeline.descriptions import idle_gap_at
 from gputop.tui.timeline.picture import TimelinePicture
-from gputop.tui.timeline.rows import Place, gpu_folds
+from gputop.tui.timeline.rows import WITHIN, Place, gpu_folds
 from gputop.tui.timeline.viewport import View
 
 _PAN_RATIO = 0.125  # of the view, for each key press
@@ -145,7 +145,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         # From a stream this folds its GPU; from a thread of a pool without nested ranges, the pool.
         for own in (place, *(p for p in reversed(self.places[:self.index]) if p.rows)):
             if own.fold is not None and (own is place or place.rows[0] in own.rows or (
-                    place.rows[0].kind == "stream" and own.rows[0].kind == "gpu")):
+                    place.rows[0].kind in WITHIN and own.rows[0].kind == "gpu")):
                 self.fold(self.unfolded ^ {own.fold})
                 return
         self.post_message(self.Missing(f"There is nothing within {place.label.strip()} to unfold."))

@@ -13,12 +13,12 @@ from gputop.text.units import fit, percent, ranges, seconds
 from gputop.timeline.model import IdleGap, IdleTotal, Range, Row, cause_text
 from gputop.timeline.reader import Timeline
 from gputop.tui.timeline.header import legend, step_at, visible_steps
-from gputop.tui.timeline.styles import PART_OF
+from gputop.tui.timeline.styles import KIND_STYLE
 from gputop.tui.timeline.viewport import View, moment
 
 _KINDS = {"compute": "kernel", "collective": "collective", "h2d": "copy host → device", "d2h": "copy device → host",
           "d2d": "copy on the device", "p2p": "copy between GPUs", "copy": "copy", "memset": "memset", "host": "host",
-          "input": "input"}
+          "input": "input", "counter": "sampled by gputop"}
 
 
 def when(timeline: Timeline, time_ns: int, grain_ns: int) -> str:
@@ -55,6 +55,8 @@ def view_lines(timeline: Timeline, view: View, width: int) -> list[list[StyledTe
     if timeline.idle_gaps:
         cost = sum(b.cost_ns for b in timeline.idle_gaps)
         left.append((f"   b: {len(timeline.idle_gaps)} costly idle gaps, {seconds(cost / 1e9)} of GPU time", DIM))
+    if timeline.no_counters:
+        left.append((f"   no counters: {timeline.no_counters}", DIM))
     # The possible kinds, by the rows: looking for the kinds that occur would read the whole trace.
     kinds = {"compute", "collective", "h2d", "d2h"} if any(r.kind == "gpu" for r in timeline.rows) else set()
     kinds |= {"host"} if any(r.kind == "thread" for r in timeline.rows) else set()
@@ -69,7 +71,7 @@ def range_lines(timeline: Timeline, r: Range, linked: Range | None, width: int) 
                                (f" at {when(timeline, r.start_ns, _grain(length))} ", DIM)]
     if sum(len(t) for t, _ in right) > width * 2 // 3:
         right = [(seconds(length / 1e9) + " ", BOLD)]
-    first = justify([(" █ ", PART_STYLE[PART_OF[r.kind]]), (r.name or "(no name)", BOLD)], right, width)
+    first = justify([(" █ ", KIND_STYLE[r.kind]), (r.name or "(no name)", BOLD)], right, width)
     parts = [f"{_what(timeline, r)} on {where(timeline, timeline.rows[r.row])}"]
     if r.tf_op and r.tf_op != r.name:
         parts.append(f"op {r.tf_op}")
@@ -129,7 +131,7 @@ def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[
         out.append(f"{label:<12}", DIM)
         out.append(text + "\n")
 
-    out.append("█ ", PART_STYLE[PART_OF[r.kind]])
+    out.append("█ ", KIND_STYLE[r.kind])
     out.append((r.name or "(no name)") + "\n\n", BOLD)
     line("what", _what(timeline, r))
     line("on", where(timeline, timeline.rows[r.row]))
@@ -145,6 +147,9 @@ def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[
         line("other end", link_text(timeline, r, linked))
     elif timeline.rows[r.row].kind == "stream":
         line("other end", "its launch is not in the trace")
+    if r.kind == "counter":
+        line("value", "of the time since the sample before; a clock is of its end")
+        line("clock", "Unix time of the machine that took trace and samples")
     if around:
         out.append("\nWithin\n", BOLD)
         for i, outer in enumerate(around):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gputop.text.units import NA, compact
 from gputop.timeline.model import KINDS, IdleGap, Range
 from gputop.timeline.reader import Timeline
 from gputop.trace.kernel_names import short_kernel
@@ -19,6 +20,7 @@ from gputop.tui.timeline.viewport import View
 
 _KIND = {name: code for code, name in enumerate(KINDS)}
 _MAX_RANGES_NAMED = 200_000  # in view, of one row: their lengths are looked at for each picture
+_LEAST_LEVEL = 1e-6
 _MAX_NESTED_RANGES = 1_000  # of one unfolded thread, the longest ones
 
 
@@ -28,6 +30,7 @@ class Lane:
 
     lines: list[Line]
     share: float | None  # None: not known
+    figure: str = ""  # in its place: the mean of a counter
 
 
 class IdleGapParts:
@@ -65,6 +68,11 @@ def draw_lanes(timeline: Timeline, idle: IdleGapParts, shown: Sequence[Place], v
         cover, kinds = timeline.picture(rows, view.start_ns, view.end_ns, 2 * cells)
         sizes = [len(p.rows) for p in whole]
         first = np.cumsum([0, *sizes[:-1]])
+        for i, key in enumerate(rows):
+            if timeline.rows[key].kind == "counter":
+                level = timeline.levels(key, view.start_ns, view.end_ns, 2 * cells)
+                # A measured zero is the lowest bar, no sample is nothing.
+                cover[i] = np.where(np.isnan(level), 0, np.maximum(level, _LEAST_LEVEL))
         # Of a pool: how many of its threads are at work, and the kind of work.
         cover = (np.add.reduceat(cover, first, axis=0) / np.array(sizes)[:, None]).astype(np.float32)
         kinds = np.maximum.reduceat(kinds, first, axis=0)
@@ -72,6 +80,10 @@ def draw_lanes(timeline: Timeline, idle: IdleGapParts, shown: Sequence[Place], v
         drawn = draw_lines(cover, kinds, [p.lines for p in whole], causes, ruled, full)
         for place, lines, share in zip(whole, drawn, cover.mean(axis=1).tolist(), strict=True):
             row = place.rows[0]
+            if row.kind == "counter":
+                mean = float(timeline.levels(row.key, view.start_ns, view.end_ns, 1)[0])
+                out[place.key] = Lane(lines, share, NA if mean != mean else compact(mean * row.full_scale, row.unit))
+                continue
             named = place.depth is None and len(place.rows) == 1
             if named and timeline.count(row.key, view.start_ns, view.end_ns) <= _MAX_RANGES_NAMED:
                 ranges = timeline.ranges(row.key, view.start_ns, view.end_ns, cells // BAR_CELLS,

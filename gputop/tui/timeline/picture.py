@@ -24,7 +24,7 @@ from gputop.tui.timeline import header as head
 from gputop.tui.timeline import styles
 from gputop.tui.timeline.cells import FULL, touched_cells
 from gputop.tui.timeline.lanes import IdleGapParts, Lane, Lanes, draw_lanes
-from gputop.tui.timeline.rows import ABOVE, MAX_DEPTH, Place, first_unfolded, lines_per_gpu, places, tops
+from gputop.tui.timeline.rows import ABOVE, MAX_DEPTH, WITHIN, Place, first_unfolded, lines_per_gpu, places, tops
 from gputop.tui.timeline.viewport import View
 from gputop.tui.widgets.cached_lines import CachedLinesWidget
 
@@ -204,7 +204,7 @@ class TimelinePicture(CachedLinesWidget):
         here = index == self.index
         mark = " " if place.fold is None or place.depth else "▸" if place.folded else "▾"
         label = f"{mark} {place.label}" if within == 0 else ""
-        share = "" if not self._share_width or within or drawn.share is None else _share(drawn.share)
+        share = "" if not self._share_width or within or drawn.share is None else drawn.figure or _share(drawn.share)
         ground = self.ground
         # Put together by hand: the cells bring their ground, and the line its length.
         segments = [Segment("›" if here and within == 0 else " ", on(ground, ACCENT)),
@@ -251,7 +251,7 @@ class TimelinePicture(CachedLinesWidget):
         if place is not None and place.rows and (self.place is None or self.place.key != place.key):
             row = place.rows[0]
             self.index = next((i for i, p in enumerate(self.places) if row in p.rows or (
-                row.kind == "stream" and p.rows and p.rows[0].kind == "gpu" and p.rows[0].gpu == row.gpu)), self.index)
+                row.kind in WITHIN and p.rows and p.rows[0].kind == "gpu" and p.rows[0].gpu == row.gpu)), self.index)
         self._scroll_to_place()
         self._redraw()
 

@@ -14,6 +14,7 @@ MAX_DEPTH = 16  # lines of one thread; a recursion can be deeper than any screen
 _MIN_POOL_THREADS = 4  # as many successive threads of one name, or more, are folded into one row
 _MAX_LEVELS_UNFOLDED = 8  # deeper threads are folded at first
 ABOVE = ("path", "layer")  # rows above those of the GPUs
+WITHIN = ("stream", "counter")  # rows within that of their GPU
 NESTED = ("thread", "layer")  # rows that unfold to a line for each level
 _LEVEL_LABELS = ("  layer", "  in it")
 _NUMBER = re.compile(r"[\s/#:_.-]*\d+$")
@@ -54,10 +55,10 @@ def places(rows: Sequence[Row], unfolded: frozenset[int], gpu_lines: int = 1) ->
             out.append(Place((), row.group))
         group = row.group
         if row.kind == "gpu":
-            streams = row.key + 1 < len(rows) and rows[row.key + 1].kind == "stream"
-            out.append(Place((row,), row.label, gpu_lines, None, row.key if streams else None,
+            within = row.key + 1 < len(rows) and rows[row.key + 1].kind in WITHIN
+            out.append(Place((row,), row.label, gpu_lines, None, row.key if within else None,
                              row.key not in unfolded))
-        elif row.kind == "stream":
+        elif row.kind in WITHIN:
             gpu = next((r.key for r in rows if r.kind == "gpu" and r.gpu == row.gpu), None)
             if gpu is None or gpu in unfolded:
                 out.append(Place((row,), "  " + row.label))
@@ -103,12 +104,12 @@ def gpu_folds(rows: Sequence[Row]) -> frozenset[int]:
 
 
 def first_unfolded(rows: Sequence[Row], lines: int) -> frozenset[int]:
-    """What to unfold at first, as long as the whole picture fits into ``lines``: streams, then threads.
+    """What to unfold at first, as long as the whole picture fits into ``lines``: GPUs, then threads.
 
-    A GPU with a single stream stays folded: both rows would be equal.
+    A GPU with a single stream and no counters stays folded: both rows would be equal.
     """
-    streams = Counter(row.gpu for row in rows if row.kind == "stream")
-    chosen = frozenset(fold for fold in gpu_folds(rows) if streams[rows[fold].gpu] > 1)
+    within = Counter(row.gpu for row in rows if row.kind in WITHIN)
+    chosen = frozenset(fold for fold in gpu_folds(rows) if within[rows[fold].gpu] > 1)
     if _lines(rows, chosen) > lines:
         chosen = frozenset()
     for row in sorted(rows, key=lambda row: row.kind not in ABOVE):

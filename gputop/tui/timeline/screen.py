@@ -42,7 +42,9 @@ _HELP = """\
 Each row is a GPU, one of its streams, a host thread or a tf.data stage, each column a slice of time. The height of a \
 cell is the share of it that is covered, its color the kind of work that covers most; at the right stands the share \
 of all that is shown. Zoomed in, ranges are bars with their names. An idle gap of a GPU has the color of the part of \
-the step it is lost to as its ground. Thin lines are where steps begin.
+the step it is lost to as its ground. Thin lines are where steps begin. In a capture by gputop, rows such as \
+“Power” under a GPU are what gputop sampled of it meanwhile, against the most that it can be, with their mean at the \
+right.
 
 The mouse: click selects, a second click opens the details; the wheel zooms about the pointer; drag, or the wheel with \
 shift or ctrl, pans; over the labels the wheel scrolls the rows; a click on the top line goes there.

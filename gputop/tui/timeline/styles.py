@@ -15,9 +15,10 @@ from gputop.render.palette import BOLD, DARK, Rgb, level_rgb
 from gputop.render.step_parts import PART_IDS
 from gputop.timeline.model import KINDS
 
-# The part of the step whose color a kind of work has.
+# The part of the step whose color a kind of work has; a counter is none.
 PART_OF = {"compute": "compute", "collective": "collectives", "h2d": "h2d", "d2h": "d2h", "d2d": "d2h", "p2p": "d2h",
-           "copy": "h2d", "memset": "idle", "host": "host", "input": "input"}
+           "copy": "h2d", "memset": "idle", "host": "host", "input": "input", "counter": "accent"}
+KIND_STYLE = {kind: Style(color=DARK.names[part]) for kind, part in PART_OF.items()}
 
 KIND_MASK = 0xF
 CAUSE_SHIFT, CAUSE_MASK = 4, 0xF  # one more than the index into PART_IDS, 0: not known

@@ -31,6 +31,10 @@ def test_it_is_read_back_for_the_traces_of_that_capture_alone(tmp_path: Path) ->
 @pytest.mark.parametrize("text", [
     "", "{", "[]", '{"schema": "gputop.capture/2", "files": {"a": null}}', '{"files": {"a": {"allowed": 0}}}',
     '{"files": {"a": {"allowed": -3}}}', '{"files": {"a": {"allowed": 4, "used": 1e9}}}', '{"files": {"a": 3}}',
+    '{"counters": {"times_s": [2, 1]}}', '{"counters": {"times_s": [1, null]}}', '{"counters": {"interval_s": 0}}',
+    '{"counters": {"times_s": [5e9]}}',
+    '{"counters": {"times_s": [1, 2], "gpus": {"0": {"power_w": {"values": [3]}}}}}',
+    '{"counters": {"times_s": [1], "gpus": {"0": {"power_w": {"values": [3], "full_scale": 0}}}}}',
     '{"files": {"a": {"allowed": 4}}, "findings": [{"id": "x"}]}', '{"files": {"a": {"allowed": NaN}}}',
 ])
 def test_a_damaged_one_is_none(tmp_path: Path, text: str) -> None:

@@ -1,0 +1,47 @@
+"""What the monitor sampled of a job's GPUs while the job was captured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+MAX_VALUES = 40_000  # of all lanes together: some 300 kB of JSON
+_LAST_TIME_S = 4e9  # the year 2096
+_Values = Annotated[tuple[float | None, ...], Meta(max_length=MAX_VALUES)]
+
+
+class CounterLane(Struct, frozen=True):
+    """One metric of one GPU, a value for each sample in the metric's unit; None: not measured then.
+
+    ``full_scale`` is what it is drawn against; None: the largest value.
+    """
+
+    values: _Values
+    full_scale: float | None = None
+
+
+class GpuCounters(Struct, frozen=True):
+    """``gpus`` are the job's own numbers of its GPUs, with the lanes by metric.
+
+    ``times_s`` is the Unix time of each sample by this machine's clock, rising. A value is of the time since the sample
+    before it or, as clocks are, of that instant. ``interval_s`` is the usual time between two samples. Where there are
+    no lanes ``reason`` says why.
+    """
+
+    times_s: _Values = ()
+    interval_s: float = 1.0
+    gpus: Mapping[int, Mapping[str, CounterLane]] = field(default_factory=dict)
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        times = [time_s for time_s in self.times_s if time_s is not None]
+        if len(times) < len(self.times_s) or times != sorted(times) or any(not 0 <= t < _LAST_TIME_S for t in times):
+            raise ValueError("the times of the samples do not rise")
+        lanes = [lane for of_gpu in self.gpus.values() for lane in of_gpu.values()]
+        if any(len(lane.values) != len(times) for lane in lanes) or len(lanes) * len(times) > MAX_VALUES:
+            raise ValueError("not each lane has a value for each sample")
+        if not 0 < self.interval_s < _LAST_TIME_S or any(
+                lane.full_scale is not None and lane.full_scale <= 0 for lane in lanes):
+            raise ValueError("an interval or a scale is not above zero")

@@ -1,0 +1,92 @@
+"""The samples of a job's GPUs while it was captured, out of the history, to lie beside the trace."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gputop.core.counters import MAX_VALUES, CounterLane, GpuCounters
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import NodeSample
+from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.session.gpu_numbers import numbers_of
+from gputop.sources.base import Source
+
+if TYPE_CHECKING:
+    from gputop.telemetry.history import History
+
+METRICS = ("sm_active", "gpu_util", "tensor_active", "tensor_flop_util", "dram_active", "pcie_rx_bytes_per_s",
+           "pcie_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "power_w", "sm_clock_hz")
+
+
+def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None, history: History | None,
+                interval_s: float) -> GpuCounters:
+    """The samples of the recorded time, and a little more, of the GPUs in the trace; or why there are none."""
+    numbers = numbers_of(record, servers, sample)
+    if sample is None or history is None:
+        return GpuCounters(reason="no GPU was sampled meanwhile")
+    if not sample.gpus:
+        return GpuCounters(reason="on the machine of the capture there is no GPU that gputop can read")
+    if numbers.reason is not None:
+        return GpuCounters(reason=f"which GPUs of this machine they are is not known: {numbers.reason}")
+    # A trace may be of the time before it was asked for; the sample after it tells of its last moments.
+    seconds, end_s = record.took_s + record.asked_s + 3 * interval_s, record.time_s + interval_s
+    uuids = {g.info.index: g.info.uuid for g in sample.gpus if g.info.mig is None}
+    gpus = {job: uuids[node] for job, node in sorted(numbers.by_ordinal.items()) if node in uuids}
+    all_times = [history.window(uuid, METRICS[0], seconds, end_s=end_s)[0].tolist() for uuid in gpus.values()]
+    times: list[float] = max(all_times, key=len, default=[])
+    lanes = {job: _lanes(history, uuid, end_s, seconds, len(times)) for job, uuid in gpus.items()}
+    if not times or not any(lanes.values()):
+        return GpuCounters(reason="no GPU was sampled meanwhile")
+    kept = math.ceil(len(times) / max(1, MAX_VALUES // sum(map(len, lanes.values()))))  # of many each n-th
+    return GpuCounters(
+        times_s=tuple(round(time_s, 4) for time_s in times[::kept]), interval_s=interval_s * kept,
+        gpus={job: {metric: CounterLane(lane.values[::kept], lane.full_scale) for metric, lane in own.items()}
+              for job, own in lanes.items()})
+
+
+def _lanes(history: History, uuid: str, end_s: float, seconds: float, count: int) -> dict[str, CounterLane]:
+    """What was measured of one GPU in the ``count`` samples; coarse utilization where there is nothing better."""
+    found = {}
+    for metric in METRICS:
+        if metric == "gpu_util" and "sm_active" in found:
+            continue
+        values = history.window(uuid, metric, seconds, end_s=end_s)[1].tolist()
+        if len(values) == count and any(value == value for value in values):
+            scale = GPU_METRICS[metric].full_scale
+            if isinstance(scale, str):
+                scale = history.lane(uuid, metric, end_s=end_s, slice_s=seconds, slices=1).full_scale
+            found[metric] = CounterLane(tuple(float(f"{v:.4g}") if v == v else None for v in values), scale)
+    return found
+
+
+class CounterWatch:
+    """Samples the GPUs during a capture without a monitor. A source that fails is a reason, no error."""
+
+    def __init__(self, source: Source, interval_s: float) -> None:
+        from gputop.telemetry.history import History
+        from gputop.telemetry.sampler import Sampler
+
+        self._interval_s = interval_s
+        self._history = History()
+        self._sample: NodeSample | None = None
+        self._sampler = Sampler(source, interval_s, self._add, lambda error: None)
+
+    def _add(self, sample: NodeSample) -> None:
+        self._history.append(sample)
+        self._sample = sample
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        self._sampler.start()
+        try:
+            yield
+        finally:
+            self._sampler.stop()
+
+    def counters(self, record: CaptureRecord, servers: Sequence[Server]) -> GpuCounters:
+        if self._sampler.failure is not None:
+            return GpuCounters(reason=f"no GPU could be sampled: {self._sampler.failure.message}")
+        return counters_of(record, servers, self._sample, self._history, self._interval_s)

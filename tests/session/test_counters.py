@@ -1,0 +1,99 @@
+"""The samples that lie beside a trace: of the right GPUs and time, bounded, and why there are none."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gputop.core.codec import convert, encode, parse
+from gputop.core.counters import GpuCounters
+from gputop.core.errors import NoDataError
+from gputop.core.samples import NodeSample
+from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.session.counters import CounterWatch, counters_of
+from gputop.sources.simulated import SimulatedSource
+from tests.analyses import make_analysis
+from tests.fakes import START_S, StillSession, StillSource, gpu_sample
+
+SERVER = Server("127.0.0.1:6009", pid=41231)
+
+
+def captured(*gpus: int, end_s: float = START_S + 299, took_s: float = 9.0) -> CaptureRecord:
+    return CaptureRecord(SERVER.address, Path("x"), end_s, 1.0, took_s,
+                         analysis=make_analysis(gpus=[{"gpu": gpu} for gpu in gpus]))
+
+
+def visible(session: StillSession, text: str) -> NodeSample:
+    assert session.sample is not None
+    (process,) = session.sample.processes
+    held = {int(n): process.gpus[int(n)] for n in text.split(",")}
+    return replace(session.sample, processes=(replace(process, cuda_visible_devices=text, gpus=held),))
+
+
+def test_the_samples_of_the_captured_seconds_by_the_jobs_numbers_of_its_gpus() -> None:
+    session = StillSession()
+    found = counters_of(captured(0, 1), (SERVER,), visible(session, "5,2"), session.history, 1.0)
+    assert found.times_s == tuple(START_S + tick for tick in range(287, 300)) and not found.reason
+    for job, node in ((0, 5), (1, 2)):
+        lanes = found.gpus[job]
+        assert lanes["power_w"].values == tuple(
+            pytest.approx(gpu_sample(node, tick)["power_w"].value, rel=1e-3) for tick in range(287, 300))
+        assert lanes["power_w"].full_scale == 700 and lanes["nvlink_rx_bytes_per_s"].full_scale is None
+        assert lanes["tensor_flop_util"].values[0] == pytest.approx(
+            gpu_sample(node, 287)["tensor_flop_util"].value, rel=1e-3)
+        assert "gpu_util" not in lanes  # there is a better one
+    assert convert(parse(encode(found)), GpuCounters) == found
+
+
+def test_of_many_samples_each_nth_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gputop.session.counters.MAX_VALUES", 1_000)
+    session = StillSession()
+    found = counters_of(captured(*range(8), took_s=1e4), (SERVER,), session.sample, session.history, 1.0)
+    lanes = [lane for of_gpu in found.gpus.values() for lane in of_gpu.values()]
+    assert found.interval_s == 25.0 and found.times_s == tuple(START_S + 25 * i for i in range(12))
+    assert len(lanes) == 80 and {len(lane.values) for lane in lanes} == {12}
+
+
+def test_why_there_are_none() -> None:
+    session = StillSession()
+    for reason, args in {
+        "no GPU was sampled": (captured(0), (SERVER,), session.sample, None),
+        "no GPU that gputop can read": (captured(0), (SERVER,), replace(session.sample, gpus=()), session.history),
+        "several workers": (captured(0), (SERVER, SERVER), session.sample, session.history),
+        "was not found": (captured(0), (Server("node:1", pid=7),), session.sample, session.history),
+        "no GPU was sampled meanwhile": (captured(0, end_s=START_S - 1e6), (SERVER,), visible(session, "0"),
+                                         session.history),
+    }.items():
+        found = counters_of(*args, 1.0)
+        assert reason in found.reason and not found.gpus
+
+
+def test_a_capture_without_a_monitor_samples_for_itself() -> None:
+    source = SimulatedSource()
+    source.open()
+    node, _ = source.at(0.0)
+    sampled = threading.Event()
+    watch = CounterWatch(source, 0.1)
+    add = watch._add
+    watch._sampler.connect(lambda sample: (add(sample), sample.interval_s and sampled.set()), lambda error: None)
+    with watch.running():
+        assert sampled.wait(20)
+    assert source.at(0.0)[0] is node  # the job goes on as it was
+    assert watch._sample is not None
+    (process,) = watch._sample.processes
+    found = watch.counters(captured(0, end_s=watch._sample.time_s), (Server("127.0.0.1:1", pid=process.pid),))
+    assert len(found.times_s) >= 2 and found.gpus[0]["sm_active"].values
+
+
+def test_a_source_that_cannot_be_opened_is_a_reason() -> None:
+    class Closed(StillSource):
+        def open(self) -> None:
+            raise NoDataError("no NVIDIA driver", "gputop --demo")
+
+    watch = CounterWatch(Closed(), 1.0)
+    with watch.running():
+        assert watch._sampler.first_gpus_ready.wait(20)
+    assert watch.counters(captured(0), (SERVER,)).reason == "no GPU could be sampled: no NVIDIA driver"
