@@ -126,7 +126,7 @@ def test_given_flops_take_the_place_of_what_is_not_known() -> None:
     (replace(H100, name="NVIDIA H100 PCIe"), "H100 PCIe"), (replace(H100, name="NVIDIA H100 80GB HBM3"), "H100 SXM"),
     (replace(H100, name="NVIDIA A100-SXM4-40GB"), "A100 40GB"),
     (replace(H100, name="Tesla V100-SXM2-16GB"), "V100 SXM2"),
-    (replace(H100, name="NVIDIA H200 NVL"), "H200 NVL"), (replace(H100, name="NVIDIA GeForce RTX 4090"), None),
+    (replace(H100, name="NVIDIA H200 NVL"), None), (replace(H100, name="NVIDIA GeForce RTX 4090"), None),
 ])
 def test_which_gpu_has_which_peak(gpu: TraceGpu, name: str | None) -> None:
     found = peak_of(gpu)
