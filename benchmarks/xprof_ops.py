@@ -3,7 +3,7 @@
     python benchmarks/xprof_ops.py TRACE.xplane.pb…
 
 XProf's tool hlo_stats gives rates; its FLOPs and bytes are rate × time / occurrences. Traces without a program of
-XLA's are compared by kernel (kernel_stats). benchmarks/xprof_ops.md holds the tables, with what explains the differences.
+XLA's are compared by kernel (kernel_stats). The tables, with what explains the differences: benchmarks/xprof_ops.md.
 """
 
 from __future__ import annotations

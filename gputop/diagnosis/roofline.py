@@ -66,10 +66,11 @@ def picture(found: Limits, width: int = 72, height: int = 12) -> list[str]:
     lines = ["".join(row).rstrip() for row in grid]
     scale = (f"{axes.x[0]:.3g} to {axes.x[1]:.3g} FLOP per byte, "
              f"{axes.y[0] / 1e12:.3g} to {axes.y[1] / 1e12:.3g} TFLOP/s, both logarithmic")
-    return [*lines, scale, *_legend(found)]
+    return [*lines, scale, *legend(found)]
 
 
-def _legend(found: Limits) -> Iterator[str]:
+def legend(found: Limits) -> Iterator[str]:
+    """The roofs, what the points rest on, and the first of them by number."""
     roofs = ", ".join(f"{peak.flops_per_s / 1e12:,.4g} TFLOP/s in {peak.dtype}" for peak in found.peaks)
     yield f"roofs of the {printable(found.gpu)}: {rate(found.bytes_per_s or 0.0)} (/), {roofs} (-)"
     yield (f"FLOPs and bytes are known for {percent(found.coverage)} of the compute time; bytes are the least that an "
@@ -87,6 +88,14 @@ def _about(point: RooflinePoint) -> str:
 
 def svg(found: Limits, width: int = 640, height: int = 260) -> str:
     """The same as a picture of its own, without scripts; empty where there is nothing to draw."""
+    content = svg_content(found, width, height)
+    return content and (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -12 {width + 24} {height + 24}" role="img" '
+        f'aria-label="roofline">{content}</svg>')
+
+
+def svg_content(found: Limits, width: int, height: int) -> str:
+    """Roofs and points, to stand in a larger picture; empty where there is nothing to draw."""
     axes = _axes(found)
     if axes is None:
         return ""
@@ -103,9 +112,10 @@ def svg(found: Limits, width: int = 640, height: int = 260) -> str:
         for peak in found.peaks)
     longest = max(point.time_s for point in found.points) or 1.0
     points = ""
-    for point in found.points:
+    for number, point in enumerate(found.points, 1):
         x, y = at(point.flops_per_byte, point.flops_per_s).split(",")
         points += (f'<circle cx="{x}" cy="{y}" r="{3 + 7 * math.sqrt(point.time_s / longest):.1f}" fill="#43b98c" '
                    f'fill-opacity="0.7"><title>{esc(_about(point))}</title></circle>')
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 -12 {width + 24} {height + 24}" role="img" '
-            f'aria-label="roofline">{roofs}{points}</svg>')
+        if number <= _NAMED:
+            points += f'<text x="{x}" y="{float(y) + 4:.1f}" font-size="11" text-anchor="middle">{number}</text>'
+    return roofs + points

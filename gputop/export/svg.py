@@ -14,6 +14,7 @@ from typing import Any
 
 from gputop.core.findings import Finding
 from gputop.core.samples import OK, GpuSample, Reading
+from gputop.diagnosis.roofline import legend, svg_content
 from gputop.export import pictures
 from gputop.export.tables import analysis
 from gputop.render.finding_text import NOTHING_FOUND, culprits_text, gain_text
@@ -31,6 +32,7 @@ _PLAIN, _BOLD, _DIM, _WARN, _BAD, _ACCENT = (
     DARK.names[name] for name in ("text", "strong", "dim", "warn", "bad", "accent"))
 _SEVERITY = {"high": _BAD, "medium": _WARN, "low": _ACCENT}
 _LANE_X, _LANE_WIDTH = 60, 540
+_ROOFLINE_WIDTH, _ROOFLINE_HEIGHT, _ROOFLINE_TEXT_X = 480, 200, 540
 # The columns beside the lane, with the right end of each.
 _COLUMNS = tuple(column for column in COLUMNS if column.picture)
 _ENDS = tuple(itertools.accumulate((column.picture for column in _COLUMNS), initial=_LANE_X + _LANE_WIDTH))[1:]
@@ -68,6 +70,7 @@ def to_svg(document: Mapping[str, Any]) -> str:
     _gpus(page, s)
     _host(page, s)
     _step(page, s)
+    _roofline(page, s)
     _findings(page, s)
     page.y += 30
     page.text(_WIDTH - _EDGE, f"gputop {printable(s.version)}", _DIM, end=True, size=11)
@@ -191,6 +194,26 @@ def _step(page: _Page, s: Snapshot) -> None:
         page.box(x, page.y - 9, 9, 9, part.dark, 2)
         page.text(x + 15, text, _DIM, size=12)
         x += 15 + len(text) * _LETTER * 12 / 13 + 20
+
+
+def _roofline(page: _Page, s: Snapshot) -> None:
+    """Ops by FLOP per byte and FLOP/s below the roofs of the GPU, where the programs of the capture tell them."""
+    found = analysis(s)
+    limits = found.limits if found is not None else None
+    content = svg_content(limits, _ROOFLINE_WIDTH, _ROOFLINE_HEIGHT) if limits is not None else ""
+    if limits is None or not content:
+        return
+    page.y += 40
+    page.text(_EDGE, "Roofline", _BOLD, bold=True)
+    page.text(_LANE_X + 64, "FLOP per byte to the right, FLOP/s upward, both logarithmic", _DIM, size=12)
+    top = page.y + 18
+    page.parts.append(f'<g transform="translate({_EDGE + 10} {top:g})">{content}</g>')
+    page.y = top - 4
+    for line in legend(limits):
+        for wrapped in _lines(printable(line), int((_WIDTH - _EDGE - _ROOFLINE_TEXT_X) / _LETTER)):
+            page.y += 17
+            page.text(_ROOFLINE_TEXT_X, wrapped, _DIM, size=12)
+    page.y = max(page.y, top + _ROOFLINE_HEIGHT + 4)
 
 
 def _findings(page: _Page, s: Snapshot) -> None:

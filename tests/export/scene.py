@@ -9,7 +9,19 @@ from pathlib import Path
 
 import msgspec
 
-from gputop.analysis.results import Analysis, Breakdown, CriticalPath, PathKind, Slack, StepRuns, TypicalStep
+from gputop.analysis.results import (
+    Analysis,
+    Breakdown,
+    CriticalPath,
+    Limits,
+    LimitStep,
+    PathKind,
+    Peak,
+    RooflinePoint,
+    Slack,
+    StepRuns,
+    TypicalStep,
+)
 from gputop.core.findings import Finding, Gain
 from gputop.core.samples import GpuSample, Reading, XidEvent
 from gputop.diagnosis.diagnose import analyze
@@ -24,6 +36,14 @@ SECRET = "hunter2secret"
 RUNS = (("input", 0, 150), ("h2d", 150, 160), ("compute", 160, 390), ("collectives", 390, 400))
 
 
+def _limits() -> Limits:
+    """Two ops below the roofs of one type, of which the memory binds the second."""
+    points = (RooflinePoint("Dense_0/dot_general", "bf16", 0.08, 4e14, 900.0),
+              RooflinePoint(HOSTILE, "bf16", 0.02, 2e13, 10.0))
+    return Limits(step_s=0.3, steps=(LimitStep("limit", 0.1),), gpu="H100 SXM", bytes_per_s=3.35e12, coverage=0.9,
+                  peaks=(Peak("bf16", 989.4e12, "test"),), points=points)
+
+
 @cache
 def _analysis() -> tuple[Analysis, str]:
     found = analyze(str(_TRACE))
@@ -32,7 +52,7 @@ def _analysis() -> tuple[Analysis, str]:
     shown = msgspec.structs.replace(
         found, breakdown=Breakdown(input=0.13, h2d=0.002, compute=0.15, collectives=0.01, d2h=0.0, launch=0.0,
                                    host=0.005, idle=0.003),
-        critical_path=path,
+        critical_path=path, limits=_limits(),
         typical_step=TypicalStep(3, 0.3, 400, tuple(StepRuns(g, RUNS) for g in range(8))))
     return shown, text_report(found, 80)
 

@@ -31,6 +31,7 @@ from tests.fakes import StillSession
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 _SVG = "{http://www.w3.org/2000/svg}"
+_DRAWN = {"svg", "g", "rect", "path", "polyline", "circle", "text", "title"}
 _VOID = {"meta", "br", "link", "img", "input"}
 
 
@@ -91,6 +92,19 @@ def test_the_svg_shows_every_gpu_the_step_and_the_findings() -> None:
     assert all(0 < float(t.get("y", "0")) < height and 0 <= float(t.get("x", "0")) <= 1200
                for t in root.iter(f"{_SVG}text"))
     assert "SIMULATED" not in shown
+
+
+def test_the_svg_shows_the_ops_below_the_roofs() -> None:
+    root = ElementTree.fromstring(to_svg(document(session())))
+    fast, slow = root.iter(f"{_SVG}circle")
+    roof, = root.iter(f"{_SVG}polyline")
+    memory, ridge, compute = ([float(v) for v in pair.split(",")] for pair in roof.attrib["points"].split())
+    assert ridge[1] == compute[1] < memory[1] and memory[0] < ridge[0] < compute[0]
+    assert float(fast.attrib["cx"]) > ridge[0] > float(slow.attrib["cx"])
+    assert float(slow.attrib["cy"]) > float(fast.attrib["cy"]) > compute[1]
+    texts = ["".join(text.itertext()) for text in root.iter(f"{_SVG}text")]
+    assert {"Roofline", "1", "2"} <= set(texts)
+    assert any(text.startswith("1 Dense_0/dot_general: 400 T") for text in texts)
 
 
 def test_the_svg_needs_nothing_from_outside() -> None:
@@ -232,7 +246,7 @@ def test_hostile_names_are_shown_and_do_nothing() -> None:
     assert not [a for _, a in page.elements if any(name.startswith("on") for name in a)]
     assert "</script><script>document.title='owned'" in page.text, "shown as it is"
     root = ElementTree.fromstring(svg)
-    assert not [e for e in root.iter() if e.tag.removeprefix(_SVG) not in ("svg", "rect", "path", "text", "title")]
+    assert not [e for e in root.iter() if e.tag.removeprefix(_SVG) not in _DRAWN]
     assert "[bold]x[/]" in html and "[bold]x[/]" in text
     for form in (html, svg, text, render(watched, "json")):
         assert _harmless(form)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
+from gputop.core.metrics import TENSOR_FLOP_UTIL
 from gputop.export.html import to_html
 from gputop.export.snapshot import document, to_json
 from gputop.export.svg import to_svg
@@ -34,10 +35,10 @@ def test_what_is_written_is_read() -> None:
     s = from_document(json.loads(to_json(document(watched))))
     assert watched.sample is not None and watched.last_capture is not None
     known = {m: r for g in s.sample.gpus for m, r in g.readings.items() if r.reason != "not sampled"}
-    assert set(known) == set(watched.sample.gpus[0].readings)
+    assert set(known) == {*watched.sample.gpus[0].readings, TENSOR_FLOP_UTIL}
     for read_back, gpu in zip(s.sample.gpus, watched.sample.gpus, strict=True):
         assert replace(read_back, readings=gpu.readings) == gpu
-        assert all(read_back[m] == gpu[m] for m in gpu.readings)
+        assert all(read_back[m] == gpu[m] for m in known)
     assert s.sample.processes == redaction.sample(watched.sample).processes
     assert s.sample.host.core_ratios == (1.0, 0.3) and s.sample.host["cpu_ratio"] == watched.sample.host["cpu_ratio"]
     assert s.findings == watched.findings and s.live.abstained == watched.live.abstained
