@@ -16,6 +16,7 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.replay.player import Player
 from gputop.session.captures import (
     ServerOfAnotherJob,
+    SeveralJobs,
     analyze,
     analyze_saved,
     capture_and_analyze,
@@ -94,6 +95,7 @@ class CaptureControl:
         self._captured: frozenset[str] = frozenset()  # addresses of the capture under way, or of the last one
         self._allowed: set[tuple[str, str]] = set()  # address and user of servers of others, see allow
         self._job: Server | None = None  # of the job that is watched, if it was found and not named
+        self._job_chosen = False  # by the user, or as the only one when a capture began
         self._beside: frozenset[tuple[str, int | None]] = frozenset()  # address and PID of all servers while it ran
         self._report_servers = False  # the outcome of the next search is reported even if nothing has changed
         self._quick_searches = 0
@@ -167,11 +169,12 @@ class CaptureControl:
         from gputop.text.redaction import command
 
         servers = tuple(self._as_allowed(replace(s, description=command(s.description))) for s in servers)
-        changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
-        self.servers, self.discovery_notes, self.servers_known = servers, notes, True
         self._found_pids = frozenset(s.pid for s in servers if s.pid is not None)
         if self._next_job(servers) is None and any(s.problem is None for s in servers):
             self.ended_server = None
+        servers = self._watched_first(servers)
+        changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
+        self.servers, self.discovery_notes, self.servers_known = servers, notes, True
         if isinstance(self._source, GpusOrHost):
             self._source.watch_processes([server.pid for server in servers if server.pid is not None])
         if changed or self._report_servers:
@@ -205,12 +208,32 @@ class CaptureControl:
         self._job, self._beside = first, frozenset(by_key)
         return None
 
+    def _watched_first(self, servers: Sequence[Server]) -> tuple[Server, ...]:
+        """Named servers, then that of the watched job, which is the one to capture from and to show."""
+        key = (self._job.address, self._job.pid) if self._job is not None else None
+        return tuple(sorted(servers, key=lambda s: (not s.asked, (s.address, s.pid) != key)))
+
+    def _jobs(self) -> list[Server]:
+        """A server of each job that was found and may be captured from; workers of one command are one job."""
+        of_command: dict[str, Server] = {}
+        for server in self.servers:
+            if server.problem is None and not server.owner and not server.asked:
+                of_command.setdefault(_command_of(server), server)
+        return list(of_command.values())
+
+    def watch_job(self, server: Server) -> None:
+        """Captures go to this server, one of those that were found, as long as its job runs."""
+        self._job, self._job_chosen, self.ended_server = server, True, None
+        self._beside = frozenset((s.address, s.pid) for s in self.servers)
+        self.servers = self._watched_first(self.servers)
+        self._receiver.servers_changed()
+
     def allow(self, server: Server) -> None:
         """Let captures go to a server of another user, or of another job than the one that ended, until gputop ends."""
         self._allowed.add((server.address, server.owner))
         if not server.owner:
-            self._job, self.ended_server = server, None
-        self.servers = tuple(map(self._as_allowed, self.servers))
+            self._job, self._job_chosen, self.ended_server = server, True, None
+        self.servers = self._watched_first([self._as_allowed(s) for s in self.servers])
 
     def _as_allowed(self, server: Server) -> Server:
         return replace(server, owner="") if (server.address, server.owner) in self._allowed else server
@@ -222,7 +245,7 @@ class CaptureControl:
 
         ``force``: as long as asked, whatever it costs the job. ``reason``: why the auto-capture wants it.
         Raises GputopError where none can start; ServerOfAnotherUser or ServerOfAnotherJob where somebody has to be
-        asked first, see :meth:`allow`.
+        asked first, see :meth:`allow`; SeveralJobs where somebody has to choose, see :meth:`watch_job`.
         """
         if isinstance(self._source, Player):
             raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
@@ -234,6 +257,9 @@ class CaptureControl:
         job = self._job
         if (other := self._next_job(self.servers)) is not None and job is not None:
             raise ServerOfAnotherJob(other, job)
+        if not self._job_chosen and not reason and not chosen[0].asked and len(jobs := self._jobs()) > 1:
+            raise SeveralJobs(jobs)
+        self._job_chosen |= not reason
         self._begin_capture(chosen, force, reason)
 
     def open_saved(self, record: CaptureRecord) -> None:

@@ -116,6 +116,15 @@ class ServerOfAnotherJob(GputopError):
         self.server, self.ended = server, ended
 
 
+class SeveralJobs(GputopError):
+    """Several jobs were found, and nobody has said which one is meant. ``servers``: one of each job."""
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        super().__init__("several jobs have a profiler server: " + ", ".join(s.address for s in servers),
+                         f"Name the one to capture from: --attach {servers[0].address}")
+        self.servers = tuple(servers)
+
+
 def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
     """The servers to capture from: all that the user named, or else the first that was found of gputop's own user.
 

@@ -171,6 +171,10 @@ class Session:
             return ()
         return self.sample.processes if self.sample is not None else ()
 
+    def watch_job(self, server: Server) -> None:
+        """See :meth:`CaptureControl.watch_job`."""
+        self.capture_control.watch_job(server)
+
     def allow(self, server: Server) -> None:
         """See :meth:`CaptureControl.allow`."""
         self.capture_control.allow(server)

@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError
-from gputop.session.captures import ServerOfAnotherJob, ServerOfAnotherUser
+from gputop.session.captures import ServerOfAnotherJob, ServerOfAnotherUser, SeveralJobs
 from gputop.session.session import Change, Session
 from gputop.text.units import printable
 from gputop.tui import open_screens
@@ -274,8 +274,11 @@ class GputopApp(TerminalApp):
     # -- actions ------------------------------------------------------------------------------
 
     def action_capture(self, force: bool = False) -> None:
+        self._watch_selected_process()
         try:
             self.session.start_capture(force=force)
+        except SeveralJobs as error:
+            open_screens.ask_which_job(self, error.servers, force)
         except ServerOfAnotherUser as error:
             open_screens.ask_before_capture(self, error.server, force)
         except ServerOfAnotherJob as error:
@@ -283,6 +286,17 @@ class GputopApp(TerminalApp):
         except GputopError as error:
             if not open_screens.offer_server(self, force):
                 open_screens.show_error(self, error)
+
+    def _watch_selected_process(self) -> None:
+        """Where one selects processes, a capture is meant for the selected one."""
+        chosen = self._processes.selected
+        if self.screen.focused is not self._processes or chosen is None:
+            return
+        pid = chosen.local_pid or chosen.pid
+        for server in self.session.servers:
+            if server.pid == pid and server.problem is None and not server.owner and not server.asked:
+                self.session.watch_job(server)
+                return
 
     async def action_quit(self) -> None:
         """Quit; a running capture is ended first and its data kept, unless the user quits a second time."""

@@ -145,6 +145,18 @@ def ask_before_capture(app: MonitorApp, server: Server, force: bool, ended: Serv
         "it does into a trace of yours. The answer counts until gputop ends."), answered)
 
 
+def ask_which_job(app: MonitorApp, servers: Sequence[Server], force: bool) -> None:
+    """Which of several jobs to capture from; the answer counts as long as the job runs."""
+    from gputop.tui.screens.choose_job import ChooseJob
+
+    def answered(server: Server | None) -> None:
+        if server is not None:
+            app.session.watch_job(server)
+            app.action_capture(force)
+
+    app.push_screen(ChooseJob(servers), answered)
+
+
 def offer_server(app: MonitorApp, force: bool = False) -> bool:
     """Where no profiler server answers, but processes hold GPUs: the question whether to start one in one of them, and
     then to capture. Returns whether there is such a process."""

@@ -15,7 +15,13 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session import capture_control
-from gputop.session.captures import ServerOfAnotherJob, ServerOfAnotherUser, choose_servers, find_servers
+from gputop.session.captures import (
+    ServerOfAnotherJob,
+    ServerOfAnotherUser,
+    SeveralJobs,
+    choose_servers,
+    find_servers,
+)
 from gputop.session.session import Options, Session
 from tests.fakes import StillSession, StillSource, node_sample
 
@@ -266,6 +272,41 @@ def test_a_job_that_has_ended_is_known_with_the_next_sample(monkeypatch: pytest.
     found[:] = [Server("127.0.0.1:6010", "train.py", os.getpid())]
     session.update_servers()
     assert session.ended_server is None, "it was started again"
+
+
+def test_which_of_several_jobs_is_meant_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, begun = StillSession(), []
+    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
+    train, worker, evaluate = (Server("127.0.0.1:2", "train.py", 8), Server("127.0.0.1:3", "train.py", 9),
+                               Server("127.0.0.1:4", "eval.py", 10))
+    found = [train, worker, evaluate]
+    monkeypatch.setattr(capture_control, "find_servers", lambda *_: (tuple(found), ()))
+    session.update_servers()
+    with pytest.raises(SeveralJobs) as caught:
+        session.start_capture()
+    assert caught.value.servers == (train, evaluate) and not begun, "two workers of one command are one job"
+    session.capture_control.start_capture(reason="a dip")
+    assert begun == [train.address], "the auto-capture has nobody to ask"
+    session.watch_job(evaluate)
+    assert session.servers[0] == evaluate, "the line of the job shows it"
+    session.start_capture()
+    found.insert(0, Server("127.0.0.1:1", "new.py", 11))
+    session.update_servers()
+    session.start_capture()
+    assert begun[1:] == [evaluate.address] * 2, "also when the search finds another one first"
+
+
+def test_one_job_that_was_captured_stays_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, begun = StillSession(), []
+    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
+    found = [Server("127.0.0.1:2", "train.py", 8)]
+    monkeypatch.setattr(capture_control, "find_servers", lambda *_: (tuple(found), ()))
+    session.update_servers()
+    session.start_capture()
+    found.insert(0, Server("127.0.0.1:1", "new.py", 11))
+    session.update_servers()
+    session.start_capture()
+    assert begun == ["127.0.0.1:2"] * 2
 
 
 def test_a_capture_of_another_job_than_the_one_that_ended_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

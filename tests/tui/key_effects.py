@@ -17,7 +17,7 @@ from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, NodeSample, ProcessSample
 from gputop.export.cluster import Report
 from gputop.profiler.capture.records import Server
-from gputop.session.captures import ServerOfAnotherUser
+from gputop.session.captures import ServerOfAnotherUser, SeveralJobs
 from gputop.tui.app import GputopApp
 from gputop.tui.cluster.app import ClusterApp
 from gputop.tui.cluster.rows import State
@@ -28,6 +28,7 @@ from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import Leave, Output, RunApp
 from gputop.tui.screens.captures import CapturesScreen, SavedCaptures
+from gputop.tui.screens.choose_job import ChooseJob
 from gputop.tui.screens.compare import CaptureAgain, CaptureList, Changes, CompareScreen
 from gputop.tui.screens.dialogs import Ask, Confirm, Popup
 from gputop.tui.screens.finding import FindingPopup
@@ -100,6 +101,17 @@ class OtherUserSession(AskedSession):
 
     def allow(self, server: Server) -> None:
         self.asked.append(("allow", server.address))
+
+
+class SeveralJobsSession(AskedSession):
+    """Two jobs with a profiler server."""
+
+    def start_capture(self, *, force: bool = False, reason: str = "") -> None:
+        if not self.asked:
+            raise SeveralJobs([Server(f"127.0.0.1:{port}", "python train.py", port) for port in (1, 2)])
+
+    def watch_job(self, server: Server) -> None:
+        self.asked.append(("watch", server.address))
 
 
 class UnservedSession(AskedSession):
@@ -388,6 +400,12 @@ STAGES: dict[type, Stage] = {
         "send": Effect(lambda app: last_asked(app) and last_asked(app)[1], to(signal.SIGTERM), ("down", "enter")),
         "back": CLOSES,
         "app.help": HELPS}, ("K",), ProcessPanel),
+    ChooseJob: Stage({
+        "move(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("down",)),
+        "move(1)": Effect(on_screen(lambda s: s._index), by(1)),
+        "choose": Effect(last_asked, to(("watch", "127.0.0.1:1"))),
+        "close": CLOSES,
+        "app.help": HELPS}, ("c",), session=SeveralJobsSession),
     StartServer: Stage({
         "move(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("down",)),
         "move(1)": Effect(on_screen(lambda s: s._index), by(1)),

@@ -16,6 +16,8 @@ from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.messages import of_note, panel_intro
+from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.screens.choose_job import ChooseJob
 from gputop.tui.screens.details import capture_text, job_text
 from gputop.tui.screens.dialogs import Ask, Confirm
 from gputop.tui.timeline.screen import TimelineScreen
@@ -69,6 +71,32 @@ async def test_before_the_first_capture_from_a_server_of_another_user_there_is_a
         await pilot.pause()
         assert session.status is not None and session.status.running
         assert "belongs to user bob" not in str(job_text(session))
+
+
+async def test_of_several_jobs_one_is_chosen_from_a_list_or_by_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = FoundSession()
+    train = replace(session.servers[0], pid=1)
+    evaluate = replace(train, address="127.0.0.1:6010", description="eval.py")
+    session.servers = (train, evaluate)
+    begun: list[str] = []
+    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("c")
+        await pilot.pause()
+        assert isinstance(app.screen, ChooseJob) and not begun
+        assert "eval.py" in str(app.screen.query_one(WrappedText).text)
+        await pilot.press("escape")
+        panel = app.query_one(ProcessPanel)
+        assert panel.selected is not None
+        session.servers = (train, replace(evaluate, pid=panel.selected.pid))
+        panel.focus()
+        await pilot.press("c")
+        await pilot.pause()
+        assert begun == ["127.0.0.1:6010"] and not isinstance(app.screen, ChooseJob), "that of the selected process"
+        await pilot.press("tab", "c")
+        assert begun == ["127.0.0.1:6010"] * 2, "it stays the one"
 
 
 async def test_while_the_first_capture_runs_nobody_is_asked_to_start_one() -> None:
