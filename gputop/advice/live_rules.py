@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from gputop.advice.rule import OWN, Cause, Limit, Rule
 
-_LITTLE_WORK = ("idle_gpu", "unused_gpu", "gpu0_oversubscribed", "host_cpu_saturated", "pcie_saturated", "spinning")
+_LITTLE_WORK = ("collective_hang", "idle_gpu", "unused_gpu", "gpu0_oversubscribed", "host_cpu_saturated",
+                "pcie_saturated", "spinning")
 
 LIVE_RULES: tuple[Rule, ...] = (
     Rule(
@@ -20,7 +21,16 @@ LIVE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="idle_gpu", module="live.processes", origin="live", needs=("processes",), hides_limit=True,
+        id="collective_hang", module="live.collectives", origin="live", hides_limit=True,
+        limits=(
+            Limit("collective_hang.unchanged_s", 60.0, "s",
+                  f"{OWN}ranks that wait while one saves a checkpoint or reads slowly are not called stuck"),
+            Limit("collective_hang.long_s", 300.0, "s", "as spinning.long_s"),
+        ),
+    ),
+    Rule(
+        id="idle_gpu", module="live.processes", origin="live", needs=("processes",), yields_to=("collective_hang",),
+        hides_limit=True,
         limits=(
             Limit("idle_gpu.window_s", 60.0, "s",
                   f"{OWN}checkpoints and short validation passes, seconds long, are not called idle"),
@@ -199,7 +209,7 @@ LIVE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="spinning", module="live.activity", origin="live",
-        yields_to=("gpu0_oversubscribed", "idle_gpu", "unused_gpu"), hides_limit=True,
+        yields_to=("collective_hang", "gpu0_oversubscribed", "idle_gpu", "unused_gpu"), hides_limit=True,
         limits=(
             Limit("spinning.window_s", 120.0, "s",
                   f"{OWN}GPUs that wait while one saves a checkpoint or validates are not called stuck"),

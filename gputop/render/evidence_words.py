@@ -10,6 +10,7 @@ from gputop.text.units import figure
 # By the name in documents, without what it is per or of ("_per_step", "_of_window"). Live rules make further names of
 # metrics, which are words already.
 LABELS = {
+    "absent_ranks_count": "ranks that did not come",
     "activity_ratio": "its activity",
     "after_ratio": "activity since then",
     "before_ratio": "activity before",
@@ -199,11 +200,13 @@ LABELS = {
     "transfer_s": "transfer of the AllReduces",
     "unaligned_of_kernels_ratio": "unaligned matrix kernels, of kernel time",
     "unaligned_s": "unaligned matrix kernels",
+    "unchanged_s": "no rank has launched anything for",
     "under_one_wave_s": "kernels that do not fill the GPU once",
     "unused_gpus_count": "GPUs that nobody holds",
     "usual_step_s": "the other steps take",
     "verdict_wait_s": "GPU idle until the host has the verdict",
     "wait_s": "wait for the next batch",
+    "waiting_ranks_count": "ranks that wait",
     "waiting_of_collectives_ratio": "waiting, of all time in collectives",
     "wanted_s": "at the rate of the slowest link",
     "window_s": "measured over",

@@ -19,6 +19,7 @@ from gputop.session.event_log import EventLog
 from gputop.session.gpu_numbers import GpuNumbers, numbers_of, on_node, unknown
 
 if TYPE_CHECKING:
+    from gputop.ranks.model import Report
     from gputop.replay.snapshot import Snapshot
     from gputop.telemetry.history import History
 
@@ -49,14 +50,15 @@ class FindingStore:
                 self.captures = (snapshot.capture,)
                 self.events.note_record(snapshot.capture)
 
-    def run_live_rules(self, history: History, sample: NodeSample, interval_s: float) -> None:
+    def run_live_rules(self, history: History, sample: NodeSample, interval_s: float,
+                       ranks: Report | None = None) -> None:
         """Update the live advice, about once a second at most; a replayed snapshot keeps its own."""
         if self._frozen or 0 <= sample.time_s - self._rules_ran_s < 1.0 - 0.5 * min(1.0, interval_s):
             return
         from gputop.advice.live.advise import live_advice
 
         self._rules_ran_s = sample.time_s
-        self.live = live_advice(history, sample, self.live.findings)
+        self.live = live_advice(history, sample, self.live.findings, ranks)
         self.refresh()
 
     def add_capture(self, record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> None:

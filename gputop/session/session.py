@@ -26,6 +26,7 @@ from gputop.session.event_log import EventLog
 from gputop.session.finding_store import FindingStore
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.session.options import Options
+from gputop.session.rank_watch import RankWatch
 from gputop.session.sample_feed import Arrival, SampleFeed
 from gputop.sources.base import Source
 from gputop.telemetry.sampler import Sampler
@@ -106,6 +107,8 @@ class Session:
                                       estimate_step_period=replayed_snapshot is None)
         self.capture_control = CaptureControl(source, options, self._now_s, self)
         self.finding_store = FindingStore(self._now_s, replayed_snapshot)
+        # Of a job of this node and of now.
+        self.rank_watch = None if isinstance(source, Player) or source.simulated else RankWatch()
         if replayed_snapshot is not None:
             self.servers, self.servers_known = replayed_snapshot.servers, True
         self.started_s = self.clock()
@@ -134,6 +137,8 @@ class Session:
         """Stop everything; returns within half a second, whatever a driver or a server is doing."""
         self._closing.set()
         self.capture_control.close()
+        if self.rank_watch is not None:
+            self.rank_watch.close()
         self.sample_feed.stop()
 
     def _notify(self, change: Change) -> None:
@@ -248,7 +253,10 @@ class Session:
         self.capture_control.drop_ended()
         history = self.history
         if arrival != "early" and history is not None:
-            self.finding_store.run_live_rules(history, sample, self.interval_s)
+            ranks = self.rank_watch.report if self.rank_watch is not None else None
+            self.finding_store.run_live_rules(history, sample, self.interval_s, ranks)
+            if self.rank_watch is not None and arrival == "live":
+                self.rank_watch.check(self.live.findings, sample)
             if arrival == "live" and self.auto_capture is not None:
                 self.auto_capture.check(history, sample)
         self._notify("sample")

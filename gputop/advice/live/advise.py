@@ -17,6 +17,7 @@ from gputop.advice.rule import Rule
 from gputop.advice.verdict import Missing, finding
 from gputop.core.findings import Abstained, Advice, Finding, collect
 from gputop.core.samples import NodeSample
+from gputop.ranks.model import Report
 from gputop.telemetry.history import History
 
 # By the name under ``needs`` of a record: what is missing of an input, None where nothing is.
@@ -25,10 +26,11 @@ MISSING: Mapping[str, Callable[[NodeView], Missing | None]] = {
 }
 
 
-def live_advice(history: History, sample: NodeSample, previous: tuple[Finding, ...] = ()) -> Advice:
+def live_advice(history: History, sample: NodeSample, previous: tuple[Finding, ...] = (),
+                ranks: Report | None = None) -> Advice:
     """What the last minutes say. ``sample`` is the newest in ``history``; ``previous`` are the
-    findings shown until now, which stay until their signal is clearly gone."""
-    view = NodeView(history, sample, previous)
+    findings shown until now, which stay until their signal is clearly gone. ``ranks``: see :class:`NodeView`."""
+    view = NodeView(history, sample, previous, ranks)
     outcomes = []
     for rule in LIVE_RULES:
         outcome = _outcome(rule, view)

@@ -15,6 +15,7 @@ from gputop.advice.registry import limit, rule_of
 from gputop.advice.verdict import Missing
 from gputop.core.findings import Finding, Severity
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
+from gputop.ranks.model import Report
 from gputop.telemetry.history import History, HostHistoryPoint
 from gputop.text.units import ranges
 
@@ -68,7 +69,10 @@ def _window(times: F64, values: npt.NDArray[np.float32], seconds: float, end_s: 
 class NodeView:
     """One sample's view of the node for all live rules. It asks the history once for each metric and window."""
 
-    def __init__(self, history: History, sample: NodeSample, previous: tuple[Finding, ...]) -> None:
+    def __init__(self, history: History, sample: NodeSample, previous: tuple[Finding, ...],
+                 ranks: Report | None = None) -> None:
+        """``ranks``: what NCCL tells of the job; None: it was not asked."""
+        self.ranks = ranks
         self.history = history
         self.sample = sample
         self.previous = previous

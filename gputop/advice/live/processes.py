@@ -36,7 +36,9 @@ class IdleGpu(Verdict):
 def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
     """A process holds GPUs that do nothing, while its others work or all together."""
     window_s = view.seconds("idle_gpu.window_s")
-    old = [p for p in view.processes if view.age_s(p) >= limit("idle_gpu.age_s")]
+    left_out = view.gpus_left_out("idle_gpu")
+    old = [p for p in view.processes if view.age_s(p) >= limit("idle_gpu.age_s")
+           and not left_out & {g.info.index for g in view.compute_gpus(p)}]
     judged = False
     partly: list[_Holder] = []
     wholly: list[_Holder] = []
@@ -59,8 +61,9 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
     if wholly:
         return IdleGpu(gpus=_all_idle(wholly), severity="medium", window_s=view.seconds("idle_gpu.all_window_s"),
                        worst=max(wholly, key=lambda found: len(found.idle)), complete=view.complete)
-    return None if judged else Missing(f"{window_s:.0f} s of activity readings of a process that is past its start-up "
-                                       f"({limit('idle_gpu.age_s'):.0f} s)")
+    return None if judged or left_out else Missing(
+        f"{window_s:.0f} s of activity readings of a process that is past its start-up "
+        f"({limit('idle_gpu.age_s'):.0f} s)")
 
 
 def _all_idle(found: list[_Holder]) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from gputop.core.samples import (
     ProcessSample,
     Reading,
 )
+from gputop.ranks.model import Report
 from gputop.telemetry.history import History
 from tests.fakes import cgroup_sample
 
@@ -131,14 +132,14 @@ def play(scene: Scene, seconds: float, history: History | None = None, start: fl
     return history, out
 
 
-def after(scene: Scene, seconds: float) -> Advice:
+def after(scene: Scene, seconds: float, ranks: Report | None = None) -> Advice:
     """The advice at the end alone, from nothing shown."""
-    return live_advice(*_recorded(scene, seconds))
+    return live_advice(*_recorded(scene, seconds), ranks=ranks)
 
 
-def verdict(scene: Scene, seconds: float, id_: str) -> Any:
+def verdict(scene: Scene, seconds: float, id_: str, ranks: Report | None = None) -> Any:
     """What a rule computes at the end, before it is put into words."""
-    view = NodeView(*_recorded(scene, seconds), ())
+    view = NodeView(*_recorded(scene, seconds), (), ranks)
     for rule in LIVE_RULES:
         if rule.id == id_:
             return rule.function("judge")(view)

@@ -1,0 +1,123 @@
+"""The live rule about a collective that some ranks never join, by what NCCL's RAS tells of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gputop.advice.live.node_view import NodeView, gpus_text, same_job
+from gputop.advice.registry import limit, source
+from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.core.samples import ProcessSample
+from gputop.ranks.hang import Absence, find_absence
+from gputop.ranks.model import Rank
+from gputop.text.units import ranges, seconds
+
+_NAMED = 4  # ranks; of more the first ones stand for all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveHang(Verdict):
+    unchanged_s: float  # from the first answer with these counts to the last
+    absence: Absence
+    nccl: str  # version
+    pids: tuple[int, ...]  # of the absent ranks on this node, as gputop sees them
+
+
+def judge_collective_hang(view: NodeView) -> CollectiveHang | Missing | None:
+    """No rank launches a collective any more, and some have launched fewer than others."""
+    report = view.ranks
+    if report is None:  # nothing looks like a hang: NCCL is not asked
+        return None
+    if report.first is None or report.last is None:
+        return Missing(report.problem)
+    absence = find_absence(report.first, report.last)
+    unchanged_s = report.last.time_s - report.first.time_s
+    if absence is None or unchanged_s < limit("collective_hang.unchanged_s"):
+        return None
+    absent = _processes(view, absence.absent, report.hosts)
+    here = absent + _processes(view, absence.waiting, report.hosts)
+    job = [p for p in view.processes if not here or any(p is q or same_job(p, q) for q in here)]
+    return CollectiveHang(
+        gpus=tuple(sorted({gpu.info.index for p in job for gpu in view.compute_gpus(p)})),
+        severity="high" if unchanged_s >= limit("collective_hang.long_s") or absence.silent else "medium",
+        unchanged_s=unchanged_s, absence=absence, nccl=report.last.nccl,
+        pids=tuple(p.local_pid or p.pid for p in absent),
+    )
+
+
+def _processes(view: NodeView, ranks: Sequence[Rank], hosts: frozenset[str]) -> list[ProcessSample]:
+    """The processes of these ranks that run on this node. NCCL gives the PID that a process has in its container."""
+    pids = {rank.pid for rank in ranks if rank.pid is not None and rank.host in hosts}
+    return [p for p in view.processes if pids & {p.pid, p.local_pid, p.container_pid}]
+
+
+def describe_collective_hang(v: CollectiveHang) -> Explanation:
+    a = v.absence
+    who, where = ranks_text(a), "; ".join(map(_place, a.absent[:_NAMED]))
+    evidence = {"unchanged_s": v.unchanged_s, "absent_ranks_count": float(a.absent_count),
+                "waiting_ranks_count": float(a.waiting_count)}
+    return Explanation(
+        title=title(a), why=f"{told(a)} Nothing has moved for {seconds(v.unchanged_s)}. "
+                            + (f"{where}." if where else f"NCCL does not name {who}."),
+        evidence=evidence,
+        action="Look at the stacks of the absent rank beside those of the others (S): the line where it stands is what "
+               "the others wait for." if not a.silent else
+               "Look at the process on its node: it has ended, is stopped, or its node is lost. The job does not go on "
+               "without it.",
+        snippet="\n".join(_look(v)) or "gputop stacks", gain="no step ends while they wait",
+        source=f"RAS of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"),
+    )
+
+
+def title(a: Absence) -> str:
+    """ "Rank 5 did not come to AllReduce 6650"."""
+    who = ranks_text(a)
+    who = who[:1].upper() + who[1:]
+    if a.silent:
+        return f"{who} {'does' if a.absent_count == 1 else 'do'} not answer NCCL: the others may wait for ever"
+    if a.circle:
+        return f"Ranks wait for each other: {who} did not come to {_operation(a)}"
+    return f"{who} did not come to {_operation(a)}"
+
+
+def told(a: Absence) -> str:
+    """What the counts say, in a sentence or two."""
+    if a.silent:
+        return f"Of {a.absent_count + a.waiting_count} ranks {a.absent_count} gave NCCL no answer."
+    waiting = f"{a.waiting_count} rank{'s' if a.waiting_count != 1 else ''}"
+    of = f"{a.operation}s" if a.operation else "collectives"
+    text = (f"{waiting} launched {a.waiting_at:,} {of}, {ranks_text(a)} {a.absent_at:,}.")
+    if a.crossed:
+        text += " Of another collective it is the other way round: the ranks run different code."
+    if a.circle:
+        text += " No rank is free: each waits in one collective and lacks in another, so their order differs by rank."
+    if a.also:
+        text += f" Ranks wait in {a.also} other communicator{'s' if a.also != 1 else ''}, too."
+    return text
+
+
+def ranks_text(a: Absence) -> str:
+    """ "rank 5", "ranks 4-7", "3 of 8 ranks" where NCCL does not name them."""
+    if a.absent and len(a.absent) == a.absent_count <= 16:
+        numbers = ranges([rank.number for rank in a.absent], ", ")
+        return f"rank {numbers}" if a.absent_count == 1 else f"ranks {numbers}"
+    return f"{a.absent_count} of {a.absent_count + a.waiting_count} ranks"
+
+
+def _operation(a: Absence) -> str:
+    return f"{a.operation or 'collective'} {a.absent_at + 1}"
+
+
+def _place(rank: Rank) -> str:
+    if rank.pid is None:
+        return f"Rank {rank.number}: NCCL does not know its process"
+    gpu = "" if rank.gpu is None else f" with {gpus_text([rank.gpu])}"
+    return f"Rank {rank.number} is process {rank.pid}{gpu} on {rank.host}" + (f"; {rank.trouble}" * bool(rank.trouble))
+
+
+def _look(v: CollectiveHang) -> list[str]:
+    if v.pids:
+        return [f"gputop stacks {' '.join(map(str, v.pids[:_NAMED]))}"]
+    hosts = dict.fromkeys(rank.host for rank in v.absence.absent if rank.pid is not None)
+    return [f"ssh {host} gputop stacks" for host in list(hosts)[:_NAMED]]

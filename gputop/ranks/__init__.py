@@ -1,0 +1,4 @@
+"""The ranks of a job as they tell of themselves: NCCL's RAS, and the stacks of their threads.
+
+Nothing here touches hardware or a screen. All of it may block, for a time that is known before.
+"""

@@ -1,0 +1,147 @@
+"""Asks NCCL's RAS, which every process of a job with NCCL 2.24 or newer serves on the loopback interface.
+
+One answer covers the whole job. A status takes as long as the slowest rank, up to some seconds where one is gone;
+whoever listens there may also send for ever, or nothing: an answer has an end in bytes and in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from gputop.core.errors import GputopError
+from gputop.ranks.model import Answer
+from gputop.ranks.ras_answers import read_json, read_text
+from gputop.text.units import printable
+
+DEFAULT_ADDRESS = "localhost:28028"
+ADDRESS_VARIABLE, ENABLE_VARIABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
+TIMEOUT_S = 20.0
+_LEG_TIMEOUT_S = 5  # what RAS waits for each half of its way through the ranks; NCCL's own default
+_CONNECT_TIMEOUT_S = 2.0
+_MAX_BYTES = 64 << 20  # as JSON a rank takes some 700 bytes in each communicator
+_MAX_LINE_BYTES = 1000
+_NEEDS = ("NCCL 2.24 or newer serves it in every process of a job, unless NCCL_RAS_ENABLE=0 is set; a container with a "
+          "network of its own hides it. NCCL_RAS_ADDR names another address.")
+
+
+class NotServed(GputopError):
+    """Nobody listens there."""
+
+
+def ask(address: str = DEFAULT_ADDRESS, timeout_s: float = TIMEOUT_S,
+        clock: Callable[[], float] = time.time) -> Answer:
+    """The status of the job. Blocks for at most ``timeout_s``.
+
+    Raises :class:`NotServed` where nothing listens, GputopError where what answers is damaged, late or not RAS.
+    """
+    ends_s = time.monotonic() + timeout_s
+    data, as_json = _status(address, ends_s, "json")
+    if not as_json:
+        return read_text(data, clock())
+    try:
+        return read_json(data, clock())
+    except GputopError:
+        data, _ = _status(address, ends_s, "text")
+        return read_text(data, clock())
+
+
+def _status(address: str, ends_s: float, format: str) -> tuple[bytes, bool]:
+    """The raw status, and whether it is JSON."""
+    host, port = split(address)
+    try:
+        with socket.create_connection((host, port), _CONNECT_TIMEOUT_S) as own:
+            line = _exchange(own, "CLIENT PROTOCOL 2", ends_s)
+            if not line.startswith("SERVER PROTOCOL "):
+                raise GputopError(f"what listens at {address} is not NCCL's RAS: {printable(line)[:60]!r}",
+                                  "Another program has its port.")
+            _exchange(own, f"TIMEOUT {_LEG_TIMEOUT_S}", ends_s)
+            as_json = format == "json" and _exchange(own, "SET FORMAT json", ends_s) == "OK"
+            own.sendall(b"VERBOSE STATUS\n")
+            return _read_all(own, ends_s), as_json
+    except ConnectionRefusedError:
+        raise NotServed(f"nothing listens at {address}, where NCCL's RAS would be", _NEEDS) from None
+    except TimeoutError:
+        raise GputopError(f"NCCL's RAS at {address} did not answer in time",
+                          "It may hang with the job: ask again, or look at the stacks.") from None
+    except OSError as error:
+        raise GputopError(f"NCCL's RAS at {address} cannot be asked: {error.strerror or error}", _NEEDS) from None
+
+
+def _exchange(own: socket.socket, command: str, ends_s: float) -> str:
+    """Send a line and return the one that answers it."""
+    own.sendall(command.encode() + b"\n")
+    line = b""
+    while not line.endswith(b"\n"):
+        _wait(own, ends_s)
+        byte = own.recv(1)  # no more: what follows belongs to the next answer
+        line += byte
+        if not byte or len(line) > _MAX_LINE_BYTES:
+            raise GputopError("what listens there does not answer as NCCL's RAS does", "Another program has its port.")
+    return line.decode("utf-8", "replace").rstrip("\r\n")
+
+
+def _read_all(own: socket.socket, ends_s: float) -> bytes:
+    """All until the other side closes the connection."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        _wait(own, ends_s)
+        part = own.recv(1 << 16)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        size += len(part)
+        if size > _MAX_BYTES:
+            raise GputopError(f"NCCL's answer is larger than {_MAX_BYTES >> 20} MB", "It is not read.")
+
+
+def _wait(own: socket.socket, ends_s: float) -> None:
+    left_s = ends_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    own.settimeout(left_s)
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT or [IPv6]:PORT; raises GputopError."""
+    host, _, port = address.strip().rpartition(":")
+    host = host.strip("[]")
+    if not host or not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536):
+        raise GputopError(f"{ADDRESS_VARIABLE}={printable(address)[:80]} is not HOST:PORT", "As localhost:28028.")
+    return host, int(port)
+
+
+def address_of(own: Mapping[str, str], of_jobs: Iterable[Mapping[str, str]], local: frozenset[str]) -> str:
+    """Where to ask: what gputop's own environment says, else that of a job, else NCCL's default.
+
+    Only an address of this node (``local``) is taken from a job, which may belong to another user. Raises GputopError
+    where a job has RAS turned off.
+    """
+    if own.get(ADDRESS_VARIABLE):
+        return own[ADDRESS_VARIABLE]
+    for environ in of_jobs:
+        if environ.get(ENABLE_VARIABLE) == "0":
+            raise GputopError("the job has NCCL's RAS turned off (NCCL_RAS_ENABLE=0)", "Start it without.")
+        with contextlib.suppress(GputopError):
+            host, port = split(environ.get(ADDRESS_VARIABLE, ""))
+            if (here := _here(host, local)) is not None:
+                return f"{here}:{port}"
+    return DEFAULT_ADDRESS
+
+
+def _here(host: str, local: frozenset[str]) -> str | None:
+    """The host, to connect to it, where it is this node."""
+    if host == "localhost":
+        return host
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if ip.is_unspecified:
+        return "localhost"
+    shown = f"[{host}]" if ip.version == 6 else host
+    return shown if ip.is_loopback or host in local else None

@@ -1,0 +1,109 @@
+"""Asks NCCL's RAS which rank did not come, while the live figures look like a hang.
+
+It has a thread of its own: a status waits for the slowest rank of the job. A job that looks well is not asked, and
+what asks is imported when it is needed: the first frame does without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gputop.core.errors import GputopError
+from gputop.core.findings import Finding
+from gputop.core.samples import NodeSample
+from gputop.ranks.hang import unchanged
+from gputop.ranks.model import Answer, Report
+from gputop.sources.host import proc_files
+
+# Findings on GPUs that wait, or do little without a cause that is known.
+SIGNS = frozenset({"collective_hang", "spinning", "idle_gpu", "low_sm_active", "hardware_error"})
+PERIOD_S = 20.0  # each rank of the job answers a status
+_MAX_PROCESSES = 64  # whose environment is read
+
+
+def ask_nccl(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
+    """The status of the job that these processes belong to. Blocks for some seconds; raises GputopError."""
+    from gputop.ranks import nccl_ras
+
+    environs = (environment(pid, (nccl_ras.ADDRESS_VARIABLE, nccl_ras.ENABLE_VARIABLE)) for pid in pids)
+    return nccl_ras.ask(nccl_ras.address_of(os.environ, environs, hosts))
+
+
+class RankWatch:
+    """Keeps what RAS has told since the figures began to look like a hang: :attr:`report`, None where they do not."""
+
+    def __init__(self, ask: Callable[[Iterable[int], frozenset[str]], Answer] = ask_nccl) -> None:
+        self.report: Report | None = None
+        self._ask = ask
+        self._pids: tuple[int, ...] = ()
+        self._hangs = False  # by the newest findings
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def check(self, findings: Iterable[Finding], sample: NodeSample) -> None:
+        """Ask from now on, or no longer, by what the live rules have just found. Returns at once."""
+        self._hangs = not SIGNS.isdisjoint({f.id for f in findings})
+        if not self._hangs:
+            self._wake.clear()
+            self.report = None
+            return
+        self._pids = tuple(p.local_pid or p.pid for p in sample.processes[:_MAX_PROCESSES])
+        self._wake.set()
+        if self._thread is None and not self._closing.is_set():
+            self._thread = threading.Thread(target=self._run, name="gputop-ranks", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait()
+            if not self._closing.is_set():
+                report = self._next(self.report)
+                self.report = report if self._hangs else None
+            self._closing.wait(PERIOD_S)
+
+    def _next(self, before: Report | None) -> Report:
+        try:
+            hosts = local_addresses()
+            answer = self._ask(self._pids, hosts)
+        except GputopError as error:
+            return Report(problem=f"{error.message}. {error.fix}".strip())
+        except Exception as error:  # noqa: BLE001  thread boundary: the next answer may be readable
+            return Report(problem=f"NCCL's answer could not be read, a fault of gputop: {error!r}")
+        return following(before, answer, hosts)
+
+
+def following(before: Report | None, answer: Answer, hosts: frozenset[str]) -> Report:
+    """The report with one more answer."""
+    if before is None or before.first is None or not unchanged(before.first, answer):
+        return Report(answer, answer, hosts=hosts)
+    return replace(before, last=answer)
+
+
+def local_addresses() -> frozenset[str]:
+    """The IP addresses of this node."""
+    import psutil
+
+    found = set()
+    with contextlib.suppress(OSError):
+        for addresses in psutil.net_if_addrs().values():
+            found |= {a.address.partition("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)}
+    return frozenset(found)
+
+
+def environment(pid: int, names: Iterable[str], proc: Path = Path("/proc")) -> Mapping[str, str]:
+    """These variables of a process, as far as they are set and may be read; nothing else of it is kept."""
+    try:
+        environ = proc_files.read(f"{proc}/{pid}/environ", proc_files.ENVIRON_BYTES)
+    except OSError:
+        return {}
+    return {name: value for name in names if (value := proc_files.variable(environ, name.encode())) is not None}

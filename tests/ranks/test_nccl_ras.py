@@ -1,0 +1,114 @@
+"""The client of NCCL's RAS against a server that speaks each version, and against what should not be there."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputop.core.errors import GputopError
+from gputop.ranks import nccl_ras
+from gputop.ranks.hang import find_absence
+from gputop.ranks.model import Rank
+from gputop.ranks.ras_answers import read_json, read_text
+from tests.ranks.ras_double import Job, as_json, as_text, serving
+
+STUCK = Job((100, 100, 100, 100, 100, 99, 100, 100))
+VERSIONS = ["2.24.3", "2.25.1", "2.27.7", "2.28.7", "2.29.2"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_rank_that_did_not_come_is_named_in_every_version(version: str) -> None:
+    with serving(replace(STUCK, version=version)) as (address, server):
+        first, last = nccl_ras.ask(address), nccl_ras.ask(address)
+    assert server.asked == 2
+    assert last.nccl == version and last.counts_all == (version >= "2.28")
+    absence = find_absence(first, last)
+    assert absence is not None
+    assert absence.absent == (Rank(5, "10.0.0.1", 1005, 5),)
+    assert (absence.absent_at, absence.waiting_at, absence.absent_count, absence.waiting_count) == (99, 100, 1, 7)
+    assert absence.operation == ("" if version < "2.26" else "AllReduce")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_rank_that_does_not_answer_is_named_in_every_version(version: str) -> None:
+    with serving(Job((100,) * 8, gone=frozenset({3}), version=version)) as (address, server):
+        answer = nccl_ras.ask(address)
+    assert server.asked == 1  # the comma that 2.28.7 lacks is mended
+    absence = find_absence(answer, answer)
+    assert absence is not None and absence.silent and absence.waiting_count == 7
+    assert [rank.number for rank in absence.absent] == [3] and absence.absent[0].trouble == "it does not answer"
+    assert absence.absent[0].pid == (None if version < "2.26" else 1003)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_mismatch_that_moves_and_ranks_that_agree_are_normal(version: str) -> None:
+    moving = replace(STUCK, version=version, reduces=(120, 120, 120, 120, 120, 119, 120, 120))
+    even = Job((100,) * 8, version=version)
+    with serving(replace(STUCK, version=version), moving, even) as (address, _):
+        answers = [nccl_ras.ask(address) for _ in range(4)]
+    assert all(find_absence(a, b) is None for a, b in pairwise(answers))
+
+
+def test_a_half_of_the_ranks_is_counted_but_not_named_by_text() -> None:
+    halves = Job((100,) * 4 + (99,) * 4, version="2.27.7")
+    absence = find_absence(*[read_text(as_text(halves), 0.0)] * 2)
+    assert absence is not None and absence.absent == () and absence.absent_count == absence.waiting_count == 4
+
+
+@pytest.mark.parametrize(("way", "words"), [
+    ("silent", "in time"), ("stalls", "in time"), ("half", "middle"), ("http", "not NCCL"), ("endless", "NCCL|in time"),
+])
+@pytest.mark.parametrize("version", ["2.27.7", "2.29.2"])
+def test_what_is_wrong_with_an_answer_is_said_and_ends(way: str, words: str, version: str,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_ras, "_MAX_BYTES", 1 << 20)
+    with serving(replace(STUCK, version=version), way=way) as (address, _), pytest.raises(GputopError, match=words):
+        nccl_ras.ask(address, timeout_s=0.4)
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(nccl_ras.NotServed, match="nothing listens"):
+        nccl_ras.ask(f"127.0.0.1:{port}")
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_damaged_answers_are_refused_or_read_within_bounds(data: st.DataObject) -> None:
+    job = Job((100, 7, 100, 0), gone=frozenset({3}), version=data.draw(st.sampled_from(VERSIONS)))
+    make, read = data.draw(st.sampled_from([(as_json, read_json), (as_text, read_text)]))
+    raw = bytearray(make(job))
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(raw)))
+        raw[at:at + data.draw(st.integers(0, 40))] = data.draw(st.sampled_from([
+            b"", b"\0", b"-1", b"9" * 5000, b"\x1b[2J", b"\n", b'"', b"1e999", b"[" * 3000, b"NaN", b"Rank 9 -- "]))
+    answer = None
+    with contextlib.suppress(GputopError):
+        answer = read(bytes(raw), 0.0)
+    if answer is None:
+        return
+    find_absence(answer, answer)
+    for c in answer.communicators:
+        for rank in (*c.silent, *(r for levels in c.levels.values() for level in levels for r in level.ranks)):
+            assert 0 <= rank.number < 2**63 and len(rank.host) <= 64 and rank.host.isprintable()
+
+
+def test_where_to_ask() -> None:
+    local = frozenset({"10.0.0.1"})
+    assert nccl_ras.address_of({}, [], local) == "localhost:28028"
+    assert nccl_ras.address_of({"NCCL_RAS_ADDR": "far:1"}, [{"NCCL_RAS_ADDR": "10.0.0.1:2"}], local) == "far:1"
+    assert nccl_ras.address_of({}, [{}, {"NCCL_RAS_ADDR": "10.0.0.1:2"}], local) == "10.0.0.1:2"
+    assert nccl_ras.address_of({}, [{"NCCL_RAS_ADDR": "[::]:3"}], local) == "localhost:3"
+    assert nccl_ras.address_of({}, [{"NCCL_RAS_ADDR": "evil.example:4"}], local) == "localhost:28028"
+    with pytest.raises(GputopError, match="NCCL_RAS_ENABLE=0"):
+        nccl_ras.address_of({}, [{"NCCL_RAS_ENABLE": "0"}], local)
+    for wrong in ("", "host", "host:0", "host:99999", "host:x", ":5"):
+        with pytest.raises(GputopError, match="HOST:PORT"):
+            nccl_ras.split(wrong)

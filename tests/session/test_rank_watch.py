@@ -1,0 +1,91 @@
+"""When NCCL is asked which rank did not come, and what is kept of its answers."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.core.findings import Finding, Gain
+from gputop.ranks.model import Answer
+from gputop.ranks.ras_answers import read_json
+from gputop.session import rank_watch
+from gputop.session.rank_watch import RankWatch, environment, following
+from tests.fakes import node_sample
+from tests.ranks.ras_double import Job, as_json
+
+
+def finding(id_: str) -> Finding:
+    return Finding(id=id_, severity="medium", title="", why="", evidence={}, action="", gain=Gain(None, ""), source="")
+
+
+def answer(*reduces: int, time_s: float = 0.0) -> Answer:
+    return read_json(as_json(Job(reduces)), time_s)
+
+
+def test_it_asks_only_while_something_looks_like_a_hang() -> None:
+    asked, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def ask(pids: object, hosts: frozenset[str]) -> Answer:
+        asked.release()
+        go_on.acquire()
+        return answer(5, 4)
+
+    watch = RankWatch(ask)
+    try:
+        watch.check([finding("power_capped")], node_sample(1))
+        assert watch.report is None and not asked.acquire(blocking=False)
+        watch.check([finding("spinning")], node_sample(1))  # returns though the answer is not there
+        assert asked.acquire(timeout=10)
+        watch.check([], node_sample(2))  # all is well before it comes: it is not kept
+        go_on.release()
+    finally:
+        watch.close()
+    assert watch._thread is not None
+    watch._thread.join(10)
+    assert not watch._thread.is_alive() and watch.report is None
+
+
+def test_a_failure_is_told_and_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_watch, "PERIOD_S", 0.0)
+    outcomes = iter([GputopError("nothing listens", "Start it."), ValueError("odd"), answer(5, 4)])
+    there = threading.Event()
+
+    def ask(pids: object, hosts: frozenset[str]) -> Answer:
+        outcome = next(outcomes, None)
+        if isinstance(outcome, Exception):
+            raise outcome
+        if outcome is None:
+            there.set()
+            watch.close()
+            return answer(5, 4, time_s=9.0)
+        return outcome
+
+    watch = RankWatch(ask)
+    assert watch._next(None).problem == "nothing listens. Start it."
+    assert "odd" in watch._next(None).problem
+    watch.check([finding("spinning")], node_sample(1))
+    assert there.wait(10)
+    assert watch._thread is not None
+    watch._thread.join(10)
+    assert watch.report is not None and watch.report.first is not None and watch.report.last is not None
+
+
+def test_the_first_of_equal_answers_is_kept() -> None:
+    hosts = frozenset({"10.0.0.1"})
+    report = following(None, answer(5, 4), hosts)
+    report = following(report, answer(5, 4, time_s=20.0), hosts)
+    report = following(report, answer(5, 4, time_s=40.0), hosts)
+    assert report.first is not None and report.last is not None
+    assert (report.first.time_s, report.last.time_s) == (0.0, 40.0)
+    report = following(report, answer(6, 6, time_s=60.0), hosts)
+    assert report.first is not None and report.first.time_s == 60.0
+
+
+def test_of_an_environment_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "environ").write_bytes(b"TOKEN=secret\0NCCL_RAS_ADDR=localhost:1\0")
+    assert environment(7, ["NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"], tmp_path) == {"NCCL_RAS_ADDR": "localhost:1"}
+    assert environment(8, ["NCCL_RAS_ADDR"], tmp_path) == {}
