@@ -43,8 +43,9 @@ class Workers:
 
 
 @contextlib.contextmanager
-def start_workers(workers: int = 2) -> Iterator[Workers]:
-    """Run the job until the block ends; it steps when this returns."""
+def start_workers(workers: int = 2, *, late: int | None = None) -> Iterator[Workers]:
+    """Run the job until the block ends; it steps when this returns. The worker ``late`` does not come to the seventh
+    step: it waits for a batch that never comes."""
     cluster = {"worker": [f"127.0.0.1:{_free_port()}" for _ in range(workers)]}
     ports = [_free_port() for _ in range(workers)]
     processes: list[subprocess.Popen[str]] = []
@@ -53,7 +54,7 @@ def start_workers(workers: int = 2) -> Iterator[Workers]:
             config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
             env = {**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1",
                    "PYTHONPATH": str(Path(__file__).parents[1])}
-            command = [sys.executable, "-m", "tests.workers_job", str(port)]
+            command = [sys.executable, "-m", "tests.workers_job", str(port), *["late"] * (index == late)]
             processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                               env=env))
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -72,7 +73,11 @@ def start_workers(workers: int = 2) -> Iterator[Workers]:
                     pipe.close()
 
 
-def _train(port: int) -> None:
+def late_batch() -> None:
+    threading.Event().wait()  # for ever
+
+
+def _train(port: int, late: bool) -> None:
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -97,8 +102,10 @@ def _train(port: int) -> None:
             step(batch)
         if number == 5:
             print("ready", flush=True)
+            if late:
+                late_batch()
 
 
 if __name__ == "__main__":
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-    _train(int(sys.argv[1]))
+    _train(int(sys.argv[1]), "late" in sys.argv)

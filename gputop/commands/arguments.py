@@ -67,6 +67,10 @@ COMMANDS: Mapping[str, Command] = {
     "attach": Command("start a profiler server in a process that has been running without",
                       "Give a running TensorFlow or JAX process a profiler server, after a question.",
                       "gputop attach 41231"),
+    "stacks": Command("where the ranks of a job stand: which one the others wait for",
+                      "Ask NCCL which rank did not come, and read the stacks of this node's ranks by py-spy, which "
+                      "pip install 'gputop-tf[stacks]' brings.",
+                      "gputop stacks"),
     "xprof": Command("open a captured trace in XProf, in the browser",
                      "Start XProf, which pip install 'gputop-tf[xprof]' brings, on the captured traces.",
                      "gputop xprof gputop-traces"),

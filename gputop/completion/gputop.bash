@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/gputop
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_gputop_subparsers=(snapshot capture analyze compare record replay export cluster run attach xprof config doctor completion)
+_shtab_gputop_subparsers=(snapshot capture analyze compare record replay export cluster run attach stacks xprof config doctor completion)
 
 _shtab_gputop_snapshot_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --format -o --output --seconds)
 _shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --on-dip --dip-every --dip-max --dip-before --seconds --force --json)
@@ -17,6 +17,7 @@ _shtab_gputop_export_option_strings=(-h --help --attach --demo --gpus --interval
 _shtab_gputop_cluster_option_strings=(-h --help --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --prometheus --job --once --json -o --output --hours --refresh)
 _shtab_gputop_run_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --export --headless --port --listen --output --print-path)
 _shtab_gputop_attach_option_strings=(-h --help --yes --port)
+_shtab_gputop_stacks_option_strings=(-h --help --native --threads --yes --json)
 _shtab_gputop_xprof_option_strings=(-h --help --port --print)
 _shtab_gputop_config_option_strings=(-h --help --path)
 _shtab_gputop_doctor_option_strings=(-h --help --attach --logdir --dcgm --dcgm-bindings --json)
@@ -65,7 +66,7 @@ _shtab_gputop_run___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop_run___color_choices=(auto truecolor 256 16 none)
 _shtab_gputop_run___listen_choices=(local all)
 _shtab_gputop_completion_pos_0_choices=(bash zsh fish man)
-_shtab_gputop_pos_0_choices=(snapshot capture analyze compare record replay export cluster run attach xprof config doctor completion)
+_shtab_gputop_pos_0_choices=(snapshot capture analyze compare record replay export cluster run attach stacks xprof config doctor completion)
 _shtab_gputop___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop___color_choices=(auto truecolor 256 16 none)
 
@@ -131,6 +132,13 @@ _shtab_gputop_run___print_path_nargs=0
 _shtab_gputop_attach__h_nargs=0
 _shtab_gputop_attach___help_nargs=0
 _shtab_gputop_attach___yes_nargs=0
+_shtab_gputop_stacks_pos_0_nargs='*'
+_shtab_gputop_stacks__h_nargs=0
+_shtab_gputop_stacks___help_nargs=0
+_shtab_gputop_stacks___native_nargs=0
+_shtab_gputop_stacks___threads_nargs=0
+_shtab_gputop_stacks___yes_nargs=0
+_shtab_gputop_stacks___json_nargs=0
 _shtab_gputop_xprof__h_nargs=0
 _shtab_gputop_xprof___help_nargs=0
 _shtab_gputop_xprof___print_nargs=0

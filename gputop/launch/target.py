@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import pwd
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import sockets
+from gputop.ranks.tracing_rights import YAMA, check_rights, user_name
 from gputop.text.units import printable
 
 _FRAMEWORK = re.compile(r"/(tensorflow|jaxlib)/\S+\.so")
-_CAP_SYS_PTRACE = 19  # linux/capability.h
-_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 WHAT_STARTING_DOES = (
     "gputop would have its own Python start the profiler server of the TensorFlow or JAX it has loaded, once, "
     "between two of its steps. The server stays until the process ends and costs nothing until it is used. "
@@ -36,7 +34,7 @@ class Target:
     same_network: bool  # else it lives in a container with a network of its own
 
 
-def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
+def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA) -> Target:
     """Inspect a process without touching it. Raises GputopError with the reason why it cannot be a target."""
     folder = proc / str(pid)
     try:
@@ -61,7 +59,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
         raise GputopError(f"process {tracer} (a debugger, strace, …) has hold of process {pid}", "End that first.")
     if state in "Tt":
         raise GputopError(f"process {pid} is stopped", f"Let it go on first: kill -CONT {pid}")
-    _check_rights(pid, folder, uid, user, proc, yama)
+    check_rights(pid, folder, uid, "attach", _ALTERNATIVE, proc, yama)
     try:
         maps = (folder / "maps").read_text(errors="replace")
         started = _started(folder)
@@ -97,64 +95,3 @@ def check_machine() -> None:
     if platform.machine() != "x86_64":
         raise GputopError(f"gputop attach knows x86-64 only, not {platform.machine()}, for Python before 3.14",
                           _ALTERNATIVE)
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:  # a user of a container
-        return str(uid)
-
-
-def _check_rights(pid: int, folder: Path, uid: int, user: str, proc: Path, yama: Path) -> None:
-    """Raises GputopError, the reason named, where the kernel would not let this process be traced.
-
-    Opening its memory asks the kernel the very question (ptrace(2), PTRACE_MODE_ATTACH) and changes nothing.
-    """
-    try:
-        with (folder / "mem").open("rb"):
-            return
-    except PermissionError:
-        pass
-    except OSError:
-        raise GputopError(f"process {pid} has ended", "") from None
-    scope = _ptrace_scope(yama)
-    again = f"sudo gputop attach {pid}"
-    if scope == 3:
-        raise GputopError("kernel.yama.ptrace_scope is 3 on this node: no process may touch another, not even root's, "
-                          "until it is booted anew", _ALTERNATIVE)
-    if os.geteuid() not in (0, uid):
-        raise GputopError(f"process {pid} belongs to {user}", f"Run gputop as that user, or {again}. {_ALTERNATIVE}")
-    if os.geteuid() == 0:
-        if not _may_trace(proc):
-            raise GputopError("this container lacks the capability SYS_PTRACE",
-                              "Start it with --cap-add=SYS_PTRACE (Kubernetes: securityContext.capabilities.add), or "
-                              f"run gputop attach on the host. {_ALTERNATIVE}")
-        raise GputopError(f"the kernel does not let gputop touch process {pid}, not even as root",
-                          f"A security module or a user namespace forbids it. {_ALTERNATIVE}")
-    if scope == 1:
-        raise GputopError("kernel.yama.ptrace_scope is 1 on this node: only root may touch a process that is not "
-                          "its child", f"{again}; or, until the next boot, sudo sysctl kernel.yama.ptrace_scope=0. "
-                          f"{_ALTERNATIVE}")
-    if scope == 2:
-        raise GputopError("kernel.yama.ptrace_scope is 2 on this node: only root may touch other processes",
-                          f"{again}. {_ALTERNATIVE}")
-    raise GputopError(f"the kernel does not let gputop touch process {pid}",
-                      "It may have gained rights since its start, or a security module forbids it: "
-                      f"{again}. {_ALTERNATIVE}")
-
-
-def _ptrace_scope(yama: Path) -> int:
-    try:
-        return int(yama.read_text())
-    except (OSError, ValueError):  # a kernel without Yama
-        return 0
-
-
-def _may_trace(proc: Path) -> bool:
-    try:
-        status = (proc / "self" / "status").read_text()
-    except OSError:
-        return True
-    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return effective is None or bool(int(effective[1], 16) >> _CAP_SYS_PTRACE & 1)

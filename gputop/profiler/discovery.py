@@ -40,7 +40,8 @@ _EXECUTABLE = re.compile(r"^\S+ ..x. \S+ \S+ \d+ +(/.*)$", re.MULTILINE)  # proc
 _MAX_MAPS_BYTES = 32 << 20  # 65530 mappings (vm.max_map_count) of 150 bytes are 10 MB
 _ELF, _ELF_SHARED = b"\x7fELF", 3  # elf(5): e_ident, and ET_DYN as e_type
 # Of torchrun and its like, Open MPI, PMIx, MPICH and Slurm; the last is that of the node.
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JAX_PROCESS_ID", "LOCAL_RANK")
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JAX_PROCESS_ID",
+                  "LOCAL_RANK")
 _DISTRIBUTION = {
     "TensorFlow": re.compile(r"(?:tensorflow(?:_cpu|_gpu|_rocm|_intel)?|tf_nightly\w*)-([^-]+)\.dist-info"),
     "JAX": re.compile(r"jax-([^-]+)\.dist-info"),
@@ -96,7 +97,7 @@ def rank_of(environ: Mapping[str, str]) -> str | None:
         return f"{task['type']} {int(task['index'])}"
     except (KeyError, ValueError, TypeError):
         pass
-    ranks = (environ.get(name, "") for name in _RANKS)
+    ranks = (environ.get(name, "") for name in RANK_VARIABLES)
     return next((f"rank {rank}" for rank in ranks if rank.isascii() and rank.isdecimal()), None)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 
 from gputop.core.errors import GputopError
 from gputop.ranks.model import Answer
+from gputop.ranks.processes import environment
 from gputop.ranks.ras_answers import read_json, read_text
 from gputop.text.units import printable
 
@@ -113,6 +115,12 @@ def split(address: str) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536):
         raise GputopError(f"{ADDRESS_VARIABLE}={printable(address)[:80]} is not HOST:PORT", "As localhost:28028.")
     return host, int(port)
+
+
+def ask_job(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
+    """The status of the job that these processes belong to; ``hosts`` are this node's addresses. As :func:`ask`."""
+    environs = (environment(pid, (ADDRESS_VARIABLE, ENABLE_VARIABLE)) for pid in pids)
+    return ask(address_of(os.environ, environs, hosts))
 
 
 def address_of(own: Mapping[str, str], of_jobs: Iterable[Mapping[str, str]], local: frozenset[str]) -> str:

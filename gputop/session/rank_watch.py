@@ -6,20 +6,16 @@ what asks is imported when it is needed: the first frame does without.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.core.samples import NodeSample
 from gputop.ranks.hang import unchanged
 from gputop.ranks.model import Answer, Report
-from gputop.sources.host import proc_files
+from gputop.ranks.processes import local_addresses
 
 # Findings on GPUs that wait, or do little without a cause that is known.
 SIGNS = frozenset({"collective_hang", "spinning", "idle_gpu", "low_sm_active", "hardware_error"})
@@ -27,18 +23,16 @@ PERIOD_S = 20.0  # each rank of the job answers a status
 _MAX_PROCESSES = 64  # whose environment is read
 
 
-def ask_nccl(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
-    """The status of the job that these processes belong to. Blocks for some seconds; raises GputopError."""
-    from gputop.ranks import nccl_ras
+def _ask(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
+    from gputop.ranks.nccl_ras import ask_job
 
-    environs = (environment(pid, (nccl_ras.ADDRESS_VARIABLE, nccl_ras.ENABLE_VARIABLE)) for pid in pids)
-    return nccl_ras.ask(nccl_ras.address_of(os.environ, environs, hosts))
+    return ask_job(pids, hosts)
 
 
 class RankWatch:
     """Keeps what RAS has told since the figures began to look like a hang: :attr:`report`, None where they do not."""
 
-    def __init__(self, ask: Callable[[Iterable[int], frozenset[str]], Answer] = ask_nccl) -> None:
+    def __init__(self, ask: Callable[[Iterable[int], frozenset[str]], Answer] = _ask) -> None:
         self.report: Report | None = None
         self._ask = ask
         self._pids: tuple[int, ...] = ()
@@ -87,23 +81,3 @@ def following(before: Report | None, answer: Answer, hosts: frozenset[str]) -> R
     if before is None or before.first is None or not unchanged(before.first, answer):
         return Report(answer, answer, hosts=hosts)
     return replace(before, last=answer)
-
-
-def local_addresses() -> frozenset[str]:
-    """The IP addresses of this node."""
-    import psutil
-
-    found = set()
-    with contextlib.suppress(OSError):
-        for addresses in psutil.net_if_addrs().values():
-            found |= {a.address.partition("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)}
-    return frozenset(found)
-
-
-def environment(pid: int, names: Iterable[str], proc: Path = Path("/proc")) -> Mapping[str, str]:
-    """These variables of a process, as far as they are set and may be read; nothing else of it is kept."""
-    try:
-        environ = proc_files.read(f"{proc}/{pid}/environ", proc_files.ENVIRON_BYTES)
-    except OSError:
-        return {}
-    return {name: value for name in names if (value := proc_files.variable(environ, name.encode())) is not None}

@@ -10,9 +10,10 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding, Gain
 from gputop.ranks.model import Answer
+from gputop.ranks.processes import environment
 from gputop.ranks.ras_answers import read_json
 from gputop.session import rank_watch
-from gputop.session.rank_watch import RankWatch, environment, following
+from gputop.session.rank_watch import RankWatch, following
 from tests.fakes import node_sample
 from tests.ranks.ras_double import Job, as_json
 

@@ -155,7 +155,7 @@ def describe_spinning(v: Spinning) -> Explanation:
         evidence=figures,
         action="Look at where the Python threads of each rank stand: the one that is not in a collective holds up the "
                "rest. With NCCL_DEBUG=INFO a restart shows which collective was the last.",
-        snippet="\n".join(f"py-spy dump --pid {pid}" for pid in v.pids[:8]) or "NCCL_DEBUG=INFO python train.py",
+        snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else "NCCL_DEBUG=INFO python train.py",
         gain="no step ends while they wait" if v.stuck else _NO_FIGURE,
         source="NVML utilization against GPM/DCGM SM, tensor and DRAM activity and power; "
                + source("spinning.sm_enter", "spinning.varies_enter"),

@@ -54,15 +54,15 @@ def _processes(view: NodeView, ranks: Sequence[Rank], hosts: frozenset[str]) -> 
 
 def describe_collective_hang(v: CollectiveHang) -> Explanation:
     a = v.absence
-    who, where = ranks_text(a), "; ".join(map(_place, a.absent[:_NAMED]))
+    who, where = ranks_text(a), "; ".join(map(place_text, a.absent[:_NAMED]))
     evidence = {"unchanged_s": v.unchanged_s, "absent_ranks_count": float(a.absent_count),
                 "waiting_ranks_count": float(a.waiting_count)}
     return Explanation(
         title=title(a), why=f"{told(a)} Nothing has moved for {seconds(v.unchanged_s)}. "
                             + (f"{where}." if where else f"NCCL does not name {who}."),
         evidence=evidence,
-        action="Look at the stacks of the absent rank beside those of the others (S): the line where it stands is what "
-               "the others wait for." if not a.silent else
+        action="Look at the stack of the absent rank beside those of the others: the line where it stands is what they "
+               "wait for." if not a.silent else
                "Look at the process on its node: it has ended, is stopped, or its node is lost. The job does not go on "
                "without it.",
         snippet="\n".join(_look(v)) or "gputop stacks", gain="no step ends while they wait",
@@ -109,7 +109,8 @@ def _operation(a: Absence) -> str:
     return f"{a.operation or 'collective'} {a.absent_at + 1}"
 
 
-def _place(rank: Rank) -> str:
+def place_text(rank: Rank) -> str:
+    """ "Rank 5 is process 4711 with GPU 5 on 10.0.0.7"."""
     if rank.pid is None:
         return f"Rank {rank.number}: NCCL does not know its process"
     gpu = "" if rank.gpu is None else f" with {gpus_text([rank.gpu])}"

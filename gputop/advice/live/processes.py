@@ -121,7 +121,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
         title=f"{gpus_text(v.gpus)} held, all idle for {v.window_s:.0f} s",
         why=f"{name_of(process)} holds {gpus_text(idle)} and has not used {'it' if len(idle) == 1 else 'them'} for "
             f"{v.window_s:.0f} s{cause}.{doing}",
-        evidence=evidence, action=action, snippet=f"py-spy dump --pid {process.pid}",
+        evidence=evidence, action=action, snippet=f"gputop stacks {process.pid}",
         gain="no step runs" if v.complete else _NO_FIGURE,
         source="limits: gputop",
     )

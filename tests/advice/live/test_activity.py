@@ -122,7 +122,7 @@ def test_gpus_that_wait_for_each_other() -> None:
     assert finding.severity == "medium" and finding.gpus == tuple(range(8))
     assert finding.evidence["gpu_util_ratio"] == 1.0 and finding.evidence["sm_active_ratio"] == pytest.approx(0.15)
     assert finding.evidence["pcie_bytes_per_s"] == pytest.approx(4e5)
-    assert finding.snippet == "py-spy dump --pid 100"
+    assert finding.snippet == "gputop stacks 100"
     long = get(after(Scene(dict.fromkeys(range(8), 0.15), other=STUCK), 340), "spinning")
     assert long.severity == "high"  # it goes on and on, and nobody works
 

@@ -55,7 +55,7 @@ def test_all_gpus_of_a_process_idle_takes_longer() -> None:
     assert 150 + 0.95 * 120 <= first <= 150 + 121
     finding = get(advice[-1], "idle_gpu")
     assert finding.severity == "medium" and finding.gpus == tuple(range(8))
-    assert finding.snippet == "py-spy dump --pid 100"
+    assert finding.snippet == "gputop stacks 100"
     assert not {"gpu0_oversubscribed", "unused_gpu"} & set(ids(advice[-1]))
 
 

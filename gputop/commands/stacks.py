@@ -1,0 +1,169 @@
+"""``gputop stacks``: which rank did not come, by NCCL's RAS and by where the ranks of this node stand."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gputop.commands.option_types import pid
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, NoDataError
+from gputop.text import console
+from gputop.text.console import say
+
+if TYPE_CHECKING:
+    from gputop.ranks.hang import Absence
+    from gputop.ranks.model import Answer
+    from gputop.ranks.stacks import ProcessStacks
+
+SCHEMA = "gputop.stacks/1"
+_APART_S = 3.0  # between the two answers of NCCL: a job that works launches some collectives meanwhile
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pids", type=pid, nargs="*", metavar="PID",
+                        help="processes of this node (default: all that have TensorFlow, JAX or CUDA loaded)")
+    parser.add_argument("--native", action="store_true",
+                        help="native frames, too. Each process is held meanwhile: 18 s were seen with TensorFlow, and "
+                             "workers that miss each other for so long may end the job")
+    parser.add_argument("--threads", action="store_true", help="the stacks of all threads, not of the main ones alone")
+    parser.add_argument("--yes", action="store_true",
+                        help="do not ask before a process is held, or one of another user is read")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    from gputop.ranks.processes import local_addresses, training_processes
+    from gputop.ranks.stack_groups import jobs, report
+    from gputop.ranks.stacks import read_all
+
+    pids = args.pids or training_processes()
+    if not pids:
+        raise NoDataError("no process of this node that may be looked at has TensorFlow, JAX or CUDA loaded",
+                          "Name it: gputop stacks PID; of another user with sudo.")
+    if not args.yes and not _agreed(pids, args.native):
+        say("nothing was done")
+        return EXIT_OK
+    hosts = local_addresses()
+    first = _ask(pids, hosts)
+    began_s = time.monotonic()
+    processes: Sequence[ProcessStacks] = ()
+    problem = None
+    try:
+        processes = read_all(pids, native=args.native)
+    except GputopError as error:  # what NCCL says is shown all the same
+        problem = error
+    last = first
+    if not isinstance(first, GputopError):
+        time.sleep(max(0.0, _APART_S - (time.monotonic() - began_s)))
+        last = _ask(pids, hosts)
+    lines, nccl = _nccl(first, last)
+    by_job = [processes] if args.pids else jobs(processes)  # those that are named are compared
+    if args.json:
+        console.write_json({"schema": SCHEMA, "nccl": nccl, **_stacks(by_job)})
+    else:
+        console.write_text("\n".join([*lines, "", *report(by_job, threads=args.threads)]).rstrip())
+    if problem is None and not any(process.threads for process in processes):
+        problem = next((process.problem for process in processes if process.problem is not None), None)
+    if problem is not None:
+        raise problem
+    return EXIT_OK
+
+
+def _agreed(pids: Sequence[int], native: bool) -> bool:
+    others = [number for number in pids if _owner(number) not in (None, os.geteuid())]
+    why = []
+    if others:
+        from gputop.ranks.tracing_rights import user_name
+
+        why.append(f"process{'es' if len(others) > 1 else ''} {', '.join(map(str, others))} of "
+                   + ", ".join(dict.fromkeys(user_name(_owner(number) or 0) for number in others)))
+    if native:
+        from gputop.ranks.stacks import WHAT_NATIVE_DOES
+
+        why.append(WHAT_NATIVE_DOES)
+    if not why:
+        return True
+    if not sys.stdin.isatty():
+        raise GputopError(f"this is asked first, and there is no terminal to ask: {'; '.join(why)}",
+                          "If it is meant: gputop stacks --yes", EXIT_USAGE)
+    console.note("\n".join(console.one_line(line, 300) for line in why))
+    with contextlib.suppress(EOFError):
+        return input("Read the stacks? [y/N] ").strip().lower() in ("y", "yes")
+    return False
+
+
+def _owner(number: int) -> int | None:
+    try:
+        return Path(f"/proc/{number}").stat().st_uid
+    except OSError:
+        return None
+
+
+def _ask(pids: Sequence[int], hosts: frozenset[str]) -> Answer | GputopError:
+    from gputop.ranks.nccl_ras import ask_job
+
+    try:
+        return ask_job(pids, hosts)
+    except GputopError as error:
+        return error
+
+
+def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list[str], dict[str, Any]]:
+    """What NCCL says, as lines and for JSON."""
+    from gputop.advice.live.collectives import place_text, title, told
+    from gputop.ranks.hang import find_absence, unchanged
+
+    if isinstance(first, GputopError) or isinstance(last, GputopError):
+        error = first if isinstance(first, GputopError) else last
+        assert isinstance(error, GputopError)
+        return [f"NCCL   {error.message}. {error.fix}"], {"problem": error.message, "absence": None}
+    seconds = last.time_s - first.time_s
+    absence = find_absence(first, last)
+    still = unchanged(first, last)
+    nccl = {"version": last.nccl, "apart_s": seconds, "unchanged": still if last.counts_all else None,
+            "absence": _absence(absence) if absence is not None else None, "problem": None}
+    if absence is not None:
+        places = [f"       {place_text(rank)}." for rank in absence.absent[:16]]
+        moved = f"       {told(absence)} Nothing moved for {seconds:.1f} s."
+        return [f"NCCL   {title(absence)}.", moved, *places], nccl
+    if not last.counts_all:
+        says = (f"its ranks agree. NCCL {last.nccl} does not tell whether they go on: from 2.28.7 on it does" if still
+                else "the ranks go on")
+    else:
+        says = (f"all ranks have launched the same collectives, and none for {seconds:.1f} s: the job does something "
+                "else, or is stuck inside of a collective" if still else "the ranks go on")
+    return [f"NCCL   No rank is missing: {says}."], nccl
+
+
+def _absence(a: Absence) -> dict[str, Any]:
+    def ranks(own: Any) -> list[dict[str, Any]]:
+        return [{"rank": r.number, "host": r.host, "pid": r.pid, "gpu": r.gpu, "trouble": r.trouble} for r in own]
+
+    return {"operation": a.operation or None, "absent_at": a.absent_at, "waiting_at": a.waiting_at,
+            "absent": ranks(a.absent), "absent_count": a.absent_count, "waiting": ranks(a.waiting),
+            "waiting_count": a.waiting_count, "silent": a.silent, "crossed": a.crossed, "circle": a.circle}
+
+
+def _stacks(by_job: Sequence[Sequence[ProcessStacks]]) -> dict[str, Any]:
+    from gputop.ranks.stack_groups import group, odd_ones, sentence
+
+    found = [(own, group(own)) for own in by_job if own]
+    return {
+        "jobs": [{"command": own[0].command, "summary": sentence(groups),
+                  "odd_pids": [p.pid for p in odd_ones(groups)],
+                  "groups": [{"place": one.place, "file": one.line.file if one.line else None,
+                              "line": one.line.line if one.line else None, "pids": [p.pid for p in one.processes]}
+                             for one in groups]} for own, groups in found],
+        "processes": [{
+            "pid": p.pid, "rank": p.rank or None, "problem": p.problem.message if p.problem else None,
+            "threads": [{"name": t.name, "main": t.main, "active": t.active,
+                         "frames": [{"function": f.function, "file": f.file, "line": f.line or None,
+                                     "native": f.native} for f in t.frames]} for t in p.threads]}
+            for own in by_job for p in own],
+    }

@@ -1,0 +1,135 @@
+"""Stacks of the ranks of a job against each other: those that stand alike are one group, and the odd one is named.
+
+Ranks run one program. Where most of them wait in the same call, the one that stands elsewhere is what they wait for.
+Stacks are alike where the program's own lines and the functions called from there are; lines inside of libraries differ
+from look to look while a thread waits in a loop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
+from gputop.text.units import fit
+
+_FUNCTION_COLUMNS, _COMMAND_CHARS = 44, 100
+# Code that is not the program's own, by its file: installed packages, Python's library, code without a file.
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[^/]*/|^<")
+
+
+@dataclass(frozen=True, slots=True)
+class StackGroup:
+    """Processes whose main threads stand alike. ``line`` is the innermost line of the program's own, None where there
+    is none; ``calls`` are the functions called from there, outermost first. ``stack`` is one of theirs."""
+
+    processes: tuple[ProcessStacks, ...]
+    line: Frame | None
+    calls: tuple[str, ...]
+    stack: ThreadStack
+
+    @property
+    def place(self) -> str:
+        """ "all_reduce at train.py:112"."""
+        named = [call for call in self.calls if "<" not in call] or list(self.calls)  # not a wrapper's <locals>
+        called = " → ".join(dict.fromkeys(named[:1] + named[-1:]))
+        if self.line is None:
+            return called or "native code alone"
+        return f"{called or self.line.function} at {short_file(self.line.file)}:{self.line.line}"
+
+
+def group(processes: Sequence[ProcessStacks]) -> tuple[StackGroup, ...]:
+    """Largest group first. Processes without a main thread that could be read are left out."""
+    found: dict[tuple[Frame | None, tuple[str, ...]], list[tuple[ProcessStacks, ThreadStack]]] = defaultdict(list)
+    for process in processes:
+        if (main := process.main) is not None:
+            found[_place(main)].append((process, main))
+    return tuple(StackGroup(tuple(process for process, _ in own), line, calls, own[0][1])
+                 for (line, calls), own in sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _place(thread: ThreadStack) -> tuple[Frame | None, tuple[str, ...]]:
+    python = [frame for frame in thread.frames if not frame.native]
+    at = next((i for i, frame in enumerate(python) if not _LIBRARY.search(frame.file)), None)
+    if at is None:
+        return None, tuple(frame.function for frame in reversed(python))
+    return python[at], tuple(frame.function for frame in reversed(python[:at]))
+
+
+def sentence(groups: Sequence[StackGroup]) -> str:
+    """ "7 ranks in all_reduce at train.py:112, 1 rank in load at data.py:40"."""
+    def count(own: StackGroup) -> str:
+        what = "rank" if all(p.rank for p in own.processes) else "process"
+        many = "" if len(own.processes) == 1 else "es" if what == "process" else "s"
+        return f"{len(own.processes)} {what}{many} in {own.place}"
+
+    return ", ".join(map(count, groups))
+
+
+def odd_ones(groups: Sequence[StackGroup]) -> tuple[ProcessStacks, ...]:
+    """Those that stand elsewhere than most; none where there is no most, of two above all."""
+    if len(groups) < 2:
+        return ()
+    total = sum(len(own.processes) for own in groups)
+    if len(groups[0].processes) * 2 <= total:
+        return ()
+    return tuple(process for own in groups[1:] for process in own.processes)
+
+
+def jobs(processes: Sequence[ProcessStacks]) -> list[list[ProcessStacks]]:
+    """The processes by job: those of one run one command, but for numbers. The largest job first."""
+    found: dict[str, list[ProcessStacks]] = defaultdict(list)
+    for process in processes:
+        found[re.sub(r"\d+", "#", process.command)].append(process)
+    return sorted(found.values(), key=len, reverse=True)
+
+
+def report(found: Sequence[Sequence[ProcessStacks]], *, threads: bool = False) -> Iterator[str]:
+    """Job by job: its groups in a sentence, the odd one, a stack of each. ``threads``: of all threads."""
+    for number, own in enumerate(found):
+        if number:
+            yield ""
+        if len(found) > 1:
+            yield f"Job {number + 1}: {own[0].command[:_COMMAND_CHARS] or 'its command is not known'}"
+        yield from _job(own, threads)
+
+
+def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
+    groups = group(processes)
+    if groups:
+        yield f"{sentence(groups)}."
+    if odd := odd_ones(groups):
+        who = ", ".join(process.label for process in odd)
+        yield f"Look at {who} first: most stand elsewhere, and may wait for {'it' if len(odd) == 1 else 'them'}."
+    for own in groups:
+        yield ""
+        yield f"{', '.join(process.label for process in own.processes)}: {own.place}"
+        yield from _frames(own.stack, own.line)
+        if threads:
+            yield from _other_threads(own.processes)
+    for process in processes:
+        if process.problem is not None:
+            yield f"{process.label}: {process.problem.message}. {process.problem.fix}".rstrip()
+        elif process.main is None:
+            yield f"{process.label}: its main thread runs no Python."
+
+
+def _other_threads(processes: Sequence[ProcessStacks]) -> Iterator[str]:
+    for process in processes:
+        for thread in (t for t in process.threads if not t.main and t.frames):
+            yield f"  {process.label}, thread {thread.name or 'without a name'}:"
+            yield from _frames(thread, None)
+
+
+def _frames(thread: ThreadStack, line: Frame | None) -> Iterator[str]:
+    for frame in thread.frames:
+        where = short_file(frame.file) + (f":{frame.line}" if frame.line else "")
+        yield f"  {'→' if frame == line else ' '} {fit(frame.function, _FUNCTION_COLUMNS)} {where}"
+
+
+def short_file(path: str) -> str:
+    """From the package on for what is installed, else the name alone."""
+    installed = re.split(r"/(?:site|dist)-packages/", path)
+    return installed[-1] if len(installed) > 1 else path.rpartition("/")[2] or path

@@ -1,0 +1,212 @@
+"""The stacks of a process's threads, Python's and native ones, by py-spy: a program of its own, which changes nothing.
+
+py-spy reads the memory of the process while it runs on (15 ms of CPU). For native frames it has to hold the process
+while it reads the symbols of its libraries: 18 s with TensorFlow 2.21 (two processes on two cores), and that job of two
+workers ended of it, as one had not heard of the other for so long. What py-spy prints has names that the process chose:
+it is bounded and made printable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from msgspec import Struct
+
+from gputop.core.codec import from_document, parse
+from gputop.core.errors import GputopError, NoDataError
+from gputop.ranks.processes import command_line, rank_label
+from gputop.ranks.tracing_rights import check_rights
+from gputop.text.units import printable
+
+INSTALL = "pip install 'gputop-tf[stacks]'"
+WHAT_NATIVE_DOES = ("Native frames: each process is held while its libraries are read, 18 s with TensorFlow. Workers "
+                    "that do not hear of each other for so long may end the job.")
+TIMEOUT_S, NATIVE_TIMEOUT_S = 10.0, 60.0  # native: it reads the symbols of TensorFlow's libraries, 1 GB
+MAX_PROCESSES = 64
+_AT_ONCE = 4
+_ATTEMPTS = 3  # a process that runs on can change a stack while it is read
+_MAX_BYTES = 16 << 20
+_MAX_THREADS, _MAX_FRAMES, _NAME_CHARS = 2000, 500, 300
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """``file`` is a library where it is ``native``; ``line`` 0: not known."""
+
+    function: str
+    file: str
+    line: int
+    native: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """``frames``, innermost first. ``active``: it was running, by what the system says of it."""
+
+    name: str
+    main: bool
+    active: bool
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStacks:
+    """``rank`` is its place in the job, "" where that is not known; ``problem`` says why there are no threads.
+    ``command`` has its secrets hidden."""
+
+    pid: int
+    rank: str = ""
+    command: str = ""
+    threads: tuple[ThreadStack, ...] = ()
+    problem: GputopError | None = None
+
+    @property
+    def main(self) -> ThreadStack | None:
+        return next((thread for thread in self.threads if thread.main), None)
+
+    @property
+    def label(self) -> str:
+        return f"{self.rank} (pid {self.pid})" if self.rank else f"pid {self.pid}"
+
+
+class _Frame(Struct):
+    name: str
+    filename: str = ""
+    module: str | None = None
+    line: int = 0
+
+
+class _Thread(Struct):
+    frames: list[_Frame]
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+    active: bool = False
+
+
+def find_py_spy() -> str | None:
+    """The program, of gputop's own environment or on PATH; None where there is none."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if beside.is_file() else shutil.which("py-spy")
+
+
+def read_all(pids: Iterable[int], *, native: bool = False) -> tuple[ProcessStacks, ...]:
+    """The stacks of these processes, some at a time. Blocks; what goes wrong with one is its own ``problem``.
+
+    Raises GputopError where py-spy is not installed.
+    """
+    program = _program()
+
+    def read(pid: int) -> ProcessStacks:
+        own = ProcessStacks(pid, rank_label(pid), command_line(pid))
+        try:
+            return replace(own, threads=read_stacks(pid, native=native, program=program))
+        except GputopError as error:
+            return replace(own, problem=error)
+
+    with ThreadPoolExecutor(_AT_ONCE, "gputop-stacks") as threads:
+        return tuple(threads.map(read, list(dict.fromkeys(pids))[:MAX_PROCESSES]))
+
+
+def read_stacks(pid: int, *, native: bool = False, program: str | None = None,
+                proc: Path = Path("/proc")) -> tuple[ThreadStack, ...]:
+    """The stacks of one process. Blocks for :data:`TIMEOUT_S` at most, for native frames :data:`NATIVE_TIMEOUT_S`.
+
+    Raises GputopError where it is gone, may not be read or is no Python.
+    """
+    program = program or _program()
+    folder = proc / str(pid)
+    try:
+        uid = folder.stat().st_uid
+    except OSError:
+        raise NoDataError(f"there is no process {pid}", "ps shows the job's.") from None
+    check_rights(pid, folder, uid, "stacks", proc=proc)
+    how = ["--native"] if native else ["--nonblocking"]
+    command = [program, "dump", "--json", "--full-filenames", *how, "--pid", str(pid)]
+    for attempt in range(_ATTEMPTS):
+        output, errors, code = _run(command, NATIVE_TIMEOUT_S if native else TIMEOUT_S)
+        if code == 0:
+            return read_dump(output, pid)
+        if native or attempt == _ATTEMPTS - 1:
+            break
+    first = next((line for line in errors.decode("utf-8", "replace").splitlines() if line.strip()), f"status {code}")
+    raise GputopError(f"py-spy could not read process {pid}: {printable(first)[:_NAME_CHARS]}",
+                      "Is it Python, and still there?")
+
+
+def _program() -> str:
+    program = find_py_spy()
+    if program is None:
+        raise GputopError("py-spy, which reads stacks, is not installed", f"{INSTALL}, or put py-spy on PATH.")
+    return program
+
+
+def read_dump(data: bytes, pid: int) -> tuple[ThreadStack, ...]:
+    """What ``py-spy dump --json`` printed; raises GputopError."""
+    name = "py-spy's output"
+    try:
+        document = parse(data)
+    except ValueError as error:
+        raise GputopError(f"{name} is damaged: {error}") from None
+    threads = from_document(document, list[_Thread], name)
+    return tuple(ThreadStack(_text(t.thread_name or ""), t.os_thread_id == pid or t.thread_name == "MainThread",
+                             t.active, tuple(map(_frame, t.frames[:_MAX_FRAMES]))) for t in threads[:_MAX_THREADS])
+
+
+def _frame(own: _Frame) -> Frame:
+    # What was made at run time has neither name nor file.
+    native = own.module is not None or own.name.startswith("0x")
+    return Frame(_text(own.name), _text(own.filename), max(0, own.line), native)
+
+
+def _text(text: str) -> str:
+    return printable(text)[-_NAME_CHARS:]
+
+
+def _run(command: list[str], timeout_s: float) -> tuple[bytes, bytes, int]:
+    """Both outputs and the status; raises GputopError where it takes too long or prints too much."""
+    environ = {name: value for name, value in os.environ.items() if name != "RUST_BACKTRACE"}
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   env=environ, start_new_session=True)
+    except OSError as error:
+        raise GputopError(f"py-spy could not be started: {error.strerror or error}", INSTALL) from None
+    with process:
+        try:
+            output, errors = _outputs(process, time.monotonic() + timeout_s)
+            return output, errors, process.wait(1.0)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            raise GputopError(f"py-spy did not end within {timeout_s:.0f} s", "It was ended; the process goes on.",
+                              ) from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()  # what it holds, the kernel lets go
+
+
+def _outputs(process: subprocess.Popen[bytes], ends_s: float) -> tuple[bytes, bytes]:
+    assert process.stdout is not None and process.stderr is not None
+    chunks = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    with selectors.DefaultSelector() as ready:
+        for number in chunks:
+            ready.register(number, selectors.EVENT_READ)
+        while ready.get_map():
+            if (left_s := ends_s - time.monotonic()) <= 0:
+                raise TimeoutError
+            for key, _ in ready.select(left_s):
+                chunk = os.read(key.fd, 1 << 16)
+                chunks[key.fd] += chunk
+                if not chunk:
+                    ready.unregister(key.fd)
+                if len(chunks[key.fd]) > _MAX_BYTES:
+                    raise GputopError(f"py-spy printed more than {_MAX_BYTES >> 20} MB", "It was ended.")
+    out, err = chunks.values()
+    return bytes(out), bytes(err)

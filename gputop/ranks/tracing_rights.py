@@ -1,0 +1,77 @@
+"""Whether the kernel lets gputop look into a process, and why not."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from pathlib import Path
+
+from gputop.core.errors import GputopError
+
+_CAP_SYS_PTRACE = 19  # linux/capability.h
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+def check_rights(pid: int, folder: Path, uid: int, command: str, alternative: str = "",
+                 proc: Path = Path("/proc"), yama: Path = YAMA) -> None:
+    """Raises GputopError, the reason named, where the kernel would not let this process of user ``uid`` be traced.
+
+    ``folder`` is the process's in ``proc``; ``command`` is gputop's that wants to, ``alternative`` what else there is.
+    Opening its memory asks the kernel the very question (ptrace(2), PTRACE_MODE_ATTACH) and changes nothing.
+    """
+    try:
+        with (folder / "mem").open("rb"):
+            return
+    except PermissionError:
+        pass
+    except OSError:
+        raise GputopError(f"process {pid} has ended", "") from None
+    scope = _ptrace_scope(yama)
+    again = f"sudo gputop {command} {pid}"
+    if scope == 3:
+        raise GputopError("kernel.yama.ptrace_scope is 3 on this node: no process may touch another, not even root's, "
+                          "until it is booted anew", alternative)
+    if os.geteuid() not in (0, uid):
+        raise GputopError(f"process {pid} belongs to {user_name(uid)}",
+                          f"Run gputop as that user, or {again}. {alternative}")
+    if os.geteuid() == 0:
+        if not _may_trace(proc):
+            raise GputopError("this container lacks the capability SYS_PTRACE",
+                              "Start it with --cap-add=SYS_PTRACE (Kubernetes: securityContext.capabilities.add), or "
+                              f"run gputop {command} on the host. {alternative}")
+        raise GputopError(f"the kernel does not let gputop touch process {pid}, not even as root",
+                          f"A security module or a user namespace forbids it. {alternative}")
+    if scope == 1:
+        raise GputopError("kernel.yama.ptrace_scope is 1 on this node: only root may touch a process that is not "
+                          "its child", f"{again}; or, until the next boot, sudo sysctl kernel.yama.ptrace_scope=0. "
+                          f"{alternative}")
+    if scope == 2:
+        raise GputopError("kernel.yama.ptrace_scope is 2 on this node: only root may touch other processes",
+                          f"{again}. {alternative}")
+    raise GputopError(f"the kernel does not let gputop touch process {pid}",
+                      "It may have gained rights since its start, or a security module forbids it: "
+                      f"{again}. {alternative}")
+
+
+def _ptrace_scope(yama: Path) -> int:
+    try:
+        return int(yama.read_text())
+    except (OSError, ValueError):  # a kernel without Yama
+        return 0
+
+
+def _may_trace(proc: Path) -> bool:
+    try:
+        status = (proc / "self" / "status").read_text()
+    except OSError:
+        return True
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return effective is None or bool(int(effective[1], 16) >> _CAP_SYS_PTRACE & 1)
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # a user of a container
+        return str(uid)

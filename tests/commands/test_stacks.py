@@ -1,0 +1,86 @@
+"""gputop stacks: what NCCL says and where the ranks stand, as text and as JSON, and when it asks first."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from gputop.cli import main
+from gputop.commands import stacks as command
+from gputop.ranks import processes, stacks
+from tests.ranks.ras_double import Job, serving
+from tests.ranks.test_stack_groups import LOADS, WAITS, rank
+
+STUCK = Job((100, 99), first_pid=100)
+
+
+@pytest.fixture(autouse=True)
+def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_APART_S", 0.0)
+    monkeypatch.setattr(stacks, "read_all", lambda pids, native=False: tuple(
+        rank(i, LOADS if i else WAITS) for i in range(2)))
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    status = main(["stacks", *words])
+    return status, capsys.readouterr().out
+
+
+def test_the_rank_is_named_by_nccl_and_by_its_stack(capsys: pytest.CaptureFixture[str],
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_owner", lambda pid: os.geteuid())
+    with serving(STUCK) as (address, _):
+        monkeypatch.setenv("NCCL_RAS_ADDR", address)
+        status, text = run(capsys, "100", "101")
+        assert status == 0 and "Rank 1 did not come to AllReduce 100" in text and "process 101" in text
+        assert "1 rank in wrapper → all_reduce at train.py:112, 1 rank in load at data.py:40" in text
+        status, text = run(capsys, "--json", "100", "101")
+    document = json.loads(text)
+    assert document["schema"] == "gputop.stacks/1" and document["nccl"]["absence"]["absent"] == [
+        {"rank": 1, "host": "10.0.0.1", "pid": 101, "gpu": 5, "trouble": ""}]
+    assert [own["pids"] for own in document["jobs"][0]["groups"]] == [[100], [101]]
+    assert document["processes"][1]["threads"][1]["frames"][0]["function"] == "load"
+
+
+@pytest.mark.parametrize(("jobs", "words"), [
+    ([Job((100, 100))], "stuck inside of a collective"), ([Job((100, 99)), Job((120, 119))], "the ranks go on"),
+    ([Job((100, 100), version="2.27.7")], "does not tell"), ([Job((100, 100), gone=frozenset({1}))], "not answer NCCL"),
+])
+def test_other_answers_of_nccl(jobs: list[Job], words: str, capsys: pytest.CaptureFixture[str],
+                               monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(*jobs) as (address, _):
+        monkeypatch.setenv("NCCL_RAS_ADDR", address)
+        assert words in run(capsys, "--yes", "100")[1]
+
+
+def test_without_nccl_and_without_py_spy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_RAS_ADDR", "127.0.0.1:1")
+    status, text = run(capsys, "--yes", "100")
+    assert status == 0 and "NCCL 2.24 or newer" in text and "train.py:112" in text
+    monkeypatch.undo()
+    monkeypatch.setenv("NCCL_RAS_ADDR", "127.0.0.1:1")
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+    assert main(["stacks", "--yes", "100"]) == 1
+    assert "gputop-tf[stacks]" in capsys.readouterr().err
+
+
+def test_it_asks_before_it_holds_a_process_or_reads_anothers(capsys: pytest.CaptureFixture[str],
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_owner", lambda pid: os.geteuid() + 1)
+    assert main(["stacks", "100"]) == 2
+    assert "no terminal to ask" in capsys.readouterr().err
+    monkeypatch.setattr(command, "_owner", lambda pid: os.geteuid())
+    assert main(["stacks", "--native", "100"]) == 2
+    assert "18 s" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert main(["stacks", "--native", "100"]) == 0
+    assert "nothing was done" in capsys.readouterr().err
+
+
+def test_a_node_without_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "training_processes", list)
+    assert main(["stacks"]) == 3
+    assert "Name it" in capsys.readouterr().err
