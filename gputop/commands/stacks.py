@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputop.commands.option_types import pid
@@ -76,17 +74,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _agreed(pids: Sequence[int], native: bool) -> bool:
-    others = [number for number in pids if _owner(number) not in (None, os.geteuid())]
-    why = []
+    from gputop.ranks.stacks import WHAT_NATIVE_DOES, others_of
+    from gputop.ranks.tracing_rights import user_name
+
+    others = others_of(pids)
+    why = [WHAT_NATIVE_DOES] * native
     if others:
-        from gputop.ranks.tracing_rights import user_name
-
         why.append(f"process{'es' if len(others) > 1 else ''} {', '.join(map(str, others))} of "
-                   + ", ".join(dict.fromkeys(user_name(_owner(number) or 0) for number in others)))
-    if native:
-        from gputop.ranks.stacks import WHAT_NATIVE_DOES
-
-        why.append(WHAT_NATIVE_DOES)
+                   + ", ".join(dict.fromkeys(map(user_name, others.values()))))
     if not why:
         return True
     if not sys.stdin.isatty():
@@ -96,13 +91,6 @@ def _agreed(pids: Sequence[int], native: bool) -> bool:
     with contextlib.suppress(EOFError):
         return input("Read the stacks? [y/N] ").strip().lower() in ("y", "yes")
     return False
-
-
-def _owner(number: int) -> int | None:
-    try:
-        return Path(f"/proc/{number}").stat().st_uid
-    except OSError:
-        return None
 
 
 def _ask(pids: Sequence[int], hosts: frozenset[str]) -> Answer | GputopError:
@@ -116,7 +104,7 @@ def _ask(pids: Sequence[int], hosts: frozenset[str]) -> Answer | GputopError:
 
 def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list[str], dict[str, Any]]:
     """What NCCL says, as lines and for JSON."""
-    from gputop.advice.live.collectives import place_text, title, told
+    from gputop.advice.live.collectives import counts_text, place_text, title
     from gputop.ranks.hang import find_absence, unchanged
 
     if isinstance(first, GputopError) or isinstance(last, GputopError):
@@ -130,7 +118,7 @@ def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list
             "absence": _absence(absence) if absence is not None else None, "problem": None}
     if absence is not None:
         places = [f"       {place_text(rank)}." for rank in absence.absent[:16]]
-        moved = f"       {told(absence)} Nothing moved for {seconds:.1f} s."
+        moved = f"       {counts_text(absence)} Nothing moved for {seconds:.1f} s."
         return [f"NCCL   {title(absence)}.", moved, *places], nccl
     if not last.counts_all:
         says = (f"its ranks agree. NCCL {last.nccl} does not tell whether they go on: from 2.28.7 on it does" if still

@@ -117,6 +117,15 @@ def read_all(pids: Iterable[int], *, native: bool = False) -> tuple[ProcessStack
         return tuple(threads.map(read, list(dict.fromkeys(pids))[:MAX_PROCESSES]))
 
 
+def others_of(pids: Iterable[int]) -> dict[int, int]:
+    """Those of the processes that belong to another user than gputop's, with that user's number."""
+    owners: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            owners[pid] = Path(f"/proc/{pid}").stat().st_uid
+    return {pid: uid for pid, uid in owners.items() if uid != os.geteuid()}
+
+
 def read_stacks(pid: int, *, native: bool = False, program: str | None = None,
                 proc: Path = Path("/proc")) -> tuple[ThreadStack, ...]:
     """The stacks of one process. Blocks for :data:`TIMEOUT_S` at most, for native frames :data:`NATIVE_TIMEOUT_S`.

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from gputop.comparison.sides import Side
     from gputop.core.counters import GpuCounters
+    from gputop.ranks.stacks import ProcessStacks
     from gputop.replay.snapshot import Snapshot
     from gputop.session.auto_capture.controller import AutoCapture
     from gputop.telemetry.history import History
@@ -179,6 +180,22 @@ class Session:
     def watch_job(self, server: Server) -> None:
         """See :meth:`CaptureControl.watch_job`."""
         self.capture_control.watch_job(server)
+
+    @property
+    def pids_to_read(self) -> tuple[int, ...]:
+        """The processes of the newest sample whose stacks can be read, by their PIDs in here; raises GputopError where
+        they are not of this node and of now."""
+        if self.player is not None:
+            raise GputopError("this is a recording: it has no stacks", "Run gputop on the node itself.")
+        if self.source.simulated:
+            raise GputopError("these processes are simulated: they have no stacks", "Run gputop without --demo.")
+        return tuple(p.local_pid or p.pid for p in self.sample.processes) if self.sample is not None else ()
+
+    def read_stacks(self, pids: Sequence[int], native: bool) -> tuple[ProcessStacks, ...]:
+        """Where these processes stand. Blocks; raises GputopError where py-spy is not installed."""
+        from gputop.ranks.stacks import read_all
+
+        return read_all(pids, native=native)
 
     def allow(self, server: Server) -> None:
         """See :meth:`CaptureControl.allow`."""

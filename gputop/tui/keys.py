@@ -67,6 +67,7 @@ GROUPS: dict[str, list[Binding]] = {
     "Processes": [
         key("slash", "filter", "filter processes", "show only those with a text"),
         key("o", "sort", "sort processes", "sort by the next column"),
+        key("S", "open('stacks')", "stacks", "stacks: the line where each rank stands"),
     ],
 }
 MONITOR: list[BindingType] = [binding for group in GROUPS.values() for binding in group]

@@ -40,6 +40,8 @@ class MonitorApp(CopyingApp, Protocol):
 
     def run_worker(self, work: Any, *, group: str, thread: bool) -> Any: ...
 
+    def call_from_thread(self, callback: Any, *arguments: Any) -> Any: ...
+
 
 def show_error(app: CopyingApp, error: GputopError) -> None:
     app.notify(f"{printable(error.message)}\n{printable(error.fix)}", severity="warning")
@@ -199,6 +201,48 @@ def open_job(app: MonitorApp) -> None:
     app.push_screen(LivePopup("Job", lambda _: job_text(app.session)))
 
 
+def open_stacks(app: MonitorApp, native: bool = False) -> None:
+    """Where the processes that hold GPUs stand, read in a thread. It is asked first where they are held meanwhile, or
+    belong to another user."""
+    from gputop.ranks.stacks import WHAT_NATIVE_DOES, others_of
+
+    try:
+        pids = app.session.pids_to_read
+    except GputopError as error:
+        show_error(app, error)
+        return
+    if not pids:
+        app.notify("No process holds a GPU, or the driver lists none. gputop stacks finds those of any job.")
+        return
+    others = others_of(pids)
+    if not native and not others:
+        _read_stacks(app, pids, native)
+        return
+    from gputop.tui.screens.dialogs import Confirm
+
+    why = [WHAT_NATIVE_DOES] * native
+    if others:
+        why.append(f"They belong to other users: {', '.join(map(str, others))}.")
+    app.push_screen(Confirm("Stacks", "Read the stacks? y/N", "\n\n".join(why)),
+                    lambda yes: _read_stacks(app, pids, native) if yes else None)
+
+
+def _read_stacks(app: MonitorApp, pids: Sequence[int], native: bool) -> None:
+    from gputop.tui.screens.stacks import StacksPopup
+
+    def read() -> None:
+        try:
+            processes = app.session.read_stacks(pids, native)
+        except GputopError as error:
+            app.call_from_thread(show_error, app, error)
+        else:
+            popup = StacksPopup(processes, app.session.findings, lambda deep: open_stacks(app, deep))
+            app.call_from_thread(app.push_screen, popup)
+
+    app.notify("Reading the stacks…")
+    app.run_worker(read, group="stacks", thread=True)
+
+
 def open_captures(app: MonitorApp) -> None:
     from gputop.tui.screens.captures import CapturesScreen
 
@@ -241,7 +285,7 @@ def mark_capture(app: MonitorApp) -> None:
 # By the name that the action ``open`` has in gputop.tui.keys.
 BY_NAME: dict[str, Callable[[MonitorApp], None]] = {
     "timeline": open_timeline, "tables": open_tables, "comparison": open_comparison, "mark": mark_capture,
-    "host": open_host, "job": open_job, "captures": open_captures}
+    "host": open_host, "job": open_job, "captures": open_captures, "stacks": open_stacks}
 
 
 def write_snapshot(app: MonitorApp) -> None:

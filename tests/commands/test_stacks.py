@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
@@ -30,7 +29,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 def test_the_rank_is_named_by_nccl_and_by_its_stack(capsys: pytest.CaptureFixture[str],
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_owner", lambda pid: os.geteuid())
+    monkeypatch.setattr(stacks, "others_of", lambda pids: {})
     with serving(STUCK) as (address, _):
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
         status, text = run(capsys, "100", "101")
@@ -68,10 +67,10 @@ def test_without_nccl_and_without_py_spy(capsys: pytest.CaptureFixture[str], mon
 
 def test_it_asks_before_it_holds_a_process_or_reads_anothers(capsys: pytest.CaptureFixture[str],
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_owner", lambda pid: os.geteuid() + 1)
+    monkeypatch.setattr(stacks, "others_of", lambda pids: {100: 4242})
     assert main(["stacks", "100"]) == 2
     assert "no terminal to ask" in capsys.readouterr().err
-    monkeypatch.setattr(command, "_owner", lambda pid: os.geteuid())
+    monkeypatch.setattr(stacks, "others_of", lambda pids: {})
     assert main(["stacks", "--native", "100"]) == 2
     assert "18 s" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)

@@ -6,8 +6,9 @@ press before, what is compared, and how that differs once the key was pressed.
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, NodeSample, ProcessSample
 from gputop.export.cluster import Report
 from gputop.profiler.capture.records import Server
+from gputop.ranks.stacks import ProcessStacks
 from gputop.session.captures import ServerOfAnotherUser, SeveralJobs
 from gputop.tui.app import GputopApp
 from gputop.tui.cluster.app import ClusterApp
@@ -33,6 +35,7 @@ from gputop.tui.screens.compare import CaptureAgain, CaptureList, Changes, Compa
 from gputop.tui.screens.dialogs import Ask, Confirm, Popup
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
+from gputop.tui.screens.stacks import StacksPopup
 from gputop.tui.screens.start_server import StartServer
 from gputop.tui.screens.tables_screen import TablesScreen
 from gputop.tui.terminal.terminal_app import TerminalApp
@@ -40,6 +43,7 @@ from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.screen import TimelineScreen
 from tests.cluster.fleets import StillAsker, fleet, job, node
+from tests.ranks.test_stack_groups import LOADS, WAITS, rank
 from tests.tui.scenes import Scene, recorded, with_mig
 from tests.tui.textual_private import message_text
 
@@ -91,6 +95,16 @@ class AskedSession(Scene):
 
     def signal(self, process: ProcessSample, number: signal.Signals) -> None:
         self.asked.append((process.pid, number))
+
+
+class HangingSession(AskedSession):
+    """Processes with stacks, of which one stands elsewhere."""
+
+    pids_to_read = (os.getpid(),)
+
+    def read_stacks(self, pids: Sequence[int], native: bool) -> tuple[ProcessStacks, ...]:
+        self.asked.append(("stacks", native))
+        return tuple(rank(number, LOADS if number == 5 else WAITS) for number in range(8))
 
 
 class OtherUserSession(AskedSession):
@@ -271,6 +285,7 @@ MONITOR_EFFECTS = {
     "zoom(-1)": Effect(lambda app: table(app).span_s, less),
     "sort": Effect(lambda app: processes(app).sort, other),
     "filter": Effect(title, to("Filter processes")),
+    "open('stacks')": Effect(notes, other),  # those of the demo have none
     "help": HELPS,
     "quit": Effect(ends, to(True)),
     "suspend_process": Effect(last_asked, to("suspend")),  # what comes of it: test_terminal_manners
@@ -388,9 +403,14 @@ STAGES: dict[type, Stage] = {
         "details": Effect(screen, to(ProcessPopup)),
         "signal": Effect(screen, to(SignalScreen)),
         "tree": Effect(lambda app: processes(app).as_tree, other)}, focus=ProcessPanel),
-    FindingPopup: Stage({"place": Effect(
-        lambda app: isinstance(app.screen, TimelineScreen) and app.screen._canvas.selected is not None, to(True))},
+    FindingPopup: Stage({
+        "place": Effect(lambda app: isinstance(app.screen, TimelineScreen) and app.screen._canvas.selected is not None,
+                        to(True)),
+        "app.open('stacks')": Effect(notes, other)},
         ("r", *["up"] * 9, "enter")),
+    StacksPopup: Stage({
+        "again": Effect(asked, to([("stacks", False)] * 2)),
+        "native": Effect(screen, to(Confirm))}, ("S",), session=HangingSession),
     Popup: Stage(POPUP_EFFECTS | {"copy": Effect(copied, other)}, ("r", *["up"] * 9, "enter")),
     ProcessPopup: Stage({"signal": Effect(screen, to(SignalScreen))}, ("enter",), ProcessPanel),
     SignalScreen: Stage({

@@ -170,6 +170,8 @@ async def test_every_key_does_what_it_says(owner: type, stage: Stage, tmp_path: 
                 if not stays:
                     app.query_one(stage.focus or ActionsPanel).focus()
                     await pilot.press(*stage.keys)
+                    await app.workers.wait_for_complete()
+                    await pilot.pause()
                     opened = len(app.screen_stack)
                 await pilot.press(*effect.first)
                 await pilot.pause()

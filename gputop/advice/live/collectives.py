@@ -58,14 +58,14 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
     evidence = {"unchanged_s": v.unchanged_s, "absent_ranks_count": float(a.absent_count),
                 "waiting_ranks_count": float(a.waiting_count)}
     return Explanation(
-        title=title(a), why=f"{told(a)} Nothing has moved for {seconds(v.unchanged_s)}. "
+        title=title(a), why=f"{counts_text(a)} Nothing has moved for {seconds(v.unchanged_s)}. "
                             + (f"{where}." if where else f"NCCL does not name {who}."),
         evidence=evidence,
-        action="Look at the stack of the absent rank beside those of the others: the line where it stands is what they "
-               "wait for." if not a.silent else
+        action="Look at the stack of the absent rank beside those of the others (S in the monitor): the line where it "
+               "stands is what they wait for." if not a.silent else
                "Look at the process on its node: it has ended, is stopped, or its node is lost. The job does not go on "
                "without it.",
-        snippet="\n".join(_look(v)) or "gputop stacks", gain="no step ends while they wait",
+        snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step ends while they wait",
         source=f"RAS of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"),
     )
 
@@ -81,7 +81,7 @@ def title(a: Absence) -> str:
     return f"{who} did not come to {_operation(a)}"
 
 
-def told(a: Absence) -> str:
+def counts_text(a: Absence) -> str:
     """What the counts say, in a sentence or two."""
     if a.silent:
         return f"Of {a.absent_count + a.waiting_count} ranks {a.absent_count} gave NCCL no answer."
@@ -117,7 +117,7 @@ def place_text(rank: Rank) -> str:
     return f"Rank {rank.number} is process {rank.pid}{gpu} on {rank.host}" + (f"; {rank.trouble}" * bool(rank.trouble))
 
 
-def _look(v: CollectiveHang) -> list[str]:
+def _commands(v: CollectiveHang) -> list[str]:
     if v.pids:
         return [f"gputop stacks {' '.join(map(str, v.pids[:_NAMED]))}"]
     hosts = dict.fromkeys(rank.host for rank in v.absence.absent if rank.pid is not None)

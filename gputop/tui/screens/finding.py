@@ -18,15 +18,20 @@ from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Below, Code, Part, Popup
 
 _LABEL_COLUMNS = 44
+_ON_STACKS = ("collective_hang", "spinning", "idle_gpu")  # where they tell more
 
 
 class FindingPopup(Popup):
     """The details of a finding; t goes to its place on the timeline."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [key("t", "place", "on the timeline", "its place on the timeline")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("t", "place", "on the timeline", "its place on the timeline"),
+        key("S", "app.open('stacks')", "stacks", "stacks: the line where each rank stands"),
+    ]
 
     def __init__(self, finding: Finding, go: Callable[[Finding], None], numbers: GpuNumbers | None = None) -> None:
         keys = ["t: on the timeline"] if finding.origin == "trace" else []
+        keys += ["S: stacks"] if finding.id in _ON_STACKS else []
         keys += ["y: copy the code"] if finding.snippet else []
         super().__init__(finding.title, *finding_parts(finding, numbers), keys=keys)
         self._finding, self._go = finding, go

@@ -1,0 +1,59 @@
+"""The stacks of the ranks in the monitor: read beside it, asked about first where that is due."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.ranks import stacks
+from gputop.tui.app import GputopApp
+from gputop.tui.screens.dialogs import Confirm
+from gputop.tui.screens.stacks import StacksPopup
+from gputop.tui.widgets.dialog_frame import WrappedText
+from tests.tui.key_effects import HangingSession
+from tests.tui.textual_private import message_text
+
+
+async def press(pilot: object, app: GputopApp, key: str) -> None:
+    await pilot.press(key)  # type: ignore[attr-defined]
+    await app.workers.wait_for_complete()
+    await pilot.pause()  # type: ignore[attr-defined]
+
+
+async def test_the_rank_that_stands_elsewhere_is_shown_and_copied() -> None:
+    session = HangingSession()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await press(pilot, app, "S")
+        assert isinstance(app.screen, StacksPopup)
+        text = str(app.screen.query_one(WrappedText).text)
+        assert "7 ranks in wrapper → all_reduce at train.py:112, 1 rank in load at data.py:40" in text
+        assert "Look at rank 5 (pid 105) first" in text
+        await press(pilot, app, "y")
+        assert app.clipboard.startswith("7 ranks in")
+        await press(pilot, app, "n")
+        assert isinstance(app.screen, Confirm) and session.asked == [("stacks", False)]
+        await press(pilot, app, "y")
+        assert session.asked[-1] == ("stacks", True) and isinstance(app.screen, StacksPopup)
+
+
+async def test_others_processes_are_asked_about_and_errors_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = HangingSession()
+    monkeypatch.setattr(stacks, "others_of", lambda pids: {100: 4242})
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await press(pilot, app, "S")
+        assert isinstance(app.screen, Confirm) and session.asked == []
+        await press(pilot, app, "n")
+        assert not isinstance(app.screen, Confirm) and session.asked == []
+
+        def fail(pids: object, native: bool) -> None:
+            raise GputopError("py-spy is not installed", "Install it.")
+
+        monkeypatch.setattr(session, "read_stacks", fail)
+        await press(pilot, app, "S")
+        await press(pilot, app, "y")
+        assert "py-spy is not installed" in message_text(app)
+        monkeypatch.setattr(type(session), "pids_to_read", ())
+        await press(pilot, app, "S")
+        assert "No process holds a GPU" in message_text(app)
