@@ -6,7 +6,7 @@ from __future__ import annotations
 from gputop.advice.rule import OWN, Cause, Limit, Rule
 
 _LITTLE_WORK = ("collective_hang", "idle_gpu", "unused_gpu", "gpu0_oversubscribed", "host_cpu_saturated",
-                "pcie_saturated", "spinning")
+                "pcie_saturated", "network_bound", "spinning")
 
 LIVE_RULES: tuple[Rule, ...] = (
     Rule(
@@ -207,6 +207,21 @@ LIVE_RULES: tuple[Rule, ...] = (
                   f"{OWN}it lies a step above the value to enter"),
         ),
     ),
+    Rule(
+        id="network_bound", module="live.network", origin="live",
+        shared_limits=("window_s", "low_sm_active.pause"),
+        yields_to=("collective_hang", "idle_gpu", "gpu0_oversubscribed", "pcie_saturated", "host_cpu_saturated"),
+        hides_limit=True,
+        follows_from=tuple(map(Cause, ("communication_exposed", "allreduce_slow", "allreduce_count"))),
+        limits=(
+            Limit("network_bound.rate_enter", 0.75, "ratio",
+                  f"protocols leave some 95 % of an RDMA link's rate; {OWN}the pauses between collectives are in it"),
+            Limit("network_bound.rate_leave", 0.65, "ratio", f"{OWN}it lies a step below the value to enter"),
+            Limit("network_bound.waiting_enter", 0.80, "ratio", "as host_cpu_saturated.waiting_enter"),
+            Limit("network_bound.waiting_leave", 0.90, "ratio", f"{OWN}it lies a step above the value to enter"),
+        ),
+    ),
+    Rule(id="numa_remote", module="live.numa", origin="live", needs=("processes",), shared_limits=("idle_gpu.age_s",)),
     Rule(
         id="spinning", module="live.activity", origin="live",
         yields_to=("collective_hang", "gpu0_oversubscribed", "idle_gpu", "unused_gpu"), hides_limit=True,

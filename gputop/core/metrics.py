@@ -26,7 +26,7 @@ class Fault(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """One measured quantity of a GPU, of the host or of a control group.
+    """One measured quantity of a GPU, of the host, of a control group or of an RDMA adapter.
 
     ``full_scale`` names the metric that is this one's 100 % (memory used of memory
     total), or is a number in the metric's own unit, or None where the largest value in
@@ -133,3 +133,14 @@ _CGROUP = (
 )
 
 CGROUP_METRICS: dict[str, Metric] = {m.id: m for m in _CGROUP}
+
+_ADAPTER = (
+    Metric("rdma_rx_bytes_per_s", "RDMA in", BYTES_PER_S, "rdma_max_bytes_per_s", "received by the adapter's port"),
+    Metric("rdma_tx_bytes_per_s", "RDMA out", BYTES_PER_S, "rdma_max_bytes_per_s", "sent by the adapter's port"),
+    Metric("rdma_max_bytes_per_s", "RDMA link", BYTES_PER_S, None, "rate of the link as trained now, each way"),
+    Metric("rdma_retransmits", "RDMA retransmits", COUNT, None,
+           "times that the port's connections sent again, after a sequence error or a timeout, since the driver "
+           "was loaded", fault=Fault()),
+)
+
+ADAPTER_METRICS: dict[str, Metric] = {m.id: m for m in _ADAPTER}

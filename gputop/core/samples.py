@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gputop.core.metrics import (
+    ADAPTER_METRICS,
     BYTES_PER_S,
     CGROUP_METRICS,
     GPU_METRICS,
@@ -186,6 +187,7 @@ class ProcessSample:
     reasons: Mapping[str, str] = field(default_factory=dict)  # by field: why it is None although a value may exist
     cuda_device_order: str | None = None  # of its environment; the reason is that of cuda_visible_devices
     cgroup: CgroupSample | None = None  # None: not known, and the reason is that of ``container``
+    numa_nodes: tuple[int, ...] = ()  # to whose CPUs it is bound; empty: to none, or not known
 
     @property
     def gpu_memory_bytes(self) -> float | None:
@@ -217,6 +219,31 @@ class HostProcess:
     rss_bytes: Reading
 
 
+PORT_ACTIVE = "ACTIVE"  # the state of a port whose link works, as the kernel spells it
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSample:
+    """A port of an RDMA adapter (InfiniBand or RoCE). Its traffic goes past the kernel: no network card shows it."""
+
+    name: str  # "mlx5_0"; of an adapter with several ports "mlx5_0:2"
+    state: str  # PORT_ACTIVE, "DOWN", "INIT", …; "" where the kernel does not tell it
+    link_layer: str  # "InfiniBand", "Ethernet"
+    readings: Mapping[str, Reading]
+    numa_node: int | None = None  # None: not known, or the node has only one
+
+    def __getitem__(self, metric_id: str) -> Reading:
+        reading = self.readings.get(metric_id)
+        return reading or Reading.missing(ADAPTER_METRICS[metric_id].unit, "not sampled")
+
+    @property
+    def load_ratio(self) -> float | None:
+        """The fuller direction's traffic, of what the link carries; None where that is not known."""
+        link = self["rdma_max_bytes_per_s"].value
+        known = [v for m in ("rdma_rx_bytes_per_s", "rdma_tx_bytes_per_s") if (v := self[m].value) is not None]
+        return max(known) / link if known and link else None
+
+
 @dataclass(frozen=True, slots=True)
 class HostSample:
     """One sample of the host. ``cpu_count`` is the number of logical cores online."""
@@ -230,6 +257,7 @@ class HostSample:
     # Those with most CPU and those with most memory, in no order; refreshed every few seconds.
     top_processes: tuple[HostProcess, ...] = ()
     top_reason: str | None = "not sampled"  # why there are none
+    adapters: tuple[AdapterSample, ...] = ()  # its RDMA ports, by name
 
     @property
     def full_cores(self) -> int:

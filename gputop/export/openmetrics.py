@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gputop.core.metrics import (
+    ADAPTER_METRICS,
     BYTES,
     BYTES_PER_S,
     CELSIUS,
@@ -26,7 +27,7 @@ from gputop.core.metrics import (
     WATTS,
     Metric,
 )
-from gputop.core.samples import OK, GpuInfo, GpuSample, NodeSample
+from gputop.core.samples import OK, PORT_ACTIVE, GpuInfo, GpuSample, NodeSample
 from gputop.core.version import __version__
 from gputop.session.event_log import SLOWDOWN_REASONS
 from gputop.text.units import printable
@@ -68,7 +69,10 @@ def _of_metric(subject: str, metric: Metric, labels: tuple[str, ...] = ()) -> Fa
 
 _GPU = {m.id: _of_metric("gpu", m, _DEVICE) for m in GPU_METRICS.values()}
 _HOST = {m.id: _of_metric("host", m) for m in HOST_METRICS.values()}
+_ADAPTER = {m.id: _of_metric("rdma", m, ("adapter",)) for m in ADAPTER_METRICS.values()}
 
+_ADAPTER_UP = Family("gputop_rdma_up", "gauge", "1: the link of the RDMA adapter's port works (state ACTIVE)",
+                     ("adapter",))
 _BUILD = Family("gputop_build_info", "info", "Version of gputop, and where the figures come from",
                 ("version", "source"))
 _SAMPLE_TIME = Family("gputop_sample_timestamp_seconds", "gauge", "Unix time of the newest sample of the node",
@@ -113,8 +117,8 @@ _REQUESTS = Family("gputop_http_requests_total", "counter", "Requests answered b
 def families() -> tuple[Family, ...]:
     """All that can be exported, in its order."""
     return (_BUILD, _SAMPLE_TIME, _INTERVAL, _GPU_INFO, _GPU_UP, *_GPU.values(), _PROCESSES, _JOB, _SLOWDOWN, _XID,
-            *_HOST.values(), _PERIOD, _CONFIDENCE, _FINDING, _SAVING, _CAPTURES, _CAPTURE_TIME, _CAPTURE_STEP,
-            _CPU, _MEMORY, _REQUESTS)
+            *_HOST.values(), _ADAPTER_UP, *_ADAPTER.values(), _PERIOD, _CONFIDENCE, _FINDING, _SAVING, _CAPTURES,
+            _CAPTURE_TIME, _CAPTURE_STEP, _CPU, _MEMORY, _REQUESTS)
 
 
 class Exporter:
@@ -224,6 +228,11 @@ def _of_node(sample: NodeSample) -> Iterator[Figure]:
         value = sample.host[metric].value
         if value is not None:
             yield family, {}, value
+    for adapter in sample.host.adapters:
+        yield _ADAPTER_UP, {"adapter": adapter.name}, adapter.state == PORT_ACTIVE
+        for metric, family in _ADAPTER.items():
+            if (value := adapter[metric].value) is not None:
+                yield family, {"adapter": adapter.name}, value
 
 
 def _of_gpu(gpu: GpuSample) -> Iterator[Figure]:

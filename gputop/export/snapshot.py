@@ -14,7 +14,7 @@ from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.core.files import refuse_untrusted, unused_name, write_file
 from gputop.core.metrics import LANE_METRICS
-from gputop.core.samples import OK, HostSample, NodeSample, ProcessSample
+from gputop.core.samples import OK, AdapterSample, HostSample, NodeSample, ProcessSample
 from gputop.core.version import __version__
 from gputop.render.finding_text import culprits_text, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits, fault_texts
@@ -162,6 +162,7 @@ def to_text(session: Session) -> str:
     if session.step_period is not None and session.step_period.period_s is not None:
         out.append(f"Step period, an estimate from the load: {seconds(session.step_period.period_s)}, "
                    f"confidence {session.step_period.confidence:.1f}")
+    out += [_adapter_line(adapter) for adapter in h.adapters]
     nodes: dict[int, list[int]] = {}
     for g in sample.gpus:
         if g.info.numa_node is not None and g.info.mig is None:
@@ -224,6 +225,13 @@ def _cores(h: HostSample) -> str:
     return f" of {h.cpu_count} cores{full}{granted}"
 
 
+def _adapter_line(a: AdapterSample) -> str:
+    where = "" if a.numa_node is None else f", NUMA node {a.numa_node}"
+    return (f"  RDMA {printable(a.name)}  {printable(a.state or '?')}{where}  in {reading(a['rdma_rx_bytes_per_s'])}"
+            f"  out {reading(a['rdma_tx_bytes_per_s'])}  of {reading(a['rdma_max_bytes_per_s'])}"
+            f"  retransmits {reading(a['rdma_retransmits'])}")
+
+
 def _process_lines(p: ProcessSample) -> list[str]:
     used = [x.memory_bytes.value for x in p.gpus.values() if x.memory_bytes.value is not None]
     memory = bytes_(sum(used)) if used else "N/A"
@@ -236,6 +244,8 @@ def _process_lines(p: ProcessSample) -> list[str]:
         facts.append(f"storage read {reading(read)}, written {reading(written)}")
     if p.container is not None:
         facts.append(printable(p.container) + ("" if p.container_pid is None else f" (pid {p.container_pid} inside)"))
+    if p.numa_nodes:
+        facts.append(f"bound to NUMA node {', '.join(map(str, p.numa_nodes))}")
     if p.cuda_visible_devices is not None:
         facts.append(f"CUDA_VISIBLE_DEVICES={printable(p.cuda_visible_devices)}")
     if p.cgroup is not None and (limited := limits(p.cgroup)):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from gputop.analysis.results import Analysis, CriticalPath, GpuUse, Layers, Limits, TypicalStep
-from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
+from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.diagnosis.report_device import mfu_text
 from gputop.diagnosis.roofline import svg
@@ -304,6 +304,9 @@ def node(s: Snapshot) -> str:
     out = "".join(f"<dt>{esc(HOST_METRICS[m].label)}</dt><dd>{titled(reading(h[m]), h[m].reason or h[m].source)}</dd>"
                   for m in HOST_METRICS)
     out += "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in rows)
+    for a in h.adapters:
+        figures = "  ".join(f"{metric.label} {reading(a[m])}" for m, metric in ADAPTER_METRICS.items())
+        out += f"<dt>{esc(a.name)} {esc(a.state)}</dt><dd>{esc(figures)}</dd>"
     for p in s.sample.busy_without_gpu:
         out += (f'<dt>pid {p.pid}, no GPU</dt><dd title="{esc(p.cpu_cores.source)}">{p.cpu_cores.value:.1f} cores  '
                 f"{esc(p.command or 'N/A')}</dd>")

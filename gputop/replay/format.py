@@ -31,6 +31,7 @@ from msgspec import Struct
 
 from gputop.core.codec import encode
 from gputop.core.samples import (
+    AdapterSample,
     CgroupSample,
     GpuInfo,
     GpuProcess,
@@ -62,7 +63,7 @@ SEGMENT_DICTIONARY_BYTES = 4 << 20  # texts that never repeat must not fill memo
 FIELDS: dict[str, tuple[str, ...]] = {
     c.__name__: tuple(field.name for field in dataclasses.fields(c))
     for c in (NodeSample, GpuSample, GpuInfo, GpuProcess, HostSample, HostProcess, CgroupSample, ProcessSample,
-              XidEvent)
+              XidEvent, AdapterSample)
 }
 READINGS = "readings"  # the schema of a mapping of metric ids to readings
 

@@ -21,7 +21,7 @@ from gputop.core import samples
 from gputop.core.codec import convert
 from gputop.core.errors import GputopError
 from gputop.core.findings import Abstained, Finding
-from gputop.core.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
+from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
 from gputop.profiler.capture import records
 from gputop.telemetry.ring_buffers import LEVELS
 from gputop.text.markup import lines
@@ -59,7 +59,7 @@ def _sample_of(kind: type[V], form: Struct, **other: Any) -> V:
 def _sample(form: Any) -> Any:
     if isinstance(form, tuple):
         return tuple([_sample(item) for item in form])
-    return form.sample() if isinstance(form, (Reading, GpuProcess, HostProcess, Cgroup)) else form
+    return form.sample() if isinstance(form, (Reading, GpuProcess, HostProcess, Cgroup, Adapter)) else form
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +175,17 @@ class HostProcess(Struct):
         return _sample_of(samples.HostProcess, self)
 
 
+class Adapter(Struct):
+    name: str
+    state: str
+    link_layer: str
+    numa_node: int | None
+    readings: dict[str, Any]
+
+    def sample(self) -> samples.AdapterSample:
+        return _sample_of(samples.AdapterSample, self, readings=_readings(self.readings, ADAPTER_METRICS))
+
+
 class Host(Struct, kw_only=True):
     hostname: str
     cpu_count: int | None
@@ -184,6 +195,7 @@ class Host(Struct, kw_only=True):
     cgroup: Cgroup | None = None
     top_processes: tuple[HostProcess, ...] = ()
     top_reason: str | None = "not in this snapshot"
+    adapters: tuple[Adapter, ...] = ()
 
     @classmethod
     def of(cls, h: samples.HostSample) -> Host:
@@ -217,6 +229,7 @@ class Process(Struct, kw_only=True):
     gpus: tuple[int, ...]  # their indices; the processes of the GPUs say the rest
     devices: str
     cgroup: Cgroup | None = None
+    numa_nodes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, p: samples.ProcessSample) -> Process:
@@ -232,7 +245,7 @@ _FORMS: dict[type, Callable[[Any], Struct]] = {
     samples.ProcessSample: Process.of,
     **{kind: partial(form_of, form) for kind, form in (
         (samples.GpuProcess, GpuProcess), (samples.XidEvent, Xid), (samples.CgroupSample, Cgroup),
-        (samples.HostProcess, HostProcess))},
+        (samples.HostProcess, HostProcess), (samples.AdapterSample, Adapter))},
 }
 
 

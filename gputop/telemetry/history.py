@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS, TENSOR_FLOP_PARTS, TENSOR_FLOP_UTIL
-from gputop.core.samples import OK, GpuSample, NodeSample, Reading
+from gputop.core.samples import OK, GpuSample, HostSample, NodeSample, Reading
 from gputop.telemetry.ring_buffers import F32, F64, LEVELS, Columns, Grid, Lane, Rings
 
 __all__ = ["LEVELS", "RAW_SAMPLES", "TIERS", "History", "Lane"]
@@ -49,6 +49,9 @@ class HostHistoryPoint:
     # periods in which the quota ran out.
     process_granted_ratio: Mapping[int, float] = field(default_factory=dict)
     process_throttled_ratio: Mapping[int, float] = field(default_factory=dict)
+    # Of RDMA ports by name: bytes/s received and sent, and retransmits since the driver was loaded.
+    rdma_bytes_per_s: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    rdma_retransmits: Mapping[str, float] = field(default_factory=dict)
 
 
 class History:
@@ -164,7 +167,7 @@ class History:
                         known[p.pid] = r.value / scale
         self._host.append(HostHistoryPoint(sample.time_s, host["cpu_ratio"].value,
                                    host.full_cores if host.core_ratios else None, host.cpu_limit_cores, cores,
-                                   granted, throttled))
+                                   granted, throttled, *_adapters(host)))
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -343,3 +346,16 @@ def _empty_lane(grid: Grid) -> Lane:
     nothing = np.full(grid.slices, np.nan, np.float32)
     return Lane(grid.starts_s(), np.zeros(grid.slices, np.int64), nothing, nothing.copy(), nothing.copy(),
                 np.zeros((grid.slices, LEVELS), np.float32), None, 0.0)
+
+
+def _adapters(host: HostSample) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
+    """Traffic and retransmits of the RDMA ports, as far as they are known."""
+    traffic: dict[str, tuple[float, float]] = {}
+    retransmits: dict[str, float] = {}
+    for adapter in host.adapters:
+        received, sent = adapter["rdma_rx_bytes_per_s"].value, adapter["rdma_tx_bytes_per_s"].value
+        if received is not None and sent is not None:
+            traffic[adapter.name] = received, sent
+        if (again := adapter["rdma_retransmits"].value) is not None:
+            retransmits[adapter.name] = again
+    return traffic, retransmits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ from gputop.advice.live.node_view import NodeView, gpus_text, name_of
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import CgroupSample, ProcessSample
-from gputop.telemetry.history import HostHistoryPoint
 from gputop.text.units import percent
 
 _RULE = "host_cpu_saturated"
@@ -52,8 +51,7 @@ def judge_host_cpu_saturated(view: NodeView) -> HostCpuSaturated | Missing | Non
     waiting = {p.pid: gpus for p in jobs if (gpus := _waiting(view, p, window_s))}
     if not waiting:
         return None  # full or not, it holds up no GPU
-    samples = view.host(window_s)
-    cpu = _mean(samples, lambda sample: sample.cpu_ratio, window_s, view)
+    cpu = view.host_mean(lambda point: point.cpu_ratio, window_s)
     if cpu is None:
         return Missing(f"{window_s:.0f} s of CPU use: "
                        f"{view.sample.host['cpu_ratio'].reason or 'not yet seen for that long'}")
@@ -69,14 +67,14 @@ def judge_host_cpu_saturated(view: NodeView) -> HostCpuSaturated | Missing | Non
         count = view.sample.host.cpu_count
         return verdict("node", gpus, cores=float(count) if count else None)
     for process in held:
-        granted = _granted(view, process, samples, window_s, waiting[process.pid])
+        granted = _granted(view, process, window_s, waiting[process.pid])
         if granted is not None:
             return verdict(gpus=waiting[process.pid], **granted)
-    of_limit = _of_limit(view, samples, window_s)
+    of_limit = _of_limit(view, window_s)
     if of_limit is not None and bound <= of_limit[0] <= limit(f"{_RULE}.limit_beyond"):
         return verdict("container", gpus, of_limit=of_limit[0], cores=of_limit[1])
     for process in held:
-        thread = _one_thread(view, process, samples, window_s, waiting[process.pid])
+        thread = _one_thread(view, process, window_s, waiting[process.pid])
         if thread is not None:
             return verdict("thread", waiting[process.pid], process=process, **thread)
     return None
@@ -98,29 +96,16 @@ def _waiting(view: NodeView, process: ProcessSample, window_s: float) -> dict[in
     return out
 
 
-def _mean(samples: Sequence[HostHistoryPoint], value: Callable[[HostHistoryPoint], float | None], window_s: float,
-          view: NodeView) -> float | None:
-    """Mean over the window; None where too little of it was seen."""
-    known = [(sample.time_s, v) for sample in samples if (v := value(sample)) is not None]
-    if len(known) < limit("min_readings"):
-        return None
-    seen_s = (known[-1][0] - known[0][0]) * len(known) / (len(known) - 1)
-    late_s = view.sample.time_s - known[-1][0]
-    if seen_s < limit("coverage") * window_s or late_s > (1 - limit("coverage")) * window_s:
-        return None
-    return sum(v for _, v in known) / len(known)
-
-
-def _granted(view: NodeView, process: ProcessSample, samples: Sequence[HostHistoryPoint], window_s: float,
+def _granted(view: NodeView, process: ProcessSample, window_s: float,
              gpus: dict[int, float]) -> dict[str, Any] | None:
     """The figures of a job that uses up what its control groups grant of the CPU, all the time or at the start of
     each period."""
     cores = None if process.cgroup is None else process.cgroup["cpu_limit_cores"].value
     if process.cgroup is None or not cores:
         return None
-    share = _mean(samples, lambda sample: sample.process_granted_ratio.get(process.pid), window_s, view)
+    share = view.host_mean(lambda point: point.process_granted_ratio.get(process.pid), window_s)
     figures = {"cores": cores, "of_limit": share, "group": process.cgroup}
-    throttled = _mean(samples, lambda sample: sample.process_throttled_ratio.get(process.pid), window_s, view)
+    throttled = view.host_mean(lambda point: point.process_throttled_ratio.get(process.pid), window_s)
     if throttled is not None and throttled >= view.limit(_RULE, "throttled_", min(gpus)):
         return {"limited_by": "quota", "throttled": throttled, **figures}
     if share is not None and share >= view.limit(_RULE, "cpu_", min(gpus)):
@@ -128,23 +113,22 @@ def _granted(view: NodeView, process: ProcessSample, samples: Sequence[HostHisto
     return None
 
 
-def _of_limit(view: NodeView, samples: Sequence[HostHistoryPoint], window_s: float) -> tuple[float, float] | None:
+def _of_limit(view: NodeView, window_s: float) -> tuple[float, float] | None:
     """What the processes on the GPUs use of the cores granted here, and how many those are."""
     cores = view.sample.host.cpu_limit_cores
     pids = {p.pid for p in view.processes}
     if not cores:
         return None
-    used = _mean(samples, lambda sample: sum(c for pid, c in sample.process_cores.items() if pid in pids)
-                 if sample.process_cores else None, window_s, view)
+    used = view.host_mean(lambda point: sum(c for pid, c in point.process_cores.items() if pid in pids)
+                          if point.process_cores else None, window_s)
     return None if used is None else (used / cores, cores)
 
 
-def _one_thread(view: NodeView, process: ProcessSample, samples: Sequence[HostHistoryPoint], window_s: float,
+def _one_thread(view: NodeView, process: ProcessSample, window_s: float,
                 gpus: dict[int, float]) -> dict[str, float] | None:
     """The figures of a job that has one core's worth of work for the CPU, on one core, while no kernel runs."""
-    full = _mean(samples, lambda sample: None if sample.full_cores is None else float(sample.full_cores > 0), window_s,
-                 view)
-    cores = _mean(samples, lambda sample: sample.process_cores.get(process.pid), window_s, view)
+    full = view.host_mean(lambda point: None if point.full_cores is None else float(point.full_cores > 0), window_s)
+    cores = view.host_mean(lambda point: point.process_cores.get(process.pid), window_s)
     if full is None or cores is None or full < view.limit(_RULE, "thread_", min(gpus)):
         return None
     most = view.limit(_RULE, "most_cores_", min(gpus))

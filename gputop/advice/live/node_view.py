@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -275,6 +275,17 @@ class NodeView:
         if seconds not in self._hosts:
             self._hosts[seconds] = self.history.host(seconds, end_s=self.sample.time_s)
         return self._hosts[seconds]
+
+    def host_mean(self, value: Callable[[HostHistoryPoint], float | None], seconds: float) -> float | None:
+        """Mean of a figure of the host over the window; None where too little of it was seen."""
+        known = [(point.time_s, v) for point in self.host(seconds) if (v := value(point)) is not None]
+        if len(known) < limit("min_readings"):
+            return None
+        seen_s = (known[-1][0] - known[0][0]) * len(known) / (len(known) - 1)
+        late_s = self.sample.time_s - known[-1][0]
+        if seen_s < limit("coverage") * seconds or late_s > (1 - limit("coverage")) * seconds:
+            return None
+        return sum(v for _, v in known) / len(known)
 
     def not_at_work(self, seconds: float) -> Missing:
         """Why no GPU could be judged by how it works."""

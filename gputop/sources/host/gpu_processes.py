@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gputop.core.metrics import BYTES, COUNT
 from gputop.core.samples import GpuProcess, GpuSample, ProcessSample, Reading
-from gputop.sources.host import proc_files, process_match
+from gputop.sources.host import numa, proc_files, process_match
 from gputop.sources.host.cgroups import Cgroups
 from gputop.sources.host.containers import container_of
 from gputop.sources.host.proc_files import DENIED, ENDED, UNPARSABLE, ZOMBIE, Stat
@@ -48,6 +48,7 @@ class _Known:
     reasons: dict[str, str] = field(default_factory=dict)
     children: tuple[int, ...] = ()
     groups: bytes | None = None  # its /proc/PID/cgroup
+    numa_nodes: tuple[int, ...] = ()
 
 
 class GpuProcessTable:
@@ -69,6 +70,7 @@ class GpuProcessTable:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._rates = FamilyRates(self._ticks_per_s)
         self._boot_s = self._boot_time()
+        self._cpus_by_node = numa.cpus_by_node(proc.parent)
         self._due_s = self._table_due_s = clock()
         self._last: dict[int, ProcessSample] = {}
         try:
@@ -147,7 +149,7 @@ class GpuProcessTable:
             io_read_bytes_per_s=rates.io_read_bytes_per_s, io_write_bytes_per_s=rates.io_write_bytes_per_s,
             container_pid=known.container_pid, note=known.note, reasons=dict(known.reasons),
             cuda_device_order=known.cuda_device_order,
-            cgroup=None if known.groups is None else self.cgroups.read(known.groups),
+            cgroup=None if known.groups is None else self.cgroups.read(known.groups), numa_nodes=known.numa_nodes,
         )
 
     # -- which process is meant ------------------------------------------------------------
@@ -229,10 +231,12 @@ class GpuProcessTable:
             status = proc_files.parse_status(self._read(f"{folder}/status", proc_files.LARGE_BYTES))
             known.user = None if status.uid is None else self._user_names[status.uid]
             known.container_pid = status.pids[-1] if len(status.pids) > 1 else None
+            known.numa_nodes = numa.bound_to(numa.parse_cpus(status.cpus), self._cpus_by_node)
             if known.user is None:
                 reasons["user"] = UNPARSABLE
         except OSError as error:
             known.user = known.container_pid = None
+            known.numa_nodes = ()
             reasons["user"] = reasons["container_pid"] = proc_files.why(error)
         try:
             known.groups = self._read(f"{folder}/cgroup", proc_files.LARGE_BYTES)

@@ -104,12 +104,14 @@ class Status:
 
     uid: int | None  # real
     pids: tuple[int, ...]  # its PID in each PID namespace, from that of /proc down to its own
+    cpus: str = ""  # that it may use, as a list: "0-31,64-95"
 
 
 def parse_status(text: bytes) -> Status:
     """Parse /proc/PID/status (proc(5)); a missing or malformed field is None or empty."""
     uid: int | None = None
     pids: tuple[int, ...] = ()
+    cpus = ""
     for line in text.splitlines():
         key, _, value = line.partition(b":")
         try:
@@ -117,9 +119,11 @@ def parse_status(text: bytes) -> Status:
                 uid = int(value.split()[0])
             elif key == b"NSpid":
                 pids = tuple([int(word) for word in value.split()])
+            elif key == b"Cpus_allowed_list":
+                cpus = printable(value).strip()
         except (ValueError, IndexError):
             continue
-    return Status(uid, pids)
+    return Status(uid, pids, cpus)
 
 
 def command(cmdline: bytes, name: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The host beside the GPUs: CPU, memory, disks, network, and the processes that hold GPUs."""
+"""The host beside the GPUs: CPU, memory, disks, network, RDMA, and the processes that hold GPUs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gputop.core.metrics import HOST_METRICS
 from gputop.core.samples import GpuSample, HostSample, ProcessSample, Reading
 from gputop.sources.host.cpu import CpuTimes, core_ratios, cpu_limit, read_times, shares
 from gputop.sources.host.gpu_processes import GpuProcessTable
+from gputop.sources.host.rdma import RdmaPorts
 from gputop.text.units import printable
 
 SOURCE = "psutil"
@@ -44,6 +45,7 @@ class PsutilHost:
         self._counts: dict[str, tuple[float, int]] = {}  # metric -> (monotonic seconds, bytes)
         self._physical: dict[tuple[str, str], bool] = {}
         self._processes = GpuProcessTable(clock, root / "proc")
+        self._rdma = RdmaPorts(clock, root)
         self._last: tuple[float, HostSample] | None = None
         self.watched_pids: tuple[int, ...] = ()  # told of although they hold no GPU; replaced by any thread
 
@@ -72,7 +74,7 @@ class PsutilHost:
         own = self._processes.cgroups.own()
         top, why_none = self._processes.node.top()
         sample = HostSample(self._hostname, readings, cpu_count, self._core_ratios, cpu_limit(own, cpu_count), own,
-                            top, why_none)
+                            top, why_none, self._rdma.read())
         self._last = clock_s, sample
         return sample
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 
 from gputop.core.errors import sentences
-from gputop.core.samples import CgroupSample, NodeSample, Reading
+from gputop.core.samples import CgroupSample, HostSample, NodeSample, Reading
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.render.styled_text import StyledText, justify
-from gputop.text.units import bytes_, printable, rate, ratio, reading, seconds
+from gputop.text.units import NA, bytes_, printable, rate, ratio, reading, seconds
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
@@ -125,6 +125,19 @@ def _reached_limits(sample: NodeSample) -> list[str]:
     return list(out)
 
 
+def _rdma(h: HostSample) -> list[list[StyledText]]:
+    """What goes through all RDMA adapters, and how full the fullest is; nothing without one."""
+    if not h.adapters:
+        return []
+    ways = [(way, [v for adapter in h.adapters if (v := adapter[metric].value) is not None])
+            for way, metric in (("↓", "rdma_rx_bytes_per_s"), ("↑", "rdma_tx_bytes_per_s"))]
+    text = " ".join(f"{way} {rate(sum(known)) if known else NA}" for way, known in ways)
+    fullest = [full for adapter in h.adapters if (full := adapter.load_ratio) is not None]
+    more = f" of {len(h.adapters)}, fullest {ratio(max(fullest))}" if fullest and len(h.adapters) > 1 else (
+        f" {ratio(fullest[0])}" if fullest else "")
+    return [[(" RDMA ", DIM), (text, PLAIN if any(known for _, known in ways) else DIM), (more, DIM)]]
+
+
 def host(sample: NodeSample | None, width: int) -> list[StyledText]:
     """CPU, memory, disk and network of the node; parts that do not fit are left out from the right."""
     if sample is None:
@@ -144,6 +157,7 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
     wait = h["iowait_ratio"]
     ram = "" if memory.value is None or total.value is None else f"{bytes_(memory.value)}/{bytes_(total.value)}"
     parts.append(_labeled("RAM", memory, ram))
+    parts += _rdma(h)
     for label, metric in (("disk ↓", "disk_read_bytes_per_s"), ("net ↓", "net_rx_bytes_per_s"),
                           ("disk ↑", "disk_write_bytes_per_s"), ("net ↑", "net_tx_bytes_per_s")):
         r = h[metric]

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 from rich.text import Text
 
-from gputop.core.metrics import GPU_METRICS, HOST_METRICS
+from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
     FULL_CORE_RATIO,
+    AdapterSample,
     CgroupSample,
     GpuSample,
     HostProcess,
@@ -123,6 +124,8 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
     out.append("\n")
     sheet.line("CPU, with children", _cores(p.cpu_cores), printable(p.cpu_cores.reason or ""))
     sheet.figure("memory (RSS)", p.rss_bytes)
+    if p.numa_nodes:
+        sheet.line("bound to", f"NUMA node {', '.join(map(str, p.numa_nodes))}", "by the CPUs that it may use")
     line("threads", "threads", None if p.threads is None else str(p.threads))
     sheet.figure("from storage", p.io_read_bytes_per_s, "with children; reads from the page cache do not count")
     sheet.figure("to storage", p.io_write_bytes_per_s)
@@ -165,6 +168,8 @@ def host_text(sample: NodeSample, width: int = 100) -> Text:
             text, style = bar(r.value, 9)
             sheet.line(metric.label, text, f"{ratio(r.value)} of {host.cpu_count or '?'} cores, {host.full_cores} full",
                        style)
+    for adapter in host.adapters:
+        _adapter_lines(sheet, adapter)
     limit = host.cpu_limit_cores
     if limit is None:
         sheet.line("CPU limit", "none, or not known")
@@ -186,6 +191,18 @@ def host_text(sample: NodeSample, width: int = 100) -> Text:
         out.append("  no process holds a GPU\n", DIM)
     _top_processes(sheet, sample)
     return out
+
+
+def _adapter_lines(sheet: _Sheet, adapter: AdapterSample) -> None:
+    node = "" if adapter.numa_node is None else f", NUMA node {adapter.numa_node}"
+    sheet.head(f"RDMA adapter {printable(adapter.name)}",
+               printable(f"{adapter.link_layer or 'link'} {adapter.state or 'of an unknown state'}{node}"))
+    link = adapter["rdma_max_bytes_per_s"].value
+    for metric in ADAPTER_METRICS.values():
+        r = adapter[metric.id]
+        share = f"{ratio(r.value / link)} of the link, " if (
+            metric.full_scale is not None and r.value is not None and link) else ""
+        sheet.figure(metric.label, r, share + metric.help)
 
 
 def _groups(sample: NodeSample) -> list[tuple[CgroupSample, str]]:

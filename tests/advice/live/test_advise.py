@@ -105,7 +105,7 @@ def test_leaving_is_further_than_entering() -> None:
         "idle_gpu.", "unused_gpu.", "power_capped.clock_", "low_sm_active.active_", "spinning.sm_", "spinning.tensor_",
         "spinning.dram_", "spinning.power_", "spinning.coarse_power_", "spinning.varies_", "tensor_idle.tensor_",
         "dram_bound.tensor_", "memory_pressure.free_", "pcie_saturated.medium_", "thermal_throttled.clock_",
-        "thermal_throttled.high_", "host_cpu_saturated.waiting_",
+        "thermal_throttled.high_", "host_cpu_saturated.waiting_", "network_bound.waiting_",
         "host_cpu_saturated.most_cores_", "spinning.traffic_", "tensor_idle.fp64_", "thermal_throttled.near_c_"}
     for name in [i.removesuffix("enter") for i in LIMITS if i.endswith("enter")]:
         enter, leave = limit(name + "enter"), limit(name + "leave")
@@ -125,7 +125,7 @@ def test_rules_are_pure() -> None:
     version = history.version
     sample = scene.sample(149)
     assert live_advice(history, sample, advice[-2].findings) == live_advice(history, sample, advice[-2].findings)
-    assert history.version == version and len(LIVE_RULES) == 18
+    assert history.version == version and len(LIVE_RULES) == 20
 
 
 def test_parts_of_a_divided_gpu_are_no_gpus_of_a_job() -> None:

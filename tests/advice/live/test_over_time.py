@@ -99,6 +99,7 @@ RIVALS = [
     {"tensor_idle", "dram_bound"}, {"tensor_idle", "spinning"}, {"dram_bound", "spinning"},
     {"pcie_saturated", "pcie_link_degraded"}, {"thermal_throttled", "power_capped"},
     {"memory_pressure", "memory_preallocated"}, {"idle_gpu", "spinning"}, {"idle_gpu", "unused_gpu"},
+    {"low_sm_active", "network_bound"}, {"pcie_saturated", "network_bound"}, {"host_cpu_saturated", "network_bound"},
     {"host_cpu_saturated", "gpu0_oversubscribed"}, {"host_cpu_saturated", "idle_gpu"},
 ]
 

@@ -1,0 +1,62 @@
+"""The live rule about NUMA: a process is bound to CPUs that are far from its GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gputop.advice.live.node_view import NodeView, gpus_text, name_of
+from gputop.advice.registry import limit
+from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.core.samples import ProcessSample
+from gputop.text.units import ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaRemote(Verdict):
+    """``gpus`` are the far ones of all processes; the rest tells of one process."""
+
+    process: ProcessSample
+    far: tuple[int, ...]  # its GPUs on other nodes
+    gpu_nodes: tuple[int, ...]  # the NUMA nodes of all its GPUs
+    bound_nodes: tuple[int, ...]
+    others: int  # further processes of which the same is true
+
+
+def judge_numa_remote(view: NodeView) -> NumaRemote | Missing | None:
+    """A process may only use CPUs of NUMA nodes that have not all of its GPUs. One that may use all nodes is left
+    alone: where the scheduler puts it is not known."""
+    found = []
+    for process in view.processes:
+        if view.age_s(process) < limit("idle_gpu.age_s"):
+            continue  # it may yet bind itself
+        nodes = {gpu.info.index: gpu.info.numa_node for gpu in view.compute_gpus(process)}
+        far = tuple(index for index, node in nodes.items() if node is not None and node not in process.numa_nodes)
+        if process.numa_nodes and far:
+            found.append((process, far, tuple(sorted({node for node in nodes.values() if node is not None}))))
+    if not found:
+        return None
+    process, far, gpu_nodes = found[0]
+    return NumaRemote(gpus=tuple(sorted({gpu for _, own, _ in found for gpu in own})), severity="low", process=process,
+                      far=far, gpu_nodes=gpu_nodes, bound_nodes=process.numa_nodes, others=len(found) - 1)
+
+
+def describe_numa_remote(v: NumaRemote) -> Explanation:
+    more = f" The same is true of {v.others} more processes." if v.others > 1 else (
+        " The same is true of one more process." if v.others else "")
+    nodes = ",".join(map(str, v.gpu_nodes))
+    several = len(v.gpu_nodes) > 1
+    plural = "s" if several else ""
+    return Explanation(
+        title=f"{gpus_text(v.gpus)}: its process runs on another NUMA node" if len(v.gpus) == 1
+              else f"{gpus_text(v.gpus)}: their processes run on another NUMA node",
+        why=f"{name_of(v.process)} may only use CPUs of NUMA node {ranges(v.bound_nodes, ', ')}, and "
+            f"{gpus_text(v.far)} {'is' if len(v.far) == 1 else 'are'} on another: launches, copies and input cross the "
+            f"link between the sockets.{more}",
+        evidence={"bound_nodes_count": float(len(v.bound_nodes)), "far_gpus_count": float(len(v.far))},
+        action=f"Let it use the CPUs and the memory of NUMA node{plural} {nodes}"
+               + (", or start one process for each GPU, each bound to its own node." if several else
+                  ". Under Slurm: --gpu-bind=closest, with the cores of each GPU in gres.conf."),
+        snippet=f"numactl --cpunodebind={nodes} --membind={nodes} python train.py",
+        gain="depends on how much the job copies and launches: a capture (c) gives the figure",
+        source="Cpus_allowed_list of /proc/PID/status; numa_node of the GPU's PCI device",
+    )
