@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from gputop.cluster import slurm
-from gputop.cluster.model import Fleet, Gpu, Group, History, Job, Mapped, Node, Problem
+from gputop.cluster.model import Fleet, Gpu, Group, History, Job, Mapped, Node, Problem, fields_of, together
 from gputop.cluster.prometheus import Client, Series
 from gputop.cluster.promql import WHAT_IS_THERE, Found, Queries, matchers, which_labels
 from gputop.cluster.schemas import (
@@ -60,6 +60,16 @@ class View:
     jobs: tuple[str, ...] = ()
     open_jobs: tuple[str, ...] = ()
     open_nodes: tuple[tuple[str, str], ...] = ()  # job, node
+
+
+class FleetCollector(Protocol):
+    """What can be asked for a fleet, again and again; from one thread."""
+
+    settled: bool  # whether nothing more is wanted: the next refresh can wait
+
+    def refresh(self, view: View) -> Fleet:
+        """The fleet now. Raises GputopError only before the first answer."""
+        ...
 
 
 class Collector:
@@ -391,15 +401,12 @@ class Collector:
         if self._squeue is None or now_s - self._slurm_s < SLURM_S:
             return
         self._slurm_s = now_s
-        try:
-            self._slurm = slurm.parse_squeue(self._squeue())
-            self._slurm_problem = None
-        except FileNotFoundError:
+        found = slurm.ask(self._squeue)
+        self._slurm_problem = found if isinstance(found, Problem) else None
+        if found is None:
             self._squeue = None  # no Slurm here
-        except GputopError as error:
-            self._slurm_problem = Problem(error.message, error.fix)
-        except OSError as error:
-            self._slurm_problem = Problem(f"squeue cannot be started: {error.strerror or error}")
+        elif not isinstance(found, Problem):
+            self._slurm = found
 
     # -- what is known, as a fleet ----------------------------------------------------------------------
 
@@ -414,7 +421,7 @@ class Collector:
         held: set[Key] = set()
         jobs = self._jobs_of_slurm(nodes, view, held)
         rest = [node for key, node in nodes.items() if key not in held]
-        return tuple(jobs), _together(rest) if rest else None
+        return tuple(jobs), together(rest) if rest else None
 
     def _job_of_label(self, key: Key, view: View) -> Job:
         figures = self._figures[key]
@@ -427,7 +434,7 @@ class Collector:
         nodes = tuple(self._with_gpus(self._with_history(node, key, view), view, key[1])
                       for node in self._nodes.get(key, ()))
         return Job(
-            **_fields(group), id=key[1], label=key[0], labels=self._group_labels.get(key, {}),
+            **fields_of(group), id=key[1], label=key[0], labels=self._group_labels.get(key, {}),
             name=slurm_job.name if slurm_job is not None else "",
             user=slurm_job.user if slurm_job is not None else None,
             start_s=slurm_job.start_s if slurm_job is not None else None,
@@ -457,7 +464,7 @@ class Collector:
             mapped: Mapped = "node" if whole else "shared node"
             own = [replace(nodes[key], history=_since(self._history([key], "activity", view), job.start_s))
                    for key in sorted(keys)]
-            group = _together(own)
+            group = together(own)
             low = [s for s in self._low_gpus() if self._key(s.labels) in keys] if whole else []
             medians = sorted(node.activity for node in own if node.activity is not None)
             middle = medians[len(medians) // 2] if medians and group.kind != "mixed" else None
@@ -466,7 +473,7 @@ class Collector:
                           and node.activity < middle - self._limits.below)
             each = tuple(self._with_gpus(node, view, job.id) for node in own) if job.id in view.open_jobs else ()
             jobs.append(Job(
-                **{**_fields(group), "gpus": sum(job.gpus.values())}, id=job.id, number=job.number, mapped=mapped,
+                **{**fields_of(group), "gpus": sum(job.gpus.values())}, id=job.id, number=job.number, mapped=mapped,
                 name=job.name, user=job.user, start_s=job.start_s, nodes=len(job.gpus), node_names=tuple(job.gpus),
                 idle_gpus=sum(_count(self._figures[key], "idle_gpus") or 0 for key in keys) if whole else None,
                 median=middle if whole else None, low_gpus=tuple(self._low_gpu(s, view) for s in low),
@@ -486,7 +493,7 @@ class Collector:
     def _node(self, name: str, figures: Mapping[str, Series], labels: Mapping[str, str]) -> Node:
         assert self._queries is not None
         kind = labels.get("kind", self._queries.kind)
-        return Node(**_fields(self._group(figures, kind)), name=name, labels=labels)
+        return Node(**fields_of(self._group(figures, kind)), name=name, labels=labels)
 
     def _with_history(self, node: Node, key: Key, view: View) -> Node:
         past = self._node_past.get((key, node.name))
@@ -597,26 +604,3 @@ def _count(figures: Mapping[str, Series], figure: str) -> int | None:
     """A number of GPUs, over all kinds of activity. None: there are no GPUs to count; none counted is 0."""
     own = [s.value for s in figures.values() if s.labels.get("figure") == figure]
     return int(sum(own)) if own or any(s.labels.get("figure") == "gpus" for s in figures.values()) else None
-
-
-def _fields(group: Group) -> dict[str, Any]:
-    return {name: getattr(group, name) for name in Group.__dataclass_fields__}
-
-
-def _together(groups: Iterable[Group]) -> Group:
-    """The figures of several groups as one."""
-    there = [group for group in groups if group.gpus]
-
-    def mean(name: str) -> float | None:
-        known = [(getattr(g, name), g.gpus) for g in there if getattr(g, name) is not None]
-        return sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
-
-    def total(name: str) -> float | None:
-        known = [getattr(g, name) for g in there if getattr(g, name) is not None]
-        return sum(known) if known and len(known) == len(there) else None
-
-    kinds = {group.kind for group in there}
-    return Group(gpus=sum(g.gpus for g in there), activity=mean("activity"),
-                 kind=kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "",
-                 tensor_active=mean("tensor_active"), memory_used_bytes=total("memory_used_bytes"),
-                 memory_total_bytes=total("memory_total_bytes"), power_w=total("power_w"))

@@ -8,12 +8,10 @@ environment or from files that the settings name, never from the command line, w
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -228,40 +226,3 @@ class Tunnel:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
-
-
-def run_on(login: str, login_port: int | None, command: list[str], timeout_s: float,
-           max_bytes: int) -> bytes:
-    """What a program prints, here or, with ``login``, on that node by ssh.
-
-    Raises FileNotFoundError where there is no such program, OSError, or GputopError.
-    """
-    words = command
-    if login:
-        port = [] if login_port is None else ["-p", str(login_port)]
-        words = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", *port, "--", login, *command]
-    with unnamed_file(Path(tempfile.gettempdir())) as err:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err,
-                                   env={**os.environ, "LC_ALL": "C"})
-        timer = threading.Timer(timeout_s, process.kill)
-        timer.start()
-        try:
-            assert process.stdout is not None
-            out = process.stdout.read(max_bytes + 1)
-            if len(out) > max_bytes:
-                process.kill()
-            process.stdout.close()
-            process.wait()
-        finally:
-            in_time = timer.is_alive()
-            timer.cancel()
-        err.seek(0)
-        reason = printable(err.read(_ERROR_CHARS))
-    if len(out) > max_bytes:
-        raise GputopError(f"{command[0]} printed more than {max_bytes / 1e6:.0f} MB")
-    if login and process.returncode == 127:  # of the shell there: no such command
-        raise FileNotFoundError(2, reason, command[0])
-    if process.returncode != 0:
-        why = reason or f"status {process.returncode}"
-        raise GputopError(f"{command[0]} " + (f"failed: {why}" if in_time else f"did not end within {timeout_s:.0f} s"))
-    return out

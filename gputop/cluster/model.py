@@ -5,9 +5,9 @@ What is not known is None, or absent. Ratios are 0-1, everything else is in base
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Node(Group):
     each: tuple[Gpu, ...] = ()  # its GPUs, where they were asked for
 
 
-Mapped = Literal["label", "node", "shared node"]
+Mapped = Literal["label", "node", "shared node", "process"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,8 @@ class Job(Group):
     """A job, and how it compares with itself.
 
     ``mapped``: by which its GPUs are known to be its own: a label of the figures; Slurm's nodes, all of whose GPUs it
-    holds; or nodes of which others hold GPUs too, so that its figures are those of the whole nodes.
+    holds; nodes of which others hold GPUs too, so that its figures are those of the whole nodes; or, without Slurm,
+    user and program of the processes, which may be several jobs.
     """
 
     id: str
@@ -128,3 +129,27 @@ class Fleet:
     bytes: int = 0
     seconds: float = 0.0
     figures_s: float | None = None  # when the figures are from; None: there are none
+
+
+def fields_of(group: Group) -> dict[str, Any]:
+    """To make a job or a node of a group's figures."""
+    return {name: getattr(group, name) for name in Group.__dataclass_fields__}
+
+
+def together(groups: Iterable[Group]) -> Group:
+    """The figures of several groups as one."""
+    there = [group for group in groups if group.gpus]
+
+    def mean(name: str) -> float | None:
+        known = [(getattr(g, name), g.gpus) for g in there if getattr(g, name) is not None]
+        return sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+
+    def total(name: str) -> float | None:
+        known = [getattr(g, name) for g in there if getattr(g, name) is not None]
+        return sum(known) if known and len(known) == len(there) else None
+
+    kinds = {group.kind for group in there}
+    return Group(gpus=sum(g.gpus for g in there), activity=mean("activity"),
+                 kind=kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "",
+                 tensor_active=mean("tensor_active"), memory_used_bytes=total("memory_used_bytes"),
+                 memory_total_bytes=total("memory_total_bytes"), power_w=total("power_w"))

@@ -7,10 +7,11 @@ that have ended stay in the answer for some minutes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gputop.cluster.model import Problem
 from gputop.core.errors import GputopError
 from gputop.profiler.workers import expand_hostlist
 from gputop.text.units import printable
@@ -50,6 +51,19 @@ def parse_squeue(text: bytes) -> tuple[SlurmJob, ...]:
                           "Slurm 22.05 and newer can print JSON.") from None
     found = (_job(job) for job in jobs[:_MAX_JOBS] if isinstance(job, dict))
     return tuple(job for job in found if job is not None)
+
+
+def ask(squeue: Callable[[], bytes]) -> tuple[SlurmJob, ...] | Problem | None:
+    """The running jobs, or why they are not known; None where there is no Slurm. ``squeue`` prints them as JSON; it
+    raises GputopError or OSError."""
+    try:
+        return parse_squeue(squeue())
+    except FileNotFoundError:
+        return None
+    except GputopError as error:
+        return Problem(error.message, error.fix)
+    except OSError as error:
+        return Problem(f"squeue cannot be started: {error.strerror or error}")
 
 
 def _job(job: Mapping[str, Any]) -> SlurmJob | None:

@@ -1,4 +1,4 @@
-"""``gputop cluster``: the jobs of a cluster and their GPUs, as a Prometheus knows them."""
+"""``gputop cluster``: the jobs of a cluster and their GPUs, as a Prometheus knows them, or the nodes themselves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,11 @@ from gputop.text import console
 from gputop.text.console import say
 
 if TYPE_CHECKING:
-    from gputop.cluster.collect import Collector, View
-    from gputop.cluster.endpoint import Endpoint
+    from gputop.cluster.collect import Collector, FleetCollector, View
     from gputop.cluster.model import Fleet
+    from gputop.cluster.nodes import NodesCollector
     from gputop.commands.settings import Config
+    from gputop.core.samples import NodeSample
     from gputop.export.cluster import Report
 
 _ALL = "all"
@@ -39,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "https://…, or, as seen from a login node, ssh://LOGIN/http://HOST:9090. Default: "
                              "the setting prometheus. Credentials come from the environment "
                              "(GPUTOP_PROMETHEUS_TOKEN, _USER, _PASSWORD, _CA) or the settings")
+    parser.add_argument("--nodes", default=None, metavar="LIST",
+                        help="without a Prometheus: ask gputop on these nodes, by ssh without a password: n[01-16], "
+                             "n01,n02, or @FILE. Their history is what is seen from now on")
+    parser.add_argument("--remote-command", default=None, metavar="COMMAND",
+                        help="what starts gputop on them, as a shell there reads it (gputop)")
     parser.add_argument("--job", default=None, metavar="ID",
                         help=f"only this job: a number of Slurm, a pod; inside of a job the default is that job, and "
                              f"'{_ALL}' shows the others")
@@ -62,15 +69,18 @@ def run(args: argparse.Namespace) -> int:
     unfit = "" if once else unfit_terminal()
     if unfit:
         say(f"{unfit}: one look as text in place of the screen")
-    with _collector(args) as (collector, endpoint):
+    with _collector(args) as (collector, login):
         if once or unfit:
             return _print(once_report(collector, view, job), args)
         preferences = preferences_of(args)
         preferences.set_textual_colors()
+        from gputop.cluster.ssh import DEFAULT_COMMAND
         from gputop.tui.cluster import app
+        from gputop.tui.cluster.rows import commands_for
 
-        return app.run(collector, lambda fleet: report_of(fleet, job), view, args.refresh, endpoint.login,
-                       args.logdir, preferences)
+        commands = partial(commands_for, login=login, remote=args.remote_command or DEFAULT_COMMAND)
+        return app.run(collector, lambda fleet: report_of(fleet, job), view, args.refresh, commands, args.logdir,
+                       preferences)
 
 
 def wanted_job(named: str | None, environ: os._Environ[str] | dict[str, str]) -> str:
@@ -82,7 +92,41 @@ def wanted_job(named: str | None, environ: os._Environ[str] | dict[str, str]) ->
 
 
 @contextlib.contextmanager
-def _collector(args: argparse.Namespace) -> Iterator[tuple[Collector, Endpoint]]:
+def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]:
+    """What asks for the fleet, and the login node that leads to the others, "" without."""
+    if args.nodes is not None and args.prometheus:
+        raise GputopError("--nodes asks the nodes, --prometheus a Prometheus: one of them", "", EXIT_USAGE)
+    if args.remote_command is not None and args.nodes is None:
+        raise GputopError("--remote-command is for --nodes", "gputop cluster --nodes n[01-16] --remote-command COMMAND",
+                          EXIT_USAGE)
+    if args.nodes is None:
+        with _of_prometheus(args) as found:
+            yield found
+        return
+    with contextlib.closing(_of_nodes(args)) as nodes:
+        yield nodes, ""
+
+
+def _of_nodes(args: argparse.Namespace) -> NodesCollector:
+    from gputop.advice.fleet.advise import asked_limits
+    from gputop.cluster.nodes import NodesCollector
+    from gputop.cluster.ssh import DEFAULT_COMMAND, Ssh, parse_nodes
+    from gputop.core import codec
+    from gputop.replay.snapshot import from_document
+
+    def read(document: bytes) -> NodeSample:
+        try:
+            return from_document(codec.parse(document)).sample
+        except ValueError as error:
+            raise GputopError(f"it is not JSON: {error}") from None
+
+    once = args.once or args.json or args.output is not None
+    ssh = Ssh(args.remote_command or DEFAULT_COMMAND, read, shared=not once)
+    return NodesCollector(parse_nodes(args.nodes), ssh, asked_limits(), _squeue(), args.refresh)
+
+
+@contextlib.contextmanager
+def _of_prometheus(args: argparse.Namespace) -> Iterator[tuple[Collector, str]]:
     from gputop.advice.fleet.advise import asked_limits
     from gputop.cluster.collect import Collector
     from gputop.cluster.endpoint import Tunnel, credentials, parse_endpoint
@@ -92,7 +136,8 @@ def _collector(args: argparse.Namespace) -> Iterator[tuple[Collector, Endpoint]]
     url = args.prometheus or str(config["prometheus"])
     if not url:
         raise GputopError("which Prometheus is not said",
-                          "gputop cluster --prometheus http://HOST:9090, or the setting prometheus.", EXIT_USAGE)
+                          "gputop cluster --prometheus http://HOST:9090, or the setting prometheus; without one "
+                          "gputop cluster --nodes n[01-16] asks the nodes themselves.", EXIT_USAGE)
     endpoint = parse_endpoint(url)
     own = credentials(os.environ, {name: str(config[name]) for name in _SETTINGS})
     if (own.token or own.user) and not endpoint.is_private:
@@ -102,17 +147,17 @@ def _collector(args: argparse.Namespace) -> Iterator[tuple[Collector, Endpoint]]
         if tunnel is not None:
             tunnel.path(may_ask=os.isatty(0))
         client = parts.enter_context(contextlib.closing(Client(endpoint, own, tunnel)))
-        yield Collector(client, asked_limits(), _squeue(endpoint)), endpoint
+        yield Collector(client, asked_limits(), _squeue(endpoint.login, endpoint.login_port)), endpoint.login
 
 
-def _squeue(endpoint: Endpoint) -> Callable[[], bytes]:
+def _squeue(login: str = "", port: int | None = None) -> Callable[[], bytes]:
     from gputop.cluster import slurm
-    from gputop.cluster.endpoint import run_on
+    from gputop.cluster.programs import run_on
 
-    return lambda: run_on(endpoint.login, endpoint.login_port, slurm.COMMAND, slurm.TIMEOUT_S, slurm.MAX_BYTES)
+    return lambda: run_on(login, port, slurm.COMMAND, slurm.TIMEOUT_S, slurm.MAX_BYTES)
 
 
-def once_report(collector: Collector, view: View, job: str) -> Report:
+def once_report(collector: FleetCollector, view: View, job: str) -> Report:
     """Everything of one look; raises GputopError, where the job is not there, too."""
     queries, came, seconds = 0, 0, 0.0
     for _ in range(_ROUNDS):

@@ -146,7 +146,8 @@ def label(findings: Sequence[FleetFinding]) -> str:
 
 def remark(job: Job) -> str:
     """What a reader must know of how the job's figures were had; "" where they are its own."""
-    return "figures of whole nodes, which it shares" if job.mapped == "shared node" else ""
+    return {"shared node": "figures of whole nodes, which it shares",
+            "process": "by user and program: perhaps several jobs"}.get(job.mapped, "")
 
 
 # -- JSON -------------------------------------------------------------------------------------------

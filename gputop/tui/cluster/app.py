@@ -1,4 +1,4 @@
-"""The app of ``gputop cluster``: the screen, the thread that asks Prometheus, and programs that take the terminal."""
+"""The app of ``gputop cluster``: the screen, the thread that asks, and programs that take the terminal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from textual.message import Message
 
-from gputop.cluster.collect import Collector, View
+from gputop.cluster.collect import FleetCollector, View
 from gputop.cluster.model import Fleet, Problem
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.core.files import unused_name, write_file
 from gputop.export.cluster import Report, render
 from gputop.text.console import say
-from gputop.tui.cluster.rows import State
+from gputop.tui.cluster.rows import Commands, State
 from gputop.tui.cluster.screen import ClusterScreen, FleetTable
 from gputop.tui.screens.help import help_box
 from gputop.tui.terminal.preferences import Preferences
@@ -30,7 +30,7 @@ MakeReport = Callable[[Fleet], Report]
 class Asker:
     """Refreshes in a thread of its own, every ``period_s`` and where other rows are wanted."""
 
-    def __init__(self, collector: Collector, make: MakeReport, view: View, period_s: float) -> None:
+    def __init__(self, collector: FleetCollector, make: MakeReport, view: View, period_s: float) -> None:
         self.view = view
         self._collector, self._make, self._period_s = collector, make, period_s
         self._wake, self._ended = threading.Event(), threading.Event()
@@ -72,11 +72,11 @@ class ClusterApp(TerminalApp):
             super().__init__()
             self.answer = answer
 
-    def __init__(self, state: State, asker: Asker, login: str, folder: Path,
+    def __init__(self, state: State, asker: Asker, commands: Commands, folder: Path,
                  preferences: Preferences | None = None) -> None:
         super().__init__(preferences)
         self._state, self._asker, self._folder = state, asker, folder
-        self._main = ClusterScreen(state, login)
+        self._main = ClusterScreen(state, commands)
 
     def get_default_screen(self) -> ClusterScreen:
         return self._main
@@ -121,14 +121,14 @@ def _with_problem(fleet: Fleet, problem: Problem) -> Fleet:
     return replace(fleet, problems=(problem,))
 
 
-def run(collector: Collector, make: MakeReport, view: View, period_s: float, login: str, folder: Path,
+def run(collector: FleetCollector, make: MakeReport, view: View, period_s: float, commands: Commands, folder: Path,
         preferences: Preferences) -> int:
     """Show the cluster until the user leaves it; raises the GputopError of the first refresh."""
     state = State(view, make(collector.refresh(view)))
     asker = Asker(collector, make, view, period_s)
     try:
         while True:
-            command = ClusterApp(state, asker, login, folder, preferences).run()
+            command = ClusterApp(state, asker, commands, folder, preferences).run()
             if not isinstance(command, list):
                 return EXIT_OK
             try:

@@ -29,7 +29,8 @@ from gputop.text.units import fit, printable, ratio
 from gputop.tui.monitor.lanes import blank_column, column, with_cursor
 
 Key = tuple[str, str, str]  # job, node, UUID; "" from where the row is above it
-_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+Commands = Callable[[str], dict[str, list[str]]]  # what opens a node, by the key
+_HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class Row(NamedTuple):
@@ -245,13 +246,11 @@ def problems(report: Report) -> list[StyledText]:
     return out or [("Everything that was asked for has been answered.", PLAIN)]
 
 
-def commands(node: str, login: str = "") -> dict[str, list[str]]:
+def commands_for(node: str, login: str = "", remote: str = "gputop") -> dict[str, list[str]]:
     """What opens a node, by the key: the monitor there, or its profiler servers here; none for a name that is no
-    host's."""
+    host's. ``remote`` starts gputop there, as a shell reads it."""
     if not _HOST.fullmatch(node):
         return {}
     jump = ["-J", login] if login else []
-    return {"enter": ["ssh", *jump, "-t", node, "gputop"],
-            "a": ["gputop", "--attach", node, "--profiler-port", "6009"]}
-
-
+    return {"enter": ["ssh", *jump, "-t", node, remote],
+            "a": ["gputop", "--attach", node.rpartition("@")[2], "--profiler-port", "6009"]}

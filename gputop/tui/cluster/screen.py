@@ -17,7 +17,7 @@ from gputop.render.palette import ACCENT, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.text.units import printable
 from gputop.tui.cluster import rows
-from gputop.tui.cluster.rows import ORDERS, Row, State
+from gputop.tui.cluster.rows import ORDERS, Commands, Row, State
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Ask, Popup
 from gputop.tui.screens.help import help_box
@@ -131,9 +131,9 @@ class OpenNode(ModalScreen[list[str] | None]):
     ]
     HELP = "The screen of the cluster comes back once the command has ended.\n"
 
-    def __init__(self, node: str, login: str) -> None:
+    def __init__(self, node: str, commands: dict[str, list[str]]) -> None:
         super().__init__()
-        self._node, self._commands = node, rows.commands(node, login)
+        self._node, self._commands = node, commands
 
     def compose(self) -> ComposeResult:
         with DialogFrame(f"Open {printable(self._node)}", "enter: run", "a: attach", "esc: back", id="popup"):
@@ -167,9 +167,9 @@ class ClusterScreen(Screen[None]):
         key("ctrl+c", "app.quit", "quit", "end gputop", priority=True),
     ]
 
-    def __init__(self, state: State, login: str) -> None:
+    def __init__(self, state: State, commands: Commands) -> None:
         super().__init__()
-        self.state, self._login = state, login
+        self.state, self._commands = state, commands
         self.busy = False
         self.table = FleetTable(state)
         self._header = LinesWidget(id="fleet-header")
@@ -197,8 +197,8 @@ class ClusterScreen(Screen[None]):
         self._header.show(lines)
 
     def on_fleet_table_opened(self, message: FleetTable.Opened) -> None:
-        if rows.commands(message.node):
-            self.app.push_screen(OpenNode(message.node, self._login), self._run)
+        if commands := self._commands(message.node):
+            self.app.push_screen(OpenNode(message.node, commands), self._run)
         else:
             self.notify(f"{printable(message.node)!r} is no name that ssh could be given.", severity="warning")
 

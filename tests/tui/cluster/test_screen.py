@@ -100,16 +100,16 @@ def test_what_is_missing_is_said() -> None:
 
 
 def test_commands_for_a_node_take_no_name_for_an_option() -> None:
-    assert rows.commands("n07.cluster", "ada@login") == {
+    assert rows.commands_for("n07.cluster", "ada@login") == {
         "enter": ["ssh", "-J", "ada@login", "-t", "n07.cluster", "gputop"],
         "a": ["gputop", "--attach", "n07.cluster", "--profiler-port", "6009"]}
     for name in ("-oProxyCommand=x", "a b", "$(x)", "", "n;x"):
-        assert rows.commands(name) == {}
+        assert rows.commands_for(name) == {}
 
 
 async def test_answers_change_the_screen_and_faults_leave_it(tmp_path: Path) -> None:
     asker, own = StillAsker(), state()
-    app = ClusterApp(own, asker, "", tmp_path)  # type: ignore[arg-type]
+    app = ClusterApp(own, asker, rows.commands_for, tmp_path)  # type: ignore[arg-type]
     draw_to_nobody(app)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.pause()

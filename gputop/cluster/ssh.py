@@ -1,0 +1,181 @@
+"""Asks gputop on other nodes for a snapshot, by the system's ssh with the user's configuration.
+
+ssh never asks for a password here (BatchMode): a node that wants one is said to. Nothing secret is in an argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gputop.cluster.programs import NO_SUCH_PROGRAM, Ended, run_program
+from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.files import read_regular
+from gputop.core.samples import NodeSample
+from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
+from gputop.text.units import printable
+
+TIMEOUT_S = 20.0  # of a node, from the connection to the last byte
+MAX_BYTES = 8 << 20  # of a snapshot; one of eight GPUs has some 100 kB
+KEPT_S = 60  # for which a connection waits for the next question
+DEFAULT_COMMAND = "gputop"
+ASKED = ("snapshot", "--format", "json", "--seconds", "1")
+_MAX_FILE_BYTES = 1 << 20
+# No dash at the beginning, no character that a shell or ssh reads as something else.
+_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9._:-]{0,253}")
+_HOW = "Write n[01-16], n01,n02 or @FILE with a name in each line; ports and users can stand in ~/.ssh/config."
+_BY_HAND = "Connect once by hand: ssh NODE true"
+# What ssh says where it fails itself (status 255), the surest first: the cause, and what to do.
+_CAUSES = (
+    ("IDENTIFICATION HAS CHANGED", "its host key is another one than ssh knows",
+     "Find out why; only then remove the old one: ssh-keygen -R NODE"),
+    ("Host key verification failed", "its host key is not known to ssh", f"{_BY_HAND}, and compare the fingerprint."),
+    ("Permission denied", "it asks for a password or refuses the key",
+     "ssh NODE true must work without a question: a key (ssh-copy-id NODE), an agent, or a connection that is shared "
+     "(ControlMaster in ~/.ssh/config)."),
+    ("Could not resolve", "its name is not known here", "Write the names as ssh NODE knows them."),
+    ("Connection refused", "it refuses connections", f"See whether sshd runs there. {_BY_HAND}"),
+    ("timed out", "it does not answer", "See whether it is up, and reachable from here."),
+    ("No route", "it does not answer", "See whether it is up, and reachable from here."),
+)
+
+
+class NodeProblem(GputopError):
+    """Why a node could not be asked, in words that name no node: nodes with one cause are told together."""
+
+
+def parse_nodes(text: str) -> list[str]:
+    """The names of a host list, or of the lists in a file: ``n[01-16]``, ``n01,n02``, ``@FILE``.
+
+    Raises GputopError (wrong usage) for a name that ssh could take for an option, or a shell for a command.
+    """
+    if text.startswith("@"):
+        try:
+            lines = read_regular(Path(text[1:]).expanduser(), _MAX_FILE_BYTES).decode().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise GputopError(f"cannot read the nodes in {printable(text[1:])}: "
+                              f"{getattr(error, 'strerror', None) or 'it is not UTF-8'}", _HOW, EXIT_USAGE) from None
+        text = ",".join(own for line in lines if (own := line.partition("#")[0].strip()))
+    names = expand_hostlist(text)
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise GputopError(f"{printable(name)[:100]!r} is no name of a node", _HOW, EXIT_USAGE)
+    if not names or len(names) > MAX_HOSTS:
+        raise GputopError("no node is named", _HOW, EXIT_USAGE)
+    return names
+
+
+class Ssh:
+    """Runs one command on nodes; from several threads.
+
+    ``shared``: connections are kept for the next question, unless the user's configuration shares them already.
+    """
+
+    def __init__(self, command: str, read: Callable[[bytes], NodeSample], *, shared: bool,
+                 options: Sequence[str] = ()) -> None:
+        """``command`` starts gputop there, as a shell reads it. ``read`` makes a sample of a snapshot; it raises
+        GputopError."""
+        self._command, self._read, self._options = command, read, list(options)
+        self._folder = tempfile.TemporaryDirectory(prefix="gputop-ssh-") if shared else None  # of this user alone
+        self._kept: dict[str, list[str]] = {}  # by node: the options that share its connection
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def ask(self, node: str) -> tuple[NodeSample, int]:
+        """A sample of the node, and the bytes that came. Raises :class:`NodeProblem`."""
+        remote = f"{self._command} {shlex.join(ASKED)}"
+        ended = self._run([*self._words(node), "--", node, remote])
+        if ended.status == 0 and ended.in_bounds:
+            try:
+                return self._read(document_in(ended.out)), len(ended.out)
+            except GputopError as error:
+                raise NodeProblem(f"it answers with what is no snapshot: {error.message}",
+                                  "See what a login prints there, and which gputop it has: ssh NODE gputop "
+                                  "--version") from None
+        raise self._problem(ended)
+
+    def _words(self, node: str) -> list[str]:
+        quiet = ["ssh", "-T", "-n", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "LogLevel=ERROR",
+                 "-o", "ClearAllForwardings=yes", "-o", "ForwardAgent=no", "-o", "ServerAliveInterval=5",
+                 *self._options]
+        if self._folder is None:
+            return quiet
+        if node not in self._kept:
+            own = f"{self._folder.name}/%C"
+            self._kept[node] = [] if self._is_shared(node) else [
+                "-o", "ControlMaster=auto", "-o", f"ControlPath={own}", "-o", f"ControlPersist={KEPT_S}"]
+        return [*quiet, *self._kept[node]]
+
+    def _is_shared(self, node: str) -> bool:
+        """Whether the user's configuration shares connections to the node."""
+        with contextlib.suppress(NodeProblem):
+            text = self._run(["ssh", *self._options, "-G", "--", node]).out.decode("utf-8", "replace")
+            return re.search(r"^controlpath (?!none$)", text, re.M) is not None
+        return False
+
+    def _run(self, words: Sequence[str]) -> Ended:
+        def started(process: subprocess.Popen[bytes]) -> None:
+            with self._lock:
+                self._running.add(process)
+                if self._closed:
+                    process.kill()
+            mine.append(process)
+
+        mine: list[subprocess.Popen[bytes]] = []
+        try:
+            return run_program(words, TIMEOUT_S, MAX_BYTES, started)
+        except OSError as error:
+            raise NodeProblem(f"ssh cannot be started: {error.strerror or error}",
+                              "Install OpenSSH's client here.") from None
+        finally:
+            with self._lock:
+                self._running.difference_update(mine)
+
+    def _problem(self, ended: Ended) -> NodeProblem:
+        said = f" ({ended.error})" if ended.error else ""
+        if not ended.in_bounds:
+            return NodeProblem(f"it prints more than {MAX_BYTES >> 20} MB", "See what a login prints there.")
+        if not ended.in_time:
+            return NodeProblem(f"it does not answer within {TIMEOUT_S:.0f} s",
+                               f"Try: ssh NODE {self._command} {shlex.join(ASKED)}")
+        if ended.status == 255:
+            for text, cause, fix in _CAUSES:
+                if text in ended.error:
+                    return NodeProblem(cause, fix)
+            return NodeProblem(f"ssh fails{said}", _BY_HAND)
+        if ended.status in (126, NO_SUCH_PROGRAM):
+            return NodeProblem(f"{printable(self._command)} is not there",
+                               "Install it on the nodes (pip install gputop-tf), or say where it is: "
+                               "--remote-command /PATH/gputop")
+        return NodeProblem(f"gputop there fails: {ended.error or f'status {ended.status}'}",
+                           f"Try: ssh NODE {self._command} doctor")
+
+    def close(self) -> None:
+        """End what runs, and the connections that were kept."""
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                process.kill()
+        if self._folder is not None:
+            for name in os.listdir(self._folder.name):  # noqa: PTH208
+                with contextlib.suppress(OSError):
+                    run_program(["ssh", "-O", "exit", "-o", f"ControlPath={self._folder.name}/{name}", "--", "kept"],
+                                2.0, 4096)
+            with contextlib.suppress(OSError):
+                self._folder.cleanup()
+            self._folder = None
+
+
+def document_in(out: bytes) -> bytes:
+    """The JSON object in what a node printed: a login may print more, before it and after."""
+    begin = 0 if out.startswith(b"{") else out.find(b"\n{") + 1
+    end = out.rfind(b"\n}") + 2
+    return out[begin:end] if end > begin else out
