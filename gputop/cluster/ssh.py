@@ -6,6 +6,7 @@ ssh never asks for a password here (BatchMode): a node that wants one is said to
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shlex
@@ -85,6 +86,7 @@ class Ssh:
         self._command, self._read, self._options = command, read, list(options)
         self._folder = tempfile.TemporaryDirectory(prefix="gputop-ssh-") if shared else None  # of this user alone
         self._kept: dict[str, list[str]] = {}  # by node: the options that share its connection
+        self._numbers = itertools.count()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -109,7 +111,8 @@ class Ssh:
         if self._folder is None:
             return quiet
         if node not in self._kept:
-            own = f"{self._folder.name}/%C"
+            # One for each name: ssh's own %C is the same for two nodes with one address behind different jumps.
+            own = f"{self._folder.name}/{next(self._numbers)}"
             self._kept[node] = [] if self._is_shared(node) else [
                 "-o", "ControlMaster=auto", "-o", f"ControlPath={own}", "-o", f"ControlPersist={KEPT_S}"]
         return [*quiet, *self._kept[node]]
@@ -177,5 +180,5 @@ class Ssh:
 def document_in(out: bytes) -> bytes:
     """The JSON object in what a node printed: a login may print more, before it and after."""
     begin = 0 if out.startswith(b"{") else out.find(b"\n{") + 1
-    end = out.rfind(b"\n}") + 2
-    return out[begin:end] if end > begin else out
+    end = out.rfind(b"\n}")
+    return out[begin:end + 2] if end >= begin else out

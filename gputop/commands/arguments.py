@@ -58,7 +58,7 @@ COMMANDS: Mapping[str, Command] = {
     "export": Command("the node's figures for Prometheus, until ctrl-c",
                       "Serve what the monitor measures as metrics, or write it as a file for node_exporter.",
                       "gputop export --listen 127.0.0.1:9810"),
-    "cluster": Command("the jobs of a cluster and the GPUs they hold, from a Prometheus",
+    "cluster": Command("the jobs of a cluster and the GPUs they hold, from a Prometheus or the nodes",
                        "Which job holds GPUs that it does not use, and which GPU holds up its job.",
                        "gputop cluster --prometheus http://prometheus:9090 --once"),
     "run": Command("start a job with a profiler server inside, no code change",

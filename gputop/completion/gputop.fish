@@ -50,8 +50,8 @@ function _shtab_gputop_using
   test "$_shtab_gputop_cmdpath" = "$argv"
 end
 
-set -g _shtab_gputop_commands snapshot capture analyze compare record replay export cluster run attach stacks xprof config doctor completion
-set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --flops-per-step --format --gpus --hours --idle-gaps --interval --job --listen --logdir --on-dip --output --params --port --profiler-port --prometheus --refresh --run --seconds --source --speed --start --textfile --theme --tokens-per-step -o
+set -g _shtab_gputop_commands snapshot capture analyze compare record replay export cluster run attach xprof config doctor completion
+set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --flops-per-step --format --gpus --hours --idle-gaps --interval --job --listen --logdir --nodes --on-dip --output --params --port --profiler-port --prometheus --refresh --remote-command --run --seconds --source --speed --start --textfile --theme --tokens-per-step -o
 
 complete -c gputop -e
 complete -c gputop -f
@@ -179,6 +179,8 @@ complete -c gputop -n '_shtab_gputop_using cluster' -l color -xka "auto truecolo
 complete -c gputop -n '_shtab_gputop_using cluster' -l ascii -l no-ascii -d 'no glyphs beyond ASCII (default: where the locale is not UTF-8)'
 complete -c gputop -n '_shtab_gputop_using cluster' -l low-bandwidth -l no-low-bandwidth -d 'draw every 5 s only (default: where the line to the terminal is slow)'
 complete -c gputop -n '_shtab_gputop_using cluster' -l prometheus -x -d 'where Prometheus (or VictoriaMetrics, Thanos, Mimir) answers: http://HOST:9090, https://…, or, as seen from a login node, ssh://LOGIN/http://HOST:9090. Default: the setting prometheus. Credentials come from the environment (GPUTOP_PROMETHEUS_TOKEN, _USER, _PASSWORD, _CA) or the settings'
+complete -c gputop -n '_shtab_gputop_using cluster' -l nodes -x -d 'without a Prometheus: ask gputop on these nodes, by ssh without a password: n[01-16], n01,n02, or @FILE. Their history is what is seen from now on'
+complete -c gputop -n '_shtab_gputop_using cluster' -l remote-command -x -d 'what starts gputop on them, as a shell there reads it (gputop)'
 complete -c gputop -n '_shtab_gputop_using cluster' -l job -x -d 'only this job: a number of Slurm, a pod; inside of a job the default is that job, and '"'"'all'"'"' shows the others'
 complete -c gputop -n '_shtab_gputop_using cluster' -l once -d 'one look as text, no screen'
 complete -c gputop -n '_shtab_gputop_using cluster' -l json -d 'one look as a JSON document'
@@ -211,12 +213,6 @@ complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' 
 complete -c gputop -n '_shtab_gputop_using attach' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using attach' -l yes -d 'do not ask first'
 complete -c gputop -n '_shtab_gputop_using attach' -l port -x -d 'for the server (default: any free one)'
-complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a stacks -d 'Ask NCCL which rank did not come, and read the stacks of this node'"'"'s ranks by py-spy, which pip install '"'"'gputop-tf[stacks]'"'"' brings.'
-complete -c gputop -n '_shtab_gputop_using stacks' -s h -l help -d 'show this help message and exit'
-complete -c gputop -n '_shtab_gputop_using stacks' -l native -d 'native frames, too. Each process is held meanwhile: 18 s were seen with TensorFlow, and workers that miss each other for so long may end the job'
-complete -c gputop -n '_shtab_gputop_using stacks' -l threads -d 'the stacks of all threads, not of the main ones alone'
-complete -c gputop -n '_shtab_gputop_using stacks' -l yes -d 'do not ask before a process is held, or one of another user is read'
-complete -c gputop -n '_shtab_gputop_using stacks' -l json -d 'one JSON document on stdout'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a xprof -d 'Start XProf, which pip install '"'"'gputop-tf[xprof]'"'"' brings, on the captured traces.'
 complete -c gputop -n '_shtab_gputop_using xprof' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using xprof' -l port -x -d 'on the loopback interface (8791)'

@@ -16,6 +16,9 @@ from gputop.core.findings import Abstained, Finding, ranked
 
 _NOT_ITS_OWN = ("the GPUs of the job: others hold GPUs of its nodes, and only a label of the figures tells which "
                 "(dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes)")
+# What a user runs by one program may be several jobs: their GPUs need not do the same.
+_NOT_ONE_JOB = "GPUs that are surely of one job: Slurm tells of none here, and user and program may be those of several"
+_COMPARE_PEERS = ("slow_node", "straggler_gpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,9 @@ def _of_job(job: Job, fleet: Fleet) -> Iterator[FleetFinding | Abstained]:
     seen: set[str] = set()
     for rule in FLEET_RULES:
         if "held_idle" in rule.yields_to and "held_idle" in seen:
+            continue
+        if job.mapped == "process" and rule.id in _COMPARE_PEERS:
+            yield Abstained(rule.id, _NOT_ONE_JOB)
             continue
         verdict = rule.function("judge")(view)
         if isinstance(verdict, Missing):

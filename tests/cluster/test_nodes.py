@@ -1,0 +1,146 @@
+"""A fleet from the nodes' own snapshots: jobs, means over time, what is compared and what is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gputop.advice.fleet.advise import fleet_advice
+from gputop.cluster.collect import View
+from gputop.cluster.nodes import NodesCollector
+from gputop.cluster.ssh import NodeProblem
+from gputop.core.errors import GputopError
+from gputop.core.samples import GpuSample, NodeSample, Reading
+from tests.cluster.fleets import LIMITS, NOW
+from tests.fakes import node_sample
+
+VIEW = View(span_s=3600.0, step_s=60.0)
+Work = Callable[[str, int, float], float]
+
+
+class Cluster:
+    """Nodes that answer at once: ``work`` of a node's GPU at a time is its SM activity."""
+
+    def __init__(self, work: Work, **changes: Any) -> None:
+        self.now_s = NOW
+        self.work = work
+        self.problems: dict[str, NodeProblem] = {}
+        self.changes = changes
+        self.closed = False
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def ask(self, node: str) -> tuple[NodeSample, int]:
+        if node in self.problems:
+            raise self.problems[node]
+
+        def change(gpu: GpuSample, tick: int) -> GpuSample:
+            index = gpu.info.index
+            return replace(gpu, info=replace(gpu.info, uuid=f"{node}-{index}"), readings={
+                **gpu.readings, "sm_active": Reading(self.work(node, index, self.now_s), "ratio", "GPM")})
+
+        sample = node_sample(0, change=change)
+        process = replace(sample.processes[0], **self.changes)
+        return replace(sample, host=replace(sample.host, hostname=f"{node}.cluster"), processes=(process,)), 1000
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def collector(cluster: Cluster, names: list[str], squeue: Callable[[], bytes] | None = None) -> NodesCollector:
+    return NodesCollector(names, cluster, LIMITS, squeue, 15.0, cluster, patience_s=30.0)  # type: ignore[arg-type]
+
+
+def watch(cluster: Cluster, asked: NodesCollector, seconds: float, view: View = VIEW) -> Any:
+    fleet = asked.refresh(view)
+    for _ in range(int(seconds // 15)):
+        cluster.now_s += 15.0
+        fleet = asked.refresh(view)
+    return fleet
+
+
+def slow_gpu(node: str, gpu: int, at_s: float) -> float:
+    return 0.4 if (node, gpu) == ("n2", 3) else 0.9
+
+
+def test_a_job_of_slurm_by_its_control_groups_and_its_straggler() -> None:
+    cluster = Cluster(slow_gpu, container="slurm 4711")
+    asked = collector(cluster, ["n1", "n2", "n3"])
+    fleet = watch(cluster, asked, 30)
+    job, = fleet.jobs
+    assert (job.id, job.label, job.mapped, job.gpus, job.nodes) == ("4711", "slurm_job_id", "label", 24, 3)
+    assert fleet.gpus == 24 and fleet.free is None and fleet.kinds == ("sm_active",) and fleet.bytes == 3000
+    assert not fleet_advice(fleet)[0]  # three seconds are too few to compare
+    fleet = watch(cluster, asked, 90, replace(VIEW, open_jobs=("4711",), open_nodes=(("4711", "n2"),)))
+    found, = fleet_advice(fleet)[0]
+    assert found.id == "straggler_gpu" and found.places == ("n2:3",)
+    n2 = next(node for node in fleet.jobs[0].each if node.name == "n2")
+    assert [gpu.gpu for gpu in n2.each] == [str(i) for i in range(8)] and n2.each[3].activity == pytest.approx(0.4)
+    assert fleet.jobs[0].history.values[-1] == pytest.approx((23 * 0.9 + 0.4) / 24)
+
+
+def test_a_job_that_has_stopped_is_held_idle_after_a_quarter_of_an_hour_of_it() -> None:
+    cluster = Cluster(lambda node, gpu, at_s: 0.9 if at_s < NOW + 120 else 0.0, container="slurm 7")
+    asked = collector(cluster, ["n1"])
+    assert not fleet_advice(watch(cluster, asked, 960))[0]
+    found, = fleet_advice(watch(cluster, asked, 120))[0]
+    assert found.id == "held_idle" and found.evidence["lasts_s"] == pytest.approx(960, abs=60)
+
+
+def test_a_time_that_nobody_saw_is_not_called_idle() -> None:
+    cluster = Cluster(lambda node, gpu, at_s: 0.0, container="slurm 7")
+    asked = collector(cluster, ["n1"])
+    watch(cluster, asked, 60)
+    cluster.now_s += 3000.0  # the laptop slept
+    assert watch(cluster, asked, 60).jobs[0].idle_gpus == 0
+
+
+def test_without_slurm_user_and_program_name_a_row_and_its_gpus_are_not_compared() -> None:
+    cluster = Cluster(slow_gpu, command="/opt/python /home/ana/train.py --lr 0.1", user="ana")
+    fleet = watch(cluster, collector(cluster, ["n1", "n2", "n3"]), 150)
+    job, = fleet.jobs
+    assert (job.id, job.mapped, job.user, job.gpus) == ("ana/train.py", "process", "ana", 24)
+    found, abstained = fleet_advice(fleet)
+    assert not found and {own.id for own in abstained} >= {"straggler_gpu", "slow_node"}
+
+
+def test_slurm_says_which_nodes_a_job_holds_where_no_process_does() -> None:
+    cluster = Cluster(lambda node, gpu, at_s: 0.0, gpus={})
+    jobs = [{"job_id": number, "job_state": "RUNNING", "nodes": nodes, "gres_detail": gpus, "start_time": 100}
+            for number, nodes, gpus in ((8, "gpu[1-2]", ["gpu:8(IDX:0-7)"] * 2), (9, "gpu3", ["gpu:2(IDX:0-1)"]))]
+    squeue = json.dumps({"jobs": jobs}).encode()
+    job, shared = watch(cluster, collector(cluster, ["gpu1", "ana@gpu2", "gpu3", "gpu4"], lambda: squeue), 0).jobs
+    assert (job.id, job.mapped, job.gpus, job.nodes) == ("8", "node", 16, 2)
+    assert (shared.id, shared.mapped, shared.gpus, shared.idle_gpus) == ("9", "shared node", 2, None)
+
+
+def test_nodes_that_fail_are_told_together_and_the_rest_goes_on() -> None:
+    cluster = Cluster(slow_gpu, container="slurm 7")
+    names = [f"n{i}" for i in range(12)]
+    cluster.problems = {name: NodeProblem("it does not answer", "ssh NODE true") for name in names[2:]}
+    asked = collector(cluster, names)
+    fleet = watch(cluster, asked, 0)
+    problem, = fleet.problems
+    assert problem.message == "n2, n3, n4, n5, n6, n7, n8, n9 and 2 more: it does not answer"
+    assert problem.fix == "ssh n2 true" and fleet.jobs[0].gpus == 16 and fleet.source == "2 of 12 nodes by ssh"
+    cluster.problems = {}
+    cluster.now_s += 15
+    assert not asked.refresh(VIEW).problems and asked.settled
+    asked.close()
+    assert cluster.closed
+    cluster.problems = {"n1": NodeProblem("it does not answer", "ssh NODE true")}
+    with pytest.raises(GputopError, match=r"no node answers\. n1: it does not answer"):
+        collector(cluster, ["n1"]).refresh(VIEW)
+
+
+def test_a_node_that_is_named_twice_counts_once() -> None:
+    cluster = Cluster(slow_gpu, container="slurm 7")
+    ask = cluster.ask
+    cluster.ask = lambda node: ask("n1")  # type: ignore[method-assign]
+    fleet = watch(cluster, collector(cluster, ["n1", "n1.cluster"]), 0)
+    assert fleet.gpus == 8 and fleet.jobs[0].nodes == 1

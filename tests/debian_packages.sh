@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Unpacks what some tests need from Debian into a folder, and prints the folder to put into PATH:
+#     PATH=$PATH:$(tests/debian_packages.sh DIR)
+# A real Prometheus, a Slurm of two nodes, sshd, chrony. Nothing is installed and no service is started; what is there already is
+# left alone. Where the packages cannot be had it says so on stderr, prints DIR/bin all the same and succeeds: the tests
+# that need them skip. As root, with CI set, it makes the system user that sshd asks for.
+set -u
+dir=$(mkdir -p "$1" && cd "$1" && pwd) || exit 1
+bin=$dir/bin
+mkdir -p "$bin" "$dir/archives/partial"
+declare -A package=([prometheus]=prometheus [promtool]=prometheus [victoria-metrics]=victoria-metrics [sshd]=openssh-server [ssh]=openssh-client
+  [slurmctld]=slurmctld [slurmd]=slurmd [squeue]=slurm-client [sinfo]=slurm-client [sbatch]=slurm-client
+  [scancel]=slurm-client [chronyd]=chrony [chronyc]=chrony)
+export PATH=$PATH:/usr/sbin:/sbin
+wanted=()
+for program in "${!package[@]}"; do
+  command -v "$program" > /dev/null || [ -x "$bin/$program" ] || wanted+=("${package[$program]}")
+done
+
+fetch() {  # with all that they depend on and that is not installed
+  timeout "$1" apt-get -qq -y -o Dir::Cache::archives="$dir/archives" -o Debug::NoLocking=1 --no-install-recommends \
+    --download-only install "${wanted[@]}"
+}
+
+wrap() {  # a script that starts a program with the libraries beside it
+  local place=$dir/$1 more=${2-} name=$bin/${1##*/}
+  [ -x "$place" ] || return 0
+  printf '#!/bin/sh\nexport LD_LIBRARY_PATH=%s\nexec %s %s "$@"\n' "$libraries" "$place" "$more" > "$name"
+  chmod +x "$name"
+}
+
+if [ ${#wanted[@]} -gt 0 ] && command -v apt-get > /dev/null && command -v dpkg > /dev/null; then
+  mapfile -t wanted < <(printf '%s\n' "${wanted[@]}" | sort -u)
+  { fetch 30 || { timeout 20 apt-get -qq update && fetch 30; }; } > /dev/null 2>&1 ||
+    echo "no ${wanted[*]} here: their tests skip" >&2
+  for deb in "$dir"/archives/*.deb; do
+    [ -e "$deb" ] && dpkg -x "$deb" "$dir"
+  done
+  rm -rf "$dir/archives"
+  for daemon in "$dir"/usr/sbin/*-wlm; do  # as an installation would: Slurm's daemons go by the name they are called by
+    [ -e "$daemon" ] && ln -sf "${daemon##*/}" "${daemon%-wlm}"
+  done
+  lib=$dir/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH 2> /dev/null || echo "$(uname -m)-linux-gnu")
+  libraries=$lib:$lib/slurm-wlm:$dir/lib/${lib##*/}
+  for program in usr/bin/{prometheus,promtool,victoria-metrics,ssh,squeue,sinfo,sbatch,scancel,chronyc} usr/sbin/{sshd,slurmctld,chronyd}; do
+    wrap "$program"
+  done
+  wrap usr/sbin/slurmd "-d $dir/usr/sbin/slurmstepd"
+  [ -d "$lib/slurm-wlm" ] && ln -sfn "$lib/slurm-wlm" "$dir/slurm-plugins"
+fi
+if [ -n "${CI-}" ] && [ "$(id -u)" = 0 ] && ! id sshd > /dev/null 2>&1; then
+  useradd --system --no-create-home --home-dir /run/sshd --shell /usr/sbin/nologin sshd > /dev/null 2>&1
+fi
+echo "$bin"
