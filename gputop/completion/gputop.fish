@@ -50,7 +50,7 @@ function _shtab_gputop_using
   test "$_shtab_gputop_cmdpath" = "$argv"
 end
 
-set -g _shtab_gputop_commands snapshot capture analyze compare record replay export cluster run attach xprof config doctor completion
+set -g _shtab_gputop_commands snapshot capture analyze compare record replay export cluster run attach stacks xprof config doctor completion
 set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --flops-per-step --format --gpus --hours --idle-gaps --interval --job --listen --logdir --nodes --on-dip --output --params --port --profiler-port --prometheus --refresh --remote-command --run --seconds --source --speed --start --textfile --theme --tokens-per-step -o
 
 complete -c gputop -e
@@ -213,6 +213,12 @@ complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' 
 complete -c gputop -n '_shtab_gputop_using attach' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using attach' -l yes -d 'do not ask first'
 complete -c gputop -n '_shtab_gputop_using attach' -l port -x -d 'for the server (default: any free one)'
+complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a stacks -d 'Ask NCCL which rank did not come, and read the stacks of this node'"'"'s ranks by py-spy, which pip install '"'"'gputop-tf[stacks]'"'"' brings.'
+complete -c gputop -n '_shtab_gputop_using stacks' -s h -l help -d 'show this help message and exit'
+complete -c gputop -n '_shtab_gputop_using stacks' -l native -d 'native frames, too. Each process is held meanwhile: 18 s were seen with TensorFlow, and workers that miss each other for so long may end the job'
+complete -c gputop -n '_shtab_gputop_using stacks' -l threads -d 'the stacks of all threads, not of the main ones alone'
+complete -c gputop -n '_shtab_gputop_using stacks' -l yes -d 'do not ask before a process is held, or one of another user is read'
+complete -c gputop -n '_shtab_gputop_using stacks' -l json -d 'one JSON document on stdout'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a xprof -d 'Start XProf, which pip install '"'"'gputop-tf[xprof]'"'"' brings, on the captured traces.'
 complete -c gputop -n '_shtab_gputop_using xprof' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using xprof' -l port -x -d 'on the loopback interface (8791)'

@@ -1,0 +1,244 @@
+"""What this node is to a cluster: its clock, its RDMA adapters, NCCL's RAS, and the exporter of its figures."""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import os
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gputop.cluster.programs import run_program
+from gputop.cluster.schemas import SCHEMAS
+from gputop.core.samples import PORT_ACTIVE, AdapterSample
+from gputop.doctor.check import Check
+from gputop.doctor.driver_facts import DriverFacts
+from gputop.sources.host.rdma import RdmaPorts
+from gputop.sources.nvml.devices import numa_node
+from gputop.text.units import printable, ranges, rate, seconds
+
+_CHRONYC = ("chronyc", "-c", "tracking")
+_ANSWER_BYTES = 4096
+_TIMEOUT_S = 2.0
+_LATE_S = 0.01  # gputop: chosen so that the ranks of a step of some 100 ms keep their order in time
+_STA_UNSYNC = 0x40  # adjtimex(2)
+_TIMEX = struct.Struct("=I4xqqqqi")  # modes, offset, freq, maxerror (µs), esterror, status: 64-bit Linux
+_PTP = ("ptp4l", "phc2sys", "timemaster")
+_SYNCHRONIZE = "sudo apt-get install chrony && sudo systemctl enable --now chrony   # dnf and chronyd on RHEL"
+_RAS = "localhost:28028"  # NCCL's default of NCCL_RAS_ADDR
+# Where exporters listen unless told otherwise; the ids are those of the schemas.
+_PORTS = {9400: "dcgm", 9810: "gputop", 5050: "nvitop", 9090: "all-smi"}
+_PAGE_BYTES = 4 << 20
+_STALE_S = 60.0
+_BLANK = 1e14  # what DCGM prints in place of a missing value is above
+
+
+# -- clock ----------------------------------------------------------------------------------------
+
+
+def clock(root: Path, ask: Callable[[], str | None] | None = None,
+          kernel: Callable[[], tuple[int, int] | None] | None = None) -> Check:
+    """How far this node's clock may be off. ``ask`` prints what chrony says; ``kernel`` tells maxerror (µs) and
+    status of adjtimex."""
+    id_, title = "clock", "Clock"
+    running = _daemons(root)
+    ptp = [name for name in _PTP if name in running]
+    text = (ask or _chronyc)()
+    fields = text.strip().split(",") if text else []
+    if len(fields) == 14:
+        try:
+            # chrony.txt, tracking: the error is at most |system time| + root dispersion + half the root delay.
+            error_s = abs(float(fields[4])) + float(fields[11]) + float(fields[10]) / 2
+        except ValueError:
+            return Check(id_, "unknown", title, f"chrony answers in a form that is not known: {printable(text or '')}")
+        source = printable(fields[1]) or "its own reference"
+        if fields[13] != "Normal" or fields[2] == "0":
+            return Check(id_, "warn", title, f"chrony runs and has no source yet ({printable(fields[13])}): times of "
+                                             "several nodes cannot be compared", "chronyc sources -v")
+        return _judged(id_, title, error_s, f"chrony follows {source}, stratum {printable(fields[2])}")
+    if ptp:
+        return Check(id_, "ok", title, f"PTP ({', '.join(ptp)} run); the error it expects: "
+                                       "sudo pmc -u -b 0 'GET CURRENT_DATA_SET'")
+    told = (kernel or _adjtimex)()
+    if told is None:
+        return Check(id_, "unknown", title, "neither chrony nor the kernel tells how good it is")
+    max_error_us, status = told
+    if status & _STA_UNSYNC:
+        return Check(id_, "warn", title, "not synchronized: times of several nodes, as in a capture of many workers, "
+                                         "cannot be compared without collectives", _SYNCHRONIZE)
+    return _judged(id_, title, max_error_us / 1e6, "synchronized, by the kernel's own account")
+
+
+def _judged(id_: str, title: str, error_s: float, what: str) -> Check:
+    detail = (f"{what}: at most {seconds(error_s)} off, so two nodes like this differ by up to {seconds(2 * error_s)}")
+    if error_s <= _LATE_S:
+        return Check(id_, "ok", title, detail)
+    return Check(id_, "warn", title, f"{detail}: the order of short events on several nodes is not sure",
+                 "chronyc sources -v   # nearer servers, or PTP")
+
+
+def _chronyc() -> str | None:
+    try:
+        ended = run_program(_CHRONYC, _TIMEOUT_S, _ANSWER_BYTES)
+    except OSError:
+        return None
+    return ended.out.decode("utf-8", "replace") if ended.status == 0 and ended.in_bounds else None
+
+
+def _adjtimex() -> tuple[int, int] | None:
+    try:
+        call = ctypes.CDLL(None, use_errno=True).adjtimex
+    except (OSError, AttributeError):
+        return None
+    buffer = ctypes.create_string_buffer(512)  # struct timex has 208 bytes; modes of 0: it is only read
+    if struct.calcsize("P") != 8 or call(buffer) < 0:
+        return None
+    _, _, _, max_error_us, _, status = _TIMEX.unpack_from(buffer.raw)
+    return max_error_us, status
+
+
+def _daemons(root: Path) -> set[str]:
+    """The names of all processes, as far as /proc shows them."""
+    found: set[str] = set()
+    try:
+        pids = [name for name in os.listdir(root / "proc") if name.isdecimal()]  # noqa: PTH208
+    except OSError:
+        return found
+    for pid in pids:
+        try:
+            found.add((root / "proc" / pid / "comm").read_text(errors="replace").strip())
+        except OSError:
+            continue
+    return found
+
+
+# -- adapters -------------------------------------------------------------------------------------
+
+
+def adapters(facts: DriverFacts, root: Path) -> Check:
+    """The RDMA adapters, and the GPUs that have none beside them."""
+    id_, title = "adapters", "RDMA adapters"
+    ports = RdmaPorts(time.monotonic, root).read()
+    if not ports:
+        return Check(id_, "ok", title, "none: between nodes NCCL uses the network cards")
+    working = [port for port in ports if port.state == PORT_ACTIVE]
+    detail = "; ".join(map(_port_text, ports))
+    if not working:
+        return Check(id_, "fail", title, f"no link works: {detail}",
+                     "ibstat   # the state of each port: cables, the switch, and for InfiniBand the subnet manager")
+    problems, fixes = [], []
+    links = {port.name: link for port in working if (link := port["rdma_max_bytes_per_s"].value)}
+    slow = [name for name, link in links.items() if link < max(links.values())
+            and any(port.link_layer == other.link_layer and links.get(other.name, 0.0) > link
+                    for port in working if port.name == name for other in working)]
+    if slow:
+        problems.append(f"{', '.join(slow)} {'is' if len(slow) == 1 else 'are'} slower than the others: the slowest "
+                        "holds up a collective")
+        fixes.append(f"ibstat {slow[0].partition(':')[0]}   # its rate: cable, port of the switch")
+    nodes = {gpu.index: node for gpu in facts.gpus if (node := numa_node(_bus_id(root, gpu.index), root)) is not None}
+    near = {port.numa_node for port in working}
+    far = sorted(index for index, node in nodes.items() if node not in near)
+    if far and None not in near:
+        down = [port.name for port in ports if port.state != PORT_ACTIVE and port.numa_node in
+                {nodes[index] for index in far}]
+        problems.append(f"GPU {ranges(far, ', ')} {'has' if len(far) == 1 else 'have'} no adapter with a link on "
+                        f"{'its' if len(far) == 1 else 'their'} NUMA node"
+                        + (f" ({', '.join(down)} there {'is' if len(down) == 1 else 'are'} down)" if down else ""))
+        fixes.append(f"ibstat {down[0].partition(':')[0]}" if down else
+                     "nvidia-smi topo -m   # NCCL reaches them over the link between the sockets")
+    return Check(id_, "warn" if problems else "ok", title, "; ".join((*problems, detail)), "\n".join(fixes) or None)
+
+
+def _port_text(port: AdapterSample) -> str:
+    link, node = port["rdma_max_bytes_per_s"].value, port.numa_node
+    return (f"{printable(port.name)} {printable(port.link_layer)} {printable(port.state) or 'of an unknown state'}"
+            + (f" {rate(link)}" if link else "") + ("" if node is None else f", NUMA node {node}"))
+
+
+def _bus_id(root: Path, index: int) -> str:
+    """The PCI address of a GPU by its place among the driver's folders, which are in NVML's order."""
+    try:
+        found = sorted(os.listdir(root / "proc/driver/nvidia/gpus"))  # noqa: PTH208
+    except OSError:
+        return ""
+    return found[index] if index < len(found) else ""
+
+
+# -- RAS ------------------------------------------------------------------------------------------
+
+
+def ras(facts: DriverFacts, env: Mapping[str, str]) -> Check:
+    """Whether NCCL's RAS can be reached; nothing is asked of it."""
+    id_, title = "nccl_ras", "NCCL RAS"
+    host, _, port = env.get("NCCL_RAS_ADDR", _RAS).rpartition(":")
+    if not port.isdecimal():
+        return Check(id_, "warn", title, f"NCCL_RAS_ADDR is no HOST:PORT: {printable(env['NCCL_RAS_ADDR'])}",
+                     "unset NCCL_RAS_ADDR")
+    where = f"{printable(host)}:{port}"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        if not facts.pids:
+            return Check(id_, "ok", title, "no process holds a GPU, and nothing answers; a job with NCCL 2.24 or newer "
+                                           "serves it while it runs")
+        why = getattr(error, "strerror", None) or str(error)
+        return Check(id_, "warn", title, f"nothing answers at {where} ({why}): of a collective that hangs it cannot be "
+                                         "told which rank did not come. NCCL serves it from 2.24 on, in jobs with "
+                                         "several ranks",
+                     "unset NCCL_RAS_ENABLE   # in the job, where it is 0; NCCL_RAS_ADDR must be that of the job")
+    return Check(id_, "ok", title, f"a job answers at {where}: a rank that does not come can be named")
+
+
+# -- exporter -------------------------------------------------------------------------------------
+
+
+def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = time.time) -> Check:
+    """Whether an exporter of GPU figures answers on this node, and whether its figures are of now."""
+    id_, title = "exporter", "Exporter"
+    told, problems, fixes = [], [], []
+    for port, schema_id in ports.items():
+        page = _page(port)
+        schema = next(own for own in SCHEMAS if own.id == schema_id)
+        if page is None:
+            continue
+        names = {name.name for own in schema.figures.values() for name in own}
+        values = [float(match[2]) for match in re.finditer(r"^(\w+)(?:\{[^\n]*\})? (\S+)", page, re.M)
+                  if match[1] in names and re.fullmatch(r"[-+\d.eE]+", match[2])]
+        known = [value for value in values if value < _BLANK]
+        where = f"{schema.title} at port {port}"
+        if not values and schema_id == "all-smi":
+            continue  # that port is Prometheus's own, too
+        told.append(f"{where} answers with {len(known)} figures")
+        stamp = re.search(r"^gputop_sample_timestamp_seconds(?:\{[^\n]*\})? (\S+)", page, re.M)
+        age_s = clock() - float(stamp[1]) if stamp and re.fullmatch(r"[-+\d.eE]+", stamp[1]) else 0.0
+        if age_s > _STALE_S:
+            problems.append(f"the figures of {where} are {seconds(age_s)} old")
+            fixes.append("nvidia-smi   # does the driver hang?")
+        elif not known:
+            problems.append(f"{where} answers without figures of GPUs")
+            fixes.append("sudo systemctl restart nvidia-dcgm nvidia-dcgm-exporter   # or see its log"
+                         if schema_id == "dcgm" else f"curl -s http://127.0.0.1:{port}/metrics | head   # and its log")
+        elif schema_id == "dcgm" and not re.search(r"^DCGM_FI_PROF_SM_(ACTIVE|UTIL_RATIO)\b", page, re.M):
+            problems.append(f"{where} has no SM activity")
+            fixes.append("add DCGM_FI_PROF_SM_ACTIVE to its counters file (dcgm-exporter -f)")
+    if not told:
+        return Check(id_, "ok", title, f"none answers at ports {', '.join(map(str, ports))} of this node: needed only "
+                                       "for Prometheus; gputop export is one")
+    return Check(id_, "warn" if problems else "ok", title, "; ".join(problems or told), "\n".join(fixes) or None)
+
+
+def _page(port: int) -> str | None:
+    """What stands at /metrics of a port of this node; None where nothing answers as HTTP with 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
+        answer = connection.getresponse()
+        return answer.read(_PAGE_BYTES).decode("utf-8", "replace") if answer.status == 200 else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
