@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import http.server
 import math
+import re
 import signal
 import socket
 import subprocess
@@ -175,8 +176,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(nodes: int, interval_s: int = 5, *, history: bool = True) -> Iterator[str]:
-    """Exporters and a Prometheus that has scraped each of them; gives its address."""
+def running(nodes: int, interval_s: int = 5, *, history: bool = True, engine: str = "prometheus") -> Iterator[str]:
+    """Exporters and a Prometheus, or ``engine="victoria-metrics"``, that has scraped each of them; gives its
+    address."""
     cluster = Cluster(nodes, time.time())
     handler = type("Exporters", (_Exporters,), {"cluster": cluster})
     with (tempfile.TemporaryDirectory(prefix="gputop-lab-") as place,
@@ -186,7 +188,7 @@ def running(nodes: int, interval_s: int = 5, *, history: bool = True) -> Iterato
         targets = ", ".join(f'"n{n + 1:03d}"' for n in range(nodes))
         (folder / "prom.yml").write_text(_CONFIG.format(interval=interval_s, targets=targets,
                                                         port=server.server_address[1]))
-        if history:
+        if history and engine == "prometheus":
             with (folder / "past.om").open("w") as file:
                 file.writelines(cluster.history())
             subprocess.run(["promtool", "tsdb", "create-blocks-from", "openmetrics", "--max-block-duration=24h",
@@ -194,15 +196,30 @@ def running(nodes: int, interval_s: int = 5, *, history: bool = True) -> Iterato
             (folder / "past.om").unlink()
         port = free_port()
         address = f"http://127.0.0.1:{port}"
-        with subprocess.Popen(["prometheus", f"--config.file={folder}/prom.yml", f"--storage.tsdb.path={folder}/data",
-                               f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
-                               "--storage.tsdb.retention.time=1d"]) as prometheus:
+        words = {"prometheus": [f"--config.file={folder}/prom.yml", f"--storage.tsdb.path={folder}/data",
+                                f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
+                                "--storage.tsdb.retention.time=1d"],
+                 # Its instant answers are of half a minute ago otherwise.
+                 "victoria-metrics": [f"-promscrape.config={folder}/prom.yml", f"-storageDataPath={folder}/data",
+                                      f"-httpListenAddr=127.0.0.1:{port}", "-loggerLevel=ERROR",
+                                      "-retentionPeriod=1d", "-search.latencyOffset=1s"]}[engine]
+        with subprocess.Popen([engine, *words]) as prometheus:
             try:
                 _wait_for_scrapes(address, nodes)
+                if history and engine == "victoria-metrics":
+                    _import(address, cluster)
                 yield address
             finally:
                 prometheus.terminate()
                 server.shutdown()
+
+
+def _import(address: str, cluster: Cluster) -> None:
+    """The hours before, for VictoriaMetrics: it takes lines at any time, with milliseconds."""
+    lines = [re.sub(r" (\d+)\.(\d{3})$", r" \1\2", line.rstrip()) for line in cluster.history() if line[0] != "#"]
+    for path, body in (("/api/v1/import/prometheus", "\n".join(lines).encode()), ("/internal/force_flush", b""),
+                       ("/internal/resetRollupResultCache", b"")):
+        urllib.request.urlopen(urllib.request.Request(address + path, body or None)).close()
 
 
 def _wait_for_scrapes(address: str, nodes: int) -> None:
@@ -222,10 +239,11 @@ def _wait_for_scrapes(address: str, nodes: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=200)
+    parser.add_argument("--engine", choices=("prometheus", "victoria-metrics"), default="prometheus")
     parser.add_argument("--show", action="store_true", help="open gputop cluster on it")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that Prometheus ends, too
-    with running(args.nodes) as address:
+    with running(args.nodes, engine=args.engine) as address:
         if args.show:
             subprocess.run([sys.executable, "-m", "gputop", "cluster", "--prometheus", address])
             return

@@ -18,7 +18,7 @@ from gputop.commands.cluster import wanted_job
 @pytest.fixture(scope="module")
 def prometheus() -> Iterator[str]:
     if shutil.which("prometheus") is None or shutil.which("promtool") is None:
-        pytest.skip("prometheus is not installed (Debian: prometheus)")
+        pytest.skip("no prometheus here (tests/debian_packages.sh unpacks it)")
     with cluster_lab.running(25, 1) as address:
         yield address
 
@@ -27,6 +27,13 @@ def prometheus() -> Iterator[str]:
 def without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "COMMAND", ["no-such-squeue"])
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+
+def test_victoria_metrics_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    if shutil.which("victoria-metrics") is None:
+        pytest.skip("no victoria-metrics here (tests/debian_packages.sh unpacks it)")
+    with cluster_lab.running(25, 1, engine="victoria-metrics") as address:
+        test_what_is_planted_is_found_and_nothing_else(address, capsys)
 
 
 def test_what_is_planted_is_found_and_nothing_else(prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
