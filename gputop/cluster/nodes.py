@@ -19,7 +19,7 @@ from gputop.cluster.model import Fleet, Gpu, Group, History, Job, Mapped, Node, 
 from gputop.cluster.ssh import NodeProblem, Ssh
 from gputop.core.errors import EXIT_FAILED, GputopError
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
-from gputop.text.units import printable
+from gputop.text.units import printable, seconds
 
 AT_ONCE = 16  # connections that ask at the same time
 PATIENCE_S = 3.0  # of a refresh: what has not come by then comes with one of the next
@@ -70,6 +70,7 @@ class NodesCollector:
         self._wanted: SimpleQueue[str | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[str, NodeSample | NodeProblem, int]] = SimpleQueue()
         self._workers = 0
+        self._began_s = clock()
         self._slurm: tuple[slurm.SlurmJob, ...] = ()
         self._slurm_s = -1e9
         self._slurm_problem: Problem | None = None
@@ -106,8 +107,13 @@ class NodesCollector:
             time_s=now_s, source=f"{len(known)} of {len(self._nodes)} nodes by ssh", jobs=jobs, free=free, gpus=gpus,
             kinds=tuple(sorted({past.kind for past in self._gpus.values() if past.kind})),
             simulated=any(own.sample.simulated for own in known if own.sample is not None), problems=tuple(problems),
-            figures_s=max((own.got_s for own in known), default=None), queries=len(due), bytes=came,
+            figures_s=self._figures_s(now_s), queries=len(due), bytes=came,
             seconds=now_s - began_s)
+
+    def _figures_s(self, now_s: float) -> float | None:
+        """Now, as long as any node answers in its turn."""
+        newest_s = max((own.got_s for own in self._nodes.values() if own.sample is not None), default=None)
+        return now_s if newest_s is not None and now_s - newest_s <= 2 * self._period_s else newest_s
 
     def _work(self) -> None:
         while (name := self._wanted.get()) is not None:
@@ -129,6 +135,8 @@ class NodesCollector:
             own.running = False
             if isinstance(answer, NodeProblem):
                 own.problem = answer
+                if self._clock() - own.got_s > max(_GAP_S, 3 * self._period_s):
+                    own.sample = None  # too old to be taken for now
             else:
                 own.sample, own.got_s, own.problem = answer, self._clock(), None
                 self._remember(answer, own.got_s, view)
@@ -181,7 +189,13 @@ class NodesCollector:
         for (message, fix), names in causes.items():
             shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
             out.append(Problem(f"{shown}: {message}", fix.replace("NODE", names[0])))
-        return [*out, *([self._slurm_problem] if self._slurm_problem is not None else [])]
+        if self._slurm_problem is not None:
+            out.append(self._slurm_problem)
+        watched_s = self._clock() - self._began_s
+        if watched_s < self._limits.idle_s:
+            out.append(Problem(f"watched for {seconds(watched_s)} so far: whether GPUs are held idle is known after "
+                               f"{seconds(self._limits.idle_s)}"))
+        return out
 
     # -- the fleet ----------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ class Ssh:
         raise self._problem(ended)
 
     def _words(self, node: str) -> list[str]:
-        quiet = ["ssh", "-T", "-n", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "LogLevel=ERROR",
+        quiet = ["ssh", "-T", "-n", "-C", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "LogLevel=ERROR",
                  "-o", "ClearAllForwardings=yes", "-o", "ForwardAgent=no", "-o", "ServerAliveInterval=5",
                  *self._options]
         if self._folder is None:

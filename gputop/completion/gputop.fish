@@ -186,7 +186,7 @@ complete -c gputop -n '_shtab_gputop_using cluster' -l once -d 'one look as text
 complete -c gputop -n '_shtab_gputop_using cluster' -l json -d 'one look as a JSON document'
 complete -c gputop -n '_shtab_gputop_using cluster' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'one look into a file: .json, .html, else text'
 complete -c gputop -n '_shtab_gputop_using cluster' -l hours -x -d 'of history (3)'
-complete -c gputop -n '_shtab_gputop_using cluster' -l refresh -x -d 'seconds between two looks (15)'
+complete -c gputop -n '_shtab_gputop_using cluster' -l refresh -x -d 'seconds between two looks (15; with --nodes 30)'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a run -d 'Start a job so that it can be captured from, and watch it.'
 complete -c gputop -n '_shtab_gputop_using run' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using run' -l attach -x -d 'a profiler server to capture from (default: find those of this node); unix:/PATH for a socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the workers of one job and captured together'

@@ -125,17 +125,28 @@ def test_nodes_that_fail_are_told_together_and_the_rest_goes_on() -> None:
     cluster.problems = {name: NodeProblem("it does not answer", "ssh NODE true") for name in names[2:]}
     asked = collector(cluster, names)
     fleet = watch(cluster, asked, 0)
-    problem, = fleet.problems
+    problem, young = fleet.problems
+    assert "is known after 15 min" in young.message
     assert problem.message == "n2, n3, n4, n5, n6, n7, n8, n9 and 2 more: it does not answer"
     assert problem.fix == "ssh n2 true" and fleet.jobs[0].gpus == 16 and fleet.source == "2 of 12 nodes by ssh"
     cluster.problems = {}
     cluster.now_s += 15
-    assert not asked.refresh(VIEW).problems and asked.settled
+    assert len(asked.refresh(VIEW).problems) == 1 and asked.settled
     asked.close()
     assert cluster.closed
     cluster.problems = {"n1": NodeProblem("it does not answer", "ssh NODE true")}
     with pytest.raises(GputopError, match=r"no node answers\. n1: it does not answer"):
         collector(cluster, ["n1"]).refresh(VIEW)
+
+
+def test_a_node_that_answers_no_more_is_left_out_after_a_while() -> None:
+    cluster = Cluster(slow_gpu, container="slurm 7")
+    asked = collector(cluster, ["n1", "n2"])
+    watch(cluster, asked, 30)
+    cluster.problems = {"n2": NodeProblem("it does not answer", "ssh NODE true")}
+    assert watch(cluster, asked, 60).gpus == 16  # as it was a minute ago
+    fleet = watch(cluster, asked, 120)
+    assert fleet.gpus == 8 and fleet.figures_s == cluster.now_s and "n2" in fleet.problems[0].message
 
 
 def test_a_node_that_is_named_twice_counts_once() -> None:
