@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from gputop.tui.timeline.trace_file import TraceFile
 
 
+_HOST_HISTORY_S = 300.0
+
+
 class MonitorApp(CopyingApp, Protocol):
     """What is needed of the app."""
 
@@ -189,7 +192,10 @@ def open_host(app: MonitorApp) -> None:
 
     def text(width: int) -> Text:
         sample = app.session.sample
-        return Text("Nothing was sampled yet.") if sample is None else host_text(sample, width)
+        history = app.session.history
+        if sample is None or history is None:
+            return Text("Nothing was sampled yet.")
+        return host_text(sample, width, history.host(_HOST_HISTORY_S))
 
     app.push_screen(LivePopup("Host", text))
 

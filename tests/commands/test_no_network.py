@@ -53,7 +53,7 @@ def _strangers(log: Path) -> Iterator[str]:
     for line in log.read_text().splitlines():
         event, _, text = line.partition(" ")
         own = (text.startswith(("127.", "::1", "localhost", "0.0.0.0")) if event.startswith("socket")
-               else sys.executable in text and ("gputop" in text or "multiprocessing" in text)
+               else (sys.executable in text and ("gputop" in text or "multiprocessing" in text))
                or "['chronyc', '-c', 'tracking']" in text)  # which asks the chronyd of this machine
         if not own:
             yield line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.style import Style
@@ -29,9 +30,11 @@ from gputop.text.units import NA, devices, fit, printable, ratio, reading, secon
 from gputop.tui.monitor.status_lines import bar, near_memory_limit, throttled, time_ago
 
 if TYPE_CHECKING:
+    from gputop.telemetry.history import HostHistoryPoint
     from gputop.telemetry.step_period import StepPeriodEstimate
 
 _MAX_PROCESSES_LISTED = 8  # in each list of the host's details
+_LEVELS = "▁▂▃▄▅▆▇█"
 _WIDE_FROM_COLUMNS = 60  # with fewer, labels and figures are closer together
 
 
@@ -149,13 +152,14 @@ def _load_of_cores(sheet: _Sheet, host: HostSample) -> None:
         out.append(f"{begin:>5}  ", DIM)
         for core in host.core_ratios[begin:begin + per_row]:
             full = core >= FULL_CORE_RATIO
-            level = "▁▂▃▄▅▆▇█"[min(7, int(core * 8))]
+            level = _LEVELS[min(7, int(core * 8))]
             out.append(level + ("!" if full else " "), bar_style(step_of(core)))
         out.append("\n")
 
 
-def host_text(sample: NodeSample, width: int = 100) -> Text:
-    """The host: load of each core, memory, disk, network, limits, and who uses them. ``width``: of a line."""
+def host_text(sample: NodeSample, width: int = 100, past: Sequence[HostHistoryPoint] = ()) -> Text:
+    """The host: load of each core, memory, disk, network, limits, and who uses them. ``width``: of a line;
+    ``past``: of the last minutes, for what has a history."""
     host = sample.host
     sheet = _Sheet(width)
     out = sheet.out
@@ -169,7 +173,7 @@ def host_text(sample: NodeSample, width: int = 100) -> Text:
             sheet.line(metric.label, text, f"{ratio(r.value)} of {host.cpu_count or '?'} cores, {host.full_cores} full",
                        style)
     for adapter in host.adapters:
-        _adapter_lines(sheet, adapter)
+        _adapter_lines(sheet, adapter, past)
     limit = host.cpu_limit_cores
     if limit is None:
         sheet.line("CPU limit", "none, or not known")
@@ -193,7 +197,7 @@ def host_text(sample: NodeSample, width: int = 100) -> Text:
     return out
 
 
-def _adapter_lines(sheet: _Sheet, adapter: AdapterSample) -> None:
+def _adapter_lines(sheet: _Sheet, adapter: AdapterSample, past: Sequence[HostHistoryPoint]) -> None:
     node = "" if adapter.numa_node is None else f", NUMA node {adapter.numa_node}"
     sheet.head(f"RDMA adapter {printable(adapter.name)}",
                printable(f"{adapter.link_layer or 'link'} {adapter.state or 'of an unknown state'}{node}"))
@@ -203,6 +207,15 @@ def _adapter_lines(sheet: _Sheet, adapter: AdapterSample) -> None:
         share = f"{ratio(r.value / link)} of the link, " if (
             metric.full_scale is not None and r.value is not None and link) else ""
         sheet.figure(metric.label, r, share + metric.help)
+    traffic = [max(own) / link for point in past if link and (own := point.rdma_bytes_per_s.get(adapter.name))]
+    if traffic:
+        columns = min(len(traffic), max(8, sheet.width - 24))
+        sheet.out.append(f"{'the fuller way':<22}" if sheet.width >= _WIDE_FROM_COLUMNS else "  ", DIM)
+        for i in range(columns):
+            part = traffic[i * len(traffic) // columns:(i + 1) * len(traffic) // columns]
+            level = min(1.0, sum(part) / len(part))
+            sheet.out.append(_LEVELS[min(7, int(level * 8))], bar_style(step_of(level)))
+        sheet.out.append(f"\n{'':22}the last {seconds(past[-1].time_s - past[0].time_s)}\n", DIM)
 
 
 def _groups(sample: NodeSample) -> list[tuple[CgroupSample, str]]:

@@ -15,13 +15,15 @@ from textual.command import CommandList
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
-from gputop.core.metrics import CGROUP_METRICS
-from gputop.core.samples import CgroupSample, HostProcess, ProcessSample, Reading
+from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS
+from gputop.core.samples import AdapterSample, CgroupSample, HostProcess, ProcessSample, Reading
 from gputop.profiler.capture.records import Server
 from gputop.render.palette import BAD, WARN
 from gputop.session.gpu_numbers import GpuNumbers
+from gputop.telemetry.history import History
 from gputop.tui.app import GputopApp
 from gputop.tui.keys import MONITOR, name
+from gputop.tui.monitor import status_lines
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
@@ -31,7 +33,7 @@ from gputop.tui.screens.finding import finding_parts
 from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
 from gputop.tui.screens.tables_screen import TablesScreen
 from tests.analyses import make_analysis
-from tests.fakes import START_S, StillSession, cgroup_sample, node_sample
+from tests.fakes import START_S, StillSession, cgroup_sample, node_sample, reading
 from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, text_of
 from tests.tui.screens.test_tables import TabledSession
 from tests.tui.textual_private import clear_notifications, message_text
@@ -356,3 +358,24 @@ async def test_keys_of_the_picture_do_nothing_where_it_is_covered() -> None:
         assert "next metric" not in box_text(app) and "capture a trace" in box_text(app)
         await pilot.press("escape", "h")
         assert isinstance(app.screen, LivePopup)
+
+
+def adapters(*loads: float | None) -> tuple[AdapterSample, ...]:
+    return tuple(AdapterSample(f"mlx5_{i}", "ACTIVE", "InfiniBand", {
+        metric: reading(value, ADAPTER_METRICS[metric].unit) for metric, value in {
+            "rdma_rx_bytes_per_s": None if load is None else 50e9 * load, "rdma_tx_bytes_per_s": 1e9,
+            "rdma_max_bytes_per_s": 50e9, "rdma_retransmits": 7}.items()}, i) for i, load in enumerate(loads))
+
+
+def test_rdma_stands_in_the_host_line_and_each_adapter_with_its_history_in_the_details() -> None:
+    sample = node_sample(1)
+    history = History()
+    for load in (0.0, 0.5, 0.9):
+        sample = replace(sample, time_s=sample.time_s + 1, host=replace(sample.host, adapters=adapters(load, None)))
+        history.append(sample)
+    line = "".join(text for text, _ in status_lines.host(sample, 200))
+    assert " RDMA ↓ 45.0 GB/s ↑ 2.0 GB/s of 2, fullest 90%" in line, line
+    assert "RDMA" not in "".join(text for text, _ in status_lines.host(node_sample(1), 200))
+    text = str(host_text(sample, 100, history.host(60.0)))
+    assert "RDMA adapter mlx5_0  InfiniBand ACTIVE, NUMA node 0" in text and "90% of the link" in text
+    assert "▁▅█" in text and "the test says so" in text.partition("mlx5_1")[2]
