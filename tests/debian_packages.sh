@@ -18,8 +18,19 @@ for program in "${!package[@]}"; do
 done
 
 fetch() {  # with all that they depend on and that is not installed
-  timeout "$1" apt-get -qq -y -o Dir::Cache::archives="$dir/archives" -o Debug::NoLocking=1 --no-install-recommends \
-    --download-only install "${wanted[@]}"
+  timeout 30 apt-get -qq -y -o Dir::Cache::archives="$dir/archives" -o Debug::NoLocking=1 --no-install-recommends \
+    --download-only install "$@" > /dev/null 2>&1
+}
+
+fetch_all() {  # a release may lack one of them: then those that it has, for a minute at most
+  fetch "${wanted[@]}" && return
+  timeout 20 apt-get -qq update > /dev/null 2>&1
+  fetch "${wanted[@]}" && return
+  local lacking=()
+  for name in "${wanted[@]}"; do
+    { [ $SECONDS -lt 60 ] && fetch "$name"; } || lacking+=("$name")
+  done
+  [ ${#lacking[@]} = 0 ] || echo "no ${lacking[*]} here: their tests skip" >&2
 }
 
 wrap() {  # a script that starts a program with the libraries beside it
@@ -31,8 +42,7 @@ wrap() {  # a script that starts a program with the libraries beside it
 
 if [ ${#wanted[@]} -gt 0 ] && command -v apt-get > /dev/null && command -v dpkg > /dev/null; then
   mapfile -t wanted < <(printf '%s\n' "${wanted[@]}" | sort -u)
-  { fetch 30 || { timeout 20 apt-get -qq update && fetch 30; }; } > /dev/null 2>&1 ||
-    echo "no ${wanted[*]} here: their tests skip" >&2
+  fetch_all
   for deb in "$dir"/archives/*.deb; do
     [ -e "$deb" ] && dpkg -x "$deb" "$dir"
   done

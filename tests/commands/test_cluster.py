@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from benchmarks import cluster_lab
 from gputop.cli import main
 from gputop.cluster import slurm
 from gputop.commands.cluster import wanted_job
+from tests.cluster import engines
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,17 @@ def test_what_is_planted_is_found_and_nothing_else(prometheus: str, capsys: pyte
     # MIG: two instances, not a whole GPU; time-slicing: one GPU in two pods; both once in the sum.
     assert document["gpus"] == 25 * 8 + 1 and jobs["team-a/notebook-a"]["gpus"] == 1
     assert document["problems"] == [] and document["bytes"] < 100_000
+
+
+def test_prometheus_is_reached_through_a_real_sshd(prometheus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    with engines.sshd(tmp_path, ["login"]) as programs:
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        assert main(["cluster", "--prometheus", f"ssh://login/{prometheus}", "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["source"].startswith("ssh://login/http://127.0.0.1") and document["gpus"] == 25 * 8 + 1
+        assert main(["cluster", "--prometheus", f"ssh://stranger/{prometheus}", "--json"]) == 1
+    assert "Host key verification failed" in capsys.readouterr().err
 
 
 def test_one_job_alone(prometheus: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
