@@ -22,7 +22,7 @@ from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
 from gputop.text.units import printable, seconds
 
 AT_ONCE = 16  # connections that ask at the same time
-PATIENCE_S = 3.0  # of a refresh: what has not come by then comes with one of the next
+WAIT_S = 3.0  # of a refresh: what has not come by then comes with one of the next
 MEAN_S = 300.0
 _ENOUGH_SAMPLES = 5  # of a mean that is compared with others
 _GAP_S = 120.0  # not seen for longer: what was before says nothing of the time between
@@ -61,10 +61,10 @@ class NodesCollector:
 
     def __init__(self, names: Sequence[str], ssh: Ssh, limits: Limits, squeue: Callable[[], bytes] | None = None,
                  period_s: float = 15.0, clock: Callable[[], float] = time.time,
-                 patience_s: float = PATIENCE_S) -> None:
+                 wait_s: float = WAIT_S) -> None:
         """A node is asked again after ``period_s``. ``squeue`` as of the other collector."""
         self._ssh, self._limits, self._squeue, self._clock = ssh, limits, squeue, clock
-        self._period_s, self._patience_s = period_s, patience_s
+        self._period_s, self._wait_s = period_s, wait_s
         self._nodes = {name: _NodePast() for name in names}
         self._gpus: dict[str, _GpuPast] = {}  # by UUID
         self._wanted: SimpleQueue[str | None] = SimpleQueue()
@@ -125,7 +125,7 @@ class NodesCollector:
 
     def _take(self, view: View) -> int:
         """What the nodes have answered, as far as it comes in time; returns its bytes."""
-        ends_s, came = time.monotonic() + self._patience_s, 0
+        ends_s, came = time.monotonic() + self._wait_s, 0
         while any(own.running for own in self._nodes.values()):
             try:
                 name, answer, count = self._answers.get(timeout=max(0.0, ends_s - time.monotonic()))

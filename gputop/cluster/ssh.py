@@ -143,7 +143,7 @@ class Ssh:
                 self._running.difference_update(mine)
 
     def _problem(self, ended: Ended) -> NodeProblem:
-        said = f" ({ended.error})" if ended.error else ""
+        reason = f" ({ended.error})" if ended.error else ""
         if not ended.in_bounds:
             return NodeProblem(f"it prints more than {MAX_BYTES >> 20} MB", "See what a login prints there.")
         if not ended.in_time:
@@ -153,7 +153,7 @@ class Ssh:
             for text, cause, fix in _CAUSES:
                 if text in ended.error:
                     return NodeProblem(cause, fix)
-            return NodeProblem(f"ssh fails{said}", _BY_HAND)
+            return NodeProblem(f"ssh fails{reason}", _BY_HAND)
         if ended.status in (126, NO_SUCH_PROGRAM):
             return NodeProblem(f"{printable(self._command)} is not there",
                                "Install it on the nodes (pip install gputop-tf), or say where it is: "

@@ -63,10 +63,10 @@ def clock(root: Path, ask: Callable[[], str | None] | None = None,
     if ptp:
         return Check(id_, "ok", title, f"PTP ({', '.join(ptp)} run); the error it expects: "
                                        "sudo pmc -u -b 0 'GET CURRENT_DATA_SET'")
-    told = (kernel or _adjtimex)()
-    if told is None:
+    answer = (kernel or _adjtimex)()
+    if answer is None:
         return Check(id_, "unknown", title, "neither chrony nor the kernel tells how good it is")
-    max_error_us, status = told
+    max_error_us, status = answer
     if status & _STA_UNSYNC:
         return Check(id_, "warn", title, "not synchronized: times of several nodes, as in a capture of many workers, "
                                          "cannot be compared without collectives", _SYNCHRONIZE)
@@ -199,7 +199,7 @@ def ras(facts: DriverFacts, env: Mapping[str, str]) -> Check:
 def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = time.time) -> Check:
     """Whether an exporter of GPU figures answers on this node, and whether its figures are of now."""
     id_, title = "exporter", "Exporter"
-    told, problems, fixes = [], [], []
+    answers, problems, fixes = [], [], []
     for port, schema_id in ports.items():
         page = _page(port)
         schema = next(own for own in SCHEMAS if own.id == schema_id)
@@ -212,7 +212,7 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
         where = f"{schema.title} at port {port}"
         if not values and schema_id == "all-smi":
             continue  # that port is Prometheus's own, too
-        told.append(f"{where} answers with {len(known)} figures")
+        answers.append(f"{where} answers with {len(known)} figures")
         stamp = re.search(r"^gputop_sample_timestamp_seconds(?:\{[^\n]*\})? (\S+)", page, re.M)
         age_s = clock() - float(stamp[1]) if stamp and re.fullmatch(r"[-+\d.eE]+", stamp[1]) else 0.0
         if age_s > _STALE_S:
@@ -225,10 +225,10 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
         elif schema_id == "dcgm" and not re.search(r"^DCGM_FI_PROF_SM_(ACTIVE|UTIL_RATIO)\b", page, re.M):
             problems.append(f"{where} has no SM activity")
             fixes.append("add DCGM_FI_PROF_SM_ACTIVE to its counters file (dcgm-exporter -f)")
-    if not told:
+    if not answers:
         return Check(id_, "ok", title, f"none answers at ports {', '.join(map(str, ports))} of this node: needed only "
                                        "for Prometheus; gputop export is one")
-    return Check(id_, "warn" if problems else "ok", title, "; ".join(problems or told), "\n".join(fixes) or None)
+    return Check(id_, "warn" if problems else "ok", title, "; ".join(problems or answers), "\n".join(fixes) or None)
 
 
 def _page(port: int) -> str | None:

@@ -53,7 +53,7 @@ class Cluster:
 
 
 def collector(cluster: Cluster, names: list[str], squeue: Callable[[], bytes] | None = None) -> NodesCollector:
-    return NodesCollector(names, cluster, LIMITS, squeue, 15.0, cluster, patience_s=30.0)  # type: ignore[arg-type]
+    return NodesCollector(names, cluster, LIMITS, squeue, 15.0, cluster, wait_s=30.0)  # type: ignore[arg-type]
 
 
 def watch(cluster: Cluster, asked: NodesCollector, seconds: float, view: View = VIEW) -> Any:
