@@ -122,6 +122,9 @@ class NodesCollector:
                 self._answers.put((name, sample, count))
             except NodeProblem as error:
                 self._answers.put((name, error, 0))
+            except Exception as error:  # noqa: BLE001 - thread boundary: an odd answer must not end the asking
+                problem = NodeProblem(f"its answer cannot be read ({type(error).__name__})", "ssh NODE gputop --version")
+                self._answers.put((name, problem, 0))
 
     def _take(self, view: View) -> int:
         """What the nodes have answered, as far as it comes in time; returns its bytes."""
@@ -329,6 +332,7 @@ def _of_process(process: ProcessSample) -> _Job:
     runtime, _, number = (process.container or "").partition(" ")
     user = printable(process.user) if process.user else None
     if runtime == "slurm" and number:
+        number = printable(number)[:60]
         return _Job(number, "slurm_job_id", "label", "", user, None, number, [])
     words = (process.command or "").split()
     program = next((word for word in words if word.endswith(".py")), words[0] if words else "?")

@@ -149,6 +149,21 @@ def test_a_node_that_answers_no_more_is_left_out_after_a_while() -> None:
     assert fleet.gpus == 8 and fleet.figures_s == cluster.now_s and "n2" in fleet.problems[0].message
 
 
+def test_an_answer_that_cannot_be_read_ends_nothing() -> None:
+    cluster = Cluster(slow_gpu, container="slurm 7\x1b[2J")
+    ask = cluster.ask
+
+    def odd(node: str) -> tuple[NodeSample, int]:
+        if node == "n2":
+            raise RecursionError
+        return ask(node)
+
+    cluster.ask = odd  # type: ignore[method-assign]
+    fleet = watch(cluster, collector(cluster, ["n1", "n2"]), 15)
+    assert "n2: its answer cannot be read (RecursionError)" in fleet.problems[0].message
+    assert fleet.jobs[0].id.isprintable() and fleet.jobs[0].gpus == 8
+
+
 def test_a_node_that_is_named_twice_counts_once() -> None:
     cluster = Cluster(slow_gpu, container="slurm 7")
     ask = cluster.ask
