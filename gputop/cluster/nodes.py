@@ -123,7 +123,8 @@ class NodesCollector:
             except NodeProblem as error:
                 self._answers.put((name, error, 0))
             except Exception as error:  # noqa: BLE001 - thread boundary: an odd answer must not end the asking
-                problem = NodeProblem(f"its answer cannot be read ({type(error).__name__})", "ssh NODE gputop --version")
+                problem = NodeProblem(f"its answer cannot be read ({type(error).__name__})",
+                                      "ssh NODE gputop --version")
                 self._answers.put((name, problem, 0))
 
     def _take(self, view: View) -> int:

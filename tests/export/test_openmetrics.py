@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as text_0_0_4_to_metric_families
 
-from gputop.core.samples import LOST, GpuSample, Reading, XidEvent
+from gputop.core.samples import LOST, AdapterSample, GpuSample, Reading, XidEvent
 from gputop.export.openmetrics import STALE_S, Exporter, families
 from gputop.profiler.capture.records import CaptureStatus
 from tests.export import scene
@@ -96,6 +96,17 @@ def test_slowdowns_and_faults_have_their_reason_and_number() -> None:
     assert samples(session, "gputop_gpu_xid_last_timestamp_seconds") == {("0", "GPU-test-0", "79"): 9.0}
     assert list(samples(session, "gputop_gpu_ecc_uncorrected_total").values()) == [3]
     assert list(samples(session, "gputop_gpu_row_remap_pending").values()) == [1]
+
+
+def test_an_rdma_adapter_has_its_traffic_and_whether_its_link_works() -> None:
+    session = StillSession(gpus=1, ticks=2)
+    port = AdapterSample("mlx5_0", "DOWN", "Ethernet", {"rdma_rx_bytes_per_s": reading(7e9, "bytes/s"),
+                                                        "rdma_retransmits": reading(3, "count")})
+    session.sample = replace(session.sample, host=replace(session.sample.host, adapters=(port,)))
+    assert samples(session, "gputop_rdma_up") == {("mlx5_0",): 0}
+    assert samples(session, "gputop_rdma_rx_bytes_per_second") == {("mlx5_0",): 7e9}
+    assert samples(session, "gputop_rdma_retransmits_total") == {("mlx5_0",): 3}
+    assert samples(session, "gputop_rdma_tx_bytes_per_second") == {}
 
 
 def test_a_mig_instance_has_its_number_and_a_slurm_job_its_gpus() -> None:

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gputop.core.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS
+from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
+    AdapterSample,
     CgroupSample,
     GpuInfo,
     GpuProcess,
@@ -59,13 +60,16 @@ groups = st.one_of(st.none(), st.builds(
     CgroupSample, texts, st.dictionaries(st.sampled_from(list(CGROUP_METRICS)), recorded, max_size=3)))
 host_processes = st.builds(HostProcess, st.integers(0, 2**22), st.one_of(st.none(), texts),
                            st.one_of(st.none(), texts), recorded, recorded)
+adapters = st.builds(AdapterSample, texts, texts, texts, st.dictionaries(
+    st.sampled_from(list(ADAPTER_METRICS)), recorded, max_size=3), counts)
 host_samples = st.builds(HostSample, texts, st.dictionaries(st.sampled_from(list(HOST_METRICS)), recorded, max_size=4),
                          counts, cgroup=groups, top_processes=st.lists(host_processes, max_size=3).map(tuple),
-                         top_reason=st.one_of(st.none(), texts))
+                         top_reason=st.one_of(st.none(), texts), adapters=st.lists(adapters, max_size=2).map(tuple))
 process_samples = st.builds(ProcessSample, st.integers(0, 2**22), st.one_of(st.none(), texts),
                             st.one_of(st.none(), texts), recorded, recorded, counts,
                             st.dictionaries(st.integers(0, 31), processes, max_size=2), st.one_of(st.none(), texts),
-                            counts, st.one_of(st.none(), floats), cgroup=groups)
+                            counts, st.one_of(st.none(), floats), cgroup=groups,
+                            numa_nodes=st.lists(st.integers(0, 7), max_size=2).map(tuple))
 node_samples = st.builds(NodeSample, st.floats(0, 4e9), st.lists(gpu_samples, max_size=3).map(tuple), host_samples,
                          st.lists(process_samples, max_size=3).map(tuple), st.one_of(st.none(), floats), texts,
                          st.booleans(), st.one_of(st.none(), floats))

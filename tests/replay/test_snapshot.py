@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
-from gputop.core.metrics import TENSOR_FLOP_UTIL
+from gputop.core.metrics import ADAPTER_METRICS, TENSOR_FLOP_UTIL
+from gputop.core.samples import AdapterSample, Reading
 from gputop.export.html import to_html
-from gputop.export.snapshot import document, to_json
+from gputop.export.snapshot import document, to_json, to_text
 from gputop.export.svg import to_svg
 from gputop.replay.snapshot import from_document, is_snapshot, read
 from gputop.text import redaction
@@ -45,6 +46,20 @@ def test_what_is_written_is_read() -> None:
     assert s.capture is not None and s.capture.report == watched.last_capture.report
     assert s.capture.analysis == watched.last_capture.analysis and s.remarks == watched.last_capture.remarks
     assert [server.problem for server in s.servers] == [None, "no answer"]
+
+
+def test_adapters_and_numa_nodes_are_read_back_and_printed() -> None:
+    watched = session()
+    assert watched.sample is not None
+    adapter = AdapterSample("mlx5_0", "ACTIVE", "InfiniBand", {
+        m: Reading(7e9, metric.unit, "test") for m, metric in ADAPTER_METRICS.items()}, 1)
+    watched.sample = replace(watched.sample, host=replace(watched.sample.host, adapters=(adapter,)),
+                             processes=tuple(replace(p, numa_nodes=(1,)) for p in watched.sample.processes))
+    s = from_document(json.loads(to_json(document(watched))))
+    assert s.sample.host.adapters == (adapter,) and s.sample.processes[0].numa_nodes == (1,)
+    text = to_text(watched)
+    assert "RDMA mlx5_0  ACTIVE, NUMA node 1  in 7.0 GB/s" in text and "bound to NUMA node 1" in text
+    assert "mlx5_0 ACTIVE" in to_html(document(watched))
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "1e40", "NaN", "Infinity"])
