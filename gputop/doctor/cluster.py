@@ -17,6 +17,7 @@ from gputop.cluster.schemas import SCHEMAS
 from gputop.core.samples import PORT_ACTIVE, AdapterSample
 from gputop.doctor.check import Check
 from gputop.doctor.driver_facts import DriverFacts
+from gputop.ranks.nccl_ras import ADDRESS_VARIABLE, DEFAULT_ADDRESS, ENABLE_VARIABLE, split
 from gputop.sources.host.rdma import RdmaPorts
 from gputop.sources.nvml.devices import numa_node
 from gputop.text.units import printable, ranges, rate, seconds
@@ -29,7 +30,6 @@ _STA_UNSYNC = 0x40  # adjtimex(2)
 _TIMEX = struct.Struct("=I4xqqqqi")  # modes, offset, freq, maxerror (µs), esterror, status: 64-bit Linux
 _PTP = ("ptp4l", "phc2sys", "timemaster")
 _SYNCHRONIZE = "sudo apt-get install chrony && sudo systemctl enable --now chrony   # dnf and chronyd on RHEL"
-_RAS = "localhost:28028"  # NCCL's default of NCCL_RAS_ADDR
 # Where exporters listen unless told otherwise; the ids are those of the schemas.
 _PORTS = {9400: "dcgm", 9810: "gputop", 5050: "nvitop", 9090: "all-smi"}
 _PAGE_BYTES = 4 << 20
@@ -174,23 +174,20 @@ def _bus_id(root: Path, index: int) -> str:
 def ras(facts: DriverFacts, env: Mapping[str, str]) -> Check:
     """Whether NCCL's RAS can be reached; nothing is asked of it."""
     id_, title = "nccl_ras", "NCCL RAS"
-    host, _, port = env.get("NCCL_RAS_ADDR", _RAS).rpartition(":")
-    if not port.isdecimal():
-        return Check(id_, "warn", title, f"NCCL_RAS_ADDR is no HOST:PORT: {printable(env['NCCL_RAS_ADDR'])}",
-                     "unset NCCL_RAS_ADDR")
-    where = f"{printable(host)}:{port}"
+    where = env.get(ADDRESS_VARIABLE, DEFAULT_ADDRESS)
+    host, port = split(where)
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
+        socket.create_connection((host, port), _TIMEOUT_S).close()
+    except OSError as error:
         if not facts.pids:
             return Check(id_, "ok", title, "no process holds a GPU, and nothing answers; a job with NCCL 2.24 or newer "
                                            "serves it while it runs")
-        why = getattr(error, "strerror", None) or str(error)
-        return Check(id_, "warn", title, f"nothing answers at {where} ({why}): of a collective that hangs it cannot be "
-                                         "told which rank did not come. NCCL serves it from 2.24 on, in jobs with "
-                                         "several ranks",
-                     "unset NCCL_RAS_ENABLE   # in the job, where it is 0; NCCL_RAS_ADDR must be that of the job")
-    return Check(id_, "ok", title, f"a job answers at {where}: a rank that does not come can be named")
+        return Check(id_, "warn", title, f"nothing answers at {printable(where)} ({error.strerror or error}): of a "
+                                         "collective that hangs it cannot be known which rank did not come. NCCL "
+                                         "serves it from 2.24 on, in jobs with several ranks",
+                     f"unset {ENABLE_VARIABLE}   # in the job, where it is 0; {ADDRESS_VARIABLE} is to be the job's")
+    return Check(id_, "ok", title, f"a job answers at {printable(where)}: a rank that does not come can be named "
+                                   "(gputop stacks)")
 
 
 # -- exporter -------------------------------------------------------------------------------------

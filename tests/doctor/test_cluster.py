@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gputop.core.errors import GputopError
 from gputop.doctor import cluster
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts
 from tests.cluster import engines
@@ -101,8 +102,8 @@ def test_ras_is_there_or_not() -> None:
     assert cluster.ras(FACTS, there).status == "ok"  # no job
     job = replace(FACTS, gpus=(GpuFacts(0, 0, "NVIDIA H100", pids=(7,)),))
     assert cluster.ras(job, there).status == "warn" and "which rank" in cluster.ras(job, there).detail
-    assert cluster.ras(job, {"NCCL_RAS_ADDR": "nonsense"}).status == "warn"
-    assert cluster.ras(job, {"NCCL_RAS_ADDR": "localhost:99999"}).status == "warn"
+    with pytest.raises(GputopError, match="is not HOST:PORT"):
+        cluster.ras(job, {"NCCL_RAS_ADDR": "nonsense"})
 
 
 @pytest.fixture
