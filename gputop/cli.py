@@ -7,10 +7,12 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import NoReturn
 
 from gputop.commands.arguments import parse
+from gputop.commands.own_rules import use_own_rules
 from gputop.commands.settings import apply_settings, config_path, load
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
 from gputop.core.memory import ANALYSIS_SCORE, MONITOR_SCORE, offer_to_oom_killer
@@ -28,7 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = load(config_path())
     for warning in settings.warnings:
         console.say(warning)
-    apply_settings(args, settings)
+    try:
+        problems = use_own_rules(args, settings)
+    except GputopError as error:
+        console.print_error(error)
+        return error.exit_code
+    for problem in problems:
+        console.say(problem)
+    apply_settings(args, replace(settings, warnings=(*settings.warnings, *problems)))
     if args.command != "run":  # it starts the job first, which would inherit this
         offer_to_oom_killer(ANALYSIS_SCORE if args.command in _ANALYSES else MONITOR_SCORE)
     try:

@@ -11,8 +11,17 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from gputop.advice.registry import Own
 from tests.tf_job import TfJob, start_tf_job
 from tests.tui.textual_private import IDLE_WAITS, wait_for_idle
+
+
+@pytest.fixture(autouse=True)
+def no_rules_of_the_user() -> Iterator[None]:
+    """What a test takes into the registry is of that test alone."""
+    yield
+    Own.clear()
+
 
 # A loaded machine is no fault of a test.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gputop.commands.arguments import add_shared, screen_options
+from gputop.commands.arguments import add_shared, rules_options, screen_options
 from gputop.commands.common import preferences_of, width
 from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import amount, count, parameter_count
@@ -17,7 +17,7 @@ from gputop.trace.readers.registry import ACCEPTED_BRIEF
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, screen_options)
+    add_shared(parser, rules_options, screen_options)
     parser.add_argument("paths", nargs="+", metavar="PATH",
                         help=ACCEPTED_BRIEF)
     which = parser.add_mutually_exclusive_group()

@@ -49,6 +49,9 @@ COMMANDS: Mapping[str, Command] = {
     "compare": Command("two traces, analyses or snapshots: what changed beyond noise",
                        "Whether B is better than A, what became of the advice, and what changed.",
                        "gputop compare before.xplane.pb after.xplane.pb"),
+    "rules": Command("rules of your own, and the limits of gputop's",
+                     "Check, explain and try rules in TOML; list all rules and limits.",
+                     "gputop rules test gputop.toml gputop-traces"),
     "record": Command("telemetry into a file, until ctrl-c",
                       "Write what the monitor measures to a file, which gputop replay shows.",
                       "gputop record -o night.rec --interval 5"),
@@ -163,11 +166,20 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
                             "--source dcgm watches them without this option. Undone when gputop ends")
 
 
+def rules_options(rules: argparse._ActionsContainer) -> None:
+    """What is judged by, beside gputop's own rules."""
+    rules.add_argument("--rules", action="append", default=[], metavar="FILE",
+                       help="also judge by the rules, limits and budgets of this file, beside those of rules.toml in "
+                            "the folder of settings and of gputop.toml here; gputop rules explains them")
+
+
 def dip_options(dips: argparse._ActionsContainer) -> None:
     """When to capture automatically."""
     dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
                       help=f"capture by itself when a GPU dips, into <logdir>/black-box (bounded); default rule: "
-                           f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', 'power<200W'")
+                           f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', "
+                           "'power<200W'; or a condition as rules of your own have it: 'sm_active.mean(10s) < 40%% and "
+                           "power_w > 200W for 5s'")
     dips.add_argument("--dip-every", type=minutes, default=10.0, metavar="MINUTES",
                       help="at most one such capture in so many minutes (10)")
     dips.add_argument("--dip-max", type=count, default=None, metavar="N",
@@ -196,8 +208,8 @@ def export_options(export: argparse._ActionsContainer) -> None:
 
 
 _TITLES: Mapping[Callable[[argparse._ActionsContainer], None], str] = {
-    watch_options: "what to watch", dip_options: "captures by itself", screen_options: "the screen",
-    export_options: "metrics"}
+    watch_options: "what to watch", rules_options: "rules of your own", dip_options: "captures by itself",
+    screen_options: "the screen", export_options: "metrics"}
 
 
 def add_shared(parser: argparse.ArgumentParser, *groups: Callable[[argparse._ActionsContainer], None]) -> None:

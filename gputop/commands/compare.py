@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from gputop.commands.arguments import add_shared, rules_options
 from gputop.commands.common import width
 from gputop.core.errors import EXIT_OK
 from gputop.text import console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shared(parser, rules_options)
     for name, meaning in (("a", "before"), ("b", "after")):
         parser.add_argument(name, metavar=name.upper(),
                             help=f"{meaning}: a trace, what analyze --json printed, or a JSON snapshot")

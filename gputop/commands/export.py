@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputop.commands.arguments import add_shared, watch_options
+from gputop.commands.arguments import add_shared, rules_options, watch_options
 from gputop.commands.common import options_of, source_of
 from gputop.commands.option_types import listen_address
 from gputop.commands.serving import check, serving
@@ -32,7 +32,7 @@ TEXTFILE_PERIOD_S = 15.0  # about as often as Prometheus asks node_exporter for 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, watch_options)
+    add_shared(parser, watch_options, rules_options)
     parser.add_argument("--listen", type=listen_address, default=None, metavar="[HOST:]PORT",
                         help="serve http://HOST:PORT/metrics, without a password (127.0.0.1:9810). Only this machine "
                              "reaches it unless another HOST is named, such as 0.0.0.0")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from gputop.commands.arguments import add_shared, export_options, screen_options, watch_options
+from gputop.commands.arguments import add_shared, export_options, rules_options, screen_options, watch_options
 from gputop.commands.common import options_of, preferences_of, source_of
 from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import port
@@ -31,7 +31,7 @@ exit status: the job's; 126 or 127 where it cannot be started"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage, parser.epilog = "gputop run [options] -- COMMAND…", _EPILOG
-    add_shared(parser, watch_options, screen_options, export_options)
+    add_shared(parser, watch_options, rules_options, screen_options, export_options)
     parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND…",
                         help="what to start: python train.py …, bash train.sh, torchrun-like launchers")
     parser.add_argument("--headless", action="store_true",

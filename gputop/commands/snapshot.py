@@ -6,7 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from gputop.commands.arguments import add_shared, watch_options
+from gputop.commands.arguments import add_shared, rules_options, watch_options
 from gputop.commands.common import options_of, source_of, start
 from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
@@ -18,7 +18,7 @@ _NOT_WRITTEN = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".cs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, watch_options)
+    add_shared(parser, watch_options, rules_options)
     parser.add_argument("--format", choices=("json", "text", "svg", "html"), default=None,
                         help="html: one page for a ticket; default: by FILE's ending (.json, .svg, .html), else text")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to stdout")

@@ -93,6 +93,7 @@ class Finding:
     origin: Literal["trace", "live", "fleet"] = "trace"
     consequences: tuple[Finding, ...] = ()
     culprits: tuple[Culprit, ...] = ()  # those of most time first; empty where no name is known
+    yours: str = ""  # of a rule of the user's own: the file and line, or the package, that it stands in
 
     @property
     def ids(self) -> frozenset[str]:

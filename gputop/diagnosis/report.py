@@ -184,7 +184,8 @@ def _unexplained(a: Analysis) -> str:
 
 def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     gpus = f" · GPU {ranges(f.gpus)}" if f.gpus else ""
-    yield from wrap(f"{f.severity.upper()} {f.title} [{f.id}]{gpus}", width, f"{number}. ")
+    yours = ", yours" if f.yours else ""
+    yield from wrap(f"{f.severity.upper()} {f.title} [{f.id}{yours}]{gpus}", width, f"{number}. ")
     yield from wrap(f.why, width, "   ")
     yield from wrap(culprits_text(f), width, "   ", "     ")
     yield from wrap(f"→ {f.action}", width, "   ", "     ")

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gputop.advice.registry import Own
 from gputop.analysis.results import Analysis
 from gputop.core.codec import convert, parse, to_document
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
@@ -41,6 +42,9 @@ from gputop.core.memory import ANALYSIS_SCORE, offer_to_oom_killer
 from gputop.diagnosis.worker import die_with
 offer_to_oom_killer(ANALYSIS_SCORE)
 die_with(int(sys.argv.pop(1)))
+if paths := sys.argv.pop(1):
+    from gputop.diagnosis.own_rules import use_rules_of_parent
+    use_rules_of_parent(paths)
 main = import_module(sys.argv.pop(1)).main
 sys.exit(main(sys.argv[1:]))
 """
@@ -90,8 +94,8 @@ def run_in_worker(
     ``kind`` is the type of its result, ``what`` names it in messages; ``pass_fds`` are files the subprocess inherits.
     Else as :func:`analyze_in_worker`.
     """
-    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2]), str(os.getpid()), module,
-               *arguments]
+    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2]), str(os.getpid()),
+               "" if Own.paths is None else json.dumps(Own.paths), module, *arguments]
     try:
         output, code, stderr = _run(command, stop, timeout_s, what, pass_fds)
     except OSError as error:

@@ -250,7 +250,7 @@ def _finding(f: Finding) -> str:
     explained = "".join(f"<li>{esc(c.title)}</li>" for c in f.consequences)
     expected = f"Gain {gain}" if gain else "Gain"
     basis, culprits = gain_basis(f).removesuffix("."), culprits_text(f)
-    tag = f"{f.severity}{gpus} · {f.origin}"
+    tag = f"{f.severity}{gpus} · {f.origin}{' · yours' if f.yours else ''}"
     return "".join((
         f'<article class="finding {esc(f.severity)}"><header><h3>{esc(f.title)}</h3>',
         f'<span class="gain">{esc(gain)}</span>' if gain else "",

@@ -17,7 +17,7 @@ from gputop.core.samples import OK, GpuSample, Reading
 from gputop.diagnosis.roofline import legend, svg_content
 from gputop.export import pictures
 from gputop.export.tables import analysis
-from gputop.render.finding_text import NOTHING_FOUND, culprits_text, gain_text
+from gputop.render.finding_text import NOTHING_FOUND, culprits_text, gain_text, kind_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, flags_of
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import DARK, SEVERITY_MARK
@@ -231,7 +231,7 @@ def _finding(page: _Page, f: Finding) -> None:
     page.y += 27
     page.text(_EDGE, SEVERITY_MARK[f.severity], color)
     page.text(_EDGE + 22, fit(printable(f.title), 115).rstrip(), _BOLD, bold=True)
-    gain = gain_text(f) or ("live" if f.origin == "live" else f.severity)
+    gain = gain_text(f) or kind_text(f)
     page.text(_WIDTH - _EDGE, gain, color, bold=True, end=True)
     if f.severity != "low":
         _wrapped(page, f.why, _DIM)

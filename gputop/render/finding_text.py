@@ -52,6 +52,11 @@ def what_if_text(findings: Iterable[Finding], chosen: Collection[str], what_if: 
     return f"{text}; next: {following.title} ({percent(more)} more)"
 
 
+def kind_text(finding: Finding) -> str:
+    """What stands where there is no estimate: that a rule is the user's own, or live, else its severity."""
+    return "yours" if finding.yours else "live" if finding.origin == "live" else finding.severity
+
+
 def gain_text(finding: Finding, step_s: float | None = None) -> str:
     """The longest of :func:`gain_texts`; empty where there is no estimate."""
     return next(iter(gain_texts(finding, step_s)), "")

@@ -19,6 +19,7 @@ from gputop.session.event_log import EventLog
 from gputop.session.gpu_numbers import GpuNumbers, numbers_of, on_node, unknown
 
 if TYPE_CHECKING:
+    from gputop.advice.live.own_rules import HeldConditions
     from gputop.ranks.model import Report
     from gputop.replay.snapshot import Snapshot
     from gputop.telemetry.history import History
@@ -42,6 +43,7 @@ class FindingStore:
         self._clock = clock
         self._numbers: dict[Path, GpuNumbers] = {}  # those of each capture of this session
         self._frozen = snapshot is not None
+        self._held: HeldConditions = {}  # by the user's own live rules
         self._rules_ran_s = 0.0  # time of the sample on which the live rules ran last
         self._lock = threading.Lock()
         if snapshot is not None:
@@ -58,7 +60,7 @@ class FindingStore:
         from gputop.advice.live.advise import live_advice
 
         self._rules_ran_s = sample.time_s
-        self.live = live_advice(history, sample, self.live.findings, ranks)
+        self.live = live_advice(history, sample, self.live.findings, ranks, self._held)
         self.refresh()
 
     def add_capture(self, record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gputop.rules.expression import Condition
 
 DEFAULT_CAPTURE_S = 10.0
 DEFAULT_LOGDIR = "gputop-traces"
@@ -12,13 +16,15 @@ DEFAULT_RULE = "sm<0.6*median for 5s"  # read by gputop.session.auto_capture.dip
 
 @dataclass(frozen=True, slots=True)
 class DipRule:
-    """When a GPU dips: the first of ``metrics`` that has readings is below ``factor`` of its median, or ``level``."""
+    """When a GPU dips: the first of ``metrics`` that has readings is below ``factor`` of its median, or ``level``; or
+    when ``condition`` holds for it."""
 
     text: str
     metrics: tuple[str, ...]
     hold_s: float
     factor: float | None = None
     level: float | None = None
+    condition: Condition | None = None
 
 
 @dataclass(frozen=True, slots=True)

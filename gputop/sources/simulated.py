@@ -181,10 +181,11 @@ class SimulatedSource:
             if self._server is None and not self._closed:
                 from gputop.simulation.server import SimulatedProfilerServer
 
-                self._server = SimulatedProfilerServer(self._capture, self._clock)
+                self._server = SimulatedProfilerServer(self.capture, self._clock)
             return {self._server.address: f"{COMMAND} (SIMULATED)"} if self._server else {}
 
-    def _capture(self, start_unix_ns: int, end_unix_ns: int) -> bytes:
+    def capture(self, start_unix_ns: int, end_unix_ns: int) -> bytes:
+        """The serialized XSpace of the job in that time."""
         from gputop.simulation.xspace import build_xspace
 
         node, origin = self._opened()

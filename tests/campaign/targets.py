@@ -13,6 +13,7 @@ import gzip
 import json
 import math
 import os
+import re
 import socket
 import tempfile
 import threading
@@ -24,13 +25,17 @@ from typing import Any
 import grpc
 
 from gputop import cli
+from gputop.analysis.results import Analysis
 from gputop.commands import settings
 from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.own_rules import use_rules
+from gputop.diagnosis.rule_trials import over_samples, over_trace
 from gputop.export.snapshot import FORMATS, render
 from gputop.profiler import client, messages, probe
 from gputop.replay.snapshot import from_document
 from gputop.replay.snapshot_source import SnapshotPlayer, open_player
 from gputop.replay.writer import RecordingWriter
+from gputop.rules.files import RulePath
 from gputop.session.session import Session
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
@@ -182,6 +187,27 @@ ascii = true
 gpus = "0,2-3"
 dcgm-watch = false
 """
+
+
+def _rule_files(_: Path) -> list[bytes]:
+    blocks = re.findall(r"```toml\n(.*?)```", (DATA.parents[1] / "docs/RULES.md").read_text(), re.S)
+    return [block.encode() for block in blocks]
+
+
+def _rules(folder: Path, data: bytes) -> None:
+    """Read, judged by on a trace and on samples, and explained."""
+    path = folder / "rules.toml"
+    path.write_bytes(data)
+    use_rules([RulePath(str(path), "named")])
+    over_trace(_saved_analysis())
+    over_samples(node_sample(tick, 2) for tick in range(8))
+    cli.main(["rules", "check", str(path)])
+    cli.main(["rules", "list"])
+
+
+@functools.cache
+def _saved_analysis() -> Analysis:
+    return Analysis.from_json(json.loads((DATA / "v0_1_0/analysis.json").read_text()))
 
 
 def _config(folder: Path, data: bytes) -> None:
@@ -428,6 +454,7 @@ TARGETS = {target.name: target for target in (
     Target("snapshot", "json", _snapshots, _snapshot, 2),
     Target("recording", "recording", _recordings, _recording, 2),
     Target("config", "text", lambda _: [_CONFIG], _config),
+    Target("rules", "text", _rule_files, _rules),
     Target("answer", "protobuf", _answers, _answer),
     Target("greeting", "bytes", lambda _: [*_heard(), b"HTTP/1.1 400 Bad\r\n\r\n", b"SSH-2.0-x\r\n"], _greeting),
     Target("dcgm", "bytes", _choices, _dcgm, 2),

@@ -85,7 +85,7 @@ def _trace(scenario: str) -> tuple[bytes, dict[str, Any], str, str]:
     begin_ns = int((START_S - 20) * 1e9)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "demo-node.xplane.pb"
-        path.write_bytes(source._capture(begin_ns, begin_ns + int(TRACE_S * 1e9)))
+        path.write_bytes(source.capture(begin_ns, begin_ns + int(TRACE_S * 1e9)))
         facts = examine(load([str(path)]))
         with tempfile.TemporaryFile() as file:
             build(facts, file)

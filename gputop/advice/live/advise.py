@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from gputop.advice.live.bottleneck import live_limit
 from gputop.advice.live.node_view import NodeView
+from gputop.advice.live.own_rules import HeldConditions, own_live_outcomes
 from gputop.advice.live_rules import LIVE_RULES
+from gputop.advice.python_rules import guarded, python_rules
+from gputop.advice.registry import Own
 from gputop.advice.rule import Rule
 from gputop.advice.verdict import Missing, finding
 from gputop.core.findings import Abstained, Advice, Finding, collect
@@ -27,16 +31,18 @@ MISSING: Mapping[str, Callable[[NodeView], Missing | None]] = {
 
 
 def live_advice(history: History, sample: NodeSample, previous: tuple[Finding, ...] = (),
-                ranks: Report | None = None) -> Advice:
+                ranks: Report | None = None, held: HeldConditions | None = None) -> Advice:
     """What the last minutes say. ``sample`` is the newest in ``history``; ``previous`` are the
-    findings shown until now, which stay until their signal is clearly gone. ``ranks``: see :class:`NodeView`."""
+    findings shown until now, which stay until their signal is clearly gone. ``ranks``: see :class:`NodeView`. ``held``
+    is what the user's own rules keep from one sample to the next."""
     view = NodeView(history, sample, previous, ranks)
-    outcomes = []
-    for rule in LIVE_RULES:
-        outcome = _outcome(rule, view)
+    outcomes: list[Finding | Abstained | None] = []
+    for rule in (*LIVE_RULES, *python_rules("live")):
+        outcome = guarded(rule, partial(_outcome, rule, view))
         if isinstance(outcome, Finding):
             view.note(outcome)
         outcomes.append(outcome)
+    outcomes += [*Own.not_loaded, *own_live_outcomes(view, {} if held is None else held)]
     return replace(collect(outcomes), limit=live_limit(view) or "")
 
 

@@ -7,12 +7,19 @@ A new rule is a record in :mod:`gputop.advice.trace_rules` and two functions in 
 
 from __future__ import annotations
 
+from functools import partial
+
+import msgspec
+
 from gputop.advice.causes import fold_consequences
 from gputop.advice.evaluation_caveats import with_evaluation_caveat
+from gputop.advice.python_rules import guarded, python_rules
+from gputop.advice.registry import Own
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.own_rules import with_own_rules
 from gputop.advice.trace.replayed import Cures
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Missing, Verdict, finding
@@ -23,9 +30,12 @@ from gputop.core.findings import MIN_SHARE, Abstained, Advice, Culprit, Finding,
 def trace_advice(facts: TraceFacts) -> Advice:
     """What all rules have to say about one trace, what follows from another finding under it."""
     job, steps, cures = Job.of(facts), facts.analysis.steps, Cures(facts)
-    advice = collect(with_evaluation_caveat(_outcome(rule, facts, job, cures), steps) for rule in TRACE_RULES)
+    advice = collect(with_evaluation_caveat(guarded(rule, partial(_outcome, rule, facts, job, cures)), steps)
+                     for rule in (*TRACE_RULES, *python_rules("trace")))
     findings, what_if = cures.together(fold_consequences(advice.findings))
-    return Advice(findings, advice.abstained, what_if=what_if)
+    abstained = (*advice.abstained, *Own.not_loaded)
+    judged = msgspec.structs.replace(facts.analysis, findings=findings, abstained=abstained)
+    return with_own_rules(Advice(findings, abstained, what_if=what_if), judged)
 
 
 def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding | Abstained | None:

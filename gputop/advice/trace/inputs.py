@@ -9,7 +9,7 @@ from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
 from gputop.analysis.results import AllocatorUse
 
 _GPU_ACTIVITY = "GPU activity in the trace"
-_GPU_ALLOCATOR = re.compile(r"GPU_(\d+)_bfc$", re.IGNORECASE)
+GPU_ALLOCATOR = re.compile(r"GPU_(\d+)_bfc$", re.IGNORECASE)
 _ALLOCATOR_RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own "
                      "captures hold them, other tools' do not")
 
@@ -18,7 +18,7 @@ def gpu_allocators(facts: TraceFacts, gpus: set[int]) -> dict[int, AllocatorUse]
     """The allocators of these GPUs that tell their capacity."""
     used = {}
     for use in facts.analysis.memory:
-        match = _GPU_ALLOCATOR.match(use.allocator)
+        match = GPU_ALLOCATOR.match(use.allocator)
         if match and int(match[1]) in gpus and use.capacity_bytes > 0:
             used[int(match[1])] = use
     return used

@@ -119,7 +119,7 @@ class AutoCapture:
 
     def check(self, history: History, sample: NodeSample) -> None:
         """Check the newest sample for a dip; called on the sampler's thread, returns at once."""
-        dip = self._trigger.check(history)
+        dip = self._trigger.check(history, sample)
         now_s = sample.time_s
         status = self._host.status
         if status is not None and status.running:

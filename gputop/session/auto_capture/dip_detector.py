@@ -13,6 +13,8 @@ from gputop.session.options import DipRule
 from gputop.text.units import ratio
 
 if TYPE_CHECKING:
+    from gputop.core.samples import NodeSample
+    from gputop.rules.expression import Condition
     from gputop.telemetry.history import History
 
 BASELINE_S = 300.0  # what a GPU's own median is taken over
@@ -26,18 +28,21 @@ _RECOVERED = 0.5  # of the way from the threshold back to the median, before ano
 
 @dataclass(frozen=True, slots=True)
 class Dip:
-    """A GPU that meets the rule: since when (Unix time), its mean since then, its median, and the threshold."""
+    """A GPU that meets the rule: since when (Unix time), its mean since then, its median, and the threshold. Of a
+    condition ``metric`` is its text, and it has no figure of its own."""
 
     uuid: str
     metric: str
     began_s: float
     now_s: float
-    value: float
+    value: float | None
     median: float | None
-    threshold: float
+    threshold: float | None
 
     def text(self, gpu: str) -> str:
         """For people: "GPU 3: SM active 31% for 5 s, usually 92%"."""
+        if self.value is None:
+            return f"GPU {gpu}: {self.metric} for {self.now_s - self.began_s:.0f} s"
         about = GPU_METRICS[self.metric]
 
         def figure(value: float) -> str:
@@ -70,12 +75,33 @@ class Trigger:
         """Whether any GPU is below its threshold now, for however short a time."""
         return any(gpu.low_since_s is not None for gpu in self._gpus.values())
 
-    def check(self, history: History) -> Dip | None:
-        """The first GPU that meets the rule since this sample, if any. Call it once per sample."""
+    def check(self, history: History, sample: NodeSample | None = None) -> Dip | None:
+        """The first GPU that meets the rule since this sample, if any. Call it once per sample, which a condition
+        reads."""
+        if self.rule.condition is not None and sample is not None:
+            return self._check_condition(self.rule.condition, history, sample)
         found: Dip | None = None
         for uuid in history.uuids:
             dip = self._check_gpu(history, uuid, self._gpus.setdefault(uuid, _Gpu()))
             found = found or dip
+        return found
+
+    def _check_condition(self, condition: Condition, history: History, sample: NodeSample) -> Dip | None:
+        """A GPU can dip again once its condition is known not to hold."""
+        from gputop.advice.live.node_view import NodeView
+        from gputop.advice.live.own_rules import LiveValues
+
+        values, found = LiveValues(NodeView(history, sample, ())), None
+        for info in (gpu.info for gpu in sample.gpus if gpu.info.index in values.gpus and gpu.info.mig is None):
+            gpu, holds = self._gpus.setdefault(info.uuid, _Gpu()), condition.judge(values, info.index).holds
+            if not holds:
+                gpu.low_since_s, gpu.armed = None, gpu.armed or holds is False
+                continue
+            if gpu.low_since_s is None or gpu.low_since_s > sample.time_s:
+                gpu.low_since_s = sample.time_s
+            if gpu.armed and sample.time_s - gpu.low_since_s >= self.rule.hold_s:
+                gpu.armed = False
+                found = found or Dip(info.uuid, condition.text, gpu.low_since_s, sample.time_s, None, None, None)
         return found
 
     def _check_gpu(self, history: History, uuid: str, gpu: _Gpu) -> Dip | None:

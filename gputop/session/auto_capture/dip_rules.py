@@ -1,7 +1,8 @@
 """The rules for a dip. Pure functions.
 
 A rule reads ``METRIC < LEVEL for SECONDS``: ``sm<0.6*median for 5s``, ``power<200W``, ``tensor<10% for 30s``.
-The median is the GPU's own over the last minutes, so that one rule fits idle and busy GPUs alike.
+The median is the GPU's own over the last minutes, so that one rule fits idle and busy GPUs alike. Or it is a condition
+in the language of rules of one's own, for each GPU: ``sm_active.mean(10s) < 40% and power_w > 200W for 5s``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ import re
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.metrics import GPU_METRICS, RATIO, WATTS
+from gputop.rules.expression import condition
+from gputop.rules.lexer import Mistake
+from gputop.rules.rule_file import quantity
+from gputop.rules.units import SECONDS
 from gputop.session.options import DEFAULT_RULE, DipRule
 
 _DEFAULT_HOLD_S = 5.0
@@ -25,7 +30,7 @@ def parse_rule(text: str) -> DipRule:
     match = _RULE.fullmatch(text.strip())
     metrics = _METRICS.get(match["metric"].lower()) if match else None
     if match is None or metrics is None:
-        raise _usage(text, f"a rule names one of {', '.join(_METRICS)}")
+        return _condition(text)
     number, unit = float(match["number"]), re.sub(r"\s", "", match["unit"] or "").lower()
     hold_s = float(match["hold"]) if match["hold"] else _DEFAULT_HOLD_S
     if not 1 <= hold_s <= 3600:
@@ -41,6 +46,21 @@ def parse_rule(text: str) -> DipRule:
     if (unit == "w") != (expected == WATTS) or (expected == RATIO and not 0 < number <= 1):
         raise _usage(text, "power is in W, the others are ratios (0.3) or percentages (30%)")
     return DipRule(plain, metrics, hold_s, level=number)
+
+
+def _condition(text: str) -> DipRule:
+    when, _, lasts = text.rpartition(" for ")
+    try:
+        hold_s, unit = quantity(lasts.strip()) if when else (_DEFAULT_HOLD_S, SECONDS)
+        own = condition(when or text, "live")
+    except Mistake as mistake:
+        raise _usage(text, f"{mistake.message}, at character {mistake.at + 1}; or it is METRIC < LEVEL with one of "
+                           f"{', '.join(_METRICS)}") from None
+    if not own.per_gpu:
+        raise _usage(text, "a dip is of one GPU: use a name that each GPU has, such as sm_active")
+    if unit != SECONDS or not 1 <= hold_s <= 3600:
+        raise _usage(text, "a dip lasts 1 to 3600 s")
+    return DipRule(" ".join(text.split()), (), hold_s, condition=own)
 
 
 def _usage(text: str, why: str) -> GputopError:

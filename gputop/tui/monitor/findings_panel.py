@@ -10,7 +10,7 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.core.findings import CombinedGain, Finding
-from gputop.render.finding_text import culprits_text, gain_texts, what_if_text
+from gputop.render.finding_text import culprits_text, gain_texts, kind_text, what_if_text
 from gputop.render.palette import ACCENT, BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.render.step_bar import step_lines
 from gputop.render.styled_text import StyledText, justify, wrap
@@ -36,7 +36,7 @@ def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, 
     gain = next((text for text in gains if len(title) + len(text) + 5 <= width), "".join(gains[-1:]))
     gain_style = GAIN if finding.gain.per == "step" else PLAIN
     if not gain:
-        gain, gain_style = ("live", DIM) if finding.origin == "live" else (finding.severity, style)
+        gain, gain_style = kind_text(finding), DIM if finding.origin == "live" or finding.yours else style
     pointer = "›" if selected else " "
     lines: list[list[StyledText]] = [justify(
         [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (printable(title), title_style)],

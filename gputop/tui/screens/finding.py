@@ -55,7 +55,8 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
     out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
     gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
     origin = "a trace" if finding.origin == "trace" else "the live figures"
-    out.append(f"{gpus}   from {origin}\n\n", DIM)
+    yours = ", by a rule of yours" if finding.yours else ""
+    out.append(f"{gpus}   from {origin}{yours}\n\n", DIM)
     culprits = culprits_text(finding)
     out.append(printable(finding.why) + "\n" + (culprits + "\n" if culprits else "") + "\n")
     out.append("What to do\n", BOLD)
@@ -88,7 +89,7 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
 def _consequences(finding: Finding) -> Iterator[Part]:
     for other in finding.consequences:
         out = Text(f"  {SEVERITY_MARK[other.severity]} {printable(other.title)}", SEVERITY_STYLE[other.severity])
-        out.append(f"  {other.id}{', live' if other.origin == 'live' else ''}", DIM)
+        out.append(f"  {other.id}{', live' if other.origin == 'live' else ''}{', yours' if other.yours else ''}", DIM)
         yield out
         yield Below(Text(printable(other.why)))
         yield from _consequences(other)

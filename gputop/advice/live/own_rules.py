@@ -1,0 +1,154 @@
+"""The user's own live rules: their conditions over the node, for each GPU where they use names that each GPU has."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gputop.advice.live.node_view import NodeView
+from gputop.advice.own import Figures, own_finding
+from gputop.advice.registry import Own, limit
+from gputop.core.findings import Abstained, Finding
+from gputop.core.samples import GpuSample, Reading
+from gputop.rules.check import Reference
+from gputop.rules.evaluate import Value
+from gputop.rules.expression import Outcome
+from gputop.rules.rule_file import RuleText
+
+KEPT_S = 5.0  # a finding stays so long after its condition last held: a figure near a limit does not make it flicker
+_FORGOTTEN_S = 60.0  # without a sample for so long, or before the last one: the clock was set, a recording moved
+_ACTIVITY = ("sm_active", "gpu_util")
+
+
+@dataclass(slots=True)
+class Held:
+    """Since when a condition holds, and when it did last, with what it read then."""
+
+    since_s: float
+    last_s: float
+    figures: Figures = field(default_factory=dict)
+    shown: bool = False
+
+
+# By rule and GPU (None: of the node). What outlives a sample of the rules; whoever runs them keeps it.
+HeldConditions = dict[tuple[str, int | None], Held]
+
+
+class LiveValues:
+    """The values of names on one sample."""
+
+    def __init__(self, view: NodeView) -> None:
+        self._view = view
+
+    @cached_property
+    def _by_index(self) -> Mapping[int, GpuSample]:
+        return {gpu.info.index: gpu for gpu in self._view.readable_gpus}
+
+    @cached_property
+    def gpus(self) -> list[int]:
+        return list(self._by_index)
+
+    def read(self, reference: Reference, gpu: int | None) -> tuple[Value, str]:
+        if reference.finding:
+            return self._view.found(reference.finding), ""
+        name = reference.quantity.name
+        if gpu is None:
+            return self._of_host(name.removeprefix("host."), reference.window_s)
+        sample = self._by_index[gpu]
+        if name == "gpu.index":
+            return float(gpu), ""
+        if name == "gpu.processes":
+            return _processes(sample)
+        if reference.window_s:
+            return self._past(sample, reference)
+        reading = sample.activity()[1] if name == "activity" else sample[name]
+        return _known(reading)
+
+    def _past(self, gpu: GpuSample, reference: Reference) -> tuple[Value, str]:
+        seconds = self._seconds(reference.window_s)
+        name = reference.quantity.name
+        for metric in _ACTIVITY if name == "activity" else (name,):
+            mean = self._view.mean(gpu, metric, seconds)
+            if mean is None:
+                continue
+            if reference.aggregate == "mean":
+                return mean, ""
+            values = self._view.window(metric, seconds).values[:, self._view.column(gpu)]
+            return float(_AGGREGATES[reference.aggregate](values)), ""
+        now = gpu.activity()[1] if name == "activity" else gpu[name]
+        return None, now.reason or f"{seconds:g} s of readings"
+
+    def _of_host(self, name: str, window_s: float) -> tuple[Value, str]:
+        if not window_s:
+            return _known(self._view.sample.host[name])
+        seconds = self._seconds(window_s)
+        points = [p for p in self._view.host(seconds) if p.cpu_ratio is not None]
+        if len(points) < limit("min_readings") or points[-1].time_s - points[0].time_s < limit("coverage") * seconds:
+            return None, f"{seconds:g} s of readings"
+        return statistics.fmean(p.cpu_ratio for p in points if p.cpu_ratio is not None), ""
+
+    def _seconds(self, window_s: float) -> float:
+        """At slow intervals a window is as long as enough readings take, as those of gputop's own rules."""
+        return max(window_s, limit("min_readings") * (self._view.sample.interval_s or 0.0))
+
+
+_AGGREGATES: Mapping[str, Callable[[Any], Any]] = {"min": np.nanmin, "max": np.nanmax, "median": np.nanmedian}
+
+
+def _known(reading: Reading) -> tuple[Value, str]:
+    return reading.value, reading.reason or ""
+
+
+def _processes(gpu: GpuSample) -> tuple[Value, str]:
+    if gpu.processes_reason is not None:
+        return None, gpu.processes_reason
+    return float(sum("C" in process.kind for process in gpu.processes)), ""
+
+
+def own_live_outcomes(view: NodeView, held: HeldConditions) -> list[Finding | Abstained]:
+    """What the user's own live rules say; ``held`` is kept from sample to sample, and changed."""
+    values = LiveValues(view)
+    outcomes = [_outcome(rule, values, view.sample.time_s, held)
+                for rule in Own.rules if rule.condition.source == "live"]
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _outcome(rule: RuleText, values: LiveValues, now_s: float, held: HeldConditions) -> Finding | Abstained | None:
+    shown: dict[int | None, Figures] = {}
+    missing: list[str] = []
+    targets: list[int] | list[None] = values.gpus if rule.condition.per_gpu else [None]
+    for gpu in targets:
+        outcome = rule.condition.judge(values, gpu)
+        missing += outcome.missing
+        own = _update(rule, outcome, held, (rule.id, gpu), now_s)
+        if own is not None and own.shown:
+            shown[gpu] = own.figures
+    if shown:
+        return own_finding(rule, "live", [gpu for gpu in shown if gpu is not None], list(shown.values()))
+    if len(missing) and not any(key[0] == rule.id for key in held):
+        return Abstained(rule.id, "; ".join(dict.fromkeys(missing)))
+    return Abstained(rule.id, "a GPU that can be read") if not targets else None
+
+
+def _update(rule: RuleText, outcome: Outcome, held: HeldConditions, key: tuple[str, int | None],
+            now_s: float) -> Held | None:
+    """What is kept of a condition after this sample; ``shown``: it has held for long enough, and does or just did."""
+    own = held.get(key)
+    if own is not None and not 0 <= now_s - own.last_s <= _FORGOTTEN_S:
+        own = None
+    if outcome.holds:
+        own = own or Held(now_s, now_s)
+        own.last_s, own.figures = now_s, outcome.figures
+        own.shown |= now_s - own.since_s >= rule.hold_s
+    elif own is not None and not (own.shown and now_s - own.last_s <= KEPT_S):
+        own = None
+    if own is None:
+        held.pop(key, None)
+    else:
+        held[key] = own
+    return own

@@ -1,0 +1,112 @@
+"""Rules, limits and budgets of the user's own: taken into the registry, and findings made of the rules.
+
+A rule of one's own says when; what it costs is not known, so its findings estimate no saving.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from gputop.advice.registry import FINDING_IDS, LIMITS, Own
+from gputop.advice.rule import Limit
+from gputop.core import metrics
+from gputop.core.findings import Finding, Gain
+from gputop.rules.names import Quantity
+from gputop.rules.rule_file import Budget, LimitText, Problem, RuleFile, RuleText
+from gputop.rules.toml_places import Place
+from gputop.rules.units import OF_METRIC, SECONDS, SUFFIX, Unit
+from gputop.text.units import ranges
+
+Figures = Mapping[str, tuple[float, Quantity]]  # as of gputop.rules.expression.Outcome
+_NO_GAIN = "a rule of yours: what it costs is not known"
+_NO_ACTION = "The rule names none."
+# What the windows of the live rules are cut into: with other values the rules would not do what they say.
+_FIXED = frozenset({"coverage", "slice_s", "min_readings"})
+_UNITS: Mapping[str, Unit] = {**OF_METRIC, "s": SECONDS}
+_WITHIN = 10.0  # the least of a limit is a tenth of gputop's, the most ten times; a ratio of at most 1 stays so
+
+
+def install(files: Iterable[RuleFile]) -> list[Problem]:
+    """Make this the user's own, in place of what was; returns all mistakes of the files. The first of two rules with
+    one id counts; of limits the last."""
+    rules: dict[str, RuleText] = {}
+    budgets: dict[str, Budget] = {}
+    limits, problems = dict(LIMITS), []
+    for file in files:
+        problems += file.problems
+        for rule in file.rules:
+            taken = rules[rule.id].origin if rule.id in rules else "gputop's own" if rule.id in FINDING_IDS else None
+            if taken is None:
+                rules[rule.id] = rule
+            else:
+                problems.append(Problem(file.name, _line(rule.origin), f"the id {rule.id} is taken: {taken}"))
+        for set_ in file.limits:
+            problem = _limit_problem(set_)
+            if problem is None:
+                before = LIMITS[set_.id]
+                limits[set_.id] = replace(before, value=set_.value, source=(
+                    f"yours ({set_.origin}): {_figure(set_.value, before)}; gputop's is {_figure(before.value, before)}"
+                    f" ({before.source})"))
+            else:
+                problems.append(Problem(file.name, set_.place, problem))
+        budgets |= {budget.id: budget for budget in file.budgets}
+    Own.rules, Own.limits, Own.budgets = tuple(rules.values()), limits, tuple(budgets.values())
+    return problems
+
+
+def _line(origin: str) -> Place:
+    return Place(int(origin.rpartition(":")[2]))
+
+
+def _figure(value: float, limit: Limit) -> str:
+    return f"{value:g} {limit.unit}"
+
+
+def _limit_problem(given: LimitText) -> str | None:
+    """Why a limit cannot be set so; None where it can."""
+    if given.id not in LIMITS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(given.id, LIMITS, 1)
+        return f"there is no limit {given.id}" + (f": did you mean {near[0]}?" if near else ": gputop rules list "
+                                                                                    "--limits has all")
+    own = LIMITS[given.id]
+    if given.id in _FIXED:
+        return f"{given.id} cannot be set: the windows of all rules are made of it"
+    if given.unit not in (Unit(), _UNITS.get(own.unit, Unit())):
+        return f"{given.id} is in {own.unit}"
+    low, high = own.value / _WITHIN, own.value * _WITHIN
+    if own.unit == metrics.RATIO and own.value <= 1:
+        high = min(high, 1.0)
+    return None if low <= given.value <= high else f"{given.id} is from {low:g} to {high:g} {own.unit}"
+
+
+# -- findings ---------------------------------------------------------------------------------------
+
+
+def own_finding(rule: RuleText, origin: Literal["live", "trace"], gpus: Sequence[int],
+                figures: Sequence[Figures]) -> Finding:
+    """The finding of a rule that holds, for these GPUs, with what its condition read for each of them."""
+    where = f" on GPU{'s' * (len(gpus) > 1)} {ranges(gpus, ', ')}" if gpus else ""
+    why = f"{rule.why} " if rule.why else ""
+    held = f", for {rule.hold_s:g} s and longer" if rule.hold_s else ""
+    mean = " Figures are means of these GPUs." if len(gpus) > 1 else ""
+    return Finding(
+        id=rule.id, severity=rule.severity, title=rule.title,
+        why=f"{why}It holds{where} that {rule.condition.text}{held}.{mean}",
+        evidence=_evidence(figures), action=rule.action or _NO_ACTION, snippet=rule.snippet,
+        gain=Gain(None, _NO_GAIN), gpus=tuple(gpus), source=f"yours: {rule.origin}", origin=origin, yours=rule.origin)
+
+
+def _evidence(figures: Sequence[Figures]) -> dict[str, float]:
+    """The figures by names that end with their unit, means of those that several GPUs have."""
+    out: dict[str, float] = {}
+    for text, (_, quantity) in (figures[0] if figures else {}).items():
+        known = [own[text][0] for own in figures if text in own]
+        suffix = SUFFIX.get(quantity.unit, "_ratio" if quantity.ratio else "")
+        name = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")
+        out[name if name.endswith(suffix) else name + suffix] = sum(known) / len(known)
+    return out

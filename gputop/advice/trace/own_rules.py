@@ -1,0 +1,136 @@
+"""The user's own rules on traces, and budgets: their conditions over an analysis, which may also be a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+from gputop.advice.own import Figures, own_finding
+from gputop.advice.registry import Own
+from gputop.advice.trace.inputs import GPU_ALLOCATOR
+from gputop.analysis.results import Analysis, KernelRow, LayerRow
+from gputop.core.findings import Abstained, Advice, Finding, ranked
+from gputop.rules.check import Reference
+from gputop.rules.evaluate import Value
+from gputop.rules.expression import Condition, Outcome
+from gputop.rules.rule_file import Budget, RuleText
+
+
+class TraceValues:
+    """The values of names in one analysis, with its findings."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+
+    @cached_property
+    def gpus(self) -> list[int]:
+        return [gpu.gpu for gpu in self._analysis.gpus]
+
+    def read(self, reference: Reference, gpu: int | None) -> tuple[Value, str]:
+        quantity, steps = reference.quantity, self._analysis.steps
+        if steps is not None and steps.start_up and quantity.name.startswith("step."):
+            return None, f"steps after the start: those of this window hold {steps.start_up}"
+        if reference.finding:
+            return self._finding(reference.finding)
+        if reference.table is not None:
+            rows = self._rows(reference.table.name, reference.pattern)
+            if rows is None:
+                return None, reference.table.needs
+            return float(sum(getattr(row, quantity.path) for row in rows)), ""
+        if quantity.name.startswith("memory."):
+            value = self._memory(quantity.path)
+        elif gpu is not None:
+            value = getattr(next(own for own in self._analysis.gpus if own.gpu == gpu), quantity.path)
+        else:
+            value = _at(self._analysis, quantity.path)
+        return (None, quantity.needs) if value is None else (float(value), "")
+
+    def _finding(self, id_: str) -> tuple[Value, str]:
+        if any(id_ in found.ids for found in self._analysis.findings):
+            return True, ""
+        missing = next((own.missing for own in self._analysis.abstained if own.id == id_), None)
+        return (False, "") if missing is None else (None, missing)
+
+    def _rows(self, table: str, pattern: str) -> Sequence[LayerRow | KernelRow] | None:
+        """The rows that a pattern chooses; None where the trace does not tell."""
+        if table == "layer":
+            return None if self._analysis.layers is None else self._layers(pattern)
+        kernels = self._analysis.kernels
+        rows = None if kernels is None else kernels.by_name if table == "kernel" else kernels.by_op
+        return None if rows is None else [row for row in rows if row.name and fnmatchcase(row.name, pattern)]
+
+    def _layers(self, pattern: str) -> list[LayerRow]:
+        """Rows by path, or by the path without the phase; none below another one, whose figures hold its."""
+        layers = self._analysis.layers
+        paths: list[str] = []
+        taken: list[bool] = []
+        chosen = []
+        for row, parent in zip(layers.rows, layers.parents, strict=True) if layers is not None else ():
+            above = "" if parent is None else paths[parent]
+            paths.append(f"{above}/{row.name}" if above else row.name)
+            within = parent is not None and taken[parent]
+            taken.append(within or any(fnmatchcase(path, pattern) for path in (
+                paths[-1], paths[-1].partition("/")[2]) if path))
+            if taken[-1] and not within:
+                chosen.append(row)
+        return chosen
+
+    def _memory(self, figure: str) -> float | None:
+        uses = [use for use in self._analysis.memory if GPU_ALLOCATOR.match(use.allocator)]
+        if figure == "fragmentation":
+            known = [use.fragmentation_max for use in uses if use.fragmentation_max is not None]
+            return max(known, default=None)
+        uses = [use for use in uses if use.capacity_bytes > 0]
+        if figure == "headroom":
+            return min((use.headroom_bytes for use in uses if use.headroom_bytes is not None), default=None)
+        fullest = max(uses, key=lambda use: use.peak_bytes / use.capacity_bytes, default=None)
+        if fullest is None:
+            return None
+        return fullest.peak_bytes / (fullest.capacity_bytes if figure == "peak_ratio" else 1)
+
+
+def _at(value: Any, path: str) -> Any:
+    """A field of a field; None where one of them is None."""
+    for name in path.split("."):
+        value = None if value is None else getattr(value, name)
+    return value
+
+
+def judged(condition: Condition, analysis: Analysis) -> tuple[bool | None, dict[int | None, Outcome]]:
+    """Whether a condition holds, of each GPU where it is asked for each: for any of them. None: that is not known."""
+    values = TraceValues(analysis)
+    targets: list[int] | list[None] = values.gpus if condition.per_gpu else [None]
+    outcomes: dict[int | None, Outcome] = {gpu: condition.judge(values, gpu) for gpu in targets}
+    found = [outcome.holds for outcome in outcomes.values()]
+    return (True if any(found) else None if not found or None in found else False), outcomes
+
+
+def with_own_rules(advice: Advice, analysis: Analysis) -> Advice:
+    """The advice with what the user's own rules say of this analysis, which has the findings already."""
+    outcomes = [own_outcome(rule, analysis) for rule in Own.rules if rule.condition.source == "trace"]
+    findings = [own for own in outcomes if isinstance(own, Finding)]
+    return Advice(ranked([*advice.findings, *findings]),
+                  (*advice.abstained, *(own for own in outcomes if isinstance(own, Abstained))), advice.limit,
+                  advice.what_if)
+
+
+def own_outcome(rule: RuleText, analysis: Analysis) -> Finding | Abstained | None:
+    holds, outcomes = judged(rule.condition, analysis)
+    if holds:
+        shown: dict[int | None, Figures] = {gpu: own.figures for gpu, own in outcomes.items() if own.holds}
+        return own_finding(rule, "trace", [gpu for gpu in shown if gpu is not None], list(shown.values()))
+    return None if holds is False else Abstained(rule.id, missing(outcomes))
+
+
+def missing(outcomes: dict[int | None, Outcome]) -> str:
+    """What it would take to judge."""
+    return "; ".join(dict.fromkeys(text for own in outcomes.values() for text in own.missing)) or "GPUs in the trace"
+
+
+def over_budget(budget: Budget, analysis: Analysis) -> tuple[bool | None, dict[int | None, Outcome]]:
+    """Whether a budget is exceeded: of each GPU where it is asked for each, by any of them. None: not known."""
+    _, outcomes = judged(budget.condition, analysis)
+    found = [outcome.holds for outcome in outcomes.values()]
+    return (True if False in found else None if not found or None in found else False), outcomes

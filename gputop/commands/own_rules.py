@@ -1,0 +1,34 @@
+"""The user's own rules, as the command line and the places of their files say."""
+
+from __future__ import annotations
+
+import argparse
+
+from gputop.advice.registry import Own
+from gputop.commands.settings import Config
+from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.rules.files import rule_paths
+
+# Those that judge nothing: they need no rules.
+_WITHOUT = {"attach", "cluster", "completion", "config", "doctor", "record", "xprof"}
+
+
+def use_own_rules(args: argparse.Namespace, config: Config) -> list[str]:
+    """Have the command judge by them; returns what is wrong in files that it finds by itself.
+
+    Raises GputopError (wrong usage) for what is wrong in a file that --rules names.
+    """
+    Own.clear()
+    if args.command in _WITHOUT:
+        return []
+    paths = rule_paths(config.path, args.rules)
+    Own.paths, Own.python_rules = paths, None
+    if not paths:
+        return []
+    from gputop.diagnosis.own_rules import use_rules
+
+    problems = use_rules(paths)
+    named = [text for text in problems if text.startswith(tuple(f"{path}{end}" for path in args.rules for end in ": "))]
+    if named:
+        raise GputopError(named[0], "\n".join(named[1:]), EXIT_USAGE)
+    return problems

@@ -1,0 +1,305 @@
+"""``gputop rules``: rules of one's own, and the limits of gputop's."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gputop.commands.arguments import add_shared, rules_options
+from gputop.commands.common import width
+from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
+from gputop.text import console
+from gputop.text.wrapping import wrap
+
+if TYPE_CHECKING:
+    from gputop.advice.rule import Limit, Rule
+    from gputop.analysis.results import Analysis
+    from gputop.core.samples import NodeSample
+    from gputop.diagnosis.rule_trials import Trial
+    from gputop.rules.rule_file import RuleText
+
+_DEMO = "default"
+_TRACE_S, _AGO_S = 4.0, 20.0  # of the demo's trace, as a capture takes
+_ACTIONS = {
+    "list": "all rules, and the limits that you set; --limits: all limits",
+    "check": "whether FILE… has mistakes; without one: the files that gputop reads by itself",
+    "explain": "a rule, by its ID: what it asks for, its limits and where they come from",
+    "names": "the names that an expression can use",
+    "test": "the rules of FILE over a TRACE, an analysis or a recording, or with --demo",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shared(parser, rules_options)
+    parser.add_argument("action", choices=tuple(_ACTIONS), metavar="ACTION",
+                        help="; ".join(f"{name}: {text}" for name, text in _ACTIONS.items()))
+    parser.add_argument("words", nargs="*", metavar="WORD", help="the ID, or FILE and TRACE")
+    parser.add_argument("--limits", action="store_true", help="of list: also the limits of all rules")
+    parser.add_argument("--demo", nargs="?", const=_DEMO, default=argparse.SUPPRESS, metavar="SCENARIO",
+                        help="of test: over the simulated job of a scenario")
+    parser.add_argument("--json", action="store_true", help="of list and test: one JSON document on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.action in ("list", "names") and args.words:
+        raise GputopError(f"gputop rules {args.action} takes no {args.words[0]}", "", EXIT_USAGE)
+    status: int = globals()[f"_{args.action}"](args)
+    return status
+
+
+def _list(args: argparse.Namespace) -> int:
+    from gputop.advice.python_rules import python_rules
+    from gputop.advice.registry import LIMITS, RULES, Own
+
+    built_in = [*RULES, *python_rules("live"), *python_rules("trace")]
+    shown = [own for own in Own.limits.values() if args.limits or args.json or own is not LIMITS[own.id]]
+    if args.json:
+        console.write_json({
+            "schema": "gputop.rules/1",
+            "rules": [_rule_json(rule) for rule in Own.rules] + [
+                {"id": rule.id, "on": rule.origin, "origin": _by(rule)} for rule in built_in],
+            "limits": [_limit_json(own, LIMITS[own.id]) for own in shown],
+            "budgets": [{"id": own.id, "keep": own.condition.text, "origin": own.origin} for own in Own.budgets]})
+        return EXIT_OK
+    lines = [f"{'rule':<26}{'on':<7}from"]
+    lines += [f"{rule.id:<26}{rule.condition.source:<7}{rule.origin}" for rule in Own.rules]
+    lines += [f"{own.id:<26}{'budget':<7}{own.origin}" for own in Own.budgets]
+    lines += [f"{rule.id:<26}{rule.origin:<7}{_by(rule)}" for rule in built_in]
+    lines += [f"{failed.id:<26}{'?':<7}not loaded: {failed.missing}" for failed in Own.not_loaded]
+    if shown:
+        lines += ["", f"{'limit':<34}{'value':>12} {'gputop’s':>12}  source"]
+        lines += [f"{own.id:<34}{_value(own):>12} {_value(LIMITS[own.id]):>12}  {own.source}" for own in shown]
+    elif not args.limits:
+        lines += ["", "No limit is set by you; --limits shows all."]
+    console.write_text("\n".join(lines))
+    return EXIT_OK
+
+
+def _by(rule: Rule) -> str:
+    from gputop.advice.rule import PythonRule
+
+    return rule.package if isinstance(rule, PythonRule) else "gputop"
+
+
+def _value(own: Limit) -> str:
+    return f"{own.value:g} {own.unit}"
+
+
+def _rule_json(rule: RuleText) -> dict[str, Any]:
+    return {"id": rule.id, "on": rule.condition.source, "origin": rule.origin, "when": rule.condition.text,
+            "hold_s": rule.hold_s, "severity": rule.severity, "title": rule.title}
+
+
+def _limit_json(own: Limit, default: Limit) -> dict[str, Any]:
+    return {"id": own.id, "value": own.value, "unit": own.unit, "default": default.value, "source": own.source,
+            "yours": own is not default}
+
+
+def _check(args: argparse.Namespace) -> int:
+    """Mistakes with their lines; exit status 1 where there is one."""
+    from gputop.advice.own import install
+    from gputop.advice.registry import Own
+    from gputop.rules.files import RulePath, load_rules
+
+    paths = [RulePath(word, "named") for word in args.words] or list(Own.paths or ())
+    if not paths:
+        console.say("there is no file of rules: give one, or write gputop.toml here")
+        return EXIT_OK
+    files, unread = load_rules(paths)
+    problems = install(files)
+    for text in unread:
+        console.say(text)
+    sources = {own.path: _lines_of(own.path) for own in paths}
+    for problem in problems:
+        console.write_text(str(problem))
+        lines = sources[problem.file]
+        if problem.place.line <= len(lines):
+            line = lines[problem.place.line - 1].expandtabs(1)
+            console.write_text(f"  {line}\n  {' ' * (problem.place.column - 1)}^")
+    for file in files:
+        console.write_text(f"{file.name}: {_count(len(file.rules), 'rule')}, {_count(len(file.limits), 'limit')}, "
+                           f"{_count(len(file.budgets), 'budget')}, "
+                           f"{_count(sum(problem.file == file.name for problem in problems), 'mistake')}")
+    return EXIT_FAILED if problems or unread else EXIT_OK
+
+
+def _lines_of(path: str) -> list[str]:
+    from gputop.core.files import read_regular
+    from gputop.rules.rule_file import MAX_BYTES
+
+    try:
+        return read_regular(path, MAX_BYTES).decode("utf-8-sig", "replace").splitlines()
+    except OSError:
+        return []
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from gputop.advice.python_rules import python_rules
+    from gputop.advice.registry import RULES, Own
+
+    if len(args.words) != 1:
+        raise GputopError("explain takes the id of one rule", "gputop rules list has all.", EXIT_USAGE)
+    own = [rule for rule in Own.rules if rule.id == args.words[0]]
+    built_in = [rule for rule in (*RULES, *python_rules("live"), *python_rules("trace")) if args.words[0] in rule.ids]
+    if not own and not built_in:
+        from difflib import get_close_matches
+
+        ids = [*(rule.id for rule in Own.rules), *(id_ for rule in RULES for id_ in rule.ids)]
+        near = get_close_matches(args.words[0], ids, 1)
+        raise GputopError(f"there is no rule {args.words[0]}", f"Did you mean {near[0]}?" if near else
+                          "gputop rules list has all.", EXIT_USAGE)
+    lines = [line for rule in own for line in _about_own(rule)] + [line for rule in built_in for line in _about(rule)]
+    console.write_text("\n".join(lines))
+    return EXIT_OK
+
+
+def _about_own(rule: RuleText) -> Iterator[str]:
+    yield f"{rule.id}   {rule.severity}, on {rule.condition.source}, from {rule.origin}"
+    yield from wrap(rule.title, width(), "  ")
+    yield from wrap(rule.condition.text + (f" for {rule.hold_s:g} s" if rule.hold_s else ""), width(), "  when  ")
+    for own in {reference.quantity.name: reference for reference in rule.condition.references}.values():
+        if not own.finding:
+            yield from wrap(f"{own.text}   {own.quantity.unit}   {own.quantity.help}", width(), "  ", "      ")
+    yield from wrap(rule.action, width(), "  → ") if rule.action else ()
+
+
+def _about(rule: Rule) -> Iterator[str]:
+    from gputop.advice.registry import Own
+
+    yield f"{rule.id}   on {rule.origin}, from {_by(rule)}"
+    if len(rule.ids) > 1:
+        yield f"  its findings are also called {', '.join(rule.also)}"
+    if rule.needs:
+        yield f"  needs {', '.join(need.replace('_', ' ') for need in rule.needs)}"
+    if rule.follows_from:
+        yield from wrap(", ".join(dict.fromkeys(cause.id for cause in rule.follows_from)), width(), "  follows from ")
+    for id_ in (*(own.id for own in rule.limits), *rule.shared_limits):
+        yield from wrap(f"{id_} = {_value(Own.limits[id_])}   {Own.limits[id_].source}", width(), "  ", "      ")
+
+
+def _names(_: argparse.Namespace) -> int:
+    console.write_text("\n".join(names_table()))
+    return EXIT_OK
+
+
+def names_table() -> Iterator[str]:
+    """All names with their units, for each kind of rule."""
+    from gputop.rules.names import AGGREGATES, FUNCTIONS, NAMES, TABLES
+
+    for source, title in (("live", "on = \"live\""), ("trace", "on = \"trace\", and budgets")):
+        yield title
+        for own in NAMES[source].values():  # type: ignore[index]
+            marks = f"{'g' if own.per_gpu else ' '}{'t' if own.past else ' '}"
+            yield f"  {own.name:<28}{own.unit!s:<9}{marks}  {own.help}"
+        if source == "trace":
+            for table in TABLES.values():
+                for own in table.fields.values():
+                    name = f'{table.name}("…").{own.name}'
+                    yield f"  {name:<28}{own.unit!s:<9}    {own.help}"
+        yield ""
+    yield f"g: each GPU has its own. t: also over a time: name.{'(30s), name.'.join(AGGREGATES)}(30s)"
+    yield from (f"{name:<18}{text}" for name, text in FUNCTIONS.items())
+
+
+def _test(args: argparse.Namespace) -> int:
+    """What the rules of a file say of a trace or a recording."""
+    from gputop.advice.registry import Own
+    from gputop.diagnosis.own_rules import use_rules
+    from gputop.diagnosis.rule_trials import over_samples, over_trace, to_json
+    from gputop.rules.files import RulePath
+
+    if not args.words or (args.demo is None) != (len(args.words) == 2):
+        raise GputopError("test takes a file of rules and a trace, a recording, or --demo",
+                          "gputop rules test FILE TRACE, or gputop rules test FILE --demo", EXIT_USAGE)
+    problems = use_rules([RulePath(args.words[0], "named")])
+    Own.python_rules = ()
+    if problems:
+        raise GputopError(problems[0], "\n".join(problems[1:]), EXIT_USAGE)
+    if not Own.rules and not Own.budgets:
+        raise GputopError(f"{args.words[0]} has no rule and no budget", "docs/RULES.md shows some.", EXIT_USAGE)
+    analysis, samples = _demo(args.demo) if args.demo is not None else _subject(args.words[1])
+    trials = [*(over_trace(analysis) if analysis is not None else ()),
+              *(over_samples(samples) if samples is not None else ())]
+    if args.json:
+        console.write_json(to_json(trials))
+        return EXIT_OK
+    left_out = [rule.id for rule in Own.rules if rule.id not in {trial.id for trial in trials}]
+    for trial in trials:
+        console.write_text("\n".join(_trial(trial)))
+    if left_out:
+        on = "live: they need a recording" if samples is None else "trace: they need one"
+        console.write_text("\n".join(wrap(f"Not tried, as they are on {on}: {', '.join(left_out)}.", width())))
+    return EXIT_OK
+
+
+def _trial(trial: Trial) -> Iterator[str]:
+    from gputop.render.evidence_words import evidence_label
+    from gputop.replay.reader import clock_time
+    from gputop.text.units import figure, percent, ranges
+
+    gpus = f" on GPU {ranges(trial.gpus, ', ')}" if trial.gpus else ""
+    yield from wrap(f"{trial.id}: {trial.outcome.upper()}{gpus}   {trial.when}", width(), "", "    ")
+    if trial.evidence:
+        figures = "; ".join(f"{evidence_label(name)} {figure(name, value)}" for name, value in trial.evidence.items())
+        yield from wrap(figures, width(), "    ")
+    if trial.times and trial.first_s is not None:
+        times = "once" if trial.times == 1 else f"{trial.times} times"
+        yield (f"    {times}, first at {clock_time(trial.first_s)}, in {percent(trial.held_ratio or 0.0)} of the "
+               "samples")
+    if trial.missing:
+        yield from wrap(f"it needs {trial.missing}", width(), "    ")
+
+
+def _subject(path: str) -> tuple[Analysis | None, Iterable[NodeSample] | None]:
+    """What a file holds: of a trace or a document its analysis, of a recording its samples."""
+    from gputop.comparison.sides import read_side
+    from gputop.core.files import open_regular
+    from gputop.replay.format import MAGIC
+
+    if Path(path).is_file():
+        try:
+            with open_regular(path) as file:
+                if file.read(len(MAGIC)) == MAGIC:
+                    return None, _samples(path)
+        except OSError as error:
+            raise GputopError(f"cannot read {path}: {error.strerror or error}") from error
+    analysis = read_side(path).analysis
+    if analysis is None:
+        raise GputopError(f"{path} holds no trace and no recording",
+                          "Give a trace, what gputop analyze --json printed, or what gputop record wrote.")
+    return analysis, None
+
+
+def _samples(path: str) -> Iterator[NodeSample]:
+    from gputop.replay.reader import open_recording
+
+    with open_recording(path) as recording:
+        for i in range(len(recording)):
+            yield recording.sample(i)
+
+
+def _demo(scenario: str) -> tuple[Analysis, Iterable[NodeSample]]:
+    """Five minutes of the simulated job, and a trace of it."""
+    import tempfile
+    import time
+
+    from gputop.diagnosis.diagnose import analyze
+    from gputop.simulation.scenarios import DEFAULT_SCENARIO
+    from gputop.sources.simulated import SimulatedSource
+
+    source = SimulatedSource(DEFAULT_SCENARIO if scenario == _DEMO else scenario)
+    source.open()
+    now_s = time.time()
+    begin_ns = int((now_s - _AGO_S) * 1e9)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "demo.xplane.pb"
+        path.write_bytes(source.capture(begin_ns, begin_ns + int(_TRACE_S * 1e9)))
+        analysis = analyze(path)
+    console.say("SIMULATED: figures of the demo's job")
+    return analysis, source.backfill(now_s, 1.0)

@@ -1,0 +1,24 @@
+"""The user's own rules taken into this process, and into those that analyze for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from gputop.advice.own import install
+from gputop.advice.registry import Own
+from gputop.rules.files import RulePath, load_rules
+
+
+def use_rules(paths: Sequence[RulePath]) -> list[str]:
+    """Judge by the rules, limits and budgets of these files from now on, and by the rules in Python of installed
+    packages; returns what is wrong with the files, ``FILE:LINE:COLUMN: what`` each."""
+    files, unread = load_rules(paths)
+    problems = install(files)
+    Own.paths, Own.python_rules = tuple(paths), None
+    return [*unread, *map(str, problems)]
+
+
+def use_rules_of_parent(paths: str) -> None:
+    """The same in a worker process, whose parent has said what is wrong."""
+    use_rules([RulePath(*own) for own in json.loads(paths)])

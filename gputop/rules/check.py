@@ -1,0 +1,221 @@
+"""Whether the parts of an expression fit: every name is known, and only figures of one unit are added and compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from gputop.rules.lexer import Mistake
+from gputop.rules.names import AGGREGATES, MAX_WINDOW_S, MIN_WINDOW_S, NAMES, TABLES, Quantity, Source, Table
+from gputop.rules.parser import COMPARISONS, Binary, Name, Node, Number, Segment, Text, Truth, Unary
+from gputop.rules.units import EXAMPLE, NONE, SECONDS, Unit
+
+_OVER_GPUS = (*AGGREGATES, "sum", "count", "any", "all")
+_OF_CONDITIONS = ("count", "any", "all")
+_PLAIN = {"min": 2, "max": 2, "abs": 1}
+_ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a name means: a quantity, now or over ``window_s``; or a ``field`` of the rows that ``pattern`` chooses."""
+
+    text: str
+    quantity: Quantity
+    aggregate: str = ""
+    window_s: float = 0.0
+    table: Table | None = None
+    pattern: str = ""
+    finding: str = ""
+
+
+class Call(NamedTuple):
+    """A function: min, max, abs, or "gpus" with the name of one over the GPUs."""
+
+    function: str
+    arguments: tuple[Node, ...]
+    over_gpus: bool
+
+
+class Kind(NamedTuple):
+    """What a part yields: a figure of a unit, or a condition (``unit`` None); ``zero``: 0, which is of any unit."""
+
+    unit: Unit | None
+    zero: bool = False
+
+    def __str__(self) -> str:
+        return "a condition" if self.unit is None else "a number without a unit" if self.unit == NONE else (
+            f"a figure in {self.unit}")
+
+
+_CONDITION = Kind(None)
+Meaning = Reference | Call
+
+
+class Checker:
+    """Checks one tree; ``meanings`` has what each of its names means, by where it stands."""
+
+    def __init__(self, source: str, where: Source) -> None:
+        self.meanings: dict[int, Meaning] = {}
+        self.per_gpu = False
+        self._source, self._where = source, where
+        self._over_gpus = False
+
+    def kind(self, node: Node) -> Kind:
+        """Raises :class:`Mistake`."""
+        if isinstance(node, Number):
+            return Kind(node.unit, node.value == 0 and node.unit == NONE)
+        if isinstance(node, Truth):
+            return _CONDITION
+        if isinstance(node, Text):
+            raise Mistake('a text stands only in layer("…"), kernel("…"), op("…") and finding("…")', node.at)
+        if isinstance(node, Unary):
+            kind = self.kind(node.operand)
+            if (kind.unit is None) != (node.operator == "not"):
+                raise Mistake(f"{node.operator} takes a {'condition' if node.operator == 'not' else 'figure'}, "
+                              f"not {kind}", node.at)
+            return kind
+        return self._binary(node) if isinstance(node, Binary) else self._named(node)
+
+    def _binary(self, node: Binary) -> Kind:
+        left, right, what = self.kind(node.left), self.kind(node.right), node.operator
+        if what in ("and", "or"):
+            for side, kind in ((node.left, left), (node.right, right)):
+                if kind.unit is not None:
+                    raise Mistake(f"{what} joins conditions, and this is {kind}: compare it, as in … > 0", side.at)
+            return _CONDITION
+        if left.unit is None or right.unit is None:
+            twice = what in COMPARISONS and any(isinstance(n, Binary) and n.operator in COMPARISONS
+                                                for n in (node.left, node.right))
+            raise Mistake("write a < b and b < c" if twice else f"{what} takes figures, not conditions", node.at)
+        if what == "*":
+            return Kind(self._unit(left.unit.times(right.unit), node.at))
+        if what == "/":
+            return Kind(self._unit(left.unit.over(right.unit), node.at))
+        if left.unit != right.unit and not left.zero and not right.zero:
+            raise Mistake(f"{left} and {right} cannot be {'compared' if what in COMPARISONS else 'added'}"
+                          f"{_hint(left.unit, right.unit, node)}", node.at)
+        return _CONDITION if what in COMPARISONS else Kind(right.unit if left.zero else left.unit)
+
+    def _unit(self, unit: Unit, at: int) -> Unit:
+        if max(map(abs, unit)) > 4:
+            raise Mistake(f"no figure is in {unit}", at)
+        return unit
+
+    # -- names ------------------------------------------------------------------------------------
+
+    def _named(self, node: Name) -> Kind:
+        first = node.segments[0]
+        if first.arguments is not None:
+            if first.name in _PLAIN:
+                return self._function(node, first)
+            return self._of_rows(node, first)
+        if first.name == "gpus" and len(node.segments) > 1:
+            return self._of_gpus(node)
+        return self._quantity(node)
+
+    def _function(self, node: Name, call: Segment) -> Kind:
+        arguments = call.arguments or ()
+        if len(node.segments) > 1:
+            raise Mistake(f"{call.name}(…) has no part {node.segments[1].name}", node.segments[1].at)
+        if len(arguments) != _PLAIN[call.name]:
+            instead = f"; over a time: name.{call.name}(30s)" if call.name in AGGREGATES else ""
+            raise Mistake(f"{call.name} takes {_PLAIN[call.name]} figure{'s' * (_PLAIN[call.name] > 1)}, "
+                          f"not {len(arguments)}{instead}", call.at)
+        kinds = [self.kind(argument) for argument in arguments]
+        units = {kind.unit for kind in kinds if not kind.zero}
+        if None in units or len(units) > 1:
+            raise Mistake(f"{call.name} takes figures of one unit: {' and '.join(map(str, kinds))}", call.at)
+        self.meanings[node.at] = Call(call.name, arguments, False)
+        return Kind(units.pop()) if units else kinds[0]
+
+    def _of_gpus(self, node: Name) -> Kind:
+        call = node.segments[1]
+        if call.name not in _OVER_GPUS or call.arguments is None or len(node.segments) > 2:
+            raise Mistake(f"there is no gpus.{call.name}: gpus." + ", gpus.".join(_OVER_GPUS), call.at)
+        if len(call.arguments) != 1:
+            raise Mistake(f"gpus.{call.name} takes one figure or condition", call.at)
+        if self._over_gpus:
+            raise Mistake("gpus.… cannot stand inside gpus.…", node.at)
+        self._over_gpus = True
+        kind = self.kind(call.arguments[0])
+        self._over_gpus = False
+        if (kind.unit is None) != (call.name in _OF_CONDITIONS):
+            raise Mistake(f"gpus.{call.name} takes a {'condition' if kind.unit is not None else 'figure'}, "
+                          f"not {kind}", call.at)
+        self.meanings[node.at] = Call(call.name, call.arguments, True)
+        return Kind(NONE) if call.name == "count" else _CONDITION if kind.unit is None else kind
+
+    def _of_rows(self, node: Name, first: Segment) -> Kind:
+        tables: Mapping[str, Table] = TABLES if self._where == "trace" else {}
+        if first.name not in tables and first.name != "finding":
+            raise self._unknown(node, f"{first.name}(…)", [*tables, "finding", *_PLAIN], first.at)
+        argument = first.arguments[0] if first.arguments and len(first.arguments) == 1 else None
+        if not isinstance(argument, Text) or not 0 < len(argument.text) <= 200:
+            raise Mistake(f'{first.name} takes one text in quotes: {first.name}("…")', first.at)
+        if first.name == "finding":
+            return self._finding(node, argument)
+        table = tables[first.name]
+        chosen = node.segments[1] if len(node.segments) == 2 else None
+        if chosen is None or chosen.name not in table.fields or chosen.arguments is not None:
+            raise Mistake(f'{table.name}("…") has {", ".join(f".{name}" for name in table.fields)}',
+                          chosen.at if chosen is not None else node.at)
+        quantity = table.fields[chosen.name]
+        self.meanings[node.at] = Reference(self._text(node), quantity, table=table, pattern=argument.text)
+        return Kind(quantity.unit)
+
+    def _finding(self, node: Name, argument: Text) -> Kind:
+        if len(node.segments) > 1 or not _ID.fullmatch(argument.text):
+            raise Mistake('finding takes the id of a rule: finding("input_bound")', argument.at)
+        self.meanings[node.at] = Reference(self._text(node), Quantity("finding", NONE, ""), finding=argument.text)
+        return _CONDITION
+
+    def _quantity(self, node: Name) -> Kind:
+        """A name, or its past: ``sm_active``, ``host.cpu_ratio.mean(30s)``."""
+        known, segments = NAMES[self._where], node.segments
+        last = segments[-1]
+        name = ".".join(own.name for own in (segments if last.arguments is None else segments[:-1]))
+        if any(own.arguments is not None for own in segments[:-1]) or name not in known:
+            raise self._unknown(node, name, known, node.at)
+        quantity = known[name]
+        self.per_gpu |= quantity.per_gpu and not self._over_gpus
+        window_s = 0.0
+        if last.arguments is not None:
+            window_s = self._window(quantity, last)
+        self.meanings[node.at] = Reference(self._text(node), quantity, last.name if window_s else "", window_s)
+        return Kind(quantity.unit)
+
+    def _window(self, quantity: Quantity, call: Segment) -> float:
+        if call.name not in AGGREGATES:
+            raise Mistake(f"a name has {', '.join(f'.{own}(30s)' for own in AGGREGATES)}, not .{call.name}", call.at)
+        if not quantity.past:
+            why = "a trace has no past" if self._where == "trace" else f"no history of {quantity.name} is kept"
+            raise Mistake(f"{why}: write {quantity.name} alone", call.at)
+        seconds = call.arguments[0] if call.arguments and len(call.arguments) == 1 else None
+        if not isinstance(seconds, Number) or seconds.unit != SECONDS:
+            raise Mistake(f"{call.name} takes a time, as in {quantity.name}.{call.name}(30s)", call.at)
+        if not MIN_WINDOW_S <= seconds.value <= MAX_WINDOW_S:
+            raise Mistake(f"a time is from {MIN_WINDOW_S:g}s to {MAX_WINDOW_S / 3600:g}h", seconds.at)
+        return seconds.value
+
+    def _unknown(self, node: Name, name: str, known: Iterable[str], at: int) -> Mistake:
+        near = get_close_matches(name, list(known), 1, 0.5)
+        other: Source = "trace" if self._where == "live" else "live"
+        if name in NAMES[other] or name.removesuffix("(…)") in (TABLES if other == "trace" else ()):
+            return Mistake(f"{name} is a name of rules with on = \"{other}\"", at)
+        hint = f"did you mean {near[0]}?" if near else "gputop rules names lists them"
+        return Mistake(f"there is no name {name}: {hint}", at)
+
+    def _text(self, node: Name) -> str:
+        return self._source[node.at:node.end]
+
+
+def _hint(left: Unit, right: Unit, node: Binary) -> str:
+    """How the number would be written, where one side is one without a unit."""
+    for unit, other in ((left, node.right), (right, node.left)):
+        if isinstance(other, Number) and other.unit == NONE and unit in EXAMPLE:
+            return f": write a unit, as in {EXAMPLE[unit]}"
+    return ""

@@ -1,0 +1,56 @@
+"""One expression: read and checked once, evaluated often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gputop.rules.check import Checker, Kind, Meaning, Reference
+from gputop.rules.evaluate import Evaluation, Values
+from gputop.rules.lexer import Mistake
+from gputop.rules.names import Quantity, Source
+from gputop.rules.parser import Node, parse
+
+
+class Outcome(NamedTuple):
+    """What a condition yields: whether it holds, None where that is not known for want of ``missing``; ``figures`` are
+    the named ones that it read, in base units."""
+
+    holds: bool | None
+    figures: Mapping[str, tuple[float, Quantity]]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """An expression that holds or does not. ``per_gpu``: for each GPU, as it uses a name that each GPU has."""
+
+    text: str
+    source: Source
+    tree: Node
+    meanings: Mapping[int, Meaning]
+    per_gpu: bool
+
+    @property
+    def references(self) -> tuple[Reference, ...]:
+        """The names that it uses."""
+        return tuple(own for own in self.meanings.values() if isinstance(own, Reference))
+
+    def judge(self, values: Values, gpu: int | None = None) -> Outcome:
+        """``gpu``: for which one, where ``per_gpu``. Raises nothing of its own."""
+        evaluation = Evaluation(self.meanings, values, gpu)
+        holds = evaluation.of(self.tree)
+        missing = tuple(evaluation.missing.values()) if holds is None else ()
+        return Outcome(None if holds is None else bool(holds), evaluation.figures,
+                       missing or (("a result that is a number",) if holds is None else ()))
+
+
+def condition(text: str, source: Source) -> Condition:
+    """Read and check a condition; raises :class:`~gputop.rules.lexer.Mistake` with its place in ``text``."""
+    tree = parse(text)
+    checker = Checker(text, source)
+    kind = checker.kind(tree)
+    if kind != Kind(None):
+        raise Mistake(f"a rule asks for a condition, and this is {kind}: compare it, as in … > 0", 0)
+    return Condition(" ".join(text.split()), source, tree, checker.meanings, checker.per_gpu)

@@ -1,0 +1,165 @@
+"""From words to a tree: precedence climbing (V. Pratt, "Top down operator precedence", POPL 1973)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gputop.rules.lexer import Mistake, Word, words
+from gputop.rules.units import NONE, Unit
+
+MAX_NODES = 200  # also bounds the depth of a tree, and with it the recursion of who walks it
+_MAX_NESTING = 40
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+_BINDING = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "+": 5, "-": 5, "*": 6, "/": 6}
+_NOT, _SIGN = 3, 7
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    at: int
+    value: float
+    unit: Unit = NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    at: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    at: int
+    value: bool
+
+
+class Segment(NamedTuple):
+    """One part of a dotted name; ``arguments`` is None where no parentheses follow it."""
+
+    at: int
+    name: str
+    arguments: tuple[Node, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A dotted name: ``sm_active.mean(30s)``, ``layer("decoder/*").time``, ``max(a, b)``."""
+
+    at: int
+    end: int
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """``operator`` is "not" or "-"."""
+
+    at: int
+    operator: str
+    operand: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    at: int
+    operator: str
+    left: Node
+    right: Node
+
+
+Node = Number | Text | Truth | Name | Unary | Binary
+
+
+def parse(source: str) -> Node:
+    """The tree of an expression; raises :class:`~gputop.rules.lexer.Mistake`."""
+    parser = _Parser(words(source))
+    tree = parser.expression(0)
+    parser.expect("end", "the end, or an operator such as and, <, +")
+    return tree
+
+
+class _Parser:
+    def __init__(self, source: list[Word]) -> None:
+        self._words = source
+        self._next = 0
+        self._nodes = 0
+        self._nesting = 0
+
+    @property
+    def _word(self) -> Word:
+        return self._words[self._next]
+
+    def _take(self) -> Word:
+        word = self._word
+        self._next += word.kind != "end"
+        return word
+
+    def _made(self, at: int) -> int:
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise Mistake(f"an expression has at most {MAX_NODES} parts: make two rules of it", at)
+        return at
+
+    def _is(self, operator: str) -> bool:
+        return self._word.kind == "operator" and self._word.text == operator
+
+    def expect(self, what: str, meant: str) -> Word:
+        word = self._take()
+        if word.kind != what and (word.kind, word.text) != ("operator", what):
+            found = "the end of the expression" if word.kind == "end" else f"“{word.text}”"
+            raise Mistake(f"{found} where {meant} belongs", word.at)
+        return word
+
+    def expression(self, power: int) -> Node:
+        self._nesting += 1
+        if self._nesting > _MAX_NESTING:
+            raise Mistake(f"an expression is nested at most {_MAX_NESTING} deep", self._word.at)
+        left = self._operand()
+        while (binding := self._binding()) > power:
+            word = self._take()
+            right = self.expression(binding)
+            left = Binary(self._made(word.at), word.text, left, right)
+        self._nesting -= 1
+        return left
+
+    def _binding(self) -> int:
+        return _BINDING.get(self._word.text, 0) if self._word.kind in ("operator", "name") else 0
+
+    def _operand(self) -> Node:
+        word = self._take()
+        if word.kind == "number":
+            return Number(self._made(word.at), word.value, word.unit)
+        if word.kind == "text":
+            return Text(self._made(word.at), word.text)
+        if (word.kind, word.text) == ("operator", "("):
+            inner = self.expression(0)
+            self.expect(")", "a closing parenthesis")
+            return inner
+        if word.text in ("not", "-") and word.kind in ("name", "operator"):
+            return Unary(self._made(word.at), word.text, self.expression(_NOT if word.text == "not" else _SIGN))
+        if word.kind == "name" and word.text in ("true", "false"):
+            return Truth(self._made(word.at), word.text == "true")
+        if word.kind != "name" or word.text in _BINDING:
+            found = "the expression ends" if word.kind == "end" else f"“{word.text}” stands"
+            raise Mistake(f"{found} where a name or a number belongs", word.at)
+        return self._name(word)
+
+    def _name(self, word: Word) -> Name:
+        segments = [self._segment(word)]
+        while self._is("."):
+            self._take()
+            segments.append(self._segment(self.expect("name", "a name")))
+        return Name(self._made(word.at), self._words[self._next - 1].end, tuple(segments))
+
+    def _segment(self, word: Word) -> Segment:
+        if not self._is("("):
+            return Segment(word.at, word.text, None)
+        self._take()
+        arguments: list[Node] = []
+        while not self._is(")"):
+            if arguments:
+                self.expect(",", "a comma or a closing parenthesis")
+            arguments.append(self.expression(0))
+        self._take()
+        return Segment(word.at, word.text, tuple(arguments))

@@ -1,0 +1,273 @@
+"""A file of rules, limits and budgets: TOML, checked as a whole. A mistake costs what it stands in, not the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, cast
+
+from gputop.core.findings import Severity
+from gputop.rules.expression import Condition, condition
+from gputop.rules.lexer import Mistake, words
+from gputop.rules.names import Source
+from gputop.rules.toml_places import Place, Places, TomlMistake, parse_toml
+from gputop.rules.units import SECONDS, Unit
+from gputop.text.units import printable
+
+MAX_BYTES = 1 << 18
+MAX_ENTRIES = 200  # rules of a file, and budgets
+_ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_MAX_CHARS = {"title": 200, "action": 1000, "snippet": 4000, "why": 1000}
+_MAX_HOLD_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A mistake in a file, for people."""
+
+    file: str
+    place: Place
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.place.line}:{self.place.column}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleText:
+    """One ``[[rule]]``. ``hold_s``: for how long its condition has to hold (live)."""
+
+    id: str
+    condition: Condition
+    severity: Severity
+    title: str
+    why: str
+    action: str
+    snippet: str | None
+    hold_s: float
+    origin: str  # file:line
+
+
+@dataclass(frozen=True, slots=True)
+class LimitText:
+    """One line of ``[limits]``: a number, with its unit where it has one."""
+
+    id: str
+    value: float
+    unit: Unit
+    origin: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """One line of ``[budget]``: what has to hold of a trace."""
+
+    id: str
+    condition: Condition
+    origin: str
+
+
+@dataclass(slots=True)
+class RuleFile:
+    """What could be used of a file, and what could not."""
+
+    name: str
+    rules: list[RuleText] = field(default_factory=list)
+    limits: list[LimitText] = field(default_factory=list)
+    budgets: list[Budget] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_rules(text: str, name: str) -> RuleFile:
+    """The content of a file called ``name``. Raises nothing: what is wrong stands in ``problems``."""
+    file = RuleFile(name)
+    try:
+        document = parse_toml(text)
+    except TomlMistake as mistake:
+        file.problems.append(Problem(name, mistake.place, f"this is no TOML: {printable(mistake.message)}"))
+        return file
+    _Reader(file, Places(text)).read(document)
+    file.problems.sort(key=lambda problem: problem.place)
+    return file
+
+
+def quantity(value: object) -> tuple[float, Unit]:
+    """A number, or a text with a number and its unit ("30s", "5%"); raises :class:`Mistake`."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = repr(value)  # infinite or too large: the same mistake as in a text
+    if isinstance(value, str):
+        found = words(value)
+        if len(found) == 2 and found[0].kind == "number":
+            return found[0].value, found[0].unit
+    raise Mistake('a number with its unit belongs here, as in "30s" or 0.4', 0)
+
+
+class _Wrong(Exception):
+    """A value that cannot be used: what is wrong, in which key, at which of its characters."""
+
+    def __init__(self, message: str, key: str = "", at: int = 0) -> None:
+        super().__init__(message)
+        self.message, self.key, self.at = message, key, at
+
+
+class _Reader:
+    def __init__(self, file: RuleFile, places: Places) -> None:
+        self._file, self._places = file, places
+
+    def read(self, document: Mapping[str, Any]) -> None:
+        readers: dict[str, Callable[[Any], None]] = {"rule": self._rules, "limits": self._limits,
+                                                     "budget": self._budgets}
+        for key, value in document.items():
+            if key not in readers:
+                place = self._places.table(key) if isinstance(value, (dict, list)) else self._places.value("", 0, key)
+                self._problem(place, f"there is no {_quoted(key)} here{_near(key, readers)}: "
+                                     "[[rule]], [limits] and [budget] are read")
+            else:
+                readers[key](value)
+
+    def _problem(self, place: Place, message: str) -> None:
+        if len(self._file.problems) < MAX_ENTRIES:
+            self._file.problems.append(Problem(self._file.name, place, message))
+
+    def _origin(self, place: Place) -> str:
+        return f"{self._file.name}:{place.line}"
+
+    # -- rules ------------------------------------------------------------------------------------
+
+    def _rules(self, tables: Any) -> None:
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            self._problem(self._places.table("rule"), "rules stand under [[rule]], in two brackets")
+            return
+        if len(tables) > MAX_ENTRIES:
+            self._problem(self._places.table("rule", MAX_ENTRIES), f"a file has at most {MAX_ENTRIES} rules")
+        for number, table in enumerate(tables[:MAX_ENTRIES]):
+            try:
+                self._file.rules.append(self._rule(table, self._places.table("rule", number)))
+            except _Wrong as wrong:
+                place = self._places.value("rule", number, wrong.key, table.get(wrong.key), wrong.at)
+                self._problem(place, wrong.message)
+
+    def _rule(self, table: Mapping[str, Any], place: Place) -> RuleText:
+        for key in table:
+            if key not in _RULE_KEYS:
+                raise _Wrong(f"a rule has no {_quoted(key)}{_near(key, _RULE_KEYS)}", key)
+        id_ = _text(table, "id", _ID)
+        source = cast("Source", _one_of(table, "on", ("live", "trace"), None))
+        hold_s = 0.0
+        if "for" in table:
+            hold_s = _hold(table, source)
+        return RuleText(
+            id_, _condition(table, "when", source),
+            cast("Severity", _one_of(table, "severity", ("low", "medium", "high"), "medium")),
+            printable(_text(table, "title")), printable(_text(table, "why", default="")),
+            printable(_text(table, "action", default="")), _snippet(table), hold_s, self._origin(place))
+
+    # -- limits and budgets -------------------------------------------------------------------------
+
+    def _limits(self, table: Any) -> None:
+        for key, value, place in self._entries("limits", table):
+            try:
+                number, unit = quantity(value)
+            except Mistake as mistake:
+                self._problem(place, mistake.message)
+            else:
+                self._file.limits.append(LimitText(key, number, unit, self._origin(place), place))
+
+    def _budgets(self, table: Any) -> None:
+        for key, value, place in self._entries("budget", table):
+            if not _ID.fullmatch(key):
+                self._problem(place, "the name of a budget is of a-z, 0-9 and _, as step_time")
+                continue
+            try:
+                own = _condition({"budget": value}, "budget", "trace")
+            except _Wrong as wrong:
+                self._problem(self._places.value("budget", 0, key, value, wrong.at), wrong.message)
+            else:
+                self._file.budgets.append(Budget(key, own, self._origin(place)))
+
+    def _entries(self, name: str, table: Any) -> Iterator[tuple[str, Any, Place]]:
+        """The keys of a table with their values; of tables inside, as dotted keys make them, joined by dots."""
+        if not isinstance(table, dict):
+            self._problem(self._places.table(name), f"[{name}] is a table of NAME = VALUE")
+            return
+        flat = list(_flat(table, name))
+        if len(flat) > MAX_ENTRIES:
+            self._problem(self._places.table(name), f"[{name}] has at most {MAX_ENTRIES} lines")
+        for path, value in flat[:MAX_ENTRIES]:
+            key = path.removeprefix(f"{name}.")
+            inner, _, last = path.rpartition(".")
+            place = self._places.value(name, 0, key, value)
+            if place == self._places.table(name):
+                place = self._places.value(inner, 0, last, value)
+            yield key, value, place
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict) and prefix.count(".") < 3:
+            yield from _flat(value, f"{prefix}.{key}")
+        else:
+            yield f"{prefix}.{key}", value
+
+
+_RULE_KEYS = ("id", "on", "when", "for", "severity", "title", "why", "action", "snippet")
+
+
+def _text(table: Mapping[str, Any], key: str, pattern: re.Pattern[str] | None = None,
+          default: str | None = None) -> str:
+    value = table.get(key, default)
+    if value is None:
+        raise _Wrong(f"a rule needs {key} = …")
+    if not isinstance(value, str) or (not value.strip() and default is None):
+        raise _Wrong(f'{key} is a text in quotes', key)
+    if len(value) > _MAX_CHARS.get(key, 1 << 20):
+        raise _Wrong(f"{key} has at most {_MAX_CHARS[key]} characters", key)
+    if pattern is not None and not pattern.fullmatch(value):
+        raise _Wrong(f"{key} is of a-z, 0-9 and _, as slow_input", key)
+    return value
+
+
+def _one_of(table: Mapping[str, Any], key: str, choices: tuple[str, ...], default: str | None) -> str:
+    value = _text(table, key, default=default)
+    if value not in choices:
+        raise _Wrong(f"{key} is one of {', '.join(choices)}", key)
+    return value
+
+
+def _condition(table: Mapping[str, Any], key: str, source: Source) -> Condition:
+    try:
+        return condition(_text(table, key), source)
+    except Mistake as mistake:
+        raise _Wrong(printable(mistake.message), key, mistake.at) from None
+
+
+def _hold(table: Mapping[str, Any], source: Source) -> float:
+    if source != "live":
+        raise _Wrong("for is of live rules: a trace has no time that goes on", "for")
+    try:
+        seconds, unit = quantity(table["for"])
+    except Mistake:
+        seconds, unit = -1.0, SECONDS
+    if unit not in (SECONDS, Unit()) or not 0 <= seconds <= _MAX_HOLD_S:
+        raise _Wrong('for is a time up to 1h, as in "30s"', "for")
+    return seconds
+
+
+def _snippet(table: Mapping[str, Any]) -> str | None:
+    """Its lines keep their indentation; all else that is not printable is replaced."""
+    lines = _text(table, "snippet", default="").strip("\n").splitlines()
+    return "\n".join(" " * (len(line.expandtabs(4)) - len(line.expandtabs(4).lstrip(" "))) + printable(line.strip())
+                     for line in lines) or None
+
+
+def _near(word: str, known: Collection[str]) -> str:
+    near = get_close_matches(word, known, 1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _quoted(key: str) -> str:
+    shown = printable(key)
+    return f"“{shown if len(shown) <= 40 else shown[:39] + '…'}”"

@@ -1,0 +1,101 @@
+"""Where the values of a TOML document stand: tomllib tells the values alone, and a mistake in one has a line and a
+column."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, NamedTuple
+
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\]\n]+?)\s*\]")
+_PART = r"(?:[A-Za-z0-9_-]+|\"[^\"\n]*\"|'[^'\n]*')"
+_KEY = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=[ \t]*")
+_AT = re.compile(r"(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)", re.S)
+
+
+class Place(NamedTuple):
+    """Line and column count from 1."""
+
+    line: int = 1
+    column: int = 1
+
+
+class TomlMistake(ValueError):
+    """The document is no TOML."""
+
+    def __init__(self, message: str, place: Place) -> None:
+        super().__init__(message)
+        self.message, self.place = message, place
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Raises :class:`TomlMistake`."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise TomlMistake("it is nested too deeply", Place()) from None
+    except ValueError as error:
+        match = _AT.fullmatch(str(error))
+        if match is None:
+            raise TomlMistake(str(error), Place()) from None
+        place = Place(int(match[2]), int(match[3])) if match[2] else Place(text.count("\n") + 1)
+        raise TomlMistake(match[1], place) from None
+
+
+class Places:
+    """Finds the keys of a document: those of the n-th ``[[table]]`` by table, n (from 0) and key."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._values: dict[tuple[str, int, str], int] = {}
+        self._tables: dict[tuple[str, int], int] = {}
+        self._scan()
+
+    def table(self, name: str, number: int = 0) -> Place:
+        """The header of a table."""
+        return self._at(self._tables.get((name, number), 0))
+
+    def value(self, table: str, number: int, key: str, value: object = None, at: int = 0) -> Place:
+        """A value; of a text its character ``at``, where it stands in the document as it is read (no escapes)."""
+        start = self._values.get((table, number, key))
+        if start is None:
+            return self.table(table, number)
+        if isinstance(value, str):
+            found = self._text.find(value, start, start + len(value) + 8)
+            if found >= 0:
+                start = found + at
+        return self._at(start)
+
+    def _at(self, offset: int) -> Place:
+        before = self._text[:offset]
+        return Place(before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1)
+
+    def _scan(self) -> None:
+        table, number, counts = "", 0, dict[str, int]()
+        offset, closing = 0, ""
+        for line in self._text.splitlines(keepends=True):
+            start, offset = offset, offset + len(line)
+            if closing:  # inside a text of several lines
+                if closing in line:
+                    closing = ""
+                continue
+            if header := _HEADER.match(line):
+                table = _plain(header[2])
+                number = counts.get(table, 0) if header[1] == "[[" else 0
+                counts[table] = number + 1
+                self._tables[table, number] = start
+            elif key := _KEY.match(line):
+                self._values[table, number, _plain(key[1])] = start + key.end()
+                rest = line[key.end():]
+                if rest[:3] in ('"""', "'''") and rest[:3] not in rest[3:]:
+                    closing = rest[:3]
+
+
+def _plain(key: str) -> str:
+    """A key without the quotes and the space around its parts."""
+    return ".".join(part.strip(" \t\"'") for part in key.split("."))

@@ -1,0 +1,221 @@
+"""Rules, limits and rules in Python of the user's own, judged beside gputop's."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gputop.advice import python_rules
+from gputop.advice.live.advise import live_advice
+from gputop.advice.live.own_rules import KEPT_S, HeldConditions
+from gputop.advice.merge import merge_findings
+from gputop.advice.own import install
+from gputop.advice.registry import LIMITS, Own, limit
+from gputop.advice.rule import PythonRule
+from gputop.advice.trace.own_rules import judged
+from gputop.advice.verdict import Explanation, Verdict
+from gputop.core.codec import convert, to_document
+from gputop.core.findings import Advice, Finding
+from gputop.rules.expression import condition
+from gputop.rules.rule_file import read_rules
+from gputop.telemetry.history import History
+from tests.advice.live.scene import Scene, after
+from tests.advice.trace.traces import analyzed, findings, healthy, input_bound, uneven
+from tests.analyses import make_analysis
+
+
+def use(text: str) -> list[str]:
+    return [str(problem) for problem in install([read_rules(text, "r.toml")])]
+
+
+def live_rule(when: str, more: str = "") -> str:
+    return f"[[rule]]\nid = \"mine\"\non = \"live\"\ntitle = \"T\"\nwhen = '{when}'\n{more}\n"
+
+
+def played(scene: Scene, seconds: int) -> list[Finding | None]:
+    """The finding of the rule "mine", second by second."""
+    history, held, out = History(), HeldConditions(), []
+    for tick in range(seconds):
+        history.append(sample := scene.sample(float(tick)))
+        advice: Advice = live_advice(history, sample, (), held=held)
+        out.append(next((f for f in advice.findings if f.id == "mine"), None))
+    return out
+
+
+def dip(t: float) -> float:
+    """Low from 40 s to 60 s."""
+    return 0.2 if 40 <= t < 60 else 0.9
+
+
+def test_a_live_rule_holds_for_its_time_and_stays_a_little() -> None:
+    assert not use(live_rule("sm_active < 40%", 'for = "10s"\nseverity = "high"\naction = "A"\nwhy = "W."'))
+    out = played(Scene({0: 0.9, 1: dip}, gpus=2), 75)
+    shown = [t for t, found in enumerate(out) if found is not None]
+    assert shown == list(range(50, 60 + int(KEPT_S)))
+    last = out[shown[-1]]
+    assert last is not None and last.gpus == (1,) and last.severity == "high" and last.yours == "r.toml:1"
+    assert last.evidence == {"sm_active_ratio": pytest.approx(0.2)}  # of when it held
+    assert last.gain.step_time is None and last.origin == "live"
+
+
+def test_a_rule_of_the_node_names_no_gpu_and_past_figures_abstain_without_readings() -> None:
+    use(live_rule("gpus.count(sm_active.mean(30s) < 50%) == 1 and host.cpu_ratio.mean(10s) > 20%"))
+    scene = Scene({0: 0.9, 1: 0.2}, gpus=2)
+    (found,) = [f for f in after(scene, 60).findings if f.id == "mine"]
+    assert found.gpus == ()
+    assert [a.missing for a in after(scene, 5).abstained if a.id == "mine"]
+    use(live_rule("tensor_active.max(30s) < 1%"))
+    (missing,) = [a.missing for a in after(Scene({0: 0.9}, gpus=1, fine=False), 60).abstained if a.id == "mine"]
+    assert "the test says so" in missing
+
+
+def test_it_can_ask_for_gputop_s_own_findings() -> None:
+    use(live_rule('finding("idle_gpu") and activity.max(30s) < 5%'))
+    scene = Scene({g: 0.9 if g else 0.0 for g in range(4)}, gpus=4)
+    advice = after(scene, 300)
+    assert {f.id for f in advice.findings} >= {"idle_gpu", "mine"}
+    assert "mine" in {f.id for f in merge_findings((), advice.findings)}
+
+
+def test_the_clock_may_be_set_back() -> None:
+    use(live_rule("sm_active < 40%", "for = 10"))
+    history, held = History(), HeldConditions()
+    for tick in (*range(9), *range(-500, -492)):
+        history.append(sample := Scene({0: 0.1}, gpus=1).sample(float(tick)))
+        assert "mine" not in {f.id for f in live_advice(history, sample, (), held=held).findings}
+
+
+# -- traces -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("when", "holds"), [
+    ("step.input_wait / step.time > 20%", True), ("step.input / step.time < 1%", False), ("step.count > 1", True),
+    ("collectives.waiting > 0", None), ("memory.peak_ratio > 0.5", None), ("limits.mfu > 0", None),
+    ("gpu.busy < 90%", True), ("gpus.max(gpu.busy) > 90%", False), ('kernel("*").count > 10', True),
+    ('kernel("no such").time > 0', False), ('finding("input_bound")', True), ('finding("allreduce_slow")', False),
+    ('op("*").time > 0', None), ("trace.window > 10ms and trace.events > 0", True),
+])
+def test_figures_of_a_trace(when: str, holds: bool | None) -> None:
+    assert judged(condition(when, "trace"), analyzed(input_bound()))[0] is holds
+
+
+def test_the_finding_names_the_gpus_and_the_figures() -> None:
+    use('[[rule]]\nid = "mine"\non = "trace"\ntitle = "T"\n'
+        'when = "gpu.compute_per_step > 1.3 * gpus.median(gpu.compute_per_step)"')
+    found = findings(uneven(2, 2.0))["mine"]
+    assert found.gpus == (2,) and found.yours == "r.toml:1" and found.gain.by is None
+    assert found.evidence["gpu_compute_per_step_s"] == pytest.approx(12e-3, rel=0.1)
+    assert convert(to_document(found), Finding) == found
+    assert "mine" not in findings(healthy(4))
+
+
+def test_layers_are_summed_once() -> None:
+    rows = [{"name": name, "parent": parent, "device_s": s, "wait_s": 0.0, "share": s, "kernels": 1.0}
+            for name, parent, s in (
+        ("forward", None, 0.6), ("encoder", 0, 0.4), ("attention", 1, 0.3), ("decoder", 0, 0.2),
+        ("backward", None, 0.4))]
+    analysis = make_analysis(layers={"basis": "step", "total_s": 1.0, "gpus": 1, "rows": rows})
+    for pattern, time_s in (("*", 1.0), ("encoder*", 0.4), ("*/encoder/*", 0.3), ("*coder", 0.6), ("nothing", 0.0)):
+        assert judged(condition(f'abs(layer("{pattern}").time - {time_s}s) < 1us', "trace"), analysis)[0], pattern
+
+
+def test_ids_are_taken_once() -> None:
+    text = live_rule("sm_active < 1")
+    assert "taken: r.toml:1" in use(text + text)[0]
+    assert "gputop's own" in use(text.replace("mine", "idle_gpu"))[0] and not Own.rules
+
+
+# -- limits -----------------------------------------------------------------------------------------
+
+
+def test_a_limit_that_is_set_counts_and_the_finding_says_whose_it_is() -> None:
+    assert "input_bound" in findings(input_bound())
+    assert not use("[limits]\ninput_bound.share = '50 %'")
+    assert limit("input_bound.share") == 0.5 and "input_bound" not in findings(input_bound(4_000))
+    use("[limits]\ninput_bound.share = '6 %'")
+    assert "yours (r.toml:2): 0.06 ratio" in findings(input_bound())["input_bound"].source
+    Own.clear()
+    assert limit("input_bound.share") == LIMITS["input_bound.share"].value
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("input_bound.shar = 0.1", "did you mean input_bound.share"), ("input_bound.share = '3s'", "is in ratio"),
+    ("input_bound.share = 2", "from 0.005 to 0.5"), ("slice_s = 3", "cannot be set"),
+    ("idle_gpu.enter = -1", "a number with its unit"),
+    ("idle_gpu.window_s = '1h'", "from 6 to 600"), ("idle_gpu.window_s = '5 %'", "from 6"),
+])
+def test_limits_that_cannot_be_set(line: str, message: str) -> None:
+    (problem,) = use(f"[limits]\n{line}")
+    assert message in problem and Own.limits == LIMITS
+
+
+def test_no_limit_that_can_be_set_breaks_a_rule() -> None:
+    """All at an end of their range, or anywhere in it, over busy, idle and uneven nodes and traces."""
+    random_ = random.Random(1)
+    scenes = [Scene(), Scene({0: 0.9, 1: 0.0}, gpus=2), Scene({g: 0.3 if g else 0.9 for g in range(4)}, gpus=4)]
+    for round_ in range(6):
+        lines = []
+        for own in LIMITS.values():
+            high = min(10 * own.value, 1.0) if own.unit == "ratio" and own.value <= 1 else 10 * own.value
+            value = (own.value / 10, high)[round_] if round_ < 2 else random_.uniform(own.value / 10, high)
+            if "." in own.id:
+                lines.append(f'"{own.id}" = {value!r}')
+        assert not use("[limits]\n" + "\n".join(lines[:200])) and not use("[limits]\n" + "\n".join(lines[-200:]))
+        for scene in scenes:
+            after(scene, 200)
+        for trace in (input_bound(), uneven(0, 2.0), healthy()):
+            analyzed(trace)
+
+
+# -- rules in Python --------------------------------------------------------------------------------
+
+
+def words(verdict: Any, *_: Any) -> Explanation:
+    return Explanation("T", "W", {"x_ratio": 0.5}, "A", "no figure", "S")
+
+
+def python_rule(id_: str = "theirs", judge: Any = lambda facts: Verdict(gpus=(0,), share=0.2)) -> PythonRule:
+    return PythonRule(id=id_, origin="trace", judge=judge, describe=words)
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, loaded: Any, place: str | None = None) -> None:
+    """One entry point, of a package in the interpreter's folder or at ``place``."""
+    folder = place or sorted(python_rules._package_folders())[0]
+
+    class Point(EntryPoint):
+        dist = SimpleNamespace(name="their-rules", locate_file=lambda _: folder)  # type: ignore[assignment]
+
+        def load(self) -> Any:
+            if isinstance(loaded, Exception):
+                raise loaded
+            return loaded
+
+    monkeypatch.setattr(python_rules, "entry_points", lambda group: [Point("theirs", "m:f", group)])
+    Own.python_rules = None
+
+
+def test_a_rule_in_python_makes_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, lambda: [python_rule()])
+    found = findings(input_bound())["theirs"]
+    assert found.yours == "their-rules" and found.severity == "high"
+
+
+@pytest.mark.parametrize(("loaded", "place", "said"), [
+    (ImportError("no module x"), None, "no module x"), (3, None, "TypeError"), ([3], None, "PythonRule"),
+    ([python_rule()], "/", "no installed package"), ([python_rule("idle_gpu")], None, "taken"),
+    ([python_rule(judge=lambda facts: 1 / 0)], None, "ZeroDivisionError"),
+    ([python_rule(judge=lambda facts: "yes")], None, "AttributeError"),
+    ([replace(python_rule(), describe=lambda *_: Explanation("T", "W", {"x": "y"}, "A", "g", "S"))], None, "where"),
+    # type: ignore[dict-item]
+])
+def test_one_that_fails_is_said_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch, loaded: Any, place: str | None,
+                                                     said: str) -> None:
+    installed(monkeypatch, loaded, place)
+    analysis = analyzed(input_bound())
+    assert "input_bound" in {f.id for f in analysis.findings} and "theirs" not in {f.id for f in analysis.findings}
+    assert any(said in own.missing for own in analysis.abstained), analysis.abstained

@@ -1,0 +1,214 @@
+"""``gputop rules``, the cookbook of docs/RULES.md, and where rules of one's own are seen."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gputop.cli import main
+from gputop.commands.rules import names_table
+from gputop.core.samples import GpuSample, Reading
+from gputop.diagnosis.diagnose import analyze_trace
+from gputop.diagnosis.own_rules import use_rules
+from gputop.diagnosis.rule_trials import over_samples, over_trace
+from gputop.replay.writer import RecordingWriter
+from gputop.rules.files import RulePath
+from gputop.trace.readers.load import load
+from tests.advice.live.scene import Scene
+from tests.tui.scenes import capture_of
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "RULES.md").read_text(encoding="utf-8"), re.S)
+RULES = '''[[rule]]
+id = "slow_loader"
+on = "trace"
+when = "step.input_wait / step.time > 20%"
+severity = "high"
+title = "Our loader"
+[budget]
+step = "step.time < 10ms"
+count = "step.count > 0"
+mfu = "limits.mfu > 30%"
+[limits]
+input_bound.share = 0.1
+'''
+DATA = ROOT / "tests" / "data"
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "r.toml").write_text(RULES)
+    return tmp_path / "r.toml"
+
+
+# -- the cookbook -----------------------------------------------------------------------------------
+
+ON_TRACES = {"loader_share": "input-bound", "uneven_work": "gpu0-oversubscribed", "nccl_share": "gpu0-oversubscribed",
+             "tiny_kernels": "launch-bound", "traced_again": "tf_retracing", "long_tail": "keras3_slow_input"}
+
+
+def hot(gpu: GpuSample, t: float) -> GpuSample:
+    return replace(gpu, readings={**gpu.readings, "temperature_c": Reading(84.0, "°C"),
+                                  "temperature_slowdown_c": Reading(87.0, "°C")})
+
+
+def creeping(gpu: GpuSample, t: float) -> GpuSample:
+    return replace(gpu, readings={**gpu.readings, "memory_used_bytes": Reading(72 * 2**30 + t * 2**25, "bytes")})
+
+
+ON_SAMPLES: dict[str, Scene] = {
+    "one_gpu_ahead": Scene({0: 0.95, 1: 0.6, 2: 0.6}, gpus=3),
+    "burning_idle": Scene({0: 0.1}, gpus=1, other={"power_w": 300.0}),
+    "near_slowdown": Scene({0: 0.9}, gpus=1, change=hot), "last_memory": Scene({0: 0.9}, gpus=1, change=creeping)}
+
+
+def cookbook(tmp_path: Path) -> None:
+    (tmp_path / "cookbook.toml").write_text(BLOCKS[1])
+    assert not use_rules([RulePath(str(tmp_path / "cookbook.toml"), "named")])
+
+
+def test_each_rule_of_the_cookbook_on_traces_holds_where_it_should_alone(tmp_path: Path) -> None:
+    cookbook(tmp_path)
+    held: dict[str, set[str]] = {}
+    for name in ("input-bound", "gpu0-oversubscribed", "launch-bound", "healthy", "tf_retracing", "keras3_slow_input"):
+        recorded = DATA / f"{name}.xplane.pb.gz"
+        analysis = analyze_trace(load([str(recorded)])) if recorded.exists() else capture_of(name).analysis
+        assert analysis is not None
+        held[name] = {trial.id for trial in over_trace(analysis) if trial.outcome == "holds"}
+    assert not held["healthy"]
+    assert all(id_ in held[name] for id_, name in ON_TRACES.items()), held
+    assert not held["input-bound"] - {"loader_share"} and not held["tf_retracing"] - {"traced_again"}
+
+
+def test_each_live_rule_of_the_cookbook_holds_where_it_should_alone(tmp_path: Path) -> None:
+    cookbook(tmp_path)
+    for id_, scene in ON_SAMPLES.items():
+        trials = over_samples(scene.sample(float(t)) for t in range(150))
+        assert {trial.id for trial in trials if trial.outcome == "holds"} == {id_}
+    assert not any(trial.outcome == "holds" for trial in over_samples(
+        Scene(dict.fromkeys(range(4), 0.9), gpus=4).sample(float(t)) for t in range(150)))
+    assert set(re.findall(r'id = "(\w+)"', BLOCKS[1])) == ON_TRACES.keys() | ON_SAMPLES.keys()
+
+
+def test_all_toml_in_the_document_is_read_without_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(BLOCKS[0].replace('for = "30s"', '# for = "30s"'))
+    assert not use_rules([RulePath(str(tmp_path / "r.toml"), "named")])
+
+
+# -- the command ------------------------------------------------------------------------------------
+
+
+def test_a_file_is_checked(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "check", "r.toml"]) == 0
+    assert "r.toml: 1 rule, 1 limit, 3 budgets, 0 mistakes" in capsys.readouterr().out
+    file.write_text(RULES.replace("step.time > 20%", "step.tim > 20%\x1b[31m"[:-5]))
+    assert main(["rules", "check", "r.toml"]) == 1
+    out = capsys.readouterr().out
+    assert "r.toml:4:27: there is no name step.tim: did you mean step.time?" in out
+    assert '  when = "step.input_wait / step.tim > 20%"\n' + " " * 28 + "^" in out
+
+
+def test_rules_are_tried_over_a_trace_and_a_recording(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(DATA / "keras3_slow_input.xplane.pb.gz")
+    assert main(["rules", "test", "r.toml", trace, "--json"]) == 0
+    trials = {trial["id"]: trial for trial in json.loads(capsys.readouterr().out)["trials"]}
+    assert {id_: trial["outcome"] for id_, trial in trials.items()} == {
+        "slow_loader": "holds", "step": "exceeded", "count": "kept", "mfu": "cannot be told"}
+    assert trials["slow_loader"]["evidence"]["step_input_wait_s"] == pytest.approx(0.0508, rel=0.01)
+
+    file.write_text("[[rule]]\nid = 'low'\non = 'live'\nwhen = 'sm_active < 0.4'\nfor = '10s'\ntitle = 'x'\n")
+    writer, scene = RecordingWriter(Path("x.gputop")), Scene({0: lambda t: 0.2 if 40 <= t < 60 else 0.9}, gpus=1)
+    for t in range(100):
+        writer.append(scene.sample(float(t)))
+    writer.close()
+    assert main(["rules", "test", "r.toml", "x.gputop"]) == 0
+    out = capsys.readouterr().out
+    assert "low: HOLDS on GPU 0" in out and "once, first at" in out and "in 15 % of the samples" in out
+
+
+@pytest.mark.parametrize("words", [["test", "r.toml"], ["test"], ["explain"], ["explain", "no_such"], ["list", "x"],
+                                   ["test", "absent.toml", "--demo"]])
+def test_wrong_usage(file: Path, words: list[str]) -> None:
+    assert main(["rules", *words]) == 2
+
+
+def test_lists_and_explanations(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--rules", "r.toml", "rules", "list"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"slow_loader +trace +r\.toml:1", out)
+    assert re.search(r"input_bound.share +0.1 ratio +0.05 ratio +yours", out)
+    assert main(["rules", "list", "--json", "--rules", "r.toml"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [own["id"] for own in document["limits"] if own["yours"]] == ["input_bound.share"]
+    assert {"id": "idle_gpu", "on": "live", "origin": "gputop"} in document["rules"]
+    for id_, expected in (("slow_loader", "mean length of a step"), ("input_bound", "input_bound.steps = 2 count")):
+        assert main(["rules", "explain", id_, "--rules", "r.toml"]) == 0
+        assert expected in capsys.readouterr().out
+    assert main(["rules", "names"]) == 0
+    assert capsys.readouterr().out.strip() == "\n".join(names_table()).strip()
+
+
+# -- elsewhere --------------------------------------------------------------------------------------
+
+
+def test_the_project_s_file_is_read_by_analyze_and_what_is_wrong_in_it_is_said(
+        file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.rename("gputop.toml")
+    trace = str(DATA / "keras3_slow_input.xplane.pb.gz")
+    assert main(["analyze", trace, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    found = next(own for own in document["findings"] if own["id"] == "slow_loader")
+    assert found["yours"] == "gputop.toml:1" and found["origin"] == "trace" and found["gain"]["step_time"] is None
+    assert main(["analyze", trace]) == 0
+    assert "HIGH Our loader [slow_loader, yours]" in capsys.readouterr().out
+    Path("gputop.toml").write_text(RULES.replace("[budget]", "[budgets]"))
+    assert main(["analyze", trace]) == 0
+    assert "gputop.toml:7:1: there is no “budgets”" in capsys.readouterr().err
+    assert main(["analyze", trace, "--rules", "gputop.toml"]) == 2
+
+
+def test_the_process_that_analyzes_for_the_monitor_judges_by_them_too(file: Path) -> None:
+    from gputop.diagnosis.worker import analyze_in_worker
+
+    use_rules([RulePath(str(file), "named")])
+    found = analyze_in_worker([str(DATA / "keras3_slow_input.xplane.pb.gz")])
+    assert "slow_loader" in {own.id for own in found.analysis.findings}
+    assert "[slow_loader, yours]" in found.report
+
+
+def captures_on(rule: str, scene: Scene, seconds: int) -> list[str]:
+    from gputop.session.auto_capture.dip_detector import Trigger
+    from gputop.session.auto_capture.dip_rules import parse_rule
+    from gputop.telemetry.history import History
+
+    history, trigger, out = History(), Trigger(parse_rule(rule)), []
+    for t in range(seconds):
+        history.append(sample := scene.sample(float(t)))
+        if (found := trigger.check(history, sample)) is not None:
+            out.append(f"{t} {found.text(found.uuid)}")
+    return out
+
+
+def test_on_dip_takes_a_condition() -> None:
+    level: Callable[[float], float] = lambda t: 0.2 if 40 <= t < 60 or 80 <= t < 83 else 0.9  # noqa: E731
+    scene = Scene({0: 0.9, 1: level}, gpus=2)
+    assert captures_on("sm_active < 40% and gpus.max(sm_active) > 50% for 5s", scene, 100) == [
+        "45 GPU GPU-1: sm_active < 40% and gpus.max(sm_active) > 50% for 5 s"]
+
+
+@pytest.mark.parametrize(("rule", "message"), [("sm_activ < 40%  and power_w > 3W", "did you mean sm_active"),
+                                               ("host.cpu_ratio > 90%", "of one GPU"),
+                                               ("sm_active > 1 for 2h", "1 to 3600")])
+def test_what_is_no_condition_for_a_dip(rule: str, message: str) -> None:
+    from gputop.core.errors import GputopError
+    from gputop.session.auto_capture.dip_rules import parse_rule
+
+    with pytest.raises(GputopError, match=message):
+        parse_rule(rule)

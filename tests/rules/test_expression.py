@@ -1,0 +1,161 @@
+"""Expressions: what they yield, where a mistake is shown, and that nothing in them can call out or run for long."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputop.rules import check, names, parser
+from gputop.rules.check import Reference
+from gputop.rules.evaluate import Value
+from gputop.rules.expression import condition
+from gputop.rules.lexer import MAX_CHARS, Mistake
+
+LIVE = {"sm_active": {0: 0.9, 1: 0.3, 2: None}, "tensor_active": {0: 0.0, 1: 0.5, 2: 0.2}, "power_w": {0: 650.0,
+1: 80.0}}
+
+
+class Fake:
+    """Values by name and GPU; ``sm_active.mean(30s)`` is that of ``sm_active``."""
+
+    gpus = (0, 1, 2)
+
+    def read(self, reference: Reference, gpu: int | None) -> tuple[Value, str]:
+        if gpu is None:
+            return (0.25, "") if reference.quantity.name == "host.cpu_ratio" else (None, "not of this host")
+        value = LIVE.get(reference.quantity.name, {}).get(gpu)
+        return value, "" if value is not None else "no reading"
+
+
+def holds(text: str, gpu: int | None = None) -> bool | None:
+    return condition(text, "live").judge(Fake(), gpu).holds
+
+
+@pytest.mark.parametrize(("text", "gpu", "expected"), [
+    ("sm_active < 0.4", 1, True), ("sm_active.mean(30s) < 40%", 0, False), ("sm_active < 0.4", 2, None),
+    # Kleene: what is known decides where it can.
+    ("sm_active < 0.4 and tensor_active > 1", 2, False), ("sm_active < 0.4 or tensor_active < 1", 2, True),
+    ("not sm_active < 0.4", 2, None), ("not sm_active < 40 %", 1, False),
+    ("1 + 2 * 3 == 7", None, True), ("(1 + 2) * 3 == 9 and 8 / 4 / 2 == 1 and 5 - 2 - 1 == 2", None, True),
+    ("-2 * -3 == 6 and - 1 < 0", None, True), ("1 / 0 > 0", None, None), ("1e308 * 10 > 0", None, None),
+    ("power_w > 0.6kW and power_w / 2 < 400W", 0, True),
+    ("1GiB > 1GB and 1h == 60min and 1500us == 1.5 ms", None, True),
+    ("abs(0 - 3) == max(1, 3) and min(1, 2) == 1", None, True), ("true or false", None, True),
+    ("gpus.max(sm_active) - gpus.min(sm_active) > 0.5", None, True), ("gpus.count(sm_active < 0.4) == 1", None, True),
+    ("gpus.mean(sm_active) == 0.6", None, True),
+    ("gpus.all(tensor_active < 60%) and gpus.any(power_w > 600W)", None, True),
+    ("gpus.sum(power_w) == 730W and gpus.median(tensor_active) == 0.2", None, True),
+    ("gpus.max(dram_active) > 0", None, None), ("gpus.sum(1e308 * power_w) > 0W", None, None),
+    ("host.cpu_ratio > 20% or host.iowait_ratio > 0", None, True), ("host.iowait_ratio > 0", None, None),
+])
+def test_what_an_expression_yields(text: str, gpu: int | None, expected: bool | None) -> None:
+    assert holds(text, gpu) is expected
+
+
+def test_it_tells_what_it_read_and_what_it_lacks() -> None:
+    own = condition("sm_active.mean(30s) < 0.4 and tensor_active.max(1min) > 0", "live")
+    assert own.per_gpu and [r.window_s for r in own.references] == [30.0, 60.0]
+    assert {name: value for name, (value, _) in own.judge(Fake(), 1).figures.items()} == {
+        "sm_active.mean(30s)": 0.3, "tensor_active.max(1min)": 0.5}
+    assert own.judge(Fake(), 2).missing == ("sm_active.mean(30s): no reading",)
+    assert not condition("gpus.max(sm_active) > 0", "live").per_gpu
+
+
+@pytest.mark.parametrize(("text", "at", "message"), [
+    ("sm_activ.mean(30s) < 40%", 0, "did you mean sm_active?"), ("power_w > 600", 8, "write a unit, as in 600W"),
+    ("sm_active.mean(30) > 1", 10, "takes a time"), ("sm_active.mean(30h) > 1", 15, "from 1s to 1h"),
+    ("sm_active.mid(30s) > 1", 10, "not .mid"), ("power_limit_w.max(30s) > 1W", 14, "no history of power_limit_w"),
+    ("step.time > 1s", 0, 'on = "trace"'), ("sm_active = 1", 10, "write =="), ("sm_active", 0, "asks for a condition"),
+    ("sm_active and 1 > 0", 0, "compare it"), ("0 < sm_active < 1", 14, "a < b and b < c"),
+    ("(1 > 0", 6, "closing paren"),
+    ("", 0, "ends where a name"), ("sm_active > 5sec", 13, "no unit sec"), ("'x' > 1", 0, "stands only in"),
+    ("1 > 0 2", 6, "“2” where the end"), ("not 5 > -(1 > 0)", 8, "- takes a figure"),
+    ("gpus.maximum(sm_active) > 0", 5, "gpus.max"),
+    ("gpus.max(gpus.max(sm_active)) > 0", 9, "inside"), ("max(sm_active, 3W) > 0", 0, "one unit"),
+    ("max(sm_active) > 0", 0, "2 figures, not 1; over a time"),
+    ("power_w * power_w * power_w * power_w * power_w > 0", 38, "no figure"),
+    ('finding("Input Bound")', 8, "id of a rule"), ("1 > 0 \"", 6, "no closing quote"),
+    ("sm_active.__class__ > 0", 0, "no name"),
+    ("__import__('os').system('x') > 0", 0, "no name"), ("(lambda: 1)() > 0", 7, ":"), ("gpus > 1", 0, "no name gpus"),
+    ("9" * 400 + " > 1", 0, "too large"), ("1>0 or " * 400 + "1>0", MAX_CHARS, "characters"),
+    ("-" * 300 + "1 > 0", 40, "nested"), ("1+" * 300 + "1 > 0", 199, "parts"),
+])
+def test_a_mistake_is_shown_where_it_is(text: str, at: int, message: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        condition(text, "live")
+    assert message in caught.value.message
+    assert caught.value.at == at
+
+
+def test_patterns_are_of_traces() -> None:
+    own = condition('layer("decoder/*").time > 30ms and not finding("input_bound")', "trace")
+    assert [(r.pattern, r.finding) for r in own.references] == [("decoder/*", ""), ("", "input_bound")]
+    for text, message in (('layer("a").tim > 0', ".time"), ("layer(a) > 0", "one text"), ('layer("a") > 0', ".time"),
+                          ('layers("a").time > 0s', "did you mean layer")):
+        with pytest.raises(Mistake, match=message):
+            condition(text, "trace")
+
+
+def test_every_name_and_every_field_can_be_used() -> None:
+    for source, known in names.NAMES.items():
+        for quantity in known.values():
+            assert condition(f"{quantity.name} >= 0", source).per_gpu == quantity.per_gpu
+    for table in names.TABLES.values():
+        for name in table.fields:
+            assert condition(f'{table.name}("*").{name} > 0', "trace").references
+
+
+# -- fuzzed -----------------------------------------------------------------------------------------
+
+WORDS = ["sm_active", "power_w", "step.time", "gpus", ".", "max", "(", ")", ",", "mean(30s)", "30s", "1e9", "0", "5%",
+"<",
+         ">=", "==", "and", "or", "not", "+", "-", "*", "/", 'layer("*").time', "'", "\"x\"", "true", "[", "\u2028",
+         "_", "é", "::"]
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=40).map(" ".join) | st.text(max_size=200))
+def test_no_text_does_more_than_be_refused(text: str) -> None:
+    for source in ("live", "trace"):
+        try:
+            own = condition(text, source)
+        except Mistake as mistake:
+            assert 0 <= mistake.at <= len(text) and mistake.message
+        else:
+            assert own.judge(Fake(), 0).holds in (True, False, None)
+
+
+def random_figure(random_: random.Random, depth: int) -> tuple[str, float | None]:
+    """An expression of numbers, and what Python makes of it by another way."""
+    if depth == 0 or random_.random() < 0.2:
+        number = random_.choice((0, 1, 2, 3.5, 7, 1e6))
+        return f"{number:g}", float(number)
+    (left, a), (right, b) = random_figure(random_, depth - 1), random_figure(random_, depth - 1)
+    sign, function = random_.choice((("+", operator.add), ("-", operator.sub), ("*", operator.mul),
+    ("/", operator.truediv)))
+    known = a is not None and b is not None and not (sign == "/" and b == 0)
+    return f"({left} {sign} {right})", function(a, b) if known else None
+
+
+def test_figures_are_those_of_python() -> None:
+    random_ = random.Random(5)
+    for _ in range(300):
+        text, value = random_figure(random_, 4)
+        if value is None:
+            assert holds(f"{text} > 0") is None
+        else:
+            assert holds(f"{text} == {value!r}".replace("inf", "1")) is True or value < 0
+            assert holds(f"{text} >= 0") is (value >= 0)
+
+
+def test_nothing_in_the_language_can_hold_code() -> None:
+    """The tree has numbers, texts and names alone, and no module of the language evaluates Python."""
+    kinds = {parser.Number, parser.Text, parser.Truth, parser.Name, parser.Unary, parser.Binary}
+    assert set(parser.Node.__args__) == kinds
+    fields = {str(own.type) for kind in kinds for own in dataclasses.fields(kind)}
+    assert fields <= {"int", "float", "bool", "str", "Unit", "Node", "tuple[Segment, ...]"}
+    assert {own.default for own in dataclasses.fields(check.Reference)} >= {"", 0.0, None}
