@@ -39,7 +39,7 @@ def _load() -> tuple[tuple[PythonRule, ...], tuple[Abstained, ...]]:
         try:
             loaded = _rules_of(point)
         except Exception as error:  # noqa: BLE001  somebody else's code
-            failed.append(Abstained(printable(point.name)[:64], f"the rules of {_package(point)}: {_told(error)}"))
+            failed.append(Abstained(printable(point.name)[:64], f"the rules of {_package(point)}: {_failure(error)}"))
             continue
         for rule in loaded:
             if rule.id in rules or rule.id in FINDING_IDS:
@@ -59,7 +59,7 @@ def guarded(rule: Rule, judge: Callable[[], Finding | Abstained | None]) -> Find
             return replace(convert(to_document(outcome), Finding), yours=rule.package)
         return outcome
     except Exception as error:  # noqa: BLE001  somebody else's code
-        return Abstained(rule.id, f"the rule of {rule.package} to work: {_told(error)}")
+        return Abstained(rule.id, f"the rule of {rule.package} to work: {_failure(error)}")
 
 
 def _rules_of(point: EntryPoint) -> Sequence[PythonRule]:
@@ -86,5 +86,5 @@ def _package(point: EntryPoint) -> str:
     return printable(point.dist.name if point.dist is not None else point.value)
 
 
-def _told(error: Exception) -> str:
+def _failure(error: Exception) -> str:
     return printable(f"it failed with {type(error).__name__}: {error}")[:_MESSAGE_CHARS]
