@@ -5,7 +5,6 @@ A rule of one's own says when; what it costs is not known, so its findings estim
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -17,7 +16,7 @@ from gputop.core.findings import Finding, Gain
 from gputop.rules.names import Quantity
 from gputop.rules.rule_file import Budget, LimitText, Problem, RuleFile, RuleText
 from gputop.rules.toml_places import Place
-from gputop.rules.units import OF_METRIC, SECONDS, SUFFIX, Unit
+from gputop.rules.units import OF_METRIC, SECONDS, Unit
 from gputop.text.units import ranges
 
 Figures = Mapping[str, tuple[float, Quantity]]  # as of gputop.rules.expression.Outcome
@@ -106,7 +105,5 @@ def _evidence(figures: Sequence[Figures]) -> dict[str, float]:
     out: dict[str, float] = {}
     for text, (_, quantity) in (figures[0] if figures else {}).items():
         known = [own[text][0] for own in figures if text in own]
-        suffix = SUFFIX.get(quantity.unit, "_ratio" if quantity.ratio else "")
-        name = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")
-        out[name if name.endswith(suffix) else name + suffix] = sum(known) / len(known)
+        out[quantity.document_name(text)] = sum(known) / len(known)
     return out

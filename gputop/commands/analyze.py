@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gputop.commands.arguments import add_shared, rules_options, screen_options
 from gputop.commands.common import preferences_of, width
 from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import amount, count, parameter_count
-from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.text import console
+from gputop.text.wrapping import wrap
 from gputop.trace.readers.registry import ACCEPTED_BRIEF
+
+if TYPE_CHECKING:
+    from gputop.comparison.gates import GateResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,23 +41,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="also the N idle gaps that cost most GPU time, and what the host did in them")
     parser.add_argument("--verbose", action="store_true", help="also each cause that could not be judged, and why")
     parser.add_argument("--timeline", action="store_true", help="the timeline of the trace, on the screen")
+    parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
+                        help="end with status 4 where there is a finding as grave (high, medium, low) or of that id, "
+                             "or a budget of your rules is exceeded (budget); several with commas")
+    parser.add_argument("--save-baseline", default=None, metavar="NAME",
+                        help="keep the analysis in the logdir, for compare --baseline NAME")
+    parser.add_argument("--replace", action="store_true", help="replace a baseline of that name")
+    parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
+                        help="where baselines are (./gputop-traces)")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.timeline and args.all_runs:
         raise GputopError("--timeline shows one trace.", "Choose a run with --run NAME.", EXIT_USAGE)
+    if args.all_runs and args.save_baseline is not None:
+        raise GputopError("--save-baseline keeps one analysis.", "Choose a run with --run NAME.", EXIT_USAGE)
     if args.timeline:
         return _timeline(args)
+    from gputop.comparison.gates import exit_status, parse_gates
+
+    results: list[GateResult] = []
+    gates = parse_gates(args.fail_on, of_comparison=False)
     if args.all_runs:
-        return _all_runs(args)
-    document = _one(args, args.paths, args.run)
+        _all_runs(args, gates, results)
+        return exit_status(results)
+    document = _one(args, args.paths, args.run, gates, results)
     if document is not None:
         console.write_json(document)
-    return EXIT_OK
+    return exit_status(results)
 
 
-def _all_runs(args: argparse.Namespace) -> int:
+def _all_runs(args: argparse.Namespace, gates: Sequence[str], results: list[GateResult]) -> None:
     """Each run of the logdirs; one that cannot be read is said on stderr and does not end the others."""
     from gputop.trace.readers.find_files import runs_at
 
@@ -66,7 +85,7 @@ def _all_runs(args: argparse.Namespace) -> int:
         if not args.json:
             console.write_text(f"Run      {run.name}")
         try:
-            documents[run.name] = _one(args, [str(run.folder)], None)
+            documents[run.name] = _one(args, [str(run.folder)], None, gates, results)
         except GputopError as error:
             console.print_error(error)
             errors.append(error)
@@ -76,11 +95,12 @@ def _all_runs(args: argparse.Namespace) -> int:
         console.write_json({"schema": "gputop.analyses/1", "runs": documents})
     if len(errors) == len(runs):
         raise errors[0]
-    return EXIT_OK
 
 
-def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None) -> dict[str, Any] | None:
-    """The report of one trace, printed, or with --json its document."""
+def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates: Sequence[str],
+         results: list[GateResult]) -> dict[str, Any] | None:
+    """The report of one trace, printed, or with --json its document. ``results`` takes what became of the gates."""
+    from gputop.comparison.gates import budgets, gate_lines, gates_of_analysis
     from gputop.diagnosis.diagnose import examine
     from gputop.diagnosis.report import text_report
     from gputop.trace.readers.load import load
@@ -93,16 +113,27 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None) -> dic
         from gputop.timeline.idle_gaps import rank_idle_gaps
 
         idle_gaps = rank_idle_gaps(facts, args.idle_gaps)
+    if args.save_baseline is not None:
+        from gputop.comparison.baselines import save_baseline
+
+        console.say(f"baseline: {save_baseline(args.logdir, args.save_baseline, analysis, replace=args.replace)}")
+    judged = gates_of_analysis(gates, analysis)
+    results += judged
+    told = [*judged, *(() if "budget" in gates else budgets(analysis))]
     origin_ns = facts.trace.window_ns[0]
     if args.json:
         document = analysis.to_json()
         if idle_gaps is not None:
             document["bubbles"] = report.to_json([found.idle_gap for found in idle_gaps.ranked], facts, origin_ns)
             document["idle_gap_causes"] = report.totals_to_json(idle_gaps.totals)
+        if told:
+            document["gates"] = [own.to_json() for own in told]
         return document
     console.write_text(text_report(analysis, width(), verbose=args.verbose))
     if idle_gaps is not None:
         console.write_text(report.text_of(idle_gaps, facts, origin_ns, width()))
+    for line in gate_lines(told):
+        console.write_text("\n".join(wrap(line, width())))
     return None
 
 

@@ -23,7 +23,7 @@ from gputop.text import console
 _EPILOG = """\
 What is not said here, ~/.config/gputop/config.toml may say; gputop config shows all it can hold.
 exit status: 0 done; 1 it failed, the message says why and what to do; 2 wrong usage; 3 nothing to show
-(no GPU, no profiler server, no trace events)"""
+(no GPU, no profiler server, no trace events); 4 a gate failed (--fail-on)"""
 
 SIMULATED_DEFAULT = "default"
 
@@ -105,6 +105,9 @@ class _Parser(argparse.ArgumentParser):
                 self.error(f"gputop has no option {option}.{_meant(option, self._option_string_actions)} "
                            "gputop --help lists them")
         known, unknown = self.parse_known_args(args, namespace)
+        if not any(word.startswith("-") for word in unknown) and isinstance(getattr(known, "paths", None), list):
+            known.paths += unknown  # behind an option: argparse takes several words only where they stand together
+            unknown = []
         if unknown:
             word = unknown[0].partition("=")[0]
             of = f"gputop {known.command}" if known.command else "gputop"

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import time
+from pathlib import Path
 
 from gputop.commands.arguments import add_shared, rules_options
 from gputop.commands.common import width
-from gputop.core.errors import EXIT_OK
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
+from gputop.text.units import seconds
+from gputop.text.wrapping import wrap
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, rules_options)
-    for name, meaning in (("a", "before"), ("b", "after")):
-        parser.add_argument(name, metavar=name.upper(),
-                            help=f"{meaning}: a trace, what analyze --json printed, or a JSON snapshot")
+    parser.add_argument("paths", nargs="*", metavar="PATH",
+                        help="A, before, and B, after: traces, what analyze --json printed, or JSON snapshots; with "
+                             "--baseline B alone")
+    parser.add_argument("--baseline", default=None, metavar="NAME",
+                        help="A is the baseline of that name, which analyze --save-baseline has saved in the logdir")
+    parser.add_argument("--baselines", action="store_true", help="list the baselines of the logdir")
+    parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
+                        help="where baselines are (./gputop-traces)")
+    parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
+                        help="end with status 4 where the step became longer beyond doubt (regression; by 5 %% and "
+                             "more: regression:5%%), or B exceeds a budget of your rules (budget)")
+    parser.add_argument("--markdown", action="store_true", help="for a pull request: verdict, gates, report to unfold")
     for name in "ab":
         parser.add_argument(f"--again-{name}", metavar="PATH", action="append", default=[],
                             help=f"another run of {name.upper()}'s job, any number of times: makes small changes surer")
@@ -24,11 +37,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gputop.comparison.compare import compare
+    from gputop.comparison.gates import exit_status, gate_lines, gates_of_comparison, parse_gates
     from gputop.comparison.report import text_report
 
-    comparison = compare(args.a, args.b, again_a=args.again_a, again_b=args.again_b)
+    if args.baselines:
+        return _list_baselines(args.logdir)
+    a, b = _sides(args)
+    gates = parse_gates(args.fail_on, of_comparison=True)
+    comparison = compare(a, b, again_a=args.again_a, again_b=args.again_b)
+    results = gates_of_comparison(gates, comparison)
     if args.json:
-        console.write_json(comparison.to_json())
+        document = comparison.to_json()
+        console.write_json({**document, "gates": [own.to_json() for own in results]} if gates else document)
+    elif args.markdown:
+        from gputop.comparison.markdown import markdown
+
+        console.write_text(markdown(comparison, results), end="")
     else:
         console.write_text(text_report(comparison, width(), everything=args.verbose), end="")
+        for line in gate_lines(results):
+            console.write_text("\n".join(wrap(line, width())))
+    return exit_status(results)
+
+
+def _sides(args: argparse.Namespace) -> tuple[str | Path, str]:
+    wanted = 1 if args.baseline is not None else 2
+    if len(args.paths) != wanted:
+        raise GputopError(f"compare takes {'A and B' if wanted == 2 else 'B alone beside --baseline'}, "
+                          f"not {len(args.paths)} paths", "gputop compare A B, or gputop compare --baseline NAME B",
+                          EXIT_USAGE)
+    if args.baseline is None:
+        return args.paths[0], args.paths[1]
+    from gputop.comparison.baselines import saved_baseline
+
+    return saved_baseline(args.logdir, args.baseline), args.paths[0]
+
+
+def _list_baselines(logdir: Path) -> int:
+    from gputop.comparison.baselines import baselines
+
+    found = list(baselines(logdir))
+    for name, saved_s, analysis in found:
+        steps = analysis.steps if analysis is not None else None
+        about = "cannot be read" if analysis is None else "no steps" if steps is None else (
+            f"{steps.count} steps, median {seconds(steps.median_s)}")
+        of = f"  {', '.join(analysis.trace.paths)}" if analysis is not None else ""
+        console.write_text(f"{name:<24}{time.strftime('%Y-%m-%d %H:%M', time.localtime(saved_s))}  {about}{of}")
+    if not found:
+        console.say(f"{logdir} has no baseline: gputop analyze TRACE --save-baseline NAME saves one")
     return EXIT_OK

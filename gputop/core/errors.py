@@ -6,6 +6,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NO_DATA = 3
+EXIT_GATE = 4  # --fail-on
 MESSAGE_CHARS = 4000  # of what an error keeps: a server may answer with 50 MB of error text
 
 

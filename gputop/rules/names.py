@@ -6,11 +6,12 @@ a pattern in a row of its table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, LANE_METRICS, RATIO
-from gputop.rules.units import BYTES, HERTZ, NONE, OF_METRIC, SECONDS, Unit
+from gputop.rules.units import BYTES, HERTZ, NONE, OF_METRIC, SECONDS, SUFFIX, Unit
 
 Source = Literal["live", "trace"]
 AGGREGATES = ("mean", "min", "max", "median")  # of the readings of a time; of the GPUs
@@ -29,6 +30,12 @@ class Quantity(NamedTuple):
     path: str = ""
     needs: str = ""
     ratio: bool = False
+
+    def document_name(self, text: str) -> str:
+        """The name of its figure in documents, which ends with the unit; ``text`` is as it stands in an expression."""
+        suffix = SUFFIX.get(self.unit, "_ratio" if self.ratio else "")
+        name = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")
+        return name if name.endswith(suffix) else name + suffix
 
 
 def _by_name(*quantities: Quantity) -> dict[str, Quantity]:

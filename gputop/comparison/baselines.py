@@ -1,0 +1,78 @@
+"""Baselines: analyses that are kept in the logdir by name, for later runs to be compared with.
+
+One is the document that ``analyze --json`` prints, in ``<logdir>/baselines/NAME.json``. It holds the length of each
+step, so that a comparison of step times is as sure as one of the traces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from gputop.analysis.results import Analysis
+from gputop.core.codec import parse
+from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.files import Folder, make_folders, open_regular, refuse_untrusted
+
+FOLDER = "baselines"
+MAX_BASELINES = 500  # of those that are listed
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_MAX_BYTES = 64 << 20
+
+
+def baseline_path(logdir: Path, name: str) -> Path:
+    """Where a baseline is or will be; raises GputopError (wrong usage) for what is no name."""
+    if not _NAME.fullmatch(name):
+        raise GputopError("the name of a baseline is of letters, digits, . _ and -", "For example --baseline main.",
+                          EXIT_USAGE)
+    return logdir.expanduser() / FOLDER / f"{name}.json"
+
+
+def saved_baseline(logdir: Path, name: str) -> Path:
+    """The file of a baseline that there is; raises GputopError that names those that there are."""
+    path = baseline_path(logdir, name)
+    if not path.is_file():
+        known = ", ".join(own.stem for own in _files(logdir)) or "none"
+        raise GputopError(f"there is no baseline {name} in {logdir}", f"There is: {known}. gputop analyze TRACE "
+                          f"--save-baseline {name} saves one.")
+    return path
+
+
+def save_baseline(logdir: Path, name: str, analysis: Analysis, *, replace: bool) -> Path:
+    """Keep an analysis; returns its file. Raises GputopError where there is one of that name, unless ``replace``, and
+    where it cannot be written."""
+    path = baseline_path(logdir, name)
+    refuse_untrusted(path.parent, "--logdir")
+    try:
+        make_folders(path.parent)
+        with Folder(path.parent) as folder:
+            if folder.has(path.name) and not replace:
+                raise GputopError(f"there is a baseline {name} already: {path}",
+                                  "Add --replace, or choose another name.")
+            with folder.replacing(path.name) as file:
+                file.write(json.dumps(analysis.to_json(), allow_nan=False).encode())
+    except OSError as error:
+        raise GputopError(f"cannot write {path}: {error.strerror or error}",
+                          "Choose a folder with --logdir.") from error
+    return path
+
+
+def baselines(logdir: Path) -> Iterator[tuple[str, float, Analysis | None]]:
+    """Each baseline by name: when it was saved (Unix time), and what it holds, None where it cannot be read."""
+    for path in _files(logdir):
+        analysis = None
+        with contextlib.suppress(OSError, ValueError, GputopError), open_regular(path, _MAX_BYTES) as file:
+            analysis = Analysis.from_json(parse(file.read(_MAX_BYTES)), str(path))
+        with contextlib.suppress(OSError):
+            yield path.stem, path.stat().st_mtime, analysis
+
+
+def _files(logdir: Path) -> list[Path]:
+    """Those in a folder with names of baselines, by name."""
+    folder = logdir.expanduser() / FOLDER
+    with contextlib.suppress(OSError):
+        return sorted(path for path in folder.glob("*.json") if _NAME.fullmatch(path.stem))[:MAX_BASELINES]
+    return []

@@ -1,0 +1,131 @@
+"""Gates: what makes ``analyze`` and ``compare`` end with a status that stops a pipeline.
+
+A gate fails only where it is sure: a regression where the comparison is beyond doubt, a budget where its figures are
+known. What cannot be judged is said, and has a status of its own: a gate that was not judged did not pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gputop.advice.registry import FINDING_IDS, Own
+from gputop.advice.trace.own_rules import missing, over_budget
+from gputop.analysis.results import Analysis
+from gputop.comparison.compare import Comparison, signed
+from gputop.comparison.rows import percent_change
+from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, EXIT_USAGE, GputopError
+from gputop.text.units import figure, printable, ranges
+
+_SEVERITIES = ("low", "medium", "high")
+_REGRESSION = re.compile(r"regression(?::(\d{1,3}(?:\.\d+)?) ?%)?")
+_BUDGET = "budget"
+Outcome = Literal["passed", "failed", "cannot be told"]
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """What became of one gate; ``why`` is a sentence."""
+
+    gate: str
+    outcome: Outcome
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"gate": self.gate, "outcome": self.outcome, "why": self.why}
+
+
+def parse_gates(texts: Iterable[str], *, of_comparison: bool) -> tuple[str, ...]:
+    """The gates that ``--fail-on`` names, several with commas; raises GputopError (wrong usage)."""
+    gates = tuple(word.strip() for text in texts for word in text.split(",") if word.strip())
+    known = {_BUDGET, *(() if of_comparison else (*_SEVERITIES, *FINDING_IDS, *(rule.id for rule in Own.rules)))}
+    for gate in gates:
+        if gate not in known and not (of_comparison and _REGRESSION.fullmatch(gate)):
+            raise GputopError(f"there is no gate {printable(gate)}", (
+                "regression, regression:5%, or budget" if of_comparison else
+                "high, medium, low: a finding as grave as that; the id of a finding; or budget"), EXIT_USAGE)
+    if _BUDGET in gates and not Own.budgets:
+        raise GputopError("there is no budget", "Write [budget] in gputop.toml here, or name its file with --rules: "
+                          "docs/RULES.md.", EXIT_USAGE)
+    return gates
+
+
+def gates_of_analysis(gates: Sequence[str], analysis: Analysis) -> list[GateResult]:
+    """What became of these, and of all budgets where one of them is "budget"."""
+    out = []
+    for gate in gates:
+        if gate == _BUDGET:
+            out += budgets(analysis)
+        elif gate in _SEVERITIES:
+            grave = [f for f in analysis.findings if _SEVERITIES.index(f.severity) >= _SEVERITIES.index(gate)]
+            out.append(GateResult(gate, "failed" if grave else "passed", "; ".join(
+                f"{f.title} [{f.id}, {f.severity}]" for f in grave) or f"no finding is {gate}, or graver"))
+        else:
+            out.append(_finding(gate, analysis))
+    return out
+
+
+def _finding(id_: str, analysis: Analysis) -> GateResult:
+    found = next((f for f in analysis.findings if id_ in f.ids), None)
+    if found is not None:
+        return GateResult(id_, "failed", found.title)
+    lacks = next((own.missing for own in analysis.abstained if own.id == id_), None)
+    return GateResult(id_, "passed", "not found") if lacks is None else GateResult(
+        id_, "cannot be told", f"it needs {lacks}")
+
+
+def budgets(analysis: Analysis | None) -> list[GateResult]:
+    """What became of each budget; ``analysis`` is None where there is no trace."""
+    out = []
+    for budget in Own.budgets:
+        name, text = f"{_BUDGET} {budget.id}", budget.condition.text
+        if analysis is None:
+            out.append(GateResult(name, "cannot be told", "there is no trace"))
+            continue
+        over, outcomes = over_budget(budget, analysis)
+        if over is None:
+            out.append(GateResult(name, "cannot be told", f"{text} needs {missing(outcomes)}"))
+            continue
+        broken = {gpu: own for gpu, own in outcomes.items() if own.holds is False}
+        read = next(iter((broken or outcomes).values())).figures
+        figures = ", ".join(f"{of} is {figure(quantity.document_name(of), value)}"
+                            for of, (value, quantity) in read.items())
+        gpus = [gpu for gpu in broken if gpu is not None]
+        where = f" on GPU {ranges(gpus, ', ')}" if gpus else ""
+        text += where + (f": {figures}" if figures else "")
+        out.append(GateResult(name, "failed" if over else "passed", text))
+    return out
+
+
+def gates_of_comparison(gates: Sequence[str], comparison: Comparison) -> list[GateResult]:
+    """What became of these; budgets are those of B."""
+    out = []
+    for gate in gates:
+        match = _REGRESSION.fullmatch(gate)
+        out += budgets(comparison.b.analysis) if match is None else [_regression(gate, match[1], comparison)]
+    return out
+
+
+def _regression(gate: str, at_least: str | None, comparison: Comparison) -> GateResult:
+    if comparison.verdict in ("cannot be told", "changed"):
+        return GateResult(gate, "cannot be told", comparison.headline)
+    if comparison.verdict != "worse":
+        return GateResult(gate, "passed", comparison.headline)
+    row = comparison.decisive
+    change = percent_change(row) if row is not None else None
+    if at_least is not None and change is not None and change < float(at_least) / 100:
+        return GateResult(gate, "passed", f"{comparison.headline} {signed(change)} is less than {at_least} %.")
+    return GateResult(gate, "failed", comparison.headline)
+
+
+def exit_status(results: Iterable[GateResult]) -> int:
+    """4 where one failed, 3 where one could not be judged, else 0."""
+    outcomes = {result.outcome for result in results}
+    return EXIT_GATE if "failed" in outcomes else EXIT_NO_DATA if "cannot be told" in outcomes else EXIT_OK
+
+
+def gate_lines(results: Iterable[GateResult]) -> Iterator[str]:
+    for result in results:
+        yield f"{result.outcome.upper()}: {result.gate}: {result.why}"

@@ -1,0 +1,146 @@
+"""Gates, baselines and Markdown: what stops a pipeline, and that only what is beyond doubt does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gputop.advice.own import install
+from gputop.analysis.results import Analysis
+from gputop.cli import main
+from gputop.comparison.compare import Comparison, compare_sides
+from gputop.comparison.gates import budgets, exit_status, gates_of_analysis, gates_of_comparison, parse_gates
+from gputop.comparison.markdown import markdown
+from gputop.comparison.sides import Side
+from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, GputopError
+from gputop.diagnosis.diagnose import analyze
+from gputop.rules.rule_file import read_rules
+from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.scenarios import find_scenario
+from gputop.simulation.xspace import build_xspace
+
+TRACE = str(Path(__file__).parents[1] / "data" / "keras3_slow_input.xplane.pb.gz")
+SECOND = 10**9
+
+
+@cache
+def captured(scenario: str, cured: bool, at_s: int, tmp: Path) -> Analysis:
+    """Four seconds of a simulated job, some time after its start."""
+    job = find_scenario(scenario)
+    loop = TrainingLoop(job.with_cure() if cured else job)
+    path = tmp / f"{scenario}{cured}{at_s}.xplane.pb"
+    path.write_bytes(build_xspace(loop, at_s * SECOND, (at_s + 4) * SECOND, 0, "node"))
+    return analyze(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("captures")
+
+
+def compared(a: Analysis, b: Analysis) -> Comparison:
+    return compare_sides(Side("a", "analysis", a), Side("b", "analysis", b))
+
+
+def status(gate: str, comparison: Comparison) -> int:
+    return exit_status(gates_of_comparison(parse_gates([gate], of_comparison=True), comparison))
+
+
+def test_a_seeded_regression_stops_and_its_cure_and_a_rerun_do_not(folder: Path) -> None:
+    slow, cured, rerun = (captured("input-bound", cured, at_s, folder)
+                          for cured, at_s in ((False, 20), (True, 20), (True, 26)))
+    assert status("regression", compared(cured, slow)) == EXIT_GATE
+    assert status("regression:20%", compared(cured, slow)) == EXIT_GATE
+    assert status("regression:500%", compared(cured, slow)) == EXIT_OK
+    assert status("regression", compared(slow, cured)) == EXIT_OK
+    assert status("regression", compared(cured, rerun)) == status("regression", compared(rerun, cured)) == EXIT_OK
+
+
+def test_what_cannot_be_compared_did_not_pass(folder: Path) -> None:
+    slow = captured("input-bound", False, 20, folder)
+    without = analyze(TRACE)
+    stepless = Analysis.from_json({**without.to_json(), "steps": None})
+    assert status("regression", compared(slow, stepless)) == EXIT_NO_DATA
+
+
+def test_gates_of_an_analysis() -> None:
+    analysis = analyze(TRACE)
+    for gates, expected in (("high", EXIT_GATE), ("input_bound", EXIT_GATE), ("medium,retracing", EXIT_GATE),
+                            ("step_gap_host", EXIT_OK), ("communication_exposed", EXIT_NO_DATA),
+                            ("communication_exposed,high", EXIT_GATE)):
+        found = gates_of_analysis(parse_gates([gates], of_comparison=False), analysis)
+        assert exit_status(found) == expected, found
+
+
+def test_budgets() -> None:
+    install([read_rules('[budget]\nstep = "step.time < 300ms"\nwait = "step.input_wait / step.time < 5%"\n'
+                        'gpus = "gpu.busy > 90%"\n', "r.toml")])
+    found = {own.gate: own for own in budgets(analyze(TRACE))}
+    assert {name.removeprefix("budget "): own.outcome for name, own in found.items()} == {
+        "step": "passed", "wait": "failed", "gpus": "cannot be told"}
+    assert "step.time is 105 ms" in found["budget step"].why
+    assert {own.outcome for own in budgets(None)} == {"cannot be told"}
+
+
+@pytest.mark.parametrize(("gate", "of_comparison"), [
+    ("regresion", True), ("regression:x%", True), ("high", True), ("regression", False), ("no_such", False),
+    ("budget", True), ("budget", False)])
+def test_what_is_no_gate_is_wrong_usage(gate: str, of_comparison: bool) -> None:
+    with pytest.raises(GputopError) as caught:
+        parse_gates([gate], of_comparison=of_comparison)
+    assert caught.value.exit_code == 2
+
+
+def test_a_baseline_is_kept_listed_compared_with_and_replaced_on_request(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    save = ["analyze", TRACE, "--save-baseline", "main", "--logdir", "logs"]
+    assert main(save) == 0 and (tmp_path / "logs/baselines/main.json").is_file()
+    assert main(save) == 1 and "--replace" in capsys.readouterr().err
+    assert main([*save, "--replace"]) == 0
+    (tmp_path / "logs/baselines/broken.json").write_text("{")
+    os.mkfifo(tmp_path / "logs/baselines/pipe.json")
+    capsys.readouterr()
+    assert main(["compare", "--baselines", "--logdir", "logs"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"main .* 17 steps, median 95.3 ms", out) and re.search(r"broken .* cannot be read", out)
+    assert main(["compare", "--baseline", "main", TRACE, "--logdir", "logs", "--fail-on", "regression", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["a"]["path"] == "logs/baselines/main.json" and document["gates"][0]["outcome"] == "passed"
+    for words in (["compare", "--baseline", "../x", TRACE], ["compare", "--baseline", "main", TRACE, TRACE],
+                  ["compare", TRACE]):
+        assert main(words) == 2
+    assert main(["compare", "--baseline", "mian", TRACE, "--logdir", "logs"]) == 1
+    assert "There is: broken, main" in capsys.readouterr().err
+
+
+def test_paths_may_stand_around_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", TRACE, "--json", TRACE]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"][0]["id"] == "same_file"
+
+
+def test_the_gates_of_analyze_are_told_and_stand_in_json(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gputop.toml").write_text('[budget]\nstep = "step.time < 10ms"\n')
+    assert main(["analyze", TRACE]) == 0 and "FAILED: budget step: step.time < 10ms" in capsys.readouterr().out
+    assert main(["analyze", TRACE, "--fail-on", "budget", "--json"]) == EXIT_GATE
+    (gate,) = json.loads(capsys.readouterr().out)["gates"]
+    assert (gate["gate"], gate["outcome"]) == ("budget step", "failed")
+
+
+def test_markdown_holds_nothing_that_others_could_write_as_markup(folder: Path) -> None:
+    slow = captured("input-bound", False, 20, folder)
+    comparison = compare_sides(Side("````</details><img src=x>|", "analysis", slow), Side("b", "analysis", slow))
+    install([read_rules('[budget]\nx = "layer(\'<b>|`\').time < 1s"\n', "r.toml")])
+    text = markdown(comparison, gates_of_comparison(["budget"], comparison))
+    head, _, rest = text.partition("<details><summary>What changed</summary>")
+    assert "SIMULATED" in head and "<" not in head and "`" not in head
+    fence = re.match(r"\s+(`+)text\n", rest)
+    assert fence is not None and len(fence[1]) == 7 and rest.count(fence[1]) == 2
+    assert rest.rstrip().endswith(f"{fence[1]}\n\n</details>")
