@@ -10,7 +10,7 @@ from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.rules.files import rule_paths
 
 # Those that judge nothing: they need no rules.
-_WITHOUT = {"attach", "cluster", "completion", "config", "doctor", "record", "xprof"}
+_WITHOUT = {"attach", "cluster", "completion", "config", "doctor", "record", "schema", "xprof"}
 
 
 def use_own_rules(args: argparse.Namespace, config: Config) -> list[str]:

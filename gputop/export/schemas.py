@@ -1,0 +1,218 @@
+"""JSON Schemas of the documents that gputop prints, made of the types that write and read them.
+
+What a command puts together by itself is typed here. ``tests/export/test_schemas.py`` holds each to real documents.
+Keys may be added in later versions; those that are here stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from gputop.advice.fleet.advise import FleetFinding
+from gputop.analysis.results import Analysis
+from gputop.cluster.model import Fleet
+from gputop.core.findings import Abstained
+from gputop.core.version import __version__
+from gputop.diagnosis.rule_trials import Trial
+from gputop.replay.snapshot_document import Document as Snapshot
+
+_Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]
+
+
+class Gate(Struct):
+    gate: str
+    outcome: Literal["passed", "failed", "cannot be told"]
+    why: str
+
+
+class AnalyzeDocument(Analysis, frozen=True, kw_only=True):
+    """gputop analyze --json: ``bubbles`` and ``idle_gap_causes`` with --idle-gaps, ``gates`` with gates or budgets."""
+
+    bubbles: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    idle_gap_causes: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    gates: list[Gate] | msgspec.UnsetType = msgspec.UNSET
+
+
+class CaptureDocument(Analysis, frozen=True, kw_only=True):
+    """gputop capture --json: the analysis, and how the capture was made."""
+
+    capture: dict[str, Any]
+
+
+class AnalysesDocument(Struct):
+    """gputop analyze --all --json: the analysis of each run, by its name."""
+
+    schema: Literal["gputop.analyses/1"]
+    runs: dict[str, AnalyzeDocument]
+
+
+class CompareSteps(Struct):
+    count: int
+    anchor: str
+    median_s: float
+    mean_s: float
+    p95_s: float
+
+
+class CompareSide(Struct):
+    path: str
+    kind: Literal["trace", "analysis", "snapshot"]
+    again: list[str]
+    simulated: bool
+    gpus: int | None
+    gpu_names: list[str]
+    steps: CompareSteps | None
+
+
+class CompareNote(Struct):
+    id: str
+    message: str
+
+
+class CompareRow(Struct):
+    """One figure, in base units; ``low`` and ``high`` bound its change."""
+
+    group: str
+    id: str
+    gpu: int | None
+    unit: str
+    a: float | None
+    b: float | None
+    change: float | None
+    change_ratio: float | None
+    low: float | None
+    high: float | None
+    verdict: _Verdict
+    reason: str | None
+    per: Literal["step", "sample"]
+    change_for_same_work: float | None
+
+
+class CompareAdvice(Struct):
+    """A finding of A or B, and what became of it."""
+
+    id: str
+    title: str
+    status: Literal["gone", "weaker", "same", "stronger", "new", "not judged"]
+    severity_a: str | None
+    severity_b: str | None
+    gpus: list[int]
+    promised: float | None
+    measured: float | None
+    low: float | None
+    high: float | None
+    outcome: str | None
+    reason: str | None
+    per: str
+    when: str | None
+    together: list[float] | None
+    fulfilled: str | None
+
+
+class CompareDocument(Struct, kw_only=True):
+    """gputop compare --json."""
+
+    schema: Literal["gputop.compare/1"]
+    gputop: str
+    a: CompareSide
+    b: CompareSide
+    notes: list[CompareNote]
+    verdict: _Verdict
+    headline: str
+    repeat: bool
+    captures_needed: int | None
+    batch_factor: float | None
+    work_ratio: float | None
+    sample_time_change_ratio: float | None
+    rows: list[CompareRow]
+    advice: list[CompareAdvice]
+    method: dict[str, Any]
+    gates: list[Gate] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Check(Struct):
+    id: str
+    status: Literal["ok", "warn", "fail", "unknown"]
+    title: str
+    detail: str
+    fix: str | None
+
+
+class DoctorDocument(Struct):
+    """gputop doctor --json."""
+
+    schema: Literal["gputop.doctor/1"]
+    checks: list[Check]
+
+
+class ListedRule(Struct):
+    """``when``, ``hold_s``, ``severity`` and ``title`` are of a rule of the user's own."""
+
+    id: str
+    on: Literal["live", "trace", "fleet"]
+    origin: str
+    when: str | msgspec.UnsetType = msgspec.UNSET
+    hold_s: float | msgspec.UnsetType = msgspec.UNSET
+    severity: str | msgspec.UnsetType = msgspec.UNSET
+    title: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ListedLimit(Struct):
+    id: str
+    value: float
+    unit: str
+    default: float
+    source: str
+    yours: bool
+
+
+class ListedBudget(Struct):
+    id: str
+    keep: str
+    origin: str
+
+
+class RulesDocument(Struct):
+    """gputop rules list --json."""
+
+    schema: Literal["gputop.rules/1"]
+    rules: list[ListedRule]
+    limits: list[ListedLimit]
+    budgets: list[ListedBudget]
+
+
+class TrialsDocument(Struct):
+    """gputop rules test --json."""
+
+    schema: Literal["gputop.rule-trials/1"]
+    trials: list[Trial]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterDocument(Fleet):
+    """gputop cluster --json."""
+
+    schema: Literal["gputop.cluster/1"]
+    version: str
+    findings: tuple[FleetFinding, ...]
+    abstained: tuple[Abstained, ...]
+
+
+# By the command that prints them.
+SCHEMAS: Mapping[str, type] = {
+    "analyze": AnalyzeDocument, "analyze-all": AnalysesDocument, "capture": CaptureDocument, "cluster": ClusterDocument,
+    "compare": CompareDocument, "doctor": DoctorDocument, "rules": RulesDocument, "rules-test": TrialsDocument,
+    "snapshot": Snapshot,
+}
+
+
+def json_schema(name: str) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a document; raises KeyError for a name that is not in :data:`SCHEMAS`."""
+    schema = msgspec.json.schema(SCHEMAS[name])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"gputop {name}",
+            "$comment": f"gputop {__version__}", **schema}

@@ -1,0 +1,143 @@
+"""The JSON Schemas hold for the documents that are printed, key by key, by a checker that knows no type of gputop."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputop.advice.fleet.advise import fleet_advice
+from gputop.cli import main
+from gputop.doctor.check import Check
+from gputop.doctor.report import Report as DoctorReport
+from gputop.export import cluster, snapshot
+from gputop.export.schemas import SCHEMAS, json_schema
+from tests.cluster.fleets import fleet, gpu, job
+from tests.tui.scenes import Scene
+
+ROOT = Path(__file__).parents[2]
+TRACE = str(ROOT / "tests" / "data" / "keras3_slow_input.xplane.pb.gz")
+FAST = str(ROOT / "tests" / "data" / "keras3_fast.xplane.pb.gz")
+RULES = '[[rule]]\nid = "a"\non = "trace"\nwhen = "step.time > 1ms"\ntitle = "T"\n' \
+        '[limits]\nlaunch_bound.share = 0.1\n[budget]\nstep = "step.time < 300ms"\n'
+KINDS: dict[str, tuple[type, ...]] = {
+    "object": (dict,), "array": (list,), "string": (str,), "boolean": (bool,), "null": (type(None),), "integer": (int,),
+    "number": (int, float)}
+
+
+def violations(value: Any, schema: dict[str, Any], defs: dict[str, Any], at: str = "$") -> list[str]:
+    """Where a document breaks a schema; a key that the schema does not name is one."""
+    if "$ref" in schema:
+        return violations(value, defs[schema["$ref"].rpartition("/")[2]], defs, at)
+    if "anyOf" in schema:
+        found = [violations(value, one, defs, at) for one in schema["anyOf"]]
+        return min(found, key=len)
+    out = []
+    kind = schema.get("type")
+    if kind is not None and (not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        return [f"{at}: {type(value).__name__} where {kind} belongs"]
+    if "enum" in schema and value not in schema["enum"]:
+        out.append(f"{at}: {value!r} is none of {schema['enum']}")
+    if isinstance(value, dict) and ("properties" in schema or "additionalProperties" in schema):
+        known, other = schema.get("properties", {}), schema.get("additionalProperties")
+        out += [f"{at}: without {key}" for key in schema.get("required", ()) if key not in value]
+        for key, item in value.items():
+            if key in known:
+                out += violations(item, known[key], defs, f"{at}.{key}")
+            elif isinstance(other, dict):
+                out += violations(item, other, defs, f"{at}.{key}")
+            elif other is None or other is False:
+                out.append(f"{at}.{key}: gputop/export/schemas.py does not know this key")
+    if isinstance(value, list):
+        items = [*schema.get("prefixItems", ())]
+        items += [schema["items"]] * (len(value) - len(items)) if isinstance(schema.get("items"), dict) else []
+        for i, (item, own) in enumerate(zip(value, items, strict=False)):
+            out += violations(item, own, defs, f"{at}[{i}]")
+    return out
+
+
+def problems(name: str, document: Any) -> list[str]:
+    schema = json_schema(name)
+    return violations(json.loads(json.dumps(document)), schema, schema["$defs"])[:5]
+
+
+@pytest.fixture
+def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+            capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """The document that a command prints, in a folder with rules and two runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gputop.toml").write_text(RULES)
+    for run in ("one", "two"):
+        folder = tmp_path / "logs" / "plugins" / "profile" / run
+        folder.mkdir(parents=True)
+        shutil.copy(FAST, folder / "host.xplane.pb.gz")
+
+    def document(*words: str) -> Any:
+        capsys.readouterr()
+        assert main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+    return document
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("analyze", ["analyze", TRACE]), ("analyze", ["analyze", TRACE, "--idle-gaps", "3"]),
+    ("analyze-all", ["analyze", "logs", "--all"]), ("compare", ["compare", TRACE, FAST, "--fail-on", "budget"]),
+    ("rules", ["rules", "list"]), ("rules-test", ["rules", "test", "gputop.toml", TRACE]),
+])
+def test_what_a_command_prints_is_what_its_schema_says(printed: Callable[..., Any], name: str,
+words: list[str]) -> None:
+    assert not problems(name, printed(*words))
+
+
+@pytest.mark.parametrize("scenario", ["gpu0-oversubscribed", "input-bound"])
+def test_snapshots_captures_and_comparisons_of_a_simulated_node(scenario: str) -> None:
+    scene = Scene(scenario)
+    record = scene.capture()
+    assert record.analysis is not None
+    assert not problems("snapshot", snapshot.document(scene))
+    assert not problems("capture", {**record.analysis.to_json(), "capture": record.to_json()})
+    assert not problems("analyze", record.analysis.to_json())
+
+
+def test_the_cluster_and_the_doctor() -> None:
+    own = fleet(job(), job(id="2", low_gpus=(gpu(0.1),)))
+    assert not problems("cluster", cluster.to_document(cluster.Report(own, *fleet_advice(own))))
+    checks = (Check("a", "ok", "A", "fine"), Check("b", "fail", "B", "broken", "mend it"))
+    assert not problems("doctor", DoctorReport(checks, False).to_json())
+
+
+def test_the_checker_sees_what_is_wrong() -> None:
+    document = Scene("input-bound").capture().analysis.to_json()  # type: ignore[union-attr]
+    for change in ({"gpus": 3}, {"new_key": 1}, {"findings": [{"id": "x"}]}, {"steps": {**document["steps"],
+    "count": "3"}},
+                   {"findings": [{**document["findings"][0], "severity": "grave"}]}):
+        assert problems("analyze", {**document, **change}), change
+    del document["trace"]
+    assert problems("analyze", document)
+
+
+def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0 and capsys.readouterr().out.split() == list(SCHEMAS)
+    assert main(["schema", "no_such"]) == 2
+    capsys.readouterr()
+    assert main(["schema", "compare"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "gputop compare"
+
+
+def test_what_agents_are_told_exists() -> None:
+    """Commands, options and keys that SKILL.md names."""
+    text = (ROOT / "SKILL.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 60
+    keys = set(json_schema("analyze")["$defs"]["AnalyzeDocument"]["properties"])
+    assert {"findings", "abstained", "what_if", "trace", "steps", "simulated"} <= keys & set(re.findall(r"\w+", text))
+    for line in re.findall(r"`gputop ([^`]+)`", text):
+        words = [word for word in line.replace("\n", " ").split() if word.startswith("--")]
+        command = line.split()[0]
+        parser = __import__("gputop.commands.arguments", fromlist=["parser"]).parser((command,))
+        known = parser._commands.choices[command]._option_string_actions
+        assert all(word in known for word in words if command != "run"), line
