@@ -95,7 +95,7 @@ def own_finding(rule: RuleText, origin: Literal["live", "trace"], gpus: Sequence
     mean = " Figures are means of these GPUs." if len(gpus) > 1 else ""
     return Finding(
         id=rule.id, severity=rule.severity, title=rule.title,
-        why=f"{why}It holds{where} that {rule.condition.text}{held}.{mean}",
+        why=f"{why}{rule.condition.text} holds{where}{held}.{mean}",
         evidence=_evidence(figures), action=rule.action or _NO_ACTION, snippet=rule.snippet,
         gain=Gain(None, _NO_GAIN), gpus=tuple(gpus), source=f"yours: {rule.origin}", origin=origin, yours=rule.origin)
 
