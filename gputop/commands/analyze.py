@@ -119,20 +119,20 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates:
         console.say(f"baseline: {save_baseline(args.logdir, args.save_baseline, analysis, replace=args.replace)}")
     judged = gates_of_analysis(gates, analysis)
     results += judged
-    told = [*judged, *(() if "budget" in gates else budgets(analysis))]
+    shown = [*judged, *(() if "budget" in gates else budgets(analysis))]
     origin_ns = facts.trace.window_ns[0]
     if args.json:
         document = analysis.to_json()
         if idle_gaps is not None:
             document["bubbles"] = report.to_json([found.idle_gap for found in idle_gaps.ranked], facts, origin_ns)
             document["idle_gap_causes"] = report.totals_to_json(idle_gaps.totals)
-        if told:
-            document["gates"] = [own.to_json() for own in told]
+        if shown:
+            document["gates"] = [own.to_json() for own in shown]
         return document
     console.write_text(text_report(analysis, width(), verbose=args.verbose))
     if idle_gaps is not None:
         console.write_text(report.text_of(idle_gaps, facts, origin_ns, width()))
-    for line in gate_lines(told):
+    for line in gate_lines(shown):
         console.write_text("\n".join(wrap(line, width())))
     return None
 

@@ -33,7 +33,7 @@ class Gate(Struct):
 class AnalyzeDocument(Analysis, frozen=True, kw_only=True):
     """gputop analyze --json: ``bubbles`` and ``idle_gap_causes`` with --idle-gaps, ``gates`` with gates or budgets."""
 
-    bubbles: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    idle_gaps: list[dict[str, Any]] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="bubbles")
     idle_gap_causes: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
     gates: list[Gate] | msgspec.UnsetType = msgspec.UNSET
 
@@ -102,7 +102,7 @@ class CompareAdvice(Struct):
     severity_a: str | None
     severity_b: str | None
     gpus: list[int]
-    promised: float | None
+    shown_saving: float | None = msgspec.field(name="promised")
     measured: float | None
     low: float | None
     high: float | None

@@ -43,7 +43,7 @@ def test_numbers_in_their_units():
     (["xyzzy"], "there is no command 'xyzzy'. gputop --help lists them"),
     (["--intervall", "2"], "gputop has no option --intervall. Did you mean --interval?"),
     (["capture", "--secnds=3"], "gputop capture has no option --secnds. Did you mean --seconds? gputop capture --help"),
-    (["compare", "a", "b", "c"], "gputop compare has no argument c."),
+    (["doctor", "c"], "gputop doctor has no argument c."),
 ])
 def test_a_mistyped_word_is_answered_with_the_one_that_was_meant(words, message, capsys):
     with pytest.raises(SystemExit) as caught:
