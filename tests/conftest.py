@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from gputop.advice.registry import Own
 from tests.tf_job import TfJob, start_tf_job
-from tests.tui.textual_private import IDLE_WAITS, wait_for_idle
+from tests.tui.textual_private import make_pilots_cheap
 
 
 @pytest.fixture(autouse=True)
@@ -79,11 +79,9 @@ def no_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def short_pauses() -> Iterator[None]:
-    """Pilots wait for what is to be done, and no longer."""
+def quick_pilots() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in IDLE_WAITS:
-            patch.setattr(name, wait_for_idle)
+        make_pilots_cheap(patch)
         yield
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
+
+import numpy as np
 
 from gputop.core.metrics import CGROUP_METRICS
 from gputop.core.samples import (
@@ -20,6 +23,8 @@ from gputop.core.samples import (
     Reading,
 )
 from gputop.session.session import Options, Session
+from gputop.telemetry.history import History
+from gputop.telemetry.ring_buffers import _zeros
 
 START_S = 1_800_000_000.0
 GIB = 2**30
@@ -79,6 +84,32 @@ def node_sample(tick: int, gpus: int = 8, *, fine: bool = True, change: Change |
     return NodeSample(START_S + tick, tuple(gpus_now), host, (process,), 1.0, "NVML + GPM, driver 580.65", False, 0.008)
 
 
+@lru_cache(maxsize=16)
+def _still_history(ticks: int, gpus: int, fine: bool) -> History:
+    history = History()
+    for tick in range(ticks):
+        history.append(still_node(tick, gpus, fine))
+    return history
+
+
+def _copy(history: History) -> History:
+    """Another one of the same samples of the same GPUs: it takes a tenth of what it takes to add them."""
+    twin = History()
+    vars(twin).update({name: copy(value) for name, value in vars(history).items() if name != "_lock"})
+    (rings,) = history._rings
+    twin._rings = [copy(rings)]
+    twin._slots = {uuid: replace(slot, rings=twin._rings[0]) for uuid, slot in history._slots.items()}
+    used = {len(rings._times): slice(rings._kept), len(rings._slots): rings._slots >= 0}  # the rest is untouched memory
+    for name, array in vars(rings).items():
+        if isinstance(array, np.ndarray) and name != "_slots":
+            rows = used.get(len(array), slice(None))
+            mine = _zeros(array.shape, array.dtype)
+            mine[rows] = array[rows]
+            setattr(twin._rings[0], name, mine)
+    twin._rings[0]._slots = rings._slots.copy()
+    return twin
+
+
 class StillSource:
     """A source whose session is fed by the test; it never samples by itself."""
 
@@ -110,7 +141,13 @@ class StillSession(Session):
                                    else node_sample(tick, gpus, fine=fine, change=change))
         options = Options(logdir=logdir) if logdir else Options()
         super().__init__(StillSource(), options, clock=lambda: START_S + self.tick)
-        self.sample_feed.on_backfill([self._make(tick) for tick in range(self.tick)])
+        if change is None and self.tick:
+            self.history = _copy(_still_history(self.tick, gpus, fine))
+            for tick in range(self.tick):
+                self.sample = self._make(tick)
+                self.sample_stored(self.sample)
+        else:
+            self.sample_feed.on_backfill([self._make(tick) for tick in range(self.tick)])
         self.feed(ticks - self.tick)
         self.servers_known = True
 
