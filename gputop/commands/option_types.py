@@ -13,105 +13,85 @@ def number_of_seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
 
 
+def _number(text: str) -> float:
+    """NaN, which is in no range, for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _checked(value: float, good: bool, problem: str) -> float:
+    if not good:
+        raise argparse.ArgumentTypeError(problem)
+    return value
+
+
+def _digits(text: str, low: int, high: int, problem: str) -> int:
+    if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
+        raise argparse.ArgumentTypeError(problem)
+    return int(text)
+
+
 def positive_seconds(text: str) -> float:
     value = number_of_seconds(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
-    return value
+    return _checked(value, 0 < value < 1e6, f"{text} is not a number of seconds above 0")
 
 
 def minutes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes above 0")
-    return value
+    value = _number(text)
+    return _checked(value, 0 < value < 1e6, f"{text!r} is not a number of minutes above 0")
 
 
 def seconds_from_zero(text: str) -> float:
     value = number_of_seconds(text)
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 on")
-    return value
+    return _checked(value, 0 <= value < 1e9, f"{text} is not a number of seconds from 0 on")
 
 
 def count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 1000):
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to 1000")
-    return int(text)
+    return _digits(text, 1, 1000, f"{text} is not a number from 1 to 1000")
 
 
 def port(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"{text} is not a port from 1 to 65535")
-    return int(text)
+    return _digits(text, 1, 65535, f"{text} is not a port from 1 to 65535")
 
 
 def pid(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a process")
-    return int(text)
+    return _digits(text, 1, 2**31 - 1, f"{text!r} is not the number of a process")
 
 
 def parameter_count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) < 10**15):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of parameters, in digits")
-    return int(text)
+    return _digits(text, 1, 10**15 - 1, f"{text!r} is not a number of parameters, in digits")
 
 
 def amount(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value < 1e30:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on, such as 3.2e15")
-    return value
+    value = _number(text)
+    return _checked(value, 1 <= value < 1e30, f"{text!r} is not a number from 1 on, such as 3.2e15")
 
 
 def seconds_before_dip(text: str) -> float:
     value = number_of_seconds(text)
-    if not (value == 0 or 2 <= value <= 60):
-        raise argparse.ArgumentTypeError(f"{text} is not between 2 and 60 seconds")
-    return value
+    return _checked(value, value == 0 or 2 <= value <= 60, f"{text} is not between 2 and 60 seconds")
 
 
 def replay_speed(text: str) -> float:
-    if text == "max":
-        return math.inf
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.01 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 0.01 and 1000, or max")
-    return value
+    value = math.inf if text == "max" else _number(text)
+    return _checked(value, text == "max" or 0.01 <= value <= 1000, f"{text!r} is not between 0.01 and 1000, or max")
 
 
 def hours(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 168:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of hours from 0.1 to 168")
-    return value
+    value = _number(text)
+    return _checked(value, 0.1 <= value <= 168, f"{text!r} is not a number of hours from 0.1 to 168")
 
 
 def refresh_s(text: str) -> float:
     value = number_of_seconds(text)
-    if not 2 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not between 2 and 3600 seconds")
-    return value
+    return _checked(value, 2 <= value <= 3600, f"{text} is not between 2 and 3600 seconds")
 
 
 def interval_s(text: str) -> float:
     value = number_of_seconds(text)
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600 seconds")
-    return value
+    return _checked(value, 0.1 <= value <= 3600, f"{text} is not between 0.1 and 3600 seconds")
 
 
 def listen_address(text: str) -> tuple[str, int]:
