@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from gputop.advice.registry import Own
 from gputop.commands.settings import Config
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.rules.files import rule_paths
 
 # Those that judge nothing: they need no rules.
 _WITHOUT = {"attach", "cluster", "completion", "config", "doctor", "record", "schema", "xprof"}
@@ -18,9 +16,12 @@ def use_own_rules(args: argparse.Namespace, config: Config) -> list[str]:
 
     Raises GputopError (wrong usage) for what is wrong in a file that --rules names.
     """
-    Own.clear()
     if args.command in _WITHOUT:
         return []
+    from gputop.advice.registry import Own
+    from gputop.rules.files import rule_paths
+
+    Own.clear()
     paths = rule_paths(config.path, args.rules)
     Own.paths, Own.python_rules = paths, None
     if not paths:
@@ -31,4 +32,5 @@ def use_own_rules(args: argparse.Namespace, config: Config) -> list[str]:
     named = [text for text in problems if text.startswith(tuple(f"{path}{end}" for path in args.rules for end in ": "))]
     if named:
         raise GputopError(named[0], "\n".join(named[1:]), EXIT_USAGE)
-    return problems
+    # "rules check" and "rules test" say so themselves, of the files that they are given.
+    return [] if args.command == "rules" and args.action in ("check", "test") else problems

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -19,9 +19,11 @@ from gputop.advice.registry import LIMITS, Own, limit
 from gputop.advice.rule import PythonRule
 from gputop.advice.trace.own_rules import judged
 from gputop.advice.verdict import Explanation, Verdict
+from gputop.analysis.results import Analysis, GpuUse, KernelRow, LayerRow
 from gputop.core.codec import convert, to_document
 from gputop.core.findings import Advice, Finding
 from gputop.rules.expression import condition
+from gputop.rules.names import NAMES, TABLES
 from gputop.rules.rule_file import read_rules
 from gputop.telemetry.history import History
 from tests.advice.live.scene import Scene, after
@@ -102,6 +104,25 @@ def test_the_clock_may_be_set_back() -> None:
 ])
 def test_figures_of_a_trace(when: str, holds: bool | None) -> None:
     assert judged(condition(when, "trace"), analyzed(input_bound()))[0] is holds
+
+
+def fields_of(kind: Any) -> dict[str, Any]:
+    """The fields of a type, or of what it is when it is not None."""
+    kinds = [own for own in (get_args(kind) or (kind,)) if own is not type(None)]
+    return get_type_hints(kinds[0]) if hasattr(kinds[0], "__struct_fields__") else {}
+
+
+def test_every_name_of_a_trace_is_a_field_of_the_analysis() -> None:
+    for quantity in NAMES["trace"].values():
+        if quantity.name.startswith("memory."):
+            continue
+        kind: Any = GpuUse if quantity.per_gpu else Analysis
+        for part in quantity.path.split("."):
+            assert part in fields_of(kind), quantity
+            kind = fields_of(kind)[part]
+    for table in TABLES.values():
+        row = LayerRow if table.name == "layer" else KernelRow
+        assert all(own.path in fields_of(row) for own in table.fields.values())
 
 
 def test_the_finding_names_the_gpus_and_the_figures() -> None:
