@@ -33,11 +33,12 @@ class Reference:
 
 
 class Call(NamedTuple):
-    """A function: min, max, abs, or "gpus" with the name of one over the GPUs."""
+    """A function: min, max, abs, or one over the GPUs, whose result is a figure of its own."""
 
     function: str
     arguments: tuple[Node, ...]
-    over_gpus: bool
+    text: str = ""
+    over_gpus: Quantity | None = None
 
 
 class Kind(NamedTuple):
@@ -129,7 +130,7 @@ class Checker:
         units = {kind.unit for kind in kinds if not kind.zero}
         if None in units or len(units) > 1:
             raise Mistake(f"{call.name} takes figures of one unit: {' and '.join(map(str, kinds))}", call.at)
-        self.meanings[node.at] = Call(call.name, arguments, False)
+        self.meanings[node.at] = Call(call.name, arguments)
         return Kind(units.pop()) if units else kinds[0]
 
     def _of_gpus(self, node: Name) -> Kind:
@@ -146,8 +147,13 @@ class Checker:
         if (kind.unit is None) != (call.name in _OF_CONDITIONS):
             raise Mistake(f"gpus.{call.name} takes a {'condition' if kind.unit is not None else 'figure'}, "
                           f"not {kind}", call.at)
-        self.meanings[node.at] = Call(call.name, call.arguments, True)
+        self.meanings[node.at] = Call(call.name, call.arguments, self._text(node), Quantity(
+            "", kind.unit or NONE, "", ratio=call.name != "count" and self._is_ratio(call.arguments[0])))
         return Kind(NONE) if call.name == "count" else _CONDITION if kind.unit is None else kind
+
+    def _is_ratio(self, node: Node) -> bool:
+        own = self.meanings.get(node.at) if isinstance(node, Name) else None
+        return isinstance(own, Reference) and own.quantity.ratio
 
     def _of_rows(self, node: Name, first: Segment) -> Kind:
         tables: Mapping[str, Table] = TABLES if self._where == "trace" else {}

@@ -41,6 +41,8 @@ class Evaluation:
     gpu: int | None = None
     figures: dict[str, tuple[float, Quantity]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    # What was computed over all GPUs, by where it stands: it is the same for each of them.
+    over_gpus: dict[int, tuple[Value, dict[str, str]]] = field(default_factory=dict)
 
     def of(self, node: Node) -> Value:
         """Never raises: what cannot be computed, such as a division by 0, is None."""
@@ -79,24 +81,29 @@ class Evaluation:
                 value = _finite(value)
                 self.figures[meaning.text] = (value or 0.0, meaning.quantity)
             return value
-        if meaning.over_gpus:
-            return self._over_gpus(meaning)
+        if meaning.over_gpus is not None:
+            if node.at not in self.over_gpus:
+                self.over_gpus[node.at] = self._over_gpus(meaning)
+            result, lacks = self.over_gpus[node.at]
+            self.missing |= lacks
+            if result is not None and not isinstance(result, bool):
+                self.figures[meaning.text] = (result, meaning.over_gpus)
+            return result
         arguments = [self.of(argument) for argument in meaning.arguments]
         known = [value for value in arguments if value is not None]
         return None if len(known) < len(arguments) else _FUNCTIONS[meaning.function](known)
 
-    def _over_gpus(self, call: Call) -> Value:
-        """Over the GPUs that have a value; None where none has."""
+    def _over_gpus(self, call: Call) -> tuple[Value, dict[str, str]]:
+        """Over the GPUs that have a value; None and what is missing where none has."""
         (argument,) = call.arguments
         parts = [Evaluation(self.meanings, self.values, gpu) for gpu in self.values.gpus]
         known = [value for part in parts if (value := part.of(argument)) is not None]
         if not known:
-            self.missing |= next((part.missing for part in parts if part.missing), {"gpus": "a GPU that can be read"})
-            return None
+            return None, next((part.missing for part in parts if part.missing), {"gpus": "a GPU that can be read"})
         try:
-            return _finite(_FUNCTIONS[call.function](known))
+            return _finite(_FUNCTIONS[call.function](known)), {}
         except OverflowError:  # math.fsum, where floats would be infinite
-            return None
+            return None, {}
 
 
 def _finite(value: Value) -> Value:

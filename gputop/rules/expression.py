@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gputop.rules.check import Checker, Kind, Meaning, Reference
-from gputop.rules.evaluate import Evaluation, Values
+from gputop.rules.evaluate import Evaluation, Value, Values
 from gputop.rules.lexer import Mistake
 from gputop.rules.names import Quantity, Source
 from gputop.rules.parser import Node, parse
@@ -37,9 +37,13 @@ class Condition:
         """The names that it uses."""
         return tuple(own for own in self.meanings.values() if isinstance(own, Reference))
 
-    def judge(self, values: Values, gpu: int | None = None) -> Outcome:
-        """``gpu``: for which one, where ``per_gpu``. Raises nothing of its own."""
-        evaluation = Evaluation(self.meanings, values, gpu)
+    def judge(self, values: Values) -> dict[int | None, Outcome]:
+        """For each GPU where ``per_gpu``, else once, for None. Raises nothing of its own."""
+        over_gpus: dict[int, tuple[Value, dict[str, str]]] = {}
+        return {gpu: self._judge(Evaluation(self.meanings, values, gpu, over_gpus=over_gpus))
+                for gpu in (values.gpus if self.per_gpu else (None,))}
+
+    def _judge(self, evaluation: Evaluation) -> Outcome:
         holds = evaluation.of(self.tree)
         missing = tuple(evaluation.missing.values()) if holds is None else ()
         return Outcome(None if holds is None else bool(holds), evaluation.figures,

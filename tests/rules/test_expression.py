@@ -33,7 +33,7 @@ class Fake:
 
 
 def holds(text: str, gpu: int | None = None) -> bool | None:
-    return condition(text, "live").judge(Fake(), gpu).holds
+    return condition(text, "live").judge(Fake())[gpu].holds
 
 
 @pytest.mark.parametrize(("text", "gpu", "expected"), [
@@ -60,10 +60,26 @@ def test_what_an_expression_yields(text: str, gpu: int | None, expected: bool | 
 def test_it_tells_what_it_read_and_what_it_lacks() -> None:
     own = condition("sm_active.mean(30s) < 0.4 and tensor_active.max(1min) > 0", "live")
     assert own.per_gpu and [r.window_s for r in own.references] == [30.0, 60.0]
-    assert {name: value for name, (value, _) in own.judge(Fake(), 1).figures.items()} == {
+    assert {name: value for name, (value, _) in own.judge(Fake())[1].figures.items()} == {
         "sm_active.mean(30s)": 0.3, "tensor_active.max(1min)": 0.5}
-    assert own.judge(Fake(), 2).missing == ("sm_active.mean(30s): no reading",)
+    assert own.judge(Fake())[2].missing == ("sm_active.mean(30s): no reading",)
     assert not condition("gpus.max(sm_active) > 0", "live").per_gpu
+
+
+def test_what_is_of_all_gpus_is_computed_once_and_told() -> None:
+    class Counting(Fake):
+        reads = 0
+
+        def read(self, reference: Reference, gpu: int | None) -> tuple[Value, str]:
+            self.reads += 1
+            return super().read(reference, gpu)
+
+    values = Counting()
+    outcomes = condition("sm_active < gpus.mean(sm_active) and gpus.count(power_w > 1W) == 2", "live").judge(values)
+    assert {gpu: own.holds for gpu, own in outcomes.items()} == {0: False, 1: True, 2: None}
+    assert values.reads == 3 + 2 * 3
+    assert {text: (value, about.ratio) for text, (value, about) in outcomes[1].figures.items()} == {
+        "sm_active": (0.3, True), "gpus.mean(sm_active)": (0.6, True), "gpus.count(power_w > 1W)": (2.0, False)}
 
 
 @pytest.mark.parametrize(("text", "at", "message"), [
@@ -126,7 +142,7 @@ def test_no_text_does_more_than_be_refused(text: str) -> None:
         except Mistake as mistake:
             assert 0 <= mistake.at <= len(text) and mistake.message
         else:
-            assert own.judge(Fake(), 0).holds in (True, False, None)
+            assert {outcome.holds for outcome in own.judge(Fake()).values()} <= {True, False, None}
 
 
 def random_figure(random_: random.Random, depth: int) -> tuple[str, float | None]:

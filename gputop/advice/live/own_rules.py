@@ -121,9 +121,8 @@ def own_live_outcomes(view: NodeView, held: HeldConditions) -> list[Finding | Ab
 def _outcome(rule: RuleText, values: LiveValues, now_s: float, held: HeldConditions) -> Finding | Abstained | None:
     shown: dict[int | None, Figures] = {}
     missing: list[str] = []
-    targets: list[int] | list[None] = values.gpus if rule.condition.per_gpu else [None]
-    for gpu in targets:
-        outcome = rule.condition.judge(values, gpu)
+    outcomes = rule.condition.judge(values)
+    for gpu, outcome in outcomes.items():
         missing += outcome.missing
         own = _update(rule, outcome, held, (rule.id, gpu), now_s)
         if own is not None and own.shown:
@@ -132,7 +131,7 @@ def _outcome(rule: RuleText, values: LiveValues, now_s: float, held: HeldConditi
         return own_finding(rule, "live", [gpu for gpu in shown if gpu is not None], list(shown.values()))
     if len(missing) and not any(key[0] == rule.id for key in held):
         return Abstained(rule.id, "; ".join(dict.fromkeys(missing)))
-    return Abstained(rule.id, "a GPU that can be read") if not targets else None
+    return Abstained(rule.id, "a GPU that can be read") if not outcomes else None
 
 
 def _update(rule: RuleText, outcome: Outcome, held: HeldConditions, key: tuple[str, int | None],

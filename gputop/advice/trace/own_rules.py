@@ -100,9 +100,7 @@ def _at(value: Any, path: str) -> Any:
 
 def judged(condition: Condition, analysis: Analysis) -> tuple[bool | None, dict[int | None, Outcome]]:
     """Whether a condition holds, of each GPU where it is asked for each: for any of them. None: that is not known."""
-    values = TraceValues(analysis)
-    targets: list[int] | list[None] = values.gpus if condition.per_gpu else [None]
-    outcomes: dict[int | None, Outcome] = {gpu: condition.judge(values, gpu) for gpu in targets}
+    outcomes = condition.judge(TraceValues(analysis))
     found = [outcome.holds for outcome in outcomes.values()]
     return (True if any(found) else None if not found or None in found else False), outcomes
 

@@ -91,9 +91,9 @@ class Trigger:
         from gputop.advice.live.node_view import NodeView
         from gputop.advice.live.own_rules import LiveValues
 
-        values, found = LiveValues(NodeView(history, sample, ())), None
-        for info in (gpu.info for gpu in sample.gpus if gpu.info.index in values.gpus and gpu.info.mig is None):
-            gpu, holds = self._gpus.setdefault(info.uuid, _Gpu()), condition.judge(values, info.index).holds
+        outcomes, found = condition.judge(LiveValues(NodeView(history, sample, ()))), None
+        for info in (gpu.info for gpu in sample.gpus if gpu.info.index in outcomes and gpu.info.mig is None):
+            gpu, holds = self._gpus.setdefault(info.uuid, _Gpu()), outcomes[info.index].holds
             if not holds:
                 gpu.low_since_s, gpu.armed = None, gpu.armed or holds is False
                 continue
