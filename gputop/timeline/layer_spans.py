@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from gputop.analysis.layers.pytorch import call_scopes
 from gputop.analysis.layers.scopes import differentiates, scope_of
 from gputop.analysis.results import CriticalPath
 from gputop.analysis.steps.model import Steps
@@ -59,16 +60,20 @@ def layer_spans(trace: Trace, steps: Steps | None) -> NamedSpans:
     where no kernel does. A span is from the start of its first kernel to the end of its last, with nothing of another
     phase, layer or step between them.
     """
-    device = trace.device
-    rows = np.flatnonzero((device.kind == Kind.COMPUTE) & ((device.tf_op >= 0) | (_hlo(trace) >= 0))
-                          & (device.end_ns > device.start_ns))
+    device, calls = trace.device, call_scopes(trace)
+    named = (device.tf_op >= 0) | (_hlo(trace) >= 0) if calls is None else calls.of_event >= 0
+    rows = np.flatnonzero((device.kind == Kind.COMPUTE) & named & (device.end_ns > device.start_ns))
     if not len(rows):
         return NamedSpans()
     gpu = int(np.bincount(device.gpu[rows], weights=device.end_ns[rows] - device.start_ns[rows]).argmax())
     rows = rows[device.gpu[rows] == gpu]
-    ops, which = np.unique(_hlo(trace)[rows].astype(np.int64) * (len(trace.names) + 1) + device.tf_op[rows] + 1,
-                           return_inverse=True)
-    paths = _paths(trace, ops)
+    if calls is not None:
+        which = calls.of_event[rows]
+        paths = [(scope.phase, *scope.path)[:_LEVELS] for scope in calls.scopes]
+    else:
+        ops, which = np.unique(_hlo(trace)[rows].astype(np.int64) * (len(trace.names) + 1) + device.tf_op[rows] + 1,
+                               return_inverse=True)
+        paths = _paths(trace, ops)
     step = np.zeros(len(rows), np.int64)
     if steps is not None:
         step = np.searchsorted(steps.edges_ns[:, 0], device.start_ns[rows], side="right")

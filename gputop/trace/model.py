@@ -142,7 +142,8 @@ class HostEvents:
     String values are indices into ``Trace.names``; integers are themselves.
     Kept: step_num, group_id, _r, is_func, eager_op (string), tf_function_call (string),
     tracing_count, iter_num, buffered_elements, function_name (string), and of tf.data's iterators
-    id and parent_id (uint64 as int64 bits), parallelism, buffer_limit, cpu_budget, name and shapes (strings).
+    id and parent_id (uint64 as int64 bits), parallelism, buffer_limit, cpu_budget, name and shapes (strings). Of
+    PyTorch's ranges that the user named: annotation (1).
     """
 
     line: I32

@@ -9,12 +9,14 @@ import numpy as np
 
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.layers.device_share import COLLECTIVES, COMPUTE, COPIES, DeviceShare, device_share
-from gputop.analysis.layers.scopes import PHASES, differentiates, scope_of
+from gputop.analysis.layers.pytorch import CallScopes, call_scopes
+from gputop.analysis.layers.scopes import PHASES, Scope, differentiates, scope_of
 from gputop.analysis.results import LayerRow, Layers, SourceLine
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import union
 from gputop.trace.model import F64, HloOp, Kind, Trace
 
+NO_CALL = "launched by no op"
 NO_OP, NO_PROGRAM, NO_SCOPE = "no op named", "XLA ops without their program", "no layer named"
 AFTER = "after the last kernel"
 REASONS = {
@@ -22,9 +24,11 @@ REASONS = {
             "XLA_FLAGS=--xla_gpu_enable_command_buffer= shows their ops."),
     NO_PROGRAM: "The capture does not hold the compiled program of these ops, which names their layers.",
     NO_SCOPE: "XLA made these ops itself (layouts, copies, constants): they name no layer.",
+    NO_CALL: ("The launches of these kernels lie in no op of PyTorch, or are not in the trace, as those of a CUDA "
+              "graph's kernels."),
     AFTER: "Idle time that no kernel of the window ends.",
 }
-_ORDER = (*PHASES, "collectives", "copies", NO_SCOPE, NO_PROGRAM, NO_OP, AFTER)
+_ORDER = (*PHASES, "collectives", "copies", NO_SCOPE, NO_PROGRAM, NO_OP, NO_CALL, AFTER)
 _FOLDED_BELOW = 0.005  # of the whole: one row for all of them
 _MAX_DEPTH, _MAX_ROWS, _MAX_SOURCES = 12, 400, 30
 _MAIN_KERNEL = 0.1  # of an op's time: what takes less does not count its executions
@@ -84,11 +88,12 @@ def layer_times(
     count = steps.count if steps is not None else 1
     shares = [share for timeline in gpu_timelines
               if (share := device_share(trace, timeline, within)).busy_ns.any()]
-    if not shares or not ((device.tf_op >= 0).any() or trace.hlo_ops):
+    calls = call_scopes(trace)
+    if not shares or not ((device.tf_op >= 0).any() or trace.hlo_ops or calls is not None):
         return None
     many = len(trace.hlo_ops)
-    size = many + len(trace.names) + 1  # of the ops; the last one is none
-    columns = [_sums(trace, share, many, size) for share in shares]
+    size = (many + len(trace.names) if calls is None else len(calls.scopes)) + 1  # of the ops; the last one is none
+    columns = [_sums(trace, share, many, size, calls) for share in shares]
     device_ns, wait_ns, kernels = (sum(column) for column in zip(*columns, strict=True))
     unit = len(shares) * count
     executions, kernel_of = _executions(trace, shares, many)
@@ -100,8 +105,11 @@ def layer_times(
         what, op = divmod(key, size)
         node = _Node(float(device_ns[key]), float(wait_ns[key]), float(kernels[key]))
         hlo = trace.hlo_ops[op] if op < many else None
-        name = hlo.op_name if hlo is not None else trace.names[op - many] if op < size - 1 else ""
-        phase, path = _place(name, what, hlo is not None, hlo is not None and modules[op] in training)
+        if calls is not None:
+            phase, path = _place_of_call(calls.scopes[op] if op < size - 1 else None, what)
+        else:
+            name = hlo.op_name if hlo is not None else trace.names[op - many] if op < size - 1 else ""
+            phase, path = _place(name, what, hlo is not None, hlo is not None and modules[op] in training)
         if hlo is not None and what == COMPUTE:
             times = float(executions[op])
             ops.append(OpUse(hlo, node.device_ns, times, phase, kernel_of[op]))
@@ -118,10 +126,12 @@ def layer_times(
     return LayerTimes(table, tuple(ops), unit)
 
 
-def _sums(trace: Trace, share: DeviceShare, many: int, size: int) -> tuple[F64, F64, F64]:
+def _sums(
+    trace: Trace, share: DeviceShare, many: int, size: int, calls: CallScopes | None,
+) -> tuple[F64, F64, F64]:
     """Work, wait and kernels of each op: ``kind * size`` + its number."""
     device, rows = trace.device, share.rows
-    key = device.tf_op[rows].astype(np.int64)
+    key = device.tf_op[rows].astype(np.int64) if calls is None else calls.of_event[rows]
     key[key < 0] = size - 1 - many
     key += many
     if many:
@@ -183,6 +193,13 @@ def _place(name: str, what: int, has_program: bool, training: bool) -> tuple[str
         return NO_PROGRAM, (name,)
     scope = scope_of(name, training)
     return (scope.phase, scope.path) if scope.path else (NO_SCOPE, (name,) if name else ())
+
+
+def _place_of_call(scope: Scope | None, what: int) -> tuple[str, tuple[str, ...]]:
+    path = scope.path if scope is not None else ()
+    if what in (COLLECTIVES, COPIES):
+        return "collectives" if what == COLLECTIVES else "copies", path
+    return (scope.phase, path) if scope is not None else (NO_CALL, ())
 
 
 def _put(root: _Node, path: tuple[str, ...], node: _Node, source: str) -> None:

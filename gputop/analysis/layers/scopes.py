@@ -21,7 +21,7 @@ _NO_LAYER = re.compile(
     r"shard_map|pjit|custom_[jv]\w+_call\w*|(Stateful)?PartitionedCall(_\d+)?|replica_\d+|gradient_tape|gradients(_\d+)?|"
     r"cluster_\d+_\d+|")
 _GRADIENT = re.compile(r"(?:^|/)(?:gradient_tape|gradients(?:_\d+)?)/")
-_LOSS = re.compile(
+LOSS = re.compile(
     r"loss|crossentropy|cross_entropy|mean_(?:squared|absolute)\w*error|hinge|huber|kl_divergence|log_?cosh",
     re.IGNORECASE)
 _OPTIMIZER = re.compile(
@@ -67,7 +67,7 @@ def _phase(name: str, type_: str, path: list[str], wrappers: set[str], training:
         return "backward"
     if _UPDATE.fullmatch(type_) or any(_OPTIMIZER.fullmatch(scope) for scope in scopes):
         return "optimizer"
-    if any(_LOSS.search(scope) for scope in scopes):
+    if any(LOSS.search(scope) for scope in scopes):
         return "loss"
     if "jvp" in wrappers:
         return "forward"

@@ -137,9 +137,12 @@ class _Events:
         for name in args.keys() & _STATS:
             value = integer(args[name]) if name in _NUMBERS else self.builder.names[str(args[name])]
             if value >= 0:
-                rows, values = self._stats.setdefault(name, (array("q"), array("q")))
-                rows.append(len(self._pieces) * _BATCH + len(self._batch))
-                values.append(value)
+                self._append_stat(name, value)
+
+    def _append_stat(self, name: str, value: int) -> None:
+        rows, values = self._stats.setdefault(name, (array("q"), array("q")))
+        rows.append(len(self._pieces) * _BATCH + len(self._batch))
+        values.append(value)
 
     def _flush(self) -> None:
         self.watch.check(self.path)
@@ -170,6 +173,8 @@ class _Events:
         if name.startswith(IGNORED_EVENT):
             return
         args = args if isinstance(args, dict) else {}
+        if category == "user_annotation":
+            self._append_stat("annotation", 1)
         tid = hashable(event.get("tid"))
         row = self._row(pid, tid)
         index, kind = self.builder.names[name], DEVICE_CATEGORIES.get(category, HOST)

@@ -1,0 +1,141 @@
+"""Phases and modules of PyTorch's kernels, by the calls around their launches."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.layers.layers import NO_CALL, layer_times
+from gputop.analysis.layers.pytorch import call_scopes
+from gputop.analysis.layers.scopes import Scope
+from gputop.diagnosis.diagnose import examine
+from gputop.timeline.layer_spans import layer_spans
+from gputop.trace.intervals import coverage
+from gputop.trace.model import Kind, Trace
+from gputop.trace.readers.load import load
+from tests.trace.shares import SHARED
+
+AUTOGRAD = "autograd::engine::evaluate_function: "
+
+
+class Kineto:
+    """A file of PyTorch's profiler: calls on the main thread (1) and on autograd's (2), a kernel for each launch."""
+
+    def __init__(self) -> None:
+        self.events: list[dict] = []
+
+    def call(self, name: str, begin: int, end: int, tid: int = 1, cat: str = "cpu_op") -> None:
+        self.events.append({"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": begin, "dur": end - begin})
+
+    def launch(self, at: int, tid: int = 1, name: str = "gemm", duration: int = 5) -> None:
+        number = len(self.events)
+        self.events += [
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": tid, "ts": at, "dur": 1,
+             "args": {"correlation": number}},
+            {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": at + 2, "dur": duration,
+             "args": {"correlation": number, "device": 0, "stream": 7}}]
+
+    def load(self, folder: Path) -> Trace:
+        path = folder / "rank0.pt.trace.json"
+        path.write_text(json.dumps({"traceEvents": self.events}))
+        return load([path])
+
+
+def step(kineto: Kineto) -> Kineto:
+    """A module in a module, a loss, its backward pass with a block that is computed again, and the update."""
+    kineto.call("ProfilerStep#3", 0, 1000, cat="user_annotation")
+    kineto.call("## forward ##", 0, 300, cat="user_annotation")
+    kineto.call("my block", 5, 200, cat="user_annotation")
+    kineto.call("nn.Module: Net_0", 10, 200, cat="python_function")
+    kineto.call("torch/nn/modules/linear.py(125): forward", 15, 100, cat="python_function")
+    kineto.call("nn.Module: Linear_0", 20, 100, cat="python_function")
+    kineto.call("aten::linear", 30, 90)
+    kineto.call("aten::addmm", 40, 80)
+    kineto.launch(50)
+    kineto.call("aten::relu", 110, 130)
+    kineto.launch(120)
+    kineto.call("aten::cross_entropy_loss", 210, 240)
+    kineto.launch(220)
+    kineto.call(AUTOGRAD + "AddmmBackward0", 300, 350, tid=2)
+    kineto.call("AddmmBackward0", 302, 340, tid=2)
+    kineto.call("aten::mm", 305, 330, tid=2)
+    kineto.launch(310, tid=2)
+    kineto.call(AUTOGRAD + "CheckpointFunctionBackward", 400, 600, tid=2)
+    kineto.call("nn.Module: Linear_0", 410, 450, tid=2, cat="python_function")
+    kineto.call("aten::linear", 415, 445, tid=2)
+    kineto.launch(420, tid=2)
+    kineto.call(AUTOGRAD + "MulBackward0", 500, 550, tid=2)
+    kineto.launch(510, tid=2)
+    kineto.call("Optimizer.step#Adam.step", 700, 800, cat="user_annotation")
+    kineto.call("aten::_foreach_add_", 710, 730)
+    kineto.launch(715)
+    kineto.launch(900)
+    return kineto
+
+
+EXPECTED = [
+    Scope("forward", ("my block", "Net_0", "Linear_0", "aten::linear")),
+    Scope("forward", ("my block", "Net_0", "aten::relu")),
+    Scope("loss", ("aten::cross_entropy_loss",)), Scope("backward", ("AddmmBackward0",)),
+    Scope("recomputation", ("Linear_0", "aten::linear")), Scope("backward", ("MulBackward0",)),
+    Scope("optimizer", ("Adam.step", "aten::_foreach_add_")), None]
+
+
+def test_each_launch_has_its_phase_and_place(tmp_path: Path) -> None:
+    found = call_scopes(step(Kineto()).load(tmp_path))
+    assert found is not None
+    assert [found.scopes[i] if i >= 0 else None for i in found.of_event.tolist()] == EXPECTED
+
+
+def test_the_table_and_the_rows_of_the_timeline_have_them(tmp_path: Path) -> None:
+    trace = step(Kineto()).load(tmp_path)
+    times = layer_times(trace, timelines(trace), None)
+    assert times is not None
+    roots = {row.name: row for row in times.table.rows if row.parent is None}
+    assert list(roots) == ["forward", "loss", "backward", "recomputation", "optimizer", NO_CALL]
+    assert roots["forward"].device_s == pytest.approx(10e-6) and roots[NO_CALL].reason
+    assert sum(row.device_s + row.wait_s for row in roots.values()) == pytest.approx(times.table.total_s)
+    spans = layer_spans(trace, None)
+    assert [spans.names[i] for i, deep in zip(spans.name, spans.depth, strict=True) if not deep] == [
+        "forward", "loss", "backward", "recomputation", "backward", "optimizer"]
+
+
+def test_a_loop_without_gradients_has_no_loss_and_other_traces_no_calls(tmp_path: Path) -> None:
+    kineto = Kineto()
+    kineto.call("aten::mse_loss", 0, 50)
+    kineto.launch(10)
+    found = call_scopes(kineto.load(tmp_path))
+    assert found is not None and found.scopes == [Scope("forward", ("aten::mse_loss",))]
+    other = Kineto()
+    other.launch(10)
+    assert call_scopes(other.load(tmp_path)) is None
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real traces are not here")
+def test_a_real_job_spends_its_time_where_its_own_marks_say() -> None:
+    """By another way: what autograd's thread launched is backward; the job itself marks its update."""
+    path = SHARED / "kineto" / "v100_healthy.json.gz"
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    launches = {e["args"]["correlation"]: e for e in events
+                if e.get("cat") == "cuda_runtime" and "correlation" in e.get("args", {})}
+    updates = [e for e in events if e.get("cat") == "user_annotation" and e["name"] == "## optimizer ##"]
+    facts = examine(load([path]))
+    device, table, steps = facts.trace.device, facts.analysis.layers, facts.steps
+    assert table is not None and steps is not None
+    marked = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
+    times = coverage(steps.spans, device.start_ns, device.end_ns) / steps.count / 1e9
+    for number, kind, time_s in zip(device.correlation.tolist(), device.kind.tolist(), times.tolist(), strict=True):
+        if kind in (Kind.COMPUTE, Kind.D2D, Kind.MEMSET):
+            launch = launches[number]
+            update = any(u["ts"] <= launch["ts"] < u["ts"] + u["dur"] for u in updates)
+            phase = "backward" if launch["tid"] != updates[0]["tid"] else "optimizer" if update else "forward"
+            marked[phase] += time_s
+    roots = {row.name: row for row in table.rows if row.parent is None}
+    assert sum(row.device_s + row.wait_s for row in roots.values()) == pytest.approx(table.total_s, rel=1e-9)
+    told = {phase: roots[phase].device_s for phase in marked}
+    told["forward"] += roots["loss"].device_s
+    assert told == pytest.approx(marked, rel=0.003)
