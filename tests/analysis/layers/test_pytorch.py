@@ -19,6 +19,7 @@ from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
 from tests.trace.shares import SHARED
 
+DATA = Path(__file__).resolve().parents[2] / "data"
 AUTOGRAD = "autograd::engine::evaluate_function: "
 
 
@@ -28,10 +29,10 @@ class Kineto:
     def __init__(self) -> None:
         self.events: list[dict] = []
 
-    def call(self, name: str, begin: int, end: int, tid: int = 1, cat: str = "cpu_op") -> None:
+    def call(self, name: str, begin: float, end: float, tid: int = 1, cat: str = "cpu_op") -> None:
         self.events.append({"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": begin, "dur": end - begin})
 
-    def launch(self, at: int, tid: int = 1, name: str = "gemm", duration: int = 5) -> None:
+    def launch(self, at: float, tid: int = 1, name: str = "gemm", duration: int = 5) -> None:
         number = len(self.events)
         self.events += [
             {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": tid, "ts": at, "dur": 1,
@@ -113,6 +114,28 @@ def test_a_loop_without_gradients_has_no_loss_and_other_traces_no_calls(tmp_path
     other = Kineto()
     other.launch(10)
     assert call_scopes(other.load(tmp_path)) is None
+
+
+def test_the_modules_of_a_model_that_pytorch_profiled(tmp_path: Path) -> None:
+    """Recorded by PyTorch 2.15 on a CPU (``with_stack``, ``with_modules``): two blocks of two linear layers, the second
+    one checkpointed, a head in a ``record_function``. Each product is given a kernel, as a GPU would have."""
+    kineto = Kineto()
+    recorded = json.loads(gzip.decompress((DATA / "pytorch_modules.pt.trace.json.gz").read_bytes()))["traceEvents"]
+    for event in recorded:
+        kineto.call(event["name"], event["ts"], event["ts"] + event["dur"], event["tid"], event["cat"])
+    for event in sorted(recorded, key=lambda event: event["ts"]):
+        if event["name"] in ("aten::addmm", "aten::mm"):
+            kineto.launch(event["ts"] + event["dur"] / 2, event["tid"], duration=1)
+    found = call_scopes(kineto.load(tmp_path))
+    assert found is not None
+    scopes = [found.scopes[i] for i in found.of_event.tolist()]
+    linear = "aten::linear"
+    assert scopes[:5] == [Scope("forward", ("Net_0", *path, linear)) for path in (
+        ("Block_0", "Linear_0"), ("Block_0", "Linear_1"), ("Block_1", "Linear_2"), ("Block_1", "Linear_3"),
+        ("head of the model", "Linear_4"))]
+    again = [Scope("recomputation", ("Block_1", name, linear)) for name in ("Linear_2", "Linear_3")]
+    assert [scope for scope in scopes[5:] if scope.phase != "backward"] == again
+    assert set(scopes[5:]) == {*again, Scope("backward", ("AddmmBackward0",))} and len(scopes) == 5 + 2 + 10
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real traces are not here")
