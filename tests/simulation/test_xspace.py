@@ -19,7 +19,7 @@ ORIGIN = 1_790_000_000 * SECOND
 
 
 @cache
-def _capture(name: str, seconds: float) -> tuple[TrainingLoop, int, int, bytes]:
+def capture(name: str, seconds: float) -> tuple[TrainingLoop, int, int, bytes]:
     loop = scenario_loop(name)
     start, end = training(loop, seconds)
     return loop, start, end, build_xspace(loop, start, end, ORIGIN, "demo-node")
@@ -36,7 +36,7 @@ def _stat(plane: Any, event: Any, name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def space() -> Any:
-    return messages.XSpace.FromString(_capture("gpu0-oversubscribed", 2.0)[3])
+    return messages.XSpace.FromString(capture("gpu0-oversubscribed", 2.0)[3])
 
 
 def _plane(space: Any, name: str) -> Any:
@@ -50,7 +50,7 @@ def test_planes_and_marks(space: Any) -> None:
     mark = _plane(space, "/gputop:simulated")
     assert _stat(mark, mark, "scenario") == "gpu0-oversubscribed"
     environment = _plane(space, "Task Environment")
-    _, start, end, _ = _capture("gpu0-oversubscribed", 2.0)
+    _, start, end, _ = capture("gpu0-oversubscribed", 2.0)
     assert _stat(environment, environment, "profile_start_time") == ORIGIN + start
     assert _stat(environment, environment, "profile_stop_time") == ORIGIN + end
     gpu = _plane(space, "/device:GPU:3")
@@ -101,7 +101,7 @@ def test_every_launch_has_its_operation_and_comes_before_it(space: Any) -> None:
 
 
 def test_host_anchors_of_keras_3(space: Any) -> None:
-    loop, start, end, _ = _capture("gpu0-oversubscribed", 2.0)
+    loop, start, end, _ = capture("gpu0-oversubscribed", 2.0)
     host = _plane(space, "/host:CPU")
     python = next(line for line in host.lines if line.name == "python")
     count = Counter(host.event_metadata[e.metadata_id].name for e in python.events)
@@ -129,7 +129,7 @@ def test_allocator_events_add_up_to_what_is_reserved(space: Any) -> None:
 
 
 def test_events_lie_within_the_capture() -> None:
-    _, start, end, data = _capture("input-bound", 2.0)
+    _, start, end, data = capture("input-bound", 2.0)
     for plane in messages.XSpace.FromString(data).planes:
         for line in plane.lines:
             for event in line.events:
@@ -138,7 +138,7 @@ def test_events_lie_within_the_capture() -> None:
 
 
 def test_a_capture_of_an_instant_is_valid() -> None:
-    loop, start, _, _ = _capture("healthy", 3.0)
+    loop, start, _, _ = capture("healthy", 3.0)
     space = messages.XSpace.FromString(build_xspace(loop, start, start + 1_000, ORIGIN, "demo-node"))
     assert sum(len(line.events) for plane in space.planes for line in plane.lines) < 10
     assert len(space.planes) == 12
@@ -146,7 +146,7 @@ def test_a_capture_of_an_instant_is_valid() -> None:
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_the_analysis_finds_what_the_loop_did(name: str) -> None:
-    loop, start, end, data = _capture(name, 3.0)
+    loop, start, end, data = capture(name, 3.0)
     analysis = analyze_trace(read_xspaces([("demo.xplane.pb", "demo-node", data)]))
     assert analysis.simulated
     steps = analysis.steps
@@ -169,7 +169,7 @@ def test_the_analysis_finds_what_the_loop_did(name: str) -> None:
 
 def test_live_figures_agree_with_the_trace() -> None:
     """SM activity of a minute is the trace's kernel time, each kernel by its share of the GPU."""
-    loop, start, _, _ = _capture("healthy", 3.0)
+    loop, start, _, _ = capture("healthy", 3.0)
     truth = loop_truth(loop, start, start + 40 * SECOND)
     figures = (loop.gpu_integrals(2, start + 40 * SECOND) - loop.gpu_integrals(2, start)) / 40
     assert figures[1] == pytest.approx(truth.compute_s[2] / truth.step_s, abs=0.02)  # gr_active
