@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/gputop
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_gputop_subparsers=(snapshot capture analyze compare rules record replay export cluster run attach stacks xprof config doctor schema completion)
+_shtab_gputop_subparsers=(snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof config doctor schema completion)
 
 _shtab_gputop_snapshot_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --format -o --output --seconds)
 _shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --on-dip --dip-every --dip-max --dip-before --seconds --force --json)
@@ -16,6 +16,7 @@ _shtab_gputop_record_option_strings=(-h --help --attach --demo --gpus --interval
 _shtab_gputop_replay_option_strings=(-h --help --rules --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --speed --start)
 _shtab_gputop_export_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --listen --textfile)
 _shtab_gputop_cluster_option_strings=(-h --help --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --prometheus --nodes --remote-command --job --once --json -o --output --hours --refresh)
+_shtab_gputop_convert_option_strings=(-h --help -o --output)
 _shtab_gputop_run_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --export --headless --port --listen --output --print-path)
 _shtab_gputop_attach_option_strings=(-h --help --yes --port)
 _shtab_gputop_stacks_option_strings=(-h --help --native --threads --yes --json)
@@ -55,6 +56,9 @@ _shtab_gputop_export___rules_COMPGEN=_shtab_compgen_files
 _shtab_gputop_export___textfile_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_cluster__o_COMPGEN=_shtab_compgen_files
 _shtab_gputop_cluster___output_COMPGEN=_shtab_compgen_files
+_shtab_gputop_convert_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_gputop_convert__o_COMPGEN=_shtab_compgen_files
+_shtab_gputop_convert___output_COMPGEN=_shtab_compgen_files
 _shtab_gputop_run___logdir_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_run___dcgm_bindings_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_run___rules_COMPGEN=_shtab_compgen_files
@@ -79,7 +83,7 @@ _shtab_gputop_run___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop_run___color_choices=(auto truecolor 256 16 none)
 _shtab_gputop_run___listen_choices=(local all)
 _shtab_gputop_completion_pos_0_choices=(bash zsh fish man)
-_shtab_gputop_pos_0_choices=(snapshot capture analyze compare rules record replay export cluster run attach stacks xprof config doctor schema completion)
+_shtab_gputop_pos_0_choices=(snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof config doctor schema completion)
 _shtab_gputop___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop___color_choices=(auto truecolor 256 16 none)
 
@@ -141,6 +145,9 @@ _shtab_gputop_cluster___low_bandwidth_nargs=0
 _shtab_gputop_cluster___no_low_bandwidth_nargs=0
 _shtab_gputop_cluster___once_nargs=0
 _shtab_gputop_cluster___json_nargs=0
+_shtab_gputop_convert_pos_0_nargs=+
+_shtab_gputop_convert__h_nargs=0
+_shtab_gputop_convert___help_nargs=0
 _shtab_gputop_run_pos_0_nargs=...
 _shtab_gputop_run__h_nargs=0
 _shtab_gputop_run___help_nargs=0

@@ -50,7 +50,7 @@ function _shtab_gputop_using
   test "$_shtab_gputop_cmdpath" = "$argv"
 end
 
-set -g _shtab_gputop_commands snapshot capture analyze compare rules record replay export cluster run attach stacks xprof config doctor schema completion
+set -g _shtab_gputop_commands snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof config doctor schema completion
 set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --baseline --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --fail-on --flops-per-step --format --gpus --hours --idle-gaps --interval --job --listen --logdir --nodes --on-dip --output --params --port --profiler-port --prometheus --refresh --remote-command --rules --run --save-baseline --seconds --source --speed --start --textfile --theme --tokens-per-step -o
 
 complete -c gputop -e
@@ -209,6 +209,10 @@ complete -c gputop -n '_shtab_gputop_using cluster' -l json -d 'one look as a JS
 complete -c gputop -n '_shtab_gputop_using cluster' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'one look into a file: .json, .html, else text'
 complete -c gputop -n '_shtab_gputop_using cluster' -l hours -x -d 'of history (3)'
 complete -c gputop -n '_shtab_gputop_using cluster' -l refresh -x -d 'seconds between two looks (15; with --nodes 30)'
+complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a convert -d 'Write a trace or a recording in a format that other tools read.'
+complete -c gputop -n '_shtab_gputop_using convert' -s h -l help -d 'show this help message and exit'
+complete -c gputop -n '_shtab_gputop_using convert' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'its name says the format: .sqlite (tables), .json or .json.gz (Chrome, Perfetto) for a trace; .csv for a recording'
+complete -c gputop -n '_shtab_gputop_using convert; and test $_shtab_gputop_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a trace, as gputop analyze takes it, or a recording'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a run -d 'Start a job so that it can be captured from, and watch it.'
 complete -c gputop -n '_shtab_gputop_using run' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using run' -l attach -x -d 'a profiler server to capture from (default: find those of this node); unix:/PATH for a socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the workers of one job and captured together'
