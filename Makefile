@@ -5,7 +5,7 @@
 # make fuzz   hostile input at every door, FUZZ_SECONDS=600; make soak: growth of the monitor over time, SOAK_MINUTES=60
 # make lock, make sbom: the files that CI installs, with their hashes; a bill of materials
 # make completion: shell completion and man page, after a change of the command line
-# make cluster-demo: 200 simulated nodes, a Prometheus (Debian: prometheus) that scrapes them, and gputop cluster on it
+# make cluster-demo: 200 simulated nodes, a Prometheus (Debian's, unpacked where it is not there) that scrapes them, and gputop cluster on it
 # make screenshots, make bench; make bench-advice: how right the advice is, on traces with known causes
 # Everything is set up in VENV on first use; only Python (3.10 or newer, with venv) is needed.
 
@@ -98,7 +98,7 @@ completion: $(VENV)/.run
 	$(BIN)/python docs/make_completion.py
 
 cluster-demo: $(VENV)/.run
-	$(BIN)/python benchmarks/cluster_lab.py --show
+	PATH="$$PATH:$$(tests/debian_packages.sh $(DEBIAN) prometheus promtool)" $(BIN)/python benchmarks/cluster_lab.py --show
 
 screenshots: $(VENV)/.run
 	$(BIN)/python screenshots/make.py

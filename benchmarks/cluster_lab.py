@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -205,6 +205,9 @@ def running(nodes: int, interval_s: int = 5, *, history: bool = True, engine: st
                                       "-retentionPeriod=1d", "-search.latencyOffset=1s"]}[engine]
         with subprocess.Popen([engine, *words]) as prometheus:
             try:
+                if engine == "victoria-metrics":  # what is asked for too early it takes for absent for ten seconds
+                    _until(lambda: _scrapes(address) >= nodes)
+                    urllib.request.urlopen(f"{address}/internal/force_flush").close()
                 _wait_for_scrapes(address, nodes)
                 if history and engine == "victoria-metrics":
                     _import(address, cluster)
@@ -226,14 +229,28 @@ def _wait_for_scrapes(address: str, nodes: int) -> None:
     import json
 
     wanted = nodes - 2 if nodes >= 50 else nodes
+    query = "count(count by (instance) (DCGM_FI_DEV_FB_USED))".replace(" ", "%20")
+
+    def scraped() -> bool:
+        with urllib.request.urlopen(f"{address}/api/v1/query?query={query}") as answer:
+            return int(json.load(answer)["data"]["result"][0]["value"][1]) >= wanted
+
+    _until(scraped)
+
+
+def _scrapes(address: str) -> int:
+    """How many times VictoriaMetrics has scraped a target."""
+    with urllib.request.urlopen(f"{address}/metrics") as answer:
+        return int(re.findall(rb'^vm_promscrape_scrapes_total\{status_code="200"\} (\d+)', answer.read(), re.M)[0])
+
+
+def _until(there: Callable[[], bool]) -> None:
     for _ in range(600):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            query = "count(count by (instance) (DCGM_FI_DEV_FB_USED))"
-            with urllib.request.urlopen(f"{address}/api/v1/query?query={query.replace(' ', '%20')}") as answer:
-                if int(json.load(answer)["data"]["result"][0]["value"][1]) >= wanted:
-                    return
+            if there():
+                return
         threading.Event().wait(0.1)
-    raise SystemExit("Prometheus has not scraped all nodes within a minute")
+    raise SystemExit("not all nodes were scraped within a minute")
 
 
 def main() -> None:

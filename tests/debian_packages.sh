@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Unpacks what some tests need from Debian into a folder, and prints the folder to put into PATH:
-#     PATH=$PATH:$(tests/debian_packages.sh DIR)
+#     PATH=$PATH:$(tests/debian_packages.sh DIR [PROGRAM...])
 # A real Prometheus, a Slurm of two nodes, sshd, chrony. Nothing is installed and no service is started; what is there already is
 # left alone. Where the packages cannot be had it says so on stderr, prints DIR/bin all the same and succeeds: the tests
 # that need them skip. As root, with CI set, it makes the system user that sshd asks for.
@@ -13,7 +13,7 @@ declare -A package=([prometheus]=prometheus [promtool]=prometheus [victoria-metr
   [scancel]=slurm-client [chronyd]=chrony [chronyc]=chrony)
 export PATH=$PATH:/usr/sbin:/sbin
 wanted=()
-for program in "${!package[@]}"; do
+for program in "${@:2}" $([ $# -gt 1 ] || echo "${!package[@]}"); do
   command -v "$program" > /dev/null || [ -x "$bin/$program" ] || wanted+=("${package[$program]}")
 done
 
