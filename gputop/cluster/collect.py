@@ -562,9 +562,9 @@ class Collector:
         out = []
         if down := int(counts.get("down", 0)):
             names = self._target_names("down_target")
-            out.append(Problem(f"{down} of {targets:.0f} exporters do not answer: {_some(names, down)}; the GPUs there "
-                               "are missing here", "On the node: systemctl status nvidia-dcgm-exporter, or the pod's "
-                                                   "log."))
+            out.append(Problem(f"{down} of {targets:.0f} exporters {'does' if down == 1 else 'do'} not answer: "
+                               f"{_some(names, down)}; the GPUs there are missing here",
+                               "On the node: systemctl status nvidia-dcgm-exporter, or the pod's log."))
         if empty := self._target_names("empty_target"):
             out.append(Problem(f"exporters answer without figures of GPUs: {_some(empty, len(empty))}",
                                "dcgm-exporter does so while it starts, and where the host engine lost the GPU: see "

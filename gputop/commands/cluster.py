@@ -54,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one look as a JSON document")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE",
                         help="one look into a file: .json, .html, else text")
+    parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
+                        help="where the snapshots of the key s go (./gputop-traces)")
     parser.add_argument("--hours", type=hours, default=3.0, metavar="H", help="of history (3)")
     parser.add_argument("--refresh", type=refresh_s, default=None, metavar="S",
                         help="seconds between two looks (15; with --nodes 30)")

@@ -207,6 +207,7 @@ complete -c gputop -n '_shtab_gputop_using cluster' -l job -x -d 'only this job:
 complete -c gputop -n '_shtab_gputop_using cluster' -l once -d 'one look as text, no screen'
 complete -c gputop -n '_shtab_gputop_using cluster' -l json -d 'one look as a JSON document'
 complete -c gputop -n '_shtab_gputop_using cluster' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'one look into a file: .json, .html, else text'
+complete -c gputop -n '_shtab_gputop_using cluster' -l logdir -xka "(__fish_complete_directories)" -d 'where the snapshots of the key s go (./gputop-traces)'
 complete -c gputop -n '_shtab_gputop_using cluster' -l hours -x -d 'of history (3)'
 complete -c gputop -n '_shtab_gputop_using cluster' -l refresh -x -d 'seconds between two looks (15; with --nodes 30)'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a convert -d 'Write a trace or a recording in a format that other tools read.'

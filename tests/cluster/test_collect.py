@@ -47,7 +47,7 @@ def test_jobs_come_from_labels_and_their_people_from_slurm() -> None:
     assert (jobs["8"].user, jobs["8"].idle_gpus, jobs["8"].power_w) == (None, 3, None)
     assert fleet.free is not None and fleet.free.gpus == 16 and fleet.kinds == ("sm_active",)
     (problem,) = fleet.problems
-    assert problem.message.startswith("1 of 5 exporters do not answer: n9;")
+    assert problem.message.startswith("1 of 5 exporters does not answer: n9;")
 
 
 def test_a_refresh_has_at_most_four_queries_and_what_is_known_is_not_asked_again() -> None:
