@@ -1,56 +1,30 @@
-"""A fleet from the nodes themselves: gputop on each is asked for a snapshot, and the past is what was seen since.
-
-A snapshot is of one second. Activity is therefore the mean of what was seen in the last five minutes, and a GPU is
-compared with its peers only once that is enough.
-"""
+"""A fleet from the nodes themselves: gputop on each is asked for a snapshot, and the past is what was seen since."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from gputop.cluster import slurm
 from gputop.cluster.collect import SLURM_S, Limits, View
-from gputop.cluster.model import Fleet, Gpu, Group, History, Job, Mapped, Node, Problem, fields_of, together
+from gputop.cluster.model import Fleet, Problem
+from gputop.cluster.node_fleet import FleetBuilder, Watched
 from gputop.cluster.ssh import NodeProblem, Ssh
 from gputop.core.errors import EXIT_FAILED, GputopError
-from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
-from gputop.text.units import printable, seconds
+from gputop.core.samples import NodeSample
+from gputop.text.units import seconds
 
 AT_ONCE = 16  # connections that ask at the same time
 WAIT_S = 3.0  # of a refresh: what has not come by then comes with one of the next
-MEAN_S = 300.0
-_ENOUGH_SAMPLES = 5  # of a mean that is compared with others
 _GAP_S = 120.0  # not seen for longer: what was before says nothing of the time between
 _NAMED = 8  # nodes in a sentence
 
-_FIGURES = ("tensor_active", "memory_used_bytes", "memory_total_bytes", "power_w", "power_limit_w", "sm_clock_hz",
-            "temperature_c", "memory_temperature_c", "pcie_width", "ecc_uncorrected")
-_OTHER_NAMES = {"row_remap_failed": "rows_remap_failed"}
-# NVML's bits of the reasons for low clocks (nvml.h), by gputop's names for them.
-_REASON_BITS = {"power cap": 0x04, "hw slowdown": 0x08, "thermal": 0x20, "hw thermal": 0x40, "power brake": 0x80}
-
 
 @dataclass(slots=True)
-class _GpuPast:
-    """What was seen of a GPU: by slot of the history sum and number, and the newest one by one."""
-
-    first_s: float
-    busy_s: float  # when it last did more than nothing; at first: first_s
-    seen_s: float
-    kind: str = ""
-    slots: dict[int, tuple[float, int]] = field(default_factory=dict)
-    newest: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
-
-
-@dataclass(slots=True)
-class _NodePast:
-    sample: NodeSample | None = None
-    got_s: float = 0.0  # when it was given, by this machine's clock
+class _Asked(Watched):
     asked_s: float = -1e9
     problem: NodeProblem | None = None
     running: bool = False
@@ -64,9 +38,8 @@ class NodesCollector:
                  wait_s: float = WAIT_S) -> None:
         """A node is asked again after ``period_s``. ``squeue`` as of the other collector."""
         self._ssh, self._limits, self._squeue, self._clock = ssh, limits, squeue, clock
-        self._period_s, self._wait_s = period_s, wait_s
-        self._nodes = {name: _NodePast() for name in names}
-        self._gpus: dict[str, _GpuPast] = {}  # by UUID
+        self._period_s, self._wait_s, self._gap_s = period_s, wait_s, max(_GAP_S, 3 * period_s)
+        self._nodes = {name: _Asked() for name in names}
         self._wanted: SimpleQueue[str | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[str, NodeSample | NodeProblem, int]] = SimpleQueue()
         self._workers = 0
@@ -101,11 +74,12 @@ class NodesCollector:
         if not known and self.settled:
             first = problems[0] if problems else Problem("no node was asked")
             raise GputopError(f"no node answers. {first.message}", first.fix, EXIT_FAILED)
-        jobs, free, gpus = self._fleet(view)
         now_s = self._clock()
+        builder = FleetBuilder(self._nodes, view, self._limits, now_s)
+        jobs, free, gpus = builder.fleet(self._slurm)
         return Fleet(
             time_s=now_s, source=f"{len(known)} of {len(self._nodes)} nodes by ssh", jobs=jobs, free=free, gpus=gpus,
-            kinds=tuple(sorted({past.kind for past in self._gpus.values() if past.kind})),
+            kinds=builder.kinds(),
             simulated=any(own.sample.simulated for own in known if own.sample is not None), problems=tuple(problems),
             figures_s=self._figures_s(now_s), queries=len(due), bytes=came,
             seconds=now_s - began_s)
@@ -139,36 +113,12 @@ class NodesCollector:
             own.running = False
             if isinstance(answer, NodeProblem):
                 own.problem = answer
-                if self._clock() - own.got_s > max(_GAP_S, 3 * self._period_s):
+                if self._clock() - own.got_s > self._gap_s:
                     own.sample = None  # too old to be taken for now
             else:
-                own.sample, own.got_s, own.problem = answer, self._clock(), None
-                self._remember(answer, own.got_s, view)
+                own.problem = None
+                own.remember(answer, self._clock(), view, self._limits, self._gap_s)
         return came
-
-    def _remember(self, sample: NodeSample, now_s: float, view: View) -> None:
-        oldest = int(now_s // view.step_s) - int(view.span_s // view.step_s)
-        for gpu in sample.gpus:
-            metric, activity = gpu.activity()
-            past = self._gpus.get(gpu.info.uuid)
-            if past is None or now_s - past.seen_s > max(_GAP_S, 3 * self._period_s):
-                slots = {} if past is None else past.slots
-                past = self._gpus[gpu.info.uuid] = _GpuPast(now_s, now_s, now_s, slots=slots)
-            if activity.value is None:
-                continue
-            kind = "sm_active" if metric == "sm_active" else "util"
-            if kind != past.kind:
-                past.kind = kind
-                past.newest.clear()
-            past.seen_s = now_s
-            if activity.value > self._limits.idle:
-                past.busy_s = now_s
-            past.newest.append((now_s, float(activity.value)))
-            slot = int(now_s // view.step_s) + 1  # which ends after it
-            total, count = past.slots.get(slot, (0.0, 0))
-            past.slots[slot] = (total + float(activity.value), count + 1)
-            for old in [old for old in past.slots if old <= oldest]:
-                del past.slots[old]
 
     def _ask_slurm(self, now_s: float) -> None:
         if self._squeue is None or now_s - self._slurm_s < SLURM_S:
@@ -200,172 +150,3 @@ class NodesCollector:
             out.append(Problem(f"watched for {seconds(watched_s)} so far: whether GPUs are held idle is known after "
                                f"{seconds(self._limits.idle_s)}"))
         return out
-
-    # -- the fleet ----------------------------------------------------------------------------------
-
-    def _all(self) -> list[tuple[str, GpuSample]]:
-        """Every GPU once, with the name of its node: a node may have been named twice, and a GPU that is divided
-        into MIG instances has its work in them."""
-        out: dict[str, tuple[str, GpuSample]] = {}
-        for name, own in self._nodes.items():
-            for gpu in own.sample.gpus if own.sample is not None else ():
-                if not gpu.info.mig_mode:
-                    out.setdefault(gpu.info.uuid, (name, gpu))
-        return list(out.values())
-
-    def _fleet(self, view: View) -> tuple[tuple[Job, ...], Group | None, int]:
-        gpus = self._all()
-        jobs: dict[str, _Job] = {}
-        taken: set[str] = set()
-        for own in self._of_slurm(gpus):
-            jobs[own.id] = own
-            taken |= {gpu.info.uuid for _, gpu in own.gpus}
-        for name, gpu in gpus:
-            for process in self._processes(name, gpu) if gpu.info.uuid not in taken else ():
-                own = _of_process(process)
-                job = jobs.setdefault(own.id, own)
-                job.gpus.append((name, gpu))
-                job.start_s = min((s for s in (job.start_s, process.started_s) if s is not None), default=None)
-                taken.add(gpu.info.uuid)
-                break
-        free = [self._gpu(name, gpu, view) for name, gpu in gpus if gpu.info.uuid not in taken]
-        return (tuple(self._job(own, view) for own in jobs.values()), _group(free) if free else None, len(gpus))
-
-    def _processes(self, node: str, gpu: GpuSample) -> list[ProcessSample]:
-        sample = self._nodes[node].sample
-        return [] if sample is None else [
-            p for p in sample.processes if (held := p.gpus.get(gpu.info.index)) is not None and "C" in held.kind
-            and held.mig in (None, gpu.info.mig)]
-
-    def _of_slurm(self, gpus: Sequence[tuple[str, GpuSample]]) -> list[_Job]:
-        """Slurm's jobs: by the control groups of their processes where these account for all their GPUs, else by
-        node."""
-        by_node: dict[str, list[tuple[str, GpuSample]]] = {}
-        for name, gpu in gpus:
-            sample = self._nodes[name].sample
-            for alias in {slurm.short_name(name.rpartition("@")[2]),
-                          slurm.short_name(sample.host.hostname) if sample is not None else ""}:
-                by_node.setdefault(alias, []).append((name, gpu))
-        out = []
-        for job in self._slurm:
-            held = {node: by_node[short] for node in job.gpus if (short := slurm.short_name(node)) in by_node}
-            if not held:
-                continue
-            own = {node: [(name, gpu) for name, gpu in there
-                          if any(p.container == f"slurm {job.number}" for p in self._processes(name, gpu))]
-                   for node, there in held.items()}
-            mapped: Mapped = "label"
-            if any(len(own[node]) != job.gpus[node] for node in held):
-                own, mapped = held, "node" if all(len(held[n]) <= job.gpus[n] for n in held) else "shared node"
-            out.append(_Job(job.id, "slurm_job_id" if mapped == "label" else "", mapped, job.name, job.user,
-                            job.start_s, job.number, [pair for pairs in own.values() for pair in pairs],
-                            sum(job.gpus.values()), len(job.gpus)))
-        return out
-
-    def _gpu(self, node: str, gpu: GpuSample, view: View) -> Gpu:
-        past = self._gpus[gpu.info.uuid]
-        now_s = self._nodes[node].got_s
-        recent = [value for at_s, value in past.newest if at_s > now_s - MEAN_S]
-        figures = {name: float(value) for name in _FIGURES if (value := gpu[name].value) is not None}
-        for name, other in _OTHER_NAMES.items():
-            if (value := gpu[name].value) is not None:
-                figures[other] = float(value)
-        if gpu.clock_events_reason is None:
-            figures["clock_reasons"] = float(sum(_REASON_BITS.get(r, 0) for r in gpu.clock_event_reasons))
-        if gpu.xids:
-            figures["xid"] = float(gpu.xids[-1].xid)
-        return Gpu(node=node, gpu=gpu.info.label, uuid=gpu.info.uuid,
-                   activity=sum(recent) / len(recent) if recent and gpu.state == OK else None, kind=past.kind,
-                   figures=figures, history=_history([past], view, self._clock()))
-
-    def _is_idle(self, uuid: str) -> bool:
-        past = self._gpus[uuid]
-        return bool(past.kind) and past.seen_s - past.busy_s >= self._limits.idle_s
-
-    def _job(self, own: _Job, view: View) -> Job:
-        gpus = [self._gpu(name, gpu, view) for name, gpu in own.gpus]
-        group = _group(gpus)
-        whole = own.mapped != "shared node"
-        pasts = [self._gpus[gpu.uuid] for gpu in gpus]
-        enough = whole and own.mapped != "process" and group.kind != "mixed" and all(
-            len(past.newest) >= _ENOUGH_SAMPLES for past in pasts)
-        values = sorted(gpu.activity for gpu in gpus if gpu.activity is not None)
-        median = values[len(values) // 2] if values and enough else None
-        nodes = [Node(**fields_of(_group(there)), name=name, each=there if (own.id, name) in view.open_nodes else (),
-                      history=_history([self._gpus[gpu.uuid] for gpu in there], view, self._clock()))
-                 for name, there in _by_node(gpus).items()]
-        node_values = sorted(node.activity for node in nodes if node.activity is not None)
-        node_median = node_values[len(node_values) // 2] if node_values and enough else None
-        low = sorted((gpu for gpu in gpus if median is not None and gpu.activity is not None
-                      and gpu.activity < median - self._limits.below), key=lambda gpu: gpu.activity or 0.0)
-        return Job(
-            **{**fields_of(group), "gpus": own.held or group.gpus}, id=own.id, label=own.label, mapped=own.mapped,
-            name=own.name, user=own.user, start_s=own.start_s, number=own.number, nodes=own.nodes or len(nodes),
-            node_names=tuple(node.name for node in nodes),
-            idle_gpus=sum(self._is_idle(gpu.uuid) for gpu in gpus) if whole else None, median=median,
-            mad=None if median is None else _median([abs(value - median) for value in values]), low_gpus=tuple(low),
-            node_median=node_median, low_nodes=tuple(
-                node for node in nodes if node_median is not None and node.activity is not None
-                and node.activity < node_median - self._limits.below),
-            peers={name: _median([gpu.figures[name] for gpu in gpus if name in gpu.figures])
-                   for name in ("sm_clock_hz", "pcie_width") if any(name in gpu.figures for gpu in gpus)},
-            history=_history(pasts, view, self._clock()),
-            idle_history=_history(pasts, view, self._clock(), idle=self._limits.idle) if whole else None,
-            each=tuple(nodes) if own.id in view.open_jobs else ())
-
-
-@dataclass(slots=True)
-class _Job:
-    id: str
-    label: str
-    mapped: Mapped
-    name: str
-    user: str | None
-    start_s: float | None
-    number: str
-    gpus: list[tuple[str, GpuSample]]  # with their nodes
-    held: int = 0  # GPUs, as Slurm counts them; 0: those that are seen
-    nodes: int = 0  # likewise
-
-
-def _of_process(process: ProcessSample) -> _Job:
-    """By its control group a job of Slurm; else what the same user runs by the same program."""
-    runtime, _, number = (process.container or "").partition(" ")
-    user = printable(process.user) if process.user else None
-    if runtime == "slurm" and number:
-        number = printable(number)[:60]
-        return _Job(number, "slurm_job_id", "label", "", user, None, number, [])
-    words = (process.command or "").split()
-    program = next((word for word in words if word.endswith(".py")), words[0] if words else "?")
-    name = printable(program.rpartition("/")[2])[:60]
-    return _Job(f"{user or '?'}/{name}", "", "process", name, user, None, "", [])
-
-
-def _by_node(gpus: Sequence[Gpu]) -> dict[str, tuple[Gpu, ...]]:
-    out: dict[str, tuple[Gpu, ...]] = {}
-    for gpu in gpus:
-        out[gpu.node] = (*out.get(gpu.node, ()), gpu)
-    return dict(sorted(out.items()))
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def _group(gpus: Sequence[Gpu]) -> Group:
-    return together(Group(gpus=1, activity=gpu.activity, kind=gpu.kind, tensor_active=gpu.figures.get("tensor_active"),
-                          memory_used_bytes=gpu.figures.get("memory_used_bytes"),
-                          memory_total_bytes=gpu.figures.get("memory_total_bytes"),
-                          power_w=gpu.figures.get("power_w")) for gpu in gpus)
-
-
-def _history(pasts: Sequence[_GpuPast], view: View, now_s: float, idle: float | None = None) -> History:
-    """The mean activity of some GPUs by slot; with ``idle`` how many of them were not above that."""
-    last = int(now_s // view.step_s) + 1
-    first = last - int(view.span_s // view.step_s) + 1
-    values: list[float | None] = []
-    for slot in range(first, last + 1):
-        means = [total / count for past in pasts for total, count in [past.slots.get(slot, (0.0, 0))] if count]
-        values.append(None if not means else sum(means) / len(means) if idle is None
-                      else float(sum(mean <= idle for mean in means)))
-    return History(first * view.step_s, view.step_s, tuple(values))

@@ -164,6 +164,14 @@ def test_an_answer_that_cannot_be_read_ends_nothing() -> None:
     assert fleet.jobs[0].id.isprintable() and fleet.jobs[0].gpus == 8
 
 
+def test_gpus_that_a_node_no_longer_names_are_forgotten() -> None:
+    cluster = Cluster(slow_gpu, container="slurm 7")
+    ask, asked = cluster.ask, collector(cluster, ["n1"])
+    cluster.ask = lambda node: ask(f"n{cluster.now_s}")  # type: ignore[method-assign]
+    watch(cluster, asked, 300)
+    assert len(asked._nodes["n1"].gpus) == 8
+
+
 def test_a_node_that_is_named_twice_counts_once() -> None:
     cluster = Cluster(slow_gpu, container="slurm 7")
     ask = cluster.ask

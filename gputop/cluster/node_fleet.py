@@ -1,0 +1,259 @@
+"""The jobs and GPUs of nodes whose snapshots were taken again and again, and what was seen of them since.
+
+A snapshot is of one second. Activity is therefore the mean of what was seen in the last five minutes, and a GPU is
+compared with its peers only once that is enough.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gputop.cluster import slurm
+from gputop.cluster.collect import Limits, View
+from gputop.cluster.model import Gpu, Group, History, Job, Mapped, Node, fields_of, together
+from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
+from gputop.text.units import printable
+
+MEAN_S = 300.0
+_ENOUGH_SAMPLES = 5  # of a mean that is compared with others
+_PROGRAM_CHARS = 60
+
+_FIGURES = ("tensor_active", "memory_used_bytes", "memory_total_bytes", "power_w", "power_limit_w", "sm_clock_hz",
+            "temperature_c", "memory_temperature_c", "pcie_width", "ecc_uncorrected")
+_OTHER_NAMES = {"row_remap_failed": "rows_remap_failed"}
+# NVML's bits of the reasons for low clocks (nvml.h), by gputop's names for them.
+_REASON_BITS = {"power cap": 0x04, "hw slowdown": 0x08, "thermal": 0x20, "hw thermal": 0x40, "power brake": 0x80}
+
+
+@dataclass(slots=True)
+class GpuPast:
+    """What was seen of a GPU: by slot of the history sum and number, and the newest one by one."""
+
+    first_s: float
+    busy_s: float  # when it last did more than nothing; at first: first_s
+    seen_s: float
+    kind: str = ""
+    slots: dict[int, tuple[float, int]] = field(default_factory=dict)
+    newest: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
+
+
+@dataclass(slots=True)
+class Watched:
+    """A node: its newest snapshot, and the past of the GPUs in it."""
+
+    sample: NodeSample | None = None
+    got_s: float = 0.0  # when it was given, by this machine's clock
+    gpus: dict[str, GpuPast] = field(default_factory=dict)  # by UUID
+
+    def remember(self, sample: NodeSample, now_s: float, view: View, limits: Limits, gap_s: float) -> None:
+        """``gap_s``: not seen for longer, what was before says nothing of the time between."""
+        self.sample, self.got_s = sample, now_s
+        oldest = int(now_s // view.step_s) - int(view.span_s // view.step_s)
+        for uuid in self.gpus.keys() - {gpu.info.uuid for gpu in sample.gpus}:
+            del self.gpus[uuid]
+        for gpu in sample.gpus:
+            metric, activity = gpu.activity()
+            past = self.gpus.get(gpu.info.uuid)
+            if past is None or now_s - past.seen_s > gap_s:
+                slots = {} if past is None else past.slots
+                past = self.gpus[gpu.info.uuid] = GpuPast(now_s, now_s, now_s, slots=slots)
+            if activity.value is None:
+                continue
+            kind = "sm_active" if metric == "sm_active" else "util"
+            if kind != past.kind:
+                past.kind = kind
+                past.newest.clear()
+            past.seen_s = now_s
+            if activity.value > limits.idle:
+                past.busy_s = now_s
+            past.newest.append((now_s, float(activity.value)))
+            slot = int(now_s // view.step_s) + 1  # which ends after it
+            total, count = past.slots.get(slot, (0.0, 0))
+            past.slots[slot] = (total + float(activity.value), count + 1)
+            for old in [old for old in past.slots if old <= oldest]:
+                del past.slots[old]
+
+
+class FleetBuilder:
+    """Makes the jobs of what is known at ``now_s``."""
+
+    def __init__(self, nodes: Mapping[str, Watched], view: View, limits: Limits, now_s: float) -> None:
+        self._nodes, self._view, self._limits, self._now_s = nodes, view, limits, now_s
+
+    def kinds(self) -> tuple[str, ...]:
+        """Of activity."""
+        return tuple(sorted({past.kind for own in self._nodes.values() for past in own.gpus.values() if past.kind}))
+
+    def _all(self) -> list[tuple[str, GpuSample]]:
+        """Every GPU once, with the name of its node: a node may have been named twice, and a GPU that is divided
+        into MIG instances has its work in them."""
+        out: dict[str, tuple[str, GpuSample]] = {}
+        for name, own in self._nodes.items():
+            for gpu in own.sample.gpus if own.sample is not None else ():
+                if not gpu.info.mig_mode:
+                    out.setdefault(gpu.info.uuid, (name, gpu))
+        return list(out.values())
+
+    def fleet(self, running: Sequence[slurm.SlurmJob]) -> tuple[tuple[Job, ...], Group | None, int]:
+        """The jobs, what belongs to none, and how many GPUs there are. ``running``: Slurm's."""
+        gpus = self._all()
+        jobs: dict[str, _Job] = {}
+        taken: set[str] = set()
+        for own in self._of_slurm(gpus, running):
+            jobs[own.id] = own
+            taken |= {gpu.info.uuid for _, gpu in own.gpus}
+        for name, gpu in gpus:
+            for process in self._processes(name, gpu) if gpu.info.uuid not in taken else ():
+                own = _of_process(process)
+                job = jobs.setdefault(own.id, own)
+                job.gpus.append((name, gpu))
+                job.start_s = min((s for s in (job.start_s, process.started_s) if s is not None), default=None)
+                taken.add(gpu.info.uuid)
+                break
+        free = [self._gpu(name, gpu) for name, gpu in gpus if gpu.info.uuid not in taken]
+        return (tuple(self._job(own) for own in jobs.values()), _group(free) if free else None, len(gpus))
+
+    def _processes(self, node: str, gpu: GpuSample) -> list[ProcessSample]:
+        sample = self._nodes[node].sample
+        return [] if sample is None else [
+            p for p in sample.processes if (held := p.gpus.get(gpu.info.index)) is not None and "C" in held.kind
+            and held.mig in (None, gpu.info.mig)]
+
+    def _of_slurm(self, gpus: Sequence[tuple[str, GpuSample]], running: Sequence[slurm.SlurmJob]) -> list[_Job]:
+        """Slurm's jobs: by the control groups of their processes where these account for all their GPUs, else by
+        node."""
+        by_node: dict[str, list[tuple[str, GpuSample]]] = {}
+        for name, gpu in gpus:
+            sample = self._nodes[name].sample
+            for alias in {slurm.short_name(name.rpartition("@")[2]),
+                          slurm.short_name(sample.host.hostname) if sample is not None else ""}:
+                by_node.setdefault(alias, []).append((name, gpu))
+        out = []
+        for job in running:
+            held = {node: by_node[short] for node in job.gpus if (short := slurm.short_name(node)) in by_node}
+            if not held:
+                continue
+            own = {node: [(name, gpu) for name, gpu in there
+                          if any(p.container == f"slurm {job.number}" for p in self._processes(name, gpu))]
+                   for node, there in held.items()}
+            mapped: Mapped = "label"
+            if any(len(own[node]) != job.gpus[node] for node in held):
+                own, mapped = held, "node" if all(len(held[n]) <= job.gpus[n] for n in held) else "shared node"
+            out.append(_Job(job.id, "slurm_job_id" if mapped == "label" else "", mapped, job.name, job.user,
+                            job.start_s, job.number, [pair for pairs in own.values() for pair in pairs],
+                            sum(job.gpus.values()), len(job.gpus)))
+        return out
+
+    def _gpu(self, node: str, gpu: GpuSample) -> Gpu:
+        past = self._nodes[node].gpus[gpu.info.uuid]
+        now_s = self._nodes[node].got_s
+        recent = [value for at_s, value in past.newest if at_s > now_s - MEAN_S]
+        figures = {name: float(value) for name in _FIGURES if (value := gpu[name].value) is not None}
+        for name, other in _OTHER_NAMES.items():
+            if (value := gpu[name].value) is not None:
+                figures[other] = float(value)
+        if gpu.clock_events_reason is None:
+            figures["clock_reasons"] = float(sum(_REASON_BITS.get(r, 0) for r in gpu.clock_event_reasons))
+        if gpu.xids:
+            figures["xid"] = float(gpu.xids[-1].xid)
+        return Gpu(node=node, gpu=gpu.info.label, uuid=gpu.info.uuid,
+                   activity=sum(recent) / len(recent) if recent and gpu.state == OK else None, kind=past.kind,
+                   figures=figures, history=_history([past], self._view, self._now_s))
+
+    def _past(self, gpu: Gpu) -> GpuPast:
+        return self._nodes[gpu.node].gpus[gpu.uuid]
+
+    def _is_idle(self, past: GpuPast) -> bool:
+        return bool(past.kind) and past.seen_s - past.busy_s >= self._limits.idle_s
+
+    def _node(self, job: str, name: str, gpus: tuple[Gpu, ...]) -> Node:
+        return Node(**fields_of(_group(gpus)), name=name, each=gpus if (job, name) in self._view.open_nodes else (),
+                    history=_history([self._past(gpu) for gpu in gpus], self._view, self._now_s))
+
+    def _job(self, own: _Job) -> Job:
+        gpus = [self._gpu(name, gpu) for name, gpu in own.gpus]
+        group = _group(gpus)
+        whole = own.mapped != "shared node"
+        pasts = [self._past(gpu) for gpu in gpus]
+        enough = whole and own.mapped != "process" and group.kind != "mixed" and all(
+            len(past.newest) >= _ENOUGH_SAMPLES for past in pasts)
+        values = sorted(gpu.activity for gpu in gpus if gpu.activity is not None)
+        median = values[len(values) // 2] if values and enough else None
+        nodes = [self._node(own.id, name, there) for name, there in _by_node(gpus).items()]
+        node_values = sorted(node.activity for node in nodes if node.activity is not None)
+        node_median = node_values[len(node_values) // 2] if node_values and enough else None
+        low = sorted((gpu for gpu in gpus if median is not None and gpu.activity is not None
+                      and gpu.activity < median - self._limits.below), key=lambda gpu: gpu.activity or 0.0)
+        return Job(
+            **{**fields_of(group), "gpus": own.held or group.gpus}, id=own.id, label=own.label, mapped=own.mapped,
+            name=own.name, user=own.user, start_s=own.start_s, number=own.number, nodes=own.nodes or len(nodes),
+            node_names=tuple(node.name for node in nodes),
+            idle_gpus=sum(map(self._is_idle, pasts)) if whole else None, median=median,
+            mad=None if median is None else _median([abs(value - median) for value in values]), low_gpus=tuple(low),
+            node_median=node_median, low_nodes=tuple(
+                node for node in nodes if node_median is not None and node.activity is not None
+                and node.activity < node_median - self._limits.below),
+            peers={name: _median([gpu.figures[name] for gpu in gpus if name in gpu.figures])
+                   for name in ("sm_clock_hz", "pcie_width") if any(name in gpu.figures for gpu in gpus)},
+            history=_history(pasts, self._view, self._now_s),
+            idle_history=_history(pasts, self._view, self._now_s, idle=self._limits.idle) if whole else None,
+            each=tuple(nodes) if own.id in self._view.open_jobs else ())
+
+
+@dataclass(slots=True)
+class _Job:
+    id: str
+    label: str
+    mapped: Mapped
+    name: str
+    user: str | None
+    start_s: float | None
+    number: str
+    gpus: list[tuple[str, GpuSample]]  # with their nodes
+    held: int = 0  # GPUs, as Slurm counts them; 0: those that are seen
+    nodes: int = 0  # likewise
+
+
+def _of_process(process: ProcessSample) -> _Job:
+    """By its control group a job of Slurm; else what the same user runs by the same program."""
+    runtime, _, number = (process.container or "").partition(" ")
+    user = printable(process.user) if process.user else None
+    if runtime == "slurm" and number:
+        number = printable(number)[:_PROGRAM_CHARS]
+        return _Job(number, "slurm_job_id", "label", "", user, None, number, [])
+    words = (process.command or "").split()
+    program = next((word for word in words if word.endswith(".py")), words[0] if words else "?")
+    name = printable(program.rpartition("/")[2])[:_PROGRAM_CHARS]
+    return _Job(f"{user or '?'}/{name}", "", "process", name, user, None, "", [])
+
+
+def _by_node(gpus: Sequence[Gpu]) -> dict[str, tuple[Gpu, ...]]:
+    out: dict[str, tuple[Gpu, ...]] = {}
+    for gpu in gpus:
+        out[gpu.node] = (*out.get(gpu.node, ()), gpu)
+    return dict(sorted(out.items()))
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _group(gpus: Sequence[Gpu]) -> Group:
+    return together(Group(gpus=1, activity=gpu.activity, kind=gpu.kind, tensor_active=gpu.figures.get("tensor_active"),
+                          memory_used_bytes=gpu.figures.get("memory_used_bytes"),
+                          memory_total_bytes=gpu.figures.get("memory_total_bytes"),
+                          power_w=gpu.figures.get("power_w")) for gpu in gpus)
+
+
+def _history(pasts: Sequence[GpuPast], view: View, now_s: float, idle: float | None = None) -> History:
+    """The mean activity of some GPUs by slot; with ``idle`` how many of them were not above that."""
+    last = int(now_s // view.step_s) + 1
+    first = last - int(view.span_s // view.step_s) + 1
+    values: list[float | None] = []
+    for slot in range(first, last + 1):
+        means = [total / count for past in pasts for total, count in [past.slots.get(slot, (0.0, 0))] if count]
+        values.append(None if not means else sum(means) / len(means) if idle is None
+                      else float(sum(mean <= idle for mean in means)))
+    return History(first * view.step_s, view.step_s, tuple(values))
