@@ -32,7 +32,8 @@ _SHARED_JOBS = "TensorFlow jobs"
 _FIRST = ("tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py", "tests/launch/test_real.py",
           "tests/commands/test_cli_workers_dips.py", "tests/sources/nvml/test_faults.py", "tests/tui/test_keys.py",
           "tests/tui/terminal/test_terminal_manners.py", "tests/advice/test_labeled.py", "tests/tui/test_themes.py",
-          "tests/commands/test_cli.py", "tests/tui/")
+          "tests/commands/test_cli.py", "tests/tui/", "tests/trace/readers/", "tests/timeline/",
+          "tests/text/test_redaction.py", "tests/telemetry/test_step_period.py")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
