@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +120,8 @@ def _check(args: argparse.Namespace) -> int:
             line = lines[problem.place.line - 1].expandtabs(1)
             console.write_text(f"  {line}\n  {' ' * (problem.place.column - 1)}^")
     for file in files:
-        console.write_text(f"{file.name}: {_count(len(file.rules), 'rule')}, {_count(len(file.limits), 'limit')}, "
+        whose = "" if file.owner in (os.geteuid(), 0) else f" (of another user, uid {file.owner})"
+        console.write_text(f"{file.name}{whose}: {_count(len(file.rules), 'rule')}, {_count(len(file.limits), 'limit')}, "
                            f"{_count(len(file.budgets), 'budget')}, "
                            f"{_count(sum(problem.file == file.name for problem in problems), 'mistake')}")
     return EXIT_FAILED if problems or unread else EXIT_OK

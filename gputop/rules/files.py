@@ -48,7 +48,7 @@ def load_rules(paths: Sequence[RulePath]) -> tuple[list[RuleFile], list[str]]:
         trusted = frozenset({os.geteuid(), 0}) if own.by == "project" else None
         try:
             with open_regular(own.path, MAX_BYTES, follow_links=own.by != "project", owners=trusted) as file:
-                text = file.read(MAX_BYTES).decode("utf-8-sig")
+                owner, text = os.fstat(file.fileno()).st_uid, file.read(MAX_BYTES).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             mend = f"; --rules {own.path} reads it all the same" if own.by == "project" and isinstance(
@@ -56,4 +56,5 @@ def load_rules(paths: Sequence[RulePath]) -> tuple[list[RuleFile], list[str]]:
             unread.append(f"{own.path} is not read: {why}{mend}")
         else:
             files.append(read_rules(text.replace("\r\n", "\n"), own.path))
+            files[-1].owner = owner
     return files, unread

@@ -75,6 +75,7 @@ class RuleFile:
     """What could be used of a file, and what could not."""
 
     name: str
+    owner: int | None = None  # user id, where it is known
     rules: list[RuleText] = field(default_factory=list)
     limits: list[LimitText] = field(default_factory=list)
     budgets: list[Budget] = field(default_factory=list)
