@@ -121,9 +121,9 @@ def _check(args: argparse.Namespace) -> int:
             console.write_text(f"  {line}\n  {' ' * (problem.place.column - 1)}^")
     for file in files:
         whose = "" if file.owner in (os.geteuid(), 0) else f" (of another user, uid {file.owner})"
-        console.write_text(f"{file.name}{whose}: {_count(len(file.rules), 'rule')}, {_count(len(file.limits), 'limit')}, "
-                           f"{_count(len(file.budgets), 'budget')}, "
-                           f"{_count(sum(problem.file == file.name for problem in problems), 'mistake')}")
+        counts = ((len(file.rules), "rule"), (len(file.limits), "limit"), (len(file.budgets), "budget"),
+                  (sum(problem.file == file.name for problem in problems), "mistake"))
+        console.write_text(f"{file.name}{whose}: {', '.join(_count(*own) for own in counts)}")
     return EXIT_FAILED if problems or unread else EXIT_OK
 
 
