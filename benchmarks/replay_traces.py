@@ -5,7 +5,8 @@
 A trace is a file; with --together all files are the ranks of one job. "error" is by how much a replay of the unchanged
 steps, with usual latencies in place of the recorded ones, misses their time. The others are what is saved of the step:
 all FP32 matrix kernels of ordinary cores three times as fast, all kernels three times as fast, launching without time
-of the host, no wait of the host for the GPU, each batch ready when it is asked for.
+of the host, no wait of the host for the GPU (large pageable copies
+excepted, which wait by nature), each batch ready when it is asked for.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from gputop.advice.registry import limit
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.what_if.cure import Cure
+from gputop.analysis.what_if.host_waits import host_waits
 from gputop.analysis.what_if.replay import Replay
 from gputop.trace.kernel_names import classify
 from gputop.trace.model import Kind
@@ -35,7 +38,8 @@ def row(paths: list[str]) -> list[str]:
     cures = (
         Cure(assumes="", scaled=((kernels[plain[device.name[kernels]]], 1 / 3),)),
         Cure(assumes="", scaled=((kernels, 1 / 3),)), Cure(assumes="", launching=True),
-        Cure(assumes="", waits=np.array([-1])), Cure(assumes="", input_left=0.0))
+        Cure(assumes="", calls=host_waits(trace, limit("copies_pageable.bytes")).calls),
+        Cure(assumes="", input_left=0.0))
     return [Path(paths[0]).name.split(".")[0], f"{replay.recorded_ns / 1e6:.2f}", f"{replay.modeled_ns / 1e6:.2f}",
             f"{100 * replay.error:.1f}", *(f"{100 * replay.saved(cure):.1f}" for cure in cures)]
 

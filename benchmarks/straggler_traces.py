@@ -25,7 +25,8 @@ from gputop.analysis.gpu.device_time import GpuTimeline, timelines
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.what_if.cure import Cure
-from gputop.analysis.what_if.replay import LONG_AGO, Replay
+from gputop.analysis.what_if.graph import LONG_AGO
+from gputop.analysis.what_if.replay import Replay
 from gputop.trace.model import AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 
 _P2P = {"forward-send": ("forward", 0), "forward-recv": ("forward", -1),
@@ -159,7 +160,8 @@ def row(data: Path, name: str) -> str:
     replays = [replay_of(rows, published["job_meta"]["dp_size"]) for rows in steps.values()]
     recorded, modeled = (np.array([getattr(replay, key) for replay in replays]) / 1e9
                          for key in ("recorded_ns", "modeled_ns"))
-    left = [replay._run(cure, exact=False) / 1e9 for replay, cure in zip(replays, ideal(replays), strict=True)]
+    left = [replay._steps_time(replay._run(cure, exact=False)) / 1e9
+            for replay, cure in zip(replays, ideal(replays), strict=True)]
     theirs = [float(np.mean(list(published[f"step_t_{key}"].values()))) for key in ("base", "nodelay", "noblk")]
     return (f"| {name} | {len(replays[0].trace.gpus)} | {len(replays)} | {recorded.mean():.3f} | {theirs[0]:.3f} | "
             f"{modeled.mean():.3f} | {theirs[1]:.3f} | {np.mean(left):.3f} | {theirs[2]:.3f} | "

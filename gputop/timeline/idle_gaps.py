@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from gputop.advice.registry import ids_by_idle_gap
 from gputop.advice.registry import limit as limit_of
-from gputop.advice.trace.blocking_copies import cost_by_waits
+from gputop.advice.trace.blocking_copies import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, waits_for_another
-from gputop.analysis.gpu.host_waits import host_waits
 from gputop.analysis.host.host_causes import late_by_cause
+from gputop.analysis.what_if.host_waits import host_waits
+from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Finding
 from gputop.text.units import percent, printable
 from gputop.timeline.idle_gap_work import IdlePeriod, host_work_in
@@ -234,7 +236,7 @@ def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> di
     trace, gpu_timelines = facts.trace, facts.gpu_timelines
     late, _ = late_by_cause(trace, gpu_timelines, facts.steps, facts.analysis.ops) if len(trace.host) else ([], {})
     of_host = {own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}
-    after_waits = cost_by_waits(facts, host_waits(trace, limit_of("copies_pageable.bytes")))
+    after_waits = _after_waits(facts)
     out = {}
     for timeline in gpu_timelines:
         if timeline.gpu not in parts:
@@ -248,9 +250,20 @@ def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> di
         own["launch"], own["host"] = part["launch"], part["host"]
         own[_DISPATCH_AMID_WORK] = intersect(own["dispatch"], part["host"])
         own["dispatch"] = subtract(own["dispatch"], part["host"])
-        own["after_copy"] = after_waits[timeline.gpu].idle if timeline.gpu in after_waits else EMPTY
+        own["after_copy"] = after_waits.get(timeline.gpu, EMPTY)
         out[timeline.gpu] = own
     return out
+
+
+def _after_waits(facts: TraceFacts) -> dict[int, Spans]:
+    """By GPU the idle time that follows from waits of the host, where a finding is to be chosen by it."""
+    found = {id_ for finding in facts.analysis.findings for id_ in finding.ids}
+    if facts.replay is None or found.isdisjoint(ids_by_idle_gap("after_copy")):
+        return {}
+    if facts.replayed_steps < facts.steps_or_window:  # the gaps of all steps are ranked
+        facts = replace(facts, replay=Replay(facts.trace, facts.gpu_timelines, facts.steps, len(facts.trace.device)))
+    waits = host_waits(facts.trace, limit_of("copies_pageable.bytes"))
+    return {gpu: own.idle for gpu, own in cost_of_calls(facts, waits.calls).items()}
 
 
 def _cost_shares(

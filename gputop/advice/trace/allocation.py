@@ -8,11 +8,11 @@ import numpy as np
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.blocking_copies import cost_by_waits
+from gputop.advice.trace.blocking_copies import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.analysis.gpu.host_waits import HostWaits
+from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.text.units import bytes_, percent, seconds
 from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import host_rows
@@ -63,17 +63,17 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
     # Caches of the frameworks fill in the first steps; what recurs is in most of them.
     if len(np.unique(at)) <= limit("allocation_in_steps.recurring") * steps.count:
         return None
-    waits = HostWaits(host.line[rows].astype(np.int64), host.start_ns[rows], host.end_ns[rows],
-                      np.full(len(rows), -1, np.int64))
-    per = len(facts.gpu_timelines) * facts.steps_or_window
-    idle_s = sum(own.seconds for own in cost_by_waits(facts, waits).values()) / per
+    calls = Calls(host.line[rows].astype(np.int64), host.start_ns[rows], host.end_ns[rows])
+    per = len(facts.gpu_timelines) * facts.replayed_steps
+    idle_s = sum(own.seconds for own in cost_of_calls(facts, calls).values()) / per
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("allocation_in_steps.share"):
         return None
     return AllocationInSteps(
         gpus=facts.active_numbers, share=share, idle_s=idle_s, count=len(rows) / steps.count,
         calls_s=float((host.end_ns[rows] - host.start_ns[rows]).sum()) / steps.count / 1e9,
-        frees=float(np.isin(rows, host_rows(trace, _FREES)).sum()) / steps.count, names=_call_names(facts, rows))
+        frees=float(np.isin(rows, host_rows(trace, _FREES)).sum()) / steps.count, names=_call_names(facts, rows),
+        cure=Cure(calls=calls, assumes="Memory comes from a pool: the calls take no more time than a launch."))
 
 
 def _call_names(facts: TraceFacts, rows: I64) -> tuple[str, ...]:

@@ -14,11 +14,10 @@ from gputop.advice.trace.facts import TraceFacts, exposed_ns
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import is_keras
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.analysis.gpu.host_waits import HostWaits, before_steps, cost_of_waits, host_waits
 from gputop.analysis.host.host_causes import late_by_cause
 from gputop.analysis.layers.culprits import Events
-from gputop.analysis.steps.training_loops import training_loops
-from gputop.analysis.what_if.cure import Cure
+from gputop.analysis.what_if.cure import Calls, Cure
+from gputop.analysis.what_if.host_waits import before_steps, host_waits
 from gputop.text.units import percent
 from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
 from gputop.trace.model import Kind, MemoryKind
@@ -147,8 +146,8 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
     waits = host_waits(facts.trace, limit("copies_pageable.bytes"))
     if copies.any() and not (device.launch_ns[copies] >= 0).any():
         return Missing("the host calls that made the copies (correlation ids); capture with host tracing on")
-    per = len(facts.gpu_timelines) * facts.steps_or_window
-    cost = cost_by_waits(facts, waits)
+    per = len(facts.gpu_timelines) * facts.replayed_steps
+    cost = cost_of_calls(facts, waits.calls)
     if savings.removed(sum(own.seconds for own in cost.values()) / per, facts.period_s) < limit("sync_copies.share"):
         return None
     # What something else explains: functions traced or run op by op, Python between two calls of functions.
@@ -177,13 +176,13 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
         gpus=facts.active_numbers, share=share, idle_s=idle_s, count=len(rows) / per, syncs=ways["sync"] / per,
         mean_bytes=float(np.maximum(device.bytes[rows], 0).sum()) / max(len(rows), 1),
         way=max(ways, key=lambda way: ways[way]), events=Events(rows, idle_ns[rows]),
-        cure=Cure(waits=np.array([-1]), assumes=(
+        cure=Cure(calls=waits.calls, assumes=(
             "The host waits for no copy and for no synchronization, and goes on launching instead.")))
 
 
-class WaitsOfGpu(NamedTuple):
-    """The GPU's idle time within the steps that follows from waits of the host, and how much shorter the steps would
-    be without them: where GPUs wait for each other, less than that."""
+class IdleOfCalls(NamedTuple):
+    """The GPU's idle time within the replayed steps that follows from calls of the host, and how much shorter the steps
+    would be without them: where GPUs wait for each other, less than that."""
 
     idle: Spans
     saved_ns: int
@@ -192,22 +191,24 @@ class WaitsOfGpu(NamedTuple):
     def seconds(self) -> float:
         return min(self.idle.total, self.saved_ns) / 1e9
 
-    def without(self, spans: Spans) -> WaitsOfGpu:
-        return WaitsOfGpu(subtract(self.idle, spans), self.saved_ns)
+    def without(self, spans: Spans) -> IdleOfCalls:
+        return IdleOfCalls(subtract(self.idle, spans), self.saved_ns)
 
 
-def cost_by_waits(facts: TraceFacts, waits: HostWaits) -> dict[int, WaitsOfGpu]:
-    """By GPU, what these waits cost; neither what it waits for a batch, nor what is before a step's first kernel."""
-    trace, judged = facts.trace, facts.judged_spans
-    input_waits = merge(EMPTY, *(loop.waits for loop in training_loops(trace)))
-    costs = cost_of_waits(trace, facts.gpu_timelines, waits, input_waits)
-    out = {}
-    for timeline in facts.gpu_timelines:
-        if timeline.gpu in costs:
-            own = costs[timeline.gpu]
-            idle = subtract(intersect(own.idle, judged), merge(input_waits, before_steps(trace, timeline, facts.steps)))
-            out[timeline.gpu] = WaitsOfGpu(idle, own.saved_ns(judged))
-    return out
+def cost_of_calls(facts: TraceFacts, calls: Calls) -> dict[int, IdleOfCalls]:
+    """By GPU (index into ``Trace.gpus``), what these calls cost by the replay: neither what it waits for a batch, nor
+    what is before a step's first kernel."""
+    trace, replay = facts.trace, facts.replay
+    if replay is None or not len(calls.line):
+        return {}
+    cure = Cure(calls=calls, assumes="")
+    saved_ns = max(round(replay.saved(cure) * replay.spans.total), 0)
+    input_waits = merge(EMPTY, *(loop.waits for loop in replay.loops))
+    idle = replay.idle_saved(cure) if saved_ns else {}
+    return {timeline.gpu: IdleOfCalls(subtract(
+        intersect(idle[timeline.gpu], replay.spans),
+        merge(input_waits, before_steps(trace, timeline, facts.steps))), saved_ns)
+        for timeline in facts.gpu_timelines if timeline.gpu in idle}
 
 
 def describe_sync_copies(v: SyncCopies, job: Job) -> Explanation:

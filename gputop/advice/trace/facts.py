@@ -82,6 +82,12 @@ class TraceFacts:
         return self.steps.count if self.steps else 1
 
     @property
+    def replayed_steps(self) -> float:
+        """How many steps the replay is of; of very many events it takes a part."""
+        replayed = self.replay.spans.total if self.replay is not None else 0
+        return self.steps_or_window * (replayed / self.judged_spans.total if replayed else 1.0)
+
+    @property
     def judged_spans(self) -> Spans:
         """The time that is judged: the steps, or from the first device event to the last."""
         steps = self.steps

@@ -12,9 +12,9 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import xla_on_step
 from gputop.advice.verdict import Explanation, Verdict
-from gputop.analysis.gpu.host_waits import host_waits
 from gputop.analysis.host.launch_threads import by_line
 from gputop.analysis.what_if.cure import Cure
+from gputop.analysis.what_if.host_waits import host_waits
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import in_order
 from gputop.trace.model import Kind

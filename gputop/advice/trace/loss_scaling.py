@@ -9,14 +9,14 @@ import numpy as np
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.blocking_copies import cost_by_waits
+from gputop.advice.trace.blocking_copies import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import CUSTOM, KERAS2
 from gputop.advice.verdict import Explanation, Verdict
-from gputop.analysis.gpu.host_waits import host_waits
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
+from gputop.analysis.what_if.host_waits import host_waits
 from gputop.text.units import percent
 from gputop.trace.intervals import intersect, union
 from gputop.trace.lookups import Mask
@@ -44,7 +44,8 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
     # The predicate's copy: what the GPU stands still for after it.
     copied = np.flatnonzero(hit & (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER))
     waits = host_waits(facts.trace, limit("copies_pageable.bytes")).chosen(copied)
-    waits_s = sum(own.seconds for own in cost_by_waits(facts, waits).values())
+    waits_s = sum(own.seconds for own in cost_of_calls(facts, waits.calls).values())
+    waits_s *= facts.steps_or_window / facts.replayed_steps
     checks_ns = kernels = 0
     for timeline in facts.gpu_timelines:
         own = timeline.rows[hit[timeline.rows]]
@@ -58,7 +59,7 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
     return LossScaling(
         gpus=facts.active_numbers, share=share, checks_s=checks_ns / 1e9 / per, verdict_wait_s=waits_s / per,
         kernels=kernels, has_bf16=None if capability is None else capability >= _HAVE_BF16,
-        events=Events(np.flatnonzero(hit)), cure=Cure(scaled=((np.flatnonzero(hit), 0.0),), waits=copied, assumes=(
+        events=Events(np.flatnonzero(hit)), cure=Cure(scaled=((np.flatnonzero(hit), 0.0),), calls=waits.calls, assumes=(
             "Gradients are neither scaled nor checked, and the host does not wait for the verdict.")))
 
 

@@ -17,7 +17,9 @@ import numpy.typing as npt
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.results import CriticalPath, PathKind, PathSegment, Slack
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.what_if.replay import EVER, LONG_AGO, SYNCHRONIZE, TOLERANCE, Replay
+from gputop.analysis.what_if.graph import EVER, LONG_AGO
+from gputop.analysis.what_if.host_waits import SYNCHRONIZE
+from gputop.analysis.what_if.replay import TOLERANCE, Replay
 from gputop.render.step_parts import PATH_KINDS
 from gputop.text.units import percent
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, subtract, union

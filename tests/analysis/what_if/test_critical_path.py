@@ -11,7 +11,8 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import Analysis, CriticalPath
 from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.what_if import critical_path as path
-from gputop.analysis.what_if.replay import EVER, LONG_AGO, Replay
+from gputop.analysis.what_if.graph import EVER, LONG_AGO
+from gputop.analysis.what_if.replay import Replay
 from gputop.trace.model import I64, Kind, Trace
 from tests.analyses import make_analysis
 from tests.analysis.what_if.test_replay import NCCL, STEP, STEPS, gpu_paced, host_paced

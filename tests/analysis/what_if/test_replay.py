@@ -15,6 +15,7 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import Analysis
 from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.what_if.cure import Cure, combined
+from gputop.analysis.what_if.host_waits import host_waits
 from gputop.analysis.what_if.replay import TOLERANCE, Replay
 from gputop.core.findings import Gain, with_cures
 from gputop.diagnosis.diagnose import examine
@@ -198,9 +199,8 @@ def test_what_a_trace_does_not_explain_is_an_error() -> None:
     assert replay(b.build()).error > 0.5
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_nothing_changed_changes_nothing(seed: int) -> None:
-    """Jobs of any kind: several streams and threads, unknown launches, waits."""
+def any_job(seed: int, renamed: bool = False) -> Builder:
+    """Several streams and threads, unknown launches, waits. ``renamed``: streams, threads and kernels."""
     rng = random.Random(seed)
     b = keras_steps(Builder(gpus=2), STEPS, STEP, STEP - 50)
     for gpu in range(2):
@@ -211,13 +211,38 @@ def test_nothing_changed_changes_nothing(seed: int) -> None:
             stream = rng.randrange(3)
             start = max(host + 5, free[stream], rng.choice(free))
             free[stream] = start + rng.expovariate(1 / 100)
-            b.run(gpu, start, free[stream] - start, stream=stream, launch=host if rng.random() < 0.9 else None)
+            thread = f"worker {9 - gpu}" if renamed else f"launch {gpu}"
+            b.run(gpu, start, free[stream] - start, "k" if renamed else "volta_sgemm_128x64_nn", thread=thread,
+                  stream=7 - stream if renamed else stream, launch=host if rng.random() < 0.9 else None)
             if rng.random() < 0.05:
-                b.host("cuStreamSynchronize", host + 5, max(free) - host, line=f"launch {gpu}")
+                b.host("cuStreamSynchronize", host + 5, max(free) - host, line=thread)
                 host = max(max(free), host + 5) + 5
-    found = replay(b.build())
+    return b
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_changed_changes_nothing(seed: int) -> None:
+    found = replay(any_job(seed).build())
     assert found.saved(Cure(assumes="")) == 0.0
-    assert found.saved(Cure(assumes="", launching=True, pauses=True, waits=np.array([-1]))) >= 0.0
+    begin, end = found.times(None)
+    assert (begin == found.start).all() and (end == found.end).all()
+    assert not any(spans.total for spans in found.idle_saved(Cure(assumes="")).values())
+    calls = host_waits(found.trace, 0).calls
+    assert found.saved(Cure(assumes="", launching=True, pauses=True, calls=calls)) >= 0.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_of_events_in_a_file_and_their_names_do_not_count(seed: int) -> None:
+    def figures(trace: Trace) -> list[object]:
+        found = replay(trace)
+        cures = [kernels(trace, 0.5), Cure(assumes="", launching=True),
+                 Cure(assumes="", calls=host_waits(trace, 0).calls)]
+        idle = {gpu: spans.total for gpu, spans in found.idle_saved(cures[-1]).items()}
+        return [found.recorded_ns, found.modeled_ns, found.unclear, idle, *map(found.saved, [*cures, combined(cures)])]
+
+    expected = figures(any_job(seed).build())
+    assert figures(any_job(seed).build(shuffle=seed + 1)) == expected
+    assert figures(any_job(seed, renamed=True).build(shuffle=seed + 2)) == expected
 
 
 def test_sets_of_cures_are_replayed_and_grow_only() -> None:

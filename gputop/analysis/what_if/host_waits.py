@@ -1,0 +1,106 @@
+"""Calls in which the host waits for a GPU.
+
+While a thread waits it launches nothing, so the GPU's queue runs empty, and the GPU stands still until launching is
+ahead of it again. How long, a replay without these calls tells (:mod:`gputop.analysis.what_if.replay`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gputop.analysis.gpu.device_time import GpuTimeline
+from gputop.analysis.steps.model import Steps
+from gputop.analysis.what_if.cure import Calls
+from gputop.trace.intervals import EMPTY, Spans
+from gputop.trace.lookups import host_rows
+from gputop.trace.model import I64, Kind, MemoryKind, Trace
+
+SYNCHRONIZE = r"(cu|cuda|hip)(Stream|Event|Device|Ctx)Synchronize"
+_LEFT_OUT = -2
+_CLOCK_ERROR_NS = 100_000  # between host and GPU; a wait was seen to return 5 µs before its copy ended
+_NEAR_STEP_NS = 100_000  # what marks a step may be an event somewhat after its first launch
+
+
+class HostWaits(NamedTuple):
+    """Calls that return when work of a GPU is done: their threads, and when they run; any order.
+
+    ``copy`` is the row of the copy that is waited for, -1 for a synchronization without one.
+    """
+
+    line: I64
+    start_ns: I64
+    end_ns: I64
+    copy: I64
+
+    @property
+    def calls(self) -> Calls:
+        return Calls(self.line, self.start_ns, self.end_ns)
+
+    def chosen(self, rows: I64) -> HostWaits:
+        """Those for one of these copies."""
+        keep = np.isin(self.copy, rows)
+        return HostWaits(*(column[keep] for column in self))
+
+
+def host_waits(trace: Trace, staged_bytes: float) -> HostWaits:
+    """All such calls whose thread launches work.
+
+    A copy with the host is waited for where its call lasts until it ends, or where the thread synchronizes next.
+    Copies of more than ``staged_bytes`` with pageable memory are left out, they wait by nature, and so are
+    synchronizations for them.
+    """
+    device, host = trace.device, trace.host
+    copies = np.flatnonzero(((device.kind == Kind.H2D) | (device.kind == Kind.D2H)) & (device.launch_ns >= 0))
+    pageable = (device.src[copies] == MemoryKind.PAGEABLE) | (device.dst[copies] == MemoryKind.PAGEABLE)
+    waits_by_nature = pageable & (device.bytes[copies] > staged_bytes)
+    held = copies[:0]
+    if len(device.launch_end_ns) == len(device):
+        held = copies[(device.launch_end_ns[copies] >= device.end_ns[copies]) & ~waits_by_nature]
+    syncs = host_rows(trace, SYNCHRONIZE)
+    copy = _copies_of(trace, syncs, copies)
+    copy[np.isin(copy, copies[waits_by_nature])] = _LEFT_OUT
+    syncs, copy = syncs[copy != _LEFT_OUT], copy[copy != _LEFT_OUT]
+    return HostWaits(
+        np.concatenate((device.launch_line[held], host.line[syncs])).astype(np.int64),
+        np.concatenate((device.launch_ns[held], host.start_ns[syncs])),
+        np.concatenate((device.launch_end_ns[held] if len(held) else device.launch_ns[held], host.end_ns[syncs])),
+        np.concatenate((held, copy)))
+
+
+def _copies_of(trace: Trace, syncs: I64, copies: I64) -> I64:
+    """For each synchronization the row of the copy that it waits for: the last work that its thread launched before.
+    -1 where that is something else, ``_LEFT_OUT`` where the thread launches nothing at all."""
+    device, host = trace.device, trace.host
+    is_copy = np.zeros(len(device), bool)
+    is_copy[copies] = True
+    out = np.full(len(syncs), _LEFT_OUT, np.int64)
+    for thread in np.unique(host.line[syncs]).tolist():
+        mine = np.flatnonzero(host.line[syncs] == thread)
+        rows = np.flatnonzero((device.launch_line == thread) & (device.launch_ns >= 0))
+        if not len(rows):
+            continue
+        rows = rows[np.argsort(device.launch_ns[rows], kind="stable")]
+        begin, end = host.start_ns[syncs[mine]], host.end_ns[syncs[mine]]
+        at = np.searchsorted(device.launch_ns[rows], begin, side="right") - 1
+        last = rows[np.maximum(at, 0)]
+        waited = (at >= 0) & is_copy[last] & (device.end_ns[last] <= end + _CLOCK_ERROR_NS)
+        out[mine] = np.where(waited, last, -1)
+    return out
+
+
+def before_steps(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> Spans:
+    """Idle gaps of the GPU that end in the first kernel of a step: there the host has more to do than to wait.
+
+    None where the steps rest on kernels: one such gap is then wherever the GPU is idle longest.
+    """
+    if steps is None or not steps.call_ends_ns:
+        return EMPTY
+    gaps = timeline.gaps
+    kernels = trace.device.start_ns[timeline.kernels]
+    after = np.append(kernels, timeline.window_ns[1])[np.searchsorted(kernels, gaps.end)]
+    edges = np.sort(steps.edges_ns.ravel())
+    chosen = np.searchsorted(edges, gaps.start, side="right") != np.searchsorted(
+        edges, after + _NEAR_STEP_NS, side="right")
+    return Spans(gaps.start[chosen], gaps.end[chosen])
