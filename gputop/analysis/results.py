@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from gputop.core.codec import from_document, to_document
 from gputop.core.findings import Abstained, CombinedGain, Finding
 from gputop.core.job_cpus import JobCpus
+from gputop.core.live_steps import LiveSteps
 
 SCHEMA = "gputop.analysis/1"
 
@@ -31,7 +32,8 @@ class TraceSummary(Struct, frozen=True):
     """Which trace was analyzed.
 
     ``start_s`` is the Unix time of its first event, None where the format has no wall clock; ``unrecorded_s`` of
-    ``window_s`` are missing, between recordings that were joined. ``job_cpus`` is None for captures of other tools.
+    ``window_s`` are missing, between recordings that were joined. ``job_cpus`` is None for captures of other tools,
+    ``live_steps`` for those that gputop's monitor did not make, or in whose minutes before no step period stood out.
     """
 
     paths: tuple[str, ...] = ()
@@ -43,6 +45,7 @@ class TraceSummary(Struct, frozen=True):
     start_s: float | None = None
     unrecorded_s: float = 0.0
     job_cpus: JobCpus | None = None
+    live_steps: LiveSteps | None = None
 
 
 class StepTimes(Struct, frozen=True):

@@ -27,8 +27,9 @@ METHOD = (
     f"{percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table as a whole, and "
     f"when it is at least {percent(MIN_EFFECT)} of the step, or a percentage point of a share. All else is noise. The "
     f"interval holds how {BLOCKS} blocks of each capture differ over time; by how much reruns of an unchanged job "
-    f"differ (standard deviation {percent(CPU_DRIFT)} on CPUs, measured; {percent(GPU_DRIFT)} with GPUs, assumed); "
-    "and, where the CPUs were full, what other processes left to the job."
+    f"differ (standard deviation {percent(CPU_DRIFT)} on CPUs, measured; {percent(GPU_DRIFT)} with GPUs, assumed), or "
+    "by how much the live step period differed in the minutes before; and, where the CPUs were full, what other "
+    "processes left to the job. A change that the live step period of those minutes rules out is noise."
 )
 
 

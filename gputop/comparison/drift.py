@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from gputop.comparison.live_step import live_spread
 from gputop.comparison.sides import Side
 from gputop.core.job_cpus import JobCpus
 
@@ -16,7 +17,8 @@ _FULL = 0.9
 
 
 def drift_of(a: Side, b: Side) -> tuple[float, float]:
-    """Of both sides the standard deviation between runs as a share of the mean, with what the load explains."""
+    """Of both sides the standard deviation between runs as a share of the mean, and no less than that over the minutes
+    before each capture; with what the load explains."""
     load = load_effect(a, b) / 2
     of_a, of_b = (math.hypot(_floor(side) / math.sqrt(1 + len(side.repeats)), load) for side in (a, b))
     return of_a, of_b
@@ -42,4 +44,5 @@ def _full(cpus: JobCpus) -> bool:
 
 
 def _floor(side: Side) -> float:
-    return GPU_DRIFT if side.analysis is not None and side.analysis.gpus else CPU_DRIFT
+    usual = GPU_DRIFT if side.analysis is not None and side.analysis.gpus else CPU_DRIFT
+    return max(usual, live_spread(side))

@@ -18,7 +18,7 @@ from gputop.text.units import bytes_, fit, percent, printable, ranges, rate, sec
 from gputop.text.wrapping import wrap
 
 _LABELS = {
-    "median_s": "median", "mean_s": "mean",
+    "median_s": "median", "mean_s": "mean", "live_s": "live, minutes before the capture",
     **{part.id: part.name for part in PARTS},
     "waiting": "collectives waiting", "count_per_step": "collectives per step",
 }

@@ -13,6 +13,7 @@ import numpy as np
 from gputop.analysis.results import GpuUse
 from gputop.comparison.drift import drift_of
 from gputop.comparison.job import same_phase, work_ratio
+from gputop.comparison.live_step import live_steps_s
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Interval, difference
 from gputop.core.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, RATIO
@@ -47,6 +48,7 @@ _NO_STEPS = "no training steps were found in {}"
 _NO_SERIES = "no figures of single steps from {}: give the trace itself"
 REPEAT = "within what one job differs by over time and between runs"
 _WITHIN_RERUNS = f"the difference of {{}} is {REPEAT}"
+_NOT_LIVE = f"the live step period of the minutes before changed by {{:+.1%}} only: the difference is {REPEAT}"
 _SMALL = "too small a change to matter"
 _OTHER_WORK = "a step of A and one of B are other work"
 _TOO_FEW_STEPS = f"too few steps, {MIN_STEPS} are needed on each side"
@@ -125,6 +127,7 @@ def step_rows(a: Side, b: Side) -> list[Row]:
     minimum, work = MIN_EFFECT * step_scale(a, b), work_ratio(a, b)
     series = [[run.series for side in (own, *own.repeats) if (run := _Steps.of(side)) is not None
                and run.series is not None] for own in (a, b)]
+    live = _live_row(a, b, minimum, work)
     rows = []
     for id_, statistic in (("median_s", np.median), ("mean_s", np.mean)):
         first, second = getattr(one, id_), getattr(other, id_)
@@ -140,11 +143,32 @@ def step_rows(a: Side, b: Side) -> list[Row]:
                                   statistic=statistic)
         row = _row("steps", id_, SECONDS, first, second, -1, interval=interval, minimum=minimum, work=work,
                    reason=_TOO_FEW_STEPS if same_phase(a, b) else _OTHER_WORK)
+        if row.verdict in ("better", "worse") and live is not None and _contradicts(live, percent_change(row)):
+            row = replace(row, verdict="noise", reason=_NOT_LIVE.format(percent_change(live)))
         if row.verdict == "noise" and row.reason is None and (change := percent_change(row)) is not None:
             small = abs(row.change or 0.0) < minimum
             row = replace(row, reason=_SMALL if small else _WITHIN_RERUNS.format(percent(abs(change))))
         rows.append(row)
-    return rows
+    return rows if live is None else [*rows, live]
+
+
+def _live_row(a: Side, b: Side, minimum: float, work: float) -> Row | None:
+    """The step time in the minutes before each capture, where both are known."""
+    first, second = live_steps_s(a, b), live_steps_s(b, a)
+    if first is None or second is None:
+        return None
+    interval = difference([first], [second / work], 1 - STEP_ERROR, drift_of(a, b))
+    return _row("steps", "live_s", SECONDS, float(first.mean()), float(second.mean()), -1, interval=interval,
+                minimum=minimum, work=work)
+
+
+def _contradicts(live: Row, change: float | None) -> bool:
+    """Whether the live step times rule out a change of the captured ones (share of A): it lies beyond their interval,
+    and they changed by less than half as much, or the other way."""
+    own = percent_change(live)
+    if change is None or own is None or not live.a or live.low is None or live.high is None:
+        return False
+    return not live.low <= change * live.a <= live.high and own * math.copysign(1, change) < abs(change) / 2
 
 
 @dataclass(frozen=True, slots=True)

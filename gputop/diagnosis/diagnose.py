@@ -105,7 +105,7 @@ def examine(trace: Trace, params: int | None = None, flops_per_step: float | Non
             paths=tuple(trace.paths), format=trace.format, hosts=tuple(trace.hosts),
             window_s=(window[1] - window[0]) / 1e9, start_s=trace.origin_ns / 1e9 if trace.origin_ns else None,
             unrecorded_s=sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9, events=trace.event_count,
-            job_cpus=trace.job_cpus,
+            job_cpus=trace.job_cpus, live_steps=trace.live_steps,
             quality=tuple(_notes(trace, steps, bool(gpu_timelines), clocks.result()))),
         steps=steps.times if steps is not None else None,
         breakdown=step_parts, gpus=tuple(sorted(gpus, key=lambda use: use.gpu)),

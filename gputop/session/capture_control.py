@@ -32,6 +32,7 @@ from gputop.sources.factory import GpusOrHost
 
 if TYPE_CHECKING:
     from gputop.core.counters import GpuCounters
+    from gputop.core.live_steps import LiveSteps
     from gputop.session.auto_capture.controller import AutoCapture
 
 DISCOVERY_PERIOD_S = 10.0
@@ -47,6 +48,9 @@ class CaptureReceiver(Protocol):
 
     def servers_changed(self) -> None:
         """The known servers have changed, or somebody asked for them."""
+
+    def live_steps(self) -> LiveSteps | None:
+        """The step period in the last minutes; None where none stands out."""
 
     def capture_changed(self, status: CaptureStatus) -> None:
         """The capture under way has come further."""
@@ -351,13 +355,14 @@ class CaptureControl:
     def _capture(self, servers: Sequence[Server], asked_s: float, force: bool, reason: str) -> CaptureRecord:
         """Capture and analyze; raises GputopError where there is no trace."""
         auto, logdir = self.auto_capture, self.options.logdir
+        live = self._receiver.live_steps()
         if auto is None:
             return capture_and_analyze(servers, asked_s, logdir, self._stop_capture, self._closing, self.set_status,
-                                       force, self._receiver.counters)
+                                       force, self._receiver.counters, live)
         if reason and (preceding := auto.fetch_preceding(servers, self.set_status)) is not None:
             return auto.finish(analyze(replace(preceding, job=job_of(servers)), self._closing, servers=servers,
-                                       counters=self._receiver.counters), reason)
+                                       counters=self._receiver.counters, live_steps=live), reason)
         with auto.paused():
             record = capture_and_analyze(servers, asked_s, auto.logdir if reason else logdir, self._stop_capture,
-                                         self._closing, self.set_status, force, self._receiver.counters)
+                                         self._closing, self.set_status, force, self._receiver.counters, live)
         return auto.finish(record, reason) if reason else record

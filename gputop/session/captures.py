@@ -19,6 +19,7 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 if TYPE_CHECKING:
     from gputop.core.counters import GpuCounters
     from gputop.core.job_cpus import JobCpus
+    from gputop.core.live_steps import LiveSteps
     from gputop.profiler.capture.multi_worker import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
 
@@ -169,7 +170,8 @@ def servers_label(servers: Sequence[Server]) -> str:
 
 def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path, stop: threading.Event,
                         closing: threading.Event, on_status: Callable[[CaptureStatus], None],
-                        force: bool = False, counters: Counters | None = None) -> CaptureRecord:
+                        force: bool = False, counters: Counters | None = None,
+                        live_steps: LiveSteps | None = None) -> CaptureRecord:
     """Capture, save and analyze; blocks. ``stop`` ends the recording early and keeps its data.
 
     A probe may shorten it to what does not hurt the job, unless ``force``. Several servers are captured
@@ -213,16 +215,17 @@ def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path,
         record = record_of_workers(name, asked_s, captured, missing)
     status("analyzing", record.took_s)
     record = replace(record, job=job_of(answering))
-    return analyze(record, closing, {address: on_progress.cpus(address) for address in pids}, servers, counters)
+    return analyze(record, closing, {address: on_progress.cpus(address) for address in pids}, servers, counters,
+                   live_steps)
 
 
 def analyze(record: CaptureRecord, closing: threading.Event,
             cpus: Mapping[str, JobCpus | None] | None = None, servers: Sequence[Server] = (),
-            counters: Counters | None = None) -> CaptureRecord:
+            counters: Counters | None = None, live_steps: LiveSteps | None = None) -> CaptureRecord:
     """The record with what its trace says, or with the ``problem`` of not knowing; blocks.
 
-    Beside the trace it leaves ``cpus``, by address what the jobs could use, for any later analysis, the findings and,
-    of ``servers``, what ``counters`` knows of the GPUs.
+    Beside the trace it leaves ``cpus``, by address what the jobs could use, and ``live_steps``, the step period before,
+    for any later analysis, the findings and, of ``servers``, what ``counters`` knows of the GPUs.
     """
     from msgspec import structs
 
@@ -230,7 +233,7 @@ def analyze(record: CaptureRecord, closing: threading.Event,
 
     paths = {o.address: o.result.path for o in record.workers if o.result is not None} or {record.address: record.path}
     about = CaptureFile(files={path.name: (cpus or {}).get(address) for address, path in paths.items()},
-                        address=record.address, job=record.job, time_s=record.time_s)
+                        address=record.address, job=record.job, time_s=record.time_s, live_steps=live_steps)
     folder = next(iter(paths.values())).parent
     # Where it cannot be written, the trace tells what it tells without.
     with contextlib.suppress(OSError):

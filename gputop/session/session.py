@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from gputop.comparison.sides import Side
     from gputop.core.counters import GpuCounters
+    from gputop.core.live_steps import LiveSteps
     from gputop.ranks.stacks import ProcessStacks
     from gputop.replay.snapshot import Snapshot
     from gputop.session.auto_capture.controller import AutoCapture
@@ -287,6 +288,11 @@ class Session:
 
     def servers_changed(self) -> None:
         self._notify("servers")
+
+    def live_steps(self) -> LiveSteps | None:
+        from gputop.telemetry.step_period import live_steps
+
+        return live_steps(self.history) if self.history is not None else None
 
     def capture_changed(self, status: CaptureStatus) -> None:
         self.events.note_capture(status)

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from gputop.core.live_steps import LiveSteps
+
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
 
@@ -34,6 +36,7 @@ UNMEASURED = "nothing was measured"
 TOO_FAST = "too fast: it repeats within 2.5 samples"
 INTERVALS_S = (10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1)  # what the monitor offers
 
+SURE = 0.6  # confidence; below it a period is as often an alias of shorter steps
 MIN_CONFIDENCE = 0.4  # below it no period is reported: hardly above noise, mostly a broad alias
 _SHORT_LAG = 20  # samples: longest lag of the first two correlations; the third uses all that the window allows
 _FALSE_ALARMS = 0.001  # probability that the highest peak of a window of noise passes (normal distribution)
@@ -117,6 +120,23 @@ def estimate_step_period(history: History) -> StepPeriodEstimate:
         if first is None and found.reason != UNMEASURED:
             first = found
     return first or found
+
+
+def live_steps(history: History, most: int = 10) -> LiveSteps | None:
+    """The step period in each of the last minutes of ``history``; None where none stands out."""
+    found = estimate_step_period(history)
+    end_s = history.newest_s
+    if found.period_s is None or found.interval_s is None or end_s is None:
+        return None
+    # As long as a period takes to be sure (measured: 14 periods, 100 samples).
+    stretch_s = max(60.0, 15 * found.period_s, 100 * found.interval_s)
+    by_stretch = [estimate(*history.windows(found.metric, stretch_s, end_s=end_s - i * stretch_s))
+                  for i in reversed(range(most))]
+    sure = [one for one in by_stretch if one.period_s is not None and one.confidence >= SURE]
+    if not sure:
+        return None
+    return LiveSteps(tuple(one.period_s for one in sure if one.period_s is not None),
+                     min(one.confidence for one in sure), stretch_s, found.interval_s)
 
 
 def estimate(times_s: F64, values: npt.NDArray[np.floating], min_deviation: float = 0.01) -> StepPeriodEstimate:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gputop.core.counters import GpuCounters
 from gputop.core.job_cpus import JobCpus
+from gputop.core.live_steps import LiveSteps
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -240,6 +241,7 @@ class Trace:
     unrecorded_ns: tuple[tuple[int, int], ...] = ()  # between recordings that were joined into one file
     job_cpus: JobCpus | None = None  # while it was captured, where gputop captured it
     counters: GpuCounters | None = None  # and what it sampled of the GPUs meanwhile
+    live_steps: LiveSteps | None = None  # before it was captured, where gputop's monitor captured it
     occupancy_is: str = "theoretical"  # or "estimated": bounded by the grid's blocks per SM too (kineto)
 
     @property

@@ -202,3 +202,41 @@ def test_a_document_edited_or_of_another_version_never_fails(seed):
 
 def test_every_part_has_a_row():
     assert {row.id for row in all_rows(side(0), side(1)) if row.group == "breakdown"} == set(PART_ORDER)
+
+
+def live(of: Side, *period_s: float, confidence: float = 0.9, interval_s: float = 0.05) -> Side:
+    """The side with what the live signal showed in the minutes before."""
+    steps = {"period_s": period_s, "confidence": confidence, "stretch_s": 60.0, "interval_s": interval_s}
+    return changed(of, lambda document: document["trace"].update(live_steps=steps))
+
+
+STEADY = (0.2, 0.201, 0.199, 0.2, 0.2)
+
+
+@pytest.mark.parametrize(("before", "after", "verdict"), [
+    (STEADY, [1.15 * s for s in STEADY], "worse"),  # as the captures say
+    (STEADY, STEADY, "noise"),  # the captures differ, and the job did not
+    (STEADY, [0.95 * s for s in STEADY], "noise"),
+    ([4 * s for s in STEADY], [4 * 1.15 * s for s in STEADY], "worse"),  # a period of four steps
+    (STEADY[:4], STEADY[:4], "worse"),  # too few minutes: as without
+    ((0.17, 0.2, 0.23, 0.18, 0.22), (0.25, 0.18, 0.22, 0.24, 0.2), "noise"),  # a job that drifts by more than that
+    ((0.31,) * 5, (0.31,) * 5, "worse"),  # no whole number of steps
+])
+def test_what_the_job_did_in_the_minutes_before_tells_a_change_from_drift(before, after, verdict):
+    a, b = side(1, spread=0.01), side(2, mean_s=0.23, spread=0.01)
+    row = the(live(a, *before), live(b, *after), "steps", "mean_s")
+    assert row.verdict == verdict
+    assert the(a, b, "steps", "mean_s").verdict == "worse"
+    assert the(live(a, *STEADY), b, "steps", "mean_s").verdict == "worse"
+
+
+def test_a_change_that_the_live_steps_rule_out_offers_a_repeat():
+    c = compare_sides(live(side(1, spread=0.01), *STEADY), live(side(2, mean_s=0.23, spread=0.01), *STEADY))
+    assert c.repeat is not None and c.captures_needed == 2 and "+0.0% only" in (c.repeat.reason or "")
+    assert "live, minutes before the capture" in text_report(c, everything=True)
+
+
+@pytest.mark.parametrize("doubt", [{"confidence": 0.5}, {"interval_s": 0.15}])
+def test_live_steps_that_are_not_sure_do_not_count(doubt):
+    a, b = side(1, spread=0.01), side(2, mean_s=0.23, spread=0.01)
+    assert the(live(a, *STEADY, **doubt), live(b, *STEADY, **doubt), "steps", "mean_s").verdict == "worse"

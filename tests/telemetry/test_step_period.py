@@ -15,12 +15,14 @@ from gputop.simulation.scenarios import SCENARIOS
 from gputop.telemetry.history import History
 from gputop.telemetry.step_period import (
     MIN_SAMPLES,
+    SURE,
     TOO_FAST,
     UNMEASURED,
     StepPeriodEstimate,
     estimate,
     estimate_step_period,
     is_undersampled,
+    live_steps,
     max_interval_for,
     median,
     steps_per_period,
@@ -185,6 +187,20 @@ def test_power_is_taken_where_sm_activity_cannot_be_read() -> None:
     found = estimate_step_period(history)
     assert found.metric == "power_w" and found.period_s == pytest.approx(6.0, rel=0.02)
     assert estimate_step_period(History()).period_s is None
+
+
+def test_the_last_minutes_are_told_one_by_one() -> None:
+    def busy(gpu: GpuSample, tick: int) -> GpuSample:
+        on = (tick % 6 < 3) if tick < 256 else (tick % 7 < 4)
+        return replace(gpu, readings={**gpu.readings, "sm_active": Reading(0.9 if on else 0.2, "ratio")})
+
+    history = History()
+    for tick in range(640):
+        history.append(node_sample(tick, 2, change=busy))
+    found = live_steps(history)
+    assert found is not None and found.confidence >= SURE and found.interval_s == pytest.approx(1.0)
+    assert found.period_s[0] == pytest.approx(6.0, rel=0.02) and found.period_s[-1] == pytest.approx(7.0, rel=0.02)
+    assert len(found.period_s) >= 5 and live_steps(History()) is None
 
 
 def test_whole_steps_in_a_step_period() -> None:

@@ -18,6 +18,7 @@ from gputop.core.counters import GpuCounters
 from gputop.core.files import read_regular, replacing
 from gputop.core.findings import Finding
 from gputop.core.job_cpus import JobCpus
+from gputop.core.live_steps import LiveSteps
 
 FILE = "gputop.capture.json"
 _SCHEMA = "gputop.capture/1"
@@ -30,7 +31,7 @@ class CaptureFile(Struct, frozen=True):
     """``files`` are the names of the traces that were captured together; ``findings`` None: they were not analyzed.
 
     ``job`` is the command line of the job, its secrets hidden; ``time_s`` the Unix time at which the capture ended,
-    ``step_s`` the median step time.
+    ``step_s`` the median step time, ``live_steps`` the step period in the minutes before, by the live signal.
     """
 
     schema: str = _SCHEMA
@@ -41,6 +42,7 @@ class CaptureFile(Struct, frozen=True):
     time_s: float | None = None
     step_s: float | None = None
     counters: GpuCounters | None = None
+    live_steps: LiveSteps | None = None
 
 
 def write_capture(folder: Path, about: CaptureFile) -> None:

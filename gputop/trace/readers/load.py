@@ -46,6 +46,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
     trace.quality = notes + trace.quality
     captured = capture_of(trace.paths)
     trace.job_cpus, trace.counters = tightest(captured.files), captured.counters
+    trace.live_steps = captured.live_steps
     return trace
 
 

@@ -224,7 +224,6 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     return justify(left, [*step, *period, *right], width)
 
 
-_SURE = 0.6  # confidence of a step period; below it is as often an alias of shorter steps
 _JOB_CELLS = 20  # the server's share of the line, before the period is told in fewer words
 
 
@@ -242,9 +241,9 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
     where it is not sure; the details of the job say why."""
     if step_period is None or step_period.period_s is None or step_period.interval_s is None:
         return []
-    from gputop.telemetry.step_period import is_undersampled, steps_per_period
+    from gputop.telemetry.step_period import SURE, is_undersampled, steps_per_period
 
-    if step_period.confidence < _SURE or (step_s is not None and is_undersampled(step_s, step_period.interval_s)):
+    if step_period.confidence < SURE or (step_s is not None and is_undersampled(step_s, step_period.interval_s)):
         return []
     found: list[StyledText] = [("period ", DIM), (seconds(step_period.period_s), BOLD)]
     gpus, varying = len(step_period.gpus), step_period.varying_gpus

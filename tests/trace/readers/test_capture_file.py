@@ -11,11 +11,13 @@ import pytest
 from gputop.core.codec import convert
 from gputop.core.findings import Finding
 from gputop.core.job_cpus import JobCpus
+from gputop.core.live_steps import LiveSteps
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.readers.capture_file import FILE, CaptureFile, capture_of, read_capture, tightest, write_capture
 from tests.comparison.sides import finding
 
 CPUS = JobCpus(8.0, None, 1.5, 2.0)
+LIVE = LiveSteps((0.2, 0.21), 0.9, 60.0, 0.05)
 TRACE = Path(__file__).resolve().parents[2] / "data" / "keras3_slow_input.xplane.pb.gz"
 
 
@@ -35,6 +37,8 @@ def test_it_is_read_back_for_the_traces_of_that_capture_alone(tmp_path: Path) ->
     '{"counters": {"times_s": [5e9]}}',
     '{"counters": {"times_s": [1, 2], "gpus": {"0": {"power_w": {"values": [3]}}}}}',
     '{"counters": {"times_s": [1], "gpus": {"0": {"power_w": {"values": [3], "full_scale": 0}}}}}',
+    '{"schema": "gputop.capture/1", "files": {"a": null}, "live_steps": '
+    '{"period_s": [0.2, 0], "confidence": 0.9, "stretch_s": 60, "interval_s": 1}}',
     '{"files": {"a": {"allowed": 4}}, "findings": [{"id": "x"}]}', '{"files": {"a": {"allowed": NaN}}}',
 ])
 def test_a_damaged_one_is_none(tmp_path: Path, text: str) -> None:
@@ -47,10 +51,10 @@ def test_the_analysis_of_a_captured_trace_tells_its_cpus(tmp_path: Path) -> None
     folder.mkdir(parents=True)
     shutil.copy(TRACE, folder / "vm.xplane.pb.gz")
     assert analyze(folder).trace.job_cpus is None
-    write_capture(folder, CaptureFile(files={"vm.xplane.pb": CPUS}))
+    write_capture(folder, CaptureFile(files={"vm.xplane.pb": CPUS}, live_steps=LIVE))
     for path in (tmp_path, folder, folder / "vm.xplane.pb.gz"):
         found = analyze(path)
-        assert found.trace.job_cpus == CPUS
+        assert found.trace.job_cpus == CPUS and found.trace.live_steps == LIVE
     assert json.loads(json.dumps(found.to_json()))["trace"]["job_cpus"] == {
         "allowed": 8.0, "quota": None, "used": 1.5, "others": 2.0}
 
