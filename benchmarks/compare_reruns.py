@@ -1,10 +1,10 @@
 """How often `gputop compare` calls reruns of unchanged jobs changed, and how often it finds a true change.
 
-    python benchmarks/compare_reruns.py FOLDER [--runs 7] [--jax-python PYTHON] [--seconds 2.5]
+    python benchmarks/compare_reruns.py FOLDER [--runs 7] [--jax-python PYTHON] [--seconds 2.5] [--minutes 8]
 
 Each job is started ``--runs`` times and captured twice each time; FOLDER keeps the captures, and what is there is not
-captured again. A job with "+10%" does a tenth more, one with "x2" twice as much. Pairs: the same job in the next run,
-the same process a few seconds later, the job against its changed one.
+captured again: a run that ended after --minutes goes on. A job with "+10%" does a tenth more, one with "x2" twice as
+much. Pairs: the same job in the next run, the same process a few seconds later, the job against its changed one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -20,7 +21,7 @@ from statistics import median, stdev
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cpu_jobs import Options, capture, start
+from benchmarks.cpu_jobs import Options, capture_job
 from gputop.comparison.compare import compare_sides
 from gputop.comparison.sides import Side, read_side
 
@@ -43,21 +44,23 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--jax-python", default=sys.executable, help="a Python with JAX, where this one has none")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each capture")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no job is started after so many")
     options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
     sides: dict[Key, Side] = {}
     for run in range(options.runs):
         for name, job in JOBS.items():
             places = {(name, run, n): options.folder / name / f"{run}-{n}" for n in range(CAPTURES)}
-            if not all(place.is_dir() for place in places.values()):
-                python = options.jax_python if job["framework"] == "jax" else sys.executable
-                with start(job, python) as (address, pid):
-                    for place in places.values():
-                        capture(address, pid, options.seconds, place)
+            if time.monotonic() > end and not all(place.is_dir() for place in places.values()):
+                continue
+            python = options.jax_python if job["framework"] == "jax" else sys.executable
+            capture_job(job, python, options.seconds, list(places.values()))
             sides |= {key: read_side(place) for key, place in places.items()}
     print("# Reruns of unchanged jobs, and true changes\n\nMade by `compare_reruns.py`; "
           f"{os.cpu_count()} CPUs, shared with other work that kept {_others(sides)} of them busy.\n")
     print("| pairs | called better | called worse | noise | cannot be told |\n|---|---|---|---|---|")
-    for kind, pairs in _pairs(options.runs).items():
+    for kind, possible in _pairs(options.runs).items():
+        pairs = [(a, b) for a, b in possible if a in sides and b in sides]
         verdicts = [compare_sides(sides[a], sides[b]).verdict for a, b in pairs]
         counts = [verdicts.count(v) for v in ("better", "worse", "noise", "cannot be told")]  # type: ignore[arg-type]
         print(f"| {kind} ({len(pairs)}) | {' | '.join(map(str, counts))} |")
@@ -65,7 +68,8 @@ def main() -> None:
     for name in JOBS:
         means = [steps.mean_s for key, side in sides.items() if key[0] == name and side.analysis is not None
                  and (steps := side.analysis.steps) is not None]
-        print(f"| {name} | {median(means) * 1e3:.1f} ms | {stdev(map(math.log, means)):.0%} |")
+        if len(means) > 1:
+            print(f"| {name} | {median(means) * 1e3:.1f} ms | {stdev(map(math.log, means)):.0%} |")
 
 
 def _pairs(runs: int) -> dict[str, list[tuple[Key, Key]]]:

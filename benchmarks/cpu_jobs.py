@@ -12,13 +12,14 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,16 @@ def start(options: Options, python: str) -> Iterator[tuple[str, int]]:
             yield f"127.0.0.1:{port}", job.pid
         finally:
             job.kill()
+
+
+def capture_job(job: Options, python: str, seconds: float, places: Sequence[Path]) -> None:
+    """Start a job and capture it once for each place. What is there is kept."""
+    if all(place.is_dir() for place in places):
+        return
+    with start(job, python) as (address, pid):
+        for place in places:
+            with tempfile.TemporaryDirectory() as folder:
+                shutil.copytree(capture(address, pid, seconds, Path(folder)).path.parent, place, dirs_exist_ok=True)
 
 
 def capture(address: str, pid: int, seconds: float, logdir: Path) -> CaptureRecord:

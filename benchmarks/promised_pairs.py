@@ -1,8 +1,9 @@
 """What gputop promised against what the cure brought: Keras and JAX jobs on the CPU, before and after.
 
-    python benchmarks/promised_pairs.py [--jax-python PYTHON] [--seconds 3] [--only NAME ...]
+    python benchmarks/promised_pairs.py FOLDER [--jax-python PYTHON] [--seconds 3] [--minutes 8] [--only NAME ...]
 
 Each pair: a capture of the faulty job, the cure, a capture of the cured one, and what `gputop compare` says of the two.
+FOLDER keeps the captures, and what is there is not captured again: a run that ended after --minutes goes on.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cpu_jobs import Options, capture, start
+from benchmarks.cpu_jobs import Options, capture_job
 from gputop.comparison.compare import Comparison, compare
 
 KERAS: Options = {"framework": "keras", "work": 4}
@@ -44,10 +45,13 @@ PAIRS: tuple[tuple[str, Options, Options], ...] = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=60.0, help="no pair is begun after so many")
     parser.add_argument("--jax-python", default=sys.executable, help="a Python with JAX, where this one has none")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each capture")
     parser.add_argument("--only", nargs="*", default=[], help="only pairs whose name contains one of these")
     options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
     print("# Promised against measured\n\nMade by `promised_pairs.py`; "
           f"{os.cpu_count()} CPUs, shared with other work: see the column of the CPUs that others used.\n")
     print("| pair | step before | after | brought | findings, each promised | gputop compare says | others' CPUs |")
@@ -56,20 +60,17 @@ def main() -> None:
         if options.only and not any(text in name for text in options.only):
             continue
         python = options.jax_python if faulty["framework"] == "jax" else sys.executable
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                paths = [_captured(job, python, options.seconds, Path(folder) / str(n))
-                         for n, job in enumerate((faulty, faulty | cure))]
-            except Exception as error:  # noqa: BLE001  the other pairs are still of use
-                print(f"| {name} | failed: {type(error).__name__} |", flush=True)
-                print(error, file=sys.stderr)
-                continue
-            print(_row(name, compare(*paths)), flush=True)
-
-
-def _captured(job: Options, python: str, seconds: float, folder: Path) -> Path:
-    with start(job, python) as (address, pid):
-        return capture(address, pid, seconds, folder).path
+        places = [options.folder / str(PAIRS.index((name, faulty, cure))) / side for side in ("before", "after")]
+        if time.monotonic() > end and not all(place.is_dir() for place in places):
+            print(f"| {name} | not captured yet |", flush=True)
+            continue
+        try:
+            for job, place in zip((faulty, faulty | cure), places, strict=True):
+                capture_job(job, python, options.seconds, [place])
+            print(_row(name, compare(*places)), flush=True)
+        except Exception as error:  # noqa: BLE001  the other pairs are still of use
+            print(f"| {name} | failed: {type(error).__name__} |", flush=True)
+            print(error, file=sys.stderr)
 
 
 def _row(name: str, c: Comparison) -> str:

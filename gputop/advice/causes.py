@@ -2,7 +2,8 @@
 
 The records of the rules say what follows from what (:attr:`gputop.advice.rule.Rule.follows_from`). Two findings are
 related only where they claim the same seconds. The consequence keeps what its cause does not explain: if that is most
-of it, it stays in the list with the rest as its gain.
+of it, it stays in the list, with the rest as its gain where that is a bound. What is replayed has its gain with the
+cause's beside it anyway.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from dataclasses import replace
 from gputop.advice.registry import limit
 from gputop.advice.rule import Cause
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.core.findings import Finding, Gain, at_most, ranked, severity_of
+from gputop.core.findings import MIN_SHARE, Finding, Gain, at_most, ranked, severity_of
 
 Holds = Callable[[Finding, Finding], bool]
+Rest = Callable[[str, str], float | None]
 
 
 def _launched_fast(cause: Finding, effect: Finding) -> bool:
@@ -62,10 +64,12 @@ _RELATIONS: tuple[tuple[str, Cause], ...] = tuple(
     for id_ in rule.ids for cause in rule.follows_from)
 
 
-def fold_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def fold_consequences(findings: Iterable[Finding], replayed_rest: Rest = lambda effect, cause: None,
+                      ) -> tuple[Finding, ...]:
     """Findings with those that follow from another under it, ranked by what is left of each.
 
-    A cause that is itself the consequence of another takes what hangs on it along.
+    A cause that is itself the consequence of another takes what hangs on it along. ``replayed_rest`` tells what an
+    effect saves once its cause is cured (ids), as a share of the step; None where one of them has no replay.
     """
     by_id = {f.id: f for f in findings}
     parent: dict[str, str] = {}
@@ -77,12 +81,13 @@ def fold_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         if not CONDITIONS[relation.condition](cause, effect):
             continue
         share, own = effect.gain.step_time or 0.0, cause.gain.step_time or 0.0
-        rest = share - own
-        if relation.wholly or share <= 0 or rest <= limit("causes.rest") * share:
+        replayed = replayed_rest(effect_id, cause.id)
+        rest = share - own if replayed is None else replayed
+        if relation.wholly or share <= 0 or rest <= max(limit("causes.rest") * share, MIN_SHARE):
             parent[effect.id] = cause.id
             if relation.keeps_cure:
                 keeps_cure.add(effect.id)
-        elif own > 0:
+        elif own > 0 and replayed is None:
             by_id[effect.id] = _without(effect, cause, rest)
     return ranked(_with_consequences(f, by_id, parent, keeps_cure) for f in by_id.values() if f.id not in parent)
 
@@ -95,7 +100,8 @@ def _root(parent: dict[str, str], id_: str) -> str:
 
 def _without(effect: Finding, cause: Finding, rest: float) -> Finding:
     """The finding with the seconds of its cause taken off its gain."""
-    gain = Gain(rest, f"{effect.gain.how}; less what {cause.id} claims", effect.gain.per)
+    gain = Gain(rest, f"{effect.gain.how}; less what {cause.id} claims", effect.gain.per, "bound",
+                f"{effect.gain.assumption} What {cause.id} saves is taken off.".lstrip())
     return replace(effect, gain=gain, severity=at_most(severity_of(rest), effect.severity))
 
 

@@ -36,8 +36,18 @@ def test_what_a_cause_does_not_explain_stays_with_the_rest_as_gain():
     assert (waiting.id, waiting.severity) == ("communication_exposed", "high")
     assert waiting.gain.step_time == pytest.approx(0.25)
     assert "allreduce_slow" in waiting.gain.how and slow.consequences == ()
+    assert waiting.gain.by == "bound" and waiting.gain.assumption.endswith("What allreduce_slow saves is taken off.")
     assert folded(made("allreduce_slow", 0.2), made("communication_exposed", 0.3)) == {
         "allreduce_slow": ("communication_exposed",)}
+
+
+@pytest.mark.parametrize(("rest", "listed"), [(0.28, 2), (0.1, 1), (0.0, 1)])
+def test_what_is_replayed_keeps_its_gain_or_is_folded_by_what_it_saves_beside_its_cause(rest, listed):
+    effect = dataclasses.replace(made("communication_exposed", 0.3), gain=Gain(0.3, "how", by="replay"))
+    found = fold_consequences([made("allreduce_slow", 0.1), effect], lambda effect, cause: rest)
+    assert len(found) == listed
+    if listed == 2:
+        assert found[0].gain == effect.gain
 
 
 @pytest.mark.parametrize(("pace_s", "main"), [(15e-6, "small_kernels"), (25e-6, "launch_bound")])

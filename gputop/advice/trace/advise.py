@@ -32,7 +32,7 @@ def trace_advice(facts: TraceFacts) -> Advice:
     job, steps, cures = Job.of(facts), facts.analysis.steps, Cures(facts)
     advice = collect(with_evaluation_caveat(guarded(rule, partial(_outcome, rule, facts, job, cures)), steps)
                      for rule in (*TRACE_RULES, *python_rules("trace")))
-    findings, what_if = cures.together(fold_consequences(advice.findings))
+    findings, what_if = cures.together(fold_consequences(advice.findings, cures.rest))
     abstained = (*advice.abstained, *Own.not_loaded)
     judged = msgspec.structs.replace(facts.analysis, findings=findings, abstained=abstained)
     return with_own_rules(Advice(findings, abstained, what_if=what_if), judged)

@@ -44,6 +44,12 @@ class Cures:
                           "that is time which this finding does not count.")
         return saved, ""
 
+    def rest(self, effect: str, cause: str) -> float | None:
+        """What one finding's cure saves once another's is done, as a share of today's step; None: not replayed."""
+        if effect not in self.by_finding or cause not in self.by_finding:
+            return None
+        return self._saved_together((effect, cause)) - self._saved_together((cause,))
+
     def together(self, findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], tuple[CombinedGain, ...]]:
         """The findings, each with what it saves together with those before it; and what sets of them save."""
         several = tuple(findings)
