@@ -293,6 +293,13 @@ class Graph:
         lane, begin, end, on = lane[some], begin[some], end[some], on[some]
         return Waits(lane, begin, end, on)
 
+    def _launches_next(self, lane: int, at: I64) -> I64:
+        """The threads (lines) that launch next in a host lane after each instant, -1: none."""
+        mine = np.flatnonzero((self.host == lane) & (self.launch > LONG_AGO))
+        mine = mine[np.argsort(self.launch[mine], kind="stable")]
+        line = np.append(self.trace.device.launch_line[self.rows[mine]].astype(np.int64), -1)
+        return line[np.searchsorted(self.launch[mine], at)]
+
     def _last_launch(self, lane: int, begin: I64, end: I64) -> I64:
         """For each call of a host lane when the lane launched last before its end, no sooner than it began."""
         launches = np.append(LONG_AGO, self.launches[lane])

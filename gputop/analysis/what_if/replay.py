@@ -274,9 +274,10 @@ class Replay(Graph):
             for lane, launches in enumerate(self.launches):
                 near = np.flatnonzero(np.diff(launches) <= _LAUNCHING_GAP_NS)
                 parts.setdefault(lane, []).append(union(launches[near], launches[near + 1]))
-        for lane, begin, end in self._calls(cure):
+        for lane, line, begin, end in self._calls(cure):
             begin = self._last_launch(lane, begin, end) + self.usual_call
-            parts.setdefault(lane, []).append(union(np.minimum(begin, end), end))
+            held = self._launches_next(lane, end) == line  # else the lane went on in another thread
+            parts.setdefault(lane, []).append(union(np.minimum(begin, end)[held], end[held]))
         if cure.input_left < 1.0:
             for lane in np.unique(self.with_loop[0]).tolist():
                 _, begin, end = self.with_loop[:, self.with_loop[0] == lane]
@@ -289,8 +290,8 @@ class Replay(Graph):
             out[lane] = intersect(subtract(merge(EMPTY, *several), union(waits.begin[own], waits.end[own])), replayed)
         return {lane: spans for lane, spans in out.items() if len(spans.start)}
 
-    def _calls(self, cure: Cure | None) -> Iterator[tuple[int, I64, I64]]:
-        """By host lane when it begins and ends the calls that are no longer made, in order of their ends."""
+    def _calls(self, cure: Cure | None) -> Iterator[tuple[int, I64, I64, I64]]:
+        """By host lane the calls that are no longer made, in order of their ends: thread, begin and end."""
         if cure is None or not len(cure.calls.line):
             return
         line, start, end = cure.calls
@@ -298,13 +299,13 @@ class Replay(Graph):
         for lane in range(self.host_lanes):
             own = np.flatnonzero(lanes == lane)
             own = own[np.argsort(end[own], kind="stable")]
-            yield lane, start[own], end[own]
+            yield lane, line[own], start[own], end[own]
 
     def _gone(self, cure: Cure | None) -> npt.NDArray[np.bool_]:
         """Whether each wait ends in a call that is no longer made."""
         waits = self.waits
         out = np.zeros(len(waits.lane), bool)
-        for lane, begin, end in self._calls(cure):
+        for lane, _, begin, end in self._calls(cure):
             own = np.flatnonzero((waits.lane == lane) & (waits.on >= 0))
             within = union(begin, end + LATENCY_NS)
             out[own] = coverage(within, waits.end[own] - 1, waits.end[own]) > 0

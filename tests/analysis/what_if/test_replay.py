@@ -199,6 +199,23 @@ def test_what_a_trace_does_not_explain_is_an_error() -> None:
     assert replay(b.build()).error > 0.5
 
 
+@pytest.mark.parametrize("other", [True, False])
+def test_a_wait_costs_nothing_while_another_thread_launches_on(other: bool) -> None:
+    """A thread waits for 2 ms in each step; the host goes on in the ``other`` one meanwhile, or not at all."""
+    b = keras_steps(Builder(), STEPS, STEP, STEP - 50)
+    for i in range(STEPS):
+        begin = i * STEP + 50
+        b.run(0, begin + 5, 20, launch=begin, thread="waiting")
+        b.host("cuStreamSynchronize", begin + 8, 2_000, line="waiting")
+        for k in range(1, 190):
+            at = begin + 100 * k + (0 if other else 1_000)
+            if at > begin + 2_010 or other:
+                b.run(0, at + 5, 20, launch=at, thread="other" if other else "waiting")
+    trace = b.build()
+    cure = Cure(assumes="", calls=host_waits(trace, 0).calls)
+    assert replay(trace).saved(cure) == pytest.approx(0.0 if other else 2_000 / STEP, abs=0.005)
+
+
 def any_job(seed: int, renamed: bool = False) -> Builder:
     """Several streams and threads, unknown launches, waits. ``renamed``: streams, threads and kernels."""
     rng = random.Random(seed)
