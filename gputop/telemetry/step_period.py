@@ -129,7 +129,7 @@ def live_steps(history: History, most: int = 10) -> LiveSteps | None:
     if found.period_s is None or found.interval_s is None or end_s is None:
         return None
     # As long as a period takes to be sure (measured: 14 periods, 100 samples).
-    stretch_s = max(60.0, 15 * found.period_s, 100 * found.interval_s)
+    stretch_s = max(30.0, 15 * found.period_s, 100 * found.interval_s)
     by_stretch = [estimate(*history.windows(found.metric, stretch_s, end_s=end_s - i * stretch_s))
                   for i in reversed(range(most))]
     sure = [one for one in by_stretch if one.period_s is not None and one.confidence >= SURE]
