@@ -191,7 +191,11 @@ class Graph:
         host = trace.host
         syncs = host_rows(trace, SYNCHRONIZE)
         syncs = syncs[self.host_of_line[host.line[syncs]] >= 0]
-        held = np.flatnonzero((self.host >= 0) & (self.called - self.launch >= _HELD_NS))
+        # A call whose kernel ran meanwhile did not wait for room in the queue, it was slow by itself; one that copies
+        # from or to the host may wait for the copy.
+        kind = trace.device.kind[self.rows]
+        slow = (self.end <= self.called) & (kind != Kind.H2D) & (kind != Kind.D2H)
+        held = np.flatnonzero((self.host >= 0) & (self.called - self.launch >= _HELD_NS) & ~slow)
         parts = [(self.host_of_line[host.line[syncs]], host.start_ns[syncs], host.end_ns[syncs]),
                  (self.host[held], self.launch[held], self.called[held])]
         if detect_framework(trace) != "pytorch":  # whose waits are all calls of the CUDA runtime
