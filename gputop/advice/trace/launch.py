@@ -12,11 +12,12 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import xla_on_step
 from gputop.advice.verdict import Explanation, Verdict
+from gputop.analysis.gpu.breakdown import parts_by_gpu
 from gputop.analysis.host.launch_threads import by_line
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import in_order
+from gputop.trace.intervals import Spans, in_order
 from gputop.trace.model import Kind
 
 _SNIPPETS = {
@@ -56,9 +57,18 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus),
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=launch_pace_s(facts),
-        waits=_waits_within_steps(facts), cure=Cure(launching=True, assumes=(
-            "Launching takes the host no time, as of one call for many kernels; kernels take as long as now.")),
+        waits=_waits_within_steps(facts), cure=Cure(host=_launch_waits(facts), assumes=(
+            "Where a GPU waits for a launch it is there already, as of one call for many kernels; kernels take as long "
+            "as now.")),
     )
+
+
+def _launch_waits(facts: TraceFacts) -> dict[int, Spans]:
+    """By GPU (index into ``Trace.gpus``) the part ``launch`` of the steps."""
+    spans = facts.judged_spans
+    steps = list(zip(spans.start.tolist(), spans.end.tolist(), strict=True))
+    parts = parts_by_gpu(facts.trace, facts.gpu_timelines, steps)
+    return {gpu: own["launch"] for gpu, own in parts.items()}
 
 
 def _waits_within_steps(facts: TraceFacts) -> bool:
