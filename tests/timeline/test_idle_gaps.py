@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from gputop.advice.trace.facts import TraceFacts
+from gputop.analysis.what_if.replay import Replay
 from gputop.diagnosis.diagnose import examine
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
@@ -18,6 +20,7 @@ from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.advice.labeled.cases import fault_case
+from tests.advice.trace.test_blocking_copies import fetching
 from tests.advice.trace.traces import fill, healthy, input_bound, job, launch_bound, uneven
 from tests.timeline.make import timeline_of
 from tests.trace.build import Builder, keras_steps
@@ -247,3 +250,11 @@ def test_a_gpu_that_never_rests_has_no_place():
     b = Builder()
     b.run(0, 0, 100).run(0, 100, 100)
     assert find_idle_gaps(examine(b.build())) == ()
+
+
+def test_gaps_beyond_the_replayed_steps_belong_to_their_finding_too() -> None:
+    facts = examine(fetching(4, 400).build())
+    part = dataclasses.replace(facts, replay=Replay(facts.trace, facts.gpu_timelines, facts.steps, 200))
+    assert part.replayed_steps < facts.replayed_steps == facts.steps_or_window
+    found = find_idle_gaps(part)
+    assert found == find_idle_gaps(facts) and sum(gap.finding == "sync_copies" for gap in found) >= 4 * 5
