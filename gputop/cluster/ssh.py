@@ -31,6 +31,8 @@ ASKED = ("snapshot", "--format", "json", "--seconds", "1")
 _MAX_FILE_BYTES = 1 << 20
 # No dash at the beginning, no character that a shell or ssh reads as something else.
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9._:-]{0,253}")
+# Of a socket: ssh reads spaces and % as its own, and adds 17 characters while it connects; 107 is the most (unix(7)).
+_SOCKET = re.compile(r"[A-Za-z0-9_./-]{1,90}")
 _HOW = "Write n[01-16], n01,n02 or @FILE with a name in each line; ports and users can stand in ~/.ssh/config."
 _BY_HAND = "Connect once by hand: ssh NODE true"
 # What ssh says where it fails itself (status 255), the surest first: the cause, and what to do.
@@ -113,7 +115,7 @@ class Ssh:
         if node not in self._kept:
             # One for each name: ssh's own %C is the same for two nodes with one address behind different jumps.
             own = f"{self._folder.name}/{next(self._numbers)}"
-            self._kept[node] = [] if self._is_shared(node) else [
+            self._kept[node] = [] if not _SOCKET.fullmatch(own) or self._is_shared(node) else [
                 "-o", "ControlMaster=auto", "-o", f"ControlPath={own}", "-o", f"ControlPersist={KEPT_S}"]
         return [*quiet, *self._kept[node]]
 

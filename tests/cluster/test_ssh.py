@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,20 @@ def test_ssh_is_asked_for_no_password_and_ends_its_options(tmp_path: Path, monke
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     with pytest.raises(NodeProblem, match="cannot be started"):
         Ssh("gputop", read, shared=False).ask("n1")
+
+
+@pytest.mark.parametrize(("folder", "shared"), [("t", True), ("with space", False), ("x" * 100, False)])
+def test_connections_are_kept_where_a_socket_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str,
+                                                    shared: bool) -> None:
+    fake(tmp_path, monkeypatch, 'printf \'%s\\n\' "$@" >> "$(dirname "$0")/words"; printf \'{\\n "a": 1\\n}\\n\'')
+    short = Path(tempfile.mkdtemp())
+    (short / folder).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(short / folder))
+    asked = Ssh("gputop", read, shared=True)
+    asked.ask("n1")
+    asked.close()
+    assert ("ControlPersist" in (tmp_path / "words").read_text()) == shared
+    shutil.rmtree(short)
 
 
 def test_a_real_sshd_is_asked_over_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
