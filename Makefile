@@ -77,7 +77,7 @@ DEBIAN ?= $(VENV)/debian
 test-cluster: $(VENV)/.test
 	PATH="$$PATH:$$(tests/debian_packages.sh $(DEBIAN))" $(BIN)/python -m pytest -rs tests/cluster tests/tui/cluster \
 	  tests/advice/fleet tests/export tests/commands/test_cluster.py tests/commands/test_cluster_nodes.py \
-	  tests/commands/test_export.py $(PYTEST_ARGS)
+	  tests/commands/test_export.py tests/doctor/test_cluster.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
