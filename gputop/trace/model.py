@@ -144,7 +144,7 @@ class HostEvents:
     Kept: step_num, group_id, _r, is_func, eager_op (string), tf_function_call (string),
     tracing_count, iter_num, buffered_elements, function_name (string), and of tf.data's iterators
     id and parent_id (uint64 as int64 bits), parallelism, buffer_limit, cpu_budget, name and shapes (strings). Of
-    PyTorch's ranges that the user named: annotation (1).
+    PyTorch's ranges that the user named: annotation (1); of its ops: sequence (the number of the autograd function).
     """
 
     line: I32

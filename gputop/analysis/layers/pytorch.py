@@ -2,7 +2,8 @@
 
 Kernels of PyTorch name no op. What stands around the launch on its thread tells: an autograd function the backward
 pass, ``Optimizer.step`` the update, ``nn.Module: Linear_0`` (profiler with ``with_stack`` and ``with_modules``) the
-module, a ``record_function`` what the user calls it. A module within an autograd function is computed again.
+module, a ``record_function`` what the user calls it. A module within an autograd function is computed again. A function
+of autograd has the sequence number of the op whose gradient it computes, and with it that op's module.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from gputop.analysis.layers.scopes import LOSS, PHASES, Scope
-from gputop.trace.lookups import host_rows, host_stat
+from gputop.trace.lookups import host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import depths, nesting_order
 
@@ -38,26 +40,77 @@ def call_scopes(trace: Trace) -> CallScopes | None:
     if trace.hlo_ops or (device.tf_op >= 0).any() or not len(host_rows(trace, _LAUNCHING)):
         return None
     annotations = host_stat(host, "annotation")[0]
+    marked = {trace.names[i] for i in np.unique(host.name[annotations]).tolist()}
+    frames, ops = _linked(trace)
+    code, function, stacks = _stacks(trace, annotations, frames, ops)
+    training = bool(name_mask(trace, _AUTOGRAD).any())
+    # With the calls around the op whose gradient it computes, where that is known; code 0 has none.
+    of_op = np.where(function >= 0, code[len(device) + function], 0)
+    pairs, which = np.unique(code[:len(device)] * len(stacks) + of_op, return_inverse=True)
+    found = []
+    for own, op in (divmod(pair, len(stacks)) for pair in pairs.tolist()):
+        alone, *calls = stacks[own]
+        scope = _scope("backward" if alone else "", [trace.names[i] for i in calls], marked, training)
+        if scope is not None and scope.phase == "backward" and op:
+            scope = Scope("backward", (*_layers([trace.names[i] for i in stacks[op][1:]], marked), *scope.path))
+        found.append(scope)
+    known = np.array([scope is not None for scope in found], bool)
+    number = np.where(known, np.cumsum(known) - 1, -1)
+    return CallScopes(number[which], [scope for scope in found if scope is not None])
+
+
+def _stacks(trace: Trace, annotations: I64, frames: I64, ops: I64) -> tuple[I64, I64, list[tuple[int, ...]]]:
+    """The calls around each launch, and around each of ``ops`` after those: as a code, an index into the list of all.
+
+    A list's first entry is 1 on a thread that runs the backward pass alone, else 0; names follow, from the outermost
+    on. Second: of each device event the innermost function of autograd, as index into ``frames``, -1: not among them.
+    """
+    device, host = trace.device, trace.host
     rows = np.union1d(host_rows(trace, _CALL), annotations)
     rows = rows[nesting_order(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)]
     depth = depths(host.line[rows], host.start_ns[rows], host.end_ns[rows])
-    # Of the calls around the launch, from the outermost on; at first whether its thread runs the backward pass alone.
-    code = np.isin(device.launch_line, _backward_threads(trace)).astype(np.int64)
+    line = np.concatenate((device.launch_line, host.line[ops]))
+    time_ns = np.concatenate((device.launch_ns, host.start_ns[ops]))
+    functions = name_mask(trace, _AUTOGRAD)
+    code = np.isin(line, _backward_threads(trace)).astype(np.int64)
     stacks: list[tuple[int, ...]] = [(0,), (1,)]
+    innermost = np.full(len(line), -1, np.int64)
     for level in range(min(int(depth.max(initial=-1)) + 1, _MAX_LEVELS)):
-        name = _around(trace, rows[depth == level])
-        here = np.flatnonzero(name >= 0)
-        pairs, which = np.unique(code[here] * len(trace.names) + name[here], return_inverse=True)
+        around = _around(trace, rows[depth == level], line, time_ns)
+        here = np.flatnonzero(around >= 0)
+        inside = here[functions[host.name[around[here]]]]
+        at = np.searchsorted(frames, around[inside])
+        innermost[inside] = np.where(np.append(frames, -1)[at] == around[inside], at, -1)
+        pairs, which = np.unique(code[here] * len(trace.names) + host.name[around[here]], return_inverse=True)
         code[here] = len(stacks) + which
         stacks += [(*stacks[before], inner) for before, inner in (
             divmod(pair, len(trace.names)) for pair in pairs.tolist())]
-    marked = {trace.names[i] for i in np.unique(host.name[annotations]).tolist()}
-    training = bool(len(host_rows(trace, _AUTOGRAD)))
-    scopes = [_scope("backward" if alone else "", [trace.names[i] for i in stack], marked, training)
-              for alone, *stack in stacks]
-    known = np.array([scope is not None for scope in scopes])
-    number = np.cumsum(known) - 1
-    return CallScopes(np.where(known, number, -1)[code], [scope for scope in scopes if scope is not None])
+    return code, innermost[:len(device)], stacks
+
+
+def _linked(trace: Trace) -> tuple[I64, I64]:
+    """Rows of autograd's functions, and for each that of the op whose gradient it computes.
+
+    Both have the sequence number that the op's thread was at; of several ops the last one made the function. Numbers
+    that several threads have, as those of several ranks do, are left out.
+    """
+    host = trace.host
+    rows, number = host_stat(host, "sequence")
+    is_function, is_op = (name_mask(trace, pattern)[host.name[rows]]
+                          for pattern in (_AUTOGRAD, r"(?!autograd)[\w.]+::"))
+    order = np.flatnonzero(is_op)
+    order = order[np.lexsort((host.start_ns[rows[order]], number[order]))]
+    first = np.flatnonzero(np.diff(number[order], prepend=-1))
+    if not len(first):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    lines = host.line[rows[order]]
+    alone = np.maximum.reduceat(lines, first) == np.minimum.reduceat(lines, first)
+    last = rows[order[np.append(first[1:], len(order)) - 1]]
+    functions = np.flatnonzero(is_function)
+    at = np.minimum(np.searchsorted(number[order[first]], number[functions]), len(first) - 1)
+    fits = (number[order[first]][at] == number[functions]) & alone[at] & (
+        host.start_ns[last[at]] < host.start_ns[rows[functions]])
+    return rows[functions[fits]], last[at[fits]]
 
 
 def _backward_threads(trace: Trace) -> list[int]:
@@ -67,16 +120,15 @@ def _backward_threads(trace: Trace) -> list[int]:
     return sorted(set(line[host_rows(trace, _AUTOGRAD)].tolist()) - set(line[marked].tolist()))
 
 
-def _around(trace: Trace, calls: I64) -> I64:
-    """For each device event the name of the call that its launch is in, -1: none. Calls of a thread are apart."""
-    device, host = trace.device, trace.host
-    out = np.full(len(device), -1, np.int64)
-    for line in np.unique(host.line[calls]).tolist():
-        own = calls[host.line[calls] == line]
-        mine = np.flatnonzero((device.launch_line == line) & (device.launch_ns >= 0))
-        at = np.searchsorted(host.start_ns[own], device.launch_ns[mine], side="right") - 1
-        inside = (at >= 0) & (device.launch_ns[mine] < host.end_ns[own[np.maximum(at, 0)]])
-        out[mine[inside]] = host.name[own[at[inside]]]
+def _around(trace: Trace, calls: I64, line: npt.NDArray, time_ns: I64) -> I64:
+    """For each thread and time the row of the call that was running, -1: none. Calls of a thread are apart."""
+    host, out = trace.host, np.full(len(line), -1, np.int64)
+    for thread in np.unique(host.line[calls]).tolist():
+        own = calls[host.line[calls] == thread]
+        mine = np.flatnonzero((line == thread) & (time_ns >= 0))
+        at = np.searchsorted(host.start_ns[own], time_ns[mine], side="right") - 1
+        inside = (at >= 0) & (time_ns[mine] < host.end_ns[own[np.maximum(at, 0)]])
+        out[mine[inside]] = own[at[inside]]
     return out
 
 
@@ -105,3 +157,9 @@ def _scope(phase: str, calls: list[str], marked: set[str], training: bool) -> Sc
     path = path if (phase == "backward" and path) or not op else [*path, op]
     named = [part for part in path if part.lower() not in PHASES]  # “## forward ##” is told already
     return Scope(phase, tuple(part for i, part in enumerate(named) if named[i - 1:i] != [part]))
+
+
+def _layers(calls: list[str], marked: set[str]) -> tuple[str, ...]:
+    """The modules and ranges around an op."""
+    scope = _scope("", [call for call in calls if call in marked or call.startswith(_MODULE)], marked, False)
+    return scope.path if scope is not None else ()

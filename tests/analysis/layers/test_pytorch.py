@@ -29,8 +29,9 @@ class Kineto:
     def __init__(self) -> None:
         self.events: list[dict] = []
 
-    def call(self, name: str, begin: float, end: float, tid: int = 1, cat: str = "cpu_op") -> None:
-        self.events.append({"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": begin, "dur": end - begin})
+    def call(self, name: str, begin: float, end: float, tid: int = 1, cat: str = "cpu_op", **args: object) -> None:
+        self.events.append({"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": begin, "dur": end - begin,
+                            "args": args})
 
     def launch(self, at: float, tid: int = 1, name: str = "gemm", duration: int = 5) -> None:
         number = len(self.events)
@@ -92,6 +93,18 @@ def test_each_launch_has_its_phase_and_place(tmp_path: Path) -> None:
     assert [found.scopes[i] if i >= 0 else None for i in found.of_event.tolist()] == EXPECTED
 
 
+@pytest.mark.parametrize(("modules", "path"), [(("A_0",), ("A_0", "MmBackward0")), (("A_0", "B_0"), ("MmBackward0",))])
+def test_a_number_of_several_threads_links_nothing(tmp_path: Path, modules: tuple[str, ...], path: tuple) -> None:
+    kineto, number = Kineto(), {"Sequence number": 5}
+    for tid, module in zip((1, 3), modules, strict=False):
+        kineto.call(f"nn.Module: {module}", 0, 50, tid=tid, cat="python_function")
+        kineto.call("aten::mm", 10, 40, tid=tid, **number)
+    kineto.call(AUTOGRAD + "MmBackward0", 100, 150, tid=2, **number)
+    kineto.launch(110, tid=2)
+    found = call_scopes(kineto.load(tmp_path))
+    assert found is not None and found.scopes == [Scope("backward", path)]
+
+
 def test_the_table_and_the_rows_of_the_timeline_have_them(tmp_path: Path) -> None:
     trace = step(Kineto()).load(tmp_path)
     times = layer_times(trace, timelines(trace), None)
@@ -122,7 +135,8 @@ def test_the_modules_of_a_model_that_pytorch_profiled(tmp_path: Path) -> None:
     kineto = Kineto()
     recorded = json.loads(gzip.decompress((DATA / "pytorch_modules.pt.trace.json.gz").read_bytes()))["traceEvents"]
     for event in recorded:
-        kineto.call(event["name"], event["ts"], event["ts"] + event["dur"], event["tid"], event["cat"])
+        kineto.call(event["name"], event["ts"], event["ts"] + event["dur"], event["tid"], event["cat"],
+                    **event.get("args", {}))
     for event in sorted(recorded, key=lambda event: event["ts"]):
         if event["name"] in ("aten::addmm", "aten::mm"):
             kineto.launch(event["ts"] + event["dur"] / 2, event["tid"], duration=1)
@@ -134,8 +148,11 @@ def test_the_modules_of_a_model_that_pytorch_profiled(tmp_path: Path) -> None:
         ("Block_0", "Linear_0"), ("Block_0", "Linear_1"), ("Block_1", "Linear_2"), ("Block_1", "Linear_3"),
         ("head of the model", "Linear_4"))]
     again = [Scope("recomputation", ("Block_1", name, linear)) for name in ("Linear_2", "Linear_3")]
-    assert [scope for scope in scopes[5:] if scope.phase != "backward"] == again
-    assert set(scopes[5:]) == {*again, Scope("backward", ("AddmmBackward0",))} and len(scopes) == 5 + 2 + 10
+    back = [Scope("backward", (*path, "AddmmBackward0")) for path in (
+        ("Net_0", "head of the model", "Linear_4"), ("Block_1", "Linear_3"), ("Block_1", "Linear_2"),
+        ("Net_0", "Block_0", "Linear_1"), ("Net_0", "Block_0", "Linear_0"))]
+    of_input_and_weight = [scope for scope in back for _ in range(2)]
+    assert scopes[5:] == [*of_input_and_weight[:2], *again, *of_input_and_weight[2:]]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real traces are not here")

@@ -179,7 +179,9 @@ class _Events:
         row = self._row(pid, tid)
         index, kind = self.builder.names[name], DEVICE_CATEGORIES.get(category, HOST)
         if not args or category in ("cpu_op", "cuda_runtime", "cuda_driver"):  # most events, and only of the host
-            correlation = integer(args.get("correlation"))
+            correlation, sequence = integer(args.get("correlation")), integer(args.get("Sequence number"))
+            if sequence >= 0:
+                self._append_stat("sequence", sequence)
             self._batch.append((ts, dur, correlation, _step(name, args), -1, -1, row, row, index, -1, -1, -1, kind, 0,
                                 0))
         else:
