@@ -22,7 +22,7 @@ from gputop.ranks.stacks import ProcessStacks
 from gputop.session.captures import ServerOfAnotherUser, SeveralJobs
 from gputop.tui.app import GputopApp
 from gputop.tui.cluster.app import ClusterApp
-from gputop.tui.cluster.rows import State
+from gputop.tui.cluster.rows import State, commands_for
 from gputop.tui.cluster.screen import ClusterScreen, FleetTable, OpenNode
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel
@@ -374,7 +374,7 @@ class StillCluster(ClusterApp):
         jobs = [job(id=str(i), each=(node(0.9, "n1"), node(0.5, "n2"))) for i in range(3)]
         self.session, self.trace = session, None
         self.state = State(View(), Report(fleet(*jobs), (), ()))
-        super().__init__(self.state, StillAsker(), "", Path())  # type: ignore[arg-type]
+        super().__init__(self.state, StillAsker(), commands_for, Path())  # type: ignore[arg-type]
 
 
 def fleet_place(app: Any) -> int:
