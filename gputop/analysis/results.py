@@ -606,6 +606,21 @@ class Replicas(Struct, frozen=True):
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
+class RankTimes(Struct, frozen=True):
+    """What one rank does in the mean step (:mod:`gputop.analysis.gpu.rank_times`). ``waiting_s`` is None where its
+    collectives could not be matched with those of the others: ``communication_s`` includes it then. ``most_steps``
+    counts the steps in which its load was the largest."""
+
+    gpu: int
+    host: str
+    rank: int
+    load_s: float
+    communication_s: float
+    waiting_s: float | None
+    other_s: float
+    most_steps: int
+
+
 class LayerRow(Struct, frozen=True):
     """A phase, a layer in it, or an op: all below it included. Figures are per step (or of the window) and GPU.
 
@@ -809,6 +824,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
     layers: Layers | None = None
     limits: Limits | None = None
     critical_path: CriticalPath | None = None
+    ranks: tuple[RankTimes, ...] = ()  # those that compute, where there are several, and steps
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstained, ...] = ()
     what_if: tuple[CombinedGain, ...] = ()

@@ -19,10 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="length of the trace at most (10): a short probe may find that less will do")
     parser.add_argument("--force", action="store_true",
                         help="record all of --seconds, without a probe, whatever it costs the job and the node")
+    parser.add_argument("--all-workers", action="store_true",
+                        help="all that --attach names; of more than 8 else the first, the middle and the last")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
+    from gputop.profiler.capture.choose_workers import MAX_WORKERS, choose_workers
     from gputop.profiler.capture.records import CaptureStatus
     from gputop.session.captures import capture_and_analyze, choose_servers, find_named_servers, left_out
     from gputop.session.counters import CounterWatch
@@ -43,6 +46,10 @@ def run(args: argparse.Namespace) -> int:
     chosen = choose_servers(servers)
     for note in left_out(servers, chosen):
         say(note)
+    if not args.all_workers and sum(s.problem is None for s in chosen) > MAX_WORKERS:
+        choice = choose_workers([s.address for s in chosen if s.problem is None], {})
+        say(f"captured are {choice.text()}; all of them: --all-workers")
+        chosen = tuple(s for s in chosen if s.address in choice.chosen)
     stop = threading.Event()
     reported: list[str] = []
 

@@ -98,6 +98,7 @@ _shtab_gputop_capture___demo_nargs='?'
 _shtab_gputop_capture___dcgm_watch_nargs=0
 _shtab_gputop_capture___on_dip_nargs='?'
 _shtab_gputop_capture___force_nargs=0
+_shtab_gputop_capture___all_workers_nargs=0
 _shtab_gputop_capture___json_nargs=0
 _shtab_gputop_analyze_pos_0_nargs=+
 _shtab_gputop_analyze__h_nargs=0

@@ -113,6 +113,7 @@ complete -c gputop -n '_shtab_gputop_using capture' -l dip-max -x -d 'and so man
 complete -c gputop -n '_shtab_gputop_using capture' -l dip-before -x -d 'a trace of the S seconds before the dip: the job is recorded all the time for it, which slows it as any capture does (TensorFlow 2.21 and JAX; others: of the time after)'
 complete -c gputop -n '_shtab_gputop_using capture' -l seconds -x -d 'length of the trace at most (10): a short probe may find that less will do'
 complete -c gputop -n '_shtab_gputop_using capture' -l force -d 'record all of --seconds, without a probe, whatever it costs the job and the node'
+complete -c gputop -n '_shtab_gputop_using capture' -l all-workers -d 'all that --attach names; of more than 8 else the first, the middle and the last'
 complete -c gputop -n '_shtab_gputop_using capture' -l json -d 'one JSON document on stdout'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a analyze -d 'What holds the GPUs up in a trace: of TensorFlow, JAX, PyTorch or Nsight Systems.'
 complete -c gputop -n '_shtab_gputop_using analyze' -s h -l help -d 'show this help message and exit'

@@ -18,6 +18,7 @@ from gputop.analysis.gpu.copies import copy_table
 from gputop.analysis.gpu.device_time import gpu_number, gpu_use, timelines, unused_gpu
 from gputop.analysis.gpu.kernel_table import kernel_sizes, kernels
 from gputop.analysis.gpu.memory import memory
+from gputop.analysis.gpu.rank_times import rank_times
 from gputop.analysis.gpu.replicas import replicas
 from gputop.analysis.gpu.typical_step import typical_step
 from gputop.analysis.host.functions import functions
@@ -116,6 +117,7 @@ def examine(trace: Trace, params: int | None = None, flops_per_step: float | Non
         limits=limits(step_parts, layers, [trace.gpus[timeline.gpu] for timeline in gpu_timelines], steps,
                       list(by_gpu.values()), flops_per_step) if steps else None,
         critical_path=critical_path(replay, steps) if replay else None,
+        ranks=rank_times(trace, gpu_timelines, steps, waits.result()),
     )
     facts = TraceFacts.of(trace, gpu_timelines, analysis, steps, waits.result(), causes.result(), params, replay)
     advice = trace_advice(facts)

@@ -32,7 +32,7 @@ def text_report(analysis: Analysis, width: int = 80, *, findings: bool = True, v
     for section in (_head, _quality, _steps, *((_advice,) if findings else ()),
                     _not_judged if verbose else _how_many_not_judged,
                     _breakdown, report_device.critical_path, report_device.limits, report_device.layers, _gpus,
-                    report_device.across_gpus, _collectives,
+                    report_device.ranks, report_device.across_gpus, _collectives,
                     report_device.kernels, report_device.copies, report_host.pipelines, report_host.gaps,
                     report_host.ops, report_host.functions, report_host.launch_threads, _memory):
         part = "\n".join(line.rstrip() for line in section(analysis, max(width, 60))).rstrip("\n").splitlines()

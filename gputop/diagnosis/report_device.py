@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
-from gputop.analysis.results import Analysis, Concurrency, KernelRow, LaunchOrder, Limits, Replicas, StepSkew
+from gputop.analysis.gpu.rank_times import least_median_most
+from gputop.analysis.results import (
+    Analysis,
+    Concurrency,
+    KernelRow,
+    LaunchOrder,
+    Limits,
+    RankTimes,
+    Replicas,
+    StepSkew,
+)
 from gputop.diagnosis.roofline import picture
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
@@ -50,6 +61,30 @@ def across_gpus(a: Analysis, width: int) -> Iterator[str]:
         ("launches", _launches(r.launches, r.missing.get("launches"))),
     ):
         yield from _labeled(label, text, width)
+
+
+def ranks(a: Analysis, width: int) -> Iterator[str]:
+    """The ranks with least, median and most load, side by side."""
+    shown = least_median_most(a.ranks)
+    if not shown or a.steps is None:
+        return
+    unit, several = a.steps.unit, len({rank.host for rank in a.ranks}) > 1
+    yield from wrap(f"{len(a.ranks)} ranks by their load, kernels and copies, in the mean {unit}; of communication and "
+                    "waiting what no load hides", width, "Ranks    ")
+    yield f"{'':<25}{'load':>8} {'transfer':>8} {'waiting':>8} {'other':>8}"
+    for word, rank in shown:
+        waiting = "?" if rank.waiting_s is None else seconds(rank.waiting_s)
+        yield (f"  {word:<6} {rank_label(rank, several):<16}{seconds(rank.load_s):>8} "
+               f"{seconds(rank.communication_s):>8} {waiting:>8} {seconds(rank.other_s):>8}")
+    most, rest = shown[-1][1], [rank.load_s for rank in a.ranks if rank is not shown[-1][1]]
+    if most.load_s > (1 + _EVEN) * median(rest):
+        yield from wrap(f"{rank_label(most, several)} has most load in {most.most_steps} of {a.steps.count} {unit}s",
+                        width, "  ")
+
+
+def rank_label(rank: RankTimes, host: bool) -> str:
+    """ "GPU 3", with its ``host`` where that tells them apart."""
+    return f"GPU {rank.gpu}" + (f" {fit(printable(rank.host), 9).rstrip()}" if host and rank.host else "")
 
 
 def _work(r: Replicas) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from gputop.analysis.results import Analysis, CriticalPath, GpuUse, Layers, Limits, TypicalStep
+from gputop.analysis.gpu.rank_times import least_median_most
+from gputop.analysis.results import Analysis, CriticalPath, GpuUse, Layers, Limits, RankTimes, TypicalStep
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
-from gputop.diagnosis.report_device import mfu_text
+from gputop.diagnosis.report_device import mfu_text, rank_label
 from gputop.diagnosis.roofline import svg
 from gputop.export import pictures
 from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits, fault_texts, flags_of
@@ -63,7 +64,8 @@ def step(s: Snapshot) -> str:
     notes = list(record.notes)
     if found is not None:
         parts += [_breakdown(found), _limits(found.limits), _one_step(found.typical_step),
-                  _critical_path(found.critical_path), _layers(found.layers), _gpu_table(found.gpus)]
+                  _critical_path(found.critical_path), _layers(found.layers), _gpu_table(found.gpus),
+                  _rank_table(found.ranks)]
         notes = [note.message for note in found.trace.quality] + notes
     parts += [f'<p class="fine">{esc(note)}</p>' for note in (*notes, *s.remarks)]
     parts.append(f'<p class="fine">The trace: <code>{esc(str(record.path))}</code></p>')
@@ -194,6 +196,23 @@ def _gpu_table(gpus: Sequence[GpuUse]) -> str:
         rows += f"<tr><td>{gpu.gpu}</td>{cells}<td>{gpu.kernels_per_s:,.0f}</td></tr>"
     return ('<h3>In the trace, by the job\'s own GPU numbers</h3><div class="scroll"><table><thead><tr><th>GPU</th>'
             f"{head}<th>launch delay</th><th>kernels/s</th></tr></thead><tbody>{rows}</tbody></table></div>")
+
+
+def _rank_table(ranks: Sequence[RankTimes]) -> str:
+    """The ranks with least, median and most load side by side."""
+    shown = least_median_most(ranks)
+    if not shown:
+        return ""
+    rows = "".join(
+        f'<tr><td class="l">{word}</td><td class="l">{esc(rank_label(rank, True))}</td><td>{seconds(rank.load_s)}</td>'
+        f"<td>{seconds(rank.communication_s)}</td>"
+        + (_none("not told from transfer: its collectives match no other rank's") if rank.waiting_s is None
+           else f"<td>{seconds(rank.waiting_s)}</td>")
+        + f"<td>{seconds(rank.other_s)}</td><td>{rank.most_steps:,}</td></tr>" for word, rank in shown)
+    head = "".join(f"<th>{title}</th>" for title in ("load", "transfer", "waiting", "other", "steps with most load"))
+    return (f"<h3>{len(ranks)} ranks by their load, kernels and copies, in the mean step</h3>"
+            f'<div class="scroll"><table><thead><tr><th class="l"></th><th class="l">rank</th>{head}</tr></thead>'
+            f"<tbody>{rows}</tbody></table></div>")
 
 
 def _none(why: str) -> str:

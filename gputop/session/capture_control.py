@@ -6,15 +6,17 @@ Owns two threads: one looks for profiler servers every 10 s, one runs the captur
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import GputopError, NoDataError
+from gputop.profiler.capture.choose_workers import MAX_WORKERS, Choice
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.replay.player import Player
 from gputop.session.captures import (
+    ManyWorkers,
     ServerOfAnotherJob,
     SeveralJobs,
     analyze,
@@ -63,6 +65,9 @@ class CaptureReceiver(Protocol):
 
     def capture_opened(self, record: CaptureRecord) -> None:
         """An earlier capture has been analyzed, to be shown."""
+
+    def worker_choice(self, servers: Sequence[Server]) -> Choice:
+        """The few of these many workers that are worth a capture."""
 
 
 def _runs(pid: int) -> bool:
@@ -244,12 +249,15 @@ class CaptureControl:
 
     # -- captures -----------------------------------------------------------------------------
 
-    def start_capture(self, *, force: bool = False, reason: str = "") -> None:
+    def start_capture(self, *, force: bool = False, reason: str = "",
+                      workers: Collection[str] | None = None) -> None:
         """Start a capture in the background, of all servers where several were asked for.
 
         ``force``: as long as asked, whatever it costs the job. ``reason``: why the auto-capture wants it.
+        ``workers``: the addresses of those of many that are meant. The auto-capture takes those proposed.
         Raises GputopError where none can start; ServerOfAnotherUser or ServerOfAnotherJob where somebody has to be
-        asked first, see :meth:`allow`; SeveralJobs where somebody has to choose, see :meth:`watch_job`.
+        asked first, see :meth:`allow`; SeveralJobs where somebody has to choose, see :meth:`watch_job`; ManyWorkers
+        where somebody has to say which of them.
         """
         if isinstance(self._source, Player):
             raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
@@ -264,7 +272,18 @@ class CaptureControl:
         if not self._job_chosen and not reason and not chosen[0].asked and len(jobs := self._jobs()) > 1:
             raise SeveralJobs(jobs)
         self._job_chosen |= not reason
-        self._begin_capture(chosen, force, reason)
+        answering = [s for s in chosen if s.problem is None]
+        notices: tuple[str, ...] = ()
+        if workers is None and len(answering) > MAX_WORKERS:
+            choice = self._receiver.worker_choice(answering)
+            if not reason:
+                raise ManyWorkers(choice)
+            workers, notices = choice.chosen, (choice.text(),)
+        if workers is not None:
+            chosen = tuple(s for s in chosen if s.address in workers)
+        if all(s.problem is not None for s in chosen):
+            raise NoDataError("none of the chosen workers answers any more", "Press c again: others are proposed.")
+        self._begin_capture(chosen, force, reason, notices)
 
     def open_saved(self, record: CaptureRecord) -> None:
         """Analyze an earlier capture in the background, then show it. Raises GputopError during a capture."""
@@ -313,12 +332,13 @@ class CaptureControl:
             self.set_status(CaptureStatus("failed", name, asked_s, message=f"gputop's own fault: {error!r}",
                                           fix="Please report this; the job itself goes on."))
 
-    def _begin_capture(self, servers: Sequence[Server], force: bool, reason: str) -> None:
+    def _begin_capture(self, servers: Sequence[Server], force: bool, reason: str,
+                       notices: tuple[str, ...] = ()) -> None:
         answering = [s for s in servers if s.problem is None]
         self._captured = frozenset(s.address for s in answering)
         self._stop_capture.clear()
         self.set_status(CaptureStatus("connecting", servers_label(answering), self.options.capture_s))
-        threading.Thread(target=self._run_capture, args=(servers, servers_label(answering), force, reason),
+        threading.Thread(target=self._run_capture, args=(servers, servers_label(answering), force, reason, notices),
                          name="gputop-capture", daemon=True).start()
 
     def stop_capture(self) -> bool:
@@ -332,7 +352,8 @@ class CaptureControl:
         self.status = replace(status, time_s=self._clock())
         self._receiver.capture_changed(self.status)
 
-    def _run_capture(self, servers: Sequence[Server], name: str, force: bool, reason: str) -> None:
+    def _run_capture(self, servers: Sequence[Server], name: str, force: bool, reason: str,
+                     notices: tuple[str, ...]) -> None:
         asked_s = self.options.capture_s
         try:
             record = self._capture(servers, asked_s, force, reason)
@@ -343,7 +364,7 @@ class CaptureControl:
             self.set_status(CaptureStatus("failed", name, asked_s, message=f"gputop's own fault: {error!r}",
                                           fix="Please report this; the job itself goes on."))
             return
-        record = replace(record, notices=(*record.notices, *left_out(self.servers, servers)))
+        record = replace(record, notices=(*notices, *record.notices, *left_out(self.servers, servers)))
         self._receiver.capture_ended(record, servers)
         if record.problem is None:
             self.set_status(CaptureStatus("done", name, asked_s, record.took_s, str(record.path)))

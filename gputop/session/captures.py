@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputop.core.errors import GputopError, NoDataError
+from gputop.profiler.capture.choose_workers import Choice
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 
 if TYPE_CHECKING:
@@ -124,6 +125,15 @@ class SeveralJobs(GputopError):
         super().__init__("several jobs have a profiler server: " + ", ".join(s.address for s in servers),
                          f"Name the one to capture from: --attach {servers[0].address}")
         self.servers = tuple(servers)
+
+
+class ManyWorkers(GputopError):
+    """There are more workers than are captured without being asked for."""
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__(f"there are {choice.of} workers, and to capture all costs each of them",
+                         f"Proposed are {choice.text()}.")
+        self.choice = choice
 
 
 def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from signal import Signals
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gputop.comparison.sides import Side
     from gputop.core.counters import GpuCounters
     from gputop.core.live_steps import LiveSteps
+    from gputop.profiler.capture.choose_workers import Choice
     from gputop.ranks.stacks import ProcessStacks
     from gputop.replay.snapshot import Snapshot
     from gputop.session.auto_capture.controller import AutoCapture
@@ -161,9 +162,9 @@ class Session:
         """See :meth:`CaptureControl.update_servers`."""
         self.capture_control.update_servers()
 
-    def start_capture(self, *, force: bool = False) -> None:
+    def start_capture(self, *, force: bool = False, workers: Collection[str] | None = None) -> None:
         """See :meth:`CaptureControl.start_capture`."""
-        self.capture_control.start_capture(force=force)
+        self.capture_control.start_capture(force=force, workers=workers)
 
     def start_server(self, pid: int, *, force: bool = False) -> None:
         """See :meth:`CaptureControl.start_server`."""
@@ -308,3 +309,8 @@ class Session:
 
     def capture_opened(self, record: CaptureRecord) -> None:
         self.finding_store.open_capture(record)
+
+    def worker_choice(self, servers: Sequence[Server]) -> Choice:
+        from gputop.session.worker_figures import choose
+
+        return choose(servers, self.sample, self.history)

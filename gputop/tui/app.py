@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError
-from gputop.session.captures import ServerOfAnotherJob, ServerOfAnotherUser, SeveralJobs
+from gputop.session.captures import ManyWorkers, ServerOfAnotherJob, ServerOfAnotherUser, SeveralJobs
 from gputop.session.session import Change, Session
 from gputop.text.units import printable
 from gputop.tui import open_screens
@@ -283,6 +283,8 @@ class GputopApp(TerminalApp):
             open_screens.ask_before_capture(self, error.server, force)
         except ServerOfAnotherJob as error:
             open_screens.ask_before_capture(self, error.server, force, error.ended)
+        except ManyWorkers as error:
+            open_screens.ask_workers(self, error.choice, force)
         except GputopError as error:
             if not open_screens.offer_server(self, force):
                 open_screens.show_error(self, error)

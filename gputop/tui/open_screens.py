@@ -19,6 +19,7 @@ from gputop.tui.monitor.messages import no_capture
 from gputop.tui.terminal.clipboard import CopyingApp
 
 if TYPE_CHECKING:
+    from gputop.profiler.capture.choose_workers import Choice
     from gputop.profiler.capture.records import Server
     from gputop.session.session import Session
     from gputop.timeline.model import Range
@@ -160,6 +161,22 @@ def ask_which_job(app: MonitorApp, servers: Sequence[Server], force: bool) -> No
             app.action_capture(force)
 
     app.push_screen(ChooseJob(servers), answered)
+
+
+def ask_workers(app: MonitorApp, choice: Choice, force: bool) -> None:
+    """The question which of many workers to capture."""
+    from gputop.tui.screens.workers import WorkersQuestion
+
+    def answered(answer: str | None) -> None:
+        if answer not in ("few", "all"):
+            return
+        workers = choice.chosen if answer == "few" else tuple(s.address for s in app.session.servers)
+        try:
+            app.session.start_capture(force=force, workers=workers)
+        except GputopError as error:
+            show_error(app, error)
+
+    app.push_screen(WorkersQuestion(choice), answered)
 
 
 def offer_server(app: MonitorApp, force: bool = False) -> bool:

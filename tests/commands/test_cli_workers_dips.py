@@ -11,7 +11,9 @@ import pytest
 from gputop.cli import main
 from gputop.commands.arguments import parse
 from gputop.commands.common import options_of
-from gputop.core.errors import EXIT_USAGE
+from gputop.core.errors import EXIT_FAILED, EXIT_USAGE, GputopError
+from gputop.profiler.capture.records import Server
+from gputop.session import captures
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +49,20 @@ def test_the_workers_of_a_job(monkeypatch):
     options = options_of(parse(["capture", "--profiler-port", "6009-6010"]))
     assert options.attach == ("gpu08:6009", "gpu08:6010", "gpu09:6009", "gpu09:6010")
     assert options_of(parse(["--attach", "a:1,b:2", "--attach", "c:3"])).attach == ("a:1", "b:2", "c:3")
+
+
+@pytest.mark.parametrize(("more", "captured"), [([], ["n0:1", "n4:1", "n8:1"]),
+                                                (["--all-workers"], [f"n{i}:1" for i in range(9)])])
+def test_of_many_workers_a_few_are_captured(more, captured, monkeypatch, capsys):
+    def capture(servers, *_):
+        raise GputopError(f"captured {[s.address for s in servers]}", "")
+
+    monkeypatch.setattr(captures, "find_named_servers", lambda attach, *_, **__: (
+        tuple(Server(address, asked=True) for address in attach), ()))
+    monkeypatch.setattr(captures, "capture_and_analyze", capture)
+    assert main(["capture", "--attach", "n[0-8]:1", *more]) == EXIT_FAILED
+    said = capsys.readouterr().err
+    assert f"captured {captured}" in said and ("3 of 9 workers" in said) == (not more)
 
 
 def test_options_of_dips():

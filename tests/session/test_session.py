@@ -16,6 +16,7 @@ from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session import capture_control
 from gputop.session.captures import (
+    ManyWorkers,
     ServerOfAnotherJob,
     ServerOfAnotherUser,
     SeveralJobs,
@@ -253,6 +254,29 @@ class TestServersOfOtherUsers:
         assert [s.owner for s in find_servers((), {}, True)[0]] == ["bob"]
         (named,) = find_servers(("127.0.0.1:6009",), {}, True)[0]
         assert named.asked and choose_servers([named]) == (named,)
+
+
+def test_of_many_workers_a_few_are_proposed_and_all_are_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = StillSession()
+    addresses = [f"n{number}:6009" for number in range(9)]
+    begun: list[tuple[list[str], tuple[str, ...]]] = []
+    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, force, reason, notices: begun.append(
+        ([s.address for s in servers], notices)))
+    session.servers_known = True
+    session.servers = tuple(Server(address, asked=True) for address in addresses)
+    with pytest.raises(ManyWorkers, match="there are 9 workers") as caught:
+        session.start_capture()
+    session.start_capture(workers=caught.value.choice.chosen)
+    session.start_capture(workers=addresses)
+    session.capture_control.start_capture(reason="GPU 0 dipped")  # there is nobody to ask
+    session.servers = session.servers[:8]
+    session.start_capture()
+    few = [addresses[0], addresses[4], addresses[8]]
+    assert [captured for captured, _ in begun] == [few, addresses, few, addresses[:8]]
+    assert [bool(notices) for _, notices in begun] == [False, False, True, False]
+    session.servers = tuple(replace(server, problem="down") for server in session.servers[:1]) + session.servers[1:]
+    with pytest.raises(NoDataError, match="answers any more"):
+        session.start_capture(workers=addresses[:1])
 
 
 def test_a_job_that_has_ended_is_known_with_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:

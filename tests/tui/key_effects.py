@@ -17,9 +17,10 @@ from gputop.cluster.collect import View
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, NodeSample, ProcessSample
 from gputop.export.cluster import Report
+from gputop.profiler.capture.choose_workers import choose_workers
 from gputop.profiler.capture.records import Server
 from gputop.ranks.stacks import ProcessStacks
-from gputop.session.captures import ServerOfAnotherUser, SeveralJobs
+from gputop.session.captures import ManyWorkers, ServerOfAnotherUser, SeveralJobs
 from gputop.tui.app import GputopApp
 from gputop.tui.cluster.app import ClusterApp
 from gputop.tui.cluster.rows import State, commands_for
@@ -38,6 +39,7 @@ from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalS
 from gputop.tui.screens.stacks import StacksPopup
 from gputop.tui.screens.start_server import StartServer
 from gputop.tui.screens.tables_screen import TablesScreen
+from gputop.tui.screens.workers import WorkersQuestion
 from gputop.tui.terminal.terminal_app import TerminalApp
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList
@@ -126,6 +128,15 @@ class SeveralJobsSession(AskedSession):
 
     def watch_job(self, server: Server) -> None:
         self.asked.append(("watch", server.address))
+
+
+class ManyWorkersSession(AskedSession):
+    """Nine workers."""
+
+    def start_capture(self, *, force: bool = False, reason: str = "", workers: Sequence[str] | None = None) -> None:
+        if workers is None:
+            raise ManyWorkers(choose_workers([f"n{number}:6009" for number in range(9)], {}))
+        self.asked.append(("capture", len(workers)))
 
 
 class UnservedSession(AskedSession):
@@ -411,6 +422,11 @@ STAGES: dict[type, Stage] = {
     StacksPopup: Stage({
         "again": Effect(asked, to([("stacks", False)] * 2)),
         "native": Effect(screen, to(Confirm))}, ("S",), session=HangingSession),
+    WorkersQuestion: Stage({
+        "answer('few')": Effect(last_asked, to(("capture", 3))),
+        "answer('all')": Effect(last_asked, to(("capture", 1))),  # those that the session knows
+        "answer('none')": CLOSES,
+        "app.help": HELPS}, ("c",), session=ManyWorkersSession),
     Popup: Stage(POPUP_EFFECTS | {"copy": Effect(copied, other)}, ("r", *["up"] * 9, "enter")),
     ProcessPopup: Stage({"signal": Effect(screen, to(SignalScreen))}, ("enter",), ProcessPanel),
     SignalScreen: Stage({

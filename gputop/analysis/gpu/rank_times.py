@@ -1,0 +1,55 @@
+"""The ranks of a job side by side: what each does in a step, and which have least and most to do.
+
+Where the ranks step together the one with most load sets the pace: the others wait for it in their collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gputop.analysis.gpu.collective_waits import CollectiveWaits
+from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
+from gputop.analysis.results import RankTimes
+from gputop.analysis.steps.model import Steps
+from gputop.trace.intervals import coverage, merge, subtract
+from gputop.trace.model import Trace
+
+
+def rank_times(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
+               waits: CollectiveWaits | None) -> tuple[RankTimes, ...]:
+    """The GPUs that compute, in the trace's order; none without steps, or with fewer than two such GPUs.
+
+    Definitions: ``load_s`` is the time with a compute kernel or a copy. ``waiting_s`` is the exposed wait for the last
+    rank, as in :mod:`gputop.analysis.gpu.collective_waits`; ``communication_s`` the rest of the time in collectives
+    that no load hides. ``other_s`` is what remains of the step: the GPU is idle. All are means over the steps.
+    """
+    ranks = [timeline for timeline in gpu_timelines if timeline.compute.total]
+    if steps is None or len(ranks) < 2:
+        return ()
+    bounds = steps.edges_ns
+    loads = [merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other) for timeline in ranks]
+    per_step = np.stack([coverage(load, bounds[:, 0], bounds[:, 1]) for load in loads])  # (ranks, steps)
+    most = np.bincount(per_step.argmax(axis=0), minlength=len(ranks))
+    step_s = float((bounds[:, 1] - bounds[:, 0]).mean()) / 1e9
+    out = []
+    for i, (timeline, load) in enumerate(zip(ranks, loads, strict=True)):
+        number, gpu = gpu_number(trace, timeline.gpu), trace.gpus[timeline.gpu]
+        exposed = coverage(subtract(timeline.collectives, load), bounds[:, 0], bounds[:, 1])
+        exposed_s, load_s = float(exposed.mean()) / 1e9, float(per_step[i].mean()) / 1e9
+        # Without a match with those of other ranks a collective's waiting cannot be told from its transfer.
+        waiting_s = waits.waiting_s.get(number) if waits is not None else None
+        communication_s = max(0.0, exposed_s - (waiting_s or 0.0))
+        out.append(RankTimes(number, gpu.host, gpu.rank, load_s, communication_s, waiting_s,
+                             max(0.0, step_s - load_s - exposed_s), int(most[i])))
+    return tuple(out)
+
+
+def least_median_most(ranks: Sequence[RankTimes]) -> tuple[tuple[str, RankTimes], ...]:
+    """The ranks with least, median and most load, each with that word; without a median where there are two."""
+    by_load = sorted(ranks, key=lambda rank: rank.load_s)
+    if len(by_load) < 2:
+        return ()
+    median = (("median", by_load[(len(by_load) - 1) // 2]),) if len(by_load) > 2 else ()
+    return ("least", by_load[0]), *median, ("most", by_load[-1])

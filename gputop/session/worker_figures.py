@@ -1,0 +1,49 @@
+"""The live figures of the workers of a job, as far as they run on this node: what to choose a few of many by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import NodeSample, ProcessSample, Reading
+from gputop.profiler.capture.choose_workers import Choice, choose_workers
+from gputop.profiler.capture.records import Server
+from gputop.telemetry.history import History
+from gputop.text.units import reading
+
+_WINDOW_S = 60.0  # some steps
+# The first that all those workers have. Power tells work from waiting where activity does not.
+_METRICS = ("sm_active", "power_w", "gpu_util")
+
+
+def choose(servers: Sequence[Server], sample: NodeSample | None, history: History | None) -> Choice:
+    """The few of these workers that are worth a capture."""
+    addresses = [server.address for server in servers]
+    processes = _processes(servers, sample)
+    for metric in _METRICS if history is not None and len(processes) >= 3 else ():
+        assert history is not None
+        figures = {address: value for address, process in processes.items()
+                   if (value := _mean(history, sample, process, metric)) is not None}
+        if len(figures) == len(processes):
+            return choose_workers(addresses, figures, f"{GPU_METRICS[metric].label} of the last {_WINDOW_S:.0f} s",
+                                  lambda value, unit=GPU_METRICS[metric].unit: reading(Reading(value, unit)))  # type: ignore[misc]
+    return choose_workers(addresses, {})
+
+
+def _processes(servers: Sequence[Server], sample: NodeSample | None) -> dict[str, ProcessSample]:
+    """By address the process of this node that holds GPUs."""
+    by_pid = {pid: p for p in (sample.processes if sample is not None else ()) for pid in (p.pid, p.local_pid)}
+    return {server.address: by_pid[server.pid] for server in servers if server.pid is not None and server.pid in by_pid}
+
+
+def _mean(history: History, sample: NodeSample | None, process: ProcessSample, metric: str) -> float | None:
+    """Over the process's GPUs; None where one of them has no readings."""
+    uuids = [gpu.info.uuid for gpu in (sample.gpus if sample is not None else ()) if gpu.info.index in process.gpus]
+    columns = [history.uuids.index(uuid) for uuid in uuids if uuid in history.uuids]
+    values = history.windows(metric, _WINDOW_S)[1][:, columns]
+    if not columns or np.isnan(values).all(axis=0).any():
+        return None
+    return float(np.nanmean(values))
+

@@ -1,0 +1,47 @@
+"""The question which of many workers to capture."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.screen import ModalScreen
+
+from gputop.profiler.capture.choose_workers import Choice
+from gputop.render.palette import DIM, WARN
+from gputop.text.units import printable
+from gputop.tui.keys import key
+from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+
+
+class WorkersQuestion(ModalScreen[Literal["few", "all", "none"]]):
+    """Dismissed with the answer."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("y", "answer('few')", "capture these", "capture those that are proposed"),
+        key("a", "answer('all')", "capture all", "capture all workers, whatever it costs them"),
+        key("n,escape,q,enter", "answer('none')", "no", "capture none, and close"),
+        key("question_mark", "app.help", "help", "the keys of this screen"),
+    ]
+    HELP = "A capture slows each worker down, and all wait for the one that is slowest.\n"
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__()
+        self._choice = choice
+
+    def compose(self) -> ComposeResult:
+        choice = self._choice
+        text = Text(f"Capture {len(choice.chosen)} of {choice.of} workers? y/N\n\n", WARN)
+        for address, why in zip(choice.chosen, choice.reasons, strict=True):
+            text.append(f"{printable(address)}  {printable(why)}\n")
+        text.append(f"\nChosen by {printable(choice.by)}. A capture costs each worker; their traces are alike.", DIM)
+        with DialogFrame("Capture", "y: these", f"a: all {choice.of}", "n, esc: no", id="popup"):
+            yield WrappedText(text)
+
+    def on_mount(self) -> None:
+        self.query_one("#popup").focus()
+
+    def action_answer(self, answer: Literal["few", "all", "none"]) -> None:
+        self.dismiss(answer)

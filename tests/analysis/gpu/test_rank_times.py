@@ -1,0 +1,68 @@
+"""The ranks of a job side by side, against figures reckoned by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.analysis.gpu.collective_waits import collective_waits
+from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.gpu.rank_times import least_median_most, rank_times
+from gputop.analysis.results import RankTimes
+from gputop.analysis.steps.steps import find_steps
+from gputop.diagnosis.diagnose import analyze_trace
+from gputop.diagnosis.report import text_report
+from gputop.trace.model import Kind
+from tests.analysis.gpu.test_collective_waits import NCCL
+from tests.analysis.gpu.test_replicas import STEP, each_step, job
+from tests.trace.build import Builder
+
+LOADS = {0: 400, 1: 100, 2: 200, 3: 150}  # µs of compute; all meet at 500 for 50 µs of transfer
+
+
+def uneven() -> Builder:
+    b = job(4)
+    for gpu, length in LOADS.items():
+        each_step(b, gpu, 50, length)
+        each_step(b, gpu, 50 + length, 500 - length, name=NCCL, kind=Kind.COLLECTIVE, stream=2)
+    each_step(b, 1, 600, 30, name="MemcpyH2D", kind=Kind.H2D, stream=3)
+    return b
+
+
+def ranks(b: Builder) -> tuple[RankTimes, ...]:
+    trace = b.build()
+    gpu_timelines, steps = timelines(trace), find_steps(trace)
+    return rank_times(trace, gpu_timelines, steps, collective_waits(trace, gpu_timelines, steps))
+
+
+def test_load_communication_waiting_and_the_rest_are_the_step() -> None:
+    found = ranks(uneven())
+    assert [r.load_s for r in found] == pytest.approx([400e-6, 130e-6, 200e-6, 150e-6])
+    assert [r.waiting_s for r in found] == pytest.approx([0, 300e-6, 200e-6, 250e-6])
+    assert [r.communication_s for r in found] == pytest.approx([100e-6] * 4)
+    for r in found:
+        assert r.load_s + r.communication_s + (r.waiting_s or 0) + r.other_s == pytest.approx(STEP * 1e-6)
+    assert found[0].most_steps == sum(r.most_steps for r in found)
+
+
+def test_the_ends_and_the_middle_are_shown() -> None:
+    found = ranks(uneven())
+    assert [(word, r.gpu) for word, r in least_median_most(found)] == [("least", 1), ("median", 3), ("most", 0)]
+    assert [word for word, _ in least_median_most(found[:2])] == ["least", "most"]
+    assert least_median_most(found[:1]) == ()
+    text = text_report(analyze_trace(uneven().build()), 80)
+    assert "GPU 0 has most load" in text and "least  GPU 1" in text
+
+
+def test_what_cannot_be_told_is_not_told() -> None:
+    assert ranks(Builder(gpus=2).run(0, 0, 30).run(1, 30, 10)) == ()  # no steps
+    assert ranks(each_step(job(1), 0, 50, 100)) == ()  # one rank
+    b = uneven()
+    b.run(0, 700, 10, NCCL, kind=Kind.COLLECTIVE)  # one more than the others have
+    without = ranks(b)
+    assert all(r.communication_s >= 50e-6 for r in without)
+    for r in without:
+        assert r.load_s + r.communication_s + (r.waiting_s or 0) + r.other_s == pytest.approx(STEP * 1e-6)
+    b = job(2)
+    for gpu in (0, 1):
+        each_step(b, gpu, 50, 100)
+    assert [(r.waiting_s, r.communication_s) for r in ranks(b)] == [(None, 0.0), (None, 0.0)]
