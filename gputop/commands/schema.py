@@ -10,8 +10,8 @@ from gputop.text import console
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", default=None, metavar="NAME",
-                        help="analyze, analyze-all, capture, cluster, compare, doctor, rules, rules-test, snapshot; "
-                             "without one: these names")
+                        help="analyze, analyze-all, capture, cluster, compare, doctor, rules, rules-test, snapshot, "
+                             "stacks; without one: these names")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -110,7 +110,8 @@ def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list
     if isinstance(first, GputopError) or isinstance(last, GputopError):
         error = first if isinstance(first, GputopError) else last
         assert isinstance(error, GputopError)
-        return [f"NCCL   {error.message}. {error.fix}"], {"problem": error.message, "absence": None}
+        unknown = dict.fromkeys(("version", "apart_s", "unchanged", "absence"))
+        return [f"NCCL   {error.message}. {error.fix}"], {**unknown, "problem": error.message}
     seconds = last.time_s - first.time_s
     absence = find_absence(first, last)
     still = unchanged(first, last)

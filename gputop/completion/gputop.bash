@@ -8,7 +8,7 @@
 _shtab_gputop_subparsers=(snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof config doctor schema completion)
 
 _shtab_gputop_snapshot_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --format -o --output --seconds)
-_shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --on-dip --dip-every --dip-max --dip-before --seconds --force --json)
+_shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --on-dip --dip-every --dip-max --dip-before --seconds --force --all-workers --json)
 _shtab_gputop_analyze_option_strings=(-h --help --rules --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --run --all --params --flops-per-step --tokens-per-step --bubbles --idle-gaps --verbose --timeline --fail-on --save-baseline --replace --logdir --json)
 _shtab_gputop_compare_option_strings=(-h --help --rules --baseline --baselines --logdir --fail-on --markdown --again-a --again-b --verbose --json)
 _shtab_gputop_rules_option_strings=(-h --help --rules --limits --demo --json)

@@ -203,11 +203,88 @@ class ClusterDocument(Fleet):
     abstained: tuple[Abstained, ...]
 
 
+class StacksRank(Struct):
+    rank: int
+    host: str
+    pid: int | None
+    gpu: int | None
+    trouble: str
+
+
+class StacksAbsence(Struct):
+    """A collective that some ranks have launched and others have not (gputop.ranks.hang)."""
+
+    operation: str | None
+    absent_at: int
+    waiting_at: int
+    absent: list[StacksRank]
+    absent_count: int
+    waiting: list[StacksRank]
+    waiting_count: int
+    silent: bool
+    crossed: bool
+    circle: bool
+
+
+class StacksNccl(Struct):
+    """``unchanged``: whether no rank launched anything between two answers; null where NCCL's format does not tell."""
+
+    version: str | None
+    apart_s: float | None
+    unchanged: bool | None
+    absence: StacksAbsence | None
+    problem: str | None
+
+
+class StacksGroup(Struct):
+    place: str
+    file: str | None
+    line: int | None
+    pids: list[int]
+
+
+class StacksJob(Struct):
+    command: str
+    summary: str
+    odd_pids: list[int]
+    groups: list[StacksGroup]
+
+
+class StacksFrame(Struct):
+    function: str
+    file: str
+    line: int | None
+    native: bool
+
+
+class StacksThread(Struct):
+    name: str
+    main: bool
+    active: bool
+    frames: list[StacksFrame]
+
+
+class StacksProcess(Struct):
+    pid: int
+    rank: str | None
+    problem: str | None
+    threads: list[StacksThread]
+
+
+class StacksDocument(Struct):
+    """gputop stacks --json."""
+
+    schema: Literal["gputop.stacks/1"]
+    nccl: StacksNccl
+    jobs: list[StacksJob]
+    processes: list[StacksProcess]
+
+
 # By the command that prints them.
 SCHEMAS: Mapping[str, type] = {
     "analyze": AnalyzeDocument, "analyze-all": AnalysesDocument, "capture": CaptureDocument, "cluster": ClusterDocument,
     "compare": CompareDocument, "doctor": DoctorDocument, "rules": RulesDocument, "rules-test": TrialsDocument,
-    "snapshot": Snapshot,
+    "snapshot": Snapshot, "stacks": StacksDocument,
 }
 
 

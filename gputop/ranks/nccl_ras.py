@@ -12,13 +12,16 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.profiler.sockets import listening_uid
 from gputop.ranks.model import Answer
-from gputop.ranks.processes import environment
+from gputop.ranks.processes import environment, owner
 from gputop.ranks.ras_answers import read_json, read_text
 from gputop.text.units import printable
 
+_PROC = Path("/proc")
 DEFAULT_ADDRESS = "localhost:28028"
 ADDRESS_VARIABLE, ENABLE_VARIABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
 TIMEOUT_S = 20.0
@@ -118,9 +121,19 @@ def split(address: str) -> tuple[str, int]:
 
 
 def ask_job(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
-    """The status of the job that these processes belong to; ``hosts`` are this node's addresses. As :func:`ask`."""
+    """The status of the job that these processes belong to; ``hosts`` are this node's addresses. As :func:`ask`.
+
+    Raises GputopError, too, where another user than theirs listens there: anybody can take a port that is free.
+    """
+    pids = list(pids)
     environs = (environment(pid, (ADDRESS_VARIABLE, ENABLE_VARIABLE)) for pid in pids)
-    return ask(address_of(os.environ, environs, hosts))
+    address = address_of(os.environ, environs, hosts)
+    if ADDRESS_VARIABLE not in os.environ:
+        uid, owners = listening_uid(_PROC, split(address)[1]), {owner(pid) for pid in pids}
+        if uid is not None and pids and uid not in owners | {0}:
+            raise GputopError(f"user {uid} listens at {address}, who runs none of these processes",
+                              f"If it is the job all the same, set {ADDRESS_VARIABLE}={address} for gputop.")
+    return ask(address)
 
 
 def address_of(own: Mapping[str, str], of_jobs: Iterable[Mapping[str, str]], local: frozenset[str]) -> str:

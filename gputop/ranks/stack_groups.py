@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
-from gputop.text.units import fit
+from gputop.text.units import fit, ranges
 
-_FUNCTION_COLUMNS, _COMMAND_CHARS = 44, 100
+_FUNCTION_COLUMNS, _COMMAND_CHARS = 34, 100
+_FEW = 4  # of more processes that stand alike the numbers alone are told
 # Code that is not the program's own, by its file: installed packages, Python's library, code without a file.
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[^/]*/|^<")
 
@@ -101,11 +102,11 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
     if groups:
         yield f"{sentence(groups)}."
     if odd := odd_ones(groups):
-        who = ", ".join(process.label for process in odd)
-        yield f"Look at {who} first: most stand elsewhere, and may wait for {'it' if len(odd) == 1 else 'them'}."
-    for own in groups:
+        whom = "it" if len(odd) == 1 else "them"
+        yield f"Look at {_labels(odd)} first: most stand elsewhere, and may wait for {whom}."
+    for own in reversed(groups) if odd else groups:
         yield ""
-        yield f"{', '.join(process.label for process in own.processes)}: {own.place}"
+        yield f"{_labels(own.processes)}: {own.place}"
         yield from _frames(own.stack, own.line)
         if threads:
             yield from _other_threads(own.processes)
@@ -114,6 +115,16 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
             yield f"{process.label}: {process.problem.message}. {process.problem.fix}".rstrip()
         elif process.main is None:
             yield f"{process.label}: its main thread runs no Python."
+
+
+def _labels(processes: Sequence[ProcessStacks]) -> str:
+    """ "rank 3 (pid 7)"; of many alone the numbers: "ranks 0-6"."""
+    kinds = {process.rank.rpartition(" ")[0] for process in processes}
+    if len(processes) <= _FEW or len(kinds) > 1:
+        return ", ".join(process.label for process in processes)
+    (kind,) = kinds
+    numbers = [int(process.rank.rpartition(" ")[2]) if kind else process.pid for process in processes]
+    return f"{kind or 'pid'}s {ranges(numbers, ', ')}"
 
 
 def _other_threads(processes: Sequence[ProcessStacks]) -> Iterator[str]:
@@ -130,6 +141,9 @@ def _frames(thread: ThreadStack, line: Frame | None) -> Iterator[str]:
 
 
 def short_file(path: str) -> str:
-    """From the package on for what is installed, else the name alone."""
-    installed = re.split(r"/(?:site|dist)-packages/", path)
-    return installed[-1] if len(installed) > 1 else path.rpartition("/")[2] or path
+    """The name, with the package of what is installed: "torch/…/distributed_c10d.py"."""
+    *_, installed = re.split(r"/(?:site|dist)-packages/", path)
+    parts = [part for part in installed.split("/") if part]
+    if installed == path or len(parts) < 2:
+        return parts[-1] if parts else path
+    return "/".join([parts[0], *["…"] * (len(parts) > 2), parts[-1]])

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from gputop.core.codec import from_document, parse
 from gputop.core.errors import GputopError, NoDataError
-from gputop.ranks.processes import command_line, rank_label
+from gputop.ranks.processes import command_line, owner, rank_label
 from gputop.ranks.tracing_rights import check_rights
 from gputop.text.units import printable
 
@@ -119,11 +119,7 @@ def read_all(pids: Iterable[int], *, native: bool = False) -> tuple[ProcessStack
 
 def others_of(pids: Iterable[int]) -> dict[int, int]:
     """Those of the processes that belong to another user than gputop's, with that user's number."""
-    owners: dict[int, int] = {}
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            owners[pid] = Path(f"/proc/{pid}").stat().st_uid
-    return {pid: uid for pid, uid in owners.items() if uid != os.geteuid()}
+    return {pid: uid for pid in pids if (uid := owner(pid)) not in (None, os.geteuid()) and uid is not None}
 
 
 def read_stacks(pid: int, *, native: bool = False, program: str | None = None,

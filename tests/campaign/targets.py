@@ -25,6 +25,7 @@ from typing import Any
 import grpc
 
 from gputop import cli
+from gputop.advice.live.collectives import counts_text, place_text, title
 from gputop.analysis.results import Analysis
 from gputop.commands import settings
 from gputop.diagnosis.diagnose import examine
@@ -32,6 +33,11 @@ from gputop.diagnosis.own_rules import use_rules
 from gputop.diagnosis.rule_trials import over_samples, over_trace
 from gputop.export.snapshot import FORMATS, render
 from gputop.profiler import client, messages, probe
+from gputop.ranks import stack_groups
+from gputop.ranks.hang import find_absence
+from gputop.ranks.model import Answer
+from gputop.ranks.ras_answers import read_json, read_text
+from gputop.ranks.stacks import ProcessStacks, read_dump
 from gputop.replay.snapshot import from_document
 from gputop.replay.snapshot_source import SnapshotPlayer, open_player
 from gputop.replay.writer import RecordingWriter
@@ -53,6 +59,7 @@ from tests.diagnosis.test_fuzz import few, tiny
 from tests.fakes import START_S, node_sample
 from tests.nvml_fake import FakeNvml
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
+from tests.ranks.ras_double import Job, as_json, as_text
 from tests.trace.readers.chrome.test_reader import kineto
 from tests.trace.readers.test_nsys import report
 
@@ -440,6 +447,38 @@ def _nvml(folder: Path, data: bytes) -> None:
             source.close()
 
 
+# -- the ranks of a job --------------------------------------------------------------------------
+
+
+def _ras(read: Callable[[bytes, float], Answer]) -> Callable[[Path, bytes], None]:
+    def run(folder: Path, data: bytes) -> None:
+        answer = read(data, 0.0)
+        absence = find_absence(answer, answer)
+        if absence is not None:
+            texts = [title(absence), counts_text(absence), *map(place_text, absence.absent[:4])]
+            assert all(text.isprintable() for text in texts)
+
+    return run
+
+
+def _stuck(_: Path) -> list[Job]:
+    return [Job((100, 99, 100), gathers=(7, 7, 8), gone=frozenset(gone), version=version)
+            for gone in ((), (0,)) for version in ("2.25.1", "2.27.7", "2.28.7", "2.29.2")]
+
+
+def _stacks(folder: Path, data: bytes) -> None:
+    threads = read_dump(data, 7)
+    ranks = [ProcessStacks(7, "rank 0", "train.py", threads), ProcessStacks(8, "rank 1", "train.py", threads[:1])]
+    assert all(line.isprintable() for line in stack_groups.report([ranks], threads=True))
+
+
+_DUMP = json.dumps([{
+    "pid": 7, "thread_id": 1, "thread_name": name, "os_thread_id": 6 + number, "active": True, "owns_gil": False,
+    "frames": [{"name": "all_reduce", "filename": "/x/site-packages/torch/c10d.py", "module": None, "line": 9},
+               {"name": "step", "filename": "/home/ana/train.py", "module": None, "line": 112}]}
+    for number, name in enumerate(("load", "MainThread"))], indent=2).encode()
+
+
 def _choices(_: Path) -> list[bytes]:
     return [bytes(range(256)), bytes((7 * i * i + 13) % 256 for i in range(256)), bytes(255 - i for i in range(256))]
 
@@ -459,4 +498,7 @@ TARGETS = {target.name: target for target in (
     Target("greeting", "bytes", lambda _: [*_heard(), b"HTTP/1.1 400 Bad\r\n\r\n", b"SSH-2.0-x\r\n"], _greeting),
     Target("dcgm", "bytes", _choices, _dcgm, 2),
     Target("nvml", "bytes", _choices, _nvml, 2),
+    Target("ras-text", "text", lambda f: [as_text(job) for job in _stuck(f)], _ras(read_text)),
+    Target("ras-json", "json", lambda f: [as_json(job) for job in _stuck(f)], _ras(read_json)),
+    Target("stacks", "json", lambda _: [_DUMP], _stacks),
 )}

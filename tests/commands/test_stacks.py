@@ -9,6 +9,7 @@ import pytest
 from gputop.cli import main
 from gputop.commands import stacks as command
 from gputop.ranks import processes, stacks
+from tests.export.test_schemas import problems
 from tests.ranks.ras_double import Job, serving
 from tests.ranks.test_stack_groups import LOADS, WAITS, rank
 
@@ -37,6 +38,7 @@ def test_the_rank_is_named_by_nccl_and_by_its_stack(capsys: pytest.CaptureFixtur
         assert "1 rank in wrapper → all_reduce at train.py:112, 1 rank in load at data.py:40" in text
         status, text = run(capsys, "--json", "100", "101")
     document = json.loads(text)
+    assert not problems("stacks", document)
     assert document["schema"] == "gputop.stacks/1" and document["nccl"]["absence"]["absent"] == [
         {"rank": 1, "host": "10.0.0.1", "pid": 101, "gpu": 5, "trouble": ""}]
     assert [own["pids"] for own in document["jobs"][0]["groups"]] == [[100], [101]]
@@ -52,12 +54,14 @@ def test_other_answers_of_nccl(jobs: list[Job], words: str, capsys: pytest.Captu
     with serving(*jobs) as (address, _):
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
         assert words in run(capsys, "--yes", "100")[1]
+        assert not problems("stacks", json.loads(run(capsys, "--yes", "--json", "100")[1]))
 
 
 def test_without_nccl_and_without_py_spy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_RAS_ADDR", "127.0.0.1:1")
     status, text = run(capsys, "--yes", "100")
     assert status == 0 and "NCCL 2.24 or newer" in text and "train.py:112" in text
+    assert not problems("stacks", json.loads(run(capsys, "--yes", "--json", "100")[1]))
     monkeypatch.undo()
     monkeypatch.setenv("NCCL_RAS_ADDR", "127.0.0.1:1")
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from dataclasses import replace
 from itertools import pairwise
@@ -98,6 +99,19 @@ def test_damaged_answers_are_refused_or_read_within_bounds(data: st.DataObject) 
     for c in answer.communicators:
         for rank in (*c.silent, *(r for levels in c.levels.values() for level in levels for r in level.ranks)):
             assert 0 <= rank.number < 2**63 and len(rank.host) <= 64 and rank.host.isprintable()
+
+
+def test_whoever_took_the_port_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_RAS_ADDR", raising=False)
+    with serving(STUCK) as (address, server):
+        monkeypatch.setattr(nccl_ras, "DEFAULT_ADDRESS", address)
+        assert nccl_ras.ask_job([os.getpid()], frozenset()).communicators
+        monkeypatch.setattr(nccl_ras, "listening_uid", lambda proc, port: 4242)
+        with pytest.raises(GputopError, match="user 4242 listens"):
+            nccl_ras.ask_job([os.getpid()], frozenset())
+        monkeypatch.setenv("NCCL_RAS_ADDR", address)  # the user has named it
+        assert nccl_ras.ask_job([os.getpid()], frozenset()).communicators
+    assert server.asked == 2
 
 
 def test_where_to_ask() -> None:

@@ -28,6 +28,10 @@ def test_the_odd_one_is_named() -> None:
     text = list(report([ranks]))
     assert "Look at rank 5 (pid 105) first" in text[1]
     assert any(line.startswith("  → step") and "train.py:112" in line for line in text)
+    headings = [line for line in text[2:] if line and not line.startswith(" ")]
+    assert headings == ["rank 5 (pid 105): load at data.py:40",
+                        "ranks 0-4, 6-7: wrapper → all_reduce at train.py:112"]
+    assert any(line.endswith("torch/…/distributed_c10d.py:2810") for line in text)
     assert not any("pin_memory" in line for line in text)
     assert any("pin_memory" in line for line in report([ranks], threads=True))
     assert len(group([*ranks, rank(9, polled)])) == 3

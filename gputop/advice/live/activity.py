@@ -153,8 +153,8 @@ def describe_spinning(v: Spinning) -> Explanation:
         why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: utilization {percent(figures['gpu_util_ratio'])}, "
             f"{low}{percent(figures['power_of_limit_ratio'])} of the power limit, nearly without change. {wait}",
         evidence=figures,
-        action="Look at where the Python threads of each rank stand: the one that is not in a collective holds up the "
-               "rest. With NCCL_DEBUG=INFO a restart shows which collective was the last.",
+        action="Look at where the ranks stand (S in the monitor): the one that is not in a collective holds up the "
+               "rest. NCCL from 2.24 on names it itself, where its RAS answers on this node: gputop asks it meanwhile.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else "NCCL_DEBUG=INFO python train.py",
         gain="no step ends while they wait" if v.stuck else _NO_FIGURE,
         source="NVML utilization against GPM/DCGM SM, tensor and DRAM activity and power; "
