@@ -216,9 +216,18 @@ def export_options(export: argparse._ActionsContainer) -> None:
                         help="serve the figures to Prometheus meanwhile, as gputop export --listen does")
 
 
+def notify_options(notify: argparse._ActionsContainer) -> None:
+    """Who is told what happens."""
+    notify.add_argument("--notify", action="append", default=[], metavar="WAY",
+                        help="tell of findings that last, faults of GPUs, and the end of captures and jobs: bell (the "
+                             "terminal's, with OSC 9), command:LINE (JSON on its standard input, a line as its last "
+                             "argument), or webhook (POST to GPUTOP_WEBHOOK_URL). Several, repeated. The same at most "
+                             "every ten minutes")
+
+
 _TITLES: Mapping[Callable[[argparse._ActionsContainer], None], str] = {
     watch_options: "what to watch", rules_options: "rules of your own", dip_options: "captures by itself",
-    screen_options: "the screen", export_options: "metrics"}
+    screen_options: "the screen", export_options: "metrics", notify_options: "telling somebody"}
 
 
 def add_shared(parser: argparse.ArgumentParser, *groups: Callable[[argparse._ActionsContainer], None]) -> None:

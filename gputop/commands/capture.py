@@ -6,7 +6,7 @@ import argparse
 import signal
 import threading
 
-from gputop.commands.arguments import add_shared, dip_options, rules_options, watch_options
+from gputop.commands.arguments import add_shared, dip_options, notify_options, rules_options, watch_options
 from gputop.commands.common import options_of, print_capture, source_of
 from gputop.commands.option_types import positive_seconds
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
@@ -14,7 +14,7 @@ from gputop.text.console import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, watch_options, rules_options, dip_options)
+    add_shared(parser, watch_options, rules_options, dip_options, notify_options)
     parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
                         help="length of the trace at most (10): a short probe may find that less will do")
     parser.add_argument("--force", action="store_true",

@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 
 from gputop.commands.common import print_capture, source_of
+from gputop.commands.notifying import check_notify, notifying
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, sentences
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.profiler.capture.records import CaptureRecord
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace, options: Options) -> int:
         if change == "failed" or (change == "capture" and status is not None and not status.running):
             ended.set()
 
-    with contextlib.closing(session), signal_handlers(termination_handlers(interrupted)):
+    check_notify(args)
+    with contextlib.closing(session), notifying(args, session), signal_handlers(termination_handlers(interrupted)):
         session.listen(changed)
         session.start()
         say(f"waiting for {options.auto_capture.rule.text}; ctrl-c ends it")

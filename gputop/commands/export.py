@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputop.commands.arguments import add_shared, rules_options, watch_options
+from gputop.commands.arguments import add_shared, notify_options, rules_options, watch_options
 from gputop.commands.common import options_of, source_of
+from gputop.commands.notifying import check_notify, notifying
 from gputop.commands.option_types import listen_address
 from gputop.commands.serving import check, serving
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
@@ -32,7 +33,7 @@ TEXTFILE_PERIOD_S = 15.0  # about as often as Prometheus asks node_exporter for 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, watch_options, rules_options)
+    add_shared(parser, watch_options, rules_options, notify_options)
     parser.add_argument("--listen", type=listen_address, default=None, metavar="[HOST:]PORT",
                         help="serve http://HOST:PORT/metrics, without a password (127.0.0.1:9810). Only this machine "
                              "reaches it unless another HOST is named, such as 0.0.0.0")
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     address = args.listen or (DEFAULT_ADDRESS if args.textfile is None else None)
     check(address)
+    check_notify(args)
     source = source_of(args)
     stop = threading.Event()
 
@@ -61,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         if address is not None:
             say(f"metrics at http://{parts.enter_context(serving(exporter, address))}/metrics")
         parts.enter_context(contextlib.closing(session))
+        parts.enter_context(notifying(args, session))
         session.listen(lambda change: stop.set() if change == "failed" else None)
         session.start()
         if folder is None:

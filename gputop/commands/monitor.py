@@ -8,6 +8,7 @@ import os
 import sys
 
 from gputop.commands.common import options_of, preferences_of, source_of
+from gputop.commands.notifying import check_notify, notifying
 from gputop.commands.serving import check_export, exporting
 from gputop.text.console import say
 
@@ -29,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"{unfit}: one snapshot as text in place of the monitor (gputop snapshot has more forms)")
         return snapshot.run(argparse.Namespace(**{**vars(args), "format": "text", "output": None, "seconds": 2.0}))
     check_export(args)
+    check_notify(args)
     preferences = preferences_of(args)
     sampler = Sampler(source, options.interval_s)
     with first_paint.shown(sampler, preferences.palette()) as frame:
@@ -36,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
         import_asyncio_without_ssl()
         from gputop.session.session import Session
 
-        with contextlib.closing(Session(source, options, sampler=sampler)) as session, exporting(args, session):
+        with (contextlib.closing(Session(source, options, sampler=sampler)) as session, exporting(args, session),
+              notifying(args, session)):
             preferences.set_textual_colors()
             from gputop.tui import app
 

@@ -10,9 +10,17 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from gputop.commands.arguments import add_shared, export_options, rules_options, screen_options, watch_options
+from gputop.commands.arguments import (
+    add_shared,
+    export_options,
+    notify_options,
+    rules_options,
+    screen_options,
+    watch_options,
+)
 from gputop.commands.common import options_of, preferences_of, source_of
 from gputop.commands.monitor import unfit_terminal
+from gputop.commands.notifying import check_notify, notifying
 from gputop.commands.option_types import port
 from gputop.commands.serving import check_export, exporting
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
@@ -31,7 +39,7 @@ exit status: the job's; 126 or 127 where it cannot be started"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage, parser.epilog = "gputop run [options] -- COMMAND…", _EPILOG
-    add_shared(parser, watch_options, rules_options, screen_options, export_options)
+    add_shared(parser, watch_options, rules_options, screen_options, export_options, notify_options)
     parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND…",
                         help="what to start: python train.py …, bash train.sh, torchrun-like launchers")
     parser.add_argument("--headless", action="store_true",
@@ -100,6 +108,7 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
 
     options = options_of(args)
     check_export(args)
+    check_notify(args)
     source = source_of(args)
     try:
         source.open()  # what keeps the monitor from running is reported before the job starts
@@ -119,7 +128,8 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         job = Job(args.job, environ, args.output or log_path(options.logdir))
         announcements.start()
         try:
-            with contextlib.closing(session), exporting(args, session), forward_signals(job):
+            with (contextlib.closing(session), exporting(args, session), notifying(args, session),
+                  forward_signals(job)):
                 preferences = preferences_of(args)
                 preferences.set_textual_colors()
                 from gputop.tui.run_app import run as run_monitor

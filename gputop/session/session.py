@@ -105,6 +105,7 @@ class Session:
         options = options or Options()
         self.replayed_snapshot = replayed_snapshot
         self.failure: GputopError | None = None
+        self.ring: Callable[[str], None] | None = None  # how the terminal is reached, where there is a screen
         self.sides: dict[Path, Side] = {}  # traces that were read for a comparison, by their capture's path
         self.sample_feed = SampleFeed(source, options.interval_s, clock, sampler, self,
                                       estimate_step_period=replayed_snapshot is None)

@@ -121,6 +121,7 @@ class GputopApp(TerminalApp):
         self._actions.focus()
         self._refresh_all()
         self.show_preference_warnings()
+        self.session.ring = self.ring
         # What exists now stays until the end, so the garbage collector need not search it every few seconds.
         gc.collect()
         gc.freeze()

@@ -23,6 +23,7 @@ from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal.textual_private import FaultReportingApp, driver_of
 
 NOTICE_S = 3.0  # that a notice is shown
+MAX_TOLD_CHARS = 200  # of a notification by the terminal
 LOW_BANDWIDTH_PERIOD_S = 5.0  # between two frames on a slow link
 
 
@@ -155,6 +156,12 @@ class TerminalApp(FaultReportingApp):
             return False
         self._drawn_s = now_s
         return True
+
+    def ring(self, text: str) -> None:
+        """Ring the terminal's bell, and hand it a text for its notifications (OSC 9). From any thread."""
+        driver = driver_of(self)
+        if isinstance(driver, StallProofDriver):
+            driver.write(f"\x1b]9;{printable(text)[:MAX_TOLD_CHARS]}\x07\x07")
 
     def action_redraw(self) -> None:
         """Draw everything again, after something else has written on the terminal."""

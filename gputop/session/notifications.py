@@ -1,0 +1,122 @@
+"""What of a session is worth interrupting somebody for: findings that last, faults, the end of captures and jobs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from gputop.text.units import printable, seconds
+
+if TYPE_CHECKING:
+    from gputop.session.session import Change, Session
+
+Kind = Literal["finding", "fault", "capture", "job"]
+
+HOLD_S = 15.0  # a live finding is told once it has lasted so long, and is over when it was away for so long
+REPEAT_S = 600.0  # the same is not told again sooner
+MOST_AN_HOUR = 30
+_FAULTS = frozenset(("xid", "ecc", "lost"))
+_TOLD_SEVERITIES = frozenset(("high", "medium"))
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """``time_s`` is Unix time. ``left_out`` counts those that were not told since the one before, being too many."""
+
+    kind: Kind
+    time_s: float
+    host: str
+    title: str
+    text: str
+    simulated: bool
+    left_out: int = 0
+
+    @property
+    def line(self) -> str:
+        more = f" ({self.left_out} more were not told)" if self.left_out else ""
+        return printable(f"{'SIMULATED ' if self.simulated else ''}{self.host}: {self.title}{more}")
+
+    def to_json(self) -> dict[str, object]:
+        """``text`` and ``content`` are what Slack, Mattermost and Discord show of a webhook."""
+        return {"schema": "gputop.notification/1", "kind": self.kind, "time_s": self.time_s, "host": self.host,
+                "title": self.title, "details": self.text, "simulated": self.simulated, "left_out": self.left_out,
+                "text": self.line, "content": self.line}
+
+
+@dataclass(slots=True)
+class _Held:
+    since_s: float
+    seen_s: float
+    told: bool = False
+
+
+class News:
+    """Says what is new in a session, each time that it has changed. Not for several threads at once."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._held: dict[str, _Held] = {}  # live findings by id
+        self._told_s: dict[tuple[Kind, str], float] = {}
+        self._recent: deque[float] = deque(maxlen=MOST_AN_HOUR)
+        self._left_out = 0
+        self._events_s = session.clock()
+        self._capture_s = 0.0
+        self._ended: object = None
+
+    def of(self, change: Change) -> list[Notification]:
+        now_s = self._session.clock()
+        found = [*self._findings(now_s), *self._faults(now_s), *self._job()]
+        if change in ("capture", "failed"):
+            found += self._capture()
+        return [told for kind, title, text in found if (told := self._limited(kind, title, text, now_s)) is not None]
+
+    def _findings(self, now_s: float) -> Iterator[tuple[Kind, str, str]]:
+        for finding in self._session.live.findings:
+            held = self._held.get(finding.id)
+            if held is None or now_s - held.seen_s > HOLD_S:
+                held = self._held[finding.id] = _Held(now_s, now_s)
+            held.seen_s = now_s
+            if not held.told and now_s - held.since_s >= HOLD_S and finding.severity in _TOLD_SEVERITIES:
+                held.told = True
+                yield "finding", finding.title, f"{finding.why} {finding.action}"
+
+    def _faults(self, now_s: float) -> Iterator[tuple[Kind, str, str]]:
+        for event in self._session.events.between(self._events_s, now_s + 1):
+            if event.kind in _FAULTS and event.begin_s > self._events_s:
+                yield "fault", f"GPU {event.gpu}: {event.text}", f"{event.uuid}"
+        self._events_s = now_s
+
+    def _job(self) -> Iterator[tuple[Kind, str, str]]:
+        ended = self._session.ended_server
+        if ended is not None and ended != self._ended:
+            yield "job", f"the job of process {ended.pid} has ended", f"{ended.address} {ended.description}"
+        self._ended = ended
+
+    def _capture(self) -> Iterator[tuple[Kind, str, str]]:
+        status, record = self._session.status, self._session.last_capture
+        if status is None or status.running or status.time_s <= self._capture_s:
+            return
+        self._capture_s = status.time_s
+        if status.phase == "failed":
+            yield "capture", f"the capture of {status.address} failed", f"{status.message} {status.fix}"
+        elif record is not None:
+            first = record.findings[0].title if record.findings else record.limit
+            yield "capture", f"captured {status.address} for {seconds(record.took_s)}: {first}", str(record.path)
+
+    def _limited(self, kind: Kind, title: str, text: str, now_s: float) -> Notification | None:
+        """The notification, or None where the same or too many others were told lately."""
+        last_s = self._told_s.get((kind, title))
+        if last_s is not None and 0 <= now_s - last_s < REPEAT_S:
+            return None
+        if len(self._recent) == MOST_AN_HOUR and 0 <= now_s - self._recent[0] < 3600:
+            self._left_out += 1
+            return None
+        self._told_s = {key: at for key, at in self._told_s.items() if now_s - at < REPEAT_S} | {(kind, title): now_s}
+        self._recent.append(now_s)
+        left_out, self._left_out = self._left_out, 0
+        sample = self._session.sample
+        host = sample.host.hostname if sample is not None else ""
+        return Notification(kind, now_s, host, printable(title), printable(text.strip()),
+                            self._session.source.simulated, left_out)

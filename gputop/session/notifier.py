@@ -1,0 +1,158 @@
+"""Telling somebody: the terminal's bell, a command, a webhook. In a thread of its own; a receiver that hangs or fails
+stops nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.session.notifications import News, Notification
+
+if TYPE_CHECKING:
+    from gputop.session.session import Change, Session
+
+TIMEOUT_S = 10.0  # of a command or a webhook
+MAX_WAITING = 100  # notifications, of which the newest are dropped
+URL, TOKEN = "GPUTOP_WEBHOOK_URL", "GPUTOP_WEBHOOK_TOKEN"
+_COMMAND = "command:"
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How to tell: by the terminal, by commands, by the webhook of the environment."""
+
+    bell: bool = False
+    commands: tuple[tuple[str, ...], ...] = ()
+    webhook: str = ""
+    token: str = ""
+
+
+def parse_ways(texts: Sequence[str]) -> Ways:
+    """``--notify``: "bell", "webhook", "command:LINE". Raises GputopError (wrong usage)."""
+    commands = []
+    for text in texts:
+        if text.startswith(_COMMAND):
+            try:
+                words = tuple(shlex.split(text.removeprefix(_COMMAND)))
+            except ValueError as error:
+                raise GputopError(f"--notify {text}: {error}", "Quote the command as a shell takes it.",
+                                  EXIT_USAGE) from error
+            if words:
+                commands.append(words)
+                continue
+        if text not in ("bell", "webhook"):
+            raise GputopError(f"--notify {text} is not a way to tell", "bell, webhook, or command:LINE, such as "
+                              "'command:notify-send gputop'.", EXIT_USAGE)
+    return Ways("bell" in texts, tuple(commands), *(_webhook() if "webhook" in texts else ()))
+
+
+def _webhook() -> tuple[str, str]:
+    url, token = os.environ.get(URL, ""), os.environ.get(TOKEN, "")
+    if not url.startswith(("https://", "http://")) or not url.isprintable() or " " in url:
+        raise GputopError(f"--notify webhook needs the address in {URL}", f"export {URL}=https://… (and {TOKEN}, where "
+                          "the receiver wants a bearer token)", EXIT_USAGE)
+    if not token.isprintable():
+        raise GputopError(f"{TOKEN} holds what no header can", "Set it anew, without a line end.", EXIT_USAGE)
+    return url, token
+
+
+class Notifier:
+    """Listens to a session and tells its news, each way in a thread of its own."""
+
+    def __init__(self, session: Session, ways: Ways) -> None:
+        self._session, self._bell = session, ways.bell
+        self._news = News(session)
+        self._lock = threading.Lock()
+        self._receivers = [_Receiver(shlex.join(words), partial(run_command, words)) for words in ways.commands]
+        if ways.webhook:
+            self._receivers.append(_Receiver("the webhook", partial(post, ways.webhook, ways.token)))
+        session.listen(self._changed)
+
+    @property
+    def problem(self) -> str:
+        """The ways that failed last, and why; empty: none."""
+        return "; ".join(receiver.problem for receiver in self._receivers if receiver.problem)
+
+    def close(self) -> None:
+        """Tell no more; what is being told is not waited for."""
+        for receiver in self._receivers:
+            receiver.put(None)
+
+    def _changed(self, change: Change) -> None:
+        with self._lock:
+            news = self._news.of(change)
+        for notification in news:
+            if self._bell and self._session.ring is not None:
+                self._session.ring(notification.line)
+            for receiver in self._receivers:
+                receiver.put(notification)
+
+
+class _Receiver:
+    """One that is told: what comes while it is slow waits, and what is too much is dropped."""
+
+    def __init__(self, name: str, tell: Callable[[Notification], None]) -> None:
+        self.problem = ""
+        self._name, self._tell = name, tell
+        self._waiting: queue.Queue[Notification | None] = queue.Queue(MAX_WAITING)
+        threading.Thread(target=self._run, name="gputop-notify", daemon=True).start()
+
+    def put(self, notification: Notification | None) -> None:
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(notification)
+
+    def _run(self) -> None:
+        while (notification := self._waiting.get()) is not None:
+            try:
+                self._tell(notification)
+                self.problem = ""
+            except Exception as error:  # noqa: BLE001  whatever it does, it is told of the next one
+                self.problem = f"--notify: {self._name} failed: {error}"
+
+
+def run_command(command: Sequence[str], notification: Notification, timeout_s: float = TIMEOUT_S) -> None:
+    """Run a command with the notification as JSON on its standard input and its line as the last argument.
+
+    Raises OSError or RuntimeError where it cannot be started, fails, or takes too long, which ends it and its children.
+    """
+    with subprocess.Popen([*command, notification.line], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            process.communicate(json.dumps(notification.to_json()).encode(), timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise RuntimeError(f"it took more than {timeout_s:g} s") from None
+    if process.returncode:
+        raise RuntimeError(f"it ended with status {process.returncode}")
+
+
+def post(url: str, token: str, notification: Notification, timeout_s: float = TIMEOUT_S) -> None:
+    """POST the notification as JSON. Raises RuntimeError, in whose text neither address nor token stands."""
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    class NoRedirect(HTTPRedirectHandler):
+        def redirect_request(self, *_: object) -> None:  # type: ignore[override]
+            """The token is for this address alone."""
+
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+    request = Request(url, json.dumps(notification.to_json()).encode(), headers)
+    try:
+        with build_opener(NoRedirect).open(request, timeout=timeout_s):
+            pass
+    except HTTPError as error:
+        raise RuntimeError(f"it answered {error.code}") from None
+    except (OSError, HTTPException, ValueError) as error:
+        raise RuntimeError(type(getattr(error, "reason", error)).__name__) from None
