@@ -8,16 +8,16 @@
 _shtab_gputop_subparsers=(snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof config doctor schema completion)
 
 _shtab_gputop_snapshot_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --format -o --output --seconds)
-_shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --on-dip --dip-every --dip-max --dip-before --seconds --force --all-workers --json)
+_shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --on-dip --dip-every --dip-max --dip-before --notify --seconds --force --all-workers --json)
 _shtab_gputop_analyze_option_strings=(-h --help --rules --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --run --all --params --flops-per-step --tokens-per-step --bubbles --idle-gaps --verbose --timeline --fail-on --save-baseline --replace --logdir --json)
 _shtab_gputop_compare_option_strings=(-h --help --rules --baseline --baselines --logdir --fail-on --markdown --again-a --again-b --verbose --json)
 _shtab_gputop_rules_option_strings=(-h --help --rules --limits --demo --json)
 _shtab_gputop_record_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch -o --output --seconds)
 _shtab_gputop_replay_option_strings=(-h --help --rules --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --speed --start)
-_shtab_gputop_export_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --listen --textfile)
+_shtab_gputop_export_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --notify --listen --textfile)
 _shtab_gputop_cluster_option_strings=(-h --help --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --prometheus --nodes --remote-command --job --once --json -o --output --logdir --hours --refresh)
 _shtab_gputop_convert_option_strings=(-h --help -o --output)
-_shtab_gputop_run_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --export --headless --port --listen --output --print-path)
+_shtab_gputop_run_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --export --notify --headless --port --listen --output --print-path)
 _shtab_gputop_attach_option_strings=(-h --help --yes --port)
 _shtab_gputop_stacks_option_strings=(-h --help --native --threads --yes --json)
 _shtab_gputop_xprof_option_strings=(-h --help --port --print)
@@ -25,7 +25,7 @@ _shtab_gputop_config_option_strings=(-h --help --path)
 _shtab_gputop_doctor_option_strings=(-h --help --attach --logdir --dcgm --dcgm-bindings --json)
 _shtab_gputop_schema_option_strings=(-h --help)
 _shtab_gputop_completion_option_strings=(-h --help)
-_shtab_gputop_option_strings=(-h --help --version --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --on-dip --dip-every --dip-max --dip-before --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --export)
+_shtab_gputop_option_strings=(-h --help --version --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --on-dip --dip-every --dip-max --dip-before --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --export --notify)
 
 _shtab_gputop_snapshot___logdir_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_snapshot___dcgm_bindings_COMPGEN=_shtab_compgen_dirs

@@ -51,7 +51,7 @@ function _shtab_gputop_using
 end
 
 set -g _shtab_gputop_commands snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof config doctor schema completion
-set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --baseline --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --fail-on --flops-per-step --format --gpus --hours --idle-gaps --interval --job --listen --logdir --nodes --on-dip --output --params --port --profiler-port --prometheus --refresh --remote-command --rules --run --save-baseline --seconds --source --speed --start --textfile --theme --tokens-per-step -o
+set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --baseline --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --fail-on --flops-per-step --format --gpus --hours --idle-gaps --interval --job --listen --logdir --nodes --notify --on-dip --output --params --port --profiler-port --prometheus --refresh --remote-command --rules --run --save-baseline --seconds --source --speed --start --textfile --theme --tokens-per-step -o
 
 complete -c gputop -e
 complete -c gputop -f
@@ -78,6 +78,7 @@ complete -c gputop -n _shtab_gputop_using -l color -xka "auto truecolor 256 16 n
 complete -c gputop -n _shtab_gputop_using -l ascii -l no-ascii -d 'no glyphs beyond ASCII (default: where the locale is not UTF-8)'
 complete -c gputop -n _shtab_gputop_using -l low-bandwidth -l no-low-bandwidth -d 'draw every 5 s only (default: where the line to the terminal is slow)'
 complete -c gputop -n _shtab_gputop_using -l export -x -d 'serve the figures to Prometheus meanwhile, as gputop export --listen does'
+complete -c gputop -n _shtab_gputop_using -l notify -x -d 'tell of findings that last, faults of GPUs, and the end of captures and jobs: bell (the terminal'"'"'s, with OSC 9), command:LINE (JSON on its standard input, a line as its last argument), or webhook (POST to GPUTOP_WEBHOOK_URL). Several, repeated. The same at most every ten minutes'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a snapshot -d 'What the monitor shows, as text, JSON, a picture, or one page that opens anywhere.'
 complete -c gputop -n '_shtab_gputop_using snapshot' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using snapshot' -l attach -x -d 'a profiler server to capture from (default: find those of this node); unix:/PATH for a socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the workers of one job and captured together'
@@ -111,6 +112,7 @@ complete -c gputop -n '_shtab_gputop_using capture' -l on-dip -x -d 'capture by 
 complete -c gputop -n '_shtab_gputop_using capture' -l dip-every -x -d 'at most one such capture in so many minutes (10)'
 complete -c gputop -n '_shtab_gputop_using capture' -l dip-max -x -d 'and so many in all (20; gputop capture: 1)'
 complete -c gputop -n '_shtab_gputop_using capture' -l dip-before -x -d 'a trace of the S seconds before the dip: the job is recorded all the time for it, which slows it as any capture does (TensorFlow 2.21 and JAX; others: of the time after)'
+complete -c gputop -n '_shtab_gputop_using capture' -l notify -x -d 'tell of findings that last, faults of GPUs, and the end of captures and jobs: bell (the terminal'"'"'s, with OSC 9), command:LINE (JSON on its standard input, a line as its last argument), or webhook (POST to GPUTOP_WEBHOOK_URL). Several, repeated. The same at most every ten minutes'
 complete -c gputop -n '_shtab_gputop_using capture' -l seconds -x -d 'length of the trace at most (10): a short probe may find that less will do'
 complete -c gputop -n '_shtab_gputop_using capture' -l force -d 'record all of --seconds, without a probe, whatever it costs the job and the node'
 complete -c gputop -n '_shtab_gputop_using capture' -l all-workers -d 'all that --attach names; of more than 8 else the first, the middle and the last'
@@ -193,6 +195,7 @@ complete -c gputop -n '_shtab_gputop_using export' -l dcgm -x -d 'the DCGM host 
 complete -c gputop -n '_shtab_gputop_using export' -l dcgm-bindings -xka "(__fish_complete_directories)" -d 'NVIDIA'"'"'s Python bindings of DCGM (default: where DCGM 4 and 3 install them)'
 complete -c gputop -n '_shtab_gputop_using export' -l dcgm-watch -d 'let the host engine read the profiling fields (SM, tensor, DRAM activity) for gputop. Not by default before Hopper: there that takes the GPU'"'"'s counters for itself, so that ncu, nsys and other profilers fail meanwhile, and on A10 and A40 it has wedged the GPU (Xid 119, reboot). From Hopper on the engine reads them through GPM, which takes no counters: --source dcgm watches them without this option. Undone when gputop ends'
 complete -c gputop -n '_shtab_gputop_using export' -l rules -xka "(__fish_complete_path (commandline -ct))" -d 'also judge by the rules, limits and budgets of this file, beside those of rules.toml in the folder of settings and of gputop.toml here; gputop rules explains them'
+complete -c gputop -n '_shtab_gputop_using export' -l notify -x -d 'tell of findings that last, faults of GPUs, and the end of captures and jobs: bell (the terminal'"'"'s, with OSC 9), command:LINE (JSON on its standard input, a line as its last argument), or webhook (POST to GPUTOP_WEBHOOK_URL). Several, repeated. The same at most every ten minutes'
 complete -c gputop -n '_shtab_gputop_using export' -l listen -x -d 'serve http://HOST:PORT/metrics, without a password (127.0.0.1:9810). Only this machine reaches it unless another HOST is named, such as 0.0.0.0'
 complete -c gputop -n '_shtab_gputop_using export' -l textfile -xka "(__fish_complete_directories)" -d 'write DIR/gputop.prom every 15 s, for node_exporter'"'"'s textfile collector; nothing is served then, unless --listen is given, too'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a cluster -d 'Which job holds GPUs that it does not use, and which GPU holds up its job.'
@@ -233,6 +236,7 @@ complete -c gputop -n '_shtab_gputop_using run' -l color -xka "auto truecolor 25
 complete -c gputop -n '_shtab_gputop_using run' -l ascii -l no-ascii -d 'no glyphs beyond ASCII (default: where the locale is not UTF-8)'
 complete -c gputop -n '_shtab_gputop_using run' -l low-bandwidth -l no-low-bandwidth -d 'draw every 5 s only (default: where the line to the terminal is slow)'
 complete -c gputop -n '_shtab_gputop_using run' -l export -x -d 'serve the figures to Prometheus meanwhile, as gputop export --listen does'
+complete -c gputop -n '_shtab_gputop_using run' -l notify -x -d 'tell of findings that last, faults of GPUs, and the end of captures and jobs: bell (the terminal'"'"'s, with OSC 9), command:LINE (JSON on its standard input, a line as its last argument), or webhook (POST to GPUTOP_WEBHOOK_URL). Several, repeated. The same at most every ten minutes'
 complete -c gputop -n '_shtab_gputop_using run' -l headless -d 'without the monitor: gputop becomes the job, whose terminal, standard input and signals stay its own'
 complete -c gputop -n '_shtab_gputop_using run' -l port -x -d 'of the node'"'"'s first process, the next ones for its other ranks (default: any free one)'
 complete -c gputop -n '_shtab_gputop_using run' -l listen -xka "local all" -d 'who reaches the server: this host (default), or any, without a password'
