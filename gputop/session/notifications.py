@@ -18,7 +18,7 @@ HOLD_S = 15.0  # a live finding is told once it has lasted so long, and is over 
 REPEAT_S = 600.0  # the same is not told again sooner
 MOST_AN_HOUR = 30
 _FAULTS = frozenset(("xid", "ecc", "lost"))
-_TOLD_SEVERITIES = frozenset(("high", "medium"))
+_SEVERITIES = frozenset(("high", "medium"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Notification:
 
     @property
     def line(self) -> str:
-        more = f" ({self.left_out} more were not told)" if self.left_out else ""
+        more = f" ({self.left_out} more left out)" if self.left_out else ""
         return printable(f"{'SIMULATED ' if self.simulated else ''}{self.host}: {self.title}{more}")
 
     def to_json(self) -> dict[str, object]:
@@ -49,7 +49,7 @@ class Notification:
 class _Held:
     since_s: float
     seen_s: float
-    told: bool = False
+    reported: bool = False
 
 
 class News:
@@ -58,7 +58,7 @@ class News:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._held: dict[str, _Held] = {}  # live findings by id
-        self._told_s: dict[tuple[Kind, str], float] = {}
+        self._last_s: dict[tuple[Kind, str], float] = {}
         self._recent: deque[float] = deque(maxlen=MOST_AN_HOUR)
         self._left_out = 0
         self._events_s = session.clock()
@@ -70,7 +70,7 @@ class News:
         found = [*self._findings(now_s), *self._faults(now_s), *self._job()]
         if change in ("capture", "failed"):
             found += self._capture()
-        return [told for kind, title, text in found if (told := self._limited(kind, title, text, now_s)) is not None]
+        return [new for kind, title, text in found if (new := self._limited(kind, title, text, now_s)) is not None]
 
     def _findings(self, now_s: float) -> Iterator[tuple[Kind, str, str]]:
         for finding in self._session.live.findings:
@@ -78,8 +78,8 @@ class News:
             if held is None or now_s - held.seen_s > HOLD_S:
                 held = self._held[finding.id] = _Held(now_s, now_s)
             held.seen_s = now_s
-            if not held.told and now_s - held.since_s >= HOLD_S and finding.severity in _TOLD_SEVERITIES:
-                held.told = True
+            if not held.reported and now_s - held.since_s >= HOLD_S and finding.severity in _SEVERITIES:
+                held.reported = True
                 yield "finding", finding.title, f"{finding.why} {finding.action}"
 
     def _faults(self, now_s: float) -> Iterator[tuple[Kind, str, str]]:
@@ -107,13 +107,13 @@ class News:
 
     def _limited(self, kind: Kind, title: str, text: str, now_s: float) -> Notification | None:
         """The notification, or None where the same or too many others were told lately."""
-        last_s = self._told_s.get((kind, title))
+        last_s = self._last_s.get((kind, title))
         if last_s is not None and 0 <= now_s - last_s < REPEAT_S:
             return None
         if len(self._recent) == MOST_AN_HOUR and 0 <= now_s - self._recent[0] < 3600:
             self._left_out += 1
             return None
-        self._told_s = {key: at for key, at in self._told_s.items() if now_s - at < REPEAT_S} | {(kind, title): now_s}
+        self._last_s = {key: at for key, at in self._last_s.items() if now_s - at < REPEAT_S} | {(kind, title): now_s}
         self._recent.append(now_s)
         left_out, self._left_out = self._left_out, 0
         sample = self._session.sample

@@ -74,7 +74,7 @@ def test_too_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     session.ended_server = Server("127.0.0.1:1", "train.py", 9)
     session.now_s += 3600
     (told,) = session.news.of("sample")
-    assert told.left_out == 3 and "3 more were not told" in told.line
+    assert told.left_out == 3 and "3 more left out" in told.line
 
 
 def test_the_end_of_a_capture_is_told_once() -> None:

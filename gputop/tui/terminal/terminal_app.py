@@ -23,7 +23,7 @@ from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal.textual_private import FaultReportingApp, driver_of
 
 NOTICE_S = 3.0  # that a notice is shown
-MAX_TOLD_CHARS = 200  # of a notification by the terminal
+MAX_TEXT_CHARS = 200  # of a notification by the terminal
 LOW_BANDWIDTH_PERIOD_S = 5.0  # between two frames on a slow link
 
 
@@ -161,7 +161,7 @@ class TerminalApp(FaultReportingApp):
         """Ring the terminal's bell, and hand it a text for its notifications (OSC 9). From any thread."""
         driver = driver_of(self)
         if isinstance(driver, StallProofDriver):
-            driver.write(f"\x1b]9;{printable(text)[:MAX_TOLD_CHARS]}\x07\x07")
+            driver.write(f"\x1b]9;{printable(text)[:MAX_TEXT_CHARS]}\x07\x07")
 
     def action_redraw(self) -> None:
         """Draw everything again, after something else has written on the terminal."""
