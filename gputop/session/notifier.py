@@ -144,7 +144,7 @@ def post(url: str, token: str, notification: Notification, timeout_s: float = TI
     from urllib.request import HTTPRedirectHandler, Request, build_opener
 
     class NoRedirect(HTTPRedirectHandler):
-        def redirect_request(self, *_: object) -> None:  # type: ignore[override]
+        def redirect_request(self, *_: object) -> None:
             """The token is for this address alone."""
 
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
