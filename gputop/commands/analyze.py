@@ -78,7 +78,7 @@ def _all_runs(args: argparse.Namespace, gates: Sequence[str], results: list[Gate
 
     runs = [run for path in args.paths for run in runs_at(Path(path))]
     if not runs:
-        raise GputopError("There are no several profile runs in what was given.", "Give a TensorBoard logdir.",
+        raise GputopError("What was given holds only one profile run.", "Give a TensorBoard logdir.",
                           EXIT_USAGE)
     documents, errors = {}, []
     for run in runs:

@@ -7,6 +7,7 @@ is built only where the command line names it: building all of them takes as lon
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -21,11 +22,12 @@ from gputop.session.options import DEFAULT_RULE
 from gputop.text import console
 
 _EPILOG = """\
-What is not said here, ~/.config/gputop/config.toml may say; gputop config shows all it can hold.
+Defaults can be set in ~/.config/gputop/config.toml; gputop config lists all settings.
 exit status: 0 done; 1 it failed, the message says why and what to do; 2 wrong usage; 3 nothing to show
 (no GPU, no profiler server, no trace events); 4 a gate failed (--fail-on)"""
 
 SIMULATED_DEFAULT = "default"
+_ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}|unix(?:-abstract)?:.+")
 
 
 class Command(NamedTuple):
@@ -41,10 +43,10 @@ COMMANDS: Mapping[str, Command] = {
                         "What the monitor shows, as text, JSON, a picture, or one page that opens anywhere.",
                         "gputop snapshot -o node.html"),
     "capture": Command("one trace, headless, with its findings",
-                       "Record a trace of the running job, analyze it, and print what holds the GPUs up.",
+                       "Record a trace of the running job, analyze it, and print what slows the GPUs down.",
                        "gputop capture --attach localhost:6009 --json > analysis.json"),
     "analyze": Command("analyze a trace that exists",
-                       "What holds the GPUs up in a trace: of TensorFlow, JAX, PyTorch or Nsight Systems.",
+                       "What slows the GPUs down in a trace of TensorFlow, JAX, PyTorch or Nsight Systems.",
                        "gputop analyze gputop-traces"),
     "compare": Command("two traces, analyses or snapshots: what changed beyond noise",
                        "Whether B is better than A, what became of the advice, and what changed.",
@@ -118,8 +120,10 @@ class _Parser(argparse.ArgumentParser):
             word = unknown[0].partition("=")[0]
             of = f"gputop {known.command}" if known.command else "gputop"
             own = self._commands.choices[known.command] if known.command else self
-            own.error(f"{of} has no {'option' if word.startswith('-') else 'argument'} {word}."
-                      f"{_meant(word, own._option_string_actions)} {of} --help lists them")
+            if word.startswith("-"):
+                meant = _meant(word, own._option_string_actions)
+                own.error(f"{of} has no option {word}.{meant} {of} --help lists them")
+            own.error(f"{of} takes no argument {word}.{_belongs(word, own)} {of} --help has an example")
         return known
 
     def add_commands(self, **settings: Any) -> Any:
@@ -131,7 +135,21 @@ class _Parser(argparse.ArgumentParser):
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             meant = " Did you mean gputop --demo?" if value == "demo" else _meant(value, action.choices)
             raise argparse.ArgumentError(None, f"there is no command {value!r}.{meant} gputop --help lists them")
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(action.choices)}."
+                                                 f"{_meant(str(value), action.choices)}")
         super()._check_value(action, value)
+
+
+def _belongs(word: str, parser: argparse.ArgumentParser) -> str:
+    """The option that a word without one was probably meant for."""
+    address, number, path = _ADDRESS.fullmatch(word), word.isdecimal(), Path(word)
+    for fits, option in ((address or number, "--listen"), (address, "--attach"), ("://" in word, "--prometheus"),
+                         (number, "--seconds"), (number, "--job"), (path.is_dir(), "--logdir"),
+                         (path.suffix, "--output")):
+        if fits and option in parser._option_string_actions:
+            return f" Did you mean {option} {word}?"
+    return ""
 
 
 def _meant(word: str, words: Iterable[str]) -> str:
@@ -185,17 +203,17 @@ def rules_options(rules: argparse._ActionsContainer) -> None:
 def dip_options(dips: argparse._ActionsContainer) -> None:
     """When to capture automatically."""
     dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
-                      help=f"capture by itself when a GPU dips, into <logdir>/black-box (bounded); default rule: "
+                      help=f"capture automatically when a GPU dips, into <logdir>/black-box (bounded); default rule: "
                            f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', "
                            "'power<200W'; or a condition as rules of your own have it: 'sm_active.mean(10s) < 40%% and "
                            "power_w > 200W for 5s'")
     dips.add_argument("--dip-every", type=minutes, default=10.0, metavar="MINUTES",
-                      help="at most one such capture in so many minutes (10)")
+                      help="at most one such capture in this many minutes (10)")
     dips.add_argument("--dip-max", type=count, default=None, metavar="N",
-                      help="and so many in all (20; gputop capture: 1)")
+                      help="at most this many in all (20; gputop capture: 1)")
     dips.add_argument("--dip-before", type=seconds_before_dip, default=0.0, metavar="S",
                       help="a trace of the S seconds before the dip: the job is recorded all the time for it, which "
-                           "slows it as any capture does (TensorFlow 2.21 and JAX; others: of the time after)")
+                           "slows it as any capture does (TensorFlow 2.21 and JAX; others: of the seconds after it)")
 
 
 def screen_options(screen: argparse._ActionsContainer) -> None:
@@ -226,8 +244,8 @@ def notify_options(notify: argparse._ActionsContainer) -> None:
 
 
 _TITLES: Mapping[Callable[[argparse._ActionsContainer], None], str] = {
-    watch_options: "what to watch", rules_options: "rules of your own", dip_options: "captures by itself",
-    screen_options: "the screen", export_options: "metrics", notify_options: "telling somebody"}
+    watch_options: "what to watch", rules_options: "rules of your own", dip_options: "automatic captures",
+    screen_options: "the screen", export_options: "metrics", notify_options: "notifications"}
 
 
 def add_shared(parser: argparse.ArgumentParser, *groups: Callable[[argparse._ActionsContainer], None]) -> None:

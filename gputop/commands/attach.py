@@ -9,7 +9,8 @@ import textwrap
 from gputop.commands.common import width
 from gputop.commands.option_types import pid, port
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
-from gputop.text import console, redaction
+from gputop.text import console
+from gputop.text.commands import short_command
 from gputop.text.console import say
 
 
@@ -26,25 +27,25 @@ def run(args: argparse.Namespace) -> int:
     process = examine(args.pid)
     address = serving(args.pid)
     if address is not None:
-        console.write_text(f"process {args.pid} serves its profiler at {address} already: gputop finds it by itself")
+        console.write_text(f"process {args.pid} has a profiler server already, at {address}; gputop finds it")
         return EXIT_OK
     if not args.yes and not _agreed(args.pid, process.user, process.command):
         say("nothing was done")
         return EXIT_OK
     announcement = start_server(process, args.port)
-    console.write_text(f"{announcement.line}: gputop finds it by itself")
+    console.write_text(f"{announcement.line}; gputop finds it")
     return EXIT_OK
 
 
 def _agreed(pid: int, user: str, command: str) -> bool:
     if not sys.stdin.isatty():
-        raise GputopError("starting a server inside a running process is asked first, and there is no terminal to ask",
-                          "If it is meant: gputop attach PID --yes", EXIT_USAGE)
+        raise GputopError("gputop asks before it starts a server in a running process, and there is no terminal here",
+                          "To start it without the question: gputop attach PID --yes", EXIT_USAGE)
     from gputop.launch.target import WHAT_STARTING_DOES
 
     what = (f"{WHAT_STARTING_DOES} Ctrl-c, TERM and HUP wait until it is released; after kill -9 it finds its way back "
             "by itself, and the server may start or not.")
-    shown = console.one_line(redaction.command(command), 200)
+    shown = console.one_line(short_command(command), 200)
     console.note(f"Process {pid} of {console.one_line(user, 40)}: {shown}\n{textwrap.fill(what, width())}")
     try:
         return input("Start it? [y/N] ").strip().lower() in ("y", "yes")

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
         raise GputopError("--json is one document: it goes with --dip-max 1", "Leave out --dip-max or --json.",
                           EXIT_USAGE)
     if args.force:
-        raise GputopError("--force is for a capture at once: nobody is there to decide when a GPU dips",
+        raise GputopError("--force does not go with --on-dip: nobody is there to accept what it costs",
                           "Leave out --force or --on-dip.", EXIT_USAGE)
     session = Session(source_of(args), replace(options, capture_s=args.seconds))
     auto_capture = session.auto_capture

@@ -140,7 +140,7 @@ def _of_prometheus(args: argparse.Namespace) -> Iterator[tuple[Collector, str]]:
     config: Config = args.config
     url = args.prometheus or str(config["prometheus"])
     if not url:
-        raise GputopError("which Prometheus is not said",
+        raise GputopError("no Prometheus was named",
                           "gputop cluster --prometheus http://HOST:9090, or the setting prometheus; without one "
                           "gputop cluster --nodes n[01-16] asks the nodes themselves.", EXIT_USAGE)
     endpoint = parse_endpoint(url)

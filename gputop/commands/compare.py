@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from gputop.commands.arguments import add_shared, rules_options
 from gputop.commands.common import width
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
-from gputop.text.units import seconds
+from gputop.text.units import bytes_, seconds
 from gputop.text.wrapping import wrap
 
 
@@ -35,6 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
+def _tell(path: str | os.PathLike[str]) -> None:
+    """On a terminal, what is being read: a large trace takes seconds."""
+    if sys.stderr.isatty():
+        file = Path(path)
+        console.say(f"reading {path}" + (f", {bytes_(file.stat().st_size)}" if file.is_file() else ""))
+
+
 def run(args: argparse.Namespace) -> int:
     from gputop.comparison.compare import compare
     from gputop.comparison.gates import exit_status, gate_lines, gates_of_comparison, parse_gates
@@ -44,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         return _list_baselines(args.logdir)
     a, b = _sides(args)
     gates = parse_gates(args.fail_on, of_comparison=True)
-    comparison = compare(a, b, again_a=args.again_a, again_b=args.again_b)
+    comparison = compare(a, b, again_a=args.again_a, again_b=args.again_b, progress=_tell)
     results = gates_of_comparison(gates, comparison)
     if args.json:
         document = comparison.to_json()

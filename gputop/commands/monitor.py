@@ -72,9 +72,9 @@ def import_asyncio_without_ssl() -> None:
 def unfit_terminal() -> str:
     """Why this terminal cannot show the monitor or take its keys; empty where it can."""
     if not sys.stdout.isatty():
-        return "standard output is no terminal"
+        return "standard output is not a terminal"
     if not sys.stdin.isatty():
-        return "standard input is no terminal, so no key would be heard"
+        return "standard input is not a terminal, so no key can be read"
     term = os.environ.get("TERM", "")
     if term in ("", "dumb", "unknown"):
         return f"TERM is {term}, a terminal on which nothing can be placed" if term else "TERM is not set"

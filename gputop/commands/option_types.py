@@ -57,7 +57,9 @@ def port(text: str) -> int:
 
 
 def pid(text: str) -> int:
-    return _digits(text, 1, 2**31 - 1, f"{text!r} is not the number of a process")
+    why = (f"; for a server at an address: gputop --attach {text}" if ":" in text else
+           f"; pgrep -f {text} finds it" if text and text.isprintable() and " " not in text else "")
+    return _digits(text, 1, 2**31 - 1, f"{text!r} is not the number of a process{why}")
 
 
 def parameter_count(text: str) -> int:

@@ -17,7 +17,8 @@ from gputop.text.console import say
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, watch_options)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a file that does not exist")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE",
+                        help="the file to write, which must not exist yet")
     parser.add_argument("--seconds", type=positive_seconds, default=None, metavar="S",
                         help="how long (default: until ctrl-c)")
 

@@ -16,7 +16,7 @@ from gputop.text.console import say
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, rules_options, screen_options)
-    parser.add_argument("file", type=Path, metavar="FILE", help="of gputop record, or a snapshot (json or html)")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a file of gputop record, or a snapshot (json or html)")
     parser.add_argument("--speed", type=replay_speed, default=1.0, metavar="X", help="times as fast, or max (1)")
     parser.add_argument("--start", type=seconds_from_zero, default=0.0, metavar="S",
                         help="seconds into the recording (0)")
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     player, snapshot = open_player(args.file, args.start, args.speed, say)
     unfit = unfit_terminal()
     if unfit:
-        raise GputopError(f"replay needs a terminal: {unfit}", "A recording has no other view.", EXIT_USAGE)
+        raise GputopError(f"replay needs a terminal: {unfit}", "Recordings are shown on a terminal only.", EXIT_USAGE)
     with contextlib.closing(Session(player, options_of(args), replayed_snapshot=snapshot)) as session:
         preferences = preferences_of(args)
         preferences.set_textual_colors()

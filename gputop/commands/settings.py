@@ -273,10 +273,10 @@ def save_setting(path: Path | None, key: str, value: str) -> str:
     from gputop.core.files import read_regular, untrusted_ancestor, write_file
 
     if path is None:
-        return "There is no home folder to remember this in."
+        return "The setting was not saved: there is no home folder."
     exchangeable = untrusted_ancestor(path.parent)
     if exchangeable is not None:  # root in the home of another user, whose link could lead anywhere
-        return f"This is not remembered: {exchangeable[0]} {exchangeable[1]}."
+        return f"The setting was not saved: {exchangeable[0]} {exchangeable[1]}."
     path = Path(os.path.realpath(path))  # kept among other dotfiles, it is a link
     line = f"{key} = {_toml(value)}"
     try:
@@ -290,5 +290,5 @@ def save_setting(path: Path | None, key: str, value: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         return f"{path} cannot be read, so it is not written: {error}"
     except GputopError as error:
-        return f"This is not remembered: {error.message}"
+        return f"The setting was not saved: {error.message}"
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -111,8 +111,8 @@ class Comparison:
         if row.verdict == "noise":
             return f"{'NO CHANGE' if self.repeat is None else 'NOT BEYOND DOUBT'}: {what}."
         if row.verdict == "cannot be told":
-            return f"NOT TO BE TOLD: {what}; {row.reason}."
-        return f"Which is better cannot be told: {what}."
+            return f"UNDECIDED: {what}; {row.reason}."
+        return f"UNDECIDED which is better: {what}."
 
     @property
     def sample_change(self) -> float | None:
@@ -165,17 +165,22 @@ def _side(side: Side) -> dict[str, Any]:
             "steps": {key: getattr(steps, key) for key in _STEPS} if steps is not None else None}
 
 
-def compare(a: _Path, b: _Path, *, again_a: Sequence[_Path] = (), again_b: Sequence[_Path] = ()) -> Comparison:
+def compare(a: _Path, b: _Path, *, again_a: Sequence[_Path] = (), again_b: Sequence[_Path] = (),
+            progress: Callable[[_Path], object] = lambda path: None) -> Comparison:
     """Compare two files or folders: traces, documents of ``analyze --json`` or ``capture --json``, JSON snapshots.
 
     ``again_a`` and ``again_b`` are further runs of the same jobs: with them the step times are means over all runs, and
-    smaller changes are sure. Raises GputopError for what cannot be read and NoDataError where A and B have nothing in
-    common.
+    smaller changes are sure. ``progress`` is called with each path before it is read. Raises GputopError for what
+    cannot be read and NoDataError where A and B have nothing in common.
     """
-    first = replace(read_side(a), repeats=tuple(map(read_side, again_a)))
+    def read(path: _Path) -> Side:
+        progress(path)
+        return read_side(path)
+
+    first = replace(read(a), repeats=tuple(map(read, again_a)))
     same = Path(a).resolve() == Path(b).resolve()
-    second = first if same else read_side(b)
-    result = compare_sides(first, replace(second, repeats=tuple(map(read_side, again_b))))
+    second = first if same else read(b)
+    result = compare_sides(first, replace(second, repeats=tuple(map(read, again_b))))
     if same:
         return result.with_note(Note("same_file", "A and B are the same file."))
     return result

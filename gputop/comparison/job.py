@@ -78,10 +78,10 @@ def _work(a: Side, b: Side) -> Iterator[Note]:
     if factor is not None and other_batch(factor):
         copies = f"A step of B copies {factor:.3g} times the bytes of A's to the GPUs"
         if work_ratio(a, b) != 1.0:
-            text = (f"{copies}, and its kernels take times to match: another batch size. Times are compared per "
+            text = (f"{copies}, and its kernels take times to match: a different batch size. Times are compared per "
                     f"sample, those of B divided by {factor:.3g}.")
         else:
-            text = (f"{copies}, but its kernels do not take times to match: maybe another batch size, maybe other "
+            text = (f"{copies}, but its kernels do not take times to match: maybe a different batch size, maybe other "
                     "data. Compare the shares of the step.")
         yield Note("other_batch", text)
 

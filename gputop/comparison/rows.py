@@ -50,7 +50,7 @@ REPEAT = "within what one job differs by over time and between runs"
 _WITHIN_RERUNS = f"the difference of {{}} is {REPEAT}"
 _NOT_LIVE = f"the live step period of the minutes before changed by {{:+.1%}} only: the difference is {REPEAT}"
 _SMALL = "too small a change to matter"
-_OTHER_WORK = "a step of A and one of B are other work"
+_OTHER_WORK = "a step of A and one of B do different work"
 _TOO_FEW_STEPS = f"too few steps, {MIN_STEPS} are needed on each side"
 
 

@@ -8,6 +8,7 @@ from gputop.advice.registry import ids_by_part
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
+from gputop.diagnosis.per_step import per_step
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import culprits_text, gain_basis
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
@@ -110,14 +111,14 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
     c = a.collectives
     if c is None:
         return
-    parts, basis = report_device.per_step(a)
-    text = f"{seconds(c.summed_s / parts)} {basis}"
+    by = per_step(a)
+    text = f"{seconds(c.summed_s / by.both)} {by.basis}"
     if c.count_per_step is not None:
         text += f", {c.count_per_step:.3g} per {a.steps.unit if a.steps else 'step'}"
     if c.transfer_s is None or c.waiting is None:
         text += f"; how much of it is waiting is not known: {c.reason}"
     else:
-        text += f": {seconds(c.transfer_s / parts)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
+        text += f": {seconds(c.transfer_s / by.both)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
         if c.last_to_arrive:
             late = sorted(c.last_to_arrive.items(), key=lambda item: -item[1])
             text += " (" + ", ".join(f"GPU {gpu} last at {n}" for gpu, n in late[:4]) + ")"
@@ -192,7 +193,7 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     if f.snippet:
         yield from (f"       {printable(line)}" for line in f.snippet.splitlines())
     per = "time per sample" if f.gain.per == "sample" else basis
-    saves = "no figure" if f.gain.step_time is None else f"{percent(f.gain.step_time)} of the {per}"
+    saves = "not estimated" if f.gain.step_time is None else f"{percent(f.gain.step_time)} of the {per}"
     yield from wrap(f"saves: {saves}; {gain_basis(f)}" if f.gain.by is None else f"saves: {saves}. {gain_basis(f)}",
                     width, "   ", "     ")
     figures = "; ".join(f"{label} {value}" for label, value in evidence(f))

@@ -16,6 +16,7 @@ from gputop.analysis.results import (
     Replicas,
     StepSkew,
 )
+from gputop.diagnosis.per_step import PerStep, per_step
 from gputop.diagnosis.roofline import picture
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
@@ -27,22 +28,8 @@ _COPIES_SHOWN = 6
 _LAYERS_DEEP, _LAYER_SHARE = 3, 0.03  # rows of the tree that are shown
 _WORTH_NAMING = 0.005  # less rounds to nothing
 _INDENT = 15
-_FILLED = 0.8  # of the window by whole steps; less may be evaluation or a pause
 _EVEN = 0.05  # GPUs whose work is this close to the others' are called even
 _BARS = "▁▂▃▄▅▆▇█"
-
-
-def per_step(a: Analysis) -> tuple[float, str]:
-    """What sums over the window and the GPUs are divided by, and what they are then.
-
-    Where steps fill most of the window: by the mean steps in it, for each GPU at work; else by the GPUs alone.
-    """
-    gpus = max(1, sum(gpu.kernels > 0 for gpu in a.gpus))
-    each = " and GPU" if gpus > 1 else ""
-    s = a.steps
-    if s is not None and s.mean_s > 0 and s.count * s.mean_s >= _FILLED * a.trace.window_s:
-        return gpus * a.trace.window_s / s.mean_s, f"per {s.unit}{each} (mean of the window)"
-    return gpus, "per GPU in the window" if gpus > 1 else "in the window"
 
 
 def _count(number: float) -> str:
@@ -109,7 +96,7 @@ def _together(c: Concurrency | None, reason: str | None) -> str:
     if c is None or c.serial is None or c.serial_by_chance is None:
         return f"not judged: {reason}" if reason else ""
     n = len(c.exactly) - 1
-    return (f"one alone computes for {percent(c.serial)} of the time any does ({percent(c.serial_by_chance)} by "
+    return (f"only one computes in {percent(c.serial)} of the time any does ({percent(c.serial_by_chance)} by "
             f"chance); {'both' if n == 2 else f'all {n}'} compute at once for {percent(c.exactly[n])} of the time, "
             f"none for {percent(c.exactly[0])}")
 
@@ -145,17 +132,20 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
     k = a.kernels
     if k is None:
         return
-    parts, basis = per_step(a)
+    by = per_step(a)
     occupancy = f"; occupancy {k.occupancy_is}" if k.occupancy_is else ""
-    yield from wrap(f"{_count(k.count / parts)} in {seconds(k.time_s / parts)} {basis}{occupancy}", width, "Kernels  ")
+    some = any(0 < len(row.by_gpu) < by.gpus for row in k.by_name[:_KERNELS_SHOWN])
+    on = "; each line: of a GPU that runs it" if some else ""
+    yield from wrap(f"{_count(k.count / by.both)} in {seconds(k.time_s / by.both)} {by.basis}{occupancy}{on}", width,
+                    "Kernels  ")
     yield "      time    count     mean type     tensor occ. name"
     shown = [row for row in k.by_name if row.name][:_KERNELS_SHOWN]
     for row in shown:
-        yield _kernel(row, parts, width)
+        yield _kernel(row, by, width)
     rest = k.count - sum(row.count for row in shown)
     if rest:
         rest_s = max(0.0, k.time_s - sum(row.time_s for row in shown))
-        yield f"  {seconds(rest_s / parts):>8} {_count(rest / parts):>8}  others"
+        yield f"  {seconds(rest_s / by.both):>8} {_count(rest / by.both):>8}  others"
     if k.by_op_type:
         ops = [f"{printable(row.name)} {percent(row.share)}" for row in k.by_op_type
                if row.name and row.share >= _WORTH_NAMING][:_OPS_SHOWN]
@@ -163,12 +153,13 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
     yield from _sizes(a, width)
 
 
-def _kernel(row: KernelRow, parts: float, width: int) -> str:
+def _kernel(row: KernelRow, by: PerStep, width: int) -> str:
+    own = by.steps * (len(row.by_gpu) or by.gpus)
     tensor = "?" if row.tensor_core is None else "yes" if row.tensor_core > 0.5 else "no"
     kind = "collect." if row.collective else next(iter(row.types), "unknown")
     occupancy = "?" if row.occupancy is None else ratio(row.occupancy)
     name = printable(row.name).removeprefix("void ")
-    return (f"  {seconds(row.time_s / parts):>8} {_count(row.count / parts):>8} {seconds(row.mean_s):>8} {kind:<8} "
+    return (f"  {seconds(row.time_s / own):>8} {_count(row.count / own):>8} {seconds(row.mean_s):>8} {kind:<8} "
             f"{tensor:<6} {occupancy:>4} " + fit(name, width - 50).rstrip())
 
 
@@ -219,9 +210,9 @@ def critical_path(a: Analysis, width: int) -> Iterator[str]:
     if not path.kinds:
         yield from wrap(f"No critical path. {path.reason}", width)
         return
-    yield from wrap(f"critical path of step {path.step}, {seconds(path.step_s)}: each part of it was waited for by the "
-                    "next. What is beside it could take the slack longer, once, and the next step would not end later",
-                    width, "Path     ")
+    yield from wrap(f"critical path of step {path.step}, {seconds(path.step_s)}: the work that the step waited for. "
+                    "Slack: how much longer work beside it could take without delaying the next step", width,
+                    "Path     ")
     yield "                on path         beside    slack"
     for kind in path.kinds:
         if max(kind.time_s, kind.other_s) >= _WORTH_NAMING / 10 * path.step_s:
@@ -272,18 +263,19 @@ def copies(a: Analysis, width: int) -> Iterator[str]:
         for i, value in enumerate((row.count, row.bytes or 0, row.time_s,
                                    (row.bytes or 0) / (row.bytes_per_s or 1) if has_rate else 0.0)):
             sums[i] += value
-    parts, basis = per_step(a)
-    yield from wrap(f"{basis}, rates of a single copy", width, "Copies   ")
+    by = per_step(a)
+    yield from wrap(f"{by.basis}, rates of a single copy", width, "Copies   ")
     yield f"  {'way':<5} {'memory':<17} {'count':>8} {'time':>8} {'bytes':>6} {'rate':>9}"
     largest = sorted(ways.items(), key=lambda item: -item[1][2])
     for (direction, source, target), (count, size, time, timed_s) in largest[:_COPIES_SHOWN]:
-        amount = f"{bytes_(size / parts):>6} {rate(size / timed_s):>9}" if timed_s else f"{'?':>6} {'?':>9}"
-        yield (f"  {direction:<5} {source + ' → ' + target:<17} {_count(count / parts):>8} {seconds(time / parts):>8} "
-               f"{amount}")
+        amount = f"{bytes_(size / by.both):>6} {rate(size / timed_s):>9}" if timed_s else f"{'?':>6} {'?':>9}"
+        yield (f"  {direction:<5} {source + ' → ' + target:<17} {_count(count / by.both):>8} "
+               f"{seconds(time / by.both):>8} {amount}")
     if len(largest) > _COPIES_SHOWN:
         yield f"  and {len(largest) - _COPIES_SHOWN} more ways, shorter"
     if a.copies.by_op:
-        ops = [f"{printable(op.op)} {op.direction} {seconds(op.time_s / parts)}" for op in a.copies.by_op[:_OPS_SHOWN]]
+        ops = [f"{printable(op.op)} {op.direction} {seconds(op.time_s / by.both)}"
+               for op in a.copies.by_op[:_OPS_SHOWN]]
         yield from _labeled("by op", ", ".join(ops), width)
 
 
@@ -293,12 +285,12 @@ def collective_operations(a: Analysis, width: int) -> Iterator[str]:
     if len(operations) < 2 and not any(op.bytes for op in operations):
         return
     yield "  operation       count     time exposed waiting  messages"
-    parts, _ = per_step(a)
+    by = per_step(a)
     for op in operations:
         exposed = sum(op.exposed_s.values()) / op.time_s if op.time_s else 0.0
         waiting = "?" if op.waiting is None else ratio(op.waiting)
-        size = "?" if op.bytes is None else bytes_(op.bytes / parts)
-        yield (f"  {op.operation:<13} {_count(op.count / parts):>7} {seconds(op.time_s / parts):>8} "
+        size = "?" if op.bytes is None else bytes_(op.bytes / by.both)
+        yield (f"  {op.operation:<13} {_count(op.count / by.both):>7} {seconds(op.time_s / by.both):>8} "
                f"{ratio(exposed):>7} {waiting:>7} {size:>9}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gputop.analysis.results import Analysis, LaunchThreads, Pipeline, Stage
+from gputop.diagnosis.per_step import PerStep, per_step
 from gputop.text.units import bytes_, percent, printable, ratio, seconds
 from gputop.text.wrapping import wrap
 
@@ -29,17 +30,19 @@ def pipelines(a: Analysis, width: int) -> Iterator[str]:
                      f"{seconds(pipeline.bounding_s_per_batch)} per batch")
         yield from _labeled("Input", text, width)
         if a.input.wait_ratio >= _WORTH_A_TREE and pipeline.batches:
-            yield from _tree(pipeline, width)
+            yield from _tree(pipeline, width, per_step(a))
 
 
-def _tree(pipeline: Pipeline, width: int) -> Iterator[str]:
+def _tree(pipeline: Pipeline, width: int, by: PerStep) -> Iterator[str]:
     name_width = min(_NAME_WIDTH, width - 34)
-    yield f"  {'stage, root first':<{name_width}}     self per batch"
+    own = "own" if by.unit == "window" else f"own/{by.unit}"
+    yield f"  {'stage, root first':<{name_width}} {own:>8} per batch"
     for stage in pipeline.stages[:_STAGES]:
         name = "  " * stage.path.count("::") + printable(stage.name)
         cost = "?" if stage.cost_s_per_batch is None else seconds(stage.cost_s_per_batch)
         mark = " ◀" if stage.path == pipeline.bounding else ""
-        yield f"  {_short(name, name_width):<{name_width}} {seconds(stage.self_s):>8} {cost:>9}{mark}{_facts(stage)}"
+        yield (f"  {_short(name, name_width):<{name_width}} {seconds(stage.self_s / by.steps):>8} {cost:>9}"
+               f"{mark}{_facts(stage)}")
     if len(pipeline.stages) > _STAGES:
         yield f"  and {len(pipeline.stages) - _STAGES} stages below"
 
@@ -144,7 +147,7 @@ def holders(a: Analysis, width: int) -> Iterator[str]:
         names = (f"{_short(h.op, _NAME_WIDTH)} {bytes_(h.bytes)}" for h in use.holders[:_NAMES])
         text += f"; held by {', '.join(names)}"
         if use.unattributed_bytes:
-            text += f", {bytes_(use.unattributed_bytes)} from before or without a name"
+            text += f", {bytes_(use.unattributed_bytes)} allocated before the capture or by no named op"
     yield from _labeled("", text, width)
 
 

@@ -62,7 +62,7 @@ class RunningTasks:
         except GputopError as error:
             self._results[place] = [Check(task.id, "fail", task.title, error.message, error.fix or None)]
         except Exception as error:  # noqa: BLE001 - thread boundary: one broken check must not hide the others
-            problem = f"this check itself failed: {type(error).__name__}: {error}"
+            problem = f"the check itself failed: {type(error).__name__}: {error}"
             self._results[place] = [Check(task.id, "unknown", task.title, problem)]
 
     def results(self) -> list[Check]:
@@ -70,6 +70,6 @@ class RunningTasks:
         found: list[Check] = []
         for place, (task, thread) in enumerate(zip(self._tasks, self._threads, strict=True)):
             thread.join(max(0.0, self._ends_s - time.monotonic()))
-            late = f"no answer within {self._deadline_s:g} s: what it asks hangs"
+            late = f"no answer within {self._deadline_s:g} s: the call hangs"
             found += self._results.get(place, [Check(task.id, "unknown", task.title, late)])
         return found

@@ -118,7 +118,7 @@ def _answers(connection: Engine, place: Address, facts: DriverFacts, now_s: floa
     able, reasons = _profiling(connection, [gpu.gpu for gpu in connection.gpus])
     detail += ". Nobody watches its profiling fields (1001-1012)"
     if reasons:
-        detail += "; not to be had on " + "; ".join(f"GPU {ranges(ids)}: {why}" for why, ids in reasons.items())
+        detail += "; not available on " + "; ".join(f"GPU {ranges(ids)}: {why}" for why, ids in reasons.items())
     if facts.all_sm_active:
         return Check(id_, "ok", title, f"{detail}; not needed: GPM gives the same figures.")
     return Check(id_, "warn", title, f"{detail}.", _WATCH if able else None)

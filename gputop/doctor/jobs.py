@@ -14,7 +14,7 @@ from gputop.doctor.driver_facts import DriverFacts
 from gputop.profiler.discovery import Discovery, Finder
 from gputop.profiler.probe import probe
 from gputop.profiler.sockets import stat_fields
-from gputop.text import redaction
+from gputop.text.commands import short_command
 from gputop.text.units import fit, printable
 
 # include/uapi/linux/capability.h. CAP_PERFMON counts since driver R565.
@@ -43,7 +43,7 @@ def profiling_rights(facts: DriverFacts, root: Path) -> Check:
     except OSError:
         match = None
     if match is None:
-        return Check(id_, "unknown", title, "/proc/driver/nvidia/params does not tell them here")
+        return Check(id_, "unknown", title, "/proc/driver/nvidia/params cannot be read here")
     if match[1] == "0":
         return Check(id_, "ok", title, "all users may use the GPU's counters (RmProfilingAdminOnly: 0)")
     perfmon = int(facts.driver.partition(".")[0] or 0) >= _PERFMON_DRIVER if facts.driver[:1].isdecimal() else False
@@ -94,11 +94,11 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
         notes += f" {unseen} more that hold GPUs cannot be seen from here (another PID namespace)."
     if found.servers:
         listed = "; ".join(f"{s.address} {s.framework or ''} {s.version or ''}".strip() + f", pid {s.pid}: "
-                           + fit(redaction.command(printable(s.command)), 60).strip() for s in found.servers)
+                           + fit(short_command(printable(s.command)), 60).strip() for s in found.servers)
         checks.append(Check(id_, "ok", title, listed + "." + notes))
     elif not lacking:
         nobody = "" if facts.pids else ", and no process holds a GPU"
-        checks.append(Check(id_, "warn", title, f"none found{nobody}: a job can be captured from once it has one."
+        checks.append(Check(id_, "warn", title, f"none found{nobody}: a job can be captured once it has one."
                             + notes, f"{_SERVE_TF}\n{_SERVE_JAX}"))
     else:
         checks.append(Check(id_, "warn", title, "none found." + notes))
@@ -142,7 +142,7 @@ def _without_server(proc: Path, pid: int) -> Check:
         command = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
     except OSError:
         command = b""
-    shown = fit(redaction.command(printable(command)), 80).strip() or "command not readable"
+    shown = fit(short_command(printable(command)), 80).strip() or "command not readable"
     detail = f"holds a GPU and has no profiler server: {shown}"
     try:
         maps = (proc / str(pid) / "maps").read_text(errors="replace")

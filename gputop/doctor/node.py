@@ -173,7 +173,7 @@ def logdir(path: Path) -> Check:
     except OSError as error:
         return Check(id_, "fail", title, f"{shown} cannot be written: {error.strerror or error}",
                      "gputop --logdir /tmp/gputop-traces")
-    return Check(id_, "ok", title, f"{shown} " + ("can be written" if there == path.absolute() else "can be made"))
+    return Check(id_, "ok", title, f"{shown} " + ("can be written" if there == path.absolute() else "can be created"))
 
 
 def disk(path: Path, usage: Callable[[Path], tuple[int, int, int]] = shutil.disk_usage) -> Check:

@@ -21,6 +21,7 @@ from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits, fault_
 from gputop.render.time_slices import slice_for
 from gputop.replay import snapshot_document as form
 from gputop.text import redaction
+from gputop.text.commands import short_command, short_description
 from gputop.text.markup import lines
 from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, reading, seconds
 from gputop.text.wrapping import wrap
@@ -173,9 +174,9 @@ def to_text(session: Session) -> str:
         out += _process_lines(p)
     for other in sample.busy_without_gpu:
         out.append(f"  pid {other.pid}  {printable(other.user or '?')}  no GPU, CPU {other.cpu_cores.value:.1f} cores  "
-                   f"{printable(other.command if other.command is not None else 'N/A')}")
+                   f"{printable(short_command(other.command) if other.command is not None else 'N/A')}")
     for server in session.servers:
-        what = server.problem or redaction.command(server.description)
+        what = server.problem or short_description(server.description)
         out.append(f"  profiler server {printable(server.address)}  {printable(what)}")
     if record is not None:
         out += ["", f"Captured from {printable(record.address)}, {seconds(record.took_s)}: "
@@ -237,7 +238,7 @@ def _process_lines(p: ProcessSample) -> list[str]:
     memory = bytes_(sum(used)) if used else "N/A"
     local = "" if p.local_pid is None else f" ({p.local_pid} here)"
     out = [f"  pid {p.pid}{local}  {printable(p.user or '?')}  GPU {devices(p)}  {memory}"
-           f"  {printable(p.command if p.command is not None else 'N/A: ' + (p.reason or 'unknown'))}"]
+           f"  {printable(short_command(p.command) if p.command is not None else 'N/A: ' + (p.reason or 'unknown'))}"]
     facts = [] if p.cpu_cores.value is None else [f"CPU {p.cpu_cores.value:.1f} cores"]
     read, written = p.io_read_bytes_per_s, p.io_write_bytes_per_s
     if read.value is not None or written.value is not None:

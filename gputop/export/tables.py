@@ -15,6 +15,7 @@ from gputop.export import pictures
 from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits, fault_texts, flags_of
 from gputop.render.step_parts import COMPUTE_STEPS, PART_BY_ID, limit_step, path_kind
 from gputop.replay.snapshot import Snapshot
+from gputop.text.commands import short_command, short_description
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import devices, limits, percent, ratio, reading, seconds
 
@@ -296,7 +297,7 @@ def _process_row(p: ProcessSample) -> str:
              Reading(sm, "ratio", "mean of its GPUs") if sm is not None else Reading.missing("ratio", why))
     cpu = p.cpu_cores
     cores = f'<td title="{esc(cpu.source)}">{cpu.value:.1f}</td>' if cpu.value is not None else _figure(cpu)
-    description = [f'<span class="mono">{esc(p.command)}</span>' if p.command is not None
+    description = [f'<span class="mono">{_command(p.command)}</span>' if p.command is not None
             else f'<span class="sub">N/A: {esc(p.reason or "unknown")}</span>']
     description += [f'<span class="sub">{esc(text)}</span>' for text in (
         p.container, p.cgroup and limits(p.cgroup),
@@ -305,6 +306,11 @@ def _process_row(p: ProcessSample) -> str:
     return (f'<tr><td>{p.pid}{local}</td><td class="l">{esc(p.user or "?")}</td><td class="l">{esc(devices(p))}</td>'
             f"{_figure(cells[0])}{_figure(cells[1])}{cores}{_figure(p.rss_bytes)}{_figure(p.io_read_bytes_per_s)}"
             f'{_figure(p.io_write_bytes_per_s)}<td class="wrap">{"<br>".join(description)}</td></tr>')
+
+
+def _command(command: str) -> str:
+    """The script and its arguments; the whole command is there on hover."""
+    return titled(short_command(command), command)
 
 
 def node(s: Snapshot) -> str:
@@ -328,9 +334,10 @@ def node(s: Snapshot) -> str:
         out += f"<dt>{esc(a.name)} {esc(a.state)}</dt><dd>{esc(figures)}</dd>"
     for p in s.sample.busy_without_gpu:
         out += (f'<dt>pid {p.pid}, no GPU</dt><dd title="{esc(p.cpu_cores.source)}">{p.cpu_cores.value:.1f} cores  '
-                f"{esc(p.command or 'N/A')}</dd>")
+                f"{_command(p.command) if p.command else 'N/A'}</dd>")
     for server in s.servers:
-        state = f'<span class="bad">{esc(server.problem)}</span>' if server.problem else esc(server.description)
+        state = f'<span class="bad">{esc(server.problem)}</span>' if server.problem else titled(
+            short_description(server.description), server.description)
         out += f"<dt>profiler server {esc(server.address)}</dt><dd>{state}</dd>"
     cost = s.sample.own_cpu_ratio
     if cost is not None:

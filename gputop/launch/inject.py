@@ -60,7 +60,7 @@ def call_with_text(pid: int, memory: int, function: int, first: int, text: bytes
                     return _call(memory, *borrowed, gadgets, function, first, text)
         time.sleep(_PERIOD_S)
     raise GputopError(f"no thread of process {pid} sleeps where it can be borrowed",
-                      "Frozen (by a container's pause, say) or busy through and through; try again.")
+                      "The process is frozen (a paused container?) or never sleeps; try again.")
 
 
 def _maps(pid: int) -> str:
@@ -74,7 +74,7 @@ def _check_shadow_stack(pid: int) -> None:
     with contextlib.suppress(OSError):
         if re.search(r"^x86_Thread_features:.*\bshstk\b", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
             raise GputopError(f"process {pid} runs with a shadow stack, which a borrowed thread cannot return past",
-                              "Start the job anew with gputop run.")
+                              "Restart the job with gputop run.")
 
 
 def _sleepers(pid: int) -> list[_Sleeper]:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import resource
-import shlex
 import signal
 import subprocess
 import sys
@@ -20,7 +19,8 @@ from typing import Any
 from gputop.core.errors import GputopError
 from gputop.core.memory import MONITOR_SCORE, offer_to_oom_killer
 from gputop.core.signal_handlers import signal_handlers
-from gputop.text import console, redaction
+from gputop.text import console
+from gputop.text.commands import short_command
 from gputop.text.units import printable
 
 TAIL_BYTES = 64 * 1024
@@ -47,7 +47,7 @@ class Job:
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         """Start it; its output goes to ``log``, a new file of the user's own. Raises GputopError."""
-        self.command = redaction.command(printable(shlex.join(argv)))
+        self.command = short_command(printable(" ".join(argv)))
         self.log = log
         self.server: str | None = None  # address of its profiler server, once there is one
         self.problem: str | None = None  # why it has no server, where it announced that
@@ -161,7 +161,7 @@ def wait_for_exit(job: Job, say: Callable[[str], None] = console.write_text, tai
         for line in lines:
             say(line)
         if running:
-            say(f"gputop: the job goes on; ctrl-c reaches it. All of its output: {job.log}")
+            say(f"gputop: the job goes on; ctrl-c reaches it. The whole output: {job.log}")
         while running:
             running = not job.ended.wait(FOLLOW_PERIOD_S)
             position += _copy(job.log, position)

@@ -90,7 +90,7 @@ def slot_at(memory: int, runtime: int) -> Slot | None:
         raise GputopError("the job's interpreter is starting or ending", "Try again if the process is still there.")
     if not _flag(memory, interpreter + enabled):
         raise GputopError("Python's remote execution is switched off in the job (PYTHON_DISABLE_REMOTE_DEBUG or "
-                          "-X disable-remote-debug)", "Start the job anew with gputop run.")
+                          "-X disable-remote-debug)", "Restart the job with gputop run.")
     return Slot(thread + support + path, path_bytes, thread + support + pending, thread + eval_breaker)
 
 

@@ -78,7 +78,7 @@ def gadgets_in(memory: int, maps: str) -> Gadgets:
             break
     if "sigreturn" not in found or "syscall" not in found:
         raise GputopError("the job's C library has no code by which a borrowed thread would find its way back",
-                          "Start the job anew with gputop run.")
+                          "Restart the job with gputop run.")
     return Gadgets(found["syscall"], found["sigreturn"], found["after_sigreturn"], found.get("store"))
 
 

@@ -16,10 +16,10 @@ from gputop.text.units import printable
 
 _FRAMEWORK = re.compile(r"/(tensorflow|jaxlib)/\S+\.so")
 WHAT_STARTING_DOES = (
-    "gputop would have its own Python start the profiler server of the TensorFlow or JAX it has loaded, once, "
+    "gputop has the job's own Python start the profiler server of its TensorFlow or JAX, once, "
     "between two of its steps. The server stays until the process ends and costs nothing until it is used. "
-    "Before Python 3.14 one thread that sleeps is held for about a millisecond.")
-_ALTERNATIVE = "Or start the job anew with gputop run."
+    "Before Python 3.14, one sleeping thread is stopped for about a millisecond.")
+_ALTERNATIVE = "Or restart the job with gputop run."
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,18 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA) -> Target:
     user = user_name(uid)
     state = status.get("State", "?")[0]
     if state in "ZX":
-        raise GputopError(f"process {pid} has ended", "Only its parent has yet to notice.")
+        raise GputopError(f"process {pid} has ended", "Only its parent has not collected it yet (a zombie).")
     try:
         (folder / "exe").readlink()
     except FileNotFoundError:
-        raise GputopError(f"process {pid} is the kernel's", "Give the pid of the training job.") from None
+        raise GputopError(f"process {pid} is a kernel thread", "Give the pid of the training job.") from None
     except OSError:  # someone else's: said below
         pass
     tracer = status.get("TracerPid", "0").strip()
     if tracer != "0":
-        raise GputopError(f"process {tracer} (a debugger, strace, …) has hold of process {pid}", "End that first.")
+        raise GputopError(f"process {tracer} (a debugger, strace, …) is attached to process {pid}", "End that first.")
     if state in "Tt":
-        raise GputopError(f"process {pid} is stopped", f"Let it go on first: kill -CONT {pid}")
+        raise GputopError(f"process {pid} is stopped", f"Resume it first: kill -CONT {pid}")
     check_rights(pid, folder, uid, "attach", _ALTERNATIVE, proc, yama)
     try:
         maps = (folder / "maps").read_text(errors="replace")
@@ -93,5 +93,5 @@ def _started(folder: Path) -> int:
 def check_machine() -> None:
     """Raises GputopError on machines where gputop cannot borrow a thread."""
     if platform.machine() != "x86_64":
-        raise GputopError(f"gputop attach knows x86-64 only, not {platform.machine()}, for Python before 3.14",
+        raise GputopError(f"gputop attach supports x86-64 only, not {platform.machine()}, for Python before 3.14",
                           _ALTERNATIVE)

@@ -68,7 +68,7 @@ def serve(logdir: Path, port: int) -> int:
         raise GputopError("XProf is not installed beside gputop", f"{INSTALL}; or open {logdir} with a TensorBoard "
                           "that has tensorboard-plugin-profile: tensorboard --logdir …")
     if not free_port(port):
-        raise GputopError(f"port {port} is taken", "By an XProf that is open already? Else name another with --port.")
+        raise GputopError(f"port {port} is taken", "XProf may be open already; else choose another port with --port.")
     start = entry.load()
     threading.Thread(target=_keep_to_loopback, args=(port,), name="gputop-loopback", daemon=True).start()
     sys.argv = ["xprof", "--logdir", str(logdir), "--port", str(port)]

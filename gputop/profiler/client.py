@@ -358,7 +358,7 @@ def _outline_saved(run: RunFolder) -> tuple[int, Outline]:
     except OSError as error:
         raise GputopError(
             f"the trace was saved as {run.file}, but cannot be read: {error.strerror or error}",
-            "See to that file system (`dmesg`, quota, mount); then run `gputop analyze` on the file.",
+            "Check that file system (`dmesg`, quota, mount); then run `gputop analyze` on the file.",
         ) from None
 
 

@@ -31,7 +31,7 @@ def check_rights(pid: int, folder: Path, uid: int, command: str, alternative: st
     again = f"sudo gputop {command} {pid}"
     if scope == 3:
         raise GputopError("kernel.yama.ptrace_scope is 3 on this node: no process may touch another, not even root's, "
-                          "until it is booted anew", alternative)
+                          "until it is rebooted with another setting", alternative)
     if os.geteuid() not in (0, uid):
         raise GputopError(f"process {pid} belongs to {user_name(uid)}",
                           f"Run gputop as that user, or {again}. {alternative}")

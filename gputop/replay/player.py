@@ -154,7 +154,7 @@ class Player:
         except GputopError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  thread boundary: else the screen would freeze without a word
-            self._fail(GputopError(f"gputop stopped playing: {error!r}", "A fault of gputop: please report it."))
+            self._fail(GputopError(f"gputop stopped playing: {error!r}", "This is a bug in gputop: please report it."))
         finally:
             self.recording.close()
 

@@ -174,7 +174,7 @@ class CaptureControl:
         except GputopError as error:
             servers, notes = (), (error.in_one_line,)
         except Exception as error:  # noqa: BLE001  thread boundary: the next search may succeed
-            servers, notes = (), (f"looking for profiler servers failed, a fault of gputop: {error!r}",)
+            servers, notes = (), (f"looking for profiler servers failed, a bug in gputop: {error!r}",)
         from gputop.text.redaction import command
 
         servers = tuple(self._as_allowed(replace(s, description=command(s.description))) for s in servers)
@@ -297,7 +297,7 @@ class CaptureControl:
         try:
             opened = analyze_saved(record, self._closing)
         except Exception as error:  # noqa: BLE001  thread boundary: the next one must be possible
-            self.set_status(CaptureStatus("failed", name, 0.0, message=f"gputop's own fault: {error!r}",
+            self.set_status(CaptureStatus("failed", name, 0.0, message=f"a bug in gputop: {error!r}",
                                           fix="Please report this; the trace is kept."))
             return
         self._receiver.capture_opened(opened)
@@ -329,7 +329,7 @@ class CaptureControl:
         except GputopError as error:
             self.set_status(CaptureStatus("failed", name, asked_s, message=error.message, fix=error.fix))
         except Exception as error:  # noqa: BLE001  thread boundary: the next attempt must be possible
-            self.set_status(CaptureStatus("failed", name, asked_s, message=f"gputop's own fault: {error!r}",
+            self.set_status(CaptureStatus("failed", name, asked_s, message=f"a bug in gputop: {error!r}",
                                           fix="Please report this; the job itself goes on."))
 
     def _begin_capture(self, servers: Sequence[Server], force: bool, reason: str,
@@ -361,7 +361,7 @@ class CaptureControl:
             self.set_status(CaptureStatus("failed", name, asked_s, message=error.message, fix=error.fix))
             return
         except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
-            self.set_status(CaptureStatus("failed", name, asked_s, message=f"gputop's own fault: {error!r}",
+            self.set_status(CaptureStatus("failed", name, asked_s, message=f"a bug in gputop: {error!r}",
                                           fix="Please report this; the job itself goes on."))
             return
         record = replace(record, notices=(*notices, *record.notices, *left_out(self.servers, servers)))

@@ -168,7 +168,7 @@ def left_out(servers: Iterable[Server], chosen: Sequence[Server]) -> tuple[str, 
         return ()
     every = ",".join([s.address for s in chosen] + others)
     more = "is 1 more profiler server" if len(others) == 1 else f"are {len(others)} more profiler servers"
-    return (f"captured is {servers_label(chosen)} alone; there {more}. Workers of one job can be captured at once: "
+    return (f"only {servers_label(chosen)} is captured; there {more}. Workers of one job can be captured at once: "
             f"--attach {every}",)
 
 

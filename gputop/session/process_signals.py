@@ -19,11 +19,11 @@ from gputop.sources.host import proc_files
 
 # Each with its effect on a training job.
 SIGNALS: tuple[tuple[signal.Signals, str], ...] = (
-    (signal.SIGINT, "as ctrl-c: Python raises KeyboardInterrupt, the job can save a checkpoint"),
-    (signal.SIGTERM, "asks the process to end; what it does then is its own affair"),
+    (signal.SIGINT, "like ctrl-c: Python raises KeyboardInterrupt, the job can save a checkpoint"),
+    (signal.SIGTERM, "asks the process to end; it may save its work first"),
     (signal.SIGKILL, "ends it at once: nothing is saved, other ranks of the job may hang"),
-    (signal.SIGSTOP, "halts it; GPU memory stays taken, collectives of other ranks wait and may time out"),
-    (signal.SIGCONT, "goes on after SIGSTOP"),
+    (signal.SIGSTOP, "pauses it; GPU memory stays in use, other ranks wait and may time out"),
+    (signal.SIGCONT, "resumes it after SIGSTOP"),
 )
 _SAME_START_S = 1.0  # the boot time in /proc/stat moves by up to a second with the clock
 
@@ -36,11 +36,11 @@ def send(process: ProcessSample, number: signal.Signals, *, proc: Path = Path("/
     """
     pid = process.local_pid or process.pid
     if pid <= 1 or pid == os.getpid():
-        raise GputopError(f"PID {pid} gets no signal from here", "Press q to end gputop itself.")
+        raise GputopError(f"gputop sends PID {pid} no signal", "Press q to end gputop itself.")
     if process.started_s is None:
         raise GputopError(f"nothing was sent: when {pid} was started is not known, so it may be another by now"
                           + (f" ({process.reason})" if process.reason else ""),
-                          f"Look at it yourself, then: kill -{number.value} {pid}")
+                          f"Check it yourself, then: kill -{number.value} {pid}")
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

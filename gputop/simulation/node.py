@@ -137,8 +137,9 @@ class _Heat:
 class Node:
     """Eight GPUs and their host. One thread at a time per GPU and for the host, as probes are read."""
 
-    def __init__(self, loop: TrainingLoop) -> None:
+    def __init__(self, loop: TrainingLoop, pid: int = PID) -> None:
         self.loop = loop
+        self.pid = pid
         self.infos = gpu_infos()
         self._heat = [_Heat(self, gpu) for gpu in range(GPU_COUNT)]
         self._recent: list[dict[int, F64]] = [{} for _ in range(GPU_COUNT)]
@@ -182,7 +183,7 @@ class Node:
         readings["temperature_c"] = Reading(float(round(heat_c)), CELSIUS, SOURCE)
         readings["memory_temperature_c"] = Reading(float(round(heat_c + _MEMORY_WARMER_C)), CELSIUS, SOURCE)
         readings["sm_clock_hz"] = Reading(_clock_mhz(power) * 1e6, HERTZ, SOURCE)
-        process = GpuProcess(PID, "C", _PROCESS_MEMORY, coarse)
+        process = GpuProcess(self.pid, "C", _PROCESS_MEMORY, coarse)
         reasons = ("power cap",) if power >= _POWER_LIMIT_W else ()
         return GpuSample(self.infos[gpu], readings, (process,), clock_event_reasons=reasons)
 
@@ -209,7 +210,7 @@ class Node:
         readings = {k: Reading(float(v), HOST_METRICS[k].unit, SOURCE) for k, v in values.items()}
         busy = [rate["python_cpu_s"], *[rate["launch_cpu_s"] / GPU_COUNT] * GPU_COUNT,
                 *[rate["input_s"]] * scenario.job.input_workers]  # a thread each
-        top = ((PID, USER, COMMAND, cores, self.job_memory_bytes()), *_SYSTEM)
+        top = ((self.pid, USER, COMMAND, cores, self.job_memory_bytes()), *_SYSTEM)
         return HostSample(HOSTNAME, readings, CPU_COUNT, _core_ratios(busy), top_processes=tuple(
             HostProcess(pid, user, command, Reading(float(round(used, 3)), COUNT, SOURCE),
                         Reading(float(rss_bytes), BYTES, SOURCE)) for pid, user, command, used, rss_bytes in top),
@@ -224,7 +225,7 @@ class Node:
     def process(self, host: HostSample, cores: float, gpus: dict[int, GpuProcess]) -> ProcessSample:
         """The training job as the host sees it; all that goes to and from the disks is the job's."""
         return ProcessSample(
-            PID, USER, COMMAND, Reading(round(cores, 3), COUNT, SOURCE),
+            self.pid, USER, COMMAND, Reading(round(cores, 3), COUNT, SOURCE),
             Reading(float(self.job_memory_bytes()), BYTES, SOURCE),
             threads=_JOB_THREADS + self.loop.scenario.job.input_workers, gpus=gpus,
             container=CONTAINER, cuda_visible_devices=",".join(str(gpu) for gpu in range(GPU_COUNT)),

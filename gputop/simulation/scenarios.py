@@ -107,7 +107,7 @@ _ALL = (
     ),
     Scenario(
         id="healthy",
-        title="All GPUs busy, nothing to mend",
+        title="All GPUs busy, no problem",
         description="input and launches run ahead of the GPUs, collectives hide behind compute",
         job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
         batch_per_gpu=256, steps_per_epoch=250, eval_steps=50,

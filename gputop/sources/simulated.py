@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, XidEvent
 from gputop.simulation.loop import TrainingLoop
-from gputop.simulation.node import COMMAND, HOSTNAME, SECOND_NS, Node
+from gputop.simulation.node import COMMAND, HOSTNAME, PID, SECOND_NS, Node
 from gputop.simulation.scenarios import DEFAULT_SCENARIO, find_jobs
 from gputop.sources.selection import select_gpus
 
@@ -95,6 +95,7 @@ class SimulatedSource:
     ) -> None:
         self._jobs = find_jobs(scenario)
         self._scenario = self._jobs[0]
+        self._restarts = 0
         self._wanted = gpus
         self._clock = clock
         self._running: tuple[Node, int] | None = None  # and the Unix time of its loop's start, ns
@@ -114,7 +115,7 @@ class SimulatedSource:
         self._host = _SimulatedHost(self)
 
     def _started(self) -> tuple[Node, int]:
-        node = Node(TrainingLoop(self._scenario))
+        node = Node(TrainingLoop(self._scenario), PID + self._restarts)
         past_ns = int((BACKFILL_S + 30.0) * 1e9)
         return node, int((self._clock() - _LEAD_S) * 1e9) - node.loop.epoch_start(past_ns)
 
@@ -126,6 +127,7 @@ class SimulatedSource:
         if len(self._jobs) < 2:
             return None
         self._scenario = self._jobs[(self._jobs.index(self._scenario) + 1) % len(self._jobs)]
+        self._restarts += 1  # another process, so that what was seen of the one before says nothing about it
         self._running = self._started()
         return self._scenario.title
 

@@ -139,7 +139,7 @@ class Sampler:
         except GputopError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  thread boundary: else the screen would freeze without a word
-            self._fail(GputopError(f"gputop stopped sampling: {error!r}", "A fault of gputop: please report it."))
+            self._fail(GputopError(f"gputop stopped sampling: {error!r}", "This is a bug in gputop: please report it."))
         finally:
             self._end()
 
@@ -151,7 +151,7 @@ class Sampler:
             raise GputopError(
                 f"gputop stopped sampling: it could not use the sample it had taken: {cause}",
                 (error.fix if isinstance(error, GputopError) else "")
-                or "A fault of gputop, not of the driver: please report it.",
+                or "This is a bug in gputop, not in the driver: please report it.",
             ) from error
 
     def _fail(self, error: GputopError) -> None:
@@ -299,7 +299,7 @@ class Sampler:
         info = probe.info
         if isinstance(result, Exception):
             state = FAILED
-            message = f"GPU {info.index} could not be read: {result!r}. This is a fault of gputop: please report it."
+            message = f"GPU {info.index} could not be read: {result!r}. This is a bug in gputop: please report it."
         else:
             waited_s = call.duration_s if call.submitted_s is None else self._clock() - call.submitted_s
             if waited_s <= deadline_calls.HANG_TIMEOUT_S:

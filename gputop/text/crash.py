@@ -30,7 +30,7 @@ def tell(error: BaseException) -> None:
     What it needs is imported here: nothing of it may cost the first frame a millisecond.
     """
     with contextlib.suppress(Exception):
-        console.say(f"a fault of gputop's own: {_named(error)}{_place(error)}")
+        console.say(f"a bug in gputop: {_named(error)}{_place(error)}")
         try:
             console.say(f"the report, without variables and secrets: {write_report(error)}")
         except (GputopError, OSError) as problem:

@@ -62,8 +62,8 @@ def rate_gb(value: float) -> str:
     gigabytes = value / 1e9
     if gigabytes >= 99.5:
         return f"{gigabytes:.0f}"
-    # Little traffic must not read as none.
-    return f"{gigabytes:.2f}" if 0 < gigabytes < 0.095 else f"{gigabytes:.1f}"
+    # Little traffic must not read as none; less than 5 MB/s is none beside a link.
+    return f"{gigabytes:.2f}" if 0.005 <= gigabytes < 0.095 else f"{gigabytes:.1f}"
 
 
 def rate(value: float) -> str:

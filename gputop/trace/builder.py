@@ -103,7 +103,7 @@ class TraceBuilder:
         if note in self._noted or len(self._noted) > limits.MAX_NOTES:
             return
         if len(self._noted) == limits.MAX_NOTES:
-            note = QualityNote("more_notes", f"There is more to say about this trace than {limits.MAX_NOTES} remarks.")
+            note = QualityNote("more_notes", f"This trace has more than {limits.MAX_NOTES} remarks; some are left out.")
         self._noted.add(note)
         self.quality.append(note)
 

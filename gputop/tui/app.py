@@ -191,7 +191,7 @@ class GputopApp(TerminalApp):
         self._host.show([status_lines.host(sample, width)])
         attached = frozenset(s.pid for s in session.servers if s.pid is not None)
         reasons = {g.processes_reason for g in sample.gpus if g.processes_reason}
-        none = "no process holds a GPU" if sample.gpus else "no process of this node is known to have a profiler server"
+        none = "no process holds a GPU" if sample.gpus else "no process with a profiler server on this node"
         self._processes.update_view(sample.processes, attached, "; ".join(sorted(reasons)) or none)
         self._refresh_actions()
 
@@ -309,7 +309,7 @@ class GputopApp(TerminalApp):
             return
         self._quitting = True
         self.session.stop_capture()
-        self.notify("Ending the capture to keep its data, then quitting; q again quits at once.")
+        self.notify("Stopping the capture to keep its data, then quitting. q: quit now.")
 
     def action_stop_capture(self) -> None:
         if self.session.stop_capture():
@@ -376,8 +376,7 @@ class GputopApp(TerminalApp):
 
         def apply(pattern: str | None) -> None:
             if pattern is not None:
-                panel.pattern = pattern
-                panel.draw()
+                panel.show_matching(pattern)
 
         hint = "part of a pid, user or command; empty shows all"
         self.push_screen(Ask("Filter processes", hint, panel.pattern), apply)
@@ -417,12 +416,11 @@ class GputopApp(TerminalApp):
         self._table.scroll_in_time(by)
         self._refresh_keys()
 
-    def action_clear_notices(self) -> None:
-        """Escape: clear a notice; where there is none, back to now."""
-        if super().check_action("clear_notices", ()):
-            super().action_clear_notices()
-        else:
-            self.action_scroll_to_now()
+    def action_step_back(self) -> None:
+        """Escape on the main screen: back to now; where that is shown, every process again."""
+        if self._table.time.time_s is None and self._table.end_s is None:
+            self._processes.show_matching("")
+        self.action_scroll_to_now()
 
     def action_scroll_to_now(self) -> None:
         self._table.follow()
@@ -445,8 +443,7 @@ class GputopApp(TerminalApp):
             return False
         if action == "next_job" and not self._is_demo:
             return False
-        # On the main screen there is always something for it.
-        return super().check_action(action, parameters) or (action == "clear_notices" and len(self.screen_stack) == 1)
+        return super().check_action(action, parameters)
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
         own = list(commands(screen))

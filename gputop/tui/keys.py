@@ -25,13 +25,13 @@ def key(keys: str, action: str, title: str, sentence: str, footer: bool = False,
 GROUPS: dict[str, list[Binding]] = {
     "Capture": [
         key("c", "capture", "capture a trace", "capture a trace and analyze it"),
-        key("C", "capture(True)", "capture at full length", "capture all that is asked, without a probe first"),
-        key("x", "stop_capture", "stop the capture", "end the capture, keep what it has"),
+        key("C", "capture(True)", "capture at full length", "capture the full length, without a short test first"),
+        key("x", "stop_capture", "stop the capture", "stop the capture, keep its data"),
         key("a", "attach", "attach to a profiler server", "attach to HOST:PORT"),
-        key("D", "next_job", "cure the demo's job", "in the demo: restart the job cured, or not"),
+        key("D", "next_job", "cure the demo's job", "in the demo: restart the job with its cure, or without"),
     ],
     "Results": [
-        key("r", "recommendations", "what to do", "to what to do; enter: details"),
+        key("r", "recommendations", "what to do", "go to What to do; enter: details"),
         key("t", "last_capture", "timeline", "timeline: GPUs, host threads, idle gaps"),
         key("T", "open('tables')", "tables", "tables: kernels, memory, layers, input"),
         key("J", "open('captures')", "captures", "all captures: open, compare, delete"),
@@ -50,7 +50,8 @@ GROUPS: dict[str, list[Binding]] = {
         key("left_square_bracket", "zoom(1)", "zoom out", "show more time"),
         key("right_square_bracket", "zoom(-1)", "zoom in", "show less time"),
         key("end", "scroll_to_now", "back to now", "back to now"),
-        key("space", "pause", "pause", "hold the screen; a replay: pause"),
+        key("escape", "step_back", "step back", "back to now; else show all processes"),
+        key("space", "pause", "pause", "freeze the screen; in a replay: pause"),
         key("plus,equals_sign", "interval(-1)", "sample more often", "sample, or replay, faster"),
         key("minus", "interval(1)", "sample less often", "sample, or replay, slower"),
         key("comma", "seek(-60)", "back in the recording", "a minute back in a replay"),
@@ -60,12 +61,12 @@ GROUPS: dict[str, list[Binding]] = {
         key("h", "open('host')", "host", "host: cores, memory, limits"),
         key("i", "open('job')", "job", "job: profiler servers, step period"),
         key("question_mark", "help", "help", "the keys of this screen"),
-        key("q", "quit", "quit", "quit; a running capture is ended, its data kept"),
-        key("ctrl+c", "quit", "quit", "quit; a running capture is ended, its data kept", priority=True),
-        key("ctrl+z", "suspend_process", "suspend", "to the shell; fg: back"),
+        key("q", "quit", "quit", "quit; a running capture stops and keeps its data"),
+        key("ctrl+c", "quit", "quit", "quit; a running capture stops and keeps its data", priority=True),
+        key("ctrl+z", "suspend_process", "suspend", "suspend to the shell; fg resumes"),
     ],
     "Processes": [
-        key("slash", "filter", "filter processes", "show only those with a text"),
+        key("slash", "filter", "filter processes", "show only processes that contain a text"),
         key("o", "sort", "sort processes", "sort by the next column"),
         key("S", "open('stacks')", "stacks", "stacks: the line where each rank stands"),
     ],
@@ -97,7 +98,7 @@ FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
 
 # Actions that change the main screen; they have no effect while another screen covers it.
 MAIN_VIEW_ACTIONS = frozenset({"metric", "interval", "pause", "scroll", "scroll_to_now", "zoom", "seek", "sort",
-                               "filter", "cursor", "recommendations"})
+                               "filter", "cursor", "recommendations", "step_back"})
 
 _NUMBER = re.compile(r"\(-?\d+\)$")
 _MAX_KEYS, _MAX_DIFFERING_WORDS = 4, 6
@@ -163,9 +164,14 @@ def _folded(lines: list[tuple[list[str], Binding]]) -> list[tuple[str, str]]:
             out[-1] = (" ".join(both[:_MAX_KEYS]), _both(before[1].tooltip, binding.tooltip))
             before = None
         else:
-            out.append((" ".join(keys[:_MAX_KEYS // 2]), binding.tooltip))
+            out.append((" ".join(keys[:_MAX_KEYS // 2]), _lower(binding.tooltip)))
             before = keys, binding
     return out
+
+
+def _lower(sentence: str) -> str:
+    """Textual's own sentences begin with a capital."""
+    return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
 
 
 def _function(binding: Binding) -> str:

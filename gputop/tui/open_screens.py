@@ -126,7 +126,7 @@ def open_signal(app: MonitorApp, chosen: ProcessSample) -> None:
         except GputopError as error:
             show_error(app, error)
         else:
-            app.notify(f"{number.name} is sent to {chosen.pid}.")
+            app.notify(f"{number.name} was sent to process {chosen.pid}.")
 
     app.push_screen(SignalScreen(chosen), send)
 
@@ -211,7 +211,7 @@ def open_host(app: MonitorApp) -> None:
         sample = app.session.sample
         history = app.session.history
         if sample is None or history is None:
-            return Text("Nothing was sampled yet.")
+            return Text("No sample yet.")
         return host_text(sample, width, history.host(_HOST_HISTORY_S))
 
     app.push_screen(LivePopup("Host", text))
@@ -276,7 +276,7 @@ def open_tables(app: MonitorApp) -> None:
     """The last capture as tables."""
     record = app.session.last_capture
     if record is None:
-        tell_no_capture(app, no_capture(app.session, "Its kernels, memory and layers are then here."))
+        tell_no_capture(app, no_capture(app.session, "Then its kernels, memory and layers are shown here."))
         return
     from gputop.tui.screens.tables_screen import TablesScreen
 

@@ -139,7 +139,7 @@ class Output(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with DialogFrame(f"Output of the job · {self._job.log}", "↑↓ scroll", "esc: close", id="popup"):
-            yield WrappedText(Text("\n".join(self._job.tail(OUTPUT_LINES)[0]) or "nothing so far"))
+            yield WrappedText(Text("\n".join(self._job.tail(OUTPUT_LINES)[0]) or "no output yet"))
 
     def on_mount(self) -> None:
         self.set_interval(OUTPUT_PERIOD_S, self._show)
@@ -151,7 +151,7 @@ class Output(ModalScreen[None]):
         box = self.query_one("#popup", DialogFrame)
         follows = box.scroll_offset.y >= box.max_scroll_y
         lines, _ = self._job.tail(OUTPUT_LINES)
-        self.query_one(WrappedText).update_text(Text("\n".join(lines) or "nothing so far"))
+        self.query_one(WrappedText).update_text(Text("\n".join(lines) or "no output yet"))
         if follows:
             self.call_after_refresh(box.scroll_end, animate=False)
 
@@ -178,7 +178,7 @@ class Leave(ModalScreen[str | None]):
                                ("esc", "back to the monitor")):
                 out.append(f"{keys:>6}  ", ACCENT)
                 out.append(what + "\n")
-            out.append(f"\nAll of its output: {printable(str(self._job.log))}", DIM)
+            out.append(f"\nThe whole output: {printable(str(self._job.log))}", DIM)
             yield WrappedText(out)
 
     def on_mount(self) -> None:

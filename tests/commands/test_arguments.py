@@ -43,7 +43,13 @@ def test_numbers_in_their_units():
     (["xyzzy"], "there is no command 'xyzzy'. gputop --help lists them"),
     (["--intervall", "2"], "gputop has no option --intervall. Did you mean --interval?"),
     (["capture", "--secnds=3"], "gputop capture has no option --secnds. Did you mean --seconds? gputop capture --help"),
-    (["doctor", "c"], "gputop doctor has no argument c."),
+    (["doctor", "c"], "gputop doctor takes no argument c."),
+    (["capture", "node1:6009"], "gputop capture takes no argument node1:6009. Did you mean --attach node1:6009?"),
+    (["capture", "10"], "Did you mean --seconds 10?"), (["export", "9810"], "Did you mean --listen 9810?"),
+    (["snapshot", "node.html"], "Did you mean --output node.html?"),
+    (["cluster", "http://p:9090"], "Did you mean --prometheus http://p:9090?"), (["cluster", "7"], "--job 7?"),
+    (["attach", "localhost:6009"], "for a server at an address: gputop --attach localhost:6009"),
+    (["attach", "train.py"], "pgrep -f train.py finds it"), (["completion", "bsh"], "Did you mean bash?"),
 ])
 def test_a_mistyped_word_is_answered_with_the_one_that_was_meant(words, message, capsys):
     with pytest.raises(SystemExit) as caught:

@@ -64,7 +64,7 @@ def test_wrong_values_are_wrong_usage_too(args: list[str], capsys: pytest.Captur
 def test_without_a_terminal_the_monitor_is_one_snapshot_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--demo", "--interval", "0.2"]) == 0
     output = capsys.readouterr()
-    assert "standard output is no terminal" in output.err and "gputop snapshot" in output.err
+    assert "standard output is not a terminal" in output.err and "gputop snapshot" in output.err
     assert "SIMULATED" in output.out and "What to do" in output.out and "\x1b" not in output.out
 
 

@@ -29,7 +29,7 @@ def no_job(monkeypatch):
     (["--profiler-port", "6009"], "neither TF_CONFIG nor SLURM_JOB_NODELIST"),
     (["--on-dip", "sm is low"], "no rule for a dip"),
     (["--on-dip", "--json", "--dip-max", "2"], "--json is one document"),
-    (["--on-dip", "--force"], "--force is for a capture at once"),
+    (["--on-dip", "--force"], "--force does not go with --on-dip"),
     (["--dip-before", "5"], "Add --on-dip"),
 ])
 def test_wrong_usage_is_said_before_anything_starts(arguments, err, capsys):
@@ -86,5 +86,5 @@ def test_a_wait_for_a_dip(tmp_path, capsys):
     document = json.loads(out)
     path = Path(document["capture"]["path"])
     assert path.is_relative_to(tmp_path / "black-box") and path.is_file()
-    assert "waiting for sm<95% for 1s" in err and "captured by itself: GPU " in err
+    assert "waiting for sm<95% for 1s" in err and "automatic capture: GPU " in err
     assert {number: signal.getsignal(number) for number in handled} == before

@@ -117,7 +117,7 @@ def test_more_bytes_with_the_same_kernel_times_may_be_other_data():
     c = compare_sides(side(0), side(1, mean_s=0.25, h2d_bytes=4e8))
     assert verdict(c, "steps", "mean_s") == "worse" and c.verdict == "cannot be told"
     text = " ".join(text_report(c).split())
-    assert "maybe other data" in text and "Which is better cannot be told: 199 → 25" in text
+    assert "maybe other data" in text and "UNDECIDED which is better: 199 → 25" in text
     assert c.sample_change == pytest.approx(-0.69, abs=0.02)
     assert c.to_json()["batch_factor"] == 4
 
@@ -306,7 +306,7 @@ def test_nothing_changed_and_nothing_known_are_sentences():
     text = text_report(compare_sides(side(0), side(0)))
     assert text.startswith("NO CHANGE: 199") and "did not change beyond noise (31). --verbose" in text
     few = text_report(compare_sides(side(0, 3), side(1, 3)))
-    assert few.startswith("NOT TO BE TOLD: 2") and "; too few steps, 5 are needed" in " ".join(few.split())
+    assert few.startswith("UNDECIDED: 2") and "; too few steps, 5 are needed" in " ".join(few.split())
 
 
 @pytest.mark.parametrize(("name", "cause", "length_s"), [

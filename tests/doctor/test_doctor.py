@@ -281,7 +281,7 @@ def test_host_engine_with_a_lost_gpu(dcgm_node: Scene) -> None:
 def test_host_engine_of_gpus_without_profiling(dcgm_node: Scene) -> None:
     dcgm_node.engine.gpus[0].profiling = None
     some = engine_check(dcgm_node)
-    assert "not to be had on GPU 0: its profiling module is not loaded" in some.detail and some.fix
+    assert "not available on GPU 0: its profiling module is not loaded" in some.detail and some.fix
     dcgm_node.engine.gpus[1].profiling = None
     none = engine_check(dcgm_node)
     assert "GPU 0-1:" in none.detail and none.fix is None
@@ -363,7 +363,7 @@ def test_jobs_without_a_server_get_the_line_to_add(tmp_path: Path) -> None:
     process(tmp_path, 14, "nvidia-cuda-mps-server")
     server = ProfilerServer("127.0.0.1:6009", 10, "ana", "python served.py --token hunter2", "JAX", "0.7")
     first, *lacking = jobs.servers(facts, tmp_path, lambda: Discovery((server,), ("a note",)))
-    assert first.status == "ok" and "127.0.0.1:6009 JAX 0.7, pid 10: python served.py" in first.detail
+    assert first.status == "ok" and "127.0.0.1:6009 JAX 0.7, pid 10: served.py" in first.detail
     assert "a note" in first.detail and "1 more" in first.detail
     assert "hunter2" not in first.detail + lacking[2].detail, "secrets are hidden here, too"
     assert [check.id for check in lacking] == ["process_11", "process_12", "process_13"]
@@ -428,7 +428,7 @@ def test_terminal(env: dict[str, str], size: tuple[int, int] | None, encoding: s
 def test_logdir_is_tried_and_not_made(tmp_path: Path) -> None:
     wanted = tmp_path / "a/b"
     check = node.logdir(wanted)
-    assert check.status == "ok" and "can be made" in check.detail and not wanted.parent.exists()
+    assert check.status == "ok" and "can be created" in check.detail and not wanted.parent.exists()
     put(tmp_path, "file")
     bad = node.logdir(tmp_path / "file" / "x")
     assert bad.status == "fail" and "cannot be written" in bad.detail and bad.fix

@@ -93,7 +93,7 @@ def test_host_and_processes_are_complete() -> None:
     assert process["reasons"] == {"user": "access denied"}
     text = to_text(session)
     assert "CPU 31% of 96 cores, 2 full (granted here: 8)" in text
-    assert "pid 900 (20 here)  ana  GPU 0:1  1.0G  python train.py" in text
+    assert "pid 900 (20 here)  ana  GPU 0:1  1.0G  train.py" in text
     assert ("CPU 6.4 cores  storage read 1.2 GB/s, written 0 B/s  docker 0123456789ab (pid 7 inside)"
             "  CUDA_VISIBLE_DEVICES=0,1\ufffd\n      matched by its mapping of /dev/nvidia0\n") in text
 

@@ -153,5 +153,5 @@ def test_a_job_without_a_server_is_given_one(python, code, event, tmp_path):
         message = _attach(job)
         address = message.partition("profiler server at ")[2].partition(" ")[0]
         assert any(event in name for name in _events(job, address, tmp_path))
-        assert f"serves its profiler at {address} already" in _attach(job)
+        assert f"has a profiler server already, at {address};" in _attach(job)
         assert _finish(job) == 7

@@ -55,7 +55,7 @@ def test_a_process_of_the_kernel(tmp_path):
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "status").write_text("Name:\tkthreadd\nState:\tS (sleeping)\nTracerPid:\t0\n")
     (tmp_path / "2" / "cmdline").write_bytes(b"")
-    with pytest.raises(GputopError, match="process 2 is the kernel's"):
+    with pytest.raises(GputopError, match="process 2 is a kernel thread"):
         target.examine(2, proc=tmp_path)
 
 
@@ -74,7 +74,7 @@ def test_a_process_that_is_debugged(sleeper):
                           stdout=subprocess.PIPE) as debugger:
         assert debugger.stdout is not None
         assert debugger.stdout.readline() == "has it\n"
-        assert f"process {debugger.pid} (a debugger, strace, …) has hold" in _refusal(sleeper.pid).message
+        assert f"process {debugger.pid} (a debugger, strace, …) is attached" in _refusal(sleeper.pid).message
         debugger.communicate()
 
 

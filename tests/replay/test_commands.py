@@ -56,7 +56,7 @@ def test_record_then_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["record", "--demo", "--seconds", "1", "-o", str(path)]) == 1
     assert "never overwritten" in capsys.readouterr().err and path.read_bytes() == before
     assert main(["replay", str(path)]) == 2  # pytest's stdout is no terminal
-    assert "replay needs a terminal: standard output is no terminal" in capsys.readouterr().err
+    assert "replay needs a terminal: standard output is not a terminal" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from textual.widgets import DataTable
+
 from gputop.cluster.collect import View
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, NodeSample, ProcessSample
@@ -292,6 +294,7 @@ MONITOR_EFFECTS = {
     "scroll(-1)": Effect(lambda app: table(app).end_s is None, to(False), ("end",)),
     "scroll(1)": Effect(lambda app: table(app).end_s, more, ("end", "left", "left")),
     "scroll_to_now": Effect(lambda app: table(app).end_s is None, to(True), ("left",)),
+    "step_back": Effect(lambda app: table(app).end_s is None, to(True), ("left",)),
     "zoom(1)": Effect(lambda app: table(app).span_s, more),
     "zoom(-1)": Effect(lambda app: table(app).span_s, less),
     "sort": Effect(lambda app: processes(app).sort, other),
@@ -309,6 +312,10 @@ REPLAY_EFFECTS = {
     "pause": Effect(lambda app: app.session.player.paused, other),
 }
 POPUP_EFFECTS = {"app.help": HELPS, "dismiss": CLOSES}
+
+
+def scrolled(app: Any) -> float:
+    return float(app.screen.query_one("#popup").scroll_y)
 
 
 def view(what: Callable[[Any], Any]) -> Callable[[GputopApp], Any]:
@@ -402,7 +409,6 @@ STAGES: dict[type, Stage] = {
     TerminalApp: Stage({
         "low_bandwidth": Effect(lambda app: app.low_bandwidth, other),
         "redraw": Effect(last_asked, to("redraw")),  # what comes of it: test_terminal_manners
-        "clear_notices": Effect(lambda app: bool(app.screen.query("Toast")), to(False), ("y",)),
     }),
     GpuTable: Stage(moves(lambda app: table(app).selected) | {
         "details": Effect(title, to("GPU 0"), ("up",) * 5)}, focus=GpuTable),
@@ -427,7 +433,8 @@ STAGES: dict[type, Stage] = {
         "answer('all')": Effect(last_asked, to(("capture", 1))),  # those that the session knows
         "answer('none')": CLOSES,
         "app.help": HELPS}, ("c",), session=ManyWorkersSession),
-    Popup: Stage(POPUP_EFFECTS | {"copy": Effect(copied, other)}, ("r", *["up"] * 9, "enter")),
+    Popup: Stage(POPUP_EFFECTS | {"copy": Effect(copied, other), "scroll(1)": Effect(scrolled, by(1)),
+                                  "scroll(-1)": Effect(scrolled, by(-1), ("j", "j"))}, ("r", *["up"] * 9, "enter")),
     ProcessPopup: Stage({"signal": Effect(screen, to(SignalScreen))}, ("enter",), ProcessPanel),
     SignalScreen: Stage({
         "move(-1)": Effect(of(SignalList, lambda s: s.index), by(-1), ("down",)),
@@ -493,6 +500,8 @@ STAGES: dict[type, Stage] = {
         "turn(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("3",)),
         **{f"table({n})": Effect(on_screen(lambda s: s._index), to(n), ("2" if n == 0 else "1",)) for n in range(10)},
         "unfold": Effect(on_screen(lambda s: s._rows), other, ("9",)),
+        "move(1)": Effect(on_screen(lambda s: s.query_one(DataTable).cursor_row), by(1), ("1",)),
+        "move(-1)": Effect(on_screen(lambda s: s.query_one(DataTable).cursor_row), by(-1), ("1", "j")),
         "sort(1)": Effect(on_screen(lambda s: s._by), other),
         "reverse": Effect(on_screen(lambda s: s._rows), other, ("1", "o")),
         "filter": Effect(title, to("Filter rows")),

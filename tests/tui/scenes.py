@@ -173,7 +173,9 @@ def with_mig(sample: NodeSample) -> NodeSample:
 
 
 def without_gpus(sample: NodeSample) -> NodeSample:
-    return replace(sample, gpus=(), processes=())
+    why = ("There is no NVIDIA driver on this machine: libnvidia-ml.so.1 cannot be loaded. Install the driver; in a "
+           "container start it with GPU access.")
+    return replace(sample, gpus=(), processes=(), source=why)
 
 
 # -- what was recorded ---------------------------------------------------------------------------

@@ -163,7 +163,7 @@ async def test_every_key_does_what_it_says(owner: type, stage: Stage, tmp_path: 
                 while len(app.screen_stack) > (opened if stays else 1):
                     app.pop_screen()
                 app.ends = False
-                app.clear_notifications()  # escape would do that and no more
+                app.clear_notifications()
                 app.copy_to_clipboard("")
                 if isinstance(app.session, AskedSession):
                     app.session.asked.clear()

@@ -1,15 +1,33 @@
-"""The main job on a real terminal, key by key: from the demo to its cause, and after a lost session to it again."""
+"""The main job on a real terminal, key by key: from the demo to its cause, and after a lost session to it again; a
+real job without a profiler server, with one, and where no driver is."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.tui.terminals import terminal
+from tests import nvml_fake
+from tests.tui.terminals import Terminal, terminal
 
 CAUSE = "Waits for input"
+TRAIN = """
+import time
+import tensorflow as tf
+train_step = tf.function(lambda x: tf.reduce_sum(tf.matmul(x, x)))
+batch = tf.ones([256, 256])
+train_step(batch)
+print("ready", flush=True)
+while True:
+    train_step(batch).numpy()
+    time.sleep(0.02)
+"""
 
 
 @pytest.mark.parametrize("size", [(80, 24)])
@@ -24,9 +42,9 @@ def test_from_the_demo_to_the_cause_and_back_after_a_lost_session(size: tuple[in
         found = there.until(lambda text: CAUSE in text and "step time" in text)
         assert re.search(r"saves (up to )?\d+ %", found) and "t timeline  T tables  J captures" in found
         there.press("\r")
-        assert CAUSE in there.until("Evidence").splitlines()[0]
-        there.press("q")  # escape may clear a notice first
-        there.until("t timeline")
+        there.until(lambda text: f"─ {CAUSE}" in text and "Evidence" in text)
+        there.press("\x1b")
+        there.until(lambda text: "Evidence" not in text and "t timeline" in text)
         there.press("t")
         there.until(lambda text: "gputop  SIMULATED  timeline" in text and "events" in text and "Reading" not in text)
         there.press("q")
@@ -46,3 +64,61 @@ def test_from_the_demo_to_the_cause_and_back_after_a_lost_session(size: tuple[in
         there.until(lambda text: "What to do · capture" in text and CAUSE in text and "step time" in text)
         there.press("q")
         assert there.ended() == 0 and there.given_back()
+
+
+@contextlib.contextmanager
+def training(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A TensorFlow job that steps, without a profiler server."""
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    command = [sys.executable, str(script), "--lr", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as job:
+        try:
+            assert job.stdout is not None and job.stdout.readline() == "ready\n"
+            yield job
+        finally:
+            job.kill()
+
+
+def captured(there: Terminal) -> str:
+    """The screen once the capture under way has recorded a second, was stopped and analyzed."""
+    there.until(lambda text: re.search(r" [1-9]\.\d of ", text))
+    there.press("x")
+    return there.until(lambda text: "What to do · capture" in text and "step time" in text)
+
+
+@pytest.mark.tensorflow
+def test_a_real_job_without_a_server_with_one_and_where_no_driver_is(tmp_path: Path) -> None:
+    library = nvml_fake.build(tmp_path)
+    without_driver = nvml_fake.environment(library, "init 9")
+    with training(tmp_path) as job:
+        env = nvml_fake.environment(library, "gpus 2", f"process 0 {job.pid} 5000 C 50")
+        # Named, so that servers of other tests on this machine are none of it; nothing listens there.
+        with terminal((80, 24), "--logdir", str(tmp_path), "--attach", "127.0.0.1:1", env=env) as there:
+            shown = there.until("c starts one in the running job")
+            assert "No profiler server found" in shown and f"{job.pid} " in shown and " train.py --lr 1" in shown
+            there.press("c")
+            assert "Start one in it? y/N" in there.until(f"train.py (pid {job.pid}) has no profiler server")
+            there.press("y")
+            captured(there)
+            there.press("i")
+            (address,) = re.findall(r"● (127\.0\.0\.1:\d+)", there.until("Profiler servers"))
+            there.press("\x1b")
+            there.until(lambda text: "Profiler servers" not in text)
+            there.press("q")
+            assert there.ended() == 0 and there.given_back() and "gputop --logdir" in there.raw.decode()
+        with terminal((80, 24), "--logdir", str(tmp_path), "--attach", address, env=without_driver) as there:
+            shown = there.until(lambda text: "no GPU" in text and "c: capture a trace" in text)
+            assert "No GPU here: The NVIDIA driver is installed but its kernel module is not" in shown
+            assert f"● {address}" in shown
+            there.press("c")
+            captured(there)
+            there.press("t")
+            there.until(lambda text: "  timeline  " in text and "events" in text and "Reading" not in text)
+            there.press("\x1b")
+            there.until("t timeline")
+            job.kill()
+            assert "train.py" in there.until(f"process {job.pid} has ended")
+            there.press("q")
+            assert there.ended() == 0 and there.given_back()

@@ -17,6 +17,7 @@ from gputop.core.findings import Finding, Severity
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
 from gputop.ranks.model import Report
 from gputop.telemetry.history import History, HostHistoryPoint
+from gputop.text.commands import program_name
 from gputop.text.units import ranges
 
 F64 = npt.NDArray[np.float64]
@@ -361,8 +362,5 @@ def gpus_text(gpus: Iterable[GpuSample | int]) -> str:
 
 def name_of(process: ProcessSample) -> str:
     """A short name: the script or program, with the pid."""
-    words = (process.command or "").split()
-    scripts = [w for w in words if w.endswith(".py")]
-    name = (scripts or words or ["process"])[0].rsplit("/", 1)[-1]
-    return f"{name} (pid {process.pid})"
+    return f"{program_name(process.command or 'process')} (pid {process.pid})"
 

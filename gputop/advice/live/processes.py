@@ -251,7 +251,8 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
                   f"peers_{v.metric}_ratio": v.peers_activity, "times_peers": times, "slices_share_ratio": v.slices},
         action=f"Keep everything that is not a replica's share off GPU {index}: metrics, summaries, evaluation and "
                "variables on the CPU or mirrored; capture (c) to see which operations they are.",
-        snippet="strategy = tf.distribute.MirroredStrategy(  # not ReductionToOneDevice\n"
+        snippet="# where the job makes its strategy: NCCL, not ReductionToOneDevice\n"
+                "strategy = tf.distribute.MirroredStrategy(\n"
                 "    cross_device_ops=tf.distribute.NcclAllReduce())\n"
                 "# metrics and summaries off the GPU:\n"
                 "with tf.device('/CPU:0'):\n    ...",

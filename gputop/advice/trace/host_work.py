@@ -19,6 +19,7 @@ from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import Trace
 
 _KERAS = (KERAS2, KERAS3)
+_WORTH_NAMING = 0.01  # of the gap; less is no part of the cause
 _FEWER = "model.compile(..., steps_per_execution=16)  # Python once in 16 steps"
 _SELDOM = (
     "if step % 100 == 0:\n"
@@ -78,9 +79,10 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        f"{how_to_mark_steps(facts.trace)}")
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
+    work = tuple(own for own in host.gap_main if own.s_per_step >= _WORTH_NAMING * host.gap_s)
     return StepGapHost(gpus=facts.active_numbers, share=host.gap_s / facts.period_s, gap_s=host.gap_s,
-                       silent_s=host.gap_silent_s, work=host.gap_main, executor_work=host.gap_executor,
-                       culprits=on_host(host.gap_main, facts.basis),
+                       silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
+                       culprits=on_host(work, facts.basis),
                        slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host), cure=Cure(
                            host=removed_host_time(facts, "gap"),
                            assumes="The host's work between two calls goes on behind the GPUs, or not at all."))

@@ -51,7 +51,7 @@ def serve(framework: str, token: str = "", port: int | None = None, listen: str 
         rank = _rank()
         more = [what,
                 f"rank {rank}" if rank else "",
-                f"port {wanted} was not to be had" if wanted not in (0, chosen) else "",
+                f"port {wanted} was taken" if wanted not in (0, chosen) else "",
                 "any host can reach it" if everywhere else ""]
         _announce(", ".join(part for part in more if part), run, f"127.0.0.1:{chosen}")
     except Exception as error:  # noqa: BLE001  whatever it is, the job must not notice

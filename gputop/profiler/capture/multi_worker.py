@@ -122,7 +122,7 @@ class _Worker:
         except GputopError as error:
             self.error = error
         except Exception as error:  # noqa: BLE001  thread boundary: the other workers go on
-            self.error = GputopError(f"gputop's own fault: {error!r}", "Please report this; the job itself goes on.")
+            self.error = GputopError(f"a bug in gputop: {error!r}", "Please report this; the job itself goes on.")
 
     def probe_server(self, folder: Path, stop: threading.Event) -> None:
         """The probe, and what it tells about the server's clock."""
@@ -323,7 +323,7 @@ def per_worker(free: FreeResources, workers: int) -> FreeResources:
 def shortest_plan(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:
     """The plan that hurts nobody: the shortest of all, its worker named. As asked where there are none."""
     if not plans:
-        return Plan(asked_s, asked_s, "as asked")
+        return Plan(asked_s, asked_s, "full length")
     address, least = min(plans, key=lambda one: one[1].chosen_s)
     notes = tuple(dict.fromkeys(note for _, one in plans for note in one.notes))
     why = f"{address}: {least.why}" if least.shortened and len(plans) > 1 else least.why

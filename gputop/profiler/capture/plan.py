@@ -129,15 +129,15 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, *, longest: bool = F
     """
     rate = probe.events_per_s
     if rate <= 0:
-        return Plan(asked_s, asked_s, "as asked, the job made no events while it was probed", probe, free.unknown)
+        return Plan(asked_s, asked_s, "full length, the job made no events during the test", probe, free.unknown)
     makes = f"this job makes {_count(rate)} events/s"
-    chosen_s, why = asked_s, f"as asked, {makes}"
+    chosen_s, why = asked_s, f"full length, {makes}"
     enough_s = TARGET_EVENTS / rate - probe.seconds
     if enough_s < asked_s:
         chosen_s, why = enough_s, makes
-        least_s, what = max((MIN_CAPTURE_S, "the least"), _for_steps(probe))
+        least_s, what = max((MIN_CAPTURE_S, "the shortest possible"), _for_steps(probe))
         if chosen_s < least_s:
-            chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"as asked, {makes}")
+            chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"full length, {makes}")
     device_rate = probe.device_events / probe.seconds
     if device_rate * chosen_s > _CUPTI_SHARE * CUPTI_RECORDS:
         chosen_s = _CUPTI_SHARE * CUPTI_RECORDS / device_rate

@@ -193,7 +193,7 @@ def probe_job(
         host, devices = count_events(map_file(result.path))
     except OSError as error:
         raise GputopError(f"the probe's trace cannot be read: {error.strerror or error} ({result.path})",
-                          "See to that file system; or capture without a probe: --force.") from None
+                          "Check that file system; or capture without a probe: --force.") from None
     step_s, sure = step_time(result.path, host + devices) or (None, False)
     seconds = min(PROBE_S, result.took_s) if result.stopped_early else PROBE_S
     return result, Probe(seconds, result.took_s, result.bytes, host, devices, step_s, watch.growth, sure)
@@ -227,7 +227,7 @@ def keep_probe(probed: CaptureResult, logdir: str | Path, host: str | None = Non
             path = folder.adopt(file, probed.path)
     except OSError as error:
         raise GputopError(f"the probe's trace cannot be read: {error.strerror or error} ({probed.path})",
-                          "See to that file system.") from None
+                          "Check that file system.") from None
     finally:
         folder.discard()
     return replace(probed, path=path, run_dir=folder.path, session_id=folder.path.name)

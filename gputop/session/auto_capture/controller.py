@@ -133,7 +133,7 @@ class AutoCapture:
             self.missed += 1
             self._set_note(f"{at} {text}: not captured, a capture was under way or {SETTLE_S:.0f} s ago at most")
         elif self.done:
-            self._set_note(f"{at} {text}: not captured, that was often enough")
+            self._set_note(f"{at} {text}: not captured, the limit of captures is reached")
         elif self._last_dip_s is not None and 0 <= now_s - self._last_dip_s < self.options.min_interval_s:
             self._set_note(f"{at} {text}: not captured, the last was {(now_s - self._last_dip_s) / 60:.0f} min ago")
         else:
@@ -155,12 +155,12 @@ class AutoCapture:
 
     def finish(self, record: CaptureRecord, reason: str) -> CaptureRecord:
         """A capture of ours has ended: say why it was made, and bound the folder."""
-        notices = (f"captured by itself: {reason}", *held_before(record, self._dip_began_s), *record.notices)
+        notices = (f"automatic capture: {reason}", *held_before(record, self._dip_began_s), *record.notices)
         run = record.path if record.path.is_dir() else record.path.parent
         try:
             mark_removable(run, reason)
         except OSError as error:
-            notices = (*notices, f"it will not be removed by itself: {error.strerror or error}")
+            notices = (*notices, f"it will not be removed automatically: {error.strerror or error}")
         for old in remove_oldest(self.logdir):
             notices = (*notices, f"removed to make room: {old}")
         return replace(record, notices=notices)
@@ -235,7 +235,7 @@ class AutoCapture:
                 except Exception as error:  # noqa: BLE001  thread boundary: captures after a dip go on
                     self._end_recording()
                     self._given_up = True
-                    self._set_note(f"not recording all the time, gputop's own fault: {error!r}")
+                    self._set_note(f"not recording all the time, a bug in gputop: {error!r}")
         with self._lock:
             self._end_recording()
 

@@ -20,6 +20,7 @@ from gputop.tui.keys import key
 from gputop.tui.widgets.cached_lines import DrawnLines
 
 _MIN_HEIGHT_OF_LIST = 8  # a lower panel has the selected finding alone
+_ONE_FINDING = 3  # lines of a panel that has room for its title, its reason and its action, and nothing above them
 
 
 def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int,
@@ -112,7 +113,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         if width <= 0 or height <= 0:
             return
         lines: list[list[StyledText]] = []
-        for text in self.lead:
+        for text in self.lead if height > _ONE_FINDING or not self.findings else ():
             lines += [[(" " + part, PLAIN)] for part in wrap(printable(text), width - 2, height)]
         self._line_ids = [""] * len(lines)
         step = step_lines(self.breakdown, width, self.step_s) if height >= _MIN_HEIGHT_OF_LIST else []

@@ -376,9 +376,8 @@ class GpuTable(Widget, can_focus=True):
         if index >= len(self.gpus):
             if self.gpus or y != self._top:
                 return []
-            if self.sample is not None:
-                return [(self._no_gpu[part.x:part.x + part.width], DIM)]
-            return [("  waiting for the first sample…", DIM)] if part.x == 0 else []
+            text = self._no_gpu if self.sample is not None else "  waiting for the first sample…"
+            return [(text[part.x:part.x + part.width], DIM)]
         gpu = self.gpus[index]
         figures = self._figures.get(gpu.info.uuid, {})
         message = figures.get("message")

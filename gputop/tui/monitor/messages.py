@@ -10,6 +10,7 @@ from gputop.text.units import printable, seconds
 
 NO_SERVER = ("No profiler server found; a capture needs one.",
              "gputop attach PID starts one in the running job, gputop run -- python … starts a job with one. ?: more.")
+OFFER = "c starts one in the running job, after a question. ?: other ways."
 
 FAILURE_SHOWN_S = 30.0  # how long a failed capture is told
 
@@ -35,7 +36,8 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         return (*nothing, "A capture is running: its findings will appear here.")
     if any(s.problem is None for s in session.servers):
         return (*nothing, "Press c to capture a trace and see where the step's time goes.")
-    return (*nothing, *no_server)
+    offered = no_server is NO_SERVER and session.processes_to_serve
+    return (*nothing, NO_SERVER[0], OFFER) if offered else (*nothing, *no_server)
 
 
 def attached(server: Server) -> str:

@@ -14,7 +14,7 @@ from textual.message import Message
 from gputop.core.samples import ProcessSample
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText
-from gputop.text import redaction
+from gputop.text.commands import short_command
 from gputop.text.units import bytes_, devices, fit, printable, rate, ratio
 from gputop.tui.keys import key as bind
 from gputop.tui.widgets.cached_lines import DrawnLines
@@ -165,7 +165,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
         pid_width, user_width, gpu_width, io_width, container_width = widths
         p = branch.process
         if p is None:
-            return [(fit(f" {branch.parent_pid:>{pid_width}} parent of these, holds no GPU", width), DIM)]
+            return [(fit(f" {branch.parent_pid:>{pid_width}} parent of these, uses no GPU", width), DIM)]
         memory, sm, cpu = p.gpu_memory_bytes, p.mean_sm_ratio, p.cpu_cores.value
         user = fit(printable(p.user or "?"), user_width - 1) + " " if user_width else ""
         io = p.io_bytes_per_s
@@ -175,7 +175,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
                    + (f" {'N/A' if io is None else rate(io):>{io_width}}" if io_width else "")
                    + (f"  {fit(printable(p.container or ''), container_width)}" if container_width else "") + "  ")
         mark = "● " if (p.local_pid or p.pid) in self._attached_pids else ""  # servers are found by the PID in here
-        command = printable(redaction.command(p.command) if p.command is not None
+        command = printable(short_command(p.command) if p.command is not None
                             else f"N/A: {p.reason or 'command unknown'}")
         room = max(0, width - 1 - len(figures) - len(branch.lead) - len(mark))
         return [("›" if here else " ", ACCENT), (figures, PLAIN), (branch.lead, DIM), (mark, ACCENT),
@@ -195,6 +195,11 @@ class ProcessPanel(DrawnLines, can_focus=True):
     def action_signal(self) -> None:
         if self.selected is not None:
             self.post_message(self.Opened(self.selected, signal=True))
+
+    def show_matching(self, pattern: str) -> None:
+        """Show only the processes with this text; all of them for an empty one."""
+        self.pattern = pattern
+        self.draw()
 
     def action_tree(self) -> None:
         self.as_tree = not self.as_tree

@@ -13,6 +13,7 @@ from gputop.core.samples import CgroupSample, HostSample, NodeSample, Reading
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.render.styled_text import StyledText, justify
+from gputop.text.commands import short_description
 from gputop.text.units import NA, bytes_, printable, rate, ratio, reading, seconds
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
         right.insert(0, ("PAUSED  ", WARN))
     # Without GPUs the source is the reason, which stands in their place.
     source = printable(sample.source).removeprefix("SIMULATED: ") if sample.gpus else ""
-    cost = "" if sample.own_cpu_ratio is None else f"own cost {100 * sample.own_cpu_ratio:.1f}% cpu"
+    cost = "" if sample.own_cpu_ratio is None else f"gputop itself {100 * sample.own_cpu_ratio:.1f}% CPU"
     used = sum(len(t) for t, _ in (*left, *right))
     for extra in (f" {source} ", f" every {interval_s:g} s ", f" {cost} "):
         if extra.strip() and used + len(extra) < width:
@@ -70,7 +71,7 @@ def replay_keys(width: int, snapshot: bool = False, step_period: StepPeriodEstim
     if snapshot:
         keys = "the node as it was  ← →: the minutes before  t: its capture"
         return justify([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
-    keys = "space: pause  + -: speed  , .: a minute back, on  ← →: scroll the history"
+    keys = "space: pause  + -: speed  , .: a minute back or forward  ← →: scroll the history"
     left: list[StyledText] = [(" Recording  ", BOLD), (keys, DIM)]
     return justify(left, _first_that_fits(_step_period(step_period, None), width - _cells(left) - 2), width)
 
@@ -186,7 +187,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
         return _progress(status, width)
     left: list[StyledText] = [(" Job  ", BOLD)]
     if ended is not None:
-        about = f"  {printable(ended.address)}  {printable(ended.description)}"
+        about = f"  {printable(ended.address)}  {printable(short_description(ended.description))}"
         another = any(s.problem is None for s in servers)
         return justify([*left, ("■ ", BAD), (f"process {ended.pid} has ended", WARN), (about, DIM)],
                        [("c: capture another job… ", ACCENT)] if another else [], width)
@@ -201,11 +202,11 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
         first = answering[0]
         left += [("● ", ACCENT), (printable(first.address), PLAIN)]
         left += [("  " + printable(auto_capture), ACCENT)] if auto_capture else []
-        left.append(("  " + printable(first.description), DIM))
+        left.append(("  " + printable(short_description(first.description)), DIM))
         if len(answering) > 1:
             left.append((f"  +{len(answering) - 1} more", DIM))
     elif known:
-        left.append(("no profiler server found: press a to attach, ? for how to start one", DIM))
+        left.append(("no profiler server found   c: start one   a: enter its address", DIM))
     else:
         left.append(("looking for profiler servers…", DIM))
     step: list[StyledText] = []
@@ -216,7 +217,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
             step = [(f"step time {seconds(record.step_s)}  ", BOLD)]
             right = [(f"captured {ago} ", DIM)]
         else:
-            right = [(f"no steps in the capture of {ago} ", DIM)]
+            right = [(f"no steps in the capture, {ago} ", DIM)]
     elif answering:
         right = [("c: capture a trace ", ACCENT)]
     room = width - min(_cells(left), _JOB_CELLS) - _cells(step) - _cells(right) - 1
@@ -254,7 +255,7 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
 
 
 _PHASES = {"starting": "starting a profiler server in",
-           "connecting": "connecting to", "probing": "a short test capture of", "recording": "recording",
+           "connecting": "connecting to", "probing": "taking a short test capture of", "recording": "recording",
            "receiving": "receiving the trace of", "saving": "saving the trace of",
            "analyzing": "analyzing the trace of"}
 

@@ -17,9 +17,9 @@ def ask_attach() -> Ask:
             return error.in_one_line
         return None
 
-    hint = ("The profiler server of a job. To start one in it:\n"
+    hint = ("The address of a job's profiler server. To start one in the job:\n"
             "  tf.profiler.experimental.server.start(6009)\n"
             "  jax.profiler.start_server(6009)\n"
-            "A job that runs without one is given one by:\n"
+            "To start one in a running job:\n"
             "  gputop attach PID")
     return Ask("Attach to HOST:PORT", hint, placeholder="localhost:6009", check=problem)

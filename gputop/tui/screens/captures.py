@@ -20,6 +20,7 @@ from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.session.saved_captures import ListedCapture, delete_capture, listed, run_of, saved_captures
 from gputop.session.session import Session
+from gputop.text.commands import short_command
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Confirm
@@ -86,7 +87,8 @@ class SavedCaptures(DrawnLines, can_focus=True):
             step = "" if record.analysis is None else "no steps"
             step = step if record.step_s is None else seconds(record.step_s) + "/step" * (width >= _STEP_FROM_COLUMNS)
             left = f"{when(record.time_s, now_s):<13}{step:<{13 if width >= _STEP_FROM_COLUMNS else 10}}"
-            job = fit(printable(record.job or record.address), job_columns - 2) + "  " if job_columns else ""
+            job = printable(short_command(record.job) if record.job else record.address)
+            job = fit(job, job_columns - 2) + "  " if job_columns else ""
             rest = max(0, width - 5 - len(left) - len(job))
             lines.append([("›" if here else " ", ACCENT), (mark, ACCENT), (" ● " if is_shown else "   ", ACCENT),
                           (left, BOLD if here else PLAIN), (job, DIM),
@@ -127,7 +129,7 @@ class CapturesScreen(ModalScreen[None]):
         key("escape,q,J", "dismiss", "close", "back to the monitor"),
     ]
     HELP = ("The captures of this session and those in the folder of --logdir, those of TensorBoard and automatic ones "
-            "included. ● is the one whose findings are shown. None is analyzed before it is opened.\n")
+            "included. ● is the one whose findings are shown. A capture is analyzed when it is opened.\n")
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -211,7 +213,7 @@ class CapturesScreen(ModalScreen[None]):
         record = one.record
         out.append("\n")
         if record.job or record.address:
-            out.append(printable("  ".join(filter(None, (record.job, record.address)))) + "\n")
+            out.append(printable("  ".join(filter(None, (short_command(record.job), record.address)))) + "\n")
         out.append(printable(str(record.path)), DIM)
         for line in record.remarks[:2]:
             out.append("\n" + printable(line), DIM)
@@ -244,7 +246,7 @@ class CapturesScreen(ModalScreen[None]):
         marks[name] = one.record
         self._list.draw()
         if len(marks) < 2:
-            self.notify(f"It is {name}: select the other one and press {other.lower()}.")
+            self.notify(f"{name} is chosen. Select the other capture and press {other.lower()}.")
             return
         from gputop.tui.screens.compare import CompareScreen
 
@@ -272,7 +274,7 @@ class CapturesScreen(ModalScreen[None]):
 
         self.app.push_screen(Confirm(
             "Delete", f"Delete the capture of {when(one.record.time_s, self._session.clock())}? y/N",
-            f"The traces in {run} are removed from disk, with what gputop wrote beside them."), answered)
+            f"The traces in {run} and the files gputop wrote beside them are removed from disk."), answered)
 
 
 def _place(one: ListedCapture) -> Path:

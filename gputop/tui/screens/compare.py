@@ -143,11 +143,11 @@ class CaptureAgain(ModalScreen[Name | None]):
         key("escape,q,n", "dismiss", "no", "capture nothing, and close"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
     ]
-    HELP = "A capture of a side's job once more is averaged with its first one.\n"
+    HELP = "A further capture of a side's job is averaged with its first one.\n"
     QUESTION = "Which job runs now?"
-    TEXT = ("a  A's: the change is taken back\nb  B's: as it is\n\nThe capture counts beside the first one of that "
-            "side, so that smaller changes are beyond doubt. A, B, then A again is best: what else changed over time "
-            "shows itself in it.")
+    TEXT = ("a  A's job, without the change\nb  B's job, with the change\n\nThe new capture is averaged with the first "
+            "one of that side, so that smaller changes are beyond doubt. Best is A, B, then A again: that shows what "
+            "else changed over time.")
 
     def compose(self) -> ComposeResult:
         with DialogFrame("Capture again", "a: A's job", "b: B's job", "esc: no", id="popup"):
@@ -170,12 +170,12 @@ class CompareScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("a", "mark('a')", "is A", "the selected capture is A, from before the change"),
         key("b,enter", "mark('b')", "is B", "the selected capture is B, from after the change"),
-        key("A", "again('a')", "also A", "the selected capture is another one of A's job; again: it is not"),
-        key("B", "again('b')", "also B", "the selected capture is another one of B's job; again: it is not"),
-        key(UNFOLD, "unfold", "unfold", "also what did not change, and how it is judged; again: fold it"),
+        key("A", "again('a')", "also A", "count the selected capture to A's job, too; again: do not"),
+        key("B", "again('b')", "also B", "count the selected capture to B's job, too; again: do not"),
+        key(UNFOLD, "unfold", "unfold", "show or hide what did not change, and how it is judged"),
         key("x", "swap", "swap", "swap A and B"),
         key("c", "capture_again", "capture again",
-            "capture A's or B's job once more, to be surer where the difference is small"),
+            "capture A's or B's job once more, to decide a small difference"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
         key("escape,q", "dismiss", "back", "back to where you were"),
     ]
@@ -199,11 +199,14 @@ class CompareScreen(ModalScreen[None]):
         self._everything = False
 
     def compose(self) -> ComposeResult:
-        keys = f"{UNFOLD}: unfold", "c: capture again", "x: swap", "tab, a b: choose", "↑↓ scroll", "esc: back"
-        with DialogFrame(TITLE, *keys, id="compare", can_focus=False):
+        with DialogFrame(TITLE, *self._keys(), id="compare", can_focus=False):
             yield CaptureList(self._session.captures, id="captures")
             with Changes(id="changes"):
                 yield WrappedText(Text())
+
+    def _keys(self) -> tuple[str, ...]:
+        return (f"{UNFOLD}: {'fold' if self._everything else 'unfold'}", "c: capture again", "x: swap",
+                "tab, a b: choose", "↑↓ scroll", "esc: back")
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < REPORT_WIDTH + 8, "tight")
@@ -244,6 +247,7 @@ class CompareScreen(ModalScreen[None]):
 
     def action_unfold(self) -> None:
         self._everything = not self._everything
+        self.query_one(DialogFrame).name_keys(*self._keys())
         self._show_lines()
 
     def on_mouse_scroll_down(self) -> None:
@@ -399,7 +403,7 @@ def compared(a: Side, b: Side, unread: dict[str, str], width: int) -> tuple[list
         lines = [Line(printable(text), "warn") for text in (error.message, error.fix, *unread.values())]
         return lines, lines
     for name, why in reversed(unread.items()):
-        comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its analysis alone: {why}."))
+        comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis alone: {why}."))
     folded, everything = (layout(comparison, width, everything=every, unfold=UNFOLD, again=AGAIN)
                           for every in (False, True))
     return folded, everything
@@ -413,7 +417,7 @@ def mark_last(session: Session) -> str:
     if session.baseline is captures[-1]:
         return f"The capture of {label(captures[-1])} is A already. Change the job, capture again (c), then press B."
     session.set_baseline(captures[-1])
-    return (f"A is the capture of {label(captures[-1])}. Now follow an advice, restart the job and press c: "
+    return (f"A is the capture of {label(captures[-1])}. Now follow a recommendation, restart the job and press c: "
             "B then shows what it brought.")
 
 
@@ -422,6 +426,6 @@ def why_not(session: Session) -> str | None:
     if len(session.captures) >= 2:
         return None
     if not session.captures:
-        return no_capture(session, "Two captures are compared here, before and after a change of the job.")
+        return no_capture(session, "This compares two captures, from before and after a change of the job.")
     return (f"One capture so far ({label(session.captures[-1])}), two are needed. Change the job and press c again: "
             "B then shows what that brought.")

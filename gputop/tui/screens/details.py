@@ -26,6 +26,7 @@ from gputop.render.gpu_columns import clock_text
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.session.session import Session
 from gputop.text import redaction
+from gputop.text.commands import short_command, short_description
 from gputop.text.units import NA, devices, fit, printable, ratio, reading, seconds
 from gputop.tui.monitor.status_lines import bar, near_memory_limit, throttled, time_ago
 
@@ -90,7 +91,7 @@ def gpu_text(gpu: GpuSample, width: int = 100) -> Text:
     if gpu.xids_reason is not None:
         out.append(f"\nXid errors are not reported: {printable(gpu.xids_reason)}", DIM)
     if gpu.clock_event_reasons:
-        out.append("\nClocks held down by: " + ", ".join(gpu.clock_event_reasons), WARN)
+        out.append("\nClocks limited by: " + ", ".join(gpu.clock_event_reasons), WARN)
     return out
 
 
@@ -130,8 +131,8 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
     if p.numa_nodes:
         sheet.line("bound to", f"NUMA node {', '.join(map(str, p.numa_nodes))}", "by the CPUs that it may use")
     line("threads", "threads", None if p.threads is None else str(p.threads))
-    sheet.figure("from storage", p.io_read_bytes_per_s, "with children; reads from the page cache do not count")
-    sheet.figure("to storage", p.io_write_bytes_per_s)
+    sheet.figure("storage read", p.io_read_bytes_per_s, "with children; reads from the page cache do not count")
+    sheet.figure("storage written", p.io_write_bytes_per_s)
     if p.cgroup is not None:
         sheet.head("Control group", f"{printable(p.cgroup.name)}, all that run in it")
         _group_lines(sheet, p.cgroup)
@@ -176,14 +177,14 @@ def host_text(sample: NodeSample, width: int = 100, past: Sequence[HostHistoryPo
         _adapter_lines(sheet, adapter, past)
     limit = host.cpu_limit_cores
     if limit is None:
-        sheet.line("CPU limit", "none, or not known")
+        sheet.line("CPU limit", "none known")
     else:
         sheet.line("CPU limit", f"{limit:g} cores", "by control groups and CPU affinity")
     for group, of in _groups(sample):
         sheet.head(f"Control group of {of}", printable(group.name))
         _group_lines(sheet, group)
     if host.core_ratios:
-        sheet.head("Cores", "height: busy share; !: full, as a Python thread that delays the GPUs")
+        sheet.head("Cores", "height: busy share; !: full, such as by one Python thread")
         _load_of_cores(sheet, host)
     else:
         sheet.head("Cores", "the load of each core is not known here")
@@ -250,7 +251,7 @@ def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
     why = used.reason or limit.reason or "without page cache that can be freed at once"
     sheet.line("memory", reading(used) + of, printable(why), WARN if of and near_memory_limit(group) else PLAIN)
     if kills.value:
-        sheet.line("OOM kills", f"{kills.value:.0f}", "the kernel killed processes of it at the memory limit", BAD)
+        sheet.line("OOM kills", f"{kills.value:.0f}", "processes that the kernel killed at the memory limit", BAD)
 
 
 def _row(sheet: _Sheet, p: ProcessSample | HostProcess, gpus: str) -> None:
@@ -263,7 +264,7 @@ def _row(sheet: _Sheet, p: ProcessSample | HostProcess, gpus: str) -> None:
         sheet.out.append(f"{figures.rstrip()}\n", DIM)
         figures = f"{'':10}{where}"
     sheet.out.append(figures, DIM)
-    command = NA if p.command is None else printable(redaction.command(p.command))
+    command = NA if p.command is None else printable(short_command(p.command))
     sheet.out.append(fit(command, max(8, sheet.width - len(figures))).rstrip() + "\n", PLAIN)
 
 
@@ -278,7 +279,7 @@ def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
     holders = {p.local_pid or p.pid: devices(p) for p in sample.processes}
     for title, more, key in (
         ("All processes by CPU", "each without its children, over some seconds", lambda p: _used(p.cpu_cores, 0.05)),
-        ("All processes by memory", "resident, shared pages counted in each", lambda p: _used(p.rss_bytes, 1.0)),
+        ("All processes by memory", "resident; shared pages count in each", lambda p: _used(p.rss_bytes, 1.0)),
     ):
         sheet.head(title, more)
         shown = sorted((p for p in host.top_processes if key(p)), key=key, reverse=True)[:_MAX_PROCESSES_LISTED]
@@ -286,7 +287,7 @@ def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
             _row(sheet, p, holders.get(p.pid, ""))
         if not shown:
             reasons = {p.cpu_cores.reason for p in host.top_processes if p.cpu_cores.reason}
-            why = host.top_reason or (", ".join(sorted(reasons)) if reasons else "none used any")
+            why = host.top_reason or (", ".join(sorted(reasons)) if reasons else "no process used any")
             sheet.out.append(f"  {NA if host.top_reason or reasons else 'none'}: {printable(why)}\n", DIM)
 
 
@@ -296,11 +297,11 @@ def job_text(session: Session) -> Text:
     out.append("Profiler servers\n", BOLD)
     for server in session.servers:
         out.append("✗ " if server.problem else "● ", BAD if server.problem else ACCENT)
-        about = server.problem or redaction.command(server.description)
+        about = server.problem or short_description(server.description)
         out.append(f"{printable(server.address)}  {printable(about)}")
         out.append(f"  PID {server.pid}\n" if server.pid is not None else "\n", DIM)
         if server.owner and not server.asked:
-            out.append(f"  it belongs to user {printable(server.owner)}: c asks before it captures from it\n", WARN)
+            out.append(f"  it belongs to user {printable(server.owner)}: c asks before it captures\n", WARN)
     if not session.servers:
         out.append("none found. " if session.servers_known else "still looking. ", WARN)
         out.append("In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009)\n", DIM)
@@ -318,9 +319,9 @@ def _period(found: StepPeriodEstimate, step_s: float | None) -> str:
     from gputop.telemetry.step_period import is_undersampled, max_interval_for
 
     if found.period_s is None:
-        text = f"none visible in the load: {found.reason or 'not found'}"
+        text = f"not visible in the GPUs' load: {found.reason or 'not found'}"
     else:
-        text = f"{seconds(found.period_s)}, estimated from the load alone, confidence {found.confidence:.1f}"
+        text = f"{seconds(found.period_s)}, estimated from the GPUs' load, confidence {found.confidence:.1f}"
     if step_s is None or found.interval_s is None or not is_undersampled(step_s, found.interval_s):
         return text
     interval_s = max_interval_for(step_s)

@@ -43,8 +43,10 @@ class Popup(ModalScreen[None]):
         key("y", "copy", "copy", "copy the code (OSC 52, over SSH, too)"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
         key("escape,q", "dismiss", "close", "back to where you were"),
+        key("j", "scroll(1)", "down", "a line down"),
+        key("k", "scroll(-1)", "up", "a line up"),
     ]
-    HELP = "↑ ↓ and the wheel scroll.\n"
+    HELP = "↑ ↓ and the wheel scroll, too.\n"
 
     def __init__(self, title: str, *content: Part, keys: Sequence[str] = ()) -> None:
         """``keys`` are named on its border, beside the one that closes it."""
@@ -64,6 +66,9 @@ class Popup(ModalScreen[None]):
 
     def on_mount(self) -> None:
         self.query_one("#popup").focus()
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one("#popup").scroll_relative(y=by, animate=False, immediate=True)
 
     def copied(self) -> tuple[str, str]:
         """What the key y copies, and its name; empty where there is nothing to copy."""

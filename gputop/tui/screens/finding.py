@@ -64,9 +64,9 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
     if finding.snippet:
         parts += [out, Code(finding.snippet)]
         out = Text()
-    out.append("\nGain  ", BOLD)
+    out.append("\nGain\n", BOLD)
     out.append(gain, SEVERITY_STYLE[finding.severity])
-    out.append(f"  {printable(gain_basis(finding))}\n")
+    out.append(f"\n{printable(gain_basis(finding))}\n")
     if finding.evidence:
         out.append("\nEvidence\n", BOLD)
         for label, value in evidence(finding):

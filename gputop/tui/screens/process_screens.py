@@ -18,6 +18,7 @@ from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText, wrap
 from gputop.session.process_signals import SIGNALS
 from gputop.text import redaction
+from gputop.text.commands import short_command
 from gputop.text.units import fit, printable
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import LivePopup
@@ -35,7 +36,7 @@ class ProcessPopup(LivePopup):
         self._process, self._ask = process, ask
 
     def copied(self) -> tuple[str, str]:
-        return redaction.command(self._process.command or ""), "The command, its secrets hidden,"
+        return redaction.command(self._process.command or ""), "The command, with secrets hidden,"
 
     def action_signal(self) -> None:
         self.dismiss()
@@ -64,7 +65,7 @@ class SignalList(DrawnLines, can_focus=True):
 
     def _head(self, width: int) -> list[str]:
         p = self.process
-        command = printable(redaction.command(p.command)) if p.command is not None else "command not known"
+        command = printable(short_command(p.command)) if p.command is not None else "command not known"
         return wrap(f"{p.pid}  {printable(p.user or '?')}  {command}", width, 2)
 
     def _explanation(self, width: int) -> list[str]:
@@ -115,8 +116,8 @@ class SignalScreen(ModalScreen[Signals | None]):
         key("n,escape,q", "back", "no", "do not send it; again: close"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
     ]
-    HELP = ("Before it is sent, the process is held and its start time compared with the one on screen: a later "
-            "process of the same PID gets nothing. Processes of other users need root.\n")
+    HELP = ("gputop first checks that the PID still is the process on the screen: a later "
+            "process of the same PID gets no signal. Processes of other users need root.\n")
 
     KEYS = ("↑↓ select", "enter: choose", "esc: close")  # the question names its keys itself
 

@@ -15,7 +15,7 @@ from gputop.core.errors import GputopError
 from gputop.core.samples import ProcessSample
 from gputop.launch.target import WHAT_STARTING_DOES, examine
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
-from gputop.text import redaction
+from gputop.text.commands import short_command
 from gputop.text.units import fit, printable
 from gputop.tui.keys import key
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
@@ -31,7 +31,7 @@ class StartServer(ModalScreen[int | None]):
         key("up,k", "move(-1)", "up", "select the process above"),
         key("down,j", "move(1)", "down", "select the process below"),
         key("y", "start", "start one", "start a profiler server in the selected process, then capture from it"),
-        key("a", "address", "name an address", "attach to a server that runs elsewhere, HOST:PORT"),
+        key("a", "address", "enter an address", "attach to a server that runs elsewhere, HOST:PORT"),
         key("n,escape,q,enter", "close", "no", "start none, and close"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
     ]
@@ -53,11 +53,9 @@ class StartServer(ModalScreen[int | None]):
 
     def compose(self) -> ComposeResult:
         many = ("↑↓ select",) if len(self._choices) > 1 else ()
-        with DialogFrame("No profiler server", "y: start one", *many, "a: name an address", "n, esc: no", id="popup"):
+        with DialogFrame("No profiler server", "y: start one", *many, "a: enter an address", "n, esc: no", id="popup",
+                         can_focus=False):  # the arrows select
             yield WrappedText(self._text)
-
-    def on_mount(self) -> None:
-        self.query_one("#popup").focus()
 
     def _text(self, width: int) -> Text:
         out = Text()
@@ -65,7 +63,7 @@ class StartServer(ModalScreen[int | None]):
             for i, (process, pid, _) in enumerate(self._choices):
                 here = i == self._index
                 out.append("›" if here else " ", ACCENT)
-                command = printable(redaction.command(process.command or ""))
+                command = printable(short_command(process.command or ""))
                 out.append(fit(f" {pid:>7}  {command}", width - 1).rstrip() + "\n", BOLD if here else PLAIN)
             out.append("\n")
         process, pid, error = self._choices[self._index]
@@ -74,7 +72,7 @@ class StartServer(ModalScreen[int | None]):
             out.append("Start one in it? y/N\n\n", WARN)
             out.append(f"{WHAT_STARTING_DOES} Then the capture begins.", PLAIN)
         else:
-            out.append("None can be started in it from here.\n\n", WARN)
+            out.append("gputop cannot start one in it from here.\n\n", WARN)
             out.append(f"{printable(error.message)}.\n{printable(error.fix)}\n", PLAIN)
             out.append("Or in the job: tf.profiler.experimental.server.start(6009), jax.profiler.start_server(6009).",
                        DIM)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gputop.diagnosis.per_step import per_step
 from gputop.diagnosis.roofline import picture
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seconds
@@ -13,7 +14,7 @@ from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seco
 if TYPE_CHECKING:
     from gputop.analysis.results import Analysis
 
-_MIN_NAME_COLUMNS = 40  # enough to tell most names apart
+_MIN_NAME_COLUMNS, _LEAST_NAME_COLUMNS = 40, 16  # enough to tell most names apart; with which one can begin
 
 Value = str | float | None
 
@@ -119,7 +120,7 @@ def _number(value: float) -> str:
 
 def _kernels(found: Analysis, by_op: bool) -> Table:
     kernels = found.kernels
-    columns = (Column("share", _share), Column("time", seconds), Column("count", _count), Column("mean", seconds),
+    columns = (Column("share", _share), Column("time", seconds), Column("count", _number), Column("mean", seconds),
                Column("type", spare=True), Column("tensor", _share, spare=True), Column("GPUs", spare=True),
                Column("occup.", _share, spare=True), Column("TF op" if by_op else "kernel", wide=True))
     name = "By op" if by_op else "Kernels"
@@ -127,11 +128,14 @@ def _kernels(found: Analysis, by_op: bool) -> Table:
         return Table(name, columns, (),
                      "No kernels: no GPU worked in the window, or the trace was taken without GPU events.")
     table = kernels.by_op if by_op else kernels.by_name
-    rows = tuple((r.share, r.time_s, r.count, r.mean_s, _type(r.types), r.tensor_core, ranges(r.by_gpu), r.occupancy,
-                  r.name or f"and {r.names} more") for r in table or ())
+    by = per_step(found)
+    rows = tuple((r.share, r.time_s / own, r.count / own, r.mean_s, _type(r.types), r.tensor_core, ranges(r.by_gpu),
+                  r.occupancy, r.name.removeprefix("void ") or f"and {r.names} more")
+                 for r in table or () for own in (by.steps * (len(r.by_gpu) or by.gpus),))
     empty = ("No kernel ran in the window." if table is not None else
              "The kernels in this trace name no op: nothing tells which op each belongs to.")
-    note = "tensor: share of the time on tensor cores."
+    each = ", of a GPU that runs it" if by.gpus > 1 else ""
+    note = f"Times and counts {by.text(by_gpu=False)}{each}. tensor: share of the time on tensor cores."
     note += f" occup.: occupancy, {kernels.occupancy_is}." if kernels.occupancy_is else ""
     return Table(name, columns, rows, empty, note if rows else "")
 
@@ -142,22 +146,28 @@ def _type(types: Mapping[str, float]) -> str | None:
 
 
 def _collectives(found: Analysis) -> Table:
-    columns = (Column("operation"), Column("count", _count), Column("per step", _number), Column("time", seconds),
-               Column("transfer", seconds), Column("waiting", _share), Column("bytes", bytes_, spare=True),
-               Column("exposed, most", seconds, spare=True), Column("remark", wide=True))
-    empty = ("One GPU in the trace: it has nobody to talk to." if len(found.gpus) == 1 else
+    columns = (Column("operation"), Column("count", _number), Column("time", seconds), Column("transfer", seconds),
+               Column("waiting", _share), Column("bytes", bytes_, spare=True),
+               Column("exposed", seconds, spare=True), Column("remark", wide=True))
+    empty = ("One GPU in the trace: it has none to exchange data with." if len(found.gpus) == 1 else
              "No collectives in the window: the GPUs do not exchange gradients through NCCL here.")
     collectives = found.collectives
     if collectives is None:
         return Table("Collectives", columns, (), empty)
-    rows = tuple((r.operation, r.count, r.count_per_step, r.time_s, r.transfer_s, r.waiting, r.bytes,
-                  max(r.exposed_s.values(), default=None), r.reason or "") for r in collectives.operations)
+    by = per_step(found)
+    rows = tuple((r.operation, r.count / by.both, r.time_s / by.both, _over(r.transfer_s, by.both), r.waiting,
+                  _over(r.bytes, by.both), _over(max(r.exposed_s.values(), default=None), by.steps), r.reason or "")
+                 for r in collectives.operations)
     last = collectives.last_to_arrive or {}
     total = sum(last.values())
     late = max(last, key=lambda g: last[g], default=None)
-    note = "" if late is None or not total else (
-        f"Last to arrive most often: GPU {late}, {percent(last[late] / total)} of them.")
-    return Table("Collectives", columns, rows, empty, note or printable(collectives.reason or ""))
+    note = printable(collectives.reason or "") if late is None or not total else (
+        f"GPU {late} arrives last most often, at {percent(last[late] / total)} of them.")
+    return Table("Collectives", columns, rows, empty, f"Times, counts and bytes {by.text()}. {note}" if rows else note)
+
+
+def _over(total: float | None, parts: float) -> float | None:
+    return None if total is None else total / parts
 
 
 def _memory(found: Analysis) -> Table:
@@ -168,9 +178,9 @@ def _memory(found: Analysis) -> Table:
         peak, room, highest = use.peak_in_window_bytes, use.capacity_bytes, use.peak_bytes
         parts: list[tuple[int, int | None, str]] = []
         if highest != peak:
-            parts.append((highest, None, "all, at the highest ever"))
+            parts.append((highest, None, "in all, highest ever"))
         if peak is not None:
-            parts.append((peak, None, "all, at the peak of the capture" + (", the highest ever" if not parts else "")))
+            parts.append((peak, None, "in all, at the peak of the capture" + (", highest ever" if not parts else "")))
         parts += [(h.bytes, h.allocations, h.op) for h in use.holders]
         if use.unattributed_bytes:
             parts.append((use.unattributed_bytes, None,
@@ -178,57 +188,71 @@ def _memory(found: Analysis) -> Table:
         rows += [(use.allocator, size, size / peak if peak else None, size / room if room else None, count, what)
                  for size, count, what in parts]
     held = any(use.holders for use in found.memory)
-    note = "" if held or not rows else "Who held the memory at the peak is not in the trace."
+    note = "" if held or not rows else "The trace does not tell what held the memory at the peak."
     return Table("Memory", columns, tuple(rows),
                  "No allocator in the trace: TensorFlow writes them with its host events.", note)
 
 
 def _copies(found: Analysis) -> Table:
-    columns = (Column("GPU", _number), Column("way"), Column("from"), Column("to"), Column("count", _count),
-               Column("bytes", bytes_), Column("time", seconds), Column("rate", rate),
-               Column("per step", _number, spare=True), Column("time/step", seconds, spare=True),
-               Column("TF op", wide=True))
+    columns = (Column("GPU"), Column("way"), Column("memory"), Column("count", _number), Column("bytes", bytes_),
+               Column("time", seconds), Column("rate", rate), Column("TF op", wide=True))
     rows: list[tuple[Value, ...]] = []
-    by_op = None
+    by_op, by = None, per_step(found)
     if found.copies is not None:
         by_op = found.copies.by_op
-        rows += [(r.gpu, r.direction, r.source, r.target, r.count, r.bytes, r.time_s, r.bytes_per_s, r.count_per_step,
-                  r.time_s_per_step, "") for r in found.copies.rows]
-    rows += [(None, r.direction, "", "", r.count, r.bytes, r.time_s,
-              r.bytes / r.time_s if r.bytes and r.time_s else None, None, None, r.op) for r in by_op or ()]
-    note = "" if by_op is not None or not rows else "The copies in this trace name no op."
+        rows += [(f"{r.gpu:>2}", r.direction, _other_end(r.source, r.target), r.count / by.steps,
+                  _over(r.bytes, by.steps), r.time_s / by.steps, r.bytes_per_s, "") for r in found.copies.rows]
+    rows += [("mean" if by.gpus > 1 else "", r.direction, "", r.count / by.both, _over(r.bytes, by.both),
+              r.time_s / by.both, r.bytes / r.time_s if r.bytes and r.time_s else None, r.op) for r in by_op or ()]
+    note = f"Times, counts and bytes {by.text()}." if rows else ""
+    note += " The copies in this trace name no op." if rows and by_op is None else ""
     return Table("Copies", columns, tuple(rows), "No copies to, from or between GPUs in the window.", note)
 
 
+def _other_end(source: str, target: str) -> str:
+    """The memory at the end of a copy that is not the GPU's own."""
+    ends = [end for end in (source, target) if end != "device"]
+    return " → ".join(ends) or "device"
+
+
 def _host_ops(found: Analysis) -> Table:
-    columns = (Column("type"), Column("placed on"), Column("count", _count), Column("host time", seconds),
+    columns = (Column("type"), Column("on"), Column("count", _number), Column("host time", seconds),
                Column("GPU time", seconds), Column("longest", wide=True))
     rows: list[tuple[Value, ...]] = []
-    ops = found.ops
+    ops, by = found.ops, per_step(found)
     if ops is not None:
+        if ops.basis == "steps" and found.steps is not None:
+            by = by._replace(steps=max(1, found.steps.count), unit=found.steps.unit)
+        else:
+            by = by._replace(steps=1.0, unit="window")
         # An op whose events on the host were not traced is known by its work on the GPU alone.
-        rows += [(r.type, r.placement, r.count or None, r.host_s if r.count else None, r.device_s, r.example)
-                 for r in ops.types]
-        rows += [(r.name, "eager", r.count, r.seconds, None, "run one by one from Python") for r in ops.eager]
+        rows += [(r.type, r.placement, r.count / by.steps or None, r.host_s / by.steps if r.count else None,
+                  r.device_s / by.both, r.example) for r in ops.types]
+        rows += [(r.name, "eager", r.count / by.steps, r.seconds / by.steps, None, "run one by one from Python")
+                 for r in ops.eager]
+    note = f"Times and counts {by.text(by_gpu=False)}{', GPU time: mean of the GPUs' if by.gpus > 1 else ''}."
     return Table("Host ops", columns, tuple(rows),
                  "No TF ops on host threads: the trace has no host events, or is of another framework.",
-                 f"Times are in the {printable(ops.basis)}." if ops is not None and ops.basis else "")
+                 note if rows else "")
 
 
 def _functions(found: Analysis) -> Table:
-    columns = (Column("calls", _count), Column("time", seconds), Column("tracings", _count),
+    columns = (Column("calls", _number), Column("time", seconds), Column("tracings", _count),
                Column("retracings", _count), Column("tracing", seconds, spare=True), Column("XLA"),
                Column("XLA run", seconds, spare=True), Column("modes", spare=True), Column("tf.function", wide=True))
     empty = "No calls of a tf.function in the window: an eager loop, or another framework."
     functions = found.functions
     if functions is None:
         return Table("Functions", columns, (), empty)
-    rows = tuple((r.calls, r.seconds, r.tracings, r.retracings, r.tracing_s,
-                  None if r.xla is None else "yes" if r.xla else "no", r.xla_s,
+    by = per_step(found)
+    rows = tuple((r.calls / by.steps, r.seconds / by.steps, r.tracings, r.retracings, r.tracing_s,
+                  None if r.xla is None else "yes" if r.xla else "no", r.xla_s / by.steps,
                   ", ".join(f"{mode} {n}" for mode, n in r.modes.items()), r.name) for r in functions.functions)
     compiled = functions.xla_compilations
-    note = f"{compiled} XLA compilations, {seconds(functions.xla_compile_s)}." if compiled else ""
-    return Table("Functions", columns, rows, empty, note)
+    note = f"Calls and times {by.text(by_gpu=False)}, tracings in the window." if rows else ""
+    times = "once" if compiled == 1 else f"{compiled} times"
+    note += f" XLA compiled {times}, in {seconds(functions.xla_compile_s)}." if compiled else ""
+    return Table("Functions", columns, rows, empty, note.lstrip())
 
 
 def _stage(path: str) -> str:
@@ -237,18 +261,20 @@ def _stage(path: str) -> str:
 
 
 def _input(found: Analysis) -> Table:
-    columns = (Column("cost per batch", seconds), Column("own time", seconds), Column("function", seconds, spare=True),
-               Column("calls", _count, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
+    columns = (Column("per batch", seconds), Column("own time", seconds), Column("function", seconds, spare=True),
+               Column("calls", _number, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
                Column("buffer empty", _share), Column("stage", wide=True))
     empty = "No tf.data stages in the window: the input is not tf.data, or all of it was ready before."
     waits = found.input
     if waits is None:
         return Table("Input", columns, (), empty)
-    rows = tuple((s.cost_s_per_batch, s.self_s, s.function_s, s.calls, s.workers, s.parallelism, s.buffer_empty,
-                  _stage(s.path)) for p in waits.pipelines for s in p.stages)
+    by = per_step(found)
+    rows = tuple((s.cost_s_per_batch, s.self_s / by.steps, _over(s.function_s, by.steps), s.calls / by.steps, s.workers,
+                  s.parallelism, s.buffer_empty, _stage(s.path)) for p in waits.pipelines for s in p.stages)
     note = f"A step waits {seconds(waits.wait_s_per_step)} for its batch, {percent(waits.wait_ratio)} of it."
     bounding = [_stage(p.bounding) for p in waits.pipelines if p.bounding]
     note += f" Bounded by {printable('; '.join(bounding))}." if bounding else ""
+    note += f" Times and calls {by.text(by_gpu=False)}." if rows else ""
     return Table("Input", columns, rows, empty, note)
 
 
@@ -264,16 +290,15 @@ def _layers(found: Analysis) -> Table:
                   r.flops / (r.device_s * r.flops_known) if r.flops and r.device_s and r.flops_known else None, r.bytes,
                   r.name + (f"  ({r.source})" if r.source else f": {r.reason}" if r.reason else ""))
                  for r in table.rows)
-    note = f"Per {table.basis} and GPU. idle: the GPU's, ended by these kernels. space unfolds a row."
+    note = f"Per {table.basis} and GPU. idle: GPU idle time that these kernels ended. space: unfold a row."
     return Table("Layers", columns, rows, "Nothing ran in the steps.", note, table.parents)
 
 
 def _limit(found: Analysis) -> Table:
-    columns = (Column("share", _share), Column("time", seconds), Column("step of the ladder"),
-               Column("what it is", wide=True))
+    columns = (Column("share", _share), Column("time", seconds), Column("part"), Column("what it is", wide=True))
     limits = found.limits
     if limits is None:
-        return Table("Limit", columns, (), "No steps found, or no GPU in the trace: there is no step to hold against "
+        return Table("Limit", columns, (), "No steps found, or no GPU in the trace: there is no step to compare with "
                                            "what the GPU can do.")
     rows = tuple((step.time_s / limits.step_s if limits.step_s else None, step.time_s, *limit_step(step.id))
                  for step in limits.steps)
@@ -285,7 +310,8 @@ def _limit(found: Analysis) -> Table:
 
 def _critical_path(found: Analysis) -> Table:
     columns = (Column("kind"), Column("on path", seconds), Column("share", _share), Column("beside", seconds),
-               Column("slack", _slack), Column("count", _count, spare=True), Column("what", wide=True))
+               Column("slack", _slack), Column("count", _count, spare=True), Column("where", spare=True),
+               Column("what", wide=True))
     path = found.critical_path
     if path is None or not path.kinds:
         reason = path.reason if path is not None else "No steps found, or no GPU in the trace."
@@ -293,13 +319,13 @@ def _critical_path(found: Analysis) -> Table:
     count = {kind.id: sum(s.stretches for s in path.segments if s.kind == kind.id) for kind in path.kinds}
     rows: list[tuple[Value, ...]] = [
         (path_kind(kind.id)[0], kind.time_s, kind.time_s / path.step_s if path.step_s else None, kind.other_s,
-         0.0 if not kind.other_s else _ANY if kind.slack_s is None else kind.slack_s, count[kind.id],
+         0.0 if not kind.other_s else _ANY if kind.slack_s is None else kind.slack_s, count[kind.id], "",
          path_kind(kind.id)[1]) for kind in path.kinds if kind.time_s or kind.other_s]
     rows += [(path_kind(row.kind)[0], 0.0, 0.0, row.time_s, _ANY if row.slack_s is None else row.slack_s, row.count,
-              f"{row.place}: {row.name}") for row in path.slack]
+              row.place, row.name.removeprefix("void ")) for row in path.slack]
     return Table("Path", columns, tuple(rows), "", (
-        f"Step {path.step}, {seconds(path.step_s)}. slack: what is beside the path could take so much longer, once. "
-        + path.reason).rstrip())
+        f"Step {path.step}, {seconds(path.step_s)}. slack: how much longer work beside the path "
+        "could take without delaying the step. " + path.reason).rstrip())
 
 
 _ANY = float("inf")  # a slack: nothing that ran until the end of the next step waited for it
@@ -316,9 +342,12 @@ def _flops(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def widths(table: Table, rows: Iterable[Sequence[Value]], room: int) -> dict[int, int]:
-    """The columns to show with their widths: what the cells need, the wide one what is left of ``room``."""
-    needs = [len(c.title) + 2 for c in table.columns]  # with the arrow of the sorted one
+def widths(table: Table, rows: Iterable[Sequence[Value]], room: int, by: int | None = None) -> dict[int, int]:
+    """The columns to show with their widths: what the cells need, the wide one what is left of ``room``.
+
+    ``by``: the column by which they are sorted, whose head has an arrow.
+    """
+    needs = [len(c.title) + 2 * (i == by) for i, c in enumerate(table.columns)]
     for row in rows:
         needs = [max(n, len(c.text(v))) for n, c, v in zip(needs, table.columns, row, strict=True)]
     needs = [min(n, 24) if not c.wide else n for n, c in zip(needs, table.columns, strict=True)]
@@ -330,4 +359,4 @@ def widths(table: Table, rows: Iterable[Sequence[Value]], room: int) -> dict[int
     for i in reversed(range(len(needs))):
         if table.columns[i].spare and left() < _MIN_NAME_COLUMNS:
             del shown[i]
-    return {i: max(24, min(n, left())) if table.columns[i].wide else n for i, n in shown.items()}
+    return {i: max(_LEAST_NAME_COLUMNS, min(n, left())) if table.columns[i].wide else n for i, n in shown.items()}

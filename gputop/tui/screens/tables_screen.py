@@ -23,6 +23,7 @@ from gputop.tui.screens.dialogs import Ask, Popup
 from gputop.tui.screens.tables import Table, Value, arranged, tables, widths
 from gputop.tui.widgets.cached_lines import LinesWidget
 
+_NOTE_LINES = 2
 _NARROW = 90  # columns: below, the names of the tabs are cut to four characters
 
 
@@ -51,7 +52,9 @@ class Tabs(LinesWidget):
             runs += [(" " * (gap - 1 if i == 0 else gap), PLAIN), (text, BOLD + ACCENT if i == index else DIM)]
             used = sum(len(part) for part, _ in runs)
             self._ends.append(used)
-        self.show([runs, [(fit(" " + about, self.size.width), DIM)]])
+        notes = [[(" " + line, DIM)] for line in wrap(about, self.size.width - 2, _NOTE_LINES)]
+        self.styles.height = 1 + max(1, len(notes))
+        self.show([runs, *(notes or [[]])])
 
     def on_click(self, event: events.Click) -> None:
         at = event.get_content_offset(self)
@@ -68,19 +71,22 @@ class TablesScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("tab,right_curly_bracket", "turn(1)", "next table", "the next table"),
         key("shift+tab,left_curly_bracket", "turn(-1)", "previous table", "the table before"),
-        key("1", "table(0)", "first table", "the table of that number, as 2 to 9 and 0"),
+        key("j", "move(1)", "down", "the row below"),
+        key("k", "move(-1)", "up", "the row above"),
+        key("1", "table(0)", "first table", "the table of that number: 1 to 9, 0"),
         *(key(str(n % 10), f"table({n - 1})", f"table {n}", "") for n in range(2, 11)),
-        key("o", "sort(1)", "sort", "sort by the next column; a click on its head does so, too"),
-        key("O", "reverse", "turn round", "the other way round"),
+        key("o", "sort(1)", "sort", "sort by the next column, or click its head"),
+        key("O", "reverse", "reverse", "reverse the order"),
         key("slash", "filter", "filter rows", "show only the rows that hold a text"),
-        key("space", "unfold", "unfold", "of a tree: show or hide what is below this row"),
+        key("space", "unfold", "unfold", "in a tree: show or hide the rows below this one"),
         key("enter", "row", "whole row", "the whole row, names in full"),
         key("t", "timeline", "timeline", "the timeline, at the place of this row"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
         key("escape,q,T", "close", "back", "back to the monitor"),
     ]
-    HELP = ("Times are summed over the window of the capture and over its GPUs, unless a column says “per step”. "
-            "N/A: the trace does not tell. Numbers sort from the largest.\n")
+    HELP = ("The line above a table says what its figures are of: mostly of a step and a GPU, the mean of the window; "
+            "where steps do not fill the window, of the whole window. N/A: the trace does not tell. Numbers sort from "
+            "the largest.\n")
 
     def __init__(self, record: CaptureRecord, go: Callable[[str, Sequence[Value]], None]) -> None:
         """``go`` opens the timeline at the place of a row of the table of that name."""
@@ -130,7 +136,7 @@ class TablesScreen(Screen[None]):
         self.query_one(Tabs).draw(self._index, printable(about))
         grid: DataTable[Text] = self.query_one(DataTable)
         grid.clear(columns=True)
-        self._shown = widths(table, self._rows, width - 2)
+        self._shown = widths(table, self._rows, width - 2, self._by)
         for i, size in self._shown.items():
             column = table.columns[i]
             arrow = "" if i != self._by else " ▴" if (column.show is None) != self._reverse else " ▾"
@@ -167,6 +173,10 @@ class TablesScreen(Screen[None]):
         self._open ^= {row}
         self._draw()
         grid.move_cursor(row=cursor)
+
+    def action_move(self, by: int) -> None:
+        grid = self.query_one(DataTable)
+        (grid.action_cursor_down if by > 0 else grid.action_cursor_up)()
 
     def action_sort(self, by: int) -> None:
         columns = [*self._shown]

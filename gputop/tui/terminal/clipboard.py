@@ -20,7 +20,7 @@ def copy(app: CopyingApp, text: str, what: str) -> None:
     app.copy_to_clipboard(text)
     lines = len(text.splitlines())
     size = f"{lines} line{'s' if lines != 1 else ''}"
-    app.notify(f"{what} ({size}) is handed to the terminal as OSC 52. {_must_allow()}", title="Copied")
+    app.notify(f"{what} ({size}) was sent to the terminal's clipboard (OSC 52). {_must_allow()}", title="Copied")
 
 
 def _must_allow() -> str:

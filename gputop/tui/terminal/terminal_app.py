@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any, ClassVar
 
 from rich.segment import Segment
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.filter import ANSIToTruecolor, LineFilter, Monochrome
@@ -14,6 +15,7 @@ from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen
 from textual.theme import Theme
 
+from gputop.render.styled_text import wrap
 from gputop.text.units import printable
 from gputop.tui.terminal import themes
 from gputop.tui.terminal.color_support import TerminalPalette
@@ -24,6 +26,7 @@ from gputop.tui.terminal.textual_private import FaultReportingApp, driver_of
 
 NOTICE_S = 3.0  # that a notice is shown
 MAX_TEXT_CHARS = 200  # of a notification by the terminal
+_NOTICE_LINES, _NOTICE_FRAME = 6, 6  # of each paragraph; columns of its border, padding and scrollbar
 LOW_BANDWIDTH_PERIOD_S = 5.0  # between two frames on a slow link
 
 
@@ -44,9 +47,7 @@ class TerminalApp(FaultReportingApp):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("L", "low_bandwidth", "low bandwidth", show=False,
-                tooltip="for slow lines: draw seldom; again: off"),
-        Binding("escape", "clear_notices", "clear the notice", show=False, priority=True,
-                tooltip="clear a notice, else back to now"),
+                tooltip="for slow lines: draw every 5 s, or each sample"),
         Binding("ctrl+l", "redraw", "redraw", show=False, tooltip="draw the screen again"),
     ]
 
@@ -72,8 +73,8 @@ class TerminalApp(FaultReportingApp):
         """Show what is wrong with the preferences, once there is a screen; from then on a new theme is saved."""
         warnings = list(self.preferences.warnings)
         if self.theme != self.preferences.theme:
-            warnings.append(f"There is no theme {printable(self.preferences.theme)}: {self.theme} it is. "
-                            "Ctrl+p, Theme shows them all.")
+            warnings.append(f"There is no theme {printable(self.preferences.theme)}: {self.theme} is used. "
+                            "ctrl+p, Theme lists them.")
         if warnings:
             self.notify("\n".join(warnings), title="Settings", severity="warning")
         self._keeps_theme = True
@@ -83,19 +84,25 @@ class TerminalApp(FaultReportingApp):
     def notify(self, message: str, *, title: str = "", severity: SeverityLevel = "information",
                timeout: float | None = None, markup: bool = False) -> None:
         """Show a notice for three seconds, in the place of any other; what it says is no markup."""
-        super().notify(message, title=title, severity=severity, timeout=NOTICE_S, markup=False)
+        # Wrapped here: Textual leaves out what it wraps where a line is nearly as long as the screen.
+        width = max(8, self.size.width - _NOTICE_FRAME)
+        lines = [line for part in message.split("\n") for line in wrap(part, width, _NOTICE_LINES)]
+        super().notify("\n".join(lines), title=title, severity=severity, timeout=NOTICE_S, markup=False)
 
     def on_notify(self) -> None:
         self.clear_notifications()  # Textual adds the new one after this
 
-    def action_clear_notices(self) -> None:
-        self.clear_notifications()
+    def clear_notifications(self) -> None:
+        """Clear every notice. Textual would leave an empty line in the place of each."""
+        super().clear_notifications()
+        for screen in self.screen_stack:
+            screen.query("ToastHolder").remove()
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Escape clears a notice where there is one; else the key is that of the screen."""
-        if action == "clear_notices":
-            return bool(self.screen.query("Toast"))
-        return super().check_action(action, parameters)
+    async def on_event(self, event: events.Event) -> None:
+        """Escape clears a notice, too, beside what it does on the screen: one press steps back in any case."""
+        if isinstance(event, events.Key) and event.key == "escape":
+            self.clear_notifications()
+        await super().on_event(event)
 
     # -- theme, colors, glyphs -----------------------------------------------------------------
 

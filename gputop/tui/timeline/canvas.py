@@ -108,7 +108,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             *self._views, before = self._views
             self.set_view(before, keep=False)
         else:
-            self.post_message(self.Missing("No zoom or jump to go back from."))
+            self.post_message(self.Missing("Nothing to undo: no zoom or jump yet."))
 
     def action_fit(self) -> None:
         if self.timeline is None:
@@ -223,7 +223,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         elif self.selected is None:
             self.post_message(self.Missing("Nothing is selected: . selects the next range on this row."))
         else:
-            self.post_message(self.Missing("It has no other end in this trace."))
+            self.post_message(self.Missing("Its other end is not in this trace."))
 
     def action_details(self) -> None:
         self.post_message(self.Opened())

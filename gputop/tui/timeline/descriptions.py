@@ -181,7 +181,7 @@ def idle_total_lines(
         lines.append([("costliest ", DIM), (f"{seconds(first.cost_ns / 1e9)} of GPU time on GPU {ranges(first.gpus)} "
                                             f"at {when(timeline, first.start_ns, 1000)}", PLAIN)])
     else:
-        lines.append([("Only parts of gaps of which most has another cause.", DIM)])
+        lines.append([("Only parts of gaps whose main cause is another.", DIM)])
     length = sum(gap.end_ns - gap.start_ns for gap in gaps)
     done: Counter[tuple[str, str]] = Counter()
     for gap in gaps:
@@ -228,5 +228,5 @@ def idle_gap_lines(
     elif idle_gap.host and free >= 1:
         host.append([("the host  ", DIM), (idle_gap.host, PLAIN)])
     elif free >= 1:
-        host.append([("the host  ", DIM), ("no thread is known to be behind it", DIM)])
+        host.append([("the host  ", DIM), ("no host thread is known to cause it", DIM)])
     return [justify(line, [], width) for line in [*head, *host, *tail]][:room]

@@ -46,19 +46,23 @@ def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
     gpus = [row for row in timeline.rows if row.kind == "gpu" and (not finding.gpus or row.gpu in finding.gpus)]
     longest = [r for row in gpus for r in timeline.ranges(row.key, *timeline.window_ns, _MAX_RANGES)
                if r.kind in rule.events]
-    return max(longest, key=lambda r: r.end_ns - r.start_ns, default=None)
+    return max(longest, key=_length_ns, default=None)
+
+
+def _length_ns(found: Range) -> int:
+    return found.end_ns - found.start_ns
 
 
 def place_of_row(timeline: Timeline, table: str, row: Sequence[object]) -> Range | None:
-    """Where a row of a capture's tables can be seen: the longest segment of that kind on the critical path, else the
-    first event that its longest text names."""
+    """Where a row of a capture's tables can be seen: the longest segment of that name on the critical path, else the
+    first event that its longest text names, else the path's longest segment of that kind."""
     texts = [cell for cell in row if isinstance(cell, str) and cell]
     path = next((own for own in timeline.rows if own.kind == "path"), None)
     if table == "Path" and texts and path is not None:
         own = [r for r in timeline.ranges(path.key, *timeline.window_ns, _MAX_RANGES) if r.name.startswith(texts[0])]
-        named = [r for r in own if r.name.endswith(texts[-1])]
-        if named or own:
-            return max(named or own, key=lambda r: r.end_ns - r.start_ns)
+        named = max((r for r in own if r.name.endswith(texts[-1])), key=_length_ns, default=None)
+        beside = named or timeline.search(texts[-1], 0, timeline.window_ns[0] - 1)
+        return beside or max(own, key=_length_ns, default=None)
     return timeline.search(max(texts, key=len), 0, timeline.window_ns[0] - 1) if texts else None
 
 

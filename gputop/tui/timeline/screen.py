@@ -74,7 +74,7 @@ class TimelineScreen(ModalScreen[None]):
     TimelineScreen.-short Footer { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("escape", "leave", "back", "back to the monitor, which went on meanwhile; closes the list first"),
+        key("escape", "leave", "back", "close the list, then back to the monitor"),
         key("b,g", "idle_gaps", "idle gaps", "idle gaps by cause: what each costs, where, what the host did",
             footer=True),
         key("slash", "search", "search", "search ranges and ops by a part of their name", footer=True),
@@ -141,7 +141,7 @@ class TimelineScreen(ModalScreen[None]):
         except GputopError as error:
             outcome = error
         except Exception as error:  # noqa: BLE001  thread boundary: the screen shows it, the monitor goes on
-            outcome = GputopError(f"gputop's own fault: {error!r}", "Please report this; the trace is kept.")
+            outcome = GputopError(f"a bug in gputop: {error!r}", "Please report this; the trace is kept.")
         if not self._stop.is_set():
             self.post_message(self.Read(outcome))
         elif isinstance(outcome, Timeline):
@@ -359,7 +359,7 @@ class TimelineScreen(ModalScreen[None]):
             end = timeline.window_ns[0] - 1 if by > 0 else timeline.window_ns[1] + 1
             found = timeline.search(self._search_text, 0, end, by < 0)
             if found is not None:
-                self.notify("From the other end of the capture.")
+                self.notify("The search went on from the other end of the capture.")
         if found is None:
             self.notify(f"No range or op with “{printable(self._search_text)}” in its name.")
         else:

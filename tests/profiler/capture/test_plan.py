@@ -31,24 +31,24 @@ def probe(host: float = 0, device: float = 0, step_s: float | None = None, mb_pe
 @pytest.mark.parametrize(
     ("asked_s", "probed", "chosen_s", "why"),
     [
-        (10, probe(3_200), 10, "as asked, this job makes 3.2 k events/s"),
-        (10, probe(45_000), 10, "as asked, this job makes 45 k events/s"),
+        (10, probe(3_200), 10, "full length, this job makes 3.2 k events/s"),
+        (10, probe(45_000), 10, "full length, this job makes 45 k events/s"),
         (10, probe(120_000), 3.6, "this job makes 120 k events/s"),
-        (1.5, probe(240_000), 1.5, "as asked, this job makes 240 k events/s"),
+        (1.5, probe(240_000), 1.5, "full length, this job makes 240 k events/s"),
         (60, probe(20_000), 24.5, "this job makes 20 k events/s"),
         # Twenty steps, where their length is known and they fit in twice the target, ten within four times.
         (10, probe(100_000, step_s=0.01), 4.5, "this job makes 100 k events/s"),
         (10, probe(100_000, step_s=0.3), 6.0, "for 20 steps: this job makes 100 k events/s"),
-        (10, probe(100_000, step_s=0.8), 10, "as asked, this job makes 100 k events/s"),
+        (10, probe(100_000, step_s=0.8), 10, "full length, this job makes 100 k events/s"),
         (20, probe(100_000, step_s=0.8), 10, "for 12 steps: this job makes 100 k events/s"),
         (10, probe(500_000, step_s=0.25), 2.5, "for 10 steps: this job makes 500 k events/s"),
         (10, probe(1_000_000, step_s=0.5), 2.0, "for 4 steps: this job makes 1.0 M events/s"),
-        (2, probe(1_000_000, step_s=0.25), 2, "as asked, this job makes 1.0 M events/s"),
+        (2, probe(1_000_000, step_s=0.25), 2, "full length, this job makes 1.0 M events/s"),
         # Where GPUs work and no steps show, they may be too long for the probe.
         (10, probe(140_000, 100_000), 4.1, "for steps too long to be probed: this job makes 240 k events/s"),
         # A second, whatever it makes.
-        (10, probe(2_400_000), 1.0, "the least: this job makes 2.4 M events/s"),
-        (10, probe(0, 0), 10, "as asked, the job made no events while it was probed"),
+        (10, probe(2_400_000), 1.0, "the shortest possible: this job makes 2.4 M events/s"),
+        (10, probe(0, 0), 10, "full length, the job made no events during the test"),
     ],
 )
 def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
@@ -72,11 +72,11 @@ def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
         (60, probe(60_000, step_s=0.0001, sure=True), 2.0, "about 20000 steps will do, this job makes 60 k events/s"),
         # Where they are cheap, more are taken: what is seldom is worth them.
         (10, probe(25_000, step_s=0.02, sure=True), 4.0, "about 200 steps will do, this job makes 25 k events/s"),
-        (10, probe(9_000, step_s=0.02, sure=True), 10, "as asked, this job makes 9.0 k events/s"),
+        (10, probe(9_000, step_s=0.02, sure=True), 10, "full length, this job makes 9.0 k events/s"),
         # Steps that a hundred of would cost too much, or are longer than asked.
         (10, probe(240_000, step_s=0.05, sure=True), 1.5, "this job makes 240 k events/s"),
-        (10, probe(40_000, step_s=0.15, sure=True), 10, "as asked, this job makes 40 k events/s"),
-        (1.5, probe(60_000, step_s=0.0025, sure=True), 1.5, "as asked, this job makes 60 k events/s"),
+        (10, probe(40_000, step_s=0.15, sure=True), 10, "full length, this job makes 40 k events/s"),
+        (1.5, probe(60_000, step_s=0.0025, sure=True), 1.5, "full length, this job makes 60 k events/s"),
         # No ground for less: what repeats may be a part of a step, or there is nothing that does.
         (10, probe(60_000, step_s=0.0025), 7.8, "this job makes 60 k events/s"),
         (10, probe(60_000, sure=True), 7.8, "this job makes 60 k events/s"),
@@ -106,12 +106,13 @@ def test_never_more_device_events_than_cupti_keeps():
 @pytest.mark.parametrize(
     ("free", "chosen_s", "named"),
     [
-        (FreeResources(shared_bytes=100 * GB, job_bytes=100 * GB, own_bytes=100 * GB, disk_bytes=GB), 10, "as asked"),
+        (FreeResources(shared_bytes=100 * GB, job_bytes=100 * GB, own_bytes=100 * GB, disk_bytes=GB), 10,
+         "full length"),
         (FreeResources(job_bytes=SERVER_MULTIPLE * 5 * MB * 10), 8.0, "within the job's limit"),
         (FreeResources(own_bytes=312.5 * MB), 6.0, "within gputop's limit"),
         (FreeResources(disk_bytes=25 * MB), 4.0, "of disk space in the logdir"),
         (FreeResources(shared_bytes=750 * MB), 4.0, "of memory are free"),
-        (FreeResources(shared_bytes=750 * MB, job_here=False), 10, "as asked"),
+        (FreeResources(shared_bytes=750 * MB, job_here=False), 10, "full length"),
     ],
 )
 def test_memory_and_disk_shorten_it(free, chosen_s, named):
@@ -166,4 +167,4 @@ def test_json_has_rates_in_base_units():
     assert document["asked_s"] == 10 and document["chosen_s"] == 2.0
     assert document["probe"] == {"seconds": 0.5, "took_s": 0.6, "bytes": 500_000, "host_events_per_s": 140_000,
                                  "device_events_per_s": 100_000, "step_s": 0.1, "growth_bytes": None}
-    assert Plan(1.0, 1.0, "as asked").to_json()["probe"] is None
+    assert Plan(1.0, 1.0, "full length").to_json()["probe"] is None

@@ -81,7 +81,7 @@ def test_seldom_and_not_for_ever(tmp_path, captured):
     assert len(captured) == 2 and session.auto_capture.done
     session.go(700, 0.9)
     session.go(10, 0.2)
-    assert len(captured) == 2 and "often enough" in session.auto_capture.note
+    assert len(captured) == 2 and "limit of captures" in session.auto_capture.note
 
 
 def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured):
@@ -141,7 +141,7 @@ def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
         session.wait()
     record = session.last_capture
     assert record.path.is_relative_to(tmp_path / FOLDER / "plugins" / "profile")
-    assert record.notices[0].startswith("captured by itself: GPU 0: SM active 20%")
+    assert record.notices[0].startswith("automatic capture: GPU 0: SM active 20%")
     assert record.notices[0] in record.remarks
     assert json.loads((record.path.parent / MARK).read_text())["reason"].startswith("GPU 0")
     session.start_capture()

@@ -13,7 +13,7 @@ def text(width: int, auto_capture: str) -> str:
 
 def test_the_auto_capture_stands_before_the_command():
     line = text(160, "auto-capture 0/20: sm<0.6*median for 5s")
-    assert line.index("127.0.0.1:6009") < line.index("auto-capture 0/20: sm<0.6") < line.index("python train.py")
+    assert line.index("127.0.0.1:6009") < line.index("auto-capture 0/20: sm<0.6") < line.index("train.py")
     assert "\x1b" not in text(160, "auto-capture: \x1b[31m"), "its note may hold what a server said"
     assert len(text(80, "auto-capture: " + "x" * 200)) <= 80
     assert "auto-capture" not in text(160, "")

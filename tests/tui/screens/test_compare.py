@@ -51,7 +51,7 @@ class Captured(FoundSession):
 
 
 def messages(app: GputopApp) -> str:
-    return message_text(app)
+    return " ".join(message_text(app).split())  # they are wrapped
 
 
 async def until(done: object, app: GputopApp) -> None:
@@ -71,7 +71,7 @@ async def test_marking_says_what_to_do_next() -> None:
         assert "No capture yet: press c" in messages(app) and session.baseline is None
         await pilot.press("B")
         await pilot.pause()
-        assert "Two captures are compared" in messages(app)
+        assert "This compares two captures" in messages(app)
         session.capture_ended(record(1, 0.4), [SERVER])
         await pilot.press("A")
         await pilot.pause()
@@ -180,7 +180,7 @@ async def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -
         await pilot.press("B")
         text = await shown(app)
         assert text.startswith("FASTER: 401 → 301 ms")
-        assert "A is compared by its analysis alone: its trace is no longer on disk." in text
+        assert "A is compared by its saved analysis alone: its trace is no longer on disk." in text
 
 
 def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:
@@ -195,7 +195,7 @@ async def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
     app = GputopApp(Captured(record(1, 0.4, tmp_path), record(2, 0.3, tmp_path)))
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
-        assert "A is compared by its analysis alone: " in await shown(app)
+        assert "A is compared by its saved analysis alone: " in await shown(app)
 
 
 def test_verdicts_are_colored_and_said_in_words() -> None:

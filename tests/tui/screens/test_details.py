@@ -82,14 +82,14 @@ async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
         assert not signals.asked
         await pilot.press("up", "enter", "y")
         await pilot.pause()
-        assert session.sent == [(41231, signal.SIGINT)] and "SIGINT is sent to 41231" in notes(app)
+        assert session.sent == [(41231, signal.SIGINT)] and "SIGINT was sent to process 41231" in notes(app)
         signals = await open_signals(app, pilot)
         await pilot.click(SignalList, offset=(5, signals._at[2]))
         assert signals.number is signal.SIGKILL and not signals.asked
         await pilot.click(SignalList, offset=(5, signals._at[2]))
         assert signals.asked
         await pilot.press("escape", "question_mark")
-        assert "start time" in box_text(app)
+        assert "still is the process" in box_text(app)
         await pilot.press("escape", "escape")
         await pilot.pause()
         assert len(session.sent) == 1 and app.screen is app.screen_stack[0]
@@ -311,7 +311,7 @@ async def test_help_is_broken_at_its_key_column(width: int) -> None:
         await pilot.press("question_mark")
         lines = box_text(app).splitlines()
         at = next(i for i, line in enumerate(lines) if line.lstrip().startswith("C  "))
-        column = lines[at].index("capture all")
+        column = lines[at].index("capture the")
         assert lines[at + 1].startswith(" " * column)
         assert (" h  host" in lines[1]) == (width >= 80), "two columns where there is room"
 

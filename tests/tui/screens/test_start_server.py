@@ -51,7 +51,7 @@ async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSes
         assert "train.py (pid 7380) has no profiler server. Start one in it? y/N" in text(app)
         assert target.WHAT_STARTING_DOES.split(".")[0].split()[-1] in text(app)
         await pilot.press("down")
-        assert "None can be started in it from here." in text(app) and FORBIDDEN.fix in text(app)
+        assert "gputop cannot start one in it from here." in text(app) and FORBIDDEN.fix in text(app)
         await pilot.press("y", "up", "enter")
         assert not started and not isinstance(app.screen, StartServer), "only y where it is possible means yes"
         await pilot.press(keys, "y")

@@ -24,9 +24,10 @@ TABLE = Table("t", (Column("n", str), Column("name", wide=True)), ((2.0, "b"), (
 EMPTY = make_analysis(gpus=[{"gpu": 0}])
 
 
-def found() -> Analysis:
+def found(**changes: Any) -> Analysis:
     document: dict[str, Any] = {
-        "gpus": [{"gpu": 0}, {"gpu": 1}],
+        "gpus": [{"gpu": 0, "kernels": 40}, {"gpu": 1, "kernels": 9}],
+        "trace": {"window_s": 4.0}, "steps": {"count": 4, "mean_s": 1.0, "unit": "step"},
         "kernels": {"by_name": [
             {"name": "gemm_[bold]x", "count": 40, "time_s": 0.8, "mean_s": 0.02, "share": 0.8, "types": {"bf16": 1.0},
              "tensor_core": 1.0, "occupancy": 0.25, "by_gpu": {"0": {}, "1": {}}},
@@ -66,7 +67,7 @@ def found() -> Analysis:
             "slack": [{"kind": "kernel", "name": "gemm", "place": "GPU 0 stream 7", "count": 4, "time_s": 0.01,
                        "slack_s": None}], "reason": "Not sure."},
     }
-    return make_analysis(**document)
+    return make_analysis(**(document | changes))
 
 
 def test_sorting_goes_from_the_largest_and_keeps_what_is_not_known_last() -> None:
@@ -87,16 +88,34 @@ def test_an_op_not_traced_on_the_host_took_no_known_time_there() -> None:
 def test_every_table_tells_what_the_analysis_holds() -> None:
     kernels, by_op, collectives, memory, copies, ops, functions, pipeline = tables(found())[:8]
     assert [c.text(v) for c, v in zip(kernels.columns, kernels.rows[0], strict=True)] == [
-        "80 %", "800 ms", "40", "20.0 ms", "bf16", "100 %", "0-1", "25 %", "gemm_[bold]x"]
+        "80 %", "100 ms", "5", "20.0 ms", "bf16", "100 %", "0-1", "25 %", "gemm_[bold]x"]
     assert kernels.rows[1][-1] == "and 7 more" and kernels.rows[1][4:8] == (None, None, "0", None)
+    assert kernels.rows[1][1] == pytest.approx(0.05), "of the one GPU that runs them"
+    assert kernels.note.startswith("Times and counts per step, of a GPU that runs it.")
     assert by_op.rows == () and "name no op" in by_op.empty
-    assert collectives.rows[0][:3] == ("AllReduce", 5, 1.0) and "GPU 1, 75 %" in collectives.note
+    assert collectives.rows[0][:4] == ("AllReduce", 5 / 8, 0.5 / 8, 0.1 / 8)
+    assert "per step and GPU. GPU 1 arrives last most often, at 75 %" in collectives.note
     assert [row[-1] for row in memory.rows][2] == "Conv2D" and memory.rows[2][2] == pytest.approx(0.75)
     assert memory.rows[0][3] == pytest.approx(0.5) and "allocated before" in str(memory.rows[3][-1])
-    assert copies.rows[0][2:4] == ("pageable", "device") and copies.rows[1][7] is None
-    assert {row[1] for row in ops.rows} == {"host", "eager"}
-    assert functions.rows[0][5] == "yes" and "1 XLA compilation" in functions.note
+    assert copies.rows[0][:5] == (" 0", "h2d", "pageable", 3 / 4, 250) and copies.rows[1][6] is None
+    assert copies.rows[1][0] == "mean" and copies.rows[1][5] == pytest.approx(0.1 / 8)
+    assert {row[1] for row in ops.rows} == {"host", "eager"} and ops.rows[0][3] == pytest.approx(0.1 / 4)
+    assert functions.rows[0][:3] == (5 / 4, 1.0 / 4, 2) and functions.rows[0][5] == "yes"
+    assert "tracings in the window. XLA compiled once, in 2.00 s" in functions.note
+    assert pipeline.rows[0][:4] == (0.2, 0.25, 0.9 / 4, 2.5)
     assert "waits 100 ms for its batch, 40 % of it" in pipeline.note and "Prefetch/Map" in pipeline.note
+
+
+def test_without_steps_the_figures_are_those_of_the_window_and_say_so() -> None:
+    kernels = tables(found(steps=None))[0]
+    assert kernels.rows[0][1] == pytest.approx(0.4) and kernels.note.startswith("Times and counts in the window, of a")
+    # Twice as much work as the whole steps and the two that the window cuts can be: an evaluation, for example.
+    assert "in the window" in tables(found(trace={"window_s": 8.0}))[0].note
+    # Their work tells better than the window, of which half was a pause.
+    sizes = [{"gpu": g, "bounds_s": [], "count": [], "time_s": [2.0], "count_per_step": [], "time_s_per_step": [0.5],
+              "below_20us": None, "below_40us": None} for g in (0, 1)]
+    paused = tables(found(trace={"window_s": 8.0}, kernel_sizes=sizes))[0]
+    assert paused.rows[0][1] == pytest.approx(0.1) and "per step" in paused.note
 
 
 def test_layers_unfold_and_the_limit_is_in_order() -> None:
@@ -110,19 +129,19 @@ def test_layers_unfold_and_the_limit_is_in_order() -> None:
     assert [row[:5] for row in path.rows] == [
         ("host work", 0.08, pytest.approx(0.8), 0.0, 0.0), ("kernels", 0.02, pytest.approx(0.2), 0.01, 0.05),
         ("kernels", 0.0, 0.0, 0.01, float("inf"))]
-    assert path.columns[4].text(path.rows[2][4]) == "any" and path.rows[2][-1] == "GPU 0 stream 7: gemm"
+    assert path.columns[4].text(path.rows[2][4]) == "any" and path.rows[2][-2:] == ("GPU 0 stream 7", "gemm")
     assert "Step 3, 100 ms" in path.note and path.note.endswith("Not sure.")
 
 
 def test_empty_tables_say_why() -> None:
     for table in tables(EMPTY):
         assert table.rows == () and table.empty.endswith(".")
-    assert "nobody to talk to" in tables(EMPTY)[2].empty
+    assert "none to exchange data with" in tables(EMPTY)[2].empty
     assert all("could not be analyzed" in t.empty for t in tables(None))
 
 
 def test_the_wide_column_gets_the_room_that_is_left() -> None:
-    assert widths(TABLE, TABLE.rows, 100)[1] == 24
+    assert widths(TABLE, TABLE.rows, 100)[1] == 16
     long = replace(TABLE, rows=((1.0, "x" * 300),))
     assert widths(long, long.rows, 100)[1] == 100 - widths(long, long.rows, 100)[0] - 4
     kernels = tables(found())[0]
@@ -152,9 +171,9 @@ async def test_keys_and_mouse_of_the_tables() -> None:
         assert isinstance(screen, TablesScreen) and screen.table.name == "Kernels"
         grid = screen.query_one(DataTable)
         await pilot.press("o", "o", "o")
-        assert screen._by == 2 and [row[2] for row in screen._rows] == [40, 9]
+        assert screen._by == 2 and [row[2] for row in screen._rows] == [5, 2.25]
         await pilot.press("O")
-        assert [row[2] for row in screen._rows] == [9, 40]
+        assert [row[2] for row in screen._rows] == [2.25, 5]
         await pilot.press("slash")
         assert isinstance(app.screen, Ask)
         await pilot.press(*"BOLD", "enter")

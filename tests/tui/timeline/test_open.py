@@ -84,7 +84,7 @@ async def test_what_cannot_be_read_says_why() -> None:
         async with app.run_test() as pilot:
             await refused(pilot)
             shown_text = text_of(app.screen.query_one("#reading", LinesWidget))
-            assert "[b]cut[/b]" in shown_text or "gputop's own fault" in shown_text
+            assert "[b]cut[/b]" in shown_text or "a bug in gputop" in shown_text
             assert "/traces/run/node.xplane.pb" in shown_text
             await pilot.press("n", "b", "plus", "escape")
 
