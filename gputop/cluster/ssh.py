@@ -16,11 +16,11 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gputop.cluster.programs import NO_SUCH_PROGRAM, Ended, run_program
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import read_regular
 from gputop.core.samples import NodeSample
 from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
+from gputop.text.programs import NO_SUCH_PROGRAM, Ended, run_program
 from gputop.text.units import printable
 
 TIMEOUT_S = 20.0  # of a node, from the connection to the last byte

@@ -157,7 +157,7 @@ def _of_prometheus(args: argparse.Namespace) -> Iterator[tuple[Collector, str]]:
 
 def _squeue(login: str = "", port: int | None = None) -> Callable[[], bytes]:
     from gputop.cluster import slurm
-    from gputop.cluster.programs import run_on
+    from gputop.text.programs import run_on
 
     return lambda: run_on(login, port, slurm.COMMAND, slurm.TIMEOUT_S, slurm.MAX_BYTES)
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gputop.cluster.programs import run_program
 from gputop.cluster.schemas import SCHEMAS
 from gputop.core.samples import PORT_ACTIVE, AdapterSample
 from gputop.doctor.check import Check
@@ -20,6 +19,7 @@ from gputop.doctor.driver_facts import DriverFacts
 from gputop.ranks.nccl_ras import ADDRESS_VARIABLE, DEFAULT_ADDRESS, ENABLE_VARIABLE, split
 from gputop.sources.host.rdma import RdmaPorts
 from gputop.sources.nvml.devices import numa_node
+from gputop.text.programs import run_program
 from gputop.text.units import printable, ranges, rate, seconds
 
 _CHRONYC = ("chronyc", "-c", "tracking")

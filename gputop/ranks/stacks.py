@@ -8,13 +8,9 @@ it is bounded and made printable.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +22,7 @@ from gputop.core.codec import from_document, parse
 from gputop.core.errors import GputopError, NoDataError
 from gputop.ranks.processes import command_line, owner, rank_label
 from gputop.ranks.tracing_rights import check_rights
+from gputop.text.programs import Ended, run_program
 from gputop.text.units import printable
 
 INSTALL = "pip install 'gputop-tf[stacks]'"
@@ -138,13 +135,12 @@ def read_stacks(pid: int, *, native: bool = False, program: str | None = None,
     how = ["--native"] if native else ["--nonblocking"]
     command = [program, "dump", "--json", "--full-filenames", *how, "--pid", str(pid)]
     for attempt in range(_ATTEMPTS):
-        output, errors, code = _run(command, NATIVE_TIMEOUT_S if native else TIMEOUT_S)
-        if code == 0:
-            return read_dump(output, pid)
+        ended = _run(command, NATIVE_TIMEOUT_S if native else TIMEOUT_S)
+        if ended.status == 0:
+            return read_dump(ended.out, pid)
         if native or attempt == _ATTEMPTS - 1:
             break
-    first = next((line for line in errors.decode("utf-8", "replace").splitlines() if line.strip()), f"status {code}")
-    raise GputopError(f"py-spy could not read process {pid}: {printable(first)[:_NAME_CHARS]}",
+    raise GputopError(f"py-spy could not read process {pid}: {ended.error or f'status {ended.status}'}",
                       "Is it Python, and still there?")
 
 
@@ -177,41 +173,14 @@ def _text(text: str) -> str:
     return printable(text)[-_NAME_CHARS:]
 
 
-def _run(command: list[str], timeout_s: float) -> tuple[bytes, bytes, int]:
-    """Both outputs and the status; raises GputopError where it takes too long or prints too much."""
-    environ = {name: value for name, value in os.environ.items() if name != "RUST_BACKTRACE"}
+def _run(command: list[str], timeout_s: float) -> Ended:
+    """Raises GputopError where it takes too long or prints too much."""
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   env=environ, start_new_session=True)
+        ended = run_program(command, timeout_s, _MAX_BYTES)
     except OSError as error:
         raise GputopError(f"py-spy could not be started: {error.strerror or error}", INSTALL) from None
-    with process:
-        try:
-            output, errors = _outputs(process, time.monotonic() + timeout_s)
-            return output, errors, process.wait(1.0)
-        except (TimeoutError, subprocess.TimeoutExpired):
-            raise GputopError(f"py-spy did not end within {timeout_s:.0f} s", "It was ended; the process goes on.",
-                              ) from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()  # what it holds, the kernel lets go
-
-
-def _outputs(process: subprocess.Popen[bytes], ends_s: float) -> tuple[bytes, bytes]:
-    assert process.stdout is not None and process.stderr is not None
-    chunks = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    with selectors.DefaultSelector() as ready:
-        for number in chunks:
-            ready.register(number, selectors.EVENT_READ)
-        while ready.get_map():
-            if (left_s := ends_s - time.monotonic()) <= 0:
-                raise TimeoutError
-            for key, _ in ready.select(left_s):
-                chunk = os.read(key.fd, 1 << 16)
-                chunks[key.fd] += chunk
-                if not chunk:
-                    ready.unregister(key.fd)
-                if len(chunks[key.fd]) > _MAX_BYTES:
-                    raise GputopError(f"py-spy printed more than {_MAX_BYTES >> 20} MB", "It was ended.")
-    out, err = chunks.values()
-    return bytes(out), bytes(err)
+    if not ended.in_time:
+        raise GputopError(f"py-spy did not end within {timeout_s:.0f} s", "It was ended; the process goes on.")
+    if not ended.in_bounds:
+        raise GputopError(f"py-spy printed more than {_MAX_BYTES >> 20} MB", "It was ended.")
+    return ended

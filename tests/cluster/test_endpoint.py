@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gputop.cluster.endpoint import Credentials, Endpoint, Tunnel, credentials, parse_endpoint
-from gputop.cluster.programs import run_on
 from gputop.core.errors import GputopError
+from gputop.text.programs import run_on
 
 # Plays ssh: says what it was asked, then listens on the socket of -L as ssh does, until it is ended.
 _SSH = """#!{python}

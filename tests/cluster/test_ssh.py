@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gputop.cluster import ssh
-from gputop.cluster.programs import run_program
 from gputop.cluster.ssh import NodeProblem, Ssh, document_in, parse_nodes
 from gputop.core.errors import GputopError
 from gputop.core.samples import NodeSample
+from gputop.text.programs import run_program
 from tests.cluster import engines
 from tests.fakes import node_sample
 
