@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
+from gputop.text.commands import short_command
 from gputop.text.units import fit, ranges
 
 _FUNCTION_COLUMNS, _COMMAND_CHARS = 34, 100
@@ -93,7 +94,7 @@ def report(found: Sequence[Sequence[ProcessStacks]], *, threads: bool = False) -
         if number:
             yield ""
         if len(found) > 1:
-            yield f"Job {number + 1}: {own[0].command[:_COMMAND_CHARS] or 'its command is not known'}"
+            yield f"Job {number + 1}: {short_command(own[0].command)[:_COMMAND_CHARS] or 'its command is not known'}"
         yield from _job(own, threads)
 
 

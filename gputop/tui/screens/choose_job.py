@@ -12,6 +12,7 @@ from textual.screen import ModalScreen
 
 from gputop.profiler.capture.records import Server
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
+from gputop.text.commands import short_description
 from gputop.text.units import fit, printable
 from gputop.tui.keys import key
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
@@ -47,7 +48,7 @@ class ChooseJob(ModalScreen[Server | None]):
             here = i == self._index
             pid = "" if server.pid is None else str(server.pid)
             out.append("›" if here else " ", ACCENT)
-            out.append(fit(f" {pid:>7}  {printable(server.description)}", width - 1).rstrip() + "\n",
+            out.append(fit(f" {pid:>7}  {printable(short_description(server.description))}", width - 1).rstrip() + "\n",
                        BOLD if here else PLAIN)
         out.append("\nOr select a process (tab) and press c: the capture is then of its job.", DIM)
         return out
