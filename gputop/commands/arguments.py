@@ -82,6 +82,10 @@ COMMANDS: Mapping[str, Command] = {
     "xprof": Command("open a captured trace in XProf, in the browser",
                      "Start XProf, which pip install 'gputop-tf[xprof]' brings, on the captured traces.",
                      "gputop xprof gputop-traces"),
+    "serve": Command("the monitor in a browser, until ctrl-c",
+                     "Serve the monitor to a browser on this machine, or through ssh, by textual-serve, which "
+                     "pip install 'gputop-tf[serve]' brings. Each page that is opened has a monitor of its own.",
+                     "gputop serve --listen 8792"),
     "config": Command("the settings in $XDG_CONFIG_HOME/gputop/config.toml, as a file",
                       "Print all settings, those of the file and the defaults, as a file of settings.",
                       "gputop config > ~/.config/gputop/config.toml"),

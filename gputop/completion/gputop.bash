@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/gputop
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_gputop_subparsers=(snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof config doctor schema completion)
+_shtab_gputop_subparsers=(snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof serve config doctor schema completion)
 
 _shtab_gputop_snapshot_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --format -o --output --seconds)
 _shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --on-dip --dip-every --dip-max --dip-before --notify --seconds --force --all-workers --json)
@@ -21,6 +21,7 @@ _shtab_gputop_run_option_strings=(-h --help --attach --demo --gpus --interval --
 _shtab_gputop_attach_option_strings=(-h --help --yes --port)
 _shtab_gputop_stacks_option_strings=(-h --help --native --threads --yes --json)
 _shtab_gputop_xprof_option_strings=(-h --help --port --print)
+_shtab_gputop_serve_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --on-dip --dip-every --dip-max --dip-before --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --notify --listen)
 _shtab_gputop_config_option_strings=(-h --help --path)
 _shtab_gputop_doctor_option_strings=(-h --help --attach --logdir --dcgm --dcgm-bindings --json)
 _shtab_gputop_schema_option_strings=(-h --help)
@@ -65,6 +66,9 @@ _shtab_gputop_run___dcgm_bindings_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_run___rules_COMPGEN=_shtab_compgen_files
 _shtab_gputop_run___output_COMPGEN=_shtab_compgen_files
 _shtab_gputop_xprof_pos_0_COMPGEN=_shtab_compgen_dirs
+_shtab_gputop_serve___logdir_COMPGEN=_shtab_compgen_dirs
+_shtab_gputop_serve___dcgm_bindings_COMPGEN=_shtab_compgen_dirs
+_shtab_gputop_serve___rules_COMPGEN=_shtab_compgen_files
 _shtab_gputop_doctor___logdir_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_doctor___dcgm_bindings_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop___logdir_COMPGEN=_shtab_compgen_dirs
@@ -83,8 +87,10 @@ _shtab_gputop_cluster___color_choices=(auto truecolor 256 16 none)
 _shtab_gputop_run___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop_run___color_choices=(auto truecolor 256 16 none)
 _shtab_gputop_run___listen_choices=(local all)
+_shtab_gputop_serve___source_choices=(auto nvml dcgm simulated)
+_shtab_gputop_serve___color_choices=(auto truecolor 256 16 none)
 _shtab_gputop_completion_pos_0_choices=(bash zsh fish man)
-_shtab_gputop_pos_0_choices=(snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof config doctor schema completion)
+_shtab_gputop_pos_0_choices=(snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof serve config doctor schema completion)
 _shtab_gputop___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop___color_choices=(auto truecolor 256 16 none)
 
@@ -174,6 +180,15 @@ _shtab_gputop_stacks___json_nargs=0
 _shtab_gputop_xprof__h_nargs=0
 _shtab_gputop_xprof___help_nargs=0
 _shtab_gputop_xprof___print_nargs=0
+_shtab_gputop_serve__h_nargs=0
+_shtab_gputop_serve___help_nargs=0
+_shtab_gputop_serve___demo_nargs='?'
+_shtab_gputop_serve___dcgm_watch_nargs=0
+_shtab_gputop_serve___on_dip_nargs='?'
+_shtab_gputop_serve___ascii_nargs=0
+_shtab_gputop_serve___no_ascii_nargs=0
+_shtab_gputop_serve___low_bandwidth_nargs=0
+_shtab_gputop_serve___no_low_bandwidth_nargs=0
 _shtab_gputop_config__h_nargs=0
 _shtab_gputop_config___help_nargs=0
 _shtab_gputop_config___path_nargs=0

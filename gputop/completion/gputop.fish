@@ -50,7 +50,7 @@ function _shtab_gputop_using
   test "$_shtab_gputop_cmdpath" = "$argv"
 end
 
-set -g _shtab_gputop_commands snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof config doctor schema completion
+set -g _shtab_gputop_commands snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof serve config doctor schema completion
 set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --baseline --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --fail-on --flops-per-step --format --gpus --hours --idle-gaps --interval --job --listen --logdir --nodes --notify --on-dip --output --params --port --profiler-port --prometheus --refresh --remote-command --rules --run --save-baseline --seconds --source --speed --start --textfile --theme --tokens-per-step -o
 
 complete -c gputop -e
@@ -257,6 +257,29 @@ complete -c gputop -n '_shtab_gputop_using xprof' -s h -l help -d 'show this hel
 complete -c gputop -n '_shtab_gputop_using xprof' -l port -x -d 'on the loopback interface (8791)'
 complete -c gputop -n '_shtab_gputop_using xprof' -l print -d 'only print the command'
 complete -c gputop -n '_shtab_gputop_using xprof; and test $_shtab_gputop_npos -eq 0' -ka "(__fish_complete_directories)" -d 'a trace, its run folder or a logdir (./gputop-traces)'
+complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a serve -d 'Serve the monitor to a browser on this machine, or through ssh, by textual-serve, which pip install '"'"'gputop-tf[serve]'"'"' brings. Each page that is opened has a monitor of its own.'
+complete -c gputop -n '_shtab_gputop_using serve' -s h -l help -d 'show this help message and exit'
+complete -c gputop -n '_shtab_gputop_using serve' -l attach -x -d 'a profiler server to capture from (default: find those of this node); unix:/PATH for a socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the workers of one job and captured together'
+complete -c gputop -n '_shtab_gputop_using serve' -l demo -x -d 'a simulated node; --demo list shows the scenarios. D runs the next of several, a,b, or of one the same job with its cure'
+complete -c gputop -n '_shtab_gputop_using serve' -l gpus -x -d 'only these GPUs: 0,2-3, GPU or MIG UUIDs or their beginnings, MIG instances as 0:1, or the word visible: what CUDA_VISIBLE_DEVICES names'
+complete -c gputop -n '_shtab_gputop_using serve' -l interval -x -d 'seconds between samples (1.0)'
+complete -c gputop -n '_shtab_gputop_using serve' -l logdir -xka "(__fish_complete_directories)" -d 'where traces and snapshots go, a TensorBoard logdir (./gputop-traces)'
+complete -c gputop -n '_shtab_gputop_using serve' -l profiler-port -x -d 'the port of the profiler servers on every machine of the job (6009; 6009-6012: of four ranks on each). Machines: those of --attach without a port, else of TF_CONFIG, else of SLURM_JOB_NODELIST'
+complete -c gputop -n '_shtab_gputop_using serve' -l source -xka "auto nvml dcgm simulated" -d 'where the figures come from: the NVIDIA driver and, for what it lacks, a DCGM host engine that already watches it (auto); the driver alone; the host engine alone'
+complete -c gputop -n '_shtab_gputop_using serve' -l dcgm -x -d 'the DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)'
+complete -c gputop -n '_shtab_gputop_using serve' -l dcgm-bindings -xka "(__fish_complete_directories)" -d 'NVIDIA'"'"'s Python bindings of DCGM (default: where DCGM 4 and 3 install them)'
+complete -c gputop -n '_shtab_gputop_using serve' -l dcgm-watch -d 'let the host engine read the profiling fields (SM, tensor, DRAM activity) for gputop. Not by default before Hopper: there that takes the GPU'"'"'s counters for itself, so that ncu, nsys and other profilers fail meanwhile, and on A10 and A40 it has wedged the GPU (Xid 119, reboot). From Hopper on the engine reads them through GPM, which takes no counters: --source dcgm watches them without this option. Undone when gputop ends'
+complete -c gputop -n '_shtab_gputop_using serve' -l rules -xka "(__fish_complete_path (commandline -ct))" -d 'also judge by the rules, limits and budgets of this file, beside those of rules.toml in the folder of settings and of gputop.toml here; gputop rules explains them'
+complete -c gputop -n '_shtab_gputop_using serve' -l on-dip -x -d 'capture automatically when a GPU dips, into <logdir>/black-box (bounded); default rule: '"'"'sm<0.6*median for 5s'"'"'. Also tensor, dram, util, power, and levels: '"'"'tensor<10%'"'"', '"'"'power<200W'"'"'; or a condition as rules of your own have it: '"'"'sm_active.mean(10s) < 40% and power_w > 200W for 5s'"'"''
+complete -c gputop -n '_shtab_gputop_using serve' -l dip-every -x -d 'at most one such capture in this many minutes (10)'
+complete -c gputop -n '_shtab_gputop_using serve' -l dip-max -x -d 'at most this many in all (20; gputop capture: 1)'
+complete -c gputop -n '_shtab_gputop_using serve' -l dip-before -x -d 'a trace of the S seconds before the dip: the job is recorded all the time for it, which slows it as any capture does (TensorFlow 2.21 and JAX; others: of the seconds after it)'
+complete -c gputop -n '_shtab_gputop_using serve' -l theme -x -d 'gputop-dark, gputop-light, gputop-contrast (color-blind safe), or one of Textual'"'"'s'
+complete -c gputop -n '_shtab_gputop_using serve' -l color -xka "auto truecolor 256 16 none" -d 'what the terminal can show (auto: what it says; none where NO_COLOR is set)'
+complete -c gputop -n '_shtab_gputop_using serve' -l ascii -l no-ascii -d 'no glyphs beyond ASCII (default: where the locale is not UTF-8)'
+complete -c gputop -n '_shtab_gputop_using serve' -l low-bandwidth -l no-low-bandwidth -d 'draw every 5 s only (default: where the line to the terminal is slow)'
+complete -c gputop -n '_shtab_gputop_using serve' -l notify -x -d 'tell of findings that last, faults of GPUs, and the end of captures and jobs: bell (the terminal'"'"'s, with OSC 9), command:LINE (JSON on its standard input, a line as its last argument), or webhook (POST to GPUTOP_WEBHOOK_URL). Several, repeated. The same at most every ten minutes'
+complete -c gputop -n '_shtab_gputop_using serve' -l listen -x -d 'where (127.0.0.1:8792; port 0: any that is free). Only this machine reaches it unless another HOST is named: then without encryption'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a config -d 'Print all settings, those of the file and the defaults, as a file of settings.'
 complete -c gputop -n '_shtab_gputop_using config' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using config' -l path -d 'only where they are'

@@ -1,0 +1,119 @@
+"""One monitor on a pseudo-terminal, spoken to as textual-serve does to the apps that it starts.
+
+    python -m gputop.launch.web_terminal OPTIONS…
+
+The monitor is the very one of a terminal, its own driver included. textual-serve expects Textual's web driver: a first
+line, then packets of a letter, a length of four bytes (big-endian) and so many bytes: D what is shown or typed, M a
+JSON object (``resize``, ``quit``; ``exit``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+from collections.abc import Iterator, Mapping, Sequence
+
+_FIRST_LINE = b"__GANGLION__\n"
+_CHUNK_BYTES = 65536
+_PACKET_MAX_BYTES = 1 << 20  # what is typed or pasted; more is no textual-serve
+# What textual-serve sets for Textual's web driver, and what belongs to the terminal that it runs in itself.
+_NOT_INHERITED = ("TEXTUAL_DRIVER", "TEXTUAL_FPS", "TEXTUAL_COLOR_SYSTEM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION",
+                  "COLUMNS", "ROWS", "LINES", "TMUX", "STY")
+
+
+def main(options: Sequence[str]) -> int:
+    """Run the monitor with ``options`` until it ends, or textual-serve says so or is gone."""
+    size = _size(os.environ.get("COLUMNS"), os.environ.get("ROWS"))
+    child, terminal = pty.fork()
+    if child == 0:
+        _resize(0, *size)
+        os.execvpe(sys.executable, [sys.executable, "-m", "gputop", *options], _environment(os.environ))
+    _carry(child, terminal)
+    os.close(terminal)  # the monitor is hung up on, should it still run
+    os.waitpid(child, 0)
+    return 0
+
+
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in own.items() if name not in _NOT_INHERITED}
+    return {**kept, "TERM": "xterm-256color", "COLORTERM": "truecolor"}  # of xterm.js
+
+
+def _carry(child: int, terminal: int) -> None:
+    """Carry what is typed to the terminal and what it shows back, until either side ends."""
+    os.set_blocking(1, False)
+    typed, shown = bytearray(), bytearray(_FIRST_LINE)
+    while True:
+        # A browser that reads slowly leaves ``shown`` full: then the monitor waits, and keys and the end do not.
+        ready, writable, _ = select.select([0] if shown else [0, terminal], [1] if shown else [], [])
+        with contextlib.suppress(BlockingIOError):
+            if writable:
+                del shown[:os.write(1, shown)]
+        if terminal in ready:
+            text = _read(terminal)
+            shown += _packet(b"D", text) if text else _packet(b"M", b'{"type": "exit"}')
+            if not text:
+                os.set_blocking(1, True)
+                os.write(1, shown)
+                return
+        if 0 in ready:
+            data = _read(0)
+            typed += data
+            if not data or len(typed) > _PACKET_MAX_BYTES or not _take(typed, child, terminal):
+                return
+
+
+def _take(typed: bytearray, child: int, terminal: int) -> bool:
+    """Pass on the whole packets in ``typed``; False where they end the monitor."""
+    for kind, payload in _packets(typed):
+        if kind == b"D":
+            os.write(terminal, payload)
+            continue
+        message = json.loads(payload)
+        if message.get("type") == "resize":
+            _resize(terminal, *_size(message.get("width"), message.get("height")))
+        elif message.get("type") == "quit":
+            os.kill(child, signal.SIGHUP)
+            return False
+    return True
+
+
+def _packets(typed: bytearray) -> Iterator[tuple[bytes, bytes]]:
+    while len(typed) >= 5 and len(typed) >= (end := 5 + int.from_bytes(typed[1:5], "big")):
+        kind, payload = bytes(typed[:1]), bytes(typed[5:end])
+        del typed[:end]
+        yield kind, payload
+
+
+def _packet(kind: bytes, payload: bytes) -> bytes:
+    return kind + len(payload).to_bytes(4, "big") + payload
+
+
+def _read(file: int) -> bytes:
+    try:
+        return os.read(file, _CHUNK_BYTES)
+    except OSError:  # EIO: nobody has the terminal open any more
+        return b""
+
+
+def _size(width: object, height: object) -> tuple[int, int]:
+    def bounded(value: object, default: int) -> int:
+        return min(max(int(value), 1), 1000) if isinstance(value, (int, str)) and str(value).isdigit() else default
+
+    return bounded(width, 80), bounded(height, 24)
+
+
+def _resize(terminal: int, width: int, height: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
