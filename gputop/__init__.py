@@ -34,4 +34,17 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'gputop' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in ("Analysis", "analyze"):
+        # Here, because an analysis stands below the exports and knows of none.
+        import_module(_MODULES["Analysis"]).Analysis._repr_html_ = _page_in_frame
     return getattr(import_module(_MODULES[name]), name)
+
+
+def _page_in_frame(analysis: Analysis) -> str:
+    """What a notebook shows of an analysis: its page, in a frame that keeps styles and script to itself."""
+    from html import escape
+
+    from gputop.export.html import analysis_page
+
+    return (f'<iframe sandbox="allow-scripts" srcdoc="{escape(analysis_page(analysis))}" '
+            'style="width:100%;height:640px;border:0"></iframe>')

@@ -11,14 +11,18 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
+from gputop.analysis.results import Analysis
 from gputop.core.findings import Finding
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
+from gputop.core.version import __version__
+from gputop.diagnosis.report import limit_of, text_report
 from gputop.export import pictures, tables
+from gputop.export.tables import step_of
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import NOTHING_FOUND, culprits_text, gain_basis, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
@@ -66,6 +70,8 @@ for (const plate of document.querySelectorAll(".icicle")) {
   });
 }
 """
+_BANNER = ('<div class="banner" role="note">SIMULATED <span>— no hardware was measured: every figure on this page '
+           "comes from gputop's simulated node.</span></div>")
 _MANY_GPUS = 9  # from here on lanes are lower
 _LANES = tuple(metric for column in COLUMNS if column.page for metric in column.metrics)
 
@@ -76,6 +82,28 @@ def to_html(document: Mapping[str, Any]) -> str:
     title = f"gputop: {printable(s.sample.host.hostname)}, {moment(s.sample.time_s)}"
     parts = [_header(s), _activity(s), _findings(s), tables.step(s), tables.gpus(s), _lanes(s), tables.processes(s),
              tables.node(s)]
+    return _page(title, parts, (
+        f"<footer>Written by gputop {esc(s.version)}. Commands are redacted of secrets. The document behind this page "
+        "is inside of it: <code>gputop replay FILE.html</code> opens it in the terminal.</footer>",
+        f'<script type="application/json" id="{DATA_ID}">{_embedded(document)}</script>'))
+
+
+def analysis_page(found: Analysis) -> str:
+    """The page of an analysis alone, as notebooks show it: findings, the step, the report as text."""
+    title = f"gputop: {', '.join(map(printable, found.trace.hosts)) or 'a trace'}"
+    abstained: dict[str, list[str]] = {}
+    for rule in found.abstained:
+        abstained.setdefault(rule.missing, []).append(rule.id)
+    notes = "".join(f'<p class="fine">{esc(note.message)}</p>' for note in found.trace.quality)
+    report = esc_lines(text_report(found, findings=False))
+    text = f"<details><summary>The analysis as text</summary><pre>{report}</pre></details>"
+    parts = [f'<header class="top"><div><h1>{esc(title)}</h1></div></header>', _BANNER if found.simulated else "",
+             _what_to_do(found.findings, limit_of(found), abstained),
+             "".join(("<section><h2>The step</h2>", *step_of(found), notes, text, "</section>"))]
+    return _page(title, parts, (f"<footer>Written by gputop {esc(__version__)}.</footer>",))
+
+
+def _page(title: str, parts: Iterable[str], end: Iterable[str]) -> str:
     digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     css = resources.files("gputop.export").joinpath("report.css").read_text("utf-8")
     return "\n".join((
@@ -85,11 +113,7 @@ def to_html(document: Mapping[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="referrer" content="no-referrer">',
         f"<title>{esc(title)}</title>", f"<style>\n{css}</style>", "</head>", "<body>",
-        *(part for part in parts if part),
-        f"<footer>Written by gputop {esc(s.version)}. Commands are redacted of secrets. The document behind this page "
-        "is inside of it: <code>gputop replay FILE.html</code> opens it in the terminal.</footer>",
-        f'<script type="application/json" id="{DATA_ID}">{_embedded(document)}</script>',
-        f"<script>{_SCRIPT}</script>", "</body>", "</html>", ""))
+        *(part for part in parts if part), *end, f"<script>{_SCRIPT}</script>", "</body>", "</html>", ""))
 
 
 def _embedded(document: Mapping[str, Any]) -> str:
@@ -105,8 +129,7 @@ def _header(s: Snapshot) -> str:
              f"<span>every {s.interval_s:g} s</span>"]
     if s.capture is not None and s.capture.step_s is not None:
         facts.insert(1, f"<span><b>{seconds(s.capture.step_s)}</b> a step</span>")
-    banner = ('<div class="banner" role="note">SIMULATED <span>— no hardware was measured: every figure on this page '
-              "comes from gputop's simulated node.</span></div>") if sample.simulated else ""
+    banner = _BANNER if sample.simulated else ""
     return (f'<header class="top"><div><div class="brand">gputop snapshot</div><h1>{esc(sample.host.hostname)}</h1>'
             f'<div class="facts">{"".join(facts)}</div></div><div class="when">{esc(moment(sample.time_s))}</div>'
             f"</header>{banner}")
@@ -227,14 +250,16 @@ def _heat(g: GpuSample, track: Track, scale: float, first: int) -> str:
 
 
 def _findings(s: Snapshot) -> str:
-    body = "".join(_finding(f) for f in s.findings)
-    if not body:
-        limit = s.capture.limit if s.capture is not None else s.live.limit
-        body = f"<p>{NOTHING_FOUND} {esc(limit)}</p>"
     missing: dict[str, list[str]] = {}
     found = tables.analysis(s)
     for abstained in (*s.live.abstained, *(found.abstained if found is not None else ())):
         missing.setdefault(abstained.missing, []).append(abstained.id)
+    return _what_to_do(s.findings, s.capture.limit if s.capture is not None else s.live.limit, missing)
+
+
+def _what_to_do(findings: Iterable[Finding], limit: str, missing: Mapping[str, list[str]]) -> str:
+    """``limit``: what is said where there are no findings; ``missing``: the rules that lack it."""
+    body = "".join(_finding(f) for f in findings) or f"<p>{NOTHING_FOUND} {esc(limit)}</p>"
     if missing:
         rows = "".join(f"<dt><code>{esc(', '.join(ids))}</code></dt><dd>{esc(what)}</dd>"
                        for what, ids in missing.items())

@@ -75,6 +75,12 @@ def step(s: Snapshot) -> str:
     return "".join((*parts, "</section>"))
 
 
+def step_of(found: Analysis) -> list[str]:
+    """Of an analysis alone; an empty text for what it lacks."""
+    return [_breakdown(found), _limits(found.limits), _one_step(found.typical_step),
+            _critical_path(found.critical_path), _layers(found.layers), _gpu_table(found.gpus)]
+
+
 def _breakdown(found: Analysis) -> str:
     shares = pictures.shares(found.breakdown)
     if not shares:
