@@ -71,6 +71,11 @@ def amount(text: str) -> float:
     return _checked(value, 1 <= value < 1e30, f"{text!r} is not a number from 1 on, such as 3.2e15")
 
 
+def price(text: str) -> float:
+    value = _number(text)
+    return _checked(value, 0 < value < 1e9, f"{text!r} is not a price above 0")
+
+
 def seconds_before_dip(text: str) -> float:
     value = number_of_seconds(text)
     return _checked(value, value == 0 or 2 <= value <= 60, f"{text} is not between 2 and 60 seconds")

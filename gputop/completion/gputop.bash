@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/gputop
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_gputop_subparsers=(snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof serve config doctor schema completion)
+_shtab_gputop_subparsers=(snapshot capture analyze compare rules record replay report export cluster convert run attach stacks xprof serve config doctor schema completion)
 
 _shtab_gputop_snapshot_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --format -o --output --seconds)
 _shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --on-dip --dip-every --dip-max --dip-before --notify --seconds --force --all-workers --json)
@@ -14,6 +14,7 @@ _shtab_gputop_compare_option_strings=(-h --help --rules --baseline --baselines -
 _shtab_gputop_rules_option_strings=(-h --help --rules --limits --demo --json)
 _shtab_gputop_record_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch -o --output --seconds)
 _shtab_gputop_replay_option_strings=(-h --help --rules --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --speed --start)
+_shtab_gputop_report_option_strings=(-h --help --price-per-kwh --json)
 _shtab_gputop_export_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --rules --notify --listen --textfile)
 _shtab_gputop_cluster_option_strings=(-h --help --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --prometheus --nodes --remote-command --job --once --json -o --output --logdir --hours --refresh)
 _shtab_gputop_convert_option_strings=(-h --help -o --output)
@@ -90,7 +91,7 @@ _shtab_gputop_run___listen_choices=(local all)
 _shtab_gputop_serve___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop_serve___color_choices=(auto truecolor 256 16 none)
 _shtab_gputop_completion_pos_0_choices=(bash zsh fish man)
-_shtab_gputop_pos_0_choices=(snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof serve config doctor schema completion)
+_shtab_gputop_pos_0_choices=(snapshot capture analyze compare rules record replay report export cluster convert run attach stacks xprof serve config doctor schema completion)
 _shtab_gputop___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop___color_choices=(auto truecolor 256 16 none)
 
@@ -141,6 +142,10 @@ _shtab_gputop_replay___ascii_nargs=0
 _shtab_gputop_replay___no_ascii_nargs=0
 _shtab_gputop_replay___low_bandwidth_nargs=0
 _shtab_gputop_replay___no_low_bandwidth_nargs=0
+_shtab_gputop_report_pos_0_nargs=+
+_shtab_gputop_report__h_nargs=0
+_shtab_gputop_report___help_nargs=0
+_shtab_gputop_report___json_nargs=0
 _shtab_gputop_export__h_nargs=0
 _shtab_gputop_export___help_nargs=0
 _shtab_gputop_export___demo_nargs='?'

@@ -50,8 +50,8 @@ function _shtab_gputop_using
   test "$_shtab_gputop_cmdpath" = "$argv"
 end
 
-set -g _shtab_gputop_commands snapshot capture analyze compare rules record replay export cluster convert run attach stacks xprof serve config doctor schema completion
-set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --baseline --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --fail-on --flops-per-step --format --gpus --hours --idle-gaps --interval --job --listen --logdir --nodes --notify --on-dip --output --params --port --profiler-port --prometheus --refresh --remote-command --rules --run --save-baseline --seconds --source --speed --start --textfile --theme --tokens-per-step -o
+set -g _shtab_gputop_commands snapshot capture analyze compare rules record replay report export cluster convert run attach stacks xprof serve config doctor schema completion
+set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --baseline --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --fail-on --flops-per-step --format --gpus --hours --idle-gaps --interval --job --listen --logdir --nodes --notify --on-dip --output --params --port --price-per-kwh --profiler-port --prometheus --refresh --remote-command --rules --run --save-baseline --seconds --source --speed --start --textfile --theme --tokens-per-step -o
 
 complete -c gputop -e
 complete -c gputop -f
@@ -182,6 +182,10 @@ complete -c gputop -n '_shtab_gputop_using replay' -l low-bandwidth -l no-low-ba
 complete -c gputop -n '_shtab_gputop_using replay' -l speed -x -d 'times as fast, or max (1)'
 complete -c gputop -n '_shtab_gputop_using replay' -l start -x -d 'seconds into the recording (0)'
 complete -c gputop -n '_shtab_gputop_using replay; and test $_shtab_gputop_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a file of gputop record, or a snapshot (json or html)'
+complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a report -d 'What became of the GPUs'"'"' time, without code in the job.'
+complete -c gputop -n '_shtab_gputop_using report' -s h -l help -d 'show this help message and exit'
+complete -c gputop -n '_shtab_gputop_using report' -l price-per-kwh -x -d 'also say what the GPUs'"'"' energy cost, in the currency of PRICE'
+complete -c gputop -n '_shtab_gputop_using report' -l json -d 'one JSON document on stdout'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a export -d 'Serve what the monitor measures as metrics, or write it as a file for node_exporter.'
 complete -c gputop -n '_shtab_gputop_using export' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using export' -l attach -x -d 'a profiler server to capture from (default: find those of this node); unix:/PATH for a socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the workers of one job and captured together'

@@ -19,6 +19,7 @@ from gputop.cluster.model import Fleet
 from gputop.core.findings import Abstained
 from gputop.core.version import __version__
 from gputop.diagnosis.rule_trials import Trial
+from gputop.goodput.model import Report
 from gputop.replay.snapshot_document import Document as Snapshot
 
 _Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]
@@ -283,8 +284,8 @@ class StacksDocument(Struct):
 # By the command that prints them.
 SCHEMAS: Mapping[str, type] = {
     "analyze": AnalyzeDocument, "analyze-all": AnalysesDocument, "capture": CaptureDocument, "cluster": ClusterDocument,
-    "compare": CompareDocument, "doctor": DoctorDocument, "rules": RulesDocument, "rules-test": TrialsDocument,
-    "snapshot": Snapshot, "stacks": StacksDocument,
+    "compare": CompareDocument, "doctor": DoctorDocument, "report": Report, "rules": RulesDocument,
+    "rules-test": TrialsDocument, "snapshot": Snapshot, "stacks": StacksDocument,
 }
 
 

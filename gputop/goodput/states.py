@@ -1,0 +1,173 @@
+"""In which state a GPU is, sample by sample. A state is known when it ends: what follows decides it, too."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from gputop.advice.registry import limit
+from gputop.core.samples import OK, GpuSample
+from gputop.goodput.model import CHECKPOINT, IDLE, RESTART, STARTING, TRAINING, UNKNOWN, WAITING
+
+BUSY, SPINS, LOW, FREE, BLIND = range(5)  # what one sample shows
+
+HOUR_S = 3600
+RESTART_S = 1800.0  # the same command within half an hour is a restart, later a new start
+# So much written while the GPU does nothing is taken for a checkpoint: logs and summaries are far below.
+CHECKPOINT_BYTES_PER_S = 20e6
+CHECKPOINT_BYTES = 200e6
+
+
+@dataclass(slots=True)
+class Tally:
+    """GPU seconds by state, and the energy."""
+
+    states_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    energy_j: float = 0.0
+    dark_s: float = 0.0  # without a reading of power
+    lit: bool = False  # power was read at all
+
+    def add(self, state: str, seconds: float) -> None:
+        self.states_s[state] += seconds
+
+    def add_power(self, seconds: float, watts: float | None) -> None:
+        if watts is None:
+            self.dark_s += seconds
+        else:
+            self.energy_j += seconds * watts
+            self.lit = True
+
+
+@dataclass(slots=True)
+class Job:
+    """What one user's processes of one command had; see :class:`gputop.goodput.model.JobReport`."""
+
+    name: str
+    user: str | None
+    begin_s: float
+    end_s: float
+    tally: Tally = field(default_factory=Tally)
+    restarts: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by the GPU's UUID
+    gpus: dict[str, str] = field(default_factory=dict)  # label by UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that has a GPU, and what it writes to storage (None: not known)."""
+
+    pid: int
+    job: Job
+    write_bytes_per_s: float | None
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Samples of one kind in a row."""
+
+    kind: int
+    job: Job | None
+    seconds: float = 0.0
+    written_bytes: float = 0.0
+    hours_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class GpuTime:
+    """The time of one GPU. ``hours`` is shared by all GPUs: seconds by hour and state."""
+
+    def __init__(self, hours: dict[int, Tally]) -> None:
+        self.tally = Tally()
+        self._hours = hours
+        self._stretch: _Stretch | None = None
+        self._holder: Holder | None = None  # the last one, also after it ended
+        self._begun = True  # the holder has worked; it may have before the recording began
+        self._again = False  # it follows one of the same job
+
+    @property
+    def pid(self) -> int | None:
+        """Of the last process that had it."""
+        return None if self._holder is None else self._holder.pid
+
+    def add(self, time_s: float, seconds: float, gpu: GpuSample, holder: Holder | None) -> None:
+        """``seconds`` before ``time_s``; 0 behind a gap of the recording."""
+        if seconds == 0:
+            self.close()
+        kind = kind_of(gpu, holder is not None)
+        if holder is not None and (self._holder is None or holder.pid != self._holder.pid):
+            self._change_holder(gpu.info.uuid, holder)
+        if self._stretch is None or kind != self._stretch.kind:
+            self.close()
+            self._stretch = _Stretch(kind, holder.job if holder else None)
+        stretch = self._stretch
+        stretch.seconds += seconds
+        stretch.hours_s[int((time_s - seconds / 2) // HOUR_S)] += seconds
+        watts = gpu["power_w"].value
+        self.tally.add_power(seconds, watts)
+        if holder is not None:
+            self._holder = holder
+            holder.job.tally.add_power(seconds, watts)
+            stretch.written_bytes += seconds * (holder.write_bytes_per_s or 0.0)
+
+    def close(self) -> None:
+        """End the present stretch; at the end of all samples, too."""
+        stretch, self._stretch = self._stretch, None
+        if stretch is not None:
+            self._settle(stretch, self._state(stretch), stretch.job)
+
+    def _change_holder(self, uuid: str, holder: Holder) -> None:
+        stretch = self._stretch
+        self._again = self._holder is not None and self._holder.job is holder.job
+        if stretch is not None and stretch.kind == FREE and self._again:
+            self._again = stretch.seconds <= RESTART_S
+            if self._again:
+                self._stretch = None
+                self._settle(stretch, RESTART, holder.job)
+        self.close()
+        self._begun = False
+        if self._holder is not None and self._again:
+            holder.job.restarts[uuid] += 1
+        elif self._holder is None and (stretch is None or stretch.kind != FREE):
+            self._begun = True  # it was there when the recording began
+
+    def _state(self, stretch: _Stretch) -> str:
+        if stretch.kind in (FREE, BLIND):
+            return IDLE if stretch.kind == FREE else UNKNOWN
+        if stretch.kind == BUSY or (stretch.kind == SPINS and stretch.seconds < limit("spinning.window_s")):
+            self._begun = True
+            return TRAINING
+        if stretch.kind == LOW and not self._begun and stretch.seconds <= RESTART_S:
+            return RESTART if self._again else STARTING
+        written = stretch.written_bytes
+        if stretch.kind == LOW and written >= max(CHECKPOINT_BYTES, CHECKPOINT_BYTES_PER_S * stretch.seconds):
+            return CHECKPOINT
+        return WAITING
+
+    def _settle(self, stretch: _Stretch, state: str, job: Job | None) -> None:
+        self.tally.add(state, stretch.seconds)
+        if job is not None:
+            job.tally.add(state, stretch.seconds)
+        for hour, seconds in stretch.hours_s.items():
+            self._hours[hour].add(state, seconds)
+
+
+def kind_of(gpu: GpuSample, held: bool) -> int:
+    """What one sample shows. Activity of a GPU that nobody is seen to hold is work all the same."""
+    active = gpu.activity()[1].value
+    if gpu.state != OK or active is None:
+        return BLIND
+    if active < limit("low_sm_active.pause"):
+        return LOW if held else FREE
+    return SPINS if held and _spins(gpu) else BUSY
+
+
+def _spins(gpu: GpuSample) -> bool:
+    """Kernels that run and compute nothing, by the limits of the rule ``spinning``; not where a figure is missing."""
+    util, power, allowed = (gpu[metric].value for metric in ("gpu_util", "power_w", "power_limit_w"))
+    if util is None or util < limit("spinning.util_enter") or power is None or not allowed:
+        return False
+    sm, tensor, dram = (gpu[metric].value for metric in ("sm_active", "tensor_active", "dram_active"))
+    if sm is None or tensor is None or dram is None:
+        rx, tx = (gpu[f"pcie_{way}_bytes_per_s"].value for way in ("rx", "tx"))
+        quiet = rx is not None and tx is not None and rx + tx <= limit("spinning.traffic_enter")
+        return sm is None and quiet and power <= limit("spinning.coarse_power_enter") * allowed
+    return (sm <= limit("spinning.sm_enter") and tensor <= limit("spinning.tensor_enter")
+            and dram <= limit("spinning.dram_enter") and power <= limit("spinning.power_enter") * allowed)

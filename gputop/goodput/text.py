@@ -1,0 +1,198 @@
+"""The report over recordings in words and tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from gputop.goodput.model import (
+    CHECKPOINT,
+    IDLE,
+    RESTART,
+    STARTING,
+    STATES,
+    TRAINING,
+    UNKNOWN,
+    WAITING,
+    Creep,
+    Hour,
+    Report,
+    Spent,
+    WorstHour,
+)
+from gputop.goodput.recorded import JOULES_PER_KWH
+from gputop.replay.reader import clock_time
+from gputop.text import units
+from gputop.text.units import NA, bytes_, fit, percent, printable, ranges, ratio
+from gputop.text.wrapping import wrap
+
+_MEANING = {
+    TRAINING: "a job computes on the GPU: training, evaluation, warm-up",
+    WAITING: "a job holds the GPU, and it computes nothing",
+    CHECKPOINT: "waiting while the job writes to storage as for a checkpoint",
+    STARTING: "a new process holds the GPU and has not computed yet",
+    RESTART: "the same after one of the same command, and the time between",
+    IDLE: "no process holds the GPU",
+    UNKNOWN: "the driver gave no activity",
+}
+_MAX_ROWS = 20
+_DAY_S = 86400.0
+_HOURS_A_DAY = 24
+
+
+def to_text(report: Report, width: int = 100) -> str:
+    """All of it, in lines of ``width``."""
+    sections = (_header(report), _states(report), _gpus(report), _jobs(report), _grid(report.hours),
+                _worst(report.worst_hours), _memory(report.creep), _end(report))
+    return "\n\n".join("\n".join(_wrapped(lines, width)) for section in sections if (lines := list(section)))
+
+
+def _wrapped(lines: Sequence[str], width: int) -> Iterator[str]:
+    """Sentences are wrapped; rows of tables, told by the columns in them, stay as they are."""
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()))
+        yield from [line] if len(line) <= width or "   " in line.strip() else wrap(line.strip(), width, indent)
+
+
+def _header(report: Report) -> Iterator[str]:
+    mark = "SIMULATED  " if report.simulated else ""
+    span_s = report.end_s - report.begin_s
+    yield (f"{mark}{printable(report.host)}, {clock_time(report.begin_s)} to {clock_time(report.end_s)}: "
+           f"{duration(span_s)}, a sample every {units.seconds(report.interval_s)}")
+    if report.not_recorded_s:
+        yield f"Not recorded: {duration(report.not_recorded_s)}, {_share(report.not_recorded_s, span_s)} of that time."
+    yield f"Goodput: {_ratio(report.total)} of the GPU time recorded is training."
+    yield _energy(report)
+
+
+def _energy(report: Report) -> str:
+    total = report.total
+    if total.energy_j is None:
+        return "Energy: N/A, no reading of power."
+    cost = "" if report.cost is None else f", {report.cost:,.2f} at {report.price_per_kwh:g} a kWh"
+    all_s = sum(total.states_s.values())
+    missing = ("" if not total.energy_unknown_s else
+               f" {_share(total.energy_unknown_s, all_s)} of the GPU time is without a reading and not in it.")
+    return f"Energy of the GPUs, without host and cooling: {_kwh(total)} kWh{cost}.{missing}"
+
+
+def _states(report: Report) -> Iterator[str]:
+    states, all_s = report.total.states_s, sum(report.total.states_s.values())
+    yield "GPU time          hours  share"
+    for state in STATES:
+        if seconds := states.get(state, 0.0):
+            yield f"  {state:<12}{seconds / 3600:>9,.1f}  {_share(seconds, all_s):>5}  {_MEANING[state]}"
+
+
+def _gpus(report: Report) -> Iterator[str]:
+    shown = [state for state in STATES if report.total.states_s.get(state)]
+    yield f"GPU  {_columns(shown)}"
+    yield from (f"{own.gpu:<5}{_row(own, shown)}" for own in report.gpus)
+
+
+def _jobs(report: Report) -> Iterator[str]:
+    if not report.jobs:
+        return
+    shown = [state for state in STATES if any(own.states_s.get(state) for own in report.jobs)]
+    yield f"Job  {_columns(shown)}"
+    for own in report.jobs[:_MAX_ROWS]:
+        yield f"     {_row(own, shown)}"
+        hours = sum(own.states_s.values()) / 3600
+        restarts = "" if not own.restarts else ", restarted once" if own.restarts == 1 else (
+            f", restarted {own.restarts} times")
+        yield (f"  {fit(printable(own.job), 60).rstrip()} ({printable(own.user or 'user not known')}, GPU "
+               f"{','.join(own.gpus)}): {hours:,.1f} GPU hours, goodput {_ratio(own)}{restarts}")
+    if len(report.jobs) > _MAX_ROWS:
+        yield f"and {len(report.jobs) - _MAX_ROWS} more, in --json"
+
+
+def _columns(shown: Sequence[str]) -> str:
+    return "".join(f"{state:>11}" for state in (*shown, "kWh"))
+
+
+def _row(own: Spent, shown: Sequence[str]) -> str:
+    all_s = sum(own.states_s.values())
+    cells = [_share(seconds, all_s) if (seconds := own.states_s.get(state)) else "-" for state in shown]
+    return "".join(f"{cell:>11}" for cell in (*cells, _kwh(own)))
+
+
+def _grid(hours: Sequence[Hour]) -> Iterator[str]:
+    """A line for each day, a digit for each hour of local time."""
+    yield "Training by hour: 0 is under 10 % of the GPU time, 9 is 90 % or more, a dot is not recorded"
+    yield "             0     6     12    18     local time"
+    days: dict[str, list[str]] = {}
+    for hour in hours:
+        at = time.localtime(hour.begin_s)
+        cells = days.setdefault(time.strftime("%Y-%m-%d", at), ["."] * _HOURS_A_DAY)
+        tenths = int(10 * hour.states_s.get(TRAINING, 0.0) / sum(hour.states_s.values()))
+        cells[at.tm_hour] = str(min(9, tenths))
+    yield from (f"  {day} {''.join(cells)}" for day, cells in days.items())
+
+
+def _worst(hours: Sequence[WorstHour]) -> Iterator[str]:
+    if not hours:
+        return
+    yield "Worst hours: where jobs lost most GPU time"
+    for hour in hours:
+        all_s = sum(hour.states_s.values())
+        states = ", ".join(f"{state} {_share(seconds, all_s)}" for state, seconds in hour.states_s.items())
+        lost = f"lost {hour.lost_s / 3600:.1f} of {all_s / 3600:.1f} GPU hours"
+        yield f"  {clock_time(hour.begin_s)[:-3]}  {lost}: {states}"
+        for finding in hour.findings:
+            gpus = f" (GPU {ranges(finding.gpus)})" if finding.gpus else ""
+            yield f"    {printable(finding.title)}{gpus}, {percent(finding.held_ratio)} of the time"
+        if not hour.findings and hour.not_judged is None:
+            yield "    The live rules find no cause."
+    reasons = {hour.not_judged for hour in hours if hour.not_judged}
+    yield from (f"  Findings: N/A, {reason}." for reason in sorted(reasons))
+
+
+def _memory(creeps: Sequence[Creep]) -> Iterator[str]:
+    if creeps:
+        yield "Host memory that creeps"
+    for creep in creeps:
+        yield f"  {creep_sentence(creep)}"
+
+
+def creep_sentence(creep: Creep) -> str:
+    """Who grows, how fast, and when that meets the limit."""
+    who = {"process": f"{printable(creep.name)} (PID {creep.pid})", "cgroup": f"Control group {printable(creep.name)}",
+           "node": "The node"}[creep.what]
+    text = (f"{who}: from {bytes_(creep.first_bytes)} to {bytes_(creep.last_bytes)} in "
+            f"{duration(creep.end_s - creep.begin_s)}, {bytes_(creep.bytes_per_s * 3600)} an hour.")
+    if creep.full_in_s is None or creep.full_in_low_s is None or creep.full_in_high_s is None:
+        why = "no limit is known" if creep.limit is None else "it has ended"
+        return f"{text} Time to out of memory: N/A, {why}."
+    limit = f"{bytes_(creep.limit_bytes or 0.0)} of the {'control group' if creep.limit == 'cgroup' else 'node'}"
+    low, high = duration(creep.full_in_low_s), duration(creep.full_in_high_s)
+    between = f" ({low} to {high} by the faster and the slower half of its trend)" if low != high else ""
+    return f"{text} If it goes on so, the {limit} are full {duration(creep.full_in_s)} after the last sample{between}."
+
+
+def _end(report: Report) -> Iterator[str]:
+    yield from (f"{printable(part.path)}: {printable(note)}" for part in report.recordings for note in part.notes)
+    yield from (f"{note[0].upper()}{note[1:]}." for note in report.notes)
+    yield (f"Not told without code in the job: training from evaluation, work lost at a crash, stalls shorter than "
+           f"{units.seconds(report.interval_s * report.read_every)}.")
+
+
+def duration(seconds: float) -> str:
+    """Hours and days: 12.0 s, 45 min, 7.5 h, 13.2 days."""
+    if seconds < 120:
+        return units.seconds(seconds)
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:.1f} days"
+
+
+def _share(seconds: float, of_s: float) -> str:
+    share = seconds / of_s if of_s else 0.0
+    return "<1%" if 0 < share < 0.005 else ratio(share)  # little is not none
+
+
+def _ratio(own: Spent) -> str:
+    return NA if own.goodput_ratio is None else percent(own.goodput_ratio)
+
+
+def _kwh(own: Spent) -> str:
+    return NA if own.energy_j is None else f"{own.energy_j / JOULES_PER_KWH:,.1f}"
