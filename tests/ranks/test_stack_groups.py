@@ -53,7 +53,7 @@ def test_jobs_are_not_compared_with_each_other() -> None:
     found = jobs([rank(0, WAITS), other, rank(1, WAITS)])
     assert [[p.command for p in own] for own in found] == [
         ["python train.py --rank 0", "python train.py --rank 1"], ["python serve.py --rank 0"]]
-    assert any(line.startswith("Job 2: python serve.py") for line in report(jobs([rank(0, WAITS), other])))
+    assert any(line.startswith("Job 2: serve.py --rank 0") for line in report(jobs([rank(0, WAITS), other])))
 
 
 def test_processes_without_stacks_are_told() -> None:
