@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture.choose_workers import Choice
-from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 
 if TYPE_CHECKING:
     from gputop.core.counters import GpuCounters
@@ -145,7 +145,7 @@ def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
     """
     servers = tuple(servers)
     asked = tuple(s for s in servers if s.asked)
-    answering = [s for s in asked or servers if s.problem is None]
+    answering = usable(servers)
     if asked and answering:
         return asked
     if answering:

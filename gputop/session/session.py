@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice, Finding
 from gputop.core.samples import NodeSample, ProcessSample
-from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.replay.player import Player
 from gputop.session.capture_control import CaptureControl
 from gputop.session.event_log import EventLog
@@ -175,7 +175,7 @@ class Session:
     def processes_to_serve(self) -> tuple[ProcessSample, ...]:
         """The processes of the newest sample in which a profiler server could be wanted: none answers yet, and they
         are of this node and of now."""
-        served = any(s.problem is None for s in self.servers) or not self.servers_known  # or not known to be without
+        served = bool(usable(self.servers)) or not self.servers_known  # or not known to be without
         if self.player is not None or self.source.simulated or served:
             return ()
         return self.sample.processes if self.sample is not None else ()

@@ -14,6 +14,7 @@ from textual.message import Message
 from textual.screen import ModalScreen
 
 from gputop.launch.job import FORWARDED, Job
+from gputop.profiler.capture.records import usable
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText, justify
 from gputop.session.session import Session
@@ -88,7 +89,7 @@ class RunApp(GputopApp):
     def _refresh_job(self) -> None:
         status = self.session.status
         capturing = status is not None and status.running
-        attached = any(s.problem is None for s in self.session.servers)
+        attached = bool(usable(self.session.servers))
         if capturing or (attached and not self.job.ended.is_set()):
             super()._refresh_job()
         else:

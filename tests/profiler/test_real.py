@@ -133,7 +133,7 @@ def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path):
 
 def test_a_job_of_large_steps_is_recorded_in_full(tf_slow_job, tmp_path):
     _, plan, _ = capture_with_probe(tf_slow_job.address, seconds=2, logdir=tmp_path, pid=tf_slow_job.pid)
-    assert plan.chosen_s == 2 and plan.why.startswith("as asked, this job makes ")
+    assert plan.chosen_s == 2 and plan.why.startswith("full length, this job makes ")
     assert plan.probe is not None
     ends = tf_slow_job.step_times()
     slowest_s = max(b - a for a, b in itertools.pairwise(ends[-60:]))

@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -13,8 +14,9 @@ from gputop.ranks.stack_groups import StackGroup, group
 from gputop.ranks.stacks import find_py_spy, read_all
 from tests import workers_job
 
-pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not installed")]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not installed"),
+              # Not importorskip: that would load it here, for the tests of the same process, too.
+              pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")]
 
 
 def test_the_line_of_the_rank_that_did_not_come() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +30,13 @@ class Server:
     problem: str | None = None
     asked: bool = False  # named by the user, not found
     owner: str = ""  # the user it belongs to where that is another one, who has to be asked about before a capture
+
+
+def usable(servers: Iterable[Server]) -> tuple[Server, ...]:
+    """Those that a capture can go to: of the servers that the user named, or, where none is named, of those found."""
+    servers = tuple(servers)
+    named = tuple(s for s in servers if s.asked)
+    return tuple(s for s in named or servers if s.problem is None)
 
 
 @dataclass(frozen=True, slots=True)

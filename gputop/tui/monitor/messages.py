@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gputop.advice.registry import EXPLANATIONS
 from gputop.core.errors import sentences
-from gputop.profiler.capture.records import CaptureStatus, Server
+from gputop.profiler.capture.records import CaptureStatus, Server, usable
 from gputop.session.session import Session
 from gputop.text.units import printable, seconds
 
@@ -34,7 +34,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         return nothing  # there is no job to capture from
     if _under_way(session):
         return (*nothing, "A capture is running: its findings will appear here.")
-    if any(s.problem is None for s in session.servers):
+    if usable(session.servers):
         return (*nothing, "Press c to capture a trace and see where the step's time goes.")
     offered = no_server is NO_SERVER and session.processes_to_serve
     return (*nothing, NO_SERVER[0], OFFER) if offered else (*nothing, *no_server)

@@ -185,18 +185,20 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     """
     if status is not None and status.running:
         return _progress(status, width)
+    from gputop.profiler.capture.records import usable  # not for the first frame
+
     left: list[StyledText] = [(" Job  ", BOLD)]
     if ended is not None:
         about = f"  {printable(ended.address)}  {printable(short_description(ended.description))}"
-        another = any(s.problem is None for s in servers)
+        another = bool(usable(servers))
         return justify([*left, ("■ ", BAD), (f"process {ended.pid} has ended", WARN), (about, DIM)],
                        [("c: capture another job… ", ACCENT)] if another else [], width)
     if status is not None and status.phase == "failed":
         text = printable(sentences(status.message, status.fix))
         return justify([(" Job  ", BOLD), ("capture failed: ", BAD), (text, PLAIN)], [], width)
-    answering = [s for s in servers if s.problem is None]
+    answering = usable(servers)
     broken = next((s for s in servers if s.asked and s.problem), None)
-    if broken is not None and not any(s.asked for s in answering):
+    if broken is not None and not answering:
         left += [("✗ ", BAD), (printable(broken.address), PLAIN), ("  " + printable(broken.problem or ""), WARN)]
     elif answering:
         first = answering[0]

@@ -211,7 +211,7 @@ def test_a_fault_is_told_in_three_lines_with_a_file_to_attach(tmp_path: Path) ->
         there.press("m")
         assert there.ended() == 1
         assert there.given_back()
-        output = bytes(there.raw[there.raw.index(b"gputop: a fault"):]).decode()
+        output = bytes(there.raw[there.raw.index(b"gputop: a bug in gputop"):]).decode()
     lines = output.strip().splitlines()
     assert len(lines) == 3 and all(line.startswith("gputop: ") and line.isprintable() for line in lines), output
     assert "ValueError: on purpose" in lines[0]
@@ -243,7 +243,7 @@ def test_without_key_input_it_is_one_snapshot_as_text_too() -> None:
     command = ["/bin/sh", "-c", f"exec {sys.executable} -m gputop --demo healthy --interval 0.2 </dev/null"]
     with terminal((120, 40), command=command) as there:
         assert there.ended() == 0
-        assert b"standard input is no terminal" in there.raw and b"\x1b" not in there.raw
+        assert b"standard input is not a terminal" in there.raw and b"\x1b" not in there.raw
 
 
 @pytest.mark.parametrize(("more", "forbidden"), [
