@@ -75,17 +75,17 @@ def _send(process: subprocess.Popen[bytes], kind: bytes, payload: bytes) -> None
 def test_the_monitor_on_a_terminal_of_packets(end: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "gputop.launch.web_terminal", "--demo", "healthy"], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, env={**os.environ, "COLUMNS": "70", "ROWS": "20", "TERM": "dumb"})
+        stdout=subprocess.PIPE, env={**os.environ, "COLUMNS": "100", "ROWS": "20", "TERM": "dumb"})
     with process:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == b"__GANGLION__\n"
         shown, packets = b"", _packets(process)
-        while b"quit" not in shown:  # the line of keys, which is not of the first frame
+        while b"What to do" not in shown:  # a panel, which is not of the first frame
             shown += next(packets)[1]
         assert b"SIMULATED" in shown and b"\x1b[21;" not in shown, "it has 20 lines"
-        _send(process, b"M", json.dumps({"type": "resize", "width": 90, "height": 30}).encode())
+        _send(process, b"M", json.dumps({"type": "resize", "width": 120, "height": 30}).encode())
         shown = b""
-        while b"\x1b[30;" not in shown:
+        while not re.search(rb"\x1b\[(2[1-9]|30);", shown):
             shown += next(packets)[1]
         if end == "q":
             _send(process, b"D", b"q")
