@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture.choose_workers import MAX_WORKERS, Choice
-from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.replay.player import Player
 from gputop.session.captures import (
     ManyWorkers,
@@ -179,7 +179,7 @@ class CaptureControl:
 
         servers = tuple(self._as_allowed(replace(s, description=command(s.description))) for s in servers)
         self._found_pids = frozenset(s.pid for s in servers if s.pid is not None)
-        if self._next_job(servers) is None and any(s.problem is None for s in servers):
+        if self._next_job(servers) is None and usable(servers):
             self.ended_server = None
         servers = self._watched_first(servers)
         changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
@@ -191,11 +191,14 @@ class CaptureControl:
             self._receiver.servers_changed()
 
     def drop_ended(self) -> None:
-        """Take away the servers of jobs of this node that have ended since the last search, and search again."""
+        """Take away the servers of jobs of this node that have ended since the last search, and search again. One that
+        the user named stays, as one that does not answer."""
         ended = [s for s in self.servers if s.pid in self._found_pids and not _runs(s.pid or 0)]
         if ended:
             self.ended_server = ended[0]
-            self.servers = tuple(s for s in self.servers if s not in ended)
+            self._found_pids -= {s.pid for s in ended if s.pid is not None}
+            self.servers = tuple(replace(s, problem="its process has ended") if s in ended else s for s in self.servers
+                                 if s.asked or s not in ended)
             self._receiver.servers_changed()
             self._search_now.set()
 

@@ -13,7 +13,7 @@ import pytest
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import discovery
-from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.profiler.capture.records import CaptureRecord, Server, usable
 from gputop.session import capture_control
 from gputop.session.captures import (
     ManyWorkers,
@@ -296,6 +296,21 @@ def test_a_job_that_has_ended_is_known_with_the_next_sample(monkeypatch: pytest.
     found[:] = [Server("127.0.0.1:6010", "train.py", os.getpid())]
     session.update_servers()
     assert session.ended_server is None, "it was started again"
+
+
+def test_the_end_of_a_named_job_does_not_make_way_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, job = StillSession(), subprocess.Popen(["sleep", "600"])
+    named, other = Server("127.0.0.1:1", "train.py", job.pid, asked=True), Server("127.0.0.1:2", "eval.py", os.getpid())
+    found = [named, other]
+    monkeypatch.setattr(capture_control, "find_servers", lambda *_: (tuple(found), ()))
+    session.update_servers()
+    job.kill()
+    job.wait()
+    session.feed()
+    assert session.ended_server == named and usable(session.servers) == ()
+    found[0] = replace(named, problem="nothing listens there", pid=None)
+    session.update_servers()
+    assert session.ended_server == named and usable(session.servers) == ()
 
 
 def test_which_of_several_jobs_is_meant_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
