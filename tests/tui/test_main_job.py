@@ -34,7 +34,7 @@ while True:
 def test_from_the_demo_to_the_cause_and_back_after_a_lost_session(size: tuple[int, int], tmp_path: Path) -> None:
     logdir = ("--demo", "input-bound", "--logdir", str(tmp_path))
     with terminal(size, *logdir) as there:
-        assert "c capture  a attach" in there.until("c: capture a trace")
+        there.until(lambda text: "c: capture a trace" in text and "c capture  a attach" in text)
         there.press("c")
         there.until("x stop")
         there.until(lambda text: re.search(r" [2-9]\.\d of ", text))
