@@ -81,7 +81,7 @@ def _states(report: Report) -> Iterator[str]:
     yield "GPU time          hours  share"
     for state in STATES:
         if seconds := states.get(state, 0.0):
-            yield f"  {state:<12}{seconds / 3600:>9,.1f}  {_share(seconds, all_s):>5}  {_MEANING[state]}"
+            yield f"  {state:<12}{_figure(seconds / 3600):>9}  {_share(seconds, all_s):>5}  {_MEANING[state]}"
 
 
 def _gpus(report: Report) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _jobs(report: Report) -> Iterator[str]:
         restarts = "" if not own.restarts else ", restarted once" if own.restarts == 1 else (
             f", restarted {own.restarts} times")
         yield (f"  {fit(printable(own.job), 60).rstrip()} ({printable(own.user or 'user not known')}, GPU "
-               f"{','.join(own.gpus)}): {hours:,.1f} GPU hours, goodput {_ratio(own)}{restarts}")
+               f"{','.join(own.gpus)}): {_figure(hours)} GPU hours, goodput {_ratio(own)}{restarts}")
     if len(report.jobs) > _MAX_ROWS:
         yield f"and {len(report.jobs) - _MAX_ROWS} more, in --json"
 
@@ -136,7 +136,7 @@ def _worst(hours: Sequence[WorstHour]) -> Iterator[str]:
     for hour in hours:
         all_s = sum(hour.states_s.values())
         states = ", ".join(f"{state} {_share(seconds, all_s)}" for state, seconds in hour.states_s.items())
-        lost = f"lost {hour.lost_s / 3600:.1f} of {all_s / 3600:.1f} GPU hours"
+        lost = f"lost {_figure(hour.lost_s / 3600)} of {_figure(all_s / 3600)} GPU hours"
         yield f"  {clock_time(hour.begin_s)[:-3]}  {lost}: {states}"
         for finding in hour.findings:
             gpus = f" (GPU {ranges(finding.gpus)})" if finding.gpus else ""
@@ -195,4 +195,9 @@ def _ratio(own: Spent) -> str:
 
 
 def _kwh(own: Spent) -> str:
-    return NA if own.energy_j is None else f"{own.energy_j / JOULES_PER_KWH:,.1f}"
+    return NA if own.energy_j is None else _figure(own.energy_j / JOULES_PER_KWH)
+
+
+def _figure(value: float) -> str:
+    """With one decimal, or two digits where that would show little or nothing."""
+    return f"{value:,.1f}" if value >= 1 or not value else f"{value:.2g}"
