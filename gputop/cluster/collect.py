@@ -30,7 +30,6 @@ from gputop.core.errors import EXIT_NO_DATA, GputopError
 
 QUERIES = 4  # of a refresh, at most
 REDISCOVER_S = 600.0
-SLURM_S = 30.0
 _GROUPS_AT_ONCE = 60  # whose history is asked for at once
 _LOW_GPUS = 12  # that are looked at
 _DIGITS = re.compile(r"\d+$")
@@ -78,11 +77,10 @@ class Collector:
     def __init__(self, client: Client, limits: Limits, squeue: Callable[[], bytes] | None = None,
                  clock: Callable[[], float] = time.time) -> None:
         """``squeue`` prints the jobs as JSON; it raises OSError where there is no Slurm."""
-        self._client, self._limits, self._squeue, self._clock = client, limits, squeue, clock
+        self._client, self._limits, self._clock = client, limits, clock
         self._queries: Queries | None = None
-        self._found_s = self._slurm_s = -1e9
-        self._slurm: tuple[slurm.SlurmJob, ...] = ()
-        self._slurm_problem: Problem | None = None
+        self._found_s = -1e9
+        self._slurm = slurm.JobQueue(squeue)
         self._simulated = False
         self._asked = dict.fromkeys(("history", "gpus", "nodes", "gpu_history", "node_history"), -1.0)
         self._tried_once: set[str] = set()
@@ -113,7 +111,7 @@ class Collector:
         before = replace(cost)
         now_s = self._clock()
         problems: list[Problem] = []
-        self._ask_slurm(now_s)
+        self._slurm.update(now_s)
         figures_s = self._fleet.figures_s if self._fleet is not None else None
         try:
             self._discover(now_s)
@@ -126,9 +124,9 @@ class Collector:
             problems.append(Problem(error.message, error.fix))
             self.settled = True
         problems += [Problem(f"Prometheus warns: {text}") for text in self._client.warnings]
-        if self._slurm_problem is not None:
-            problems.append(self._slurm_problem)
-        elif self._squeue is None and self._queries is not None and not self._queries.by_job:
+        if self._slurm.problem is not None:
+            problems.append(self._slurm.problem)
+        elif not self._slurm.is_there and self._queries is not None and not self._queries.by_job:
             problems.append(_NO_JOBS)
         jobs, free = self._jobs(view)
         queries = self._queries
@@ -271,7 +269,7 @@ class Collector:
         if self._queries.by_job:
             keys = [key for key in self._figures if key[1]]
             return sorted(keys, key=lambda key: key[1] not in view.jobs)
-        held = {node for job in self._slurm for node in map(slurm.short_name, job.gpus)}
+        held = {node for job in self._slurm.jobs for node in map(slurm.short_name, job.gpus)}
         return [key for key in self._figures if self._is_held(key, held)]
 
     def _is_held(self, key: Key, held: set[str]) -> bool:
@@ -395,19 +393,6 @@ class Collector:
                        for key, nodes in rows.items()}
         return True
 
-    # -- Slurm --------------------------------------------------------------------------------------
-
-    def _ask_slurm(self, now_s: float) -> None:
-        if self._squeue is None or now_s - self._slurm_s < SLURM_S:
-            return
-        self._slurm_s = now_s
-        found = slurm.ask(self._squeue)
-        self._slurm_problem = found if isinstance(found, Problem) else None
-        if found is None:
-            self._squeue = None  # no Slurm here
-        elif not isinstance(found, Problem):
-            self._slurm = found
-
     # -- what is known, as a fleet ----------------------------------------------------------------------
 
     def _jobs(self, view: View) -> tuple[tuple[Job, ...], Group | None]:
@@ -429,7 +414,7 @@ class Collector:
         apart = {s.labels["figure"]: s.value for s in self._outliers
                  if self._key(s.labels) == key and s.labels.get("figure") in ("median", "mad", "node_median")}
         low = [s for s in self._low_gpus() if self._key(s.labels) == key]
-        slurm_job = next((job for job in self._slurm if key[1] in (job.number, job.id)), None)
+        slurm_job = next((job for job in self._slurm.jobs if key[1] in (job.number, job.id)), None)
         group = self._group(figures, self._kinds.get(key, ""))
         nodes = tuple(self._with_gpus(self._with_history(node, key, view), view, key[1])
                       for node in self._nodes.get(key, ()))
@@ -454,7 +439,7 @@ class Collector:
         where nobody else does."""
         by_name = {name: key for key in nodes for name in self._short_names(key)}
         jobs = []
-        for job in self._slurm:
+        for job in self._slurm.jobs:
             keys = {by_name[short]: count for node, count in job.gpus.items()
                     if (short := slurm.short_name(node)) in by_name}
             if not keys:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from gputop.cluster import slurm
-from gputop.cluster.collect import SLURM_S, Limits, View
+from gputop.cluster.collect import Limits, View
 from gputop.cluster.model import Fleet, Problem
 from gputop.cluster.node_fleet import FleetBuilder, Watched
 from gputop.cluster.ssh import NodeProblem, Ssh
@@ -37,16 +37,14 @@ class NodesCollector:
                  period_s: float = 15.0, clock: Callable[[], float] = time.time,
                  wait_s: float = WAIT_S) -> None:
         """A node is asked again after ``period_s``. ``squeue`` as of the other collector."""
-        self._ssh, self._limits, self._squeue, self._clock = ssh, limits, squeue, clock
+        self._ssh, self._limits, self._clock = ssh, limits, clock
         self._period_s, self._wait_s, self._gap_s = period_s, wait_s, max(_GAP_S, 3 * period_s)
         self._nodes = {name: _Asked() for name in names}
         self._wanted: SimpleQueue[str | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[str, NodeSample | NodeProblem, int]] = SimpleQueue()
         self._workers = 0
         self._began_s = clock()
-        self._slurm: tuple[slurm.SlurmJob, ...] = ()
-        self._slurm_s = -1e9
-        self._slurm_problem: Problem | None = None
+        self._slurm = slurm.JobQueue(squeue)
         self.settled = False
 
     def close(self) -> None:
@@ -66,7 +64,7 @@ class NodesCollector:
         for _ in range(min(AT_ONCE, len(self._nodes)) - self._workers):
             self._workers += 1
             threading.Thread(target=self._work, name="gputop-ssh", daemon=True).start()
-        self._ask_slurm(began_s)
+        self._slurm.update(began_s)
         came = self._take(view)
         self.settled = not any(own.running for own in self._nodes.values())
         known = [own for own in self._nodes.values() if own.sample is not None]
@@ -76,7 +74,7 @@ class NodesCollector:
             raise GputopError(f"no node answers. {first.message}", first.fix, EXIT_FAILED)
         now_s = self._clock()
         builder = FleetBuilder(self._nodes, view, self._limits, now_s)
-        jobs, free, gpus = builder.fleet(self._slurm)
+        jobs, free, gpus = builder.fleet(self._slurm.jobs)
         return Fleet(
             time_s=now_s, source=f"{len(known)} of {len(self._nodes)} nodes by ssh", jobs=jobs, free=free, gpus=gpus,
             kinds=builder.kinds(),
@@ -120,17 +118,6 @@ class NodesCollector:
                 own.remember(answer, self._clock(), view, self._limits, self._gap_s)
         return came
 
-    def _ask_slurm(self, now_s: float) -> None:
-        if self._squeue is None or now_s - self._slurm_s < SLURM_S:
-            return
-        self._slurm_s = now_s
-        found = slurm.ask(self._squeue)
-        self._slurm_problem = found if isinstance(found, Problem) else None
-        if found is None:
-            self._squeue = None  # no Slurm here
-        elif not isinstance(found, Problem):
-            self._slurm = found
-
     def _problems(self) -> list[Problem]:
         """Nodes with one cause together; then what a node says of itself."""
         causes: dict[tuple[str, str], list[str]] = {}
@@ -143,8 +130,8 @@ class NodesCollector:
         for (message, fix), names in causes.items():
             shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
             out.append(Problem(f"{shown}: {message}", fix.replace("NODE", names[0])))
-        if self._slurm_problem is not None:
-            out.append(self._slurm_problem)
+        if self._slurm.problem is not None:
+            out.append(self._slurm.problem)
         watched_s = self._clock() - self._began_s
         if watched_s < self._limits.idle_s:
             out.append(Problem(f"watched for {seconds(watched_s)} so far: whether GPUs are held idle is known after "

@@ -18,6 +18,7 @@ from gputop.text.units import printable
 
 MAX_BYTES = 64 << 20  # 3.5 kB a job
 TIMEOUT_S = 10.0
+_PERIOD_S = 30.0
 COMMAND = ["squeue", "--json"]
 _MAX_JOBS = 20_000
 _NAME_CHARS = 100
@@ -113,3 +114,31 @@ def _text(value: Any) -> str:
 def short_name(node: str) -> str:
     """A node as Slurm calls it mostly: without the domain, in small letters."""
     return node if re.fullmatch(r"[\d.:]+", node) else node.partition(".")[0].lower()
+
+
+class JobQueue:
+    """What Slurm says of its jobs, asked every half a minute. ``problem``: why its last answer could not be used."""
+
+    def __init__(self, squeue: Callable[[], bytes] | None) -> None:
+        """``squeue`` prints the jobs as JSON; it raises OSError where there is no Slurm. None: do not ask."""
+        self.jobs: tuple[SlurmJob, ...] = ()
+        self.problem: Problem | None = None
+        self._squeue = squeue
+        self._asked_s = -1e9
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a Slurm, as far as is known."""
+        return self._squeue is not None
+
+    def update(self, now_s: float) -> None:
+        """Ask, if it is time to. Blocks."""
+        if self._squeue is None or now_s - self._asked_s < _PERIOD_S:
+            return
+        self._asked_s = now_s
+        found = ask(self._squeue)
+        self.problem = found if isinstance(found, Problem) else None
+        if found is None:
+            self._squeue = None
+        elif not isinstance(found, Problem):
+            self.jobs = found
