@@ -24,7 +24,7 @@ from gputop.tui.screens.tables import Table, Value, arranged, tables, widths
 from gputop.tui.widgets.cached_lines import LinesWidget
 
 _NOTE_LINES = 2
-_NARROW = 90  # columns: below, the names of the tabs are cut to four characters
+_NARROW = 90  # columns: below, the names of the tabs are cut to four letters
 
 
 class Tabs(LinesWidget):
@@ -47,7 +47,7 @@ class Tabs(LinesWidget):
         gap = 3 if whole + 5 * len(self._names) <= self.size.width else 1
         short = whole + (2 + gap) * len(self._names) > self.size.width + gap
         for i, name in enumerate(self._names):  # the numbers stay, they are the keys of the first ten
-            text = name if i == index or not short else fit(name, 4 if self.size.width < _NARROW else 5).rstrip()
+            text = name if i == index or not short else name[:4 if self.size.width < _NARROW else 5].rstrip()
             text = f"{(i + 1) % 10} {text}" if i < 10 else text
             runs += [(" " * (gap - 1 if i == 0 else gap), PLAIN), (text, BOLD + ACCENT if i == index else DIM)]
             used = sum(len(part) for part, _ in runs)
