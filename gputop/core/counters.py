@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -26,8 +27,8 @@ class GpuCounters(Struct, frozen=True):
     """``gpus`` are the job's own numbers of its GPUs, with the lanes by metric.
 
     ``times_s`` is the Unix time of each sample by this machine's clock, rising. A value is of the time since the sample
-    before it or, as clocks are, of that instant. ``interval_s`` is the usual time between two samples. Where there are
-    no lanes ``reason`` says why.
+    before it or, as clocks are, of that instant. ``interval_s`` is the usual time between two samples. Where lanes are
+    missing, of all GPUs or of some, ``reason`` says why.
     """
 
     times_s: _Values = ()
@@ -45,3 +46,23 @@ class GpuCounters(Struct, frozen=True):
         if not 0 < self.interval_s < _LAST_TIME_S or any(
                 lane.full_scale is not None and lane.full_scale <= 0 for lane in lanes):
             raise ValueError("an interval or a scale is not above zero")
+
+
+def joined(workers: Mapping[int, tuple[GpuCounters, str]], gpus: Mapping[int, tuple[int, int]]) -> GpuCounters | None:
+    """The samples of several workers that were captured together, by the numbers of their GPUs in the trace.
+
+    ``workers`` has them and a worker's name, ``gpus`` the worker and its own number of each of these GPUs. A worker's
+    samples count where they are of the same instants as those of most others, as those of one machine are.
+    """
+    if not workers:
+        return None
+    times = max((found.times_s for found, _ in workers.values()), key=len)
+    reasons = [f"{name}: {found.reason or 'sampled at other times than the others'}"
+               for found, name in workers.values() if not found.gpus or found.times_s != times]
+    lanes = {number: workers[worker][0].gpus[own] for number, (worker, own) in gpus.items()
+             if worker in workers and workers[worker][0].times_s == times and own in workers[worker][0].gpus}
+    every = max(1, math.ceil(len(times) * sum(map(len, lanes.values())) / MAX_VALUES))  # of many each n-th
+    return GpuCounters(
+        times_s=times[::every], interval_s=every * max(found.interval_s for found, _ in workers.values()),
+        gpus={number: {metric: CounterLane(lane.values[::every], lane.full_scale) for metric, lane in own.items()}
+              for number, own in lanes.items()}, reason="; ".join(reasons))

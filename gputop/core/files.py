@@ -10,6 +10,7 @@ open, and reading has an end that is known before.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # non-blocking
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _COPY_BYTES = 1 << 20
+_MAX_HOLDER_BYTES = 200
 _MAX_LINKS = 40  # as the kernel: path_resolution(7)
 
 
@@ -114,6 +116,33 @@ class Folder:
         """A descriptor of a new file, for writing. Raises FileExistsError where the name is taken."""
         return os.open(name, _CREATE, mode, dir_fd=self.fd)
 
+    def lock(self, name: str, holder: str) -> int | None:
+        """A descriptor that holds a lock of that name in it until it is closed or the process ends, however it does.
+
+        None on a file system without locks. ``holder`` is what others are told: raises BlockingIOError with it as the
+        reason where the lock is held.
+        """
+        import fcntl  # not for the first frame
+
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE,
+                             dir_fd=self.fd)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UnsafeFile("it is not a regular file", self.path / name)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, holder.encode())
+        except BlockingIOError as error:
+            known = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode(errors="replace")
+            os.close(descriptor)
+            raise BlockingIOError(error.errno, known or "its process is not known", str(self.path / name)) from None
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                return None
+            raise
+        return descriptor
+
     def move(self, name: str, to: str, *, replace: bool = True) -> None:
         """Give a file in it another name. Not ``replace``: raises FileExistsError where that name is taken."""
         if replace:
@@ -149,6 +178,23 @@ class Folder:
             self.move(temporary, name)
         except BaseException:
             self.remove(temporary)
+            raise
+
+    @contextmanager
+    def making(self, name: str) -> Iterator[Folder]:
+        """A new private folder that gets ``name`` once it is whole; nothing is left of it after an exception.
+
+        Raises OSError, FileExistsError where there is something of that name already.
+        """
+        if self.has(name):
+            raise FileExistsError(17, "there is something of that name already", str(self.path / name))
+        temporary = f".{name[:200]}.{os.urandom(6).hex()}"
+        try:
+            with self.make(temporary) as folder:
+                yield folder
+            os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except BaseException:
+            self.remove_tree(temporary)
             raise
 
     def has(self, name: str) -> bool:

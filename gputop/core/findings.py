@@ -47,11 +47,12 @@ class CombinedGain:
 class Culprit:
     """What a finding is about, by the name that the trace gives it.
 
-    ``kind`` is "layer" (several ops whose names begin alike: "teacher/*"), "op", or "host" (an event on the host).
+    ``kind`` is "layer" (several ops whose names begin alike: "teacher/*"), "op", "host" (an event on the host), "stage"
+    (of tf.data), "thread" (that launches), or "line" (of Python: "metrics.py:112 confusion_matrix").
     ``time_s`` is per step and GPU, or as ``per`` says; None: not known. ``names`` is how many different ops it sums;
     the last of a list sums what is left and has the name "". ``only_on``: the GPUs that alone run it, where others of
     the job do not. ``source`` is its most expensive line ("train.py:31"). ``gpu`` and ``at_s`` (since the trace's
-    origin) are where its longest event begins. GPUs have the job's own numbers.
+    origin) are where its longest event begins; without ``gpu`` that is on the host. GPUs have the job's own numbers.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Finding:
     source: str  # where the rule and its limits come from
     origin: Literal["trace", "live", "fleet"] = "trace"
     consequences: tuple[Finding, ...] = ()
+    ncu: str = ""  # of kernels: the command that has Nsight Compute profile the one that takes most time
     culprits: tuple[Culprit, ...] = ()  # those of most time first; empty where no name is known
     yours: str = ""  # of a rule of the user's own: the file and line, or the package, that it stands in
 

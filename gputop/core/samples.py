@@ -285,7 +285,7 @@ class NodeSample:
     interval_s: float | None = None
     source: str = ""
     simulated: bool = False
-    own_cpu_ratio: float | None = None  # what gputop itself used since the tick before, in cores
+    own_cpu_ratio: float | None = None  # what gputop itself uses, in cores: a mean of some seconds
     gpus_present: int | None = None
 
     @property

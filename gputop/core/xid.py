@@ -17,13 +17,13 @@ UNKNOWN = "unknown"
 CATALOG = "docs.nvidia.com/deploy/xid-errors"
 
 _DEBUG = "Run the program under compute-sanitizer to find the access or the kernel."
-_RESTART = "Restart the job; if it comes back, reset the GPU."
-_RESET = "Stop the jobs on the GPU and reset it; if it comes back, have the board examined."
+_RESTART = "Restart the job; if it happens again, reset the GPU."
+_RESET = "Stop the jobs on the GPU and reset it; if it happens again, have the board examined."
 _LATER = "The job may go on; reset the GPU when it is done."
 _REPORT = "The GPU works on; report it to NVIDIA."
-_UPDATE = "Reset the GPU or reboot; if it comes back, change the driver version."
+_UPDATE = "Reset the GPU or reboot; if it happens again, change the driver version."
 _SERVICE = "Take the node out of service and have the board examined."
-_LINK = "Reset the GPU; if it comes back, have the link and its slot or bridge examined."
+_LINK = "Reset the GPU; if it happens again, have the link and its slot or bridge examined."
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ _KNOWN = {
         (43, "a fault of its own made the driver end a program's work on the GPU", APPLICATION, _DEBUG),
         (44, "the compute engine failed while it changed between programs", HARDWARE, _RESET),
         (45, "a program's work was removed from the GPU: it was killed, or another error came before", APPLICATION,
-         "Look for the error before it, if nobody ended the program."),
+         "Look for an earlier error, if nobody ended the program."),
         (48, "the memory returned data that ECC could not correct", HARDWARE, _RESET),
         (54, "the auxiliary power of the board is not connected", HARDWARE, "Have the power cables examined."),
         (56, "the display engine failed", HARDWARE, _RESET),
@@ -68,7 +68,7 @@ _KNOWN = {
         (74, "an NVLink failed, here or at its other end", HARDWARE, _LINK),
         (78, "a virtual GPU could not be started", DRIVER, _UPDATE),
         (79, "the GPU fell off the PCIe bus", HARDWARE,
-         "Power-cycle the node; if it comes back, have power, cooling and the PCIe slot examined."),
+         "Power-cycle the node; if it happens again, have power, cooling and the PCIe slot examined."),
         (80, "damaged data was sent to the GPU", HARDWARE, _LINK),
         (92, "single-bit memory errors are frequent; ECC corrects them", HARDWARE, _LATER),
         (93, "the board's InfoROM is being written too often", DRIVER, _REPORT),
@@ -91,7 +91,7 @@ _KNOWN = {
             for number in (144, 145, 146, 147, 148, 149, 150)
         ),
         (154, "the driver asks for a recovery action: a reset, a drain or a reboot", HARDWARE,
-         "`nvidia-smi -q` names it under GPU Recovery Action: do that when the job is done."),
+         "`nvidia-smi -q` names it under GPU Recovery Action: do it when the job is done."),
         (156, "a part of the GPU was set aside", HARDWARE, _LATER),
         (157, "a part of the GPU that should be set aside could not be", HARDWARE, _RESET),
         (158, "the GPU ran into a fatal timeout", HARDWARE, _RESET),
@@ -108,5 +108,5 @@ def explain(number: int) -> Xid:
     known = _KNOWN.get(number)
     if known is not None:
         return known
-    action = f"Look it up in NVIDIA's Xid catalog: {CATALOG}."
-    return Xid(number, "a fault that gputop has no words for", UNKNOWN, action)
+    action = f"Look up the number in NVIDIA's Xid catalog: {CATALOG}."
+    return Xid(number, "an error that gputop does not know", UNKNOWN, action)

@@ -220,16 +220,16 @@ class _Call:
                 hand_over_by = elapsed + grace
             if hand_over_by is not None and elapsed > hand_over_by:
                 raise TraceLost(
-                    f"{self.address} was told to stop recording but did not hand over its trace within "
+                    f"{self.address} was asked to stop but did not send its trace within "
                     f"{grace:.0f} s; the call was canceled and the data is lost",
-                    "The job may be short of CPU time or memory; capture fewer seconds.",
+                    "The job may lack CPU time or memory; capture fewer seconds.",
                 )
             recording = elapsed < self._until_s and hand_over_by is None
             report(Progress("recording" if recording else "receiving", elapsed, self.seconds))
 
     def _too_late(self, took_s: float) -> TraceLost:
-        return TraceLost(f"{self.address} did not hand over its trace within {took_s:.0f} s and was canceled",
-                         "Very many events take long to gather: capture fewer seconds.")
+        return TraceLost(f"{self.address} did not send its trace within {took_s:.0f} s; the capture was canceled",
+                         "Collecting very many events takes long: capture fewer seconds.")
 
     def _explain(self, code: Any, details: str, took_s: float) -> GputopError:
         reason = f": {details[:300]}" if details else ""

@@ -34,6 +34,7 @@ _TIMEOUT_S = 1.0
 _OWN_HOSTS = ["127.0.0.1", "[::1]"]  # a socket on all of IPv6 takes IPv4, too, unless it was told not to
 _MAX_GREETED = 8  # ports of one process
 _PROBES_AT_ONCE = 16
+_SETTLED_S = 600.0
 _ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow to greet
 _MAPPED = re.compile(r"(/\S*/)(tensorflow|jaxlib|libtpu|torch_xla)/\S+\.so|/libcuda\.so|/libtensorflow\S*\.so")
 _EXECUTABLE = re.compile(r"^\S+ ..x. \S+ \S+ \d+ +(/.*)$", re.MULTILINE)  # proc_pid_maps(5): the path of mapped code
@@ -169,7 +170,8 @@ class Finder:
         listening: dict[Listener, list[str]] = {}
         for namespace, pid in representative.items():
             hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)
-            for listener in sockets.listeners(self._proc, pid, namespace):
+            found = sockets.own_listeners(namespace) if namespace == own and self._proc == Path("/proc") else None
+            for listener in sockets.listeners(self._proc, pid, namespace) if found is None else found:
                 listening[listener] = hosts
         return listening, notes
 
@@ -332,6 +334,43 @@ def is_training(pid: int, proc: Path = Path("/proc")) -> bool | None:
     """Whether a process has TensorFlow, JAX or CUDA mapped; None where that may not be read."""
     paths = _mapped_libraries(proc, pid)
     return None if paths is None else bool(paths)
+
+
+class TrainingProcesses:
+    """The jobs of gputop's user on this node by the libraries they have loaded, served or not.
+
+    What a process has mapped is read once it is ten minutes old, and until then each time: it imports its framework
+    early. One call at a time.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._settled: dict[tuple[int, int], bool] = {}  # PID and start time → whether it trains
+
+    def find(self) -> tuple[int, ...]:
+        """The PIDs, gputop's own and those whose parent is one of them (they share its libraries) left out."""
+        uptime_s = 0.0  # where that cannot be read each is looked at each time
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            uptime_s = float((self._proc / "uptime").read_text().split()[0])
+        ticks_per_s = os.sysconf("SC_CLK_TCK")
+        settled: dict[tuple[int, int], bool] = {}
+        training: dict[int, int] = {}  # PID → its parent's
+        for pid in sockets.process_ids(self._proc):
+            if pid == os.getpid() or _effective_uid(self._proc, pid) != os.geteuid():
+                continue
+            fields = sockets.stat_fields(self._proc, pid)
+            if fields is None:
+                continue
+            parent, start_ticks = fields
+            trains = self._settled.get((pid, start_ticks))
+            if trains is None:
+                trains = bool(is_training(pid, self._proc))
+            if trains or uptime_s - start_ticks / ticks_per_s > _SETTLED_S:
+                settled[pid, start_ticks] = trains
+            if trains:
+                training[pid] = parent
+        self._settled = settled
+        return tuple(sorted(pid for pid, parent in training.items() if parent not in training))
 
 
 def _mapped_libraries(proc: Path, pid: int) -> list[str] | None:

@@ -1,11 +1,12 @@
 """Addresses of profiler servers, and a harmless probe of what answers there.
 
-The probe has two steps. The first uses a bare socket and checks whether the other side speaks HTTP/2: that needs no
-gRPC, is answered at once, and shows what speaks instead. The second calls a method of the profiler service with bytes
-that cannot be parsed: a server that has the service refuses them (INTERNAL) before any of its own code runs, any
-other gRPC server answers UNIMPLEMENTED. This was observed on TensorFlow 2.15 and 2.21 and on JAX 0.10. The service's
-other methods tell less: ``Monitor`` is UNIMPLEMENTED on every server except those of TPUs, and ``Terminate`` of a
-session that does not exist succeeds, but the server remembers the session for good.
+The probe has two steps, both with a bare socket. The first checks whether the other side speaks HTTP/2: that is
+answered at once, and shows what speaks instead. The second calls a method of the profiler service with bytes that
+cannot be parsed: a server that has the service refuses them (INTERNAL) before any of its own code runs, any other gRPC
+server answers UNIMPLEMENTED. This was observed on TensorFlow 2.15 and 2.21 and on JAX 0.10. The service's other methods
+tell less: ``Monitor`` is UNIMPLEMENTED on every server except those of TPUs, and ``Terminate`` of a session that does
+not exist succeeds, but the server remembers the session for good. What answers in another way is asked once more by the
+grpc package, which knows why.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.profiler import bare_call
+from gputop.profiler.bare_call import FRAME_HEADER_BYTES, PREFACE, SETTINGS
 from gputop.profiler.messages import SERVICE
 
 if TYPE_CHECKING:
@@ -39,15 +42,12 @@ _UNIX_BYTES = 107  # unix(7): sun_path less its zero
 # larger is refused before it takes any memory here.
 _MAX_MESSAGE_BYTES = 2**31 - 1
 
-# RFC 9113: the client's preface, followed by an empty SETTINGS frame. The server's first
-# frame is SETTINGS too; gRPC's servers send it as soon as the connection stands.
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-_FRAME_HEADER_BYTES = 9
 _LATE_S = 0.25  # of our own clock after gRPC's, which tells more where it works
 _CLOSE_S = 1.0
 
 T = TypeVar("T")
-_SETTINGS = 4
+# Of gRPC's status codes those that a server answers to what it cannot parse.
+_OK, _UNIMPLEMENTED, _INTERNAL = 0, 12, 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def check_http2(address: str, timeout_s: float, *, listen_only: bool = False) ->
     try:
         with _connect(address, timeout_s) as sock:
             if not listen_only:
-                sock.sendall(_PREFACE)
+                sock.sendall(PREFACE)
             first = _first_bytes(sock, deadline)
     except (ConnectionRefusedError, FileNotFoundError):
         raise GputopError(
@@ -189,7 +189,7 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
 def _first_bytes(sock: socket.socket, deadline: float) -> bytes | None:
     """The first bytes that the other side sends, enough for a frame header; None if it sends nothing."""
     first = b""
-    while len(first) < _FRAME_HEADER_BYTES:
+    while len(first) < FRAME_HEADER_BYTES:
         left = deadline - time.monotonic()
         if left <= 0:
             return first or None
@@ -213,7 +213,7 @@ def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
             "no profiler server, or a process that hangs",
             _RIGHT_PORT,
         )
-    if len(first) >= _FRAME_HEADER_BYTES and first[3] == _SETTINGS and first[5:9] == b"\0\0\0\0":
+    if len(first) >= FRAME_HEADER_BYTES and first[3] == SETTINGS and first[5:9] == b"\0\0\0\0":
         return
     if first[:2] == b"\x15\x03":
         raise GputopError(f"{address} wants TLS; profiler servers speak plain gRPC", _RIGHT_PORT)
@@ -228,33 +228,52 @@ def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
 
 
 def _check_service(address: str, timeout_s: float) -> ServerInfo:
-    grpc = load_grpc()
-    took = 0.0
+    method, unparsable = f"/{SERVICE}/Terminate", b"\xff"
+    try:
+        with _connect(address, timeout_s) as sock:
+            host = "localhost" if unix_name(address) is not None else address
+            code, took_s = bare_call.status_of(sock, host, method, unparsable, timeout_s)
+    except TimeoutError:
+        raise _no_answer(address, timeout_s) from None
+    except (OSError, bare_call.Unreadable):
+        code, took_s = -1, 0.0
+    if code not in (_OK, _UNIMPLEMENTED, _INTERNAL):
+        code, took_s = _status_by_grpc(address, method, unparsable, timeout_s)
+    if code == _UNIMPLEMENTED:
+        raise no_profiler_service(address)
+    return ServerInfo(address, took_s)
 
-    def unparsable(channel: Any) -> None:
-        nonlocal took
-        call = channel.unary_unary(f"/{SERVICE}/Terminate")
+
+def _status_by_grpc(address: str, method: str, message: bytes, timeout_s: float) -> tuple[int, float]:
+    """As :func:`bare_call.status_of`, for one of the three statuses. Raises GputopError for any other."""
+    grpc = load_grpc()
+    took_s = 0.0
+
+    def call(channel: Any) -> None:
+        nonlocal took_s
         start = time.monotonic()
         try:
-            call(b"\xff", timeout=timeout_s)
+            channel.unary_unary(method)(message, timeout=timeout_s)
         finally:
-            took = time.monotonic() - start
+            took_s = time.monotonic() - start
 
     try:
-        call_within(address, timeout_s, unparsable)
-        code, details = grpc.StatusCode.OK, ""
+        call_within(address, timeout_s, call)
+        return _OK, took_s
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or ""
-    if code in (grpc.StatusCode.OK, grpc.StatusCode.INTERNAL):
-        return ServerInfo(address, took)
-    if code == grpc.StatusCode.UNIMPLEMENTED:
-        raise no_profiler_service(address)
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        raise GputopError(
-            f"the gRPC server at {address} did not answer within {timeout_s:g} s",
-            "The process may be stopped or out of CPU time; look at it and try again.",
-        )
-    raise GputopError(f"{address} answers {code.name}: {details[:300]}", _RIGHT_PORT)
+        raise _no_answer(address, timeout_s)
+    if code.value[0] not in (_UNIMPLEMENTED, _INTERNAL):
+        raise GputopError(f"{address} answers {code.name}: {details[:300]}", _RIGHT_PORT)
+    return code.value[0], took_s
+
+
+def _no_answer(address: str, timeout_s: float) -> GputopError:
+    return GputopError(
+        f"the gRPC server at {address} did not answer within {timeout_s:g} s",
+        "The process may be stopped or out of CPU time; look at it and try again.",
+    )
 
 
 def no_profiler_service(address: str) -> GputopError:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+import socket
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
+# sock_diag(7), include/uapi/linux/inet_diag.h: all TCP sockets of a family in a state, and what is told of each.
+_SOCK_DIAG, _DIAG_BY_FAMILY, _REQUEST, _DUMP, _ERROR, _DONE = 4, 20, 0x1, 0x300, 2, 3
+_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
+_QUERY = struct.Struct("=BBxxI48x")  # struct inet_diag_req_v2: family, protocol, states
+_FOUND = struct.Struct("=4x2s2x16s44xI")  # struct inet_diag_msg: port, address, inode
+_NETLINK_TIMEOUT_S = 1.0
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _LOCAL_ADDRESS = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL")
 
@@ -75,6 +83,42 @@ def listeners(proc: Path, pid: int, namespace: int) -> list[Listener]:
             if columns[3] == _LISTEN and not address.strip("0"):
                 found.append(Listener(int(columns[9]), int(port, 16), namespace))
     return found
+
+
+def own_listeners(namespace: int) -> list[Listener] | None:
+    """As :func:`listeners` for gputop's own network, whose inode is ``namespace``; None where the kernel does not say.
+
+    The tables of /proc hold all connections, and for them the kernel walks through all places that one could be in:
+    5 ms a table, even where there is none. Here it walks through the sockets that listen.
+    """
+    found = []
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+            kernel.settimeout(_NETLINK_TIMEOUT_S)
+            for family in (socket.AF_INET, socket.AF_INET6):
+                query = _QUERY.pack(family, socket.IPPROTO_TCP, 1 << int(_LISTEN, 16))
+                kernel.send(_HEADER.pack(_HEADER.size + len(query), _DIAG_BY_FAMILY, _REQUEST | _DUMP, 0, 0) + query)
+                for message in _messages(kernel):
+                    port, address, inode = _FOUND.unpack_from(message)
+                    if not any(address):
+                        found.append(Listener(inode, int.from_bytes(port, "big"), namespace))
+    except (OSError, struct.error):
+        return None
+    return found
+
+
+def _messages(kernel: socket.socket) -> Iterator[bytes]:
+    """What the kernel answers to one query for all sockets of a kind. Raises OSError."""
+    while True:
+        answer, at = kernel.recv(1 << 16), 0
+        while at < len(answer):
+            length, kind, _, _, _ = _HEADER.unpack_from(answer, at)
+            if kind == _DONE:
+                return
+            if kind == _ERROR or length < _HEADER.size:
+                raise OSError("the kernel does not list its sockets")
+            yield answer[at + _HEADER.size:at + length]
+            at += (length + 3) & ~3
 
 
 def listening_uid(proc: Path, port: int) -> int | None:

@@ -29,8 +29,8 @@ _LEG_TIMEOUT_S = 5  # what RAS waits for each half of its way through the ranks;
 _CONNECT_TIMEOUT_S = 2.0
 _MAX_BYTES = 64 << 20  # as JSON a rank takes some 700 bytes in each communicator
 _MAX_LINE_BYTES = 1000
-_NEEDS = ("NCCL 2.24 or newer serves it in every process of a job, unless NCCL_RAS_ENABLE=0 is set; a container with a "
-          "network of its own hides it. NCCL_RAS_ADDR names another address.")
+_NEEDS = ("NCCL 2.24 or newer serves it in every process of a job, unless NCCL_RAS_ENABLE=0 is set. A container with "
+          "its own network hides it. NCCL_RAS_ADDR names another address.")
 
 
 class NotServed(GputopError):
@@ -61,19 +61,19 @@ def _status(address: str, ends_s: float, format: str) -> tuple[bytes, bool]:
         with socket.create_connection((host, port), _CONNECT_TIMEOUT_S) as own:
             line = _exchange(own, "CLIENT PROTOCOL 2", ends_s)
             if not line.startswith("SERVER PROTOCOL "):
-                raise GputopError(f"what listens at {address} is not NCCL's RAS: {printable(line)[:60]!r}",
+                raise GputopError(f"the program at {address} is not NCCL's RAS: {printable(line)[:60]!r}",
                                   "Another program has its port.")
             _exchange(own, f"TIMEOUT {_LEG_TIMEOUT_S}", ends_s)
             as_json = format == "json" and _exchange(own, "SET FORMAT json", ends_s) == "OK"
             own.sendall(b"VERBOSE STATUS\n")
             return _read_all(own, ends_s), as_json
     except ConnectionRefusedError:
-        raise NotServed(f"nothing listens at {address}, where NCCL's RAS would be", _NEEDS) from None
+        raise NotServed(f"NCCL's RAS does not listen at {address}", _NEEDS) from None
     except TimeoutError:
         raise GputopError(f"NCCL's RAS at {address} did not answer in time",
-                          "It may hang with the job: ask again, or look at the stacks.") from None
+                          "It may hang together with the job: try again, or look at the stacks.") from None
     except OSError as error:
-        raise GputopError(f"NCCL's RAS at {address} cannot be asked: {error.strerror or error}", _NEEDS) from None
+        raise GputopError(f"NCCL's RAS at {address} cannot be queried: {error.strerror or error}", _NEEDS) from None
 
 
 def _exchange(own: socket.socket, command: str, ends_s: float) -> str:
@@ -85,7 +85,7 @@ def _exchange(own: socket.socket, command: str, ends_s: float) -> str:
         byte = own.recv(1)  # no more: what follows belongs to the next answer
         line += byte
         if not byte or len(line) > _MAX_LINE_BYTES:
-            raise GputopError("what listens there does not answer as NCCL's RAS does", "Another program has its port.")
+            raise GputopError("the program there does not answer like NCCL's RAS", "Another program has its port.")
     return line.decode("utf-8", "replace").rstrip("\r\n")
 
 
@@ -131,8 +131,8 @@ def ask_job(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
     if ADDRESS_VARIABLE not in os.environ:
         uid, owners = listening_uid(_PROC, split(address)[1]), {owner(pid) for pid in pids}
         if uid is not None and pids and uid not in owners | {0}:
-            raise GputopError(f"user {uid} listens at {address}, who runs none of these processes",
-                              f"If it is the job all the same, set {ADDRESS_VARIABLE}={address} for gputop.")
+            raise GputopError(f"user {uid}, who runs none of these processes, listens at {address}",
+                              f"If it is the job nevertheless, set {ADDRESS_VARIABLE}={address} for gputop.")
     return ask(address)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 
 from msgspec import Struct, field
 
@@ -31,7 +32,8 @@ _MANY = re.compile(r"  (\d+) ranks have (?:launched up to operation (\d+)|not la
 _RANK = re.compile(r"  Rank (\d+)(?: has (?:launched up to operation (\d+)|(not launched any operations)|status \w+)"
                    r"| reported (.+?))? -- (?:GPU (\d+)(?: \(NVML (\d+)\))? managed by process (\d+) on node (\S+)"
                    r"|\[process information not found\])$")
-_MISSING_RANKS = re.compile(r"  The missing rank\(s\): ([\d, ]+)$")
+_MISSING_RANKS = re.compile(r"  The missing ranks?: ([\d,]+)$")  # up to 2.25, which name the processes apart from them
+_PROCESS = re.compile(r"  Process (\d+) on node (\S+) managing GPU (\d+)(?: \(NVML (\d+)\))?$")
 _TIMEOUTS = re.compile(r"  Encountered (\d+) communication timeout")
 
 
@@ -118,11 +120,12 @@ def read_text(data: bytes, time_s: float) -> Answer:
     lines = [printable(line) for line in data.decode("utf-8", "replace").split("\n")]
     head = _HEAD.match(lines[0])
     if head is None:
-        raise GputopError("what answers is not NCCL's RAS", "Another program has its port.")
+        raise GputopError("the program that answers is not NCCL's RAS", "Another program has its port.")
     if not data.endswith(b"\n") or "Warnings" not in lines:
         raise GputopError("NCCL's answer ends in the middle", "The process that gave it may have ended.")
     sizes: dict[str, int] = {}  # ranks per communicator, by group
     found: dict[str, _Reader] = {}
+    lost: dict[Rank, None] = {}  # processes that did not answer, of no number
     timeouts, reader = 0, None
     for line in lines:
         if (row := _GROUP_ROW.match(line)) is not None:
@@ -133,9 +136,13 @@ def read_text(data: bytes, time_s: float) -> Answer:
             _check(len(found), sum(own.named for own in found.values()))
         elif (waited := _TIMEOUTS.match(line)) is not None:
             timeouts = _number(waited[1])
+        elif (process := _PROCESS.match(line)) is not None:
+            gpu = _number(process[4] if process[4] is not None else process[3])
+            lost[Rank(-1, _short(process[2]), _number(process[1]) or None, gpu, "it does not answer")] = None
         elif reader is not None:
             reader.read(line)
-    return Answer(time_s, _short(head[1]), tuple(own.communicator(key) for key, own in found.items()), False,
+    one = next(iter(lost)) if len(lost) == 1 else None
+    return Answer(time_s, _short(head[1]), tuple(reader.communicator(key, one) for key, reader in found.items()), False,
                   timeouts)
 
 
@@ -162,7 +169,7 @@ class _Reader:
         elif (own := _RANK.match(line)) is not None:
             self._rank(own)
         elif (missing := _MISSING_RANKS.match(line)) is not None:
-            self._silent += [Rank(_number(n), trouble="it does not answer") for n in missing[1].split(",") if n.strip()]
+            self._silent += [Rank(_number(n), trouble="it does not answer") for n in missing[1].split(",") if n]
 
     def _rank(self, own: re.Match[str]) -> None:
         self.named += 1
@@ -184,7 +191,11 @@ class _Reader:
         levels[count] = (before + size, ranks)
         return ranks
 
-    def communicator(self, key: str) -> Communicator:
+    def communicator(self, key: str, lost: Rank | None) -> Communicator:
+        """``lost``: the one process that did not answer, where there is one: up to 2.25 nothing else tells which
+        process a missing rank is."""
+        if lost is not None and len(self._silent) == 1 and self._silent[0].pid is None:
+            self._silent = [replace(lost, number=self._silent[0].number)]
         levels = {name: tuple(Level(count, number, tuple(ranks)) for count, (number, ranks) in sorted(own.items()))
                   for name, own in self._levels.items()}
         return Communicator(key, self._size, levels, tuple(self._silent))

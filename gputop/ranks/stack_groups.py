@@ -104,7 +104,7 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
         yield f"{sentence(groups)}."
     if odd := odd_ones(groups):
         whom = "it" if len(odd) == 1 else "them"
-        yield f"Look at {_labels(odd)} first: most stand elsewhere, and may wait for {whom}."
+        yield f"Look at {_labels(odd)} first: most are at another place, and may wait for {whom}."
     for own in reversed(groups) if odd else groups:
         yield ""
         yield f"{_labels(own.processes)}: {own.place}"

@@ -26,8 +26,8 @@ from gputop.text.programs import Ended, run_program
 from gputop.text.units import printable
 
 INSTALL = "pip install 'gputop-tf[stacks]'"
-WHAT_NATIVE_DOES = ("Native frames: each process is held while its libraries are read, 18 s with TensorFlow. Workers "
-                    "that do not hear of each other for so long may end the job.")
+WHAT_NATIVE_DOES = ("Native frames: each process stops while its libraries are read, 18 s with TensorFlow. Workers "
+                    "that do not answer each other for so long may end the job.")
 TIMEOUT_S, NATIVE_TIMEOUT_S = 10.0, 60.0  # native: it reads the symbols of TensorFlow's libraries, 1 GB
 MAX_PROCESSES = 64
 _AT_ONCE = 4
@@ -130,7 +130,7 @@ def read_stacks(pid: int, *, native: bool = False, program: str | None = None,
     try:
         uid = folder.stat().st_uid
     except OSError:
-        raise NoDataError(f"there is no process {pid}", "ps shows the job's.") from None
+        raise NoDataError(f"there is no process {pid}", "ps shows the right number.") from None
     check_rights(pid, folder, uid, "stacks", proc=proc)
     how = ["--native"] if native else ["--nonblocking"]
     command = [program, "dump", "--json", "--full-filenames", *how, "--pid", str(pid)]
@@ -141,7 +141,7 @@ def read_stacks(pid: int, *, native: bool = False, program: str | None = None,
         if native or attempt == _ATTEMPTS - 1:
             break
     raise GputopError(f"py-spy could not read process {pid}: {ended.error or f'status {ended.status}'}",
-                      "Is it Python, and still there?")
+                      "Check that it is Python and still runs.")
 
 
 def _program() -> str:

@@ -131,6 +131,12 @@ def gpu_curve(ops: StepOps, scenario: Scenario) -> Curve:
     return _integrate(knots, rates)
 
 
+def waiting_rates() -> F64:
+    """Of :data:`GPU_QUANTITIES` per second, while a GPU waits in a collective for another one."""
+    rates = {"sm_active": _NCCL_SM, "gr_active": 1.0, "sm_occupancy": _NCCL_OCCUPANCY, "dynamic_j": _SM_W * _NCCL_SM}
+    return np.array([rates.get(name, 0.0) for name in GPU_QUANTITIES])
+
+
 def host_curve(gpus: Sequence[StepOps], body_ns: int) -> Curve:
     """The integrals of :data:`HOST_QUANTITIES` in a step: CPU time of the launching threads."""
     launched = [ops.compute for ops in gpus if len(ops.compute.row)]

@@ -40,6 +40,7 @@ HOSTNAME = "demo-node"
 SOURCE = "simulated"
 PID = 4_194_904  # above Linux's highest pid (2^22), so that it can be no process of this machine
 COMMAND = "python train.py --model vit_b16 --strategy mirrored"
+COMMAND_BY_RANK = "python train.py --model vit_b16 --strategy multi_worker --rank"
 USER = "demo"
 CONTAINER = "slurm 48213"
 
@@ -139,7 +140,7 @@ class Node:
 
     def __init__(self, loop: TrainingLoop, pid: int = PID) -> None:
         self.loop = loop
-        self.pid = pid
+        self.pids = [pid + gpu * loop.scenario.hangs for gpu in range(GPU_COUNT)]  # of each GPU
         self.infos = gpu_infos()
         self._heat = [_Heat(self, gpu) for gpu in range(GPU_COUNT)]
         self._recent: list[dict[int, F64]] = [{} for _ in range(GPU_COUNT)]
@@ -183,7 +184,7 @@ class Node:
         readings["temperature_c"] = Reading(float(round(heat_c)), CELSIUS, SOURCE)
         readings["memory_temperature_c"] = Reading(float(round(heat_c + _MEMORY_WARMER_C)), CELSIUS, SOURCE)
         readings["sm_clock_hz"] = Reading(_clock_mhz(power) * 1e6, HERTZ, SOURCE)
-        process = GpuProcess(self.pid, "C", _PROCESS_MEMORY, coarse)
+        process = GpuProcess(self.pids[gpu], "C", _PROCESS_MEMORY, coarse)
         reasons = ("power cap",) if power >= _POWER_LIMIT_W else ()
         return GpuSample(self.infos[gpu], readings, (process,), clock_event_reasons=reasons)
 
@@ -210,7 +211,9 @@ class Node:
         readings = {k: Reading(float(v), HOST_METRICS[k].unit, SOURCE) for k, v in values.items()}
         busy = [rate["python_cpu_s"], *[rate["launch_cpu_s"] / GPU_COUNT] * GPU_COUNT,
                 *[rate["input_s"]] * scenario.job.input_workers]  # a thread each
-        top = ((self.pid, USER, COMMAND, cores, self.job_memory_bytes()), *_SYSTEM)
+        job = [(pid, USER, command, cores / len(self.commands), self.job_memory_bytes() // len(self.commands))
+               for pid, command in self.commands.items()]
+        top = (*job, *_SYSTEM)
         return HostSample(HOSTNAME, readings, CPU_COUNT, _core_ratios(busy), top_processes=tuple(
             HostProcess(pid, user, command, Reading(float(round(used, 3)), COUNT, SOURCE),
                         Reading(float(rss_bytes), BYTES, SOURCE)) for pid, user, command, used, rss_bytes in top),
@@ -222,16 +225,35 @@ class Node:
         batch = scenario.batch_per_gpu * GPU_COUNT * EXAMPLE_BYTES
         return _JOB_MEMORY + (scenario.job.prefetch + 1) * batch
 
-    def process(self, host: HostSample, cores: float, gpus: dict[int, GpuProcess]) -> ProcessSample:
+    @property
+    def commands(self) -> dict[int, str]:
+        """The processes of the training job, by PID."""
+        if not self.loop.scenario.hangs:
+            return {self.pids[0]: COMMAND}
+        return {pid: f"{COMMAND_BY_RANK} {gpu}" for gpu, pid in enumerate(self.pids)}
+
+    def processes(self, host: HostSample, cores: float, held: dict[int, GpuProcess]) -> tuple[ProcessSample, ...]:
         """The training job as the host sees it; all that goes to and from the disks is the job's."""
-        return ProcessSample(
-            self.pid, USER, COMMAND, Reading(round(cores, 3), COUNT, SOURCE),
-            Reading(float(self.job_memory_bytes()), BYTES, SOURCE),
-            threads=_JOB_THREADS + self.loop.scenario.job.input_workers, gpus=gpus,
-            container=CONTAINER, cuda_visible_devices=",".join(str(gpu) for gpu in range(GPU_COUNT)),
-            io_read_bytes_per_s=host["disk_read_bytes_per_s"], io_write_bytes_per_s=host["disk_write_bytes_per_s"],
-            cgroup=self._cgroup(cores), reasons=dict.fromkeys(("parent_pid", "started_s"), SOURCE),
-        )
+        count = len(self.commands)
+
+        def share(metric: str) -> Reading:
+            whole = host[metric]
+            return whole if whole.value is None else Reading(whole.value / count, whole.unit, SOURCE)
+
+        out = []
+        for pid, command in self.commands.items():
+            gpus = {gpu: own for gpu, own in held.items() if own.pid == pid}
+            visible = [gpu for gpu, own in enumerate(self.pids) if own == pid]
+            if gpus:
+                out.append(ProcessSample(
+                    pid, USER, command, Reading(round(cores / count, 3), COUNT, SOURCE),
+                    Reading(float(self.job_memory_bytes() // count), BYTES, SOURCE),
+                    threads=_JOB_THREADS + self.loop.scenario.job.input_workers // count, gpus=gpus,
+                    container=CONTAINER, cuda_visible_devices=",".join(map(str, visible)),
+                    io_read_bytes_per_s=share("disk_read_bytes_per_s"),
+                    io_write_bytes_per_s=share("disk_write_bytes_per_s"),
+                    cgroup=self._cgroup(cores), reasons=dict.fromkeys(("parent_pid", "started_s"), SOURCE)))
+        return tuple(out)
 
     def _cgroup(self, cores: float) -> CgroupSample:
         """The batch job that the training job runs in has the whole node to itself, but for some memory."""
@@ -253,7 +275,7 @@ class Node:
         host, cores = self.host(start_ns, end_ns)
         held = {s.info.index: s.processes[0] for s in samples}
         return NodeSample(
-            time_s, samples, host, (self.process(host, cores, held),), (end_ns - start_ns) / 1e9, label, simulated=True)
+            time_s, samples, host, self.processes(host, cores, held), (end_ns - start_ns) / 1e9, label, simulated=True)
 
 
 def _core_ratios(threads: list[float]) -> tuple[float, ...]:

@@ -64,12 +64,13 @@ class Scenario:
     eval_steps: int = 40
     checkpoint_bytes: int = 3_650 * MB  # weights and both Adam moments
     checkpoint_write_bytes_per_s: float = 1.8e9
+    hangs: bool = False  # a process for each GPU, of which one does not come to a collective
     cure: str = ""
     cured: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     def with_cure(self) -> Scenario:
         """The same job once its cure is applied."""
-        return replace(self, id=f"{self.id}-cured", title=f"Cured: {self.cure}", description=self.cure,
+        return replace(self, id=f"{self.id}-cured", title=f"Cured: {self.cure}", description=self.cure, hangs=False,
                        job=self.job.replace(**self.cured), cure="", cured={})
 
 
@@ -104,6 +105,23 @@ _ALL = (
         batch_per_gpu=8, sm_fill=0.6, steps_per_epoch=330, eval_steps=50, gradient_bytes=172 * MB,
         checkpoint_bytes=516 * MB, cure="one process per GPU launches its kernels",
         cured={"launch_us": 22.0, "produce_ms": 20.0, "gap_ms": 0.8},
+    ),
+    Scenario(
+        id="slow-callback",
+        title="Python between the steps holds the GPUs up",
+        description="after each step a callback computes a confusion matrix on the CPU: the stacks of the capture name "
+                    "its line",
+        job=_vit(batch_per_gpu=160, compute_ms=150.0, gap_ms=110.0, produce_ms=130.0, allocator_peak_gib=62),
+        batch_per_gpu=160, steps_per_epoch=250, eval_steps=40,
+        cure="the confusion matrix is computed on the GPUs, once an epoch", cured={"gap_ms": 2.5},
+    ),
+    Scenario(
+        id="hang",
+        title="A rank hangs, the others wait for it",
+        description="rank 5 does not come to an all-reduce: wait a minute and a half, then press S",
+        job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
+        batch_per_gpu=256, dataset_on_network=True, steps_per_epoch=250, eval_steps=50, hangs=True,
+        cure="the dataset is read from the local disk",
     ),
     Scenario(
         id="healthy",

@@ -44,10 +44,10 @@ def program_name(command: str) -> str:
 
 
 def short_description(about: str) -> str:
-    """What is known of a server, with its command in short: "TensorFlow 2.21.0, rank 1: train.py --lr 1"."""
+    """What is known of a server, with the script first: "train.py --lr 1 (TensorFlow 2.21.0, rank 1)"."""
     known, colon, command = about.partition(": ")
     if colon and "/" not in known and " -" not in known:
-        return f"{known}: {short_command(command)}"
+        return f"{short_command(command)} ({known})"
     return short_command(about)
 
 

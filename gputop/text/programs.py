@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import subprocess
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -35,29 +36,46 @@ def run_program(words: Sequence[str], timeout_s: float, max_bytes: int,
                 started: Callable[[subprocess.Popen[bytes]], None] = lambda process: None) -> Ended:
     """Run it to its end, or to that of the time or of the bytes it may print. Raises OSError where it cannot start.
 
-    ``started`` is given the process, so that somebody else can end it.
+    ``started`` is given the process, so that somebody else can end it. What it has started itself and left behind may
+    go on; it is not waited for, though it holds the pipe open.
     """
     with unnamed_file(Path(tempfile.gettempdir())) as err:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err,
                                    env={**os.environ, "LC_ALL": "C"})
-        timer = threading.Timer(timeout_s, process.kill)
-        timer.start()
+        until_s = time.monotonic() + timeout_s
         try:
             started(process)
+            out, in_time = _output(process, until_s, max_bytes)
+            if in_time and len(out) <= max_bytes:
+                process.wait(max(0.0, until_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            in_time = False
+        finally:
+            process.kill()  # nothing where it has ended
             assert process.stdout is not None
-            out = process.stdout.read(max_bytes + 1)
-            if len(out) > max_bytes:
-                process.kill()
             process.stdout.close()
             process.wait()
-        finally:
-            in_time = timer.is_alive()
-            timer.cancel()
         with contextlib.suppress(OSError):
             err.seek(max(0, err.seek(0, os.SEEK_END) - _ERROR_BYTES))
         lines = [line for line in err.read(_ERROR_BYTES).splitlines() if line.strip()]
     error = printable(b" ".join(lines[-3:]))[-_ERROR_CHARS:]
     return Ended(out, error, process.returncode, in_time, len(out) <= max_bytes)
+
+
+def _output(process: subprocess.Popen[bytes], until_s: float, max_bytes: int) -> tuple[bytes, bool]:
+    """What it prints until it closes the pipe, or a byte too many; and whether it did so in time."""
+    assert process.stdout is not None
+    out = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while len(out) <= max_bytes:
+            if not selector.select(max(0.0, until_s - time.monotonic())):
+                return bytes(out), False
+            piece = os.read(process.stdout.fileno(), min(1 << 16, max_bytes + 1 - len(out)))
+            if not piece:
+                break
+            out += piece
+    return bytes(out), True
 
 
 def run_on(login: str, login_port: int | None, command: list[str], timeout_s: float, max_bytes: int) -> bytes:

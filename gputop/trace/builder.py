@@ -49,8 +49,8 @@ class Names:
         if index is None:
             self._room_chars -= len(name)
             if self._room_chars < 0:
-                raise GputopError("The names in this trace take many times the room of the file itself, which those of "
-                                  "no profiler do.", "Capture again, or copy the file again.")
+                raise GputopError("The names in this trace need much more memory than the file is large; no profiler "
+                                  "writes such names.", "Capture again, or copy the file again.")
             index = self._index[name] = len(self.list)
             self.list.append(encodable(name))
         return index
@@ -110,8 +110,8 @@ class TraceBuilder:
     def note_other_lines(self, host: str, ordinal: int, names: Iterable[str]) -> None:
         """A note of lines of a GPU that have events and are no streams of it."""
         listed = ", ".join(sorted(names)[:4])
-        self.note("not_streams", f"{host or 'This host'}, GPU {ordinal}: left out what is no stream of the GPU "
-                                 f"({listed}), because such lines repeat what the streams hold.")
+        self.note("not_streams", f"{host or 'This host'}, GPU {ordinal}: lines that are not a stream of the GPU are "
+                                 f"left out ({listed}), because they repeat what the streams hold.")
 
     def finish(
         self, paths: Sequence[str], *, to_unix_ns: int | None,
@@ -169,7 +169,7 @@ class TraceBuilder:
             return
         gpus = sorted({self.gpus[i].ordinal for i in np.unique(device.gpu[~keep]).tolist()})
         self.note("duplicate_events", (
-            f"{int((~keep).sum()):,} events of GPU {', '.join(map(str, gpus))} stand in the trace more than once (same "
+            f"{int((~keep).sum()):,} events of GPU {', '.join(map(str, gpus))} are in the trace more than once (same "
             "stream, name, times and launch): each is counted once."))
         for f in fields(device):
             setattr(device, f.name, getattr(device, f.name)[keep])

@@ -18,7 +18,7 @@ _OFF_NS = 1_000_000  # a GPU whose times are off by more than this is named
 _MIN_EVENTS = 10
 _MIN_SHARE = 0.01  # of a GPU's events, which begin before their launches
 _JUMP_NS = 60 * 10**9  # a pause longer than this, and than all else in the trace, is no pause of a training job
-_UNRELIABLE = "Launch delays, causes of its idle time and its order among other GPUs cannot be relied on."
+_UNRELIABLE = "Launch delays, causes of its idle time and its order among other GPUs are not reliable."
 _ALIKE = 0.2  # by which the offsets of single collectives may differ
 
 
@@ -39,7 +39,7 @@ def _launches(trace: Trace) -> Iterator[str]:
         if early.sum() >= max(_MIN_EVENTS, _MIN_SHARE * len(own)):
             yield (f"{int(early.sum()):,} of {len(own):,} kernels of GPU {trace.gpus[gpu].ordinal} begin before the "
                    f"call that launched them, by up to {seconds(-int(own.min()) / 1e9)}: its clock and the host's "
-                   f"disagree. {_UNRELIABLE}")
+                   f"differ. {_UNRELIABLE}")
             continue
         free = _found_idle(trace, rows)
         if free.sum() >= _MIN_EVENTS:
@@ -81,7 +81,7 @@ def _collectives(trace: Trace) -> Iterator[str]:
                 yield (f"The collectives of GPU {trace.gpus[gpu].ordinal} end {seconds(abs(off) / 1e9)} "
                        f"{'after' if off > 0 else 'before'} those of the other GPUs, all by the same time, though a "
                        "collective ends on all together: its clock is off by that. Waiting in collectives and the "
-                       "order of the GPUs cannot be relied on.")
+                       "order of the GPUs are not reliable.")
 
 
 def _jumps(trace: Trace) -> Iterator[str]:
@@ -98,4 +98,4 @@ def _jumps(trace: Trace) -> Iterator[str]:
         after = int(np.argmax(pause)) + 1
         yield (f"For {seconds(longest / 1e9)} the trace has no event at all, neither of a GPU nor of the host, and for "
                f"{seconds((end - begin - longest) / 1e9)} it has all of them ({after:,} before, {len(order) - after:,} "
-               "after): the clock has jumped. Shares of the window cannot be relied on.")
+               "after): the clock has jumped. Shares of the window are not reliable.")

@@ -23,10 +23,16 @@ OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
 
 def name_mask(trace: Trace, pattern: str) -> Mask:
-    """Which of ``trace.names`` the pattern matches at their beginning; index -1 (no name) gives False."""
+    """Which of ``trace.names`` the pattern matches at their beginning; index -1 (no name) gives False. Read-only: many
+    analyses ask for the same."""
+    known = trace.name_masks.get(pattern)
+    if known is not None and len(known) == len(trace.names) + 1:
+        return known
     match = re.compile(pattern).match
     mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
     mask[:-1] = [match(name) is not None for name in trace.names]
+    mask.flags.writeable = False
+    trace.name_masks[pattern] = mask
     return mask
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.core.counters import GpuCounters
+from gputop.core.host_stacks import StackSamples
 from gputop.core.job_cpus import JobCpus
 from gputop.core.live_steps import LiveSteps
 
@@ -91,6 +92,7 @@ class HloOp(NamedTuple):
     source: str  # "train.py:31"; empty: not told
     flops: tuple[tuple[str, float], ...] | None
     bytes: int | None
+    opcode: str = ""  # "fusion", "dot", "while"; empty: not told
 
 
 @dataclass(slots=True)
@@ -145,6 +147,8 @@ class HostEvents:
     tracing_count, iter_num, buffered_elements, function_name (string), and of tf.data's iterators
     id and parent_id (uint64 as int64 bits), parallelism, buffer_limit, cpu_budget, name and shapes (strings). Of
     PyTorch's ranges that the user named: annotation (1); of its ops: sequence (the number of the autograd function).
+    Of XLA's ops on a CPU: hlo (index into Trace.hlo_ops, -1: not known), hlo_module (string) and ends_with, the same
+    number as that of the event that ends the op on whatever thread (ended).
     """
 
     line: I32
@@ -241,7 +245,12 @@ class Trace:
     unrecorded_ns: tuple[tuple[int, int], ...] = ()  # between recordings that were joined into one file
     job_cpus: JobCpus | None = None  # while it was captured, where gputop captured it
     counters: GpuCounters | None = None  # and what it sampled of the GPUs meanwhile
+    job: str = ""  # its command line, secrets hidden, where gputop captured it
     live_steps: LiveSteps | None = None  # before it was captured, where gputop's monitor captured it
+    stacks: tuple[StackSamples, ...] = ()  # of its processes' Python while it was captured, where gputop captured it
+    no_stacks: str = ""  # why there are none; "": nobody tried
+    # By pattern, what :func:`gputop.trace.lookups.name_mask` has found.
+    name_masks: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict, repr=False, compare=False)
     occupancy_is: str = "theoretical"  # or "estimated": bounded by the grid's blocks per SM too (kineto)
 
     @property

@@ -117,5 +117,5 @@ def note_unrecorded(trace: Trace) -> None:
     """A note on the time between recordings that were joined into one file (gputop.trace.readers.xspace.recordings)."""
     missing_s = sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9
     trace.quality.append(QualityNote("unrecorded", (
-        f"This is a continuous recording in several parts: {missing_s:.2f} s between them, in which the profiler "
-        "handed over what it had, are missing. No step that reaches into that time is counted.")))
+        f"This is a continuous recording in several parts: {missing_s:.2f} s between them, in which the profiler wrote "
+        "its data, are missing. Steps that reach into that time are not counted.")))

@@ -58,8 +58,8 @@ def up_to_last_gpu_event(trace: Trace) -> Trace:
         for name, (rows, values) in host.stats.items()})
     note = QualityNote("clipped", (
         f"GPU events stop {seconds(missing_ns / 1e9)} before the host's, though the host launches {launches:,} times "
-        "more: the file is cut off or the profiler's buffers were full. All is judged up to there; capture for a "
-        "shorter time."))
+        "more: the file is cut off or the profiler's buffers were full. gputop analyzes the time up to there; capture "
+        "for a shorter time."))
     window = trace.profile_window_ns
     return replace(trace, host=events, quality=[*trace.quality, note],
                    allocator=_taken(trace.allocator, trace.allocator.time_ns <= last),

@@ -33,11 +33,13 @@ class CuttingProxy:
         self.cut_after: int | None = None
         self.at_once = 1 << 16
         self.passed = 0
+        self._last: socket.socket | None = None
 
     def run(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self._last, self.passed = client, 0
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def close(self) -> None:
@@ -45,16 +47,18 @@ class CuttingProxy:
         self._listener.close()
 
     def _serve(self, client: socket.socket) -> None:
-        cut_after, self.passed = self.cut_after, 0
+        cut_after = self.cut_after
         with client, socket.create_connection(self._target) as server:
             threading.Thread(target=_pump, args=(client, server), daemon=True).start()
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             passed = 0
             while data := _receive(server, self.at_once):
                 data = data if cut_after is None else data[:cut_after - passed]
+                passed += len(data)
+                if client is self._last:
+                    self.passed = passed  # before the client has it and looks
                 with contextlib.suppress(OSError):
                     client.sendall(data)
-                self.passed = passed = passed + len(data)
                 if passed == cut_after:
                     break
             for end in (client, server):  # a close alone does not wake the other thread

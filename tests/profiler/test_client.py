@@ -106,7 +106,7 @@ def test_server_that_ignores_stop_is_canceled(logdir, monkeypatch):
     stop = threading.Event()
     stop.set()
     with serve(FakeProfiler(obeys_terminate=False)) as server:
-        with pytest.raises(GputopError, match="did not hand over"):
+        with pytest.raises(GputopError, match="did not send"):
             capture(server.address, seconds=LONG_S, logdir=logdir, stop=stop)
         assert server._stop.wait(10)  # the server was asked to stop
     assert not logdir.exists()
@@ -292,7 +292,7 @@ def test_damaged_trace_is_kept_and_said(logdir):
         ("ALREADY_EXISTS", "A profiling session is already running.", "is busy"),
         ("UNIMPLEMENTED", "", "without the profiler service"),
         ("UNAVAILABLE", "Socket closed", "went away"),
-        ("DEADLINE_EXCEEDED", "", "did not hand over"),
+        ("DEADLINE_EXCEEDED", "", "did not send"),
         ("RESOURCE_EXHAUSTED", "Sent message larger than max", "too large"),
         ("INTERNAL", "out of luck", "INTERNAL: out of luck"),
     ],
@@ -322,7 +322,7 @@ def test_deadline(logdir, monkeypatch):
     monkeypatch.setattr(client, "_DEADLINE_EXTRA_S", 0.3)
     monkeypatch.setattr(client, "_DEADLINE_FACTOR", 0.0)
     with serve() as server:
-        with pytest.raises(GputopError, match="did not hand over"):
+        with pytest.raises(GputopError, match="did not send"):
             capture(server.address, seconds=LONG_S, logdir=logdir)
         assert server._stop.wait(10), "the server was told"
     assert not logdir.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.profiler import discovery, sockets
-from gputop.profiler.discovery import Finder
+from gputop.profiler.discovery import Finder, TrainingProcesses
 from gputop.profiler.sockets import Listener
 from tests.profiler.fake_server import FakeProfiler, serve
 
@@ -93,6 +94,31 @@ def test_sockets_bound_to_one_address_are_left_alone():
         ports = {listener.port for listener in sockets.listeners(Path("/proc"), os.getpid(), own)}
         assert wildcard.getsockname()[1] in ports
         assert one.getsockname()[1] not in ports
+
+
+def test_the_kernel_lists_the_same_sockets_as_proc():
+    own = sockets.network_namespace(Path("/proc"), os.getpid())
+    with socket.create_server(("", 0)) as four, socket.create_server(("::", 0), family=socket.AF_INET6) as six, \
+            socket.create_server(("127.0.0.1", 0)) as inner, socket.create_connection(inner.getsockname()):
+        ports = {four.getsockname()[1], six.getsockname()[1], inner.getsockname()[1]}
+        asked, read = ({listener for listener in found if listener.port in ports} for found in
+                       (sockets.own_listeners(own), sockets.listeners(Path("/proc"), os.getpid(), own)))
+        assert asked == read
+        assert {listener.inode for listener in asked} == {os.fstat(s.fileno()).st_ino for s in (four, six)}
+
+
+def test_where_the_kernel_does_not_list_sockets_proc_does(monkeypatch):
+    class Refused(socket.socket):
+        def __init__(self, family, *more):
+            if family == socket.AF_NETLINK:
+                raise PermissionError("seccomp")
+            super().__init__(family, *more)
+
+    with socket.create_server(("", 0)) as server:
+        monkeypatch.setattr(sockets.socket, "socket", Refused)
+        assert sockets.own_listeners(1) is None
+        listening, _ = Finder()._listening({os.getpid()})
+        assert server.getsockname()[1] in {listener.port for listener in listening}
 
 
 def test_holders_are_listed_oldest_first():
@@ -211,6 +237,35 @@ def test_framework_from_what_is_mapped(proc, maps, framework, version):
     relevant, *found = Finder(proc)._libraries(77)
     assert found == [framework, version]
     assert relevant == ("libc." not in maps)
+
+
+def test_jobs_without_a_server_are_found_by_what_they_have_mapped(proc):
+    """A process that is young is looked at again; one that is older than ten minutes once."""
+    (proc / "uptime").write_text("100.0 1.0\n")
+    jobs = TrainingProcesses(proc)
+    maps = proc / "77" / "maps"
+    library = maps.read_text()
+    maps.write_text("")
+    assert jobs.find() == ()
+    maps.write_text(library)
+    assert jobs.find() == (77,)
+    maps.write_text("")
+    assert jobs.find() == (77,)  # it stays what it is
+    (proc / "77" / "stat").write_text((proc / "77" / "stat").read_text().replace(" 77 ", " 78 "))  # another process
+    (proc / "uptime").write_text("1000.0 1.0\n")
+    assert jobs.find() == ()
+    maps.write_text(library)
+    assert jobs.find() == ()
+
+
+def test_a_forked_worker_of_a_job_is_no_job_and_neither_is_one_of_another_user(proc, monkeypatch):
+    (proc / "uptime").write_text("100.0 1.0\n")
+    shutil.copytree(proc / "77", proc / "78", symlinks=True)
+    (proc / "78" / "stat").write_text((proc / "77" / "stat").read_text().replace("77", "78").replace(" 1 ", " 77 ", 1))
+    assert sockets.stat_fields(proc, 78)[0] == 77
+    assert TrainingProcesses(proc).find() == (77,)
+    monkeypatch.setattr(discovery, "_effective_uid", lambda _proc, _pid: os.geteuid() + 1)
+    assert TrainingProcesses(proc).find() == ()
 
 
 @pytest.mark.parametrize(("environ", "rank"), [

@@ -65,5 +65,5 @@ def test_a_capture_ends_by_its_own_clock():
             """It is never called."""
 
     call = client._Call("127.0.0.1:9", 0.01, None)
-    with pytest.raises(client.TraceLost, match="did not hand over its trace"):
+    with pytest.raises(client.TraceLost, match="did not send its trace"):
         call._watch(None, Call(), 0.0, lambda progress: None, threading.Event(), 0.01)

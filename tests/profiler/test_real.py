@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
 from gputop.profiler import messages
+from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.continuous import Continuous, stop_continuous
 from gputop.profiler.capture.plan import SERVER_MULTIPLE, TARGET_EVENTS
 from gputop.profiler.capture.safe_capture import capture_with_probe
@@ -123,10 +125,12 @@ def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_p
     assert list(tmp_path.rglob("*.xplane.pb")) == [result.path]
 
 
-def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path):
+def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path, monkeypatch):
     asked_s = 100.0
+    # How much the job may grow depends on what else this machine does.
+    monkeypatch.setattr(safe_capture, "growth_limits", lambda *_: (math.inf, math.inf))
     result, plan, _ = capture_with_probe(tf_fast_job.address, seconds=asked_s, logdir=tmp_path, pid=tf_fast_job.pid)
-    assert plan.enough and plan.chosen_s < asked_s / 2 and " steps will do, this job makes " in plan.why
+    assert plan.enough and plan.chosen_s < asked_s / 2 and " steps are enough, this job makes " in plan.why
     steps = find_steps(load([result.path]))
     assert steps is not None and steps.count > 50, "its pace may change while other work shares the machine"
 

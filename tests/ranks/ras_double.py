@@ -23,6 +23,7 @@ class Job:
     reduces: tuple[int, ...]
     gathers: tuple[int, ...] = ()
     gone: frozenset[int] = frozenset()
+    starting: int = 0  # a rank that is still set up; 0: none
     version: str = "2.28.9"
     first_pid: int = 1000
     key: int = 0xabc
@@ -94,14 +95,24 @@ def as_text(job: Job) -> bytes:
              f"{'RUNNING':>8}  {','.join(flaws) or 'OK':>6}",
              "", "Errors", "======", ""]
     if job.gone:
+        lines += ["INCOMPLETE", f"  Missing communicator data from {len(job.gone)} job process"
+                  + "es" * (len(job.gone) > 1)]
+        for host, pid, gpu in sorted(map(job.place, job.gone)):
+            lines.append(f"  Process {pid} on node {host} managing GPU {gpu}")
+        lines.append("")
         lines += [f"#0-0 ({job.key:016x}) INCOMPLETE", f"  Missing communicator data from {len(job.gone)} rank"
                   + "s" * (len(job.gone) > 1)]
-        lines += ([f"  The missing rank(s): {','.join(map(str, sorted(job.gone)))}"] if old else
+        lines += ([f"  The missing rank{'s' * (len(job.gone) > 1)}: {','.join(map(str, sorted(job.gone)))}"] if old else
                   [f"  Rank {r} -- {job.described(r)}" for r in sorted(job.gone)])
         lines.append("")
     lines += ["Warnings", "========", ""]
+    if job.gone:
+        lines += ["TIMEOUT", "  Encountered 2 communication timeouts while gathering communicator data", ""]
     if uneven:
         lines.append(f"#0-0 ({job.key:016x}) MISMATCH")
+    if uneven and job.starting:
+        lines += ["  Communicator ranks have different status", f"  {size - 1} ranks have status RUNNING",
+                  f"  Rank {job.starting} has status INIT -- {job.described(job.starting)}"]
     for name, counts in uneven:
         lines.append(f"  Communicator ranks have different {'collective' if old else name} operation counts")
         groups = Counter(counts[r] for r in job.here)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -44,7 +46,20 @@ def test_a_rank_that_does_not_answer_is_named_in_every_version(version: str) -> 
     absence = find_absence(answer, answer)
     assert absence is not None and absence.silent and absence.waiting_count == 7
     assert [rank.number for rank in absence.absent] == [3] and absence.absent[0].trouble == "it does not answer"
-    assert absence.absent[0].pid == (None if version < "2.26" else 1003)
+    assert absence.absent[0].pid == 1003 and absence.absent[0].host == "10.0.0.1" and answer.timeouts
+
+
+def test_before_2_26_of_several_that_do_not_answer_the_processes_are_not_known() -> None:
+    answer = read_text(as_text(Job((100,) * 8, gone=frozenset({3, 5}), version="2.25.1")), 0.0)
+    assert [(rank.number, rank.pid) for rank in answer.communicators[0].silent] == [(3, None), (5, None)]
+
+
+def test_ranks_of_another_status_are_none_of_another_count() -> None:
+    for version in VERSIONS:
+        answer = read_text(as_text(replace(STUCK, starting=2, version=version)), 0.0)
+        (levels,) = answer.communicators[0].levels.values()
+        assert [(level.count, level.size, [rank.number for rank in level.ranks]) for level in levels] == [
+            (99, 1, [5]), (100, 7, [])]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -76,7 +91,7 @@ def test_what_is_wrong_with_an_answer_is_said_and_ends(way: str, words: str, ver
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(nccl_ras.NotServed, match="nothing listens"):
+    with pytest.raises(nccl_ras.NotServed, match="does not listen"):
         nccl_ras.ask(f"127.0.0.1:{port}")
 
 
@@ -107,7 +122,7 @@ def test_whoever_took_the_port_is_not_believed(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(nccl_ras, "DEFAULT_ADDRESS", address)
         assert nccl_ras.ask_job([os.getpid()], frozenset()).communicators
         monkeypatch.setattr(nccl_ras, "listening_uid", lambda proc, port: 4242)
-        with pytest.raises(GputopError, match="user 4242 listens"):
+        with pytest.raises(GputopError, match="user 4242, who runs"):
             nccl_ras.ask_job([os.getpid()], frozenset())
         monkeypatch.setenv("NCCL_RAS_ADDR", address)  # the user has named it
         assert nccl_ras.ask_job([os.getpid()], frozenset()).communicators
@@ -126,3 +141,22 @@ def test_where_to_ask() -> None:
     for wrong in ("", "host", "host:0", "host:99999", "host:x", ":5"):
         with pytest.raises(GputopError, match="HOST:PORT"):
             nccl_ras.split(wrong)
+
+
+def test_the_double_writes_as_nccl_does() -> None:
+    """Against the format strings of libnccl.so.2 (nvidia-nccl-cu12 2.32.3), which no machine without a GPU can run."""
+    patterns = []
+    for line in (Path(__file__).parent / "ras_formats.txt").read_text().splitlines():
+        words = re.sub(r"%-?[\d.\\]*l?([dusfx])", lambda own: {
+            "d": r" *-?\d+", "u": r"\d+", "f": r"\d+\.\d+", "x": "[0-9a-f]+", "s": "[^\n]*?"}[own[1]], re.escape(line))
+        patterns.append(re.compile(words if line[0] != '"' else words.strip()))
+
+    def known(line: str) -> bool:
+        return any(pattern.fullmatch(line) for pattern in patterns)
+
+    job = Job((100, 7, 100, 0, 100, 100, 100, 100), gone=frozenset({3}), starting=2, version="2.32.3")
+    text = as_text(job).decode().replace("Communicators... (0.00s)", "Communicators...")
+    assert [line for line in text.split("\n") if line and not known(line)] == []
+    document = [line.strip().rstrip(",") for line in as_json(job).decode().splitlines()]
+    rows = [line for line in document if line.startswith('"')]
+    assert len(rows) > 100 and [line for line in rows if not (known(line) or known(line + ","))] == []

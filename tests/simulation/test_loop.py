@@ -118,9 +118,11 @@ def test_what_each_scenario_is_about(loop: TrainingLoop) -> None:
     waiting = 1 - truth.transfer_s / truth.collectives_s[3]
     expected = {
         "healthy": truth.compute_s[1] / truth.step_s > 0.95,
+        "hang": truth.compute_s[1] / truth.step_s > 0.95,  # until it hangs
         "gpu0-oversubscribed": 2.1 < ratio < 2.4 and waiting > 0.9,
         "input-bound": truth.input_wait_ratio > 0.45,
         "launch-bound": truth.compute_s[1] / truth.step_s < 0.15,
+        "slow-callback": truth.compute_s[1] / truth.step_s < 0.65 and truth.input_wait_ratio < 0.05,
     }
     assert expected[loop.scenario.id]
     if loop.scenario.id != "gpu0-oversubscribed":

@@ -162,7 +162,8 @@ def test_the_analysis_finds_what_the_loop_did(name: str) -> None:
     assert analysis.breakdown is not None and analysis.breakdown.total == pytest.approx(steps.mean_s, rel=0.01)
     first = {
         "gpu0-oversubscribed": ["gpu0_oversubscribed"], "input-bound": ["input_bound"],
-        "launch-bound": ["launch_bound"], "healthy": [],
+        "launch-bound": ["launch_bound"], "slow-callback": ["step_gap_host"], "healthy": [],
+        "hang": [],
     }[name]
     assert [f.id for f in analysis.findings if f.severity in ("high", "medium")][:1] == first
 

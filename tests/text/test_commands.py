@@ -23,7 +23,7 @@ def test_a_command_begins_with_what_tells_it_apart(command: str, short: str, pro
 
 def test_the_command_of_a_server_is_short_and_what_is_known_of_it_stays() -> None:
     assert short_description("TensorFlow 2.21.0, rank 1: /opt/bin/python /a/train.py") == (
-        "TensorFlow 2.21.0, rank 1: train.py")
+        "train.py (TensorFlow 2.21.0, rank 1)")
     assert short_description("python /a/train.py --name x: y") == "train.py --name x: y"
     assert short_description("attached") == "attached"
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gputop.trace.model import AllocatorEvents, DeviceEvents, HostEvents, Kind, LaunchShape, Line, Trace, TraceGpu
 
-STRINGS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
+STRINGS = ("eager_op", "tf_function_call", "function_name", "name", "shapes", "hlo_module")
 
 
 @dataclass

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_WORKERS = 8  # captured at once without being asked for: a node's
+MAX_ALL_WORKERS = 64  # captured at once at all: their traces alone would be gigabytes, of which none adds to the others
 _ENDS = ("lowest", "median", "highest")
 _PLACES = ("first", "middle", "last")
 
@@ -46,4 +47,4 @@ def choose_workers(addresses: Sequence[str], figures: Mapping[str, float], name:
         return Choice(three, reasons, len(addresses),
                       name + (f" ({unknown} have none that is seen from here)" if unknown else ""))
     three = (addresses[0], addresses[(len(addresses) - 1) // 2], addresses[-1])
-    return Choice(three, _PLACES, len(addresses), "their order, as no live figures of theirs are seen from here")
+    return Choice(three, _PLACES, len(addresses), "their order, because gputop has no live samples of them")

@@ -407,7 +407,7 @@ class Continuous:
         self._recording.discard(address)
         watchdog = self._watchdog
         if not stop_continuous(address):
-            self.failed[address] = GputopError(f"{address} is gone, or does not end its recording when told to", "")
+            self.failed[address] = GputopError(f"{address} is gone, or does not end its recording on request", "")
             if watchdog is not None:
                 watchdog.end(address)
         elif watchdog is not None:

@@ -90,7 +90,7 @@ class MultiWorkerCapture:
             errors = [o.clock.error_ns / 1e9 for o in self.captured if o.clock is not None]
             lines.append(f"{len(self.captured)} workers began within {duration(self.start_spread_s)} of each other"
                          + (f", clocks known to {duration(max(errors))}" if any(errors) else ""))
-        lines += [f"the clock of {o.address} differs by {o.clock.offset_ns / 1e9:+.3f} s: taken into account"
+        lines += [f"the clock of {o.address} differs by {o.clock.offset_ns / 1e9:+.3f} s: corrected"
                   for o in self.captured if o.clock is not None and o.clock.offset_ns]
         return tuple(lines)
 
@@ -300,7 +300,8 @@ def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFo
         elif worker.error is None:
             worker.error = GputopError("stopped before it recorded anything", "")
     length_s = max(w.probe.seconds for w in workers if w.probe)
-    return _finish(workers, Plan(asked_s, length_s, "stopped during the probes, which are the trace"), run, length_s)
+    plan = Plan(asked_s, length_s, "stopped during the probes; the probes are the trace")
+    return _finish(workers, plan, run, length_s)
 
 
 def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path, *, longest: bool = False) -> None:

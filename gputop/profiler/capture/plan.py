@@ -147,7 +147,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, *, longest: bool = F
     if enough:
         assert probe.step_s is not None
         steps = float(f"{enough_s / probe.step_s:.2g}")
-        chosen_s, why = enough_s, f"about {steps:.0f} steps will do, {makes}"
+        chosen_s, why = enough_s, f"about {steps:.0f} steps are enough, {makes}"
     least_s, least_why = _limit_to_resources(asked_s, chosen_s, why, probe, free)
     if least_s < asked_s:
         least_s = max(0.1, int(least_s * 10) / 10)
@@ -203,7 +203,7 @@ def _limit_to_resources(asked_s: float, chosen_s: float, why: str, probe: Probe,
                 f"too little {what} for a capture: {bytes_(free_bytes)} free, and {least_s:g} s of it take about "
                 f"{bytes_(least_s * per_s + base)} (probed for {probe.seconds:g} s, the job made "
                 f"{bytes_(probe.bytes)} of trace{grew})",
-                f"Free some{', or choose another --logdir' if 'disk' in what else ''}; or insist on a short one, "
+                f"Free some{', or choose another --logdir' if 'disk' in what else ''}; or force a short capture "
                 "without probe and check: gputop capture --seconds 0.3 --force.",
             )
         if usable < chosen_s * per_s:

@@ -12,6 +12,7 @@ from gputop.core.findings import Finding
 from gputop.text.units import seconds
 
 if TYPE_CHECKING:
+    from gputop.analysis.gpu.packed_series import ComparedTrace
     from gputop.analysis.results import Analysis, StepTimes
     from gputop.profiler.capture.multi_worker import Outcome
     from gputop.profiler.capture.plan import Plan
@@ -78,6 +79,7 @@ class CaptureRecord:
     workers: tuple[Outcome, ...] = ()  # where several were captured at once
     notices: tuple[str, ...] = ()  # what to know of it first: why gputop made it by itself, which worker is missing
     job: str = ""  # the job's command line, its secrets hidden; empty where only its address is known
+    compared: ComparedTrace | None = None  # what a comparison needs of the trace; None: it was not read for one
     saved_step_s: float | None = None  # the median step time as gputop.capture.json tells it, until it is analyzed
 
     @property

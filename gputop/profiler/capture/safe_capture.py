@@ -54,7 +54,7 @@ class Cost:
         gathering_s = self.call_s - self.recorded_s
         text = f"the call took {self.call_s:.1f} s for {self.recorded_s:.1f} s of trace"
         if gathering_s > max(1.0, 0.2 * self.recorded_s):
-            text += f": the server spent {gathering_s:.1f} s gathering it, and the job was slowed meanwhile"
+            text += f": the server spent {gathering_s:.1f} s collecting it, and the job was slower meanwhile"
         if self.growth_bytes is not None:
             text += f"; the job's memory grew by {bytes_(self.growth_bytes)} at most"
         return text
@@ -119,7 +119,7 @@ class MemoryGrowthGuard:
             return chosen
         seconds, grown = self._ended
         return replace(chosen, chosen_s=round(seconds, 1), enough=False,
-                       why=f"ended then, as the job's memory had grown by {bytes_(grown)}")
+                       why=f"ended early, because the job's memory had grown by {bytes_(grown)}")
 
 
 def capture_with_probe(
@@ -152,7 +152,7 @@ def capture_with_probe(
     with probe_logdir(logdir) as folder:
         probed, probe = probe_job(address, folder, pid, watch, stop)
         if stop.is_set() and probed is not None:
-            chosen = Plan(seconds, probe.seconds, "stopped during the probe, which is the trace", probe)
+            chosen = Plan(seconds, probe.seconds, "stopped during the probe; the probe is the trace", probe)
             tell(chosen)
             return keep_probe(probed, logdir), chosen, watch.cost(probed, chosen.chosen_s)
         free = free_resources(address, pid, Path(logdir).expanduser().absolute())
@@ -166,7 +166,7 @@ def capture_with_probe(
             if probed is None:
                 raise
             kept = keep_probe(probed, logdir).path
-            raise GputopError(f"{error.message}; what is there is the probe of {probe.seconds:g} s, kept as {kept}",
+            raise GputopError(f"{error.message}; the only data is the probe of {probe.seconds:g} s, kept as {kept}",
                               f"{error.fix} gputop analyze {kept}") from None
         chosen = growth_guard.plan_as_recorded(chosen)
     return result, chosen, watch.cost(result, chosen.chosen_s)
@@ -188,7 +188,7 @@ def probe_job(
     if not result.path.is_relative_to(logdir):
         shutil.rmtree(result.path.parents[3], ignore_errors=True)
         raise GputopError(f"the disk of the logdir is full: it does not hold even the probe, "
-                          f"{bytes_(result.bytes)}", "Make free_resources, or choose another folder with --logdir DIR.")
+                          f"{bytes_(result.bytes)}", "Free some space, or choose another folder with --logdir DIR.")
     try:
         host, devices = count_events(map_file(result.path))
     except OSError as error:

@@ -31,7 +31,8 @@ class CaptureFile(Struct, frozen=True):
     """``files`` are the names of the traces that were captured together; ``findings`` None: they were not analyzed.
 
     ``job`` is the command line of the job, its secrets hidden; ``time_s`` the Unix time at which the capture ended,
-    ``step_s`` the median step time, ``live_steps`` the step period in the minutes before, by the live signal.
+    ``step_s`` the median step time, ``counters_by_file`` the samples of the GPUs where several workers were captured,
+    ``live_steps`` the step period in the minutes before, by the live signal.
     """
 
     schema: str = _SCHEMA
@@ -42,6 +43,7 @@ class CaptureFile(Struct, frozen=True):
     time_s: float | None = None
     step_s: float | None = None
     counters: GpuCounters | None = None
+    counters_by_file: Mapping[str, GpuCounters] = field(default_factory=dict)
     live_steps: LiveSteps | None = None
 
 

@@ -126,7 +126,7 @@ def _offset(
         both = f"The clocks of {first.name} and {other.name}"
         if isinstance(found, str):
             by_capture = f"by the capture they are known to {seconds(sum(known) / 1e9)}" if len(known) == 2 else (
-                "they are taken as they are")
+                "they are used as they are")
             if len(known) == 2 or (len(own[0]) and len(others[0])):
                 notes.append(f"{both} cannot be compared by collectives ({found}): {by_capture}.")
         elif abs(found.offset_ns) <= found.error_ns:
@@ -135,8 +135,7 @@ def _offset(
         else:
             builder.note("clocks", f"The clock of {other.name} was {seconds(abs(found.offset_ns) / 1e9)} "
                          f"{'ahead of' if found.offset_ns > 0 else 'behind'} that of {first.name} by "
-                         f"{found.matched} collectives, known to {seconds(found.error_ns / 1e9)}: taken into "
-                         "account.")
+                         f"{found.matched} collectives, known to {seconds(found.error_ns / 1e9)}: corrected.")
             return other, found.offset_ns
     if notes:
         builder.note("clocks", notes[0])

@@ -167,7 +167,7 @@ def _decompressed(piece: bytes, more: Iterator[bytes], path: Path, damaged: set[
             written += len(out)
             if written > _SMALL_BYTES and written > _MAX_RATIO * read:
                 raise GputopError(f"{path} unpacks to more than {_MAX_RATIO} times its size, which no trace does.",
-                                  "If it is a trace all the same, decompress it with gunzip and give the result.")
+                                  "If it is a trace nevertheless, decompress it with gunzip and use the result.")
             yield out
             piece = stream.unconsumed_tail or stream.unused_data
         piece = next(more, b"")

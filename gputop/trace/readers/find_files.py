@@ -16,6 +16,7 @@ from gputop.trace.readers.registry import ACCEPTED, FORMATS, Format
 # experiments lie in folders of folders.
 _RUNS = "profile"
 _PLUGINS = "plugins"
+_PROBE = ".gputop-probe-"  # a test capture that a killed gputop left behind; the next capture removes it
 _MAX_FOLDERS = 20_000  # visited below one logdir
 _MAX_DEPTH = 16
 _LISTED = 8  # runs named in a note or message
@@ -121,6 +122,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
         yield from (child for child in sorted(folder.iterdir()) if child.is_dir())
     for visited, (where, below, _) in enumerate(os.walk(folder, followlinks=False)):
         here = Path(where)
+        below[:] = [name for name in below if not name.startswith(_PROBE)]
         if here.name == _RUNS and here != folder:
             yield from (here / name for name in sorted(below))
             below.clear()

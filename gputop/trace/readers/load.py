@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gputop.core.counters import GpuCounters, joined
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.trace.model import QualityNote, Trace
-from gputop.trace.readers.capture_file import capture_of, tightest
+from gputop.trace.readers.capture_file import CaptureFile, capture_of, tightest
 from gputop.trace.readers.content import digest, listed, read_prefix, size_bytes
 from gputop.trace.readers.find_files import files_at
 from gputop.trace.readers.registry import ACCEPTED, FORMATS, Format
+from gputop.trace.readers.stacks_file import stacks_of
 
 
 def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
@@ -45,9 +47,20 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
     trace = next(iter(formats.values())).read(list(formats))
     trace.quality = notes + trace.quality
     captured = capture_of(trace.paths)
-    trace.job_cpus, trace.counters = tightest(captured.files), captured.counters
-    trace.live_steps = captured.live_steps
+    trace.job_cpus = tightest(captured.files)
+    trace.counters = captured.counters or _counters_of_workers(trace, captured)
+    trace.live_steps, trace.job = captured.live_steps, captured.job.rpartition(": ")[2]
+    trace.stacks, trace.no_stacks = stacks_of(trace.paths)
     return trace
+
+
+def _counters_of_workers(trace: Trace, captured: CaptureFile) -> GpuCounters | None:
+    """Of a capture of several workers, each with its own numbers of its GPUs."""
+    names = [Path(path).name.removesuffix(".gz") for path in trace.paths]
+    workers = {rank: (captured.counters_by_file[name], name.removesuffix(".xplane.pb"))
+               for rank, name in enumerate(names) if name in captured.counters_by_file}
+    unique = len({gpu.ordinal for gpu in trace.gpus}) == len(trace.gpus)
+    return joined(workers, {gpu.ordinal if unique else i: (gpu.rank, gpu.ordinal) for i, gpu in enumerate(trace.gpus)})
 
 
 def _leave_out_copies(formats: dict[Path, Format], notes: list[QualityNote]) -> None:

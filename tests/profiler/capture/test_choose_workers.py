@@ -21,5 +21,5 @@ def test_both_ends_and_the_middle_by_a_live_figure() -> None:
 def test_without_figures_the_order_decides_and_it_is_said() -> None:
     for figures in ({}, dict.fromkeys(MANY[:2], 0.5)):
         choice = choose_workers(MANY, figures)
-        assert choice.chosen == (MANY[0], MANY[31], MANY[63]) and "no live figures" in choice.by
+        assert choice.chosen == (MANY[0], MANY[31], MANY[63]) and "no live samples" in choice.by
     assert "61 have none" in choose_workers(MANY, dict.fromkeys(MANY[:3], 0.5), "power").by

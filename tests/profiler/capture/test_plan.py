@@ -66,12 +66,13 @@ def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
     ("asked_s", "probed", "chosen_s", "why"),
     [
         # A hundred steps, in no less than 2 s: a job of small layers.
-        (10, probe(60_000, step_s=0.0025, sure=True), 2.0, "about 800 steps will do, this job makes 60 k events/s"),
+        (10, probe(60_000, step_s=0.0025, sure=True), 2.0, "about 800 steps are enough, this job makes 60 k events/s"),
         (10, probe(40_000, 60_000, step_s=0.04, sure=True), 4.0,
-         "about 100 steps will do, this job makes 100 k events/s"),
-        (60, probe(60_000, step_s=0.0001, sure=True), 2.0, "about 20000 steps will do, this job makes 60 k events/s"),
+         "about 100 steps are enough, this job makes 100 k events/s"),
+        (60, probe(60_000, step_s=0.0001, sure=True), 2.0,
+         "about 20000 steps are enough, this job makes 60 k events/s"),
         # Where they are cheap, more are taken: what is seldom is worth them.
-        (10, probe(25_000, step_s=0.02, sure=True), 4.0, "about 200 steps will do, this job makes 25 k events/s"),
+        (10, probe(25_000, step_s=0.02, sure=True), 4.0, "about 200 steps are enough, this job makes 25 k events/s"),
         (10, probe(9_000, step_s=0.02, sure=True), 10, "full length, this job makes 9.0 k events/s"),
         # Steps that a hundred of would cost too much, or are longer than asked.
         (10, probe(240_000, step_s=0.05, sure=True), 1.5, "this job makes 240 k events/s"),
@@ -85,7 +86,7 @@ def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
 def test_a_hundred_steps_will_do(asked_s, probed, chosen_s, why):
     made = plan(asked_s, probed, FreeResources())
     assert (made.chosen_s, made.why) == (chosen_s, why)
-    assert made.enough == ("will do" in why)
+    assert made.enough == ("are enough" in why)
 
 
 def test_the_longest_safe_duration_exceeds_the_chosen_one():

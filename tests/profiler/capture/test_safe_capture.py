@@ -77,7 +77,7 @@ def test_once_the_probe_shows_the_steps_a_hundred_will_do(logdir, monkeypatch):
     trace = gzip.decompress((DATA / "keras3_fast.xplane.pb.gz").read_bytes())
     with serve(FakeProfiler(xspace=trace)) as server:
         result, made, _ = capture_with_probe(server.address, seconds=60, logdir=logdir)
-    assert made.enough and made.why.startswith("about 10 steps will do, this job makes ")
+    assert made.enough and made.why.startswith("about 10 steps are enough, this job makes ")
     assert made.probe.sure and result.asked_s == made.chosen_s == pytest.approx(10 * made.probe.step_s, abs=0.1001)
     borne = plan.plan(60, made.probe, FreeResources(), longest=True)
     assert borne.chosen_s > made.chosen_s and not borne.enough
@@ -183,12 +183,13 @@ def test_a_job_that_grows_too_much_ends_the_recording_once_steps_are_recorded(lo
     assert result.stopped_early == ended and files_below(logdir) == [result.path]
     if ended:
         assert 0.2 < plan.chosen_s == cost.recorded_s < 60 and plan.shortened
-        assert plan.why.startswith("ended then, as the job's memory had grown by ")
+        assert plan.why.startswith("ended early, because the job's memory had grown by ")
 
 
 def test_a_slow_hand_over_is_reported(logdir):
     assert safe_capture.Cost(8.0, 4.0).text() == (
-        "the call took 8.0 s for 4.0 s of trace: the server spent 4.0 s gathering it, and the job was slowed meanwhile")
+        "the call took 8.0 s for 4.0 s of trace: the server spent 4.0 s collecting it, and the job was slower "
+        "meanwhile")
     assert safe_capture.Cost(4.3, 4.0).text() == "the call took 4.3 s for 4.0 s of trace"
     assert safe_capture.Cost(4.3, 4.0).growth_bytes is None
 
@@ -215,7 +216,7 @@ def test_a_probe_that_is_not_handed_over_is_given_up(logdir, monkeypatch):
     monkeypatch.setattr(client, "_DEADLINE_EXTRA_S", 0.2)
     monkeypatch.setattr(client, "_DEADLINE_FACTOR", 0.0)
     monkeypatch.setattr(safe_capture, "PROBE_S", 60.0)
-    with serve() as server, pytest.raises(GputopError, match="did not hand over"):
+    with serve() as server, pytest.raises(GputopError, match="did not send"):
         capture_with_probe(server.address, seconds=300, logdir=logdir)
     assert not logdir.exists()
 

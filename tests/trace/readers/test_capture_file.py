@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from gputop.core.codec import convert
+from gputop.core.counters import CounterLane, GpuCounters, joined
 from gputop.core.findings import Finding
 from gputop.core.job_cpus import JobCpus
 from gputop.core.live_steps import LiveSteps
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.readers.capture_file import FILE, CaptureFile, capture_of, read_capture, tightest, write_capture
+from gputop.trace.readers.load import load
 from tests.comparison.sides import finding
+from tests.trace.readers.xspace.reference import Builder
 
 CPUS = JobCpus(8.0, None, 1.5, 2.0)
 LIVE = LiveSteps((0.2, 0.21), 0.9, 60.0, 0.05)
@@ -62,3 +65,37 @@ def test_the_analysis_of_a_captured_trace_tells_its_cpus(tmp_path: Path) -> None
 def test_of_several_workers_the_one_with_the_fewest_cpus_counts() -> None:
     assert tightest({"a": CPUS, "b": JobCpus(8.0, 1.0), "c": None}) == JobCpus(8.0, 1.0)
     assert tightest({"a": None}) is None is tightest({})
+
+
+def worker(folder: Path, name: str, gpus: int) -> None:
+    b = Builder(name)
+    for gpu in range(gpus):
+        plane = f"/device:GPU:{gpu}"
+        b.event(plane, b.line(plane, "Stream #1(Kernel)"), "gemm", 1_000, 500)
+    (folder / f"{name}.xplane.pb").write_bytes(b.bytes())
+
+
+def test_the_samples_of_several_workers_go_to_their_own_gpus(tmp_path: Path) -> None:
+    def sampled(*powers: float, times: tuple[float, ...] = (1.0, 2.0)) -> GpuCounters:
+        return GpuCounters(times, 1.0, {i: {"power_w": CounterLane((power,) * len(times))}
+                                        for i, power in enumerate(powers)})
+
+    for name, gpus in (("a", 2), ("b", 1), ("c", 1), ("d", 1)):
+        worker(tmp_path, name, gpus)
+    names = [f"{name}.xplane.pb" for name in "abcd"]
+    write_capture(tmp_path, CaptureFile(files=dict.fromkeys(names), counters_by_file={
+        names[0]: sampled(1, 2), names[1]: sampled(3), names[2]: GpuCounters(reason="node2:1 is on another machine"),
+        names[3]: sampled(9, times=(5.0,))}))
+    trace = load([tmp_path / name for name in names])
+    assert [(gpu.rank, gpu.ordinal) for gpu in trace.gpus] == [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0)]
+    assert trace.counters is not None
+    assert {gpu: own["power_w"].values[0] for gpu, own in trace.counters.gpus.items()} == {0: 1, 1: 2, 2: 3}
+    assert trace.counters.reason == "c: node2:1 is on another machine; d: sampled at other times than the others"
+
+
+def test_of_many_joined_samples_each_nth_is_kept() -> None:
+    lanes = {f"m{i}": CounterLane((1.0,) * 1_000) for i in range(20)}
+    of_one = GpuCounters(tuple(map(float, range(1_000))), 1.0, {0: lanes})
+    found = joined(dict.fromkeys(range(8), (of_one, "x")), {i: (i, 0) for i in range(8)})
+    assert found is not None and found.interval_s == 4 and len(found.gpus) == 8
+    assert len(found.times_s) == 250 and not found.reason

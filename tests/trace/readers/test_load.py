@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
+from gputop.profiler.stale_files import probe_name
 from gputop.trace.readers import content
 from gputop.trace.readers.find_files import runs_at
 from gputop.trace.readers.load import load
@@ -308,6 +309,11 @@ def test_runs_at_any_depth_are_listed_and_the_newest_is_taken(tmp_path):
     assert [run.name for run in runs_at(tmp_path)] == [
         "a/b/d/validation/last", "a/b/c/train/second", "train/second", "first"]
     assert runs_at(tmp_path / "plugins/profile/first") == []
+
+
+def test_a_test_capture_that_was_left_behind_is_no_run(tmp_path):
+    host_capture(logdir(tmp_path) / probe_name() / "plugins/profile/probe/h.xplane.pb", "probe")
+    assert len(runs_at(tmp_path)) == 4 and load([tmp_path]).hosts == ["a/b/d/validation-last"]
 
 
 def test_a_run_is_chosen_by_its_name(tmp_path):

@@ -22,7 +22,7 @@ DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "mem
                      "gpu_memset": Kind.MEMSET, "memset": Kind.MEMSET}
 HOST = -1  # in the column ``category``; else the Kind of the category
 _SKIPPED_CATEGORIES = frozenset(("gpu_user_annotation", "trace", "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu"))
-_MEMBERS = frozenset(("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties"))
+_MEMBERS = frozenset(("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties", "otherData"))
 _STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
 _COPY_ENDS = re.compile(r"\((\w+) -> (\w+)\)")
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|node)[_-]?(\d{1,6})", re.IGNORECASE)
@@ -57,6 +57,7 @@ class ChromeFile:
     processes: dict[Any, str]
     threads: dict[tuple[Any, Any], str]
     damaged: bool
+    simulated: bool  # gputop has made it of a simulated job
     stats: dict[str, tuple[I64, I64]] = field(default_factory=dict)  # name → (index into ``events``, value or name)
 
 
@@ -68,7 +69,7 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
     events = _Events(path, builder, limit_bytes, MemoryWatch(limit_bytes))
     members, found, damaged = read_list(_counted(pieces, builder), "traceEvents", _MEMBERS, events.take)
     if not found and not damaged:
-        raise GputopError(f"{path} is JSON, but no Chrome trace: it has no list \"traceEvents\".",
+        raise GputopError(f"{path} is JSON, but not a Chrome trace: it has no list \"traceEvents\".",
                           "Give the trace that the PyTorch profiler, TensorBoard or JAX exported.")
     if damaged and not events.seen:
         raise GputopError(f"{path} is not a Chrome trace, or is cut off before its first event.",
@@ -78,13 +79,14 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
     if not isinstance(rank, int) or not 0 <= rank < 1 << 31:
         in_name = _RANK_IN_NAME.search(path.rsplit("/", 1)[-1])
         rank = int(in_name[1]) if in_name else order
-    devices = members.get("deviceProperties")
+    devices, other = members.get("deviceProperties"), members.get("otherData")
     return ChromeFile(
         path, rank, text_of(members.get("host_name") or ""),
         base if isinstance(base, int) and 0 <= base < 1 << 61 else 0,
         {d["id"]: d for d in devices if isinstance(d, dict) and isinstance(d.get("id"), int)}
         if isinstance(devices, list) else {},
-        events.columns(), events.rows, events.processes, events.threads, damaged, events.sparse())
+        events.columns(), events.rows, events.processes, events.threads, damaged,
+        isinstance(other, dict) and other.get("simulated") is True, events.sparse())
 
 
 def _counted(pieces: Iterable[bytes], builder: TraceBuilder) -> Iterator[bytes]:

@@ -77,7 +77,7 @@ def read_chrome(
         builder.note("no_device_events", "The trace names GPUs, but the events of none could be read: where the step's "
                                        "time goes cannot be told.")
     is_unix = all(t > 10**18 for t in clock_ns)  # after 2001, so not since the machine started
-    trace = builder.finish(paths, to_unix_ns=0 if is_unix else None,
+    trace = builder.finish(paths, to_unix_ns=0 if is_unix else None, simulated=any(f.simulated for f in loaded),
                            empty_fix="Export the trace again from a run that was profiled while it trained.")
     if gpus:  # kineto, whose occupancy depends on the grid's size
         trace.occupancy_is = "estimated"

@@ -34,8 +34,10 @@ _BITS = {1: 8, 2: 8, 3: 16, 4: 32, 5: 64, 6: 8, 7: 16, 8: 32, 9: 64, 10: 16, 11:
 _TYPES = {2: "int8", 6: "int8", 10: "fp16", 11: "fp32", 12: "fp64", 16: "bf16",
           **dict.fromkeys((19, 20, 23, 24, 25, 28, 29), "fp8")}
 _PROGRAM = re.compile(r"(.{1,2000})\((\d{1,19})\)", re.DOTALL)
+_BUILDS_GRAPHS = "/tensorflow/python/"  # TensorFlow tells where it makes an op, not who asked for it
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python")
 _MAX_FRAMES, _MAX_DEPTH = 64, 8  # of a stack, of tuples in tuples
+_MAX_NEAR = 6  # steps from op to op, and ops looked at in each
 _MAX_ELEMENTS = 1 << 50
 _MAX_CONFIG_BYTES = 1 << 16
 
@@ -138,6 +140,7 @@ class Program:
         found = self._fields(*module, (_COMPUTATION, _STACK_FRAMES)) if module is not None else None
         for span in _spans(found, _COMPUTATION) if found is not None else ():
             self._read_computation(*span)
+        self._users: dict[int, list[Instruction]] | None = None
         self._stack = found.last(_STACK_FRAMES) if found is not None else None
         self._tables: tuple[list[tuple[int, int]], ...] | None = None
 
@@ -236,7 +239,45 @@ class Program:
         file, line = self.text(found, _SOURCE_FILE), found.values.get(_SOURCE_LINE, 0)
         if not file and _FRAME in found.values:
             file, line = self._source(found.values[_FRAME])
+        file = "" if _BUILDS_GRAPHS in file else file
         return cut_text(self.text(found, _OP_NAME)), cut_text(f"{file}:{line}") if file else ""
+
+    def made_for(self, instruction: Instruction) -> Instruction | None:
+        """The op with scopes in its name for which XLA made one without: the first that uses its result, else that
+        whose result it takes. Layouts, copies and convolutions in another form have lost theirs."""
+        if self._users is None:
+            self._users = {}
+            for _, body in self.bodies.values():
+                for inside in body:
+                    for operand in inside.operands:
+                        self._users.setdefault(operand, []).append(inside)
+        for ways in (self._used_by, self._made_of):
+            near, seen = [instruction], {instruction.id}
+            for _ in range(_MAX_NEAR):
+                near = [op for at in near for op in ways(at) if op.id not in seen][:_MAX_NEAR]
+                self.steps.left -= len(near) + 1
+                if self.steps.left < 0:
+                    return None
+                seen.update(op.id for op in near)
+                for op in near:
+                    if "/" in self.metadata(op)[0]:
+                        return op
+        return None
+
+    def _used_by(self, instruction: Instruction) -> list[Instruction]:
+        """Who takes the result; of a fusion the ops in it that do, then itself."""
+        out = []
+        for user in (self._users or {}).get(instruction.id, ())[:_MAX_NEAR]:
+            if user.opcode == "fusion" and user.called and user.called[0] in self.bodies:
+                place = user.operands.index(instruction.id)
+                taken = [op.id for op in self.bodies[user.called[0]][1]
+                         if op.opcode == "parameter" and op.parameter == place]
+                out += [op for id_ in taken for op in (self._users or {}).get(id_, ())[:_MAX_NEAR]]
+            out.append(user)
+        return out
+
+    def _made_of(self, instruction: Instruction) -> list[Instruction]:
+        return [op for id_ in instruction.operands[:_MAX_NEAR] if (op := self.instruction(id_)) is not None]
 
     def _source(self, frame: int) -> tuple[str, int]:
         """File and line of a stack: its innermost frame that is not a library's, else the innermost."""

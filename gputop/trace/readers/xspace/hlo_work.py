@@ -33,7 +33,12 @@ def hlo_op(program: Program, name: str) -> HloOp | None:
     if op is None:
         return None
     flops = _flops(program, op, 0)
-    return HloOp(*program.metadata(op), None if flops is None else tuple(sorted(flops.items())), _bytes(program, op))
+    name, source = program.metadata(op)
+    if "/" not in name and (other := program.made_for(op)) is not None:  # none, or an argument's
+        name, near = program.metadata(other)
+        source = source or near
+    return HloOp(name, source, None if flops is None else tuple(sorted(flops.items())), _bytes(program, op),
+                 op.opcode)
 
 
 # -- FLOPs -------------------------------------------------------------------------------------------------------------

@@ -83,6 +83,9 @@ _LAUNCH_STATS = ("correlation_id", "device_id", "memcpy_details")
 _ALLOCATOR_STATS = ("allocator_name", "bytes_allocated", "bytes_available", "peak_bytes_in_use", "tf_op",
                     "allocation_bytes", "addr", "fragmentation", "region_type")
 _HOST_STATS = (*_INTEGER_STATS, *_STRING_STATS, *_LAUNCH_STATS, *_ALLOCATOR_STATS)
+# XLA's ops on a CPU: what they are, and the numbers that link their start to their end, "end: " and their name.
+_CPU_STATS = ("hlo_op", "hlo_module", "program_id", "_p", "_c")
+_END = "end: "
 
 
 @dataclass(slots=True)
@@ -171,7 +174,7 @@ def read_xspaces(
         builder.note("truncated", f"{', '.join(sorted(cut))}: cut off or damaged. {events} events could be read; what "
                      "follows the damage is missing. Capture again, or copy the file again.")
     if any(surplus.values()):
-        builder.note("left_out", "There is more in this trace than a profiler writes; left out, beyond what is read: "
+        builder.note("left_out", "This trace has more than a profiler writes. Left out: "
                      f"{', '.join(f'{count:,} {what}' for what, count in surplus.items() if count)}.")
     if losses.malformed:
         builder.note("truncated", f"Malformed events, left out: {losses.malformed}.")
@@ -447,9 +450,10 @@ class _XSpace:
         lines = [xline for xline in plane.lines if not is_derived(xline.name, xline.id)]
         once = [xline for xline in lines if not self._repeats(plane, xline)]
         if len(once) < len(lines):
-            builder.note("duplicate_events", f"{plane.name} of {self.host or 'this host'}: threads that stand in the "
+            builder.note("duplicate_events", f"{plane.name} of {self.host or 'this host'}: threads that are in the "
                                              "trace more than once, event by event the same, are counted once.")
-        for line, chunk in self._events(plane, once, -1, names, _HOST_STATS, skip):
+        wanted = _HOST_STATS if any(_ordinal(p) is not None for p in self._planes) else (*_HOST_STATS, *_CPU_STATS)
+        for line, chunk in self._events(plane, once, -1, names, wanted, skip):
             chunk.start_ns += self._base_ns
             chunk.end_ns += self._base_ns
             is_allocator = np.logical_or.reduce([chunk.name == builder.names[name] for name in _ALLOCATOR])
@@ -485,6 +489,8 @@ class _XSpace:
             of_kept = np.flatnonzero(keep[rows])
             if len(of_kept):
                 events.stats[stat] = (place[rows[of_kept]], values[of_kept])
+        if "hlo_op" in chunk.stats or "_c" in chunk.stats:
+            self._cpu_ops(events, chunk, kept, references)
         self._builder.host.append(events)
         correlation = integers(chunk, "correlation_id", n)
         rows = np.flatnonzero(correlation > 0)
@@ -496,6 +502,23 @@ class _XSpace:
             calls.line.append(lines[rows].astype(np.int64))
             calls.name.append(chunk.name[rows])
             calls.details.append(strings(chunk, "memcpy_details", n, names, references)[rows])
+
+    def _cpu_ops(self, events: HostEvents, chunk: Chunk, kept: np.ndarray, references: IntMap) -> None:
+        """What XLA's ops are that ran on the CPU, and where each ends: that is told by another event."""
+        names, n = self._builder.names, len(chunk.name)
+        op, module = (strings(chunk, stat, n, names, references)[kept] for stat in ("hlo_op", "hlo_module"))
+        starts, ends = integers(chunk, "_p", n)[kept], integers(chunk, "_c", n)[kept]
+        rows = np.flatnonzero(op >= 0)
+        found = self._hlo(op[rows], module[rows], integers(chunk, "program_id", n)[kept][rows])
+        events.stats["hlo"] = rows, found.astype(np.int64)
+        events.stats["hlo_module"] = rows, module[rows]
+        linked = rows[starts[rows] >= 0]
+        events.stats["ends_with"] = linked, starts[linked]
+        is_end = np.zeros(len(names.list), bool)
+        for i in distinct(chunk.name):
+            is_end[i] = names.list[i].startswith(_END)
+        rows = np.flatnonzero(is_end[events.name] & (ends >= 0))
+        events.stats["ended"] = rows, ends[rows]
 
     def _allocator_chunk(self, chunk: Chunk, rows: I64, references: IntMap) -> None:
         names, n = self._builder.names, len(chunk.name)

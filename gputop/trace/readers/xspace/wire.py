@@ -87,7 +87,7 @@ def read_fields(data: Data, begin: int, end: int, wanted: Collection[int],
                 at_most: Mapping[int, int] = _NO_LIMIT, *, steps: Steps | None = None, enough: bool = False) -> Fields:
     """Walk one message from ``begin`` to ``end`` and note where its wanted fields lie.
 
-    ``at_most`` holds the largest number of fields with a tag; more are passed over and counted, or, with ``enough``,
+    ``at_most`` holds the largest number of fields with a tag; more are skipped and counted, or, with ``enough``,
     the walk ends with the last of them. It also ends where no ``steps`` are left.
 
     A plain loop, because each field's place follows from the one before. Runs of one field,

@@ -152,6 +152,8 @@ def expected(data: bytes) -> tuple[Counter, Counter, Counter]:
                 else:
                     kept = {k: ints.get(k, texts.get(k)) for k in INTEGERS if k in ints}
                     kept.update({k: texts[k] for k in STRINGS if k in texts})
+                    if not any(p.name.startswith("/device:GPU:") for p in space.planes):
+                        kept.update(_cpu_op(name, ints, texts))
                     rows[1][line_name, name, begin, end, tuple(sorted(kept.items()))] += 1
     calls.sort(key=lambda call: call[0])
     gpus = {int(p.name.rpartition(":")[2]) for p in space.planes if p.name.startswith("/device:GPU:")}
@@ -162,6 +164,18 @@ def expected(data: bytes) -> tuple[Counter, Counter, Counter]:
             details = kernel_names.copy_details(call[5])  # only the host's side tells, as ROCm's does
         rows[0][(*row, *details, call and call[0], call and call[1], call and call[4])] += 1
     return rows
+
+
+def _cpu_op(name: str, ints: dict[str, int], texts: dict[str, str]) -> dict[str, Any]:
+    """What links an op of XLA's on a CPU with its program and with the event that ends it."""
+    out: dict[str, Any] = {}
+    if "hlo_op" in texts:
+        out.update(hlo=True, hlo_module=texts.get("hlo_module"))
+        if ints.get("_p", -1) >= 0:
+            out["ends_with"] = ints["_p"]
+    if name.startswith("end: ") and ints.get("_c", -1) >= 0:
+        out["ended"] = ints["_c"]
+    return out
 
 
 def _launch(calls: list[Any], correlation: int, gpu: int, by_device: bool) -> Any:
@@ -206,7 +220,7 @@ def actual(trace: Trace, first: int) -> tuple[Counter, Counter, Counter]:
     for stat, (rows, values) in h.stats.items():
         assert (np.diff(rows) > 0).all()
         for row, value in zip(rows.tolist(), values.tolist(), strict=True):
-            stats[row][stat] = text(value) if stat in STRINGS else value
+            stats[row][stat] = True if stat == "hlo" else text(value) if stat in (*STRINGS, "hlo_module") else value
     host = Counter((trace.lines[ln].name, names[n], s + first, e + first, tuple(sorted(kept.items())))
                    for ln, n, s, e, kept in zip(*(x.tolist() for x in (h.line, h.name, h.start_ns, h.end_ns)), stats,
                                                 strict=True))

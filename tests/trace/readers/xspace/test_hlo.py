@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import json
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gputop.trace.readers.xspace.hlo import ConvolutionDimensions, Program, Shape, Window
-from gputop.trace.readers.xspace.hlo_work import _attention, _convolution, _integers, _json, hlo_op
+from gputop.diagnosis.diagnose import analyze
+from gputop.trace.readers.xspace.hlo import ConvolutionDimensions, Instruction, Program, Shape, Window
+from gputop.trace.readers.xspace.hlo_work import _attention, _convolution, _flops, _integers, _json, hlo_op
 from gputop.trace.readers.xspace.reader import read_xspaces
 from gputop.trace.readers.xspace.wire import Steps
 from tests.trace.readers.xspace.reference import Builder
 
 # The training step of a transformer block whose forward pass is computed again (benchmarks/hlo_flops.py --write).
 PROGRAM = gzip.decompress((Path(__file__).parents[3] / "data" / "training_step.hlo.gz").read_bytes())
+DATA = Path(__file__).parents[3] / "data"
+# By name: FLOPs and the program (benchmarks/hlo_flops.py --products).
+PRODUCTS = json.loads(gzip.decompress((DATA / "products.hlo.json.gz").read_bytes()))
 TOKENS, MODEL, BATCH = 32, 64, 2
 PRODUCT = 2 * BATCH * TOKENS * MODEL * MODEL
 
@@ -71,6 +77,22 @@ class Convolution:
         return self._groups, 1
 
 
+class Calls:
+    """A program of custom calls."""
+
+    def __init__(self, ops: dict[int, Instruction], target: str) -> None:
+        self.ops, self._target = ops, target
+
+    def shape(self, _: int) -> Shape:
+        return Shape(11, (4, 4))
+
+    def target(self, _: object) -> str:
+        return self._target
+
+    def config(self, _: object) -> bytes:
+        return b""
+
+
 @pytest.mark.parametrize("target", ["", "__cudnn$convForward", "__cudnn$convBackwardInput",
                                     "__cudnn$convBackwardFilter"])
 def test_the_three_convolutions_of_a_layer_take_the_same_flops(target: str) -> None:
@@ -115,3 +137,30 @@ def test_kernels_get_the_op_of_their_own_program() -> None:
     assert trace.device.hlo.tolist() == [0, -1, 0] and len(trace.hlo_ops) == 1
     assert trace.hlo_ops[0].flops and trace.names[trace.device.tf_op[0]] == f"jit_training_step/{name}"
     assert np.all(trace.device.end_ns > trace.device.start_ns)
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS])
+def test_products_of_every_kind_are_as_many_as_their_result_tells(name: str) -> None:
+    """Of ones, the sum of the outputs is the number of products; convolutions with both gradients."""
+    flops, module = PRODUCTS[name]
+    found = program(base64.b64decode(module))
+    ops = [hlo_op(found, op) for op in found.ids]
+    assert sum(n for op in ops if op is not None for _, n in op.flops or ()) == flops > 0
+
+
+def test_a_loop_counts_as_often_as_its_body_ran() -> None:
+    """Two recorded steps of three blocks in a scan, on a CPU: forward by hand, backward twice as much."""
+    found = analyze(DATA / "jax_scan.xplane.pb.gz")
+    assert found.cpu_layers is not None and found.cpu_layers.total_s > 0
+    roots = {row.name: row for row in found.cpu_layers.rows if row.parent is None}
+    block = 6 * PRODUCT * 2 + 4 * BATCH * TOKENS * TOKENS * MODEL  # q, k, v, o and the two of four times the width
+    assert roots["forward"].flops == pytest.approx(3 * block) and roots["backward"].flops == pytest.approx(6 * block)
+    assert {"forward", "backward", "optimizer"} <= roots.keys()
+    assert sum(row.device_s + row.wait_s for row in roots.values()) == pytest.approx(found.cpu_layers.total_s)
+
+
+def test_what_a_custom_call_does_is_not_known() -> None:
+    assert hlo_op(Program(b"", 0, 0, Steps(8)), "x") is None
+    calls = Calls({1: Instruction(1, "custom-call", (), (), 0, (0, 0))}, "my_kernel")
+    assert _flops(calls, calls.ops[1], 0) is None  # type: ignore[arg-type]
+    assert _flops(Calls(calls.ops, "__cub$DeviceRadixSort"), calls.ops[1], 0) == {}  # type: ignore[arg-type]

@@ -1,0 +1,305 @@
+"""The Python stacks of a process sampled over some seconds by ``py-spy record``, with the time of each.
+
+py-spy reads the memory of the process while it runs on. Of its formats only "chrometrace" has times: microseconds since
+the recorder was made, which is soon after its start, and no origin. That is had from outside: the recorder makes its
+file just before it takes the time of the last events and writes them just after, so that the time at which the file
+came into its folder and the one at which it was last written to, less the time of the last events, are a lower and an
+upper bound. Both are stamped by the kernel and not by a program that may have to wait for a CPU: on a node with twice
+as many threads at work as CPUs the bounds were 4 to 12 ms apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from gputop.core.errors import GputopError, NoDataError
+from gputop.core.files import read_regular, unnamed_file
+from gputop.core.host_stacks import (
+    MAX_CHANGES,
+    MAX_DEPTH,
+    MAX_FRAMES,
+    MAX_STACKS,
+    MAX_THREADS,
+    NAME_CHARS,
+    StackFrame,
+    StackSamples,
+    ThreadStacks,
+)
+from gputop.ranks.processes import owner
+from gputop.ranks.stacks import INSTALL, find_py_spy
+from gputop.ranks.tracing_rights import check_rights
+from gputop.text.redaction import command as redacted
+from gputop.text.units import printable
+
+RATE_HZ = 100
+_MAX_S = 600.0  # should nobody end it
+_MAX_BYTES = 64 << 20
+_WRITES_S = 20.0  # at most, from the signal to the end of the program
+_POLL_S = 0.01
+_OUTPUT_BYTES = 1 << 16
+_COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE of linux/time.h, by which files are stamped
+_TICKS_LATE = 2  # of that clock: in a virtual machine stamps were 1.3 to 6.4 ms old, its tick is 4 ms
+_COUNTS = re.compile(rb"Samples: (\d+) Errors: (\d+)")
+_THREAD = re.compile(r"thread \((\w+)\)(?:: (.*))?$", re.S)
+_MAX_LINE = 10_000_000
+_Us = Annotated[int, msgspec.Meta(ge=0, le=10 ** 11)]
+
+
+class _Args(msgspec.Struct):
+    filename: str = ""
+    line: int | None = None  # any, where the process changed while it was read
+
+
+class _Event(msgspec.Struct):
+    name: str
+    ph: str
+    ts: _Us = 0
+    tid: int = 0
+    args: _Args | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Bounds in Unix nanoseconds: when the program was started and had ended, when its file came and was last written.
+    ``tick_ns``: a file's time may be so much too early."""
+
+    started: int
+    made: int
+    written: int
+    ended: int
+    tick_ns: int
+
+    def origin(self, last_ns: int) -> tuple[int, int]:
+        """When the recorder was made, and how wrong that may be; ``last_ns`` is the time of its last events.
+
+        Raises GputopError where the node's clock was set meanwhile.
+        """
+        lower, upper = max(self.started, self.made - last_ns), min(self.ended, self.written + self.tick_ns) - last_ns
+        if lower > upper:  # files are stamped by another machine's clock
+            lower, upper = self.started, self.ended - last_ns
+        if lower > upper:
+            raise GputopError("the clock of this node was set while the stacks were sampled", "Capture again.")
+        return (lower + upper) // 2, (upper - lower + 1) // 2
+
+
+class StackSampler:
+    """py-spy at work on one process. Made, it samples; ended by :meth:`stop`; then :meth:`samples`, once, or
+    :meth:`discard`."""
+
+    def __init__(self, pid: int, *, rate_hz: int = RATE_HZ, seconds: float = _MAX_S,
+                 proc: Path = Path("/proc")) -> None:
+        """Raises GputopError where py-spy is missing or the process may not be read; does not wait."""
+        program = find_py_spy()
+        if program is None:
+            raise GputopError("py-spy, which reads stacks, is not installed", f"{INSTALL}, or put py-spy on PATH.")
+        uid = owner(pid, proc)
+        if uid is None:
+            raise NoDataError(f"there is no process {pid}", "")
+        check_rights(pid, proc / str(pid), uid, "stacks", proc=proc)
+        self._pid, self._rate_hz, self._stopped = pid, float(rate_hz), False
+        self._folder = Path(tempfile.mkdtemp(prefix="gputop-stacks-"))
+        self._output = unnamed_file(self._folder)
+        self._started = time.time_ns()
+        command = [program, "record", "--format", "chrometrace", "--nonblocking", "--idle", "--threads",
+                   "--full-filenames", "--rate", str(rate_hz), "--duration", str(max(1, round(min(seconds, _MAX_S)))),
+                   "--output", str(self._folder / "samples"), "--pid", str(pid)]
+        try:
+            # A session of its own: ctrl-c in the terminal is for gputop to decide on.
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._output,
+                                             stderr=self._output, env={**os.environ, "LC_ALL": "C"},
+                                             start_new_session=True)
+        except OSError as error:
+            self.discard()
+            raise GputopError(f"py-spy could not be started: {error.strerror or error}", INSTALL) from None
+        with contextlib.suppress(OSError, ValueError):  # it has ended already
+            resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (_MAX_BYTES, _MAX_BYTES))
+
+    def wait_for_samples(self, timeout_s: float) -> bool:
+        """Wait until it samples, or has ended, for so long at most; whether it does. It reads the process's symbols
+        first, 0.03 to 0.4 s."""
+        until_s = time.monotonic() + timeout_s
+        while os.fstat(self._output.fileno()).st_size == 0:
+            if self._has_ended() or time.monotonic() > until_s:
+                return False
+            time.sleep(_POLL_S)
+        return not self._has_ended()
+
+    def _has_ended(self) -> bool:
+        """Asked so that :meth:`samples` can still have what it used: Popen's own methods take its end away."""
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def stop(self) -> None:
+        """Have it write what it has; does not wait."""
+        if not self._stopped:
+            self._stopped = True
+            os.kill(self._process.pid, signal.SIGINT)  # not reaped yet, so the number is its own
+
+    def samples(self) -> StackSamples:
+        """What it sampled; waits for its end. Raises GputopError."""
+        self.stop()
+        timer = threading.Timer(_WRITES_S, os.kill, (self._process.pid, signal.SIGKILL))
+        timer.start()
+        try:
+            _, status, used = os.wait4(self._process.pid, 0)
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+            ended, in_time = time.time_ns(), timer.is_alive()
+        finally:
+            timer.cancel()
+        try:
+            output = self._last_output()
+            if not in_time:
+                raise GputopError(f"py-spy did not end within {_WRITES_S:.0f} s", "It was ended; the process goes on.")
+            if self._process.returncode != 0:
+                raise GputopError(f"py-spy could not sample process {self._pid}: "
+                                  f"{printable(output)[-300:] or f'status {self._process.returncode}'}", "")
+            try:
+                made, written = (self._folder.stat().st_mtime_ns, (self._folder / "samples").stat().st_mtime_ns)
+                data = read_regular(self._folder / "samples", _MAX_BYTES)
+            except OSError as error:
+                raise GputopError(f"py-spy left nothing to read: {error.strerror or error}", "") from None
+        finally:
+            self.discard()
+        tick = round(_TICKS_LATE * time.clock_getres(_COARSE_CLOCK) * 1e9)
+        counts = _COUNTS.search(output)
+        return read_record(data, self._pid, Clock(self._started, made, written, ended, tick), self._rate_hz,
+                           (int(counts[1]), int(counts[2])) if counts else None, used.ru_utime + used.ru_stime)
+
+    def discard(self) -> None:
+        """End it where it runs, and remove its file."""
+        process = getattr(self, "_process", None)
+        if process is not None and process.returncode is None:
+            process.kill()
+            process.wait()
+        self._output.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _last_output(self) -> bytes:
+        with contextlib.suppress(OSError):
+            self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
+            return b" ".join(self._output.read(_OUTPUT_BYTES).split())
+        return b""
+
+
+def read_record(data: bytes, pid: int, clock: Clock, rate_hz: float, counts: tuple[int, int] | None,
+                cpu_s: float) -> StackSamples:
+    """What ``py-spy record --format chrometrace --threads`` wrote; ``rate_hz`` was asked for, ``counts`` are the
+    samples of all threads and the failures that it told of. Raises GputopError."""
+    try:
+        # Not gputop.core.codec: its own check of each number takes seconds for the events of a minute.
+        events = msgspec.json.decode(data, type=list[_Event])
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise GputopError(f"py-spy's record is damaged: {error}", "") from None
+    if not events:
+        raise NoDataError(f"py-spy took no sample of process {pid}", "Is it Python, and still there?")
+    first, last = min(event.ts for event in events), max(event.ts for event in events)
+    origin_ns, error_ns = clock.origin(last * 1000)
+    tables = _Tables()
+    threads: dict[int, _Thread] = {}
+    for event in events:
+        if event.tid not in threads and len(threads) == MAX_THREADS:
+            continue
+        threads.setdefault(event.tid, _Thread()).take(event, first, tables)
+    kept = [thread.finished(pid, tables) for thread in threads.values()]
+    kept = _bounded([thread for thread in kept if thread.times_us])
+    length_s = max(last - first, 1) / 1e6
+    samples, failures = counts or (0, 0)
+    # Of all threads, of which some are there for a moment only: those of a sample are one to some.
+    each = min(samples, rate_hz * length_s)
+    return StackSamples(
+        start_s=origin_ns / 1e9 + first / 1e6, length_s=length_s, error_s=error_ns / 1e9,
+        rate_hz=min(max(each / length_s, 0.1), rate_hz) if counts else rate_hz,
+        missed=failures / (failures + each) if failures else 0.0, cpu_s=cpu_s,
+        frames=tuple(tables.frames), stacks=tuple(tables.stacks), threads=tuple(kept))
+
+
+class _Tables:
+    """Frames and stacks, each once."""
+
+    def __init__(self) -> None:
+        self.frames: dict[StackFrame, int] = {}
+        self.stacks: dict[tuple[int, ...], int] = {}
+        self._of_event: dict[tuple[str, str, int], int] = {}
+
+    def frame(self, event: _Event) -> int:
+        """Its index; -1 where there is no room for more."""
+        where = event.args or _Args()
+        line = where.line or 0
+        key = event.name, where.filename, line if 0 < line < _MAX_LINE else 0
+        if key not in self._of_event:
+            own = StackFrame(_text(key[0]), redacted(_text(key[1])), key[2])
+            full = len(self.frames) == MAX_FRAMES
+            self._of_event[key] = -1 if full else self.frames.setdefault(own, len(self.frames))
+        return self._of_event[key]
+
+    def stack(self, frames: Sequence[int]) -> int:
+        own = tuple(frame for frame in frames if frame >= 0)[-MAX_DEPTH:]
+        if own not in self.stacks and len(self.stacks) == MAX_STACKS:
+            return -1
+        return self.stacks.setdefault(own, len(self.stacks))
+
+
+class _Thread:
+    """The open frames of one thread, and when they changed: events of one time are of one sample."""
+
+    def __init__(self) -> None:
+        self.title = ""
+        self._open: list[int] = []
+        self._depth = 0  # of the title, which is a frame to py-spy
+        self._now = -1
+        self._changes: list[tuple[int, int]] = []
+
+    def take(self, event: _Event, first: int, tables: _Tables) -> None:
+        time_us = event.ts - first
+        if time_us > self._now >= 0:
+            self._note(tables)
+        self._now = max(self._now, time_us)
+        if event.ph == "B":
+            if not event.name.startswith("thread (") or event.args is None or event.args.filename or self._open:
+                self._open.append(tables.frame(event))
+            else:
+                self.title = event.name
+        elif event.ph == "E" and self._open:
+            self._open.pop()
+
+    def finished(self, pid: int, tables: _Tables) -> ThreadStacks:
+        # The last events end all that is open: not a stack that was seen.
+        found = _THREAD.match(self.title)
+        number, name = (found[1], found[2] or "") if found else ("", "")
+        main = name == "MainThread" or number == str(pid)
+        return ThreadStacks(redacted(_text(name)), main, tuple(t for t, _ in self._changes),
+                            tuple(stack for _, stack in self._changes))
+
+    def _note(self, tables: _Tables) -> None:
+        stack = tables.stack(self._open) if self._open else -1
+        if not self._changes or self._changes[-1][1] != stack:
+            self._changes.append((self._now, stack))
+
+
+def _bounded(threads: list[ThreadStacks]) -> list[ThreadStacks]:
+    """The main thread and as many others as there is room for, those of few changes first."""
+    out, left = [], MAX_CHANGES
+    for thread in sorted(threads, key=lambda own: (not own.main, len(own.times_us))):
+        kept = min(left, len(thread.times_us))
+        left -= kept
+        if kept:
+            out.append(ThreadStacks(thread.name, thread.main, thread.times_us[:kept], thread.stacks[:kept]))
+    return out
+
+
+def _text(text: str) -> str:
+    return printable(text)[-NAME_CHARS:]

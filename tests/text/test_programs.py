@@ -1,0 +1,33 @@
+"""Programs that are run for what they print."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from gputop.text.programs import run_program
+
+LONG_S = 60.0
+
+
+def test_what_it_prints_and_how_it_ends() -> None:
+    ended = run_program(["sh", "-c", "printf abc; echo gone >&2; exit 3"], LONG_S, 3)
+    assert ended == (b"abc", "gone", 3, True, True)
+
+
+def test_a_byte_too_many_ends_it() -> None:
+    ended = run_program(["yes"], LONG_S, 1000)
+    assert len(ended.out) == 1001 and ended.status == -9 and ended.in_time and not ended.in_bounds
+
+
+@pytest.mark.parametrize("script", ["exec sleep 60", "sleep 60; true", "exec >&-; exec sleep 60"])
+def test_one_that_goes_on_is_ended_and_its_children_are_not_waited_for(script: str) -> None:
+    ended = run_program(["sh", "-c", script], 0.2, 100)
+    assert ended.out == b"" and ended.status == -9 and not ended.in_time and ended.in_bounds
+
+
+def test_what_a_program_has_printed_counts_though_a_child_keeps_the_pipe() -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    ended = run_program(["sh", "-c", "echo all; sleep 60 &"], 0.5, 100, started.append)
+    assert ended.out == b"all\n" and started[0].returncode == ended.status == 0
