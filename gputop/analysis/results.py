@@ -19,6 +19,7 @@ from gputop.core.job_cpus import JobCpus
 from gputop.core.live_steps import LiveSteps
 
 SCHEMA = "gputop.analysis/1"
+MAX_SEGMENTS = 2000  # of a critical path
 
 
 class TraceNote(Struct, frozen=True):
@@ -396,6 +397,8 @@ class KernelRow(Struct, frozen=True):
     tensor cores, None where no name tells, ``tensor_core_known`` the share whose name tells.
     ``occupancy`` is the mean weighted by time over the part ``occupancy_known`` of it.
     ``shape`` is the launch shape that took most of the time, ``shapes`` how many there are.
+    ``ncu`` is a command that runs the job anew and has Nsight Compute profile the longest launch of a step after the
+    warm-up; empty for kernels of little time, for collectives, and where the GPUs are not NVIDIA's.
     """
 
     name: str
@@ -414,6 +417,7 @@ class KernelRow(Struct, frozen=True):
     shapes: int = 0
     collective: bool = False  # all of it
     names: int = 1
+    ncu: str = ""
 
 
 class Kernels(Struct, frozen=True):
@@ -655,7 +659,10 @@ class SourceLine(Struct, frozen=True):
 class Layers(Struct, frozen=True):
     """Where the step goes by phase and layer, mean of the ``gpus`` that worked: ``basis`` says whether it is the
     "step", the "period" or the "window", ``total_s`` its length. ``sources``: by line of source, None where no
-    program names one."""
+    program names one.
+
+    With ``gpus`` 0 it is the CPU of a job without GPUs (:mod:`gputop.analysis.layers.cpu_layers`): ``device_s`` is the
+    time of ops on the CPU, ``kernels`` counts them, and ``wait_s`` is that of the row for time in which none runs."""
 
     basis: str
     total_s: float
@@ -799,6 +806,63 @@ class CriticalPath(Struct, frozen=True):
         return (self.end_ns - self.start_ns) / 1e9
 
 
+class StackLine(Struct, frozen=True):
+    """A line of Python in gaps of one kind: "metrics.py:112 confusion_matrix". ``share`` is of those gaps' time.
+
+    It is the innermost line of the user's own code, without those that every step runs in, or else of a library.
+    ``inner`` is the library's line that it most waits for, "" where it runs itself.
+    """
+
+    line: str
+    file: str
+    s_per_step: float
+    share: float
+    inner: str = ""
+
+
+class GapLines(Struct, frozen=True):
+    """The Python that ran in gaps of one kind: the causes of idle gaps (gputop.timeline.model.CAUSES).
+
+    ``seen`` of the ``gaps`` had a sample in them, and the lines are of those, scaled to all: ``s_per_step`` is the time
+    of all gaps, mean of the GPUs. In waits for input the lines are of other threads than the training loop's.
+    """
+
+    gap: str
+    s_per_step: float
+    gaps: int
+    seen: int
+    lines: tuple[StackLine, ...] = ()
+
+
+class FlameNode(Struct, frozen=True):
+    """A line of the training loop's stacks with all that it calls, seconds per step; ``gap_s`` of it in gaps.
+    ``parent`` is the place of the line that called it, None for the outermost."""
+
+    line: str
+    file: str
+    parent: int | None
+    time_s: float
+    gap_s: float
+
+
+class HostStacks(Struct, frozen=True):
+    """The job's Python stacks during the capture. ``basis``: whether figures are per "step", "period" or "window".
+
+    ``cpus`` is what the sampling took of the node's CPUs, ``error_s`` how far the samples may be off the trace's
+    clock, ``missed`` the share of samples that failed. Without samples ``reason`` says why.
+    """
+
+    basis: str = "step"
+    length_s: float = 0.0
+    rate_hz: float = 0.0
+    missed: float = 0.0
+    error_s: float = 0.0
+    cpus: float = 0.0
+    gaps: tuple[GapLines, ...] = ()
+    flame: tuple[FlameNode, ...] = ()
+    reason: str = ""
+
+
 class Analysis(Struct, frozen=True, kw_only=True):
     """Everything found in one trace."""
 
@@ -822,9 +886,11 @@ class Analysis(Struct, frozen=True, kw_only=True):
     typical_step: TypicalStep | None = None
     batch_scaling: tuple[BatchScaling, ...] = ()
     layers: Layers | None = None
+    cpu_layers: Layers | None = None  # of a job without GPUs, in place of ``layers``
     limits: Limits | None = None
     critical_path: CriticalPath | None = None
     ranks: tuple[RankTimes, ...] = ()  # those that compute, where there are several, and steps
+    stacks: HostStacks | None = None  # None: nobody tried to sample them
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstained, ...] = ()
     what_if: tuple[CombinedGain, ...] = ()

@@ -114,11 +114,11 @@ def _not_judged(finding: Finding, side: Side) -> str | None:
     """Why the rule behind a finding of the other side could not judge this one; None where it did."""
     if finding.origin == "trace":
         if side.analysis is None:
-            return "it holds no trace"
+            return "it has no trace"
         abstained = side.analysis.abstained
     else:
         if side.live is None:
-            return "it holds no live figures"
+            return "it has no live samples"
         abstained = side.live.live.abstained
     return next((f"it needs {a.missing}" for a in abstained if a.id == finding.id), None)
 
@@ -144,13 +144,13 @@ def _outcome(entry: Followed, gain: Gain, step: Row | None, promises: list[float
     divide = 1.0
     if per == "sample" and step.work == 1.0:
         if batch is None:
-            return replace(entry, reason="the gain is per sample, and nothing tells the batch sizes of A and B")
+            return replace(entry, reason="the saving is per sample, and the batch sizes of A and B are not known")
         divide = batch
     measured = 1 - step.b / step.work / step.a / divide
     low, high = (None if change is None else 1 - (1 + change / step.a) / divide for change in (step.high, step.low))
     entry = replace(entry, measured=measured, low=low, high=high)
     if estimated is None:
-        return replace(entry, reason="no gain was promised")
+        return replace(entry, reason="no saving was estimated")
     if per == "step" and step.work == 1.0 and batch is not None and other_batch(batch):
         sample = 1 - step.b / step.a / batch
         return replace(entry, reason=f"a step of B copies {batch:.3g} times the bytes of A's to the GPUs; if that is "
@@ -165,12 +165,12 @@ def _outcome(entry: Followed, gain: Gain, step: Row | None, promises: list[float
     if low is None or high is None:
         return replace(entry, reason=step.reason)
     if low <= min(0.0, least) and max(0.0, least) <= high:
-        return replace(entry, reason="the steps vary too much: the promise and no gain at all both fit")
+        return replace(entry, reason="the steps vary too much: both the estimate and no saving at all are possible")
     entry = replace(entry, fulfilled=_fulfilled(least, low, high, measured))
     if entry.status not in _FOLLOWED:
         return replace(entry, outcome=None, fulfilled=None if low <= 0.0 else entry.fulfilled, reason=(
             "the step did not become shorter: the advice was not followed, or did not help" if low <= 0.0 else
-            "if this advice is what was followed; the finding is still there"))
+            "if this advice was followed; the finding is still there"))
     return entry if several else replace(entry, outcome=_against(estimated, measured, low, high))
 
 

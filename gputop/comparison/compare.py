@@ -15,7 +15,7 @@ from gputop.comparison.job import Note, batch_factor, gpu_count, notes, other_ba
 from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, STEP_ERROR, Row, Verdict, all_rows, percent_change
 from gputop.comparison.sides import Side, read_side
 from gputop.comparison.statistics import BLOCKS, MIN_STEPS
-from gputop.core.errors import NoDataError
+from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.text.units import percent, seconds
 
 SCHEMA = "gputop.compare/1"
@@ -171,15 +171,22 @@ def compare(a: _Path, b: _Path, *, again_a: Sequence[_Path] = (), again_b: Seque
 
     ``again_a`` and ``again_b`` are further runs of the same jobs: with them the step times are means over all runs, and
     smaller changes are sure. ``progress`` is called with each path before it is read. Raises GputopError for what
-    cannot be read and NoDataError where A and B have nothing in common.
+    cannot be read or is given twice, and NoDataError where A and B have nothing in common.
     """
     def read(path: _Path) -> Side:
         progress(path)
         return read_side(path)
 
-    first = replace(read(a), repeats=tuple(map(read, again_a)))
-    same = Path(a).resolve() == Path(b).resolve()
-    second = first if same else read(b)
+    given = {Path(path).resolve() for path in (a, b)}
+    same = len(given) == 1
+    for path in (*again_a, *again_b):
+        if (place := Path(path).resolve()) in given:
+            raise GputopError(f"{os.fspath(path)} is given twice, and a capture is no other run of itself",
+                              "Name another capture of the job, or leave it out.", EXIT_USAGE)
+        given.add(place)
+    only = read(a)
+    first = replace(only, repeats=tuple(map(read, again_a)))
+    second = only if same else read(b)
     result = compare_sides(first, replace(second, repeats=tuple(map(read, again_b))))
     if same:
         return result.with_note(Note("same_file", "A and B are the same file."))

@@ -99,6 +99,11 @@ def budgets(analysis: Analysis | None) -> list[GateResult]:
     return out
 
 
+def broken_budgets(analysis: Analysis) -> tuple[str, ...]:
+    """Sentences on the budgets that a trace exceeds."""
+    return tuple(f"{own.gate} is exceeded: {own.why}" for own in budgets(analysis) if own.outcome == "failed")
+
+
 def gates_of_comparison(gates: Sequence[str], comparison: Comparison) -> list[GateResult]:
     """What became of these; budgets are those of B."""
     out = []

@@ -78,11 +78,11 @@ def _work(a: Side, b: Side) -> Iterator[Note]:
     if factor is not None and other_batch(factor):
         copies = f"A step of B copies {factor:.3g} times the bytes of A's to the GPUs"
         if work_ratio(a, b) != 1.0:
-            text = (f"{copies}, and its kernels take times to match: a different batch size. Times are compared per "
-                    f"sample, those of B divided by {factor:.3g}.")
+            text = (f"{copies}, and its kernels take correspondingly longer or shorter: a different batch size. Times "
+                    f"are compared per sample, those of B divided by {factor:.3g}.")
         else:
-            text = (f"{copies}, but its kernels do not take times to match: maybe a different batch size, maybe other "
-                    "data. Compare the shares of the step.")
+            text = (f"{copies}, but its kernels do not change accordingly: the batch size or the data may differ. "
+                    "Compare the shares of the step.")
         yield Note("other_batch", text)
 
 
@@ -164,8 +164,8 @@ def _steps(a: Side, b: Side) -> Iterator[Note]:
     if load_effect(a, b) >= OTHER_LOAD:
         used = [f"{cpus.others:.2g} of {cpus.allowed:.3g} CPUs in {name}" for name, side in (("A", a), ("B", b))
                 if (cpus := cpus_of(side)) is not None]
-        yield Note("other_load", f"Other processes used {' and '.join(used)}: a job that wants all of its CPUs takes "
-                                 "other times for that alone.")
+        yield Note("other_load", f"Other processes used {' and '.join(used)}: this alone changes the times of a job "
+                                 "that uses all of its CPUs.")
     low = [name for name, s in zip("AB", steps, strict=True) if s.confidence == "low"]
     if low:
         yield Note("unsure_steps", f"What a step is in {' and '.join(low)} is not sure: check that the steps of both "

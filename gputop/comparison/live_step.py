@@ -47,4 +47,4 @@ def _steps_per_period(side: Side) -> int | None:
     live = _sure(side)
     if live is None or side.analysis is None or side.analysis.steps is None:
         return None
-    return steps_per_period(StepPeriodEstimate(median(np.array(live.period_s))), side.analysis.steps.median_s)
+    return steps_per_period(StepPeriodEstimate(median(live.period_s)), side.analysis.steps.median_s)

@@ -1,4 +1,4 @@
-"""A comparison as Markdown, as a pull request shows it: the verdict, the gates, and the report to unfold."""
+"""A comparison as Markdown, as a pull request shows it: the verdict, the gates, and the report to show."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _SHARES = {"busy": "busy", "compute": "compute", "collectives": "coll.", "collec
            "copies": "copies", "idle": "idle"}
 _REST = {"launch_delay_s": "launch delay", "kernels": "kernels/step", "tensor_core_time": "tensor cores"}
 _MARKS = {"better": "+", "worse": "-", "changed": "*", "noise": " ", "cannot be told": "?"}
-_AGAIN = "Capture both again, A's job too, and add the traces: --again-a A2 --again-b B2."
+_AGAIN = "Capture both jobs again and add the traces: --again-a A2 --again-b B2."
 _CHANGED = ("better", "worse", "changed")
 _UNSURE = "not sure"
 # A figure that differs by this share of the step without being beyond doubt is shown with what changed: hardly anybody
@@ -88,7 +88,7 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[Line]:
     if c.verdict in _CHANGED and row.a and row.low is not None and row.high is not None:
         more.append(f"Between {signed(row.low / row.a)} and {signed(row.high / row.a)}, drift between runs included.")
     if c.verdict in _CHANGED and row is median:
-        more.append("The mean is too uneven to tell.")
+        more.append("The mean varies too much to tell.")
     elif c.verdict in _CHANGED and {mean.verdict, median.verdict} == {"better", "worse"}:
         more.append(f"Its typical step is {median.verdict}, though: look at the slow steps.")
     if row.work == 1.0 and c.sample_change is not None:
@@ -105,7 +105,7 @@ def _how_often(c: Comparison) -> str:
     if count is None:
         return ""
     if count > MAX_REPEATS:
-        return f"Fewer than {MAX_REPEATS} captures of each job would not decide a difference as small as this."
+        return f"{MAX_REPEATS} captures of each job are not enough to decide such a small difference."
     return f"About {count} captures of each job would decide a difference of this size."
 
 
@@ -165,8 +165,8 @@ def _folded(c: Comparison, shown: list[Row], unfold: str, width: int) -> Iterato
     which = [f"did not change beyond noise ({len(folded) - untold})" if len(folded) > untold else "",
              f"cannot be told ({untold})" if untold else ""]
     if folded:
-        yield from _wrapped(f"Folded: figures that {' or '.join(filter(None, which))}. {unfold} shows all, and how it "
-                            "is judged.", width, tone="dim")
+        yield from _wrapped(f"Hidden: values that {' or '.join(filter(None, which))}. {unfold} shows all, and the "
+                            "method.", width, tone="dim")
 
 
 def _steps(c: Comparison, shown: list[Row], width: int, everything: bool) -> Iterator[Line]:
@@ -269,7 +269,7 @@ def _gpus(c: Comparison, shown: list[Row], width: int) -> Iterator[Line]:
     if c.verdict == "better" and any(row.verdict == "worse" and row.id in ("busy", "compute", "idle")
                                      for row in rows.values()):
         yield from _wrapped("Shares are of each side's own step: the same idle time is a larger share of a shorter "
-                            "one. The parts in seconds above tell.", width)
+                            "step. Compare the parts in seconds above.", width)
 
 
 def _by_gpu(rows: dict[tuple[int | None, str], Row], gpus: list[int], columns: dict[str, str], width: int,
@@ -305,6 +305,7 @@ def _advice(c: Comparison, width: int) -> Iterator[Line]:
 _STATUS = {"gone": "GONE", "weaker": "WEAKER", "same": "STILL THERE", "stronger": "STRONGER", "new": "NEW IN B",
            "not judged": "NOT JUDGED IN B"}
 _STATUS_TONES: dict[str, Tone] = {"gone": "good", "weaker": "good", "stronger": "bad", "new": "warn"}
+_FULFILLED = {"kept": "REACHED", "partly kept": "PARTLY REACHED", "broken": "NOT REACHED"}
 _FULFILLED_TONES: dict[str | None, Tone] = {"kept": "good", "partly kept": "warn", "broken": "bad"}
 
 
@@ -318,17 +319,17 @@ def _entry(e: Followed, width: int) -> Iterator[Line]:
     unit = "the time per sample" if e.per == "sample" else "the step"
     if e.promised is not None:
         shown = " when it was captured" if e.when == "capture" else ""
-        parts.append(f"promised {_saved(e.promised)} of {unit}{shown}")
+        parts.append(f"estimated {_saved(e.promised)} of {unit}{shown}")
     if e.together is not None:
-        parts.append(f"all that was followed {_saved(e.together[0])} to {_saved(e.together[1])}")
+        parts.append(f"all followed advice together {_saved(e.together[0])} to {_saved(e.together[1])}")
     if e.measured is not None:
         low, high = _saved(e.low), _saved(e.high)
         between = f" ({low} to {high})" if e.low is not None and low != high else ""
-        parts.append(f"brought {_saved(e.measured)}{between}")
+        parts.append(f"measured {_saved(e.measured)}{between}")
     if e.fulfilled not in (None, "cannot be told"):
-        parts.append(f"{e.fulfilled.upper()}" + (", more than promised" if e.outcome == "more than promised" else ""))
+        parts.append(_FULFILLED[e.fulfilled] + (", more than estimated" if e.outcome == "more than promised" else ""))
     elif e.outcome is not None:
-        parts.append(e.outcome)
+        parts.append(e.outcome.replace("promised", "estimated"))
     text = ", ".join(parts)
     if e.reason is not None:
         text += (": " if text else "") + e.reason

@@ -45,11 +45,11 @@ _GPU_FIGURES = {"busy": 1, "compute": 1, "collectives": 0, "collectives_exposed"
 _GPU_UNITS = {"launch_delay_s": SECONDS, "kernels": COUNT}
 _LANES = {"sm_active": 1, "gpu_util": 1, "tensor_active": 1}
 _NO_STEPS = "no training steps were found in {}"
-_NO_SERIES = "no figures of single steps from {}: give the trace itself"
+_NO_SERIES = "no figures of single steps from {}: compare the traces themselves"
 REPEAT = "within what one job differs by over time and between runs"
 _WITHIN_RERUNS = f"the difference of {{}} is {REPEAT}"
 _NOT_LIVE = f"the live step period of the minutes before changed by {{:+.1%}} only: the difference is {REPEAT}"
-_SMALL = "too small a change to matter"
+_SMALL = "a change too small to matter"
 _OTHER_WORK = "a step of A and one of B do different work"
 _TOO_FEW_STEPS = f"too few steps, {MIN_STEPS} are needed on each side"
 

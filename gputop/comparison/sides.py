@@ -18,7 +18,8 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.core.findings import Finding
 
 if TYPE_CHECKING:
-    from gputop.comparison.series import StepSeries
+    from gputop.analysis.gpu.packed_series import ComparedTrace
+    from gputop.analysis.gpu.step_series import StepSeries
     from gputop.replay.snapshot import Snapshot
 
 _SAVED_BYTES = 64 << 20  # a saved document is smaller; a larger .json is a Chrome trace
@@ -85,17 +86,24 @@ def read_side(path: str | os.PathLike[str]) -> Side:
 
 
 def _from_trace(path: str) -> Side:
-    from gputop.comparison.series import step_series
-    from gputop.diagnosis.diagnose import examine
-    from gputop.trace.readers.capture_file import capture_of
+    from gputop.diagnosis.diagnose import compared_trace, examine
     from gputop.trace.readers.load import load
 
-    trace = load([path])
-    facts = examine(trace)
-    series = step_series(trace, facts.steps) if facts.steps is not None else None
-    return Side(path, "trace", facts.analysis, series=series,
-                gpu_names=tuple(gpu.name for gpu in trace.gpus if gpu.name),
-                findings_at_capture=capture_of(trace.paths).findings)
+    facts = examine(load([path]))
+    return side_of_trace(path, facts.analysis, compared_trace(facts))
+
+
+def side_of_trace(path: str, analysis: Analysis, compared: ComparedTrace) -> Side:
+    """The side that a trace makes, of what is kept of it; reads nothing. Raises GputopError for damaged figures."""
+    from gputop.analysis.gpu.step_series import StepSeries
+
+    try:
+        series = None if compared.series is None else StepSeries.unpacked(compared.series)
+    except ValueError as error:
+        raise GputopError(f"The figures of the steps of {path} are damaged: {error}.",
+                          "Please report this with the trace.") from error
+    return Side(path, "trace", analysis, series=series, gpu_names=compared.gpu_names,
+                findings_at_capture=compared.findings_at_capture)
 
 
 def _saved(path: Path) -> dict[str, Any] | None:

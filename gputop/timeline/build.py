@@ -1,23 +1,30 @@
-"""Writes the file of a timeline, from a trace and its analysis."""
+"""Writes the file of a timeline: the rows from the trace, then what only its analysis tells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gputop.advice.trace.facts import TraceFacts
+from gputop.analysis.results import MAX_SEGMENTS
+from gputop.analysis.steps.model import Steps
 from gputop.core.errors import GputopError
 from gputop.text.units import printable
-from gputop.timeline.idle_gaps import PER_CAUSE, IdleGaps, RankedIdleGap, rank_idle_gaps
-from gputop.timeline.layout import Description, Writer
-from gputop.timeline.model import IdleGap
+from gputop.timeline.layer_spans import NamedSpans, path_spans
+from gputop.timeline.layout import Description, Place, Writer
+from gputop.timeline.model import KINDS, IdleGap, Row
 from gputop.timeline.rows import Rows, rows_of, tracks
 from gputop.trace.intervals import Spans
-from gputop.trace.model import I64, Trace
+from gputop.trace.model import I64, U8, QualityNote, Trace
+
+if TYPE_CHECKING:  # the analyses are loaded when the rows are there
+    from gputop.advice.trace.facts import TraceFacts
+    from gputop.analysis.results import TraceNote
+    from gputop.timeline.idle_gaps import RankedIdleGap
 
 _LAUNCHED_BY = ", launched by "
 
@@ -27,51 +34,143 @@ def build(facts: TraceFacts, file: BinaryIO) -> None:
 
     Raises GputopError where the disk is full.
     """
-    rows = rows_of(facts.trace, facts.steps, facts.analysis.critical_path)
-    found = rank_idle_gaps(facts, per_cause=PER_CAUSE)
+    RowsWritten(facts.trace, facts.steps, file).finish(facts)
+
+
+class RowsWritten:
+    """The file of a timeline with its rows, which need no analysis; :meth:`finish` adds the critical path and the idle
+    gaps.
+
+    The row of the critical path is the last one, so that the others keep their keys, and its columns have room for it.
+    Raises GputopError where the disk is full.
+    """
+
+    def __init__(self, trace: Trace, steps: Steps | None, file: BinaryIO) -> None:
+        self._rows = rows = rows_of(trace, steps)
+        with _disk_full_named():
+            self._out = Writer(file)
+            self._tracks = _write_rows(trace, rows, self._out)
+            bounds = steps.bounds_ns if steps is not None else ()
+            self._out.column("steps", np.int64, [np.array(bounds, np.int64).ravel()])
+        self._events = len(rows.kind)
+        rows.forget_events()
+
+    def describe(self, trace: Trace) -> Place:
+        """Write what the timeline of the rows alone is; returns where that stands.
+
+        A row for the critical path is there already where there may be one: nothing is to move when it comes.
+        """
+        rows, tracks, out = self._rows, self._tracks, self._out
+        there = list(rows.rows)
+        if any(row.kind == "gpu" for row in there) and out.count("steps"):
+            there.append(_path_row(rows))
+        awaited = len(there) - len(rows.rows)
+        with _disk_full_named():
+            _write_texts(trace, rows, (), out)
+            return out.describe(Description(
+                **_about(trace), quality=_notes(trace.quality), rows=tuple(there),
+                bounds=[*rows.bounds, *[(self._events,) * 2] * awaited], streams=rows.streams, idle_gaps=(),
+                idle_totals=(), basis="step", period_s=0.0, no_counters=printable(rows.no_counters),
+                all=[*tracks.all, *[len(tracks.edges) - 1] * awaited],
+                kinds=[*tracks.kinds, *[[(KINDS.index("host"), len(tracks.edges) - 1)]] * awaited],
+                edges=[*tracks.edges, *tracks.edges[-1:] * awaited], pending=True))
+
+    def finish(self, facts: TraceFacts) -> None:
+        """Write the rest, of the facts of the same trace."""
+        from gputop.timeline.idle_gaps import PER_CAUSE, rank_idle_gaps
+
+        trace, rows, tracks, out = facts.trace, self._rows, self._tracks, self._out
+        found = rank_idle_gaps(facts, per_cause=PER_CAUSE)
+        path = path_spans(facts.analysis.critical_path)
+        with _disk_full_named():
+            if 0 < len(path.start) <= MAX_SEGMENTS:
+                self._add_path(trace, path)
+            else:
+                path = NamedSpans()
+            _write_texts(trace, rows, path.names, out)
+            out.finish(Description(
+                **_about(trace), quality=_notes(facts.analysis.trace.quality), rows=tuple(rows.rows),
+                bounds=rows.bounds, streams=rows.streams, idle_gaps=_with_ends(trace, found.ranked, rows),
+                idle_totals=found.totals, basis=facts.basis, period_s=facts.period_s,
+                no_counters=printable(rows.no_counters), all=tracks.all, kinds=tracks.kinds, edges=tracks.edges))
+
+    def _add_path(self, trace: Trace, path: NamedSpans) -> None:
+        rows, tracks, out, count = self._rows, self._tracks, self._out, len(path.start)
+        names = path.name + len(trace.names) + len(trace.hlo_ops) + len(rows.spans.names)
+        for name, values in (("start", path.start), ("end", path.end), ("name", names), ("kind", path.kind),
+                             ("level", np.zeros(count)), ("depth", path.depth), ("link", np.full(count, -1))):
+            out.extend(name, values)
+        rows.rows.append(_path_row(rows))
+        rows.bounds.append((self._events, self._events + count))
+        of_kind, spans = _tracks_of(path.start, path.end, path.kind, len(tracks.edges) - 1)
+        tracks.all.append(len(tracks.edges) - 1)
+        tracks.kinds.append(of_kind)
+        for own in spans:
+            tracks.edges.append(tracks.edges[-1] + len(own.start))
+            for name, values in _span_columns(own):
+                out.extend(name, values)
+
+
+@contextmanager
+def _disk_full_named() -> Iterator[None]:
     try:
-        _write(facts, rows, found, Writer(file))
+        yield
     except OSError as error:
         raise GputopError(f"The timeline could not be written: {error.strerror or error}",
                           "Free some space, or set TMPDIR to a folder with more: a million events take about 60 MB."
                           ) from error
 
 
-def _write(facts: TraceFacts, rows: Rows, found: IdleGaps, out: Writer) -> None:
-    trace, device, host = facts.trace, facts.trace.device, facts.trace.host
+def _path_row(rows: Rows) -> Row:
+    return Row(len(rows.rows), "path", "critical path", "Model", None)
+
+
+def _about(trace: Trace) -> dict[str, Any]:
+    return {"window_ns": trace.window_ns, "paths": tuple(map(printable, trace.paths)), "simulated": trace.simulated,
+            "events": trace.event_count}
+
+
+def _notes(quality: Iterable[QualityNote | TraceNote]) -> tuple[tuple[str, str], ...]:
+    return tuple((note.id, printable(note.message)) for note in quality)
+
+
+def _write_rows(trace: Trace, rows: Rows, out: Writer) -> _Tracks:
+    device, host, spans = trace.device, trace.host, rows.spans
     parts = ((device, rows.of_device), (host, rows.of_host), (host, rows.of_stage))
-    spans, ops = rows.spans, [op.op_name for op in trace.hlo_ops]
-    out.column("start", np.int64, (*(events.start_ns[place] for events, place in parts), spans.start))
-    out.column("end", np.int64, (*(events.end_ns[place] for events, place in parts), spans.end))
+    out.column("start", np.int64, (*(events.start_ns[place] for events, place in parts), spans.start), MAX_SEGMENTS)
+    out.column("end", np.int64, (*(events.end_ns[place] for events, place in parts), spans.end), MAX_SEGMENTS)
     out.column("name", np.int32, (*(events.name[place] for events, place in parts),
-                                  spans.name + len(trace.names) + len(ops)))
-    out.column("kind", np.uint8, [rows.kind])
-    out.column("level", np.float32, [spans.level])
-    out.column("depth", np.uint16, [rows.depth])
+                                  spans.name + len(trace.names) + len(trace.hlo_ops)), MAX_SEGMENTS)
+    out.column("kind", np.uint8, [rows.kind], MAX_SEGMENTS)
+    out.column("level", np.float32, [spans.level], MAX_SEGMENTS)
+    out.column("depth", np.uint16, [rows.depth], MAX_SEGMENTS)
     out.column("op", np.int32, [_ops(trace)[rows.of_device]])
-    out.column("link", np.int32, _links(trace, rows))
-    tracks_of_rows = _tracks(trace, rows, out)
-    shown = [printable(name) for name in (*trace.names, *ops, *spans.names)]
+    out.column("link", np.int32, _links(trace, rows), MAX_SEGMENTS)
+    return _write_tracks(trace, rows, out)
+
+
+def _write_texts(trace: Trace, rows: Rows, more: Sequence[str], out: Writer) -> None:
+    """The names of the trace, of its ops, of the rows' own spans and those of ``more``."""
+    shown = [printable(name) for name in (*trace.names, *(op.op_name for op in trace.hlo_ops), *rows.spans.names,
+                                          *more)]
     for column, texts in (("text", shown), ("folded", [text.casefold() for text in shown])):
         raw = [text.encode("utf-8", "replace") + b"\n" for text in texts]
         out.column(column, np.uint8, [np.frombuffer(b"".join(raw), np.uint8)])
         out.column(f"{column}_end", np.int64, [np.cumsum([len(text) for text in raw], dtype=np.int64)])
-    bounds = facts.steps.bounds_ns if facts.steps is not None else ()
-    out.column("steps", np.int64, [np.array(bounds, np.int64).ravel()])
-    out.finish(Description(
-        window_ns=trace.window_ns, paths=tuple(map(printable, trace.paths)), simulated=trace.simulated,
-        events=trace.event_count,
-        quality=tuple((note.id, printable(note.message)) for note in facts.analysis.trace.quality),
-        rows=tuple(rows.rows), bounds=rows.bounds, streams=rows.streams,
-        idle_gaps=_with_ends(trace, found.ranked, rows), idle_totals=found.totals, basis=facts.basis,
-        period_s=facts.period_s, no_counters=printable(rows.no_counters), **tracks_of_rows))
 
 
-def _tracks(trace: Trace, rows: Rows, out: Writer) -> dict[str, Any]:
+class _Tracks(NamedTuple):
+    """For each row its track and the tracks of its kinds, and where each track begins."""
+
+    all: list[int]
+    kinds: list[list[tuple[int, int]]]
+    edges: list[int]
+
+
+def _write_tracks(trace: Trace, rows: Rows, out: Writer) -> _Tracks:
     """Write when each row shows something, in total and by kind, as tracks of spans with the time covered before each.
 
-    Returns for each row its track and the tracks of its kinds, and where each track begins. A row of one kind has one
-    track, and a GPU with one stream has that stream's.
+    A row of one kind has one track, and a GPU with one stream has that stream's.
     """
     spans: list[Spans] = []
     known: dict[tuple[int, ...], tuple[int, list[tuple[int, int]]]] = {}
@@ -80,21 +179,31 @@ def _tracks(trace: Trace, rows: Rows, out: Writer) -> dict[str, Any]:
         if own in known:
             continue
         events = [np.arange(*rows.bounds[key]) for key in own]
-        whole, kinds = tracks(*_times(trace, rows, np.concatenate(events)))
         first = len(spans)
-        spans.append(whole)
-        of_kind = []
-        for code, part in kinds:
-            if part is not whole:
-                spans.append(part)
-            of_kind.append((code, first if part is whole else len(spans) - 1))
+        of_kind, new = _tracks_of(*_times(trace, rows, np.concatenate(events)), first)
+        spans += new
         known[own] = first, of_kind
     of_row = [known[tuple(rows.streams.get(row.key, [row.key]))] for row in rows.rows]
-    out.column("span_start", np.int64, (s.start for s in spans))
-    out.column("span_end", np.int64, (s.end for s in spans))
-    out.column("span_before", np.int64, (np.cumsum(s.end - s.start) - (s.end - s.start) for s in spans))
-    return {"all": [first for first, _ in of_row], "kinds": [of_kind for _, of_kind in of_row],
-            "edges": np.cumsum([0, *(len(s.start) for s in spans)]).tolist()}
+    for i, name in enumerate(("span_start", "span_end", "span_before")):
+        out.column(name, np.int64, (_span_columns(own)[i][1] for own in spans), 2 * MAX_SEGMENTS)
+    return _Tracks([first for first, _ in of_row], [of_kind for _, of_kind in of_row],
+                   np.cumsum([0, *(len(s.start) for s in spans)]).tolist())
+
+
+def _tracks_of(start: I64, end: I64, kind: U8, first: int) -> tuple[list[tuple[int, int]], list[Spans]]:
+    """The tracks of a row, of which that of all kinds is number ``first``, and by kind which one is its."""
+    whole, kinds = tracks(start, end, kind)
+    spans, of_kind = [whole], []
+    for code, part in kinds:
+        if part is not whole:
+            spans.append(part)
+        of_kind.append((code, first if part is whole else first + len(spans) - 1))
+    return of_kind, spans
+
+
+def _span_columns(spans: Spans) -> tuple[tuple[str, I64], ...]:
+    length = spans.end - spans.start
+    return ("span_start", spans.start), ("span_end", spans.end), ("span_before", np.cumsum(length) - length)
 
 
 def _times(trace: Trace, rows: Rows, events: I64) -> tuple[I64, I64, npt.NDArray[np.uint8]]:

@@ -33,12 +33,12 @@ class CounterRow(NamedTuple):
 
 
 def counter_rows(trace: Trace) -> tuple[list[CounterRow], str]:
-    """The rows by GPU, in the order of the lanes of the monitor, or why a capture by gputop has none."""
+    """The rows by GPU, in the order of the lanes of the monitor, and why a capture by gputop has none of some GPUs."""
     counters = trace.counters
     if counters is None:  # of another tool
         return [], ""
     if not counters.gpus:
-        return [], counters.reason or "no GPU was sampled meanwhile"
+        return [], counters.reason or "no GPU was sampled during the capture"
     if not trace.origin_ns:
         return [], "the trace does not tell when it was captured"
     ends = np.round(np.array(counters.times_s, np.float64) * 1e9).astype(np.int64) - trace.origin_ns
@@ -49,7 +49,7 @@ def counter_rows(trace: Trace) -> tuple[list[CounterRow], str]:
     rows = [_row(gpu, metric, lane_of[metric], _starts(ends, counters), ends, largest[metric] or 1.0, trace.window_ns)
             for gpu, lane_of in sorted(counters.gpus.items()) for metric in GPU_METRICS if metric in lane_of]
     rows = [row for row in rows if len(row.spans.start)]
-    return rows, "" if rows else "none of the samples is of the time that was recorded"
+    return rows, counters.reason if rows else "none of the samples is of the time that was recorded"
 
 
 def _starts(ends: I64, counters: GpuCounters) -> I64:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gputop.analysis.host.gaps import charge, step_calls, without_prefix
+from gputop.analysis.host.gaps import charge, marks, step_calls, without_prefix
 from gputop.analysis.steps.model import Steps
 from gputop.text.units import printable
 from gputop.timeline.model import HostWork
@@ -128,7 +128,8 @@ def _works(trace: Trace, periods: Sequence[IdlePeriod], rows: I64, at: I64) -> l
     start = np.array([period.start_ns for period in periods], np.int64)[at]
     end = np.array([period.end_ns for period in periods], np.int64)[at]
     inside = np.minimum(host.end_ns[rows], end) - np.maximum(host.start_ns[rows], start)
-    rows, at, inside = rows[inside > 0], at[inside > 0], inside[inside > 0]
+    work = (inside > 0) & ~marks(trace)[rows]
+    rows, at, inside = rows[work], at[work], inside[work]
     group = at * len(trace.lines) + host.line[rows]
     charged = charge(trace, rows, inside, group)
     keys, which = np.unique(group * len(trace.names) + charged.name, return_inverse=True)

@@ -18,9 +18,11 @@ from gputop.advice.registry import ids_by_idle_gap
 from gputop.advice.registry import limit as limit_of
 from gputop.advice.trace.blocking_copies import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
-from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu
+from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, waits_for_another
 from gputop.analysis.host.host_causes import late_by_cause
+from gputop.analysis.host.stack_lines import gap_spans, lines_of_gaps, process_lines
+from gputop.analysis.results import StackLine
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Finding
@@ -80,8 +82,7 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) ->
     """The same with the events that ended them, and the totals; with ``per_cause`` further gaps of each cause that has
     fewer than that among the costliest."""
     trace, gpu_timelines, waits = facts.trace, facts.gpu_timelines, facts.waits
-    within = facts.judged_spans
-    parts = parts_by_gpu(trace, gpu_timelines, list(zip(within.start.tolist(), within.end.tolist(), strict=True)))
+    parts = facts.parts
     idle_spans = []
     for timeline in gpu_timelines:
         if timeline.gpu in parts:
@@ -106,17 +107,29 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) ->
     work = host_work_in(trace, facts.steps, [
         _period(trace, group, cause, own, event)
         for group, cause, own, event in zip(groups, causes, gpus, events, strict=True)])
+    lines = _python_lines(facts, groups, causes)
     return IdleGaps(tuple(totals.values()), [
         RankedIdleGap(IdleGap(
             gpus=tuple(sorted(gpu_number(trace, gpu) for gpu in own)), start_ns=group.start, end_ns=group.end,
             cost_ns=group.cost, part=part, cause=cause,
             host=_host_summary(trace, done, group, cause, event),
             ended_by=_ended_by(trace, cause, event), meanwhile=other,
-            finding=_finding(cause, part, share, facts.analysis.findings), work=done,
+            finding=_finding(cause, part, share, facts.analysis.findings), work=done, python=ran,
         ), event)
-        for group, share, (cause, part), own, event, done, other in zip(
+        for group, share, (cause, part), own, event, done, other, ran in zip(
             groups, shares, kinds, gpus, events, work,
-            _meanwhile(trace, gpu_timelines, groups, causes, events), strict=True)])
+            _meanwhile(trace, gpu_timelines, groups, causes, events), lines, strict=True)])
+
+
+def _python_lines(facts: TraceFacts, groups: Sequence[_Group], causes: Sequence[str]) -> list[tuple[StackLine, ...]]:
+    """For each group the lines of Python that ran in it; none where no stacks were sampled."""
+    trace = facts.trace
+    if not trace.stacks or not trace.origin_ns:
+        return [()] * len(groups)
+    every, _ = gap_spans(trace, facts.gpu_timelines, facts.steps, facts.host)
+    processes = process_lines(trace, facts.judged_spans, merge(EMPTY, *every.values()))
+    return lines_of_gaps(processes, [(group.start, group.end, cause)
+                                     for group, cause in zip(groups, causes, strict=True)])
 
 
 def _totals(
@@ -124,6 +137,8 @@ def _totals(
 ) -> dict[str, IdleTotal]:
     """The idle time of all GPUs, by the keys of ``by_cause`` that are causes; most first."""
     unit = 1e9 * len(by_cause) * facts.steps_or_window
+    stacks = facts.analysis.stacks
+    python_in = {gaps.gap: gaps.lines for gaps in stacks.gaps} if stacks is not None else {}
     out = {}
     for key in _CAUSE_KEYS:
         time, gaps, parts = 0, 0, dict.fromkeys(_LATE_PARTS, 0.0)
@@ -131,12 +146,13 @@ def _totals(
             own = by_cause[idle.timeline.gpu]
             spans = _of_cause(idle, own, key)
             time += spans.total
-            gaps += len(np.unique(_places_in(idle.spans, spans)))
+            gaps += int(np.count_nonzero(np.diff(_places_in(idle.spans, spans), prepend=-2)))  # they are in order
             for part in parts if len(spans.start) else ():
                 parts[part] += intersect(spans, own[part]).total
         if time:
             cause, part = _cause_and_part(key, parts)
-            out[key] = IdleTotal(cause, part, time / unit, gaps, _finding(cause, part, {}, facts.analysis.findings))
+            out[key] = IdleTotal(cause, part, time / unit, gaps, _finding(cause, part, {}, facts.analysis.findings),
+                                 python_in.get(cause, ()))
     return dict(sorted(out.items(), key=lambda item: -item[1].s_per_step))
 
 

@@ -1,13 +1,15 @@
 """Rows of spans that no single event of the trace is: the phases of the step and the layers of the model on the GPU
-that works most, and the critical path of a typical step."""
+that works most, or on the CPU of a job without one, and the critical path of a typical step."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from gputop.analysis.layers.cpu_layers import op_spans
 from gputop.analysis.layers.pytorch import call_scopes
 from gputop.analysis.layers.scopes import differentiates, scope_of
 from gputop.analysis.results import CriticalPath
@@ -56,15 +58,48 @@ def path_spans(path: CriticalPath | None) -> NamedSpans:
 
 
 def layer_spans(trace: Trace, steps: Steps | None) -> NamedSpans:
-    """A phase (``depth`` 0), in it layers (1), in those what they consist of (2), of the kernels that name an op; none
-    where no kernel does. A span is from the start of its first kernel to the end of its last, with nothing of another
-    phase, layer or step between them.
+    """A phase (``depth`` 0), in it layers (1), in those what they consist of (2), of the kernels that name an op; in a
+    trace without a GPU of the ops that its CPU runs, on the host with most of them. None where there is no such. A span
+    is from the start of its first kernel to the end of its last, with nothing of another phase, layer or step between
+    them.
     """
+    found = _of_cpu(trace) if not trace.gpus else _of_gpu(trace)
+    if found is None:
+        return NamedSpans()
+    start_ns, end_ns, which, paths, gpu = found
+    step = np.zeros(len(which), np.int64)
+    if steps is not None:
+        step = np.searchsorted(steps.edges_ns[:, 0], start_ns, side="right")
+    names: dict[str, int] = {}
+    spans: list[tuple[I64, I64, I64, I64]] = []
+    for level in range(_LEVELS):
+        known = np.array([len(path) > level for path in paths])
+        keys = [path[:level + 1] for path in paths]
+        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        code = np.array([number[key] for key in keys])[which]
+        first = np.flatnonzero(np.append(True, (code[1:] != code[:-1]) | (step[1:] != step[:-1])))
+        end = np.maximum.reduceat(end_ns, first)
+        start = start_ns[first]
+        end[:-1] = np.minimum(end[:-1], start[1:])  # of streams or threads side by side the earlier one gives way
+        kept = known[which[first]] & (end > start)
+        op = which[first[kept]]
+        text = np.zeros(len(paths), np.int64)
+        for used in np.flatnonzero(np.bincount(op, minlength=len(paths))).tolist():
+            text[used] = names.setdefault(paths[used][level], len(names))
+        spans.append((start[kept], end[kept], text[op], np.full(len(op), level)))
+    start, end, name, depth = (np.concatenate(column) for column in zip(*spans, strict=True))
+    order = np.lexsort((depth, start))
+    return NamedSpans(gpu, start[order], end[order], name[order], depth[order].astype(np.uint16),
+                      np.full(len(order), KINDS.index("compute"), np.uint8), list(names))
+
+
+def _of_gpu(trace: Trace) -> tuple[I64, I64, I64, list[tuple[str, ...]], int] | None:
+    """Start, end and path of the named kernels of the GPU that works most, and that GPU."""
     device, calls = trace.device, call_scopes(trace)
     named = (device.tf_op >= 0) | (_hlo(trace) >= 0) if calls is None else calls.of_event >= 0
     rows = np.flatnonzero((device.kind == Kind.COMPUTE) & named & (device.end_ns > device.start_ns))
     if not len(rows):
-        return NamedSpans()
+        return None
     gpu = int(np.bincount(device.gpu[rows], weights=device.end_ns[rows] - device.start_ns[rows]).argmax())
     rows = rows[device.gpu[rows] == gpu]
     if calls is not None:
@@ -74,27 +109,24 @@ def layer_spans(trace: Trace, steps: Steps | None) -> NamedSpans:
         ops, which = np.unique(_hlo(trace)[rows].astype(np.int64) * (len(trace.names) + 1) + device.tf_op[rows] + 1,
                                return_inverse=True)
         paths = _paths(trace, ops)
-    step = np.zeros(len(rows), np.int64)
-    if steps is not None:
-        step = np.searchsorted(steps.edges_ns[:, 0], device.start_ns[rows], side="right")
-    names: dict[str, int] = {}
-    spans: list[tuple[I64, I64, I64, I64]] = []
-    for level in range(_LEVELS):
-        known = np.array([len(path) > level for path in paths])
-        keys = [path[:level + 1] for path in paths]
-        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-        code = np.array([number[key] for key in keys])[which]
-        first = np.flatnonzero(np.append(True, (code[1:] != code[:-1]) | (step[1:] != step[:-1])))
-        end = np.maximum.reduceat(device.end_ns[rows], first)
-        start = device.start_ns[rows[first]]
-        end[:-1] = np.minimum(end[:-1], start[1:])  # of streams side by side the earlier one gives way
-        kept = known[which[first]] & (end > start)
-        text = [names.setdefault(paths[op][level], len(names)) for op in which[first[kept]].tolist()]
-        spans.append((start[kept], end[kept], np.array(text, np.int64), np.full(len(text), level)))
-    start, end, name, depth = (np.concatenate(column) for column in zip(*spans, strict=True))
-    order = np.lexsort((depth, start))
-    return NamedSpans(gpu, start[order], end[order], name[order], depth[order].astype(np.uint16),
-                      np.full(len(order), KINDS.index("compute"), np.uint8), list(names))
+    return device.start_ns[rows], device.end_ns[rows], which, paths, gpu
+
+
+def _of_cpu(trace: Trace) -> tuple[I64, I64, I64, list[tuple[str, ...]], int] | None:
+    """Start, end and path of the ops of the host that runs most of them. Of ops side by side, on several threads, an
+    instant is of the one that began first."""
+    ops = op_spans(trace)
+    if ops is None or not len(ops.which):
+        return None
+    hosts = sorted({line.host for line in trace.lines})
+    host = np.array([hosts.index(line.host) for line in trace.lines])[ops.line]
+    own = np.flatnonzero(host == np.bincount(host, weights=ops.end_ns - ops.start_ns).argmax())
+    start, until = ops.start_ns[own].copy(), np.maximum.accumulate(ops.end_ns[own])
+    np.maximum(start[1:], until[:-1], out=start[1:])
+    there = until > start
+    paths = ([path[:_LEVELS] for path in ops.paths] if ops.modules else
+             _without_common([(phase, path) for phase, *path in ops.paths]))
+    return start[there], until[there], ops.which[own][there], paths, -1
 
 
 def _hlo(trace: Trace) -> npt.NDArray:
@@ -111,11 +143,15 @@ def _paths(trace: Trace, ops: I64) -> list[tuple[str, ...]]:
         text = trace.names[name - 1] if name else ""
         named.append((own.op_name if own is not None else text, text.rsplit("/", 1)[0] if own is not None else None))
     training = {module for name, module in named if differentiates(name)}
-    scopes = [scope_of(name, module is not None and module in training) for name, module in named]
+    return _without_common([scope_of(name, module is not None and module in training) for name, module in named])
+
+
+def _without_common(scopes: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, ...]]:
+    """Phase and at most two layers of each, without the op itself and the scopes that all ops of the phase are in."""
     around: dict[str, int] = {}  # by phase, how many scopes all its ops share
-    first: dict[str, tuple[str, ...]] = {}
-    for phase, path in ((scope.phase, scope.path[:-1]) for scope in scopes):
+    first: dict[str, Sequence[str]] = {}
+    for phase, path in ((phase, path[:-1]) for phase, path in scopes):
         shared = first.setdefault(phase, path)[:around.get(phase, len(path))]
         around[phase] = next((i for i, (a, b) in enumerate(zip(shared, path, strict=False)) if a != b),
                              min(len(shared), len(path)))
-    return [(scope.phase, *scope.path[:-1][around[scope.phase]:][:_LEVELS - 1]) for scope in scopes]
+    return [(phase, *path[:-1][around[phase]:][:_LEVELS - 1]) for phase, path in scopes]

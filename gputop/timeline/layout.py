@@ -7,11 +7,12 @@ and lie at multiples of 8 bytes, ready to be mapped.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import struct
 import zlib
 from collections.abc import Iterable
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,14 @@ _MAGIC = b"gputopTL"
 VERSION = 1  # a file is read by the gputop that wrote it, so there is no other
 _HEAD = struct.Struct("<8sIIQQ")  # magic, version, CRC-32 of the description, its offset, its length
 _ALIGN = 8
+
+
+class Place(NamedTuple):
+    """Where a description lies in the file, and its CRC-32."""
+
+    offset: int
+    length: int
+    check: int
 
 
 class Description(Struct):
@@ -46,6 +55,7 @@ class Description(Struct):
     kinds: list[list[tuple[int, int]]]  # of each row: a kind's code and its track
     edges: list[int]  # where each track begins
     no_counters: str = ""  # why a capture by gputop has no rows of samples
+    pending: bool = False  # the rows are there; the critical path and the idle gaps are still being looked for
 
 
 class Writer:
@@ -57,49 +67,85 @@ class Writer:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._columns: dict[str, tuple[int, str, int]] = {}
+        self._room: dict[str, int] = {}  # elements that a column can be extended by
         self._at = 0
         self._put(bytes(_HEAD.size))
 
-    def column(self, name: str, dtype: npt.DTypeLike, pieces: Iterable[npt.NDArray]) -> None:
-        """A column of the pieces one after the other."""
+    def column(self, name: str, dtype: npt.DTypeLike, pieces: Iterable[npt.NDArray], room: int = 0) -> None:
+        """A column of the pieces one after the other, with room for so many more elements; in the place of one of that
+        name before."""
         kind = np.dtype(dtype).newbyteorder("<")
         self._put(bytes(-self._at % _ALIGN))
         offset = self._at
         for piece in pieces:
             self._put(np.ascontiguousarray(piece, kind).data)
         self._columns[name] = (offset, kind.str, (self._at - offset) // kind.itemsize)
+        self._room[name] = room
+        self._put(bytes(room * kind.itemsize))
+
+    def count(self, name: str) -> int:
+        """How many elements a column has."""
+        return self._columns[name][2]
+
+    def extend(self, name: str, piece: npt.NDArray) -> None:
+        """Put more elements into the room of a column. Who reads by an earlier description does not see them."""
+        offset, kind, count = self._columns[name]
+        assert len(piece) <= self._room[name]
+        self._file.seek(offset + count * np.dtype(kind).itemsize)
+        self._write(np.ascontiguousarray(piece, kind).data)
+        self._file.seek(self._at)
+        self._columns[name] = offset, kind, count + len(piece)
+        self._room[name] -= len(piece)
+
+    def describe(self, about: object) -> Place:
+        """Write a description of what is there by now, for one who is told its place (:func:`mapped`)."""
+        text = json.dumps({**to_document(about), "columns": self._columns}, allow_nan=False).encode()
+        place = Place(self._at, len(text), zlib.crc32(text))
+        self._put(text)
+        self._file.flush()
+        return place
 
     def finish(self, about: object) -> None:
         """Write the description, then the head."""
-        text = json.dumps({**to_document(about), "columns": self._columns}, allow_nan=False).encode()
-        offset = self._at
-        self._put(text)
+        offset, length, check = self.describe(about)
         self._file.seek(0)
-        self._file.write(_HEAD.pack(_MAGIC, VERSION, zlib.crc32(text), offset, len(text)))
+        self._file.write(_HEAD.pack(_MAGIC, VERSION, check, offset, length))
         self._file.flush()
 
     def _put(self, data: bytes | memoryview) -> None:
+        self._at += self._write(data)
+
+    def _write(self, data: bytes | memoryview) -> int:
+        """Returns how many bytes that were."""
         left = memoryview(data).cast("B") if len(data) else memoryview(b"")
-        self._at += len(left)
+        size = len(left)
         while len(left):  # an unbuffered file may write less than asked
             left = left[self._file.write(left):]
+        return size
 
 
-def mapped(file: BinaryIO) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
-    """The columns, mapped read-only, and the description. Raises GputopError for an incomplete or other file."""
+def mapped(file: BinaryIO, place: Place | None = None) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
+    """The columns, mapped read-only, and the description: that at ``place`` in a file that is still being written.
+
+    Does not move the file's position, which whoever writes it may share. Raises GputopError for an incomplete or other
+    file.
+    """
     try:
         size = os.fstat(file.fileno()).st_size
         if size < _HEAD.size:
             raise ValueError("it is too short")
-        whole = np.asarray(np.memmap(file, np.uint8, "r"))  # views of a memmap itself are slow to make
-        magic, version, check, offset, length = _HEAD.unpack(whole[:_HEAD.size].tobytes())
-        if magic != _MAGIC:
-            raise ValueError("it does not begin like one")
-        if version != VERSION:
-            raise ValueError(f"it is of version {version}, this gputop reads {VERSION}")
-        if offset + length != size:
-            raise ValueError("it is cut off or longer than it says")
-        text = whole[offset:].tobytes()
+        whole = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+        if place is None:
+            magic, version, check, offset, length = _HEAD.unpack(whole[:_HEAD.size].tobytes())
+            if magic != _MAGIC:
+                raise ValueError("it does not begin like one")
+            if version != VERSION:
+                raise ValueError(f"it is of version {version}, this gputop reads {VERSION}")
+            if offset + length != size:
+                raise ValueError("it is cut off or longer than it says")
+        else:
+            offset, length, check = place
+        text = whole[offset:offset + length].tobytes()
         if zlib.crc32(text) != check:
             raise ValueError("its description is damaged")
         about = parse(text)
@@ -113,5 +159,5 @@ def mapped(file: BinaryIO) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
 
 
 def damaged(why: str) -> GputopError:
-    return GputopError(f"This is no timeline of gputop: {why}.", "Open the trace itself; a timeline is made anew each "
-                       "time.")
+    return GputopError(f"This is no timeline of gputop: {why}.",
+                       "Open the trace itself; a timeline is made new each time.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from gputop.analysis.results import StackLine
 from gputop.text.units import percent
 
 RowKind = Literal["path", "layer", "gpu", "stream", "counter", "thread", "stage"]
@@ -20,7 +21,7 @@ KINDS = ("", "compute", "collective", "h2d", "d2h", "d2d", "p2p", "copy", "memse
 # Causes of idle gaps: the parts of the step's breakdown (gputop.analysis.gpu.breakdown), with the host's part divided
 # by what the host does meanwhile (gputop.analysis.host.host_causes).
 CAUSES = {
-    "input": "waits for input",
+    "input": "input wait",
     "tracing": "a function is traced or compiled",
     "eager": "Python runs ops one by one",
     "placement": "an op runs on the host",
@@ -102,6 +103,7 @@ class IdleGap:
     meanwhile: str = ""  # what the GPU did that the others wait for: "GPU 0 computes 97 % of that time"
     work: tuple[HostWork, ...] = ()  # threads that matter for its cause first, longest first
     ends: tuple[int, int] | None = None
+    python: tuple[StackLine, ...] = ()  # the lines that ran in it, by sampled stacks, with the seconds of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class IdleTotal:
     s_per_step: float  # mean of the GPUs and the steps; without steps of the GPUs
     gaps: int  # idle times of single GPUs that hold some of it, in all steps
     finding: str | None  # id of the finding that is about it
+    python: tuple[StackLine, ...] = ()  # the lines that ran in gaps of this cause, by sampled stacks
 
     def text(self, period_s: float) -> str:
         """How much of a step, in how many gaps, and why: "53 % in 4,100 gaps: the next launch is late"."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.core.codec import convert
-from gputop.timeline.layout import Description, damaged, mapped
+from gputop.timeline.layout import Description, Place, damaged, mapped
 from gputop.timeline.model import KINDS, Range
 
 I64 = npt.NDArray[np.int64]
@@ -37,6 +37,8 @@ class Timeline:
         self.events, self.quality = description.events, description.quality
         self.rows, self.idle_gaps = description.rows, description.idle_gaps
         self.no_counters = description.no_counters
+        # Why the critical path and the idle gaps are not there yet; empty where they have been looked for.
+        self.pending = "the trace is still being analyzed" if description.pending else ""
         self.idle_totals, self.basis, self.period_s = description.idle_totals, description.basis, description.period_s
         self.steps_ns: I64 = columns["steps"].reshape(-1, 2)
         self._columns = columns
@@ -51,13 +53,14 @@ class Timeline:
         self._sought: tuple[str, npt.NDArray[np.bool_]] = "", np.empty(0, np.bool_)
 
     @classmethod
-    def open(cls, file: str | Path | BinaryIO) -> Timeline:
-        """From a path or an open file, which may be closed afterwards. Raises GputopError for what is no timeline."""
+    def open(cls, file: str | Path | BinaryIO, place: Place | None = None) -> Timeline:
+        """From a path or an open file, which may be closed afterwards; with ``place`` what one that is still being
+        written has by now. Raises GputopError for what is no timeline."""
         try:
             if isinstance(file, (str, Path)):
                 with Path(file).open("rb") as opened:
-                    return cls(*mapped(opened))
-            return cls(*mapped(file))
+                    return cls(*mapped(opened, place))
+            return cls(*mapped(file, place))
         except OSError as error:
             raise damaged(error.strerror or str(error)) from error
         except (KeyError, TypeError, ValueError) as error:

@@ -9,7 +9,8 @@ import numpy as np
 
 from gputop.advice.trace.facts import TraceFacts
 from gputop.core.codec import to_document
-from gputop.text.units import fit, percent, ranges, seconds
+from gputop.diagnosis.python_lines import line_words
+from gputop.text.units import fit, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
 from gputop.timeline.idle_gaps import IdleGaps
 from gputop.timeline.model import IdleGap, IdleTotal, cause_text
@@ -17,6 +18,7 @@ from gputop.timeline.model import IdleGap, IdleTotal, cause_text
 _PER = {"step": " per step", "period": " per period"}  # without steps: in the window
 _LAUNCHING_ROLES = ("main", "executor")  # the only ones that matter where GPUs wait for each other
 _MAX_WORKS = 4  # of the host, in text
+_MAX_LINES = 3  # of Python
 _NAME_WIDTH = 60  # columns for the name of a kernel or op: C++ templates have hundreds
 
 
@@ -31,6 +33,8 @@ def text_of(found: IdleGaps, facts: TraceFacts, origin_ns: int, width: int = 80)
     for total in found.totals:
         lines += wrap(f"{total.text(facts.period_s)}{f' [{total.finding}]' if total.finding else ''}", width,
                       f"{seconds(total.s_per_step):>10}  ", " " * 12)
+        for line in total.python[:_MAX_LINES]:
+            lines += wrap(line_words(line, facts.basis), width, " " * 12, " " * 14)
     lines += ["", "Idle gaps by GPU time lost"]
     for number, idle_gap in enumerate(idle_gaps, 1):
         lines += _lines(number, idle_gap, facts, origin_ns, width)
@@ -52,6 +56,9 @@ def _lines(number: int, gap: IdleGap, facts: TraceFacts, origin_ns: int, width: 
     if by_thread:
         done = "; ".join(f"{thread}: {', '.join(ops)}" for thread, ops in by_thread.items())
         yield from wrap(f"host: {done}", width, "     ", "       ")
+    if gap.python:
+        ran = ", ".join(f"{printable(own.line)} {percent(own.share)}" for own in gap.python[:_MAX_LINES])
+        yield from wrap(f"Python: {ran}", width, "     ", "       ")
     if gap.meanwhile:
         yield from wrap(gap.meanwhile, width, "     ", "       ")
     if gap.ended_by:
@@ -73,6 +80,8 @@ def to_json(idle_gaps: Sequence[IdleGap], facts: TraceFacts, origin_ns: int) -> 
         "finding": gap.finding, "ended_by": gap.ended_by or None, "meanwhile": gap.meanwhile or None,
         "host": [{"thread": work.thread, "threads": work.threads, "role": work.role, "op": work.op or None,
                   "time_s": work.time_ns / 1e9} for work in gap.work],
+        "python": [{"line": own.line, "file": own.file, "inner": own.inner or None, "time_s": own.s_per_step}
+                   for own in gap.python],
     } for gap in idle_gaps]
 
 

@@ -9,12 +9,11 @@ import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.host.tf_data import ITERATOR, iterator_paths
-from gputop.analysis.results import CriticalPath
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import printable
 from gputop.timeline.counter_spans import counter_rows
-from gputop.timeline.layer_spans import NamedSpans, layer_spans, path_spans
+from gputop.timeline.layer_spans import NamedSpans, layer_spans
 from gputop.timeline.model import KINDS, Row, RowKind
 from gputop.trace.intervals import Spans, merge, subtract, union
 from gputop.trace.lookups import name_mask
@@ -56,15 +55,20 @@ class Rows:
     kind: U8 = field(default_factory=lambda: np.empty(0, np.uint8))
     depth: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
 
+    def forget_events(self) -> None:
+        """Free what is needed no more once the events are written: all but the device events' places."""
+        self.of_host = self.of_stage = np.empty(0, np.int64)
+        self.kind, self.depth = np.empty(0, np.uint8), np.empty(0, np.uint16)
+
     def add(self, kind: RowKind, label: str, group: str, gpu: int | None, first: int, last: int, depth: int = 0) -> int:
         self.rows.append(Row(len(self.rows), kind, printable(label), printable(group), gpu, depth))
         self.bounds.append((first, last))
         return len(self.rows) - 1
 
 
-def rows_of(trace: Trace, steps: Steps | None = None, path: CriticalPath | None = None) -> Rows:
+def rows_of(trace: Trace, steps: Steps | None = None) -> Rows:
     """Each GPU with its streams, the busiest first, and what was sampled of it; host threads, those that launch first;
-    tf.data's stages; the phases and layers of the GPU that runs most; the critical path."""
+    tf.data's stages; the phases and layers of the GPU that runs most, or of the CPU."""
     out = Rows()
     device_kind, host_kind = _kinds(trace)
     device, host = trace.device, trace.host
@@ -96,16 +100,14 @@ def rows_of(trace: Trace, steps: Steps | None = None, path: CriticalPath | None 
             out.add("thread", out.threads[line], f"Host {name}".rstrip(), None, before + first, before + last,
                     int(host_depth[first:last].max()))
     _add_stages(trace, out)
-    layers, of_path = layer_spans(trace, steps), path_spans(path)
+    layers = layer_spans(trace, steps)
     first = len(out.of_device) + len(out.of_host) + len(out.of_stage)
     if len(layers.start):
-        out.add("layer", "phase", "Model", gpu_number(trace, layers.gpu), first, first + len(layers.start),
+        gpu = gpu_number(trace, layers.gpu) if layers.gpu >= 0 else None  # None: of the CPU
+        out.add("layer", "phase", "Model", gpu, first, first + len(layers.start),
                 int(layers.depth.max()))
         first += len(layers.start)
-    if len(of_path.start):
-        out.add("path", "critical path", "Model", None, first, first + len(of_path.start))
-        first += len(of_path.start)
-    out.spans = layers.followed_by(of_path)
+    out.spans = layers.followed_by(NamedSpans())
     for key, spans in of_counter:
         out.bounds[key] = (first, first + len(spans.start))
         out.spans, first = out.spans.followed_by(spans), out.bounds[key][1]

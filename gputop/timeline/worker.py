@@ -10,25 +10,42 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from gputop.core.errors import GputopError
-from gputop.diagnosis.worker import TIMEOUT_S, answer, run_in_worker
+from gputop.diagnosis.worker import TIMEOUT_S, Diagnosis, answer, diagnosis_of, print_line, run_in_worker
+from gputop.timeline.layout import Place
 from gputop.timeline.reader import Timeline
+
+
+class _Made(msgspec.Struct, frozen=True):
+    diagnosis: Diagnosis | None
 
 
 def timeline_in_worker(
     paths: Sequence[str], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
+    on_rows: Callable[[Timeline], None] | None = None, on_diagnosis: Callable[[Diagnosis], None] | None = None,
 ) -> Timeline:
     """The timeline of the trace in these files. Blocks; call it from a worker thread.
 
+    ``on_rows`` is called with what there is of it before the analysis has begun: all rows, without the critical path
+    and the idle gaps. ``on_diagnosis``: with what the trace says, so that nobody reads it once more for that.
     Raises GputopError as :func:`gputop.diagnosis.worker.analyze_in_worker` does, and where there is no room for
     the file.
     """
     try:
         with tempfile.TemporaryFile(prefix="gputop-timeline-") as file:
-            run_in_worker("gputop.timeline.worker", [str(file.fileno()), *map(str, paths)], int, stop, timeout_s,
-                          "timeline", pass_fds=(file.fileno(),))
+            def show_rows(line: bytes) -> None:
+                if on_rows is not None:
+                    on_rows(Timeline.open(file, Place(*map(int, line.split()))))
+
+            asked = "diagnosis" if on_diagnosis is not None else ""
+            made = run_in_worker("gputop.timeline.worker", [str(file.fileno()), asked, *map(str, paths)], _Made, stop,
+                                 timeout_s, "timeline", pass_fds=(file.fileno(),), on_line=show_rows)
+            if on_diagnosis is not None and made.diagnosis is not None:
+                on_diagnosis(made.diagnosis)
             return Timeline.open(file)
     except OSError as error:
         raise GputopError(f"The timeline has no place to be written: {error.strerror or error}",
@@ -36,17 +53,23 @@ def timeline_in_worker(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the timeline to the open file of that number; answers with the number of events."""
-    from gputop.diagnosis.diagnose import examine
-    from gputop.timeline.build import build
+    """Write the timeline to the open file of that number: its rows, then the rest; answers with what the trace says,
+    where that is asked for."""
+    from gputop.analysis.steps.judged import with_steps
+    from gputop.timeline.build import RowsWritten
     from gputop.trace.readers.load import load
 
-    def work() -> int:
-        number, *paths = arguments
-        facts = examine(load(paths))
+    def work() -> _Made:
+        number, asked, *paths = arguments
+        trace, steps = with_steps(load(paths))
         with os.fdopen(int(number), "wb", buffering=0) as file:
-            build(facts, file)
-        return facts.trace.event_count
+            rows = RowsWritten(trace, steps, file)
+            print_line(" ".join(map(str, rows.describe(trace))))
+            from gputop.diagnosis.diagnose import examine_steps  # loads the analyses, which the rows do without
+
+            facts = examine_steps(trace, steps)
+            rows.finish(facts)
+        return _Made(diagnosis_of(facts) if asked else None)
 
     return answer(work)
 

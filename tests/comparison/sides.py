@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from gputop.analysis.gpu.step_series import StepSeries
 from gputop.analysis.results import Analysis
-from gputop.comparison.series import StepSeries
 from gputop.comparison.sides import Side
 from gputop.trace.model import F64
 from tests.analyses import make_analysis

@@ -66,7 +66,7 @@ def test_advice_that_helped_less_than_promised_is_told_although_the_finding_is_s
     assert (entry.status, entry.promised, entry.fulfilled) == ("same", 0.75, "partly kept")
     assert entry.measured == pytest.approx(0.5, abs=0.05) and entry.outcome is None
     text = " ".join(text_report(compare_sides(a, side(1, mean_s=0.1, findings=[finding("input_bound", 0.73)]))).split())
-    assert "STILL THERE" in text and "promised −75 % of the step, brought −50 %" in text and "PARTLY KEPT" in text
+    assert "STILL THERE" in text and "estimated −75 % of the step, measured −50 %" in text and "PARTLY REACHED" in text
     none = advice(a, side(1, mean_s=0.2, findings=[finding("input_bound", 0.75)]))["input_bound"]
     assert none.promised == 0.75 and none.fulfilled is None and none.reason is not None
 
@@ -105,7 +105,7 @@ def test_what_a_side_cannot_show_is_not_gone():
     for b, statuses in ((only_trace, ["gone", "not judged"]), (only_live, ["not judged", "gone"])):
         assert [(e.id, e.status) for e in followed(seen, b, None)] == list(
             zip(["input_bound", "idle_gpu"], statuses, strict=True))
-    assert {e.reason for e in followed(only_trace, seen, None)} == {None, "not judged in A: it holds no live figures"}
+    assert {e.reason for e in followed(only_trace, seen, None)} == {None, "not judged in A: it has no live samples"}
 
 
 def test_a_cause_that_another_one_explains_is_not_gone():
@@ -138,7 +138,7 @@ def test_advice_to_change_the_batch_was_not_followed_where_the_batch_is_the_same
 
 def test_without_an_estimated_saving_or_a_step_time_nothing_is_judged():
     a = side(0, findings=[finding("input_bound", None)])
-    assert advice(a, side(1))["input_bound"].reason == "no gain was promised"
+    assert advice(a, side(1))["input_bound"].reason == "no saving was estimated"
     b = changed(side(1), lambda document: document.update(steps=None))
     entry = advice(side(0, findings=[finding("input_bound")]), b)["input_bound"]
     assert entry.outcome == "cannot be told" and entry.measured is None

@@ -12,19 +12,21 @@ import pytest
 
 import gputop
 from gputop.analysis.results import Analysis
+from gputop.analysis.steps import judged
 from gputop.cli import main
 from gputop.comparison.compare import Comparison, compare, compare_sides
 from gputop.comparison.report import text_report
 from gputop.comparison.rows import Row
 from gputop.comparison.sides import read_side
 from gputop.core.codec import to_document
-from gputop.core.errors import GputopError, NoDataError
+from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze
 from gputop.export.snapshot import document as snapshot_document
 from gputop.export.snapshot import to_json as snapshot_json
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import Scenario, find_scenario
 from gputop.simulation.xspace import build_xspace
+from gputop.trace.readers.xspace import reader
 from tests.comparison.sides import PARTS, changed, finding, side
 from tests.fakes import START_S, StillSession
 from tests.trace.shares import NEEDS_SHARED, SHARED
@@ -68,6 +70,29 @@ def compared(a: Path, b: Path) -> Comparison:
 
 def verdict(c: Comparison, group: str, id_: str, gpu: int | None = None) -> str:
     return next(row.verdict for row in c.rows if (row.group, row.id, row.gpu) == (group, id_, gpu))
+
+
+def test_each_trace_is_read_and_analyzed_once(monkeypatch, tmp_path, capsys):
+    """In whatever way it is named, and however often."""
+    folder = tmp_path / "logs" / "plugins" / "profile" / "2026_01_01_00_00_00"
+    folder.mkdir(parents=True)
+    a, b = tmp_path / "a.xplane.pb.gz", folder / "b.xplane.pb.gz"
+    for path, trace in ((a, SLOW), (b, FAST)):
+        path.write_bytes(trace.read_bytes())
+    (tmp_path / "link").symlink_to(a)
+    whole, analyzed = [], []
+    read_all, find_steps = reader.read_all, judged.find_steps
+    monkeypatch.setattr(reader, "read_all", lambda path, *more: (whole.append(path), read_all(path, *more))[1])
+    monkeypatch.setattr(judged, "find_steps", lambda trace: (analyzed.extend(trace.paths), find_steps(trace))[1])
+    assert main(["compare", str(a), str(tmp_path / "logs"), "--fail-on", "regression", "--json"]) == 0
+    assert whole == [a, b] and analyzed == [str(a), str(b)]
+    assert main(["compare", str(a), str(b), "--again-a", str(tmp_path / "link")]) == EXIT_USAGE
+    assert "no other run of itself" in capsys.readouterr().err and len(whole) == 2
+    whole.clear(), analyzed.clear()
+    assert main(["compare", str(a), str(tmp_path / "link")]) == 0 and whole == [a] and len(analyzed) == 1
+    assert main(["analyze", str(b), "--save-baseline", "main", "--logdir", str(tmp_path)]) == 0
+    assert main(["compare", "--baseline", "main", "--logdir", str(tmp_path), str(a), "--markdown"]) == 0
+    assert whole == [a, b, a] and len(analyzed) == 3
 
 
 def test_the_real_pair_with_slow_and_fast_input():
@@ -117,7 +142,7 @@ def test_more_bytes_with_the_same_kernel_times_may_be_other_data():
     c = compare_sides(side(0), side(1, mean_s=0.25, h2d_bytes=4e8))
     assert verdict(c, "steps", "mean_s") == "worse" and c.verdict == "cannot be told"
     text = " ".join(text_report(c).split())
-    assert "maybe other data" in text and "UNDECIDED which is better: 199 → 25" in text
+    assert "or the data may differ" in text and "UNDECIDED which is better: 199 → 25" in text
     assert c.sample_change == pytest.approx(-0.69, abs=0.02)
     assert c.to_json()["batch_factor"] == 4
 
@@ -343,7 +368,7 @@ def test_the_command_prints_text_or_one_document(capsys):
     output = capsys.readouterr()
     assert "About 4 captures of each job" in " ".join(output.out.split()) and output.err == ""
     assert "--again-a A2 --again-b B2" in output.out
-    assert "GONE: Waits for input" in output.out and "Welch" not in output.out
+    assert "GONE: Input wait takes" in output.out and "Welch" not in output.out
     assert main(["compare", str(SLOW), str(FAST), "--verbose"]) == 0
     assert "Welch" in capsys.readouterr().out
     assert main(["compare", str(SLOW), str(FAST), "--json"]) == 0

@@ -14,7 +14,14 @@ from gputop.advice.own import install
 from gputop.analysis.results import Analysis
 from gputop.cli import main
 from gputop.comparison.compare import Comparison, compare_sides
-from gputop.comparison.gates import budgets, exit_status, gates_of_analysis, gates_of_comparison, parse_gates
+from gputop.comparison.gates import (
+    broken_budgets,
+    budgets,
+    exit_status,
+    gates_of_analysis,
+    gates_of_comparison,
+    parse_gates,
+)
 from gputop.comparison.markdown import markdown
 from gputop.comparison.sides import Side
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, GputopError
@@ -85,6 +92,9 @@ def test_budgets() -> None:
         "step": "passed", "wait": "failed", "gpus": "cannot be told"}
     assert "step.time is 105 ms" in found["budget step"].why
     assert {own.outcome for own in budgets(None)} == {"cannot be told"}
+    broken = {name for name, own in found.items() if own.outcome == "failed"}
+    told = broken_budgets(analyze(TRACE))
+    assert len(told) == len(broken) and all(f"{name} is exceeded: " in "".join(told) for name in broken)
 
 
 @pytest.mark.parametrize(("gate", "of_comparison"), [

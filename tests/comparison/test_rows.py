@@ -68,7 +68,7 @@ def test_swapping_the_sides_swaps_every_verdict():
 
 def test_what_is_sure_but_small_is_noise():
     row = the(side(0, 400, spread=0.002), side(1, 400, mean_s=0.2012, spread=0.002), "steps", "mean_s")
-    assert row.verdict == "noise" and row.reason == "too small a change to matter"
+    assert row.verdict == "noise" and row.reason == "a change too small to matter"
 
 
 def test_the_interval_holds_the_change():
@@ -91,7 +91,7 @@ def test_saved_documents_tell_the_step_time_but_no_parts():
     assert found["steps", "mean_s", None] == "better"
     assert found["breakdown", "input", None] == "cannot be told"
     row = the(a, b, "breakdown", "compute")
-    assert row.reason is not None and "A" in row.reason and "trace itself" in row.reason and row.low is None
+    assert row.reason is not None and "A" in row.reason and "traces themselves" in row.reason and row.low is None
 
 
 def test_documents_without_durations_say_what_is_missing():

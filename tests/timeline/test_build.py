@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import tempfile
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gputop.analysis.gpu.device_time import gpu_number, timelines
 from gputop.core.counters import CounterLane, GpuCounters
 from gputop.core.errors import GputopError
 from gputop.diagnosis.diagnose import examine
-from gputop.timeline.build import build
+from gputop.timeline.build import RowsWritten, build
 from gputop.timeline.model import KINDS, Range
 from gputop.timeline.reader import Timeline
 from gputop.trace.intervals import coverage
@@ -173,7 +175,8 @@ def test_real_traces(path):
     assert of_kind == Counter({k: n for k, n in (("stream", len(trace.device)), ("thread", len(trace.host))) if n})
     assert shown == int((trace.device.launch_line >= 0).sum())  # each launch that is known is found
     agrees_with_the_analysis(trace, timeline)
-    every = {r.name for row in timeline.rows if row.kind != "gpu" for r in all_of(timeline, row.key)}
+    searched = [row for row in timeline.rows if row.kind not in ("gpu", "layer")]
+    every = {r.name for row in searched for r in all_of(timeline, row.key)}
     for name in sorted(every)[:20]:
         found = timeline.search(name, 0, low - 1)
         assert name == "" or (found is not None and name.casefold() in found.name.casefold())
@@ -227,6 +230,48 @@ def test_phases_and_layers_of_the_busiest_gpu_are_a_row_of_spans():
     assert timeline.count(row.key, 0, 10**9) == 3 * len(spans)
 
 
+def test_phases_and_layers_of_a_cpus_job_are_a_row_in_which_the_op_that_began_first_counts():
+    b = Builder(gpus=0)
+    for step in range(3):
+        begin = step * 1000
+        b.host("train", begin, 900, step_num=step, _r=1)
+        for thread, at, length, op in (
+                (1, 0, 300, "model/dense_0/MatMul:MatMul"), (2, 100, 20, "Adam/update/ResourceApplyAdam:AddV2"),
+                (2, 250, 100, "model/dense_1/MatMul:MatMul"), (1, 350, 50, "model/dense_1/Relu:Relu"),
+                (1, 500, 90, "gradient_tape/model/dense_1/MatMul/MatMul_1:MatMul"),
+                (1, 590, 10, "gradient_tape/model/dense_0/MatMul/MatMul_1:MatMul")):
+            b.host(op, begin + at, length, line=f"tf_Compute/{thread}")
+    timeline = timeline_of(b.build())
+    row = next(row for row in timeline.rows if row.kind == "layer")
+    assert (row.label, row.gpu) == ("phase", None)
+    spans = [(r.name, r.depth, r.start_ns // 1000, r.end_ns // 1000) for r in timeline.ranges(row.key, 0, 999_000)]
+    assert [own for own in spans if own[1] < 2] == [
+        ("forward", 0, 0, 400), ("dense_0", 1, 0, 300), ("dense_1", 1, 300, 400),
+        ("backward", 0, 500, 600), ("dense_1", 1, 500, 590), ("dense_0", 1, 590, 600)], "the update beside is hidden"
+
+
+@pytest.mark.parametrize("file", ["keras2_tf215", "keras3_fast", "keras3_slow_input"])
+def test_where_one_op_runs_the_phase_of_a_real_cpus_job_is_that_ops(file: str):
+    trace = load([str(DATA / f"{file}.xplane.pb.gz")])
+    timeline = timeline_of(trace)
+    row = next(row for row in timeline.rows if row.kind == "layer")
+    host = trace.host
+    ops = np.array([name.startswith(("gradient_tape/", "StatefulPartitionedCall/gradient_tape/", "sequential",
+                                     "StatefulPartitionedCall/sequential")) and ":" in name for name in trace.names])
+    any_op = np.array([":" in name and "::" not in name for name in trace.names])
+    rows, others = np.flatnonzero(ops[host.name]), np.flatnonzero(any_op[host.name])
+    rows = rows[host.end_ns[rows] - host.start_ns[rows] > 20_000]
+    seen = 0
+    for at in rows.tolist():
+        when = int(host.start_ns[at] + host.end_ns[at]) // 2
+        running = others[(host.start_ns[others] <= when) & (host.end_ns[others] > when)]
+        if len(running) == 1:
+            phase = next(r.name for r in timeline.ranges(row.key, when, when + 1) if r.depth == 0)
+            assert phase == ("backward" if "gradient_tape/" in trace.names[host.name[at]] else "forward")
+            seen += 1
+    assert seen >= 5
+
+
 def test_threads_are_numbered_in_the_order_of_their_rows():
     b = Builder()
     for thread in ("tf_Compute/-77", "tf_Compute/123456", "python/99", "tf_data_private_threadpool/7", "launch 0"):
@@ -249,6 +294,47 @@ def test_the_critical_path_is_a_row_of_its_segments():
     spans = timeline.ranges(row.key, *timeline.window_ns)
     assert [(r.start_ns, r.end_ns) for r in spans] == [(s.start_ns, s.end_ns) for s in path.segments]
     assert "host work: cuLaunchKernel" in [r.name for r in spans]
+
+
+def test_the_rows_come_first_and_stay_as_they_are():
+    """Keys, ranges and pictures of all rows but that of the critical path, which is the last."""
+    b = keras_steps(Builder(), 6, 1_000, 900)
+    for i in range(6):
+        b.run(0, 1_000 * i + 50, 700, launch=1_000 * i + 10, op="model/dense/MatMul")
+    facts = examine(b.build())
+    whole = timeline_of(b.build())
+    with tempfile.TemporaryFile(buffering=0) as file:
+        written = RowsWritten(facts.trace, facts.steps, file)
+        place = written.describe(facts.trace)
+        with pytest.raises(GputopError, match="no timeline"):
+            Timeline.open(file)
+        at = file.tell()
+        rows = Timeline.open(file, place)
+        assert file.tell() == at, "the writer goes on there"
+        begin, end = rows.window_ns
+        pictures = [own.tolist() for own in rows.picture([row.key for row in rows.rows], begin, end, 50)]
+        written.finish(facts)
+        done = Timeline.open(file)
+        assert Timeline.open(file, place).rows == rows.rows
+    assert rows.pending and not rows.idle_gaps and not done.pending and done.idle_gaps == whole.idle_gaps
+    assert rows.rows == done.rows == whole.rows and {"layer", "thread", "stream"} < {row.kind for row in rows.rows}
+    path = rows.rows[-1]
+    assert path.kind == "path" and not any(map(any, (pictures[0][path.key], pictures[1][path.key])))
+    assert pictures == [own.tolist() for own in rows.picture([row.key for row in rows.rows], begin, end, 50)]
+    drawn = done.picture([row.key for row in done.rows], begin, end, 50)
+    for row in rows.rows:
+        assert done.ranges(row.key, begin, end) == whole.ranges(row.key, begin, end)
+        if row is not path:
+            assert [own[row.key] for own in pictures] == [own[row.key].tolist() for own in drawn]
+            assert rows.ranges(row.key, begin, end) == done.ranges(row.key, begin, end)
+    assert rows.ranges(path.key, begin, end) == [] and done.count(path.key, begin, end) > 1
+    for ask in (Timeline.at, Timeline.next_range):
+        assert ask(rows, path.key, begin) is None
+    assert rows.next_gap(path.key, begin, 1) is None
+    assert rows.search("matmul", path.key, begin) == done.search("matmul", path.key, begin)
+    with tempfile.TemporaryFile(buffering=0) as file:  # without steps there is no path to wait for
+        written = RowsWritten(facts.trace, None, file)
+        assert all(row.kind != "path" for row in Timeline.open(file, written.describe(facts.trace)).rows)
 
 
 UNIX_S = 1_800_000_000

@@ -11,8 +11,11 @@ from gputop.cli import main
 from gputop.diagnosis.diagnose import examine
 from gputop.timeline.idle_gaps import find_idle_gaps, rank_idle_gaps
 from gputop.timeline.report import text_of, to_json
+from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines
 from tests.advice.trace.traces import healthy, input_bound, job
+from tests.analysis.host.stack_samples import sampled
 from tests.trace.build import Builder, keras_steps
+from tests.tui.timelines import timeline_of
 
 DLRM = Path(__file__).resolve().parents[3] / "shared" / "data" / "dlrm_8gpu_v100"
 CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_fast.xplane.pb.gz"
@@ -26,14 +29,33 @@ def report(b: Builder, limit: int = 2, width: int = 80) -> str:
 def test_text_tells_where_why_who_and_what_ended_it():
     lines = report(input_bound()).splitlines()
     assert lines[0] == "Idle gaps by cause per step, mean of the GPUs"
-    assert lines[1] == "    8.0 ms  40 % in 5 gaps: waits for input [input_bound]"
+    assert lines[1] == "    8.0 ms  40 % in 5 gaps: input wait [input_bound]"
     at = lines.index("Idle gaps by GPU time lost")
-    assert lines[at + 1] == "  1. 8.2 ms: GPU 0 for 8.2 ms from 0.019846 s (step 0): waits for input"
+    assert lines[at + 1] == "  1. 8.2 ms: GPU 0 for 8.2 ms from 0.019846 s (step 0): input wait [input_bound]"
     text = " ".join(" ".join(lines).split())
-    assert "waits for input [input_bound]" in text
+    assert "input wait [input_bound]" in text
     assert "host: tf_data_private_threadpool/1: Iterator::Root::Prefetch::Map 98 %" in text
     assert "ended by loop_add_fusion_3, launched by launch 0" in text
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_where_stacks_were_sampled_each_gap_has_its_lines():
+    trace = input_bound().build()
+    trace.origin_ns = 1000 * 10 ** 9
+    main = "train.py:9 <module> > tensorflow/python/execute.py:53 quick_execute"
+    changes = [(0.004 * i, f"data.py:{7 + i % 2} decode > PIL/Image.py:5 open") for i in range(25)]
+    trace.stacks = (sampled({"MainThread": [(0.0, main)], "reader": changes}, 0.1, rate_hz=250.0),)
+    facts = examine(trace)
+    text = text_of(rank_idle_gaps(facts, 2), facts, 0, 80)
+    assert " of each step: data.py:7 decode, mostly in PIL/Image.py:5 open" in text
+    assert "     Python: data.py:" in text
+    (first, *_) = to_json(find_idle_gaps(facts, 1), facts, 0)
+    assert {own["line"] for own in first["python"]} == {"data.py:7 decode", "data.py:8 decode"}
+    assert sum(own["time_s"] for own in first["python"]) == pytest.approx(first["cost_s"], rel=0.05)
+    timeline = timeline_of(trace)
+    gap, total = timeline.idle_gaps[0], timeline.idle_totals[0]
+    for lines in (idle_gap_lines(timeline, gap, 90, 9, []), idle_total_lines(timeline, total, [gap], 90, 9, [])):
+        assert any("".join(part for part, _ in line).startswith("Python    ") for line in lines)
 
 
 def test_times_count_from_the_first_event():
@@ -77,9 +99,9 @@ def test_json_holds_them_only_where_asked(capsys):
     causes = asked.pop("idle_gap_causes")
     assert asked == plain and len(found) == 3
     assert causes[0] == {"cause": "dispatch", "part": "launch", "finding": "launch_bound", "gaps": 1544,
-                         "s_per_step": pytest.approx(plain["breakdown"]["launch"], rel=1e-6)}
+                         "python": [], "s_per_step": pytest.approx(plain["breakdown"]["launch"], rel=1e-6)}
     assert set(found[0]) == {"gpus", "start_s", "end_s", "cost_s", "step", "part", "cause", "finding", "ended_by",
-                             "meanwhile", "host"}
+                             "meanwhile", "host", "python"}
     waits = next(b for b in found if b["cause"] == "collective_wait")
     # The first AllToAll waits for GPU 7, which comes last (traces of that job are known to).
     assert waits["gpus"] == [1, 3, 4, 5] and waits["finding"] == "collective_waiting"

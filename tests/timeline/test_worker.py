@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.diagnosis.worker import run_in_worker
+from gputop.diagnosis.worker import analyze_in_worker, run_in_worker
 from gputop.timeline import worker
 from gputop.timeline.worker import timeline_in_worker
 from tests.diagnosis.test_worker import CAPTURE
@@ -35,6 +35,15 @@ def test_it_arrives_whole_and_leaves_no_file(tmp_path, monkeypatch):
     assert timeline.ranges(0, *timeline.window_ns, 10**6) == own.ranges(0, *own.window_ns, 10**6)
     assert list(tmp_path.iterdir()) == []
     assert stat.S_IMODE(seen[0].st_mode) == 0o600 and seen[0].st_nlink == 0
+
+
+def test_the_rows_come_before_the_analysis_and_the_trace_is_read_once_for_both():
+    rows, said = [], []
+    timeline = timeline_in_worker([str(CAPTURE)], on_rows=rows.append, on_diagnosis=said.append)
+    assert len(rows) == 1 and rows[0].pending and rows[0].rows == timeline.rows and not timeline.pending
+    assert rows[0].ranges(0, *timeline.window_ns, 10**6) == timeline.ranges(0, *timeline.window_ns, 10**6)
+    there = analyze_in_worker([str(CAPTURE)])
+    assert said[0].analysis == there.analysis and said[0].report == there.report
 
 
 def test_the_readers_message_arrives(tmp_path):
@@ -62,6 +71,6 @@ def test_no_place_for_the_file(monkeypatch):
 def test_a_full_disk_is_said_by_the_worker():
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(  # noqa: PTH123
             GputopError, match="No space left on device") as caught:
-        run_in_worker("gputop.timeline.worker", [str(full.fileno()), str(CAPTURE)], int, what="timeline",
+        run_in_worker("gputop.timeline.worker", [str(full.fileno()), "", str(CAPTURE)], dict, what="timeline",
                       pass_fds=(full.fileno(),))
     assert "TMPDIR" in caught.value.fix

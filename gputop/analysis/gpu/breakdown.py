@@ -18,7 +18,7 @@ Without any GPU in the trace there is ``input``, and all else is ``host``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -38,9 +38,14 @@ WAIT_FOR_GPU_NS = 1_000_000
 WAIT_FOR_GPU_SHARE = 0.8
 
 
-def breakdown(trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> Breakdown:
-    """Mean over ``bounds`` (disjoint, in order), in seconds."""
-    parts, gpus = _parts(trace, gpu_timelines, bounds)
+# By GPU (index into ``Trace.gpus``) and part, when the part holds.
+PartsByGpu = Mapping[int, Mapping[str, Spans]]
+
+
+def breakdown(trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+              by_gpu: PartsByGpu | None = None) -> Breakdown:
+    """Mean over ``bounds`` (disjoint, in order), in seconds. ``by_gpu``: :func:`parts_by_gpu`, where that is known."""
+    parts, gpus = _parts(trace, gpu_timelines, bounds, by_gpu)
     unit = 1e9 * len(bounds) * max(gpus, 1)
     known = PART_IDS if gpu_timelines else ("input", "host")  # no GPU, no parts on it
     return Breakdown(**{name: sum(spans.total for spans in parts[name]) / unit for name in known})
@@ -48,9 +53,10 @@ def breakdown(trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequen
 
 def breakdown_by_step(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+    by_gpu: PartsByGpu | None = None,
 ) -> dict[str, F64]:
     """The same for each of ``bounds``: by part, seconds in an array of shape (len(bounds),)."""
-    parts, gpus = _parts(trace, gpu_timelines, bounds)
+    parts, gpus = _parts(trace, gpu_timelines, bounds, by_gpu)
     start, end = np.array(bounds, np.int64).reshape(-1, 2).T
     return {name: sum((coverage(spans, start, end) for spans in parts[name]), np.zeros(len(bounds), np.int64))
             / (1e9 * max(gpus, 1)) for name in PART_IDS}
@@ -74,9 +80,10 @@ def parts_by_gpu(
 
 def _parts(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+    by_gpu: PartsByGpu | None = None,
 ) -> tuple[dict[str, list[Spans]], int]:
     """When each part holds on each GPU that took part, and how many those are; without any, on the host."""
-    by_gpu = parts_by_gpu(trace, gpu_timelines, bounds)
+    by_gpu = parts_by_gpu(trace, gpu_timelines, bounds) if by_gpu is None else by_gpu
     if by_gpu:
         return {name: [parts[name] for parts in by_gpu.values()] for name in PART_IDS}, len(by_gpu)
     within = union([a for a, _ in bounds], [b for _, b in bounds])

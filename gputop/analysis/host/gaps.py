@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ TOP = 12  # names kept of each kind of thread
 _WRAPPERS = (r"(?:TFE_Py_FastPathExecute_C|TFE_Py_ExecuteCancelable|EagerKernelExecute|KernelAndDevice(?:Func|Op)::Run|"
              r"EagerCopyToDevice|ValidateInputTypeAndPlacement|FunctionRun|ExecutorState::Process)$")
 _EAGER_PREFIX = re.compile(r"EagerLocalExecute: ")
-_MARKER = r"ProfilerStep#\d+$"  # spans the whole step and says nothing of what the host does
+_MARKER = r"ProfilerStep#\d+$"  # PyTorch's mark of a step; others have a number of the step
 
 
 def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> StepGaps | None:
@@ -114,17 +114,34 @@ def charge(trace: Trace, rows: I64, inside_ns: I64, line: npt.NDArray) -> Charge
     return Charge(label[holder], nesting.own(inside_ns), np.where(nesting.parent < 0, inside_ns, 0), holder)
 
 
+def marks(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Which host events are marks of steps, or hold one: an epoch, the whole training. They are around the work, and
+    none of it themselves."""
+    host = trace.host
+    found = name_mask(trace, _MARKER)[host.name]
+    found[host_stat(host, "step_num")[0]] = True
+    marked = np.flatnonzero(found)
+    for line in np.unique(host.line[marked]).tolist():
+        own = marked[host.line[marked] == line]
+        own = own[np.argsort(host.start_ns[own], kind="stable")]
+        rows = np.flatnonzero(host.line == line)
+        first = np.searchsorted(host.start_ns[own], host.start_ns[rows])
+        ends = np.append(host.end_ns[own], np.iinfo(np.int64).max)
+        found[rows[ends[first] <= host.end_ns[rows]]] = True
+    return found
+
+
 def without_prefix(name: str) -> str:
     """An op's name without what eager execution puts before it."""
     return _EAGER_PREFIX.sub("", name)
 
 
 def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[dict[str, tuple[int, int]], int]:
-    """By name (nanoseconds of its own within the gaps, events), and the gap time in which no event is open but a
-    step's marker, over the chosen lines."""
+    """By name (nanoseconds of its own within the gaps, events), and the gap time in which no event is open but
+    :func:`marks`, over the chosen lines."""
     host = trace.host
     rows = np.flatnonzero(chosen[host.line] & (host.end_ns > host.start_ns)) if len(host) else np.empty(0, np.int64)
-    rows = rows[~name_mask(trace, _MARKER)[host.name[rows]]]
+    rows = rows[~marks(trace)[rows]] if len(rows) else rows
     lines = int(chosen.sum())
     inside = coverage(gaps, host.start_ns[rows], host.end_ns[rows])
     rows, inside = rows[inside > 0], inside[inside > 0]  # what holds such an event is such an event
@@ -142,6 +159,27 @@ def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[d
         known = out.get(text, (0, 0))
         out[text] = known[0] + int(times[name]), known[1] + int(events[name])
     return out, lines * gaps.total - int(charged.outer_ns.sum())
+
+
+def longest_on_host(trace: Trace, names: Collection[str], within: Spans) -> dict[str, float]:
+    """By name when the event of it begins (seconds) that lies longest in ``within``. ``names`` are of host events or of
+    eager ops, as :func:`work_in` gives them; those without such an event are left out."""
+    host, number = trace.host, np.full(len(trace.names) + 1, -1, np.int64)  # the last one answers for no name
+    wanted = {text: i for i, name in enumerate(names) for text in (f"EagerLocalExecute: {name}", name)}
+    for i, text in enumerate(trace.names):
+        if text in wanted:
+            number[i] = wanted[text]
+    eager, op = host_stat(host, "eager_op")
+    own_name = np.flatnonzero(number[host.name] >= 0)
+    rows = np.concatenate((own_name, eager[number[op] >= 0]))
+    which = np.concatenate((number[host.name[own_name]], number[op][number[op] >= 0]))
+    inside = coverage(within, host.start_ns[rows], host.end_ns[rows])
+    out = {}
+    for i, name in enumerate(names):
+        own = np.flatnonzero((which == i) & (inside > 0))
+        if len(own):
+            out[name] = int(host.start_ns[rows[own[inside[own].argmax()]]]) / 1e9
+    return out
 
 
 def ranked_work(work: dict[str, tuple[int, int]], per: float) -> tuple[GapWork, ...]:

@@ -66,7 +66,7 @@ class HostCauses:
     ``input_together`` is the share of the time of launches held up in which tf.data's threads work, and
     ``input_threads`` the mean number of them at work then; None without such launches or threads.
     ``input_shared_threads`` are those among them that TensorFlow's own ops need as well. ``late`` is the division
-    itself: by GPU (index into ``Trace.gpus``) and cause.
+    itself: by GPU (index into ``Trace.gpus``) and cause; ``divided`` the same of each GPU or, without one, host.
     """
 
     tracing_s: float
@@ -85,6 +85,7 @@ class HostCauses:
     input_threads: float | None = None
     input_shared_threads: float = 0.0
     late: Mapping[int, Mapping[str, Spans]] = field(default_factory=dict)
+    divided: tuple[Late, ...] = ()
 
 
 def runs_eagerly(ops: HostOps | None) -> bool:
@@ -131,7 +132,7 @@ def host_causes(
         gap_main=main, gap_executor=executor, gap_silent_s=silent, gap_host=slow,
         compiled=compiled_calls(trace, within), input_together=together, input_threads=threads,
         input_shared_threads=shared,
-        late={own.timeline.gpu: own.by_cause for own in late if own.timeline is not None},
+        late={own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}, divided=tuple(late),
     )
 
 

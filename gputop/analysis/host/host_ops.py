@@ -30,7 +30,7 @@ def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
     within = _within(trace, steps)
     rows = np.flatnonzero(is_op[host.name] & ~of_input_pipeline(trace)) if len(host) else np.empty(0, np.int64)
     rows = rows[_begins_in(within, host.start_ns[rows])]
-    eager_rows, eager_op = _eager_calls(trace, within)
+    eager_rows, eager_op = eager_calls(trace, within)
     device = trace.device
     on_gpu = np.flatnonzero(is_op[device.tf_op] & _begins_in(within, device.start_ns))
     if not len(rows) and not len(eager_rows) and not len(on_gpu):
@@ -115,7 +115,7 @@ def _launches(trace: Trace, rows: I64) -> npt.NDArray[np.bool_]:
     return np.searchsorted(times, base + host.end_ns[rows]) > np.searchsorted(times, base + host.start_ns[rows])
 
 
-def _eager_calls(trace: Trace, within: Spans) -> tuple[I64, I64]:
+def eager_calls(trace: Trace, within: Spans) -> tuple[I64, I64]:
     """Rows and ops of EagerExecute that run a single op from Python, calls for a batch left out."""
     host = trace.host
     flags, is_func = host_stat(host, "is_func")
@@ -123,6 +123,14 @@ def _eager_calls(trace: Trace, within: Spans) -> tuple[I64, I64]:
     keep = ~np.isin(rows, flags[is_func == 1]) & ~name_mask(trace, FOR_A_BATCH)[op]
     keep &= lines_of(trace, MAIN)[host.line[rows]] & _begins_in(within, host.start_ns[rows])
     return rows[keep], op[keep]
+
+
+def eager_types(trace: Trace) -> set[str]:
+    """The types of the ops that Python ran one by one."""
+    if not len(trace.host):
+        return set()
+    _, op = eager_calls(trace, union([trace.host.start_ns[0]], [trace.host.end_ns.max() + 1]))
+    return {trace.names[i] for i in np.unique(op).tolist()}
 
 
 def _eager(trace: Trace, within: Spans, rows: I64, op: I64) -> tuple[float | None, tuple[EagerOp, ...]]:

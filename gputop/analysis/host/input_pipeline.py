@@ -38,7 +38,7 @@ def input_pipeline(trace: Trace, steps: Steps | None) -> InputPipeline | None:
         lo, hi = trace.window_ns
         waited, length = sum(loop.total for loop in found), (hi - lo) * len(found)
         count = sum(len(loop.start) for loop in found)
-        how += ", union of the calls in the window; per call, for want of steps"
+        how += ", union of the calls in the window; per call, because no steps were found"
     return InputPipeline(waited / max(count, 1) / 1e9, waited / max(length, 1), stage_self_times(trace), how,
                          pipelines(trace))
 

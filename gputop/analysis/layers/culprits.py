@@ -14,29 +14,30 @@ from typing import NamedTuple
 import numpy as np
 
 from gputop.analysis.gpu.device_time import gpu_number
+from gputop.analysis.layers.pytorch import CallScopes
 from gputop.analysis.layers.scopes import scope_of
 from gputop.core.findings import Culprit
 from gputop.trace.intervals import Spans, coverage
-from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Trace
 
 _OPENED_FROM = 0.9  # of the time: a layer that has less stands as it is
 _NAMED_FROM = 0.1  # of the time: where no part of a layer takes more, it is not opened
 _NAMED_PART = 0.5  # of the time, below which names say too little
-_MAX_DEPTH, _MAX_CULPRITS, _MAX_NAME = 12, 20, 160
+MAX_CULPRITS = 20  # of a finding
+_MAX_DEPTH, _MAX_NAME = 12, 160
 _NUMBER = re.compile(r"\d+")
-_AUTOGRAD = "autograd::engine::evaluate_function: "
-_CALL = rf"aten::|{_AUTOGRAD}|Optimizer\.step#|c10d::|nccl:"
 
 
 class Events(NamedTuple):
     """Device events (rows). ``time_ns`` of each, where that is not its length in the steps; ``only_on``: the GPUs (the
-    job's numbers) of whose events only those count that no other GPU has; ``timed``: whether their times are told."""
+    job's numbers) of whose events only those count that no other GPU has; ``timed``: whether their times are told;
+    ``idle``: whether those are of idle time before them, in which the host was at something else."""
 
     rows: I64
     time_ns: I64 | None = None
     only_on: tuple[int, ...] = ()
     timed: bool = True
+    idle: bool = False
 
 
 @dataclass(slots=True)
@@ -64,25 +65,28 @@ class _Node:
 
 def named_events(
     trace: Trace, events: Events, within: Spans, count: int, per: str, gpus: Sequence[int],
+    calls: CallScopes | None = None,
 ) -> tuple[Culprit, ...]:
     """The culprits of these events, as far as ``within`` (the steps, ``count`` of them) goes; the mean of ``gpus``.
+    ``calls``: of PyTorch's kernels, which name no op, the modules and calls around their launches.
 
     Empty where ops are named for less than half of the time.
     """
     device, rows = trace.device, events.rows
     time = coverage(within, device.start_ns[rows], device.end_ns[rows]) if events.time_ns is None else events.time_ns
     number = np.array([gpu_number(trace, g) for g in range(len(trace.gpus))], np.int64)[device.gpu[rows]]
-    key = _ops(trace, rows)
+    key = _ops(trace, rows, calls)
     if events.only_on:
         here = np.isin(number, events.only_on)
-        elsewhere = {_stem(_name(trace, op)[0]) for op in np.unique(key[~here & (key >= 0)]).tolist()}
-        own = [op for op in np.unique(key[here & (key >= 0)]).tolist() if _stem(_name(trace, op)[0]) not in elsewhere]
+        elsewhere = {_stem(_name(trace, op, calls)[0]) for op in np.unique(key[~here & (key >= 0)]).tolist()}
+        own = [op for op in np.unique(key[here & (key >= 0)]).tolist()
+               if _stem(_name(trace, op, calls)[0]) not in elsewhere]
         keep = here & np.isin(key, own)
         rows, time, number, key, gpus = rows[keep], time[keep], number[keep], key[keep], events.only_on
     known = np.flatnonzero((key >= 0) & (time > 0))
     root, seen = _Node(), set()
     for op, node in _by_op(rows[known], time[known], key[known]):
-        path, source = _name(trace, op)
+        path, source = _name(trace, op, calls)
         if not path:
             continue
         node.names = int(path not in seen)  # a replica's is the same op
@@ -112,49 +116,31 @@ def named_events(
             gpu_number(trace, int(device.gpu[row])), float(device.start_ns[row]) / 1e9)
 
     groups = _opened(root)
-    shown = [culprit(name, node) for name, node in groups[:_MAX_CULPRITS]]
-    if len(groups) > _MAX_CULPRITS:
+    shown = [culprit(name, node) for name, node in groups[:MAX_CULPRITS]]
+    if len(groups) > MAX_CULPRITS:
         rest = _Node()
-        for _, node in groups[_MAX_CULPRITS:]:
+        for _, node in groups[MAX_CULPRITS:]:
             rest.add(node)
         shown.append(culprit("", rest))
     return tuple(shown)
 
 
-def _ops(trace: Trace, rows: I64) -> I64:
+def _ops(trace: Trace, rows: I64, calls: CallScopes | None) -> I64:
     """For each event the op of its program, or that many plus the index of its op's name, or, where the trace names no
-    op at all, of the call that launched it after all names; -1: none."""
+    op at all, the scope of its launch; -1: none."""
     device, many = trace.device, len(trace.hlo_ops)
-    if not many and not (device.tf_op >= 0).any():
-        return _launching_calls(trace, rows)
+    if calls is not None:
+        return calls.of_event[rows]
     key = device.tf_op[rows].astype(np.int64)
     key[key >= 0] += many
     return np.where(device.hlo[rows] >= 0, device.hlo[rows], key) if many and len(device.hlo) else key
 
 
-def _launching_calls(trace: Trace, rows: I64) -> I64:
-    """By PyTorch's op, autograd function or optimizer that is the outermost around the launch."""
-    device, host, out = trace.device, trace.host, np.full(len(rows), -1, np.int64)
-    calls = host_rows(trace, _CALL)
-    for line in np.unique(host.line[calls]).tolist():
-        own = calls[host.line[calls] == line]
-        own = own[np.lexsort((-host.end_ns[own], host.start_ns[own]))]
-        start, until = host.start_ns[own], np.maximum.accumulate(host.end_ns[own])
-        outermost = np.concatenate(([True], start[1:] >= until[:-1]))
-        own, start = own[outermost], start[outermost]
-        mine = np.flatnonzero((device.launch_line[rows] == line) & (device.launch_ns[rows] >= 0))
-        launch = device.launch_ns[rows[mine]]
-        at = np.searchsorted(start, launch, side="right") - 1
-        inside = (at >= 0) & (launch < host.end_ns[own[np.maximum(at, 0)]])
-        out[mine[inside]] = len(trace.names) + host.name[own[at[inside]]]
-    return out
-
-
-def _name(trace: Trace, op: int) -> tuple[tuple[str, ...], str]:
+def _name(trace: Trace, op: int, calls: CallScopes | None) -> tuple[tuple[str, ...], str]:
     """Path and line of source of an op; empty where it has none."""
     many = len(trace.hlo_ops)
-    if op - many >= len(trace.names):
-        return (trace.names[op - many - len(trace.names)].removeprefix(_AUTOGRAD),), ""
+    if calls is not None:
+        return calls.scopes[op].path, ""
     name, source = (trace.hlo_ops[op].op_name, trace.hlo_ops[op].source) if op < many else (trace.names[op - many], "")
     return scope_of(name, False).path or ((name,) if name else ()), source
 

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from gputop.analysis.gpu.device_time import GpuTimeline
+from gputop.analysis.host.host_ops import eager_types
 from gputop.analysis.layers.device_share import COLLECTIVES, COMPUTE, COPIES, DeviceShare, device_share
 from gputop.analysis.layers.pytorch import CallScopes, call_scopes
-from gputop.analysis.layers.scopes import PHASES, Scope, differentiates, scope_of
-from gputop.analysis.results import LayerRow, Layers, SourceLine
+from gputop.analysis.layers.scopes import Scope, differentiates, scope_of
+from gputop.analysis.layers.tree import AFTER, EAGER, NO_CALL, Node, place_of, put, source_lines, table_rows
+from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import union
 from gputop.trace.model import F64, HloOp, Kind, Trace
 
-NO_CALL = "launched by no op"
-NO_OP, NO_PROGRAM, NO_SCOPE = "no op named", "XLA ops without their program", "no layer named"
-AFTER = "after the last kernel"
-REASONS = {
-    NO_OP: ("These kernels name no op. Where XLA runs them as CUDA graphs, a capture with "
-            "XLA_FLAGS=--xla_gpu_enable_command_buffer= shows their ops."),
-    NO_PROGRAM: "The capture does not hold the compiled program of these ops, which names their layers.",
-    NO_SCOPE: "XLA made these ops itself (layouts, copies, constants): they name no layer.",
-    NO_CALL: ("The launches of these kernels lie in no op of PyTorch, or are not in the trace, as those of a CUDA "
-              "graph's kernels."),
-    AFTER: "Idle time that no kernel of the window ends.",
-}
-_ORDER = (*PHASES, "collectives", "copies", NO_SCOPE, NO_PROGRAM, NO_OP, NO_CALL, AFTER)
-_FOLDED_BELOW = 0.005  # of the whole: one row for all of them
-_MAX_DEPTH, _MAX_ROWS, _MAX_SOURCES = 12, 400, 30
 _MAIN_KERNEL = 0.1  # of an op's time: what takes less does not count its executions
 
 
@@ -45,28 +32,6 @@ class OpUse:
     kernel: str  # the name of the kernel that took most time
 
 
-@dataclass(slots=True)
-class _Node:
-    """Sums of a scope and all below it. ``known_ns`` is the device time of the ops whose FLOPs are known."""
-
-    device_ns: float = 0.0
-    wait_ns: float = 0.0
-    kernels: float = 0.0
-    flops: float = 0.0
-    known_ns: float = 0.0
-    bytes: float = 0.0
-    children: dict[str, _Node] = field(default_factory=dict)
-    sources: dict[str, float] = field(default_factory=dict)
-
-    def add(self, other: _Node) -> None:
-        self.device_ns += other.device_ns
-        self.wait_ns += other.wait_ns
-        self.kernels += other.kernels
-        self.flops += other.flops
-        self.known_ns += other.known_ns
-        self.bytes += other.bytes
-
-
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
     """The table, and for the limit ladder the use of each of XLA's ops in all ``steps``, of all GPUs together."""
@@ -74,6 +39,7 @@ class LayerTimes:
     table: Layers
     ops: tuple[OpUse, ...]
     steps: int  # times GPUs
+    calls: CallScopes | None  # of PyTorch's kernels
 
 
 def layer_times(
@@ -97,33 +63,35 @@ def layer_times(
     device_ns, wait_ns, kernels = (sum(column) for column in zip(*columns, strict=True))
     unit = len(shares) * count
     executions, kernel_of = _executions(trace, shares, many)
-    root, ops = _Node(), []
-    modules = _modules(trace, shares, many)
+    root, ops = Node(), []
+    modules, eager = _modules(trace, shares, many), eager_types(trace)
     training = {module for i, module in enumerate(modules) if differentiates(trace.hlo_ops[i].op_name)}
     used = np.flatnonzero((device_ns + wait_ns + kernels) > 0)
     for key in used.tolist():
         what, op = divmod(key, size)
-        node = _Node(float(device_ns[key]), float(wait_ns[key]), float(kernels[key]))
+        node = Node(float(device_ns[key]), float(wait_ns[key]), float(kernels[key]))
         hlo = trace.hlo_ops[op] if op < many else None
         if calls is not None:
             phase, path = _place_of_call(calls.scopes[op] if op < size - 1 else None, what)
         else:
             name = hlo.op_name if hlo is not None else trace.names[op - many] if op < size - 1 else ""
             phase, path = _place(name, what, hlo is not None, hlo is not None and modules[op] in training)
+            if phase == "other ops" and path == (name.rpartition(":")[2],) and path[0] in eager:
+                phase = EAGER
         if hlo is not None and what == COMPUTE:
             times = float(executions[op])
             ops.append(OpUse(hlo, node.device_ns, times, phase, kernel_of[op]))
             node.bytes = times * (hlo.bytes or 0)
             if hlo.flops is not None:
                 node.known_ns, node.flops = node.device_ns, times * sum(number for _, number in hlo.flops)
-        _put(root, (phase, *path[:_MAX_DEPTH]), node, hlo.source if hlo is not None else "")
+        put(root, phase, path, node, hlo.source if hlo is not None else "")
     rest = float(sum(share.rest_ns for share in shares))
     if rest:
-        _put(root, (AFTER,), _Node(wait_ns=rest), "")
+        put(root, AFTER, (), Node(wait_ns=rest))
     table = Layers(
         basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=len(shares),
-        rows=tuple(_rows(root, unit)), sources=_sources(root, unit))
-    return LayerTimes(table, tuple(ops), unit)
+        rows=tuple(table_rows(root, unit)), sources=source_lines(root, unit))
+    return LayerTimes(table, tuple(ops), unit, calls)
 
 
 def _sums(
@@ -187,12 +155,7 @@ def _place(name: str, what: int, has_program: bool, training: bool) -> tuple[str
     if what in (COLLECTIVES, COPIES):
         path = scope_of(name, training).path if has_program or ":" in name else ()
         return "collectives" if what == COLLECTIVES else "copies", path
-    if not name and not has_program:
-        return NO_OP, ()
-    if not has_program and ":" not in name:
-        return NO_PROGRAM, (name,)
-    scope = scope_of(name, training)
-    return (scope.phase, scope.path) if scope.path else (NO_SCOPE, (name,) if name else ())
+    return place_of(name, has_program, training)
 
 
 def _place_of_call(scope: Scope | None, what: int) -> tuple[str, tuple[str, ...]]:
@@ -200,68 +163,3 @@ def _place_of_call(scope: Scope | None, what: int) -> tuple[str, tuple[str, ...]
     if what in (COLLECTIVES, COPIES):
         return "collectives" if what == COLLECTIVES else "copies", path
     return (scope.phase, path) if scope is not None else (NO_CALL, ())
-
-
-def _put(root: _Node, path: tuple[str, ...], node: _Node, source: str) -> None:
-    at = root
-    at.add(node)
-    for part in path:
-        at = at.children.setdefault(part, _Node())
-        at.add(node)
-    if source:
-        for whose in (root, at):
-            whose.sources[source] = whose.sources.get(source, 0.0) + node.device_ns
-
-
-def _rows(root: _Node, unit: int) -> list[LayerRow]:
-    """The tree in order, parents before children, siblings by falling time; what costs little is one row."""
-    rows: list[LayerRow] = []
-    whole = root.device_ns + root.wait_ns
-    least = _FOLDED_BELOW * whole
-
-    def row(name: str, parent: int | None, node: _Node) -> None:
-        rows.append(LayerRow(
-            name=name, parent=parent, device_s=node.device_ns / unit / 1e9, wait_s=node.wait_ns / unit / 1e9,
-            share=(node.device_ns + node.wait_ns) / whole if whole else 0.0, kernels=node.kernels / unit,
-            flops=node.flops / unit if node.known_ns else None,
-            flops_known=node.known_ns / node.device_ns if node.device_ns else 0.0,
-            bytes=node.bytes / unit if node.bytes else None,
-            source=max(node.sources, key=lambda s: node.sources[s], default=""),
-            reason=REASONS.get(name, "") if parent is None else ""))
-
-    def visit(name: str, parent: int | None, node: _Node) -> None:
-        while len(node.children) == 1:  # a scope that holds nothing but one other
-            (inner, child), = node.children.items()
-            if parent is None or child.kernels != node.kernels or child.wait_ns != node.wait_ns:
-                break
-            name, node = f"{name}/{inner}", child
-        row(name, parent, node)
-        below(node, len(rows) - 1)
-
-    def below(node: _Node, parent: int) -> None:
-        children = sorted(node.children.items(), key=lambda item: (-item[1].device_ns - item[1].wait_ns, item[0]))
-        shown = [(name, child) for name, child in children if child.device_ns + child.wait_ns >= least]
-        if len(rows) + len(shown) > _MAX_ROWS:
-            shown = []
-        for name, child in shown:
-            visit(name, parent, child)
-        others = children[len(shown):]
-        if shown and others:
-            rest = _Node()
-            for _, child in others:
-                rest.add(child)
-            row(f"{len(others)} more", parent, rest)
-
-    for name in _ORDER:
-        if name in root.children:
-            visit(name, None, root.children[name])
-    return rows
-
-
-def _sources(root: _Node, unit: int) -> tuple[SourceLine, ...] | None:
-    """Lines of source by device time; None where the programs name none."""
-    if not root.sources:
-        return None
-    lines = sorted(root.sources.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(SourceLine(line, time / unit / 1e9, time / root.device_ns if root.device_ns else 0.0)
-                 for line, time in lines[:_MAX_SOURCES])

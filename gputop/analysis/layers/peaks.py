@@ -45,9 +45,11 @@ def _types(half: float | None, tf32: float | None, fp32: float | None, fp8: floa
 
 _ANY = (0.0, 1e9)
 _HOPPER = _types(989.4, 494.7, 66.9, 1978.9)
+_HOPPER_NVL = _types(835.5, 417.5, 60.0, 1670.5)
 _ROWS = (
     _Row("H200", r"H200(?! NVL)", (9, 0), 132, (130, 160), (1.9, 3), _HOPPER, 4.8e12),
-    _Row("H100 NVL", r"H100 NVL", (9, 0), 132, (95, 110), (1, 1.9), _types(835.0, None, None, 1670.0), 3.9e12),
+    _Row("H200 NVL", r"H200 NVL", (9, 0), 132, (130, 160), (1, 1.9), _HOPPER_NVL, 4.8e12),
+    _Row("H100 NVL", r"H100 NVL", (9, 0), 132, (95, 110), (1, 1.9), _HOPPER_NVL, 3.9e12),
     _Row("H100 PCIe", r"H100 PCIe", (9, 0), 114, (70, 90), _ANY, _types(756.0, 378.0, 51.2, 1513.0), 2.0e12),
     _Row("H100 SXM", r"H[18]00(?! PCIe| NVL).*HBM3|H[18]00 SXM", (9, 0), 132, (70, 90), _ANY, _HOPPER, 3.35e12),
     _Row("H20", r"H20\b(?!0)", (9, 0), 78, _ANY, _ANY, _types(148.0, 74.0, 44.0, 296.0), 4.0e12),
@@ -64,9 +66,11 @@ _ROWS = (
     _Row("B200", r"(?<!G)B200", (10, 0), None, _ANY, _ANY, _types(2250.0, 1100.0, 75.0, 4500.0), 7.7e12),
 )
 # Held against NVIDIA's figures as its partners repeat them: the data sheets of H100 (SXM, PCIe), H200, A100
-# (nvidia-1758950), V100, T4, L4, L40S and Blackwell (HGX B200: a GPU of 180 GB; half of the figures with sparsity). Of
-# these several independent lists agree, but no copy of a data sheet was found. H200 NVL has no row for want of either.
-_QUOTED = ("H100 NVL", "H20", "A10")
+# (nvidia-1758950), V100, T4, L4, L40S and Blackwell (HGX B200: a GPU of 180 GB; half of the figures with sparsity).
+# H100 NVL and H200 NVL: NVIDIA's pages of both as several repositories cite them, half of 1,671 with sparsity (of
+# the H200 NVL they are preliminary there). A10: its data sheet, "125 TF | 250 TF*", as two cite it. Of the H20 several
+# independent lists agree, but NVIDIA publishes no data sheet.
+_QUOTED = ("H20",)
 # The fastest type that a model trains in without a change of its numerics: 16 bit.
 _BEST = ("bf16", "fp16")
 

@@ -15,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.layers.scopes import LOSS, PHASES, Scope
-from gputop.trace.lookups import host_rows, host_stat, name_mask
+from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
-from gputop.trace.nesting import depths, nesting_order
+from gputop.trace.nesting import depths, nest, nesting_order
 
 _MODULE, _AUTOGRAD = "nn.Module: ", "autograd::engine::evaluate_function: "
 _OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#(.*)")
 _CALL = rf"{_MODULE}|[\w.]+::|Optimizer\.(?:step|zero_grad)#|nccl:"
+# Until PyTorch 1.8 functions of autograd stand there by their bare names.
+_BARE_AUTOGRAD = r"[A-Z]\w*Backward\d*$|torch::autograd::\w+$"
 _LAUNCHING = r"aten::|autograd::engine|Optimizer\.step#"  # one of these is in every trace of PyTorch
 _NO_SCOPE = re.compile(r"ProfilerStep#|enumerate\(DataLoader\)#|DistributedDataParallel\.forward|nccl:")
 _MAX_LEVELS = 24  # calls around one launch; what is deeper adds no name
@@ -34,45 +36,91 @@ class CallScopes(NamedTuple):
     scopes: list[Scope]
 
 
+class _Calls(NamedTuple):
+    """The names of calls that the user made and of autograd's functions, and whether there is a backward pass."""
+
+    marked: set[str]
+    functions: set[str]
+    training: bool
+
+
 def call_scopes(trace: Trace) -> CallScopes | None:
     """None where the trace is not of PyTorch, or its kernels name their ops."""
-    device, host = trace.device, trace.host
+    device = trace.device
     if trace.hlo_ops or (device.tf_op >= 0).any() or not len(host_rows(trace, _LAUNCHING)):
         return None
+    return _scopes_at(trace, device.launch_line, device.launch_ns)
+
+
+def op_scopes(trace: Trace) -> tuple[I64, CallScopes] | None:
+    """Rows of the host's ops that are in no other, and their scopes: of a job that computes on the CPU. None where the
+    trace is not of PyTorch."""
+    host = trace.host
+    if not len(host_rows(trace, r"aten::")):
+        return None
+    rows = host_rows(trace, r"(?!autograd)[\w.]+::")
+    rows = rows[nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names).parent < 0]
+    return rows, _scopes_at(trace, host.line[rows], host.start_ns[rows])
+
+
+def _scopes_at(trace: Trace, line: npt.NDArray, time_ns: I64) -> CallScopes:
+    """By the calls that were running on these threads at these times."""
+    host, many = trace.host, len(line)
     annotations = host_stat(host, "annotation")[0]
-    marked = {trace.names[i] for i in np.unique(host.name[annotations]).tolist()}
-    frames, ops = _linked(trace)
-    code, function, stacks = _stacks(trace, annotations, frames, ops)
-    training = bool(name_mask(trace, _AUTOGRAD).any())
+    functions = autograd_functions(trace)
+    calls = _Calls({trace.names[i] for i in np.unique(host.name[annotations]).tolist()},
+                   {trace.names[i] for i in np.flatnonzero(functions[:-1]).tolist()}, bool(functions.any()))
+    frames, ops = _linked(trace, functions)
+    code, function, stacks = _stacks(
+        trace, annotations, frames, functions, np.concatenate((line, host.line[ops])),
+        np.concatenate((time_ns, host.start_ns[ops])))
     # With the calls around the op whose gradient it computes, where that is known; code 0 has none.
-    of_op = np.where(function >= 0, code[len(device) + function], 0)
-    pairs, which = np.unique(code[:len(device)] * len(stacks) + of_op, return_inverse=True)
+    of_op = np.where(function[:many] >= 0, code[many + function[:many]] if len(ops) else 0, 0)
+    pairs, which = np.unique(code[:many] * len(stacks) + of_op, return_inverse=True)
     found = []
     for own, op in (divmod(pair, len(stacks)) for pair in pairs.tolist()):
-        alone, *calls = stacks[own]
-        scope = _scope("backward" if alone else "", [trace.names[i] for i in calls], marked, training)
+        alone, *around = stacks[own]
+        scope = _scope("backward" if alone else "", [trace.names[i] for i in around], calls)
         if scope is not None and scope.phase == "backward" and op:
-            scope = Scope("backward", (*_layers([trace.names[i] for i in stacks[op][1:]], marked), *scope.path))
+            scope = Scope("backward", (*_layers([trace.names[i] for i in stacks[op][1:]], calls), *scope.path))
         found.append(scope)
     known = np.array([scope is not None for scope in found], bool)
     number = np.where(known, np.cumsum(known) - 1, -1)
-    return CallScopes(number[which], [scope for scope in found if scope is not None])
+    return CallScopes(number[which], _below_their_parents(trace, [scope for scope in found if scope is not None]))
 
 
-def _stacks(trace: Trace, annotations: I64, frames: I64, ops: I64) -> tuple[I64, I64, list[tuple[int, ...]]]:
-    """The calls around each launch, and around each of ``ops`` after those: as a code, an index into the list of all.
+def _below_their_parents(trace: Trace, scopes: list[Scope]) -> list[Scope]:
+    """The scopes of modules that a function of autograd called, as checkpoints do, below the modules that hold them in
+    the forward pass."""
+    modules = {name.removeprefix(_MODULE) for name in trace.names if name.startswith(_MODULE)}
+    above: dict[str, tuple[str, ...]] = {}
+    for scope in scopes:
+        for i, part in enumerate(scope.path) if scope.phase == "forward" else ():
+            if i and part in modules:
+                above.setdefault(part, scope.path[:i])
+    return [scope if scope.phase == "forward" or not scope.path else
+            Scope(scope.phase, (*above.get(scope.path[0], ()), *scope.path)) for scope in scopes]
+
+
+def autograd_functions(trace: Trace) -> Mask:
+    """Which of ``trace.names`` are functions of autograd, as :func:`name_mask`."""
+    mask = name_mask(trace, _AUTOGRAD)
+    return mask if mask.any() else name_mask(trace, _BARE_AUTOGRAD)
+
+
+def _stacks(
+    trace: Trace, annotations: I64, frames: I64, functions: Mask, line: npt.NDArray, time_ns: I64,
+) -> tuple[I64, I64, list[tuple[int, ...]]]:
+    """The calls that were running on each of these threads at its time: as a code, an index into the list of all.
 
     A list's first entry is 1 on a thread that runs the backward pass alone, else 0; names follow, from the outermost
-    on. Second: of each device event the innermost function of autograd, as index into ``frames``, -1: not among them.
+    on. Second: the innermost function of autograd, as index into ``frames``, -1: not among them.
     """
-    device, host = trace.device, trace.host
-    rows = np.union1d(host_rows(trace, _CALL), annotations)
+    host = trace.host
+    rows = np.union1d(np.union1d(host_rows(trace, _CALL), annotations), np.flatnonzero(functions[host.name]))
     rows = rows[nesting_order(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)]
     depth = depths(host.line[rows], host.start_ns[rows], host.end_ns[rows])
-    line = np.concatenate((device.launch_line, host.line[ops]))
-    time_ns = np.concatenate((device.launch_ns, host.start_ns[ops]))
-    functions = name_mask(trace, _AUTOGRAD)
-    code = np.isin(line, _backward_threads(trace)).astype(np.int64)
+    code = np.isin(line, _backward_threads(trace, functions)).astype(np.int64)
     stacks: list[tuple[int, ...]] = [(0,), (1,)]
     innermost = np.full(len(line), -1, np.int64)
     for level in range(min(int(depth.max(initial=-1)) + 1, _MAX_LEVELS)):
@@ -85,10 +133,10 @@ def _stacks(trace: Trace, annotations: I64, frames: I64, ops: I64) -> tuple[I64,
         code[here] = len(stacks) + which
         stacks += [(*stacks[before], inner) for before, inner in (
             divmod(pair, len(trace.names)) for pair in pairs.tolist())]
-    return code, innermost[:len(device)], stacks
+    return code, innermost, stacks
 
 
-def _linked(trace: Trace) -> tuple[I64, I64]:
+def _linked(trace: Trace, functions: Mask) -> tuple[I64, I64]:
     """Rows of autograd's functions, and for each that of the op whose gradient it computes.
 
     Both have the sequence number that the op's thread was at; of several ops the last one made the function. Numbers
@@ -96,8 +144,8 @@ def _linked(trace: Trace) -> tuple[I64, I64]:
     """
     host = trace.host
     rows, number = host_stat(host, "sequence")
-    is_function, is_op = (name_mask(trace, pattern)[host.name[rows]]
-                          for pattern in (_AUTOGRAD, r"(?!autograd)[\w.]+::"))
+    is_function, is_op = functions[host.name[rows]], name_mask(trace, r"(?!autograd)[\w.]+::")[host.name[rows]]
+    is_op &= ~is_function
     order = np.flatnonzero(is_op)
     order = order[np.lexsort((host.start_ns[rows[order]], number[order]))]
     first = np.flatnonzero(np.diff(number[order], prepend=-1))
@@ -106,18 +154,18 @@ def _linked(trace: Trace) -> tuple[I64, I64]:
     lines = host.line[rows[order]]
     alone = np.maximum.reduceat(lines, first) == np.minimum.reduceat(lines, first)
     last = rows[order[np.append(first[1:], len(order)) - 1]]
-    functions = np.flatnonzero(is_function)
-    at = np.minimum(np.searchsorted(number[order[first]], number[functions]), len(first) - 1)
-    fits = (number[order[first]][at] == number[functions]) & alone[at] & (
-        host.start_ns[last[at]] < host.start_ns[rows[functions]])
-    return rows[functions[fits]], last[at[fits]]
+    own = np.flatnonzero(is_function)
+    at = np.minimum(np.searchsorted(number[order[first]], number[own]), len(first) - 1)
+    fits = (number[order[first]][at] == number[own]) & alone[at] & (
+        host.start_ns[last[at]] < host.start_ns[rows[own]])
+    return rows[own[fits]], last[at[fits]]
 
 
-def _backward_threads(trace: Trace) -> list[int]:
+def _backward_threads(trace: Trace, functions: Mask) -> list[int]:
     """Lines of autograd's threads: what they launch outside of its functions, as DDP's reducer does, is backward."""
     line = trace.host.line
     marked = host_rows(trace, r"Optimizer\.|ProfilerStep#|enumerate\(DataLoader")
-    return sorted(set(line[host_rows(trace, _AUTOGRAD)].tolist()) - set(line[marked].tolist()))
+    return sorted(set(line[functions[trace.host.name]].tolist()) - set(line[marked].tolist()))
 
 
 def _around(trace: Trace, calls: I64, line: npt.NDArray, time_ns: I64) -> I64:
@@ -132,34 +180,34 @@ def _around(trace: Trace, calls: I64, line: npt.NDArray, time_ns: I64) -> I64:
     return out
 
 
-def _scope(phase: str, calls: list[str], marked: set[str], training: bool) -> Scope | None:
-    """``phase`` of the thread, where it has one; ``calls`` from the outermost on; ``marked`` are names that the user
-    gave."""
+def _scope(phase: str, around: list[str], calls: _Calls) -> Scope | None:
+    """``phase`` of the thread, where it has one; the calls ``around`` from the outermost on."""
     path: list[str] = []
     op = ""
-    for call in calls:
+    for call in around:
         if (update := _OPTIMIZER.match(call)) is not None:
             phase, op, path = "optimizer", "", [update[1]]
-        elif call.startswith(_AUTOGRAD):
+        elif call in calls.functions:
             phase, op, path = "backward", "", [call.removeprefix(_AUTOGRAD)]
         elif call.startswith(_MODULE):
             if phase == "backward":
                 phase, path = "recomputation", []
             path, op = [*path, call.removeprefix(_MODULE)], ""
-        elif call in marked:
+        elif call in calls.marked:
             path, op = (path if _NO_SCOPE.match(call) else [*path, call.strip("# ")]), ""
         else:
             op = op or call
-    if not calls or not (path or op):
+    if not around or not (path or op):
         return None
     if not phase:
-        phase = "loss" if training and any(LOSS.search(part) for part in (*path, op)) else "forward"
+        phase = "loss" if calls.training and any(LOSS.search(part) for part in (*path, op)) else "forward"
     path = path if (phase == "backward" and path) or not op else [*path, op]
     named = [part for part in path if part.lower() not in PHASES]  # “## forward ##” is told already
     return Scope(phase, tuple(part for i, part in enumerate(named) if named[i - 1:i] != [part]))
 
 
-def _layers(calls: list[str], marked: set[str]) -> tuple[str, ...]:
+def _layers(around: list[str], calls: _Calls) -> tuple[str, ...]:
     """The modules and ranges around an op."""
-    scope = _scope("", [call for call in calls if call in marked or call.startswith(_MODULE)], marked, False)
+    scope = _scope("", [call for call in around if call in calls.marked or call.startswith(_MODULE)],
+                   calls._replace(training=False))
     return scope.path if scope is not None else ()

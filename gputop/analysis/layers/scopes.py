@@ -41,6 +41,7 @@ class Scope(NamedTuple):
 @lru_cache(maxsize=65536)
 def scope_of(op_name: str, training: bool) -> Scope:
     """``training``: whether the program differentiates, so that what is neither forward nor backward is an update."""
+    op_name = op_name.partition(";")[0]  # where XLA made one op of several it lists their names
     name, _, type_ = op_name.rpartition(":") if ":" in op_name.rsplit("/", 1)[-1] else (op_name, "", "")
     if "/" not in name and not type_:
         return Scope("other ops", ())

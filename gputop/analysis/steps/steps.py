@@ -41,8 +41,9 @@ _WARM_UP_FACTOR = 2.0
 # last marker is a whole step too.
 _CONTIGUOUS_SHARE = 0.02
 # The host runs ahead of the GPU where the steps' kernels take this many times as long as the host's calls for them:
-# then its marks tell no step time. gputop's own figure; a queue that is merely deep keeps the same pace.
-_AHEAD_FACTOR = 1.5
+# then its marks tell no step time. The smaller factor does where each step's kernels begin a step late or more, so that
+# the GPU never waits for the host. gputop's own figures; a queue that is merely deep keeps the same pace.
+_AHEAD_FACTOR, _BEHIND_A_STEP_FACTOR = 1.5, 1.05
 # cuDNN's check of the buffers around each algorithm that it tries, in TensorFlow (redzone_checker) and XLA.
 _AUTOTUNING = r"(?i).*redzone"
 # The profiler's own end, in JAX and in TensorFlow's and PyTorch's Python.
@@ -202,7 +203,9 @@ def _on_the_gpu(trace: Trace, bounds: I64) -> I64 | None:
     edges = np.append(first, device.end_ns[rows].max())[np.searchsorted(device.launch_ns[rows], bounds)]
     # What is launched after the last step may come much later.
     edges[-1, 1] = min(edges[-1, 1], device.end_ns[rows[:own]].max()) if own else edges[-1, 0]
-    ahead = edges[-1, 1] - edges[0, 0] >= _AHEAD_FACTOR * (bounds[-1, 1] - bounds[0, 0])
+    behind = (edges[:, 0] - bounds[:, 0] >= bounds[:, 1] - bounds[:, 0]).all()
+    factor = _BEHIND_A_STEP_FACTOR if behind else _AHEAD_FACTOR
+    ahead = edges[-1, 1] - edges[0, 0] >= factor * (bounds[-1, 1] - bounds[0, 0])
     length = edges[:, 1] - edges[:, 0]  # uneven where other threads launch a step's kernels after its call
     return edges if ahead and (length > 0).all() and _alike(length, float(np.median(length))).all() else None
 

@@ -31,7 +31,9 @@ _KINDS = tuple(PATH_KINDS)
 _INPUT, _HOST, _LAUNCH, _KERNEL, _COPY, _COLLECTIVE, _SYNC, _IDLE = range(len(_KINDS))
 _OF_DEVICE = np.array([_COLLECTIVE if kind == Kind.COLLECTIVE else _KERNEL if kind == Kind.COMPUTE else _COPY
                        for kind in Kind])
-_MOST_SEGMENTS = 300  # stretches of the step in which short segments are told as one
+# Stretches of the step in which short segments are told as one. They are 300 to 599; as many segments at most are long,
+# and divide the short ones once more: MAX_SEGMENTS is more than all.
+_MOST_SEGMENTS = 300
 _MOST_ROWS = 40  # of what is not on the path
 _LONGEST_NAME = 160
 _FAR = 1 << 40  # ns; more than any slack that counts
@@ -410,7 +412,7 @@ def _texts(trace: Trace, *parts: _Times) -> tuple[list[_Times], list[str], list[
 
 def _segments(path: _Times, places: list[str], names: list[str], lo: int, hi: int) -> Iterator[PathSegment]:
     """Stretches that are long by themselves, and of the others as many as lie in a part of the step as one, which is
-    called what most of it is."""
+    called what mostof it is."""
     width = max((hi - lo) // _MOST_SEGMENTS, 1)
     length = path.end - path.start
     long, part = length >= width, (path.start - lo) // width

@@ -18,7 +18,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.host_waits import SYNCHRONIZE
-from gputop.trace.intervals import Spans, union
+from gputop.trace.intervals import EMPTY, Spans, intersect, merge, union
 from gputop.trace.lookups import detect_framework, host_rows, name_mask
 from gputop.trace.model import I64, Kind, Trace
 
@@ -230,7 +230,7 @@ class Graph:
         Where a lane goes on later than soon, the pauses between the same two kernels tell: a host that waits goes on
         a steady time after the GPU, a busy one a steady time after its last launch. Where both are as steady it is
         unclear."""
-        out = []
+        out, pauses = [], EMPTY
         device = self.trace.device
         for lane in range(self.host_lanes):
             gpus = [gpu for gpu, of in self.host_of_gpu.items() if of == lane]
@@ -257,7 +257,8 @@ class Graph:
             soon = since[drained] <= wait[drained] // 4
             waited = may_wait & (since[drained] >= 0) & (soon | (_CLEARLY * after_gpu < after_launch))
             if not unclear:
-                self.unclear_ns += int(wait[drained[may_wait & ~waited]].sum())
+                unsure = drained[may_wait & ~waited]
+                pauses = merge(pauses, union(called[unsure], reach[unsure]))
             drained = drained[may_wait if unclear else waited]
             ahead = np.append(self.start[mine][1:] - launches[1:], 0)[:len(mine)]
             held = (next_ - called >= _HELD_NS) & (ahead >= (next_ - called) // 2)
@@ -265,6 +266,8 @@ class Graph:
             end[drained] = np.minimum(next_[drained], reach[drained] + LATENCY_NS)
             held[drained] = True
             out.append((np.full(int(held.sum()), lane), called[held], end[held]))
+        if not unclear:
+            self.unclear_ns = intersect(pauses, self.spans).total  # once, however many lanes pause together
         return out
 
     def _ended_last(self, lane: I64, begin: I64, end: I64) -> I64:

@@ -92,10 +92,11 @@ class Replay(Graph):
         """The same where the host, in each pause in which the GPUs ran out of work, waited for them to do so: such a
         pause looks the same whether the host waits, in a call that is not recorded, or is busy."""
         if self._waiting is None:
-            self._waiting = copy(self)
-            self._waiting.waits = self._waiting._find_waits(unclear=True)
-            self._waiting._cut()
-            self._waiting.recorded_ns = self._waiting._steps_time(self._waiting._run(None, exact=True))
+            waiting = copy(self)
+            waiting.waits = waiting._find_waits(unclear=True)
+            waiting._cut()
+            waiting.recorded_ns = waiting._steps_time(waiting._run(None, exact=True))
+            self._waiting = waiting  # complete: rules ask from several threads
         return self._waiting.saved(cure)
 
     def times(self, cure: Cure | None) -> tuple[I64, I64]:

@@ -50,7 +50,7 @@ def test_the_ends_and_the_middle_are_shown() -> None:
     assert [word for word, _ in least_median_most(found[:2])] == ["least", "most"]
     assert least_median_most(found[:1]) == ()
     text = text_report(analyze_trace(uneven().build()), 80)
-    assert "GPU 0 has most load" in text and "least  GPU 1" in text
+    assert "GPU 0 has the highest load" in text and "least  GPU 1" in text
 
 
 def test_what_cannot_be_told_is_not_told() -> None:

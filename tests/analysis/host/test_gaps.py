@@ -53,6 +53,19 @@ def test_with_gpus_gaps_are_when_none_of_them_is_busy():
     assert executor["ExecutorState::Process"] == pytest.approx(5e-6)
 
 
+def test_marks_of_steps_and_what_is_around_them_are_no_work():
+    b = Builder(gpus=1).host("fit", 0, 1000).host("epoch", 5, 495).host("epoch", 505, 490)
+    for i in range(10):
+        at = 10 + i * 98
+        b.host("train", at, 90, step_num=i).host("PjitFunction(f)", at, 40).run(0, at + 10, 30, launch=at + 5)
+        b.host("checkpoint", at + 50, 20)  # in the mark, and all of it in the gap
+    gaps = gaps_of(b)
+    assert gaps is not None
+    assert {"checkpoint"} <= set(by_name(gaps)) <= {"checkpoint", "PjitFunction(f)", "cuLaunchKernel"}
+    assert by_name(gaps)["checkpoint"] == pytest.approx(20e-6)
+    assert gaps.no_event_s_per_step == pytest.approx(gaps.total_s_per_step - sum(by_name(gaps).values()), abs=1e-6)
+
+
 def test_no_gaps_without_steps_or_without_gpu_events():
     assert gaps_of(Builder(gpus=0).host("EagerExecute", 0, 10)) is None
     assert gaps_of(keras_steps(Builder(gpus=1), 5, 100, 60)) is None  # GPUs are there and their plane is empty

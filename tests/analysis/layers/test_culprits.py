@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gputop.analysis.layers.culprits import Events, named_events
+from gputop.analysis.layers.pytorch import call_scopes
 from gputop.core.findings import Culprit
 from gputop.trace.intervals import union
 from gputop.trace.model import HloOp
@@ -20,7 +21,7 @@ def named(b: Builder, only_on: tuple[int, ...] = (), steps: int = 1, timed: bool
     trace = b.build()
     rows = np.arange(len(trace.device))
     return named_events(trace, Events(rows, only_on=only_on, timed=timed), union([0], [ns(1e6)]), steps, "step",
-                        sorted({int(g) for g in trace.device.gpu}))
+                        sorted({int(g) for g in trace.device.gpu}), call_scopes(trace))
 
 
 def each(b: Builder, op: Callable[[int], str | None], count: int, length: float = 10, gpu: int = 0) -> Builder:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
@@ -10,14 +16,17 @@ import numpy as np
 import pytest
 
 from gputop.analysis.gpu.device_time import timelines
-from gputop.analysis.layers.layers import AFTER, NO_OP, NO_PROGRAM, NO_SCOPE, layer_times
+from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.layers.limits import limits
 from gputop.analysis.layers.peaks import peak_of
+from gputop.analysis.layers.tree import AFTER, EAGER, ITSELF, NO_OP, NO_PROGRAM, NO_SCOPE
 from gputop.analysis.results import Breakdown, GpuUse, LayerRow, Peak, RooflinePoint, StepTimes
 from gputop.analysis.steps.model import Steps
 from gputop.diagnosis.diagnose import analyze
+from gputop.diagnosis.report_device import mfu_text
 from gputop.diagnosis.roofline import picture, svg
 from gputop.trace.model import HloOp, Kind, Trace, TraceGpu
+from gputop.trace.readers.load import load
 from tests.trace.build import Builder
 from tests.trace.shares import SHARED
 
@@ -106,6 +115,18 @@ def test_the_ladder_sums_to_the_step_and_ends_at_the_roofline() -> None:
     assert found.peaks[0].dtype == "bf16" and "H100 SXM" in found.peaks[0].source
 
 
+def test_below_70_percent_coverage_there_is_no_single_figure() -> None:
+    trace = compiled()
+    trace.hlo_ops[0] = trace.hlo_ops[0]._replace(flops=None)  # as of a custom call: 62 of 92 µs
+    times = layer_times(trace, timelines(trace), STEPS)
+    found = limits(PARTS, times, trace.gpus, STEPS, [])
+    assert found is not None and found.coverage == pytest.approx(30 / 92, abs=0.01)
+    assert found.mfu is None and found.hfu is None and "no single figure" in found.reason
+    at = {part.id: part.time_s for part in found.steps}
+    assert at["unknown"] == pytest.approx(62e-6) and sum(at.values()) == pytest.approx(100e-6)
+    assert "none. FLOPs and bytes are known for 33%" in mfu_text(found)
+
+
 def test_given_flops_take_the_place_of_what_is_not_known() -> None:
     trace, parts, steps = compiled(program=False), PARTS, STEPS
     use = GpuUse(gpu=0, window_s=1, busy=1, compute=1, collectives=0, collectives_exposed=0, copies=0,
@@ -126,7 +147,9 @@ def test_given_flops_take_the_place_of_what_is_not_known() -> None:
     (replace(H100, name="NVIDIA H100 PCIe"), "H100 PCIe"), (replace(H100, name="NVIDIA H100 80GB HBM3"), "H100 SXM"),
     (replace(H100, name="NVIDIA A100-SXM4-40GB"), "A100 40GB"),
     (replace(H100, name="Tesla V100-SXM2-16GB"), "V100 SXM2"),
-    (replace(H100, name="NVIDIA H200 NVL"), None), (replace(H100, name="NVIDIA GeForce RTX 4090"), None),
+    (replace(H100, name="NVIDIA H200 NVL"), "H200 NVL"), (replace(H100, name="NVIDIA H100 NVL"), "H100 NVL"),
+    (replace(H100, memory_bytes=150_000_000_000, clock_hz=1.785e9), "H200 NVL"),
+    (replace(H100, name="NVIDIA GeForce RTX 4090"), None),
 ])
 def test_which_gpu_has_which_peak(gpu: TraceGpu, name: str | None) -> None:
     found = peak_of(gpu)
@@ -150,6 +173,47 @@ def test_rows_of_real_traces_sum_to_the_step(file: str) -> None:
     for i, row in enumerate(found.layers.rows):
         below = [r for r in found.layers.rows if r.parent == i]
         assert sum(r.device_s for r in below) <= row.device_s + 1e-12
+
+
+def busy_ms(path: Path) -> float:
+    """When a GPU of the file ran anything, straight from its events; the sum of the GPUs."""
+    of_gpu: dict[object, list[tuple[int, int]]] = {}  # nanoseconds
+    if path.suffix == ".sqlite":
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+            for kind in ("KERNEL", "MEMCPY", "MEMSET"):
+                for gpu, start, end in file.execute(f"SELECT deviceId, start, end FROM CUPTI_ACTIVITY_KIND_{kind}"):
+                    of_gpu.setdefault(gpu, []).append((start, end))
+    for one in sorted(path.glob("*.gz")) if path.is_dir() else [path] * (path.suffix == ".gz"):
+        document = json.loads(gzip.decompress(one.read_bytes()), parse_float=Decimal)  # floats are too coarse
+        for event in document["traceEvents"] if isinstance(document, dict) else document:
+            if event.get("cat", "").lower() in ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"):
+                times = of_gpu.setdefault((one, event["pid"]), [])
+                times.append((round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)))
+    total = 0
+    for times in of_gpu.values():
+        reach = 0
+        for start, end in sorted(times):
+            total += max(end - max(start, reach), 0)
+            reach = max(reach, end)
+    return total / 1e6
+
+
+@pytest.mark.parametrize("file", [
+    "dlrm_8gpu_v100", "kineto/a100_launch_bound.json.gz", "kineto/v100_healthy.json.gz",
+    "kineto_pair/resnet50_w4_old.pt.trace.json.gz", "nsys/h100_2gpu_1s.sqlite", "nsys/mfu_2gpu_before.sqlite"])
+def test_device_times_of_the_layers_are_the_busy_time_of_the_raw_events(file: str) -> None:
+    path = SHARED / file
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    trace = load([str(one) for one in sorted(path.glob("*.gz"))] if path.is_dir() else [str(path)])
+    found = layer_times(trace, timelines(trace), None)
+    assert found is not None
+    rows = found.table.rows
+    device_s = sum(row.device_s for row in rows if row.parent is None)
+    assert device_s * found.table.gpus * 1e3 == pytest.approx(busy_ms(path), rel=2e-5)
+    for i, row in enumerate(rows):
+        inside = [own.device_s for own in rows if own.parent == i]
+        assert not inside or sum(inside) == pytest.approx(row.device_s, rel=1e-6, abs=1e-9)
 
 
 def test_the_roofline_has_each_op_with_its_rate_below_its_roof() -> None:
@@ -179,3 +243,18 @@ def test_without_points_the_roofline_says_why() -> None:
     hostile = msgspec.structs.replace(nothing, bytes_per_s=1e12, peaks=(Peak("bf16", 1e15, ""),), points=(
         RooflinePoint("a\x1b[31m<b>", "bf16", 0.0, 1e30, 1e-30), RooflinePoint("b", "x", 1.0, 0.0, 0.0)))
     assert all(line.isprintable() for line in picture(hostile)) and "<b>" not in svg(hostile)
+
+
+def test_ops_that_python_runs_one_by_one_have_their_own_row() -> None:
+    b = Builder().run(0, 0, 10, op="Conv2D:Conv2D").run(0, 10, 10, op="Cast:Cast").run(0, 20, 10, op="a/Conv2D:Conv2D")
+    b.host("EagerExecute", 0, 5, eager_op="Conv2D")
+    rows = rows_of(b.build())
+    assert rows[EAGER].device_s == pytest.approx(10e-6) and "run_eagerly" in rows[EAGER].reason
+    assert rows["other ops"].device_s == pytest.approx(10e-6) and rows["other ops"].reason
+
+
+def test_an_op_whose_name_is_a_scope_of_others_has_a_row_for_itself() -> None:
+    b = Builder().run(0, 0, 30, op="net/MatMul:MatMul").run(0, 30, 10, op="net/MatMul/MatMul_1:MatMul")
+    rows = rows_of(b.build())
+    of_it = {path.rsplit("|", 1)[-1]: row.device_s for path, row in rows.items()}
+    assert of_it[ITSELF] == pytest.approx(30e-6) and of_it["MatMul_1"] == pytest.approx(10e-6)

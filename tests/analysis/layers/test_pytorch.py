@@ -6,15 +6,19 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gputop.analysis.gpu.device_time import timelines
-from gputop.analysis.layers.layers import NO_CALL, layer_times
+from gputop.analysis.layers.cpu_layers import cpu_layers
+from gputop.analysis.layers.culprits import Events, named_events
+from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.layers.pytorch import call_scopes
 from gputop.analysis.layers.scopes import Scope
+from gputop.analysis.layers.tree import NO_CALL, NO_OP_RUNS
 from gputop.diagnosis.diagnose import examine
 from gputop.timeline.layer_spans import layer_spans
-from gputop.trace.intervals import coverage
+from gputop.trace.intervals import coverage, union
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
 from tests.trace.shares import SHARED
@@ -83,7 +87,7 @@ EXPECTED = [
     Scope("forward", ("my block", "Net_0", "Linear_0", "aten::linear")),
     Scope("forward", ("my block", "Net_0", "aten::relu")),
     Scope("loss", ("aten::cross_entropy_loss",)), Scope("backward", ("AddmmBackward0",)),
-    Scope("recomputation", ("Linear_0", "aten::linear")), Scope("backward", ("MulBackward0",)),
+    Scope("recomputation", ("my block", "Net_0", "Linear_0", "aten::linear")), Scope("backward", ("MulBackward0",)),
     Scope("optimizer", ("Adam.step", "aten::_foreach_add_")), None]
 
 
@@ -129,27 +133,67 @@ def test_a_loop_without_gradients_has_no_loss_and_other_traces_no_calls(tmp_path
     assert call_scopes(other.load(tmp_path)) is None
 
 
-def test_the_modules_of_a_model_that_pytorch_profiled(tmp_path: Path) -> None:
-    """Recorded by PyTorch 2.15 on a CPU (``with_stack``, ``with_modules``): two blocks of two linear layers, the second
-    one checkpointed, a head in a ``record_function``. Each product is given a kernel, as a GPU would have."""
+def recorded_modules(*, kernels: bool) -> Kineto:
     kineto = Kineto()
     recorded = json.loads(gzip.decompress((DATA / "pytorch_modules.pt.trace.json.gz").read_bytes()))["traceEvents"]
     for event in recorded:
         kineto.call(event["name"], event["ts"], event["ts"] + event["dur"], event["tid"], event["cat"],
                     **event.get("args", {}))
-    for event in sorted(recorded, key=lambda event: event["ts"]):
+    for event in sorted(recorded, key=lambda event: event["ts"]) if kernels else ():
         if event["name"] in ("aten::addmm", "aten::mm"):
             kineto.launch(event["ts"] + event["dur"] / 2, event["tid"], duration=1)
+    return kineto
+
+
+def test_culprits_are_modules_forward_and_backward_together(tmp_path: Path) -> None:
+    trace = recorded_modules(kernels=True).load(tmp_path)
+    rows = np.arange(len(trace.device))
+    everything = union([0], [trace.window_ns[1] + 1])
+    found = named_events(trace, Events(rows), everything, 1, "step", [0], call_scopes(trace))
+    names = [culprit.name for culprit in found]
+    assert set(names) == {"Net_0/Block_0/*", "Net_0/Block_1/*", "Net_0/head of the model/Linear_4/*"}
+    assert sum(culprit.time_s or 0.0 for culprit in found) == pytest.approx(len(rows) * 1e-6)
+    assert all(culprit.at_s is not None for culprit in found)
+
+
+def test_a_cpu_s_ops_have_their_modules(tmp_path: Path) -> None:
+    trace = recorded_modules(kernels=False).load(tmp_path)
+    table = cpu_layers(trace, None)
+    assert table is not None and table.gpus == 0
+    roots = {row.name: row for row in table.rows if row.parent is None}
+    assert list(roots) == ["forward", "loss", "backward", "recomputation", "optimizer", NO_OP_RUNS]
+    assert sum(row.device_s + row.wait_s for row in roots.values()) == pytest.approx(table.total_s)
+    names = trace.names
+    forward = [row for row in range(len(trace.host)) if names[trace.host.name[row]] == "aten::linear"]
+    assert roots["forward"].kernels + roots["recomputation"].kernels >= len(forward)
+    assert any(row.name.startswith("Block_0") for row in table.rows)
+
+
+def test_before_1_9_autograd_s_functions_have_bare_names(tmp_path: Path) -> None:
+    kineto = Kineto()
+    kineto.call("aten::conv2d", 0, 50)
+    kineto.launch(10)
+    kineto.call("CudnnConvolutionBackward", 100, 150, tid=2)
+    kineto.call("aten::cudnn_convolution_backward", 105, 145, tid=2)
+    kineto.launch(110, tid=2)
     found = call_scopes(kineto.load(tmp_path))
+    assert found is not None and [found.scopes[i] for i in found.of_event.tolist()] == [
+        Scope("forward", ("aten::conv2d",)), Scope("backward", ("CudnnConvolutionBackward",))]
+
+
+def test_the_modules_of_a_model_that_pytorch_profiled(tmp_path: Path) -> None:
+    """Recorded by PyTorch 2.15 on a CPU (``with_stack``, ``with_modules``): two blocks of two linear layers, the second
+    one checkpointed, a head in a ``record_function``. Each product is given a kernel, as a GPU would have."""
+    found = call_scopes(recorded_modules(kernels=True).load(tmp_path))
     assert found is not None
     scopes = [found.scopes[i] for i in found.of_event.tolist()]
     linear = "aten::linear"
     assert scopes[:5] == [Scope("forward", ("Net_0", *path, linear)) for path in (
         ("Block_0", "Linear_0"), ("Block_0", "Linear_1"), ("Block_1", "Linear_2"), ("Block_1", "Linear_3"),
         ("head of the model", "Linear_4"))]
-    again = [Scope("recomputation", ("Block_1", name, linear)) for name in ("Linear_2", "Linear_3")]
+    again = [Scope("recomputation", ("Net_0", "Block_1", name, linear)) for name in ("Linear_2", "Linear_3")]
     back = [Scope("backward", (*path, "AddmmBackward0")) for path in (
-        ("Net_0", "head of the model", "Linear_4"), ("Block_1", "Linear_3"), ("Block_1", "Linear_2"),
+        ("Net_0", "head of the model", "Linear_4"), ("Net_0", "Block_1", "Linear_3"), ("Net_0", "Block_1", "Linear_2"),
         ("Net_0", "Block_0", "Linear_1"), ("Net_0", "Block_0", "Linear_0"))]
     of_input_and_weight = [scope for scope in back for _ in range(2)]
     assert scopes[5:] == [*of_input_and_weight[:2], *again, *of_input_and_weight[2:]]

@@ -7,6 +7,8 @@ import pytest
 from gputop.analysis.layers.scopes import scope_of
 
 NAMES = [
+    ("jit(step)/transpose(jvp(Net))/Dense_0/mul;jit(step)/transpose(jvp(Net))/add", "backward", "Net/Dense_0/mul"),
+    ("jit(step)/jvp(jit(loss_fn))/dot_general", "forward", "dot_general"),
     ("jit(step)/jvp(Net)/block_0/Dense_0/dot_general", "forward", "Net/block_0/Dense_0/dot_general"),
     ("jit(step)/transpose(jvp(Net))/block_0/LayerNorm_0/reduce_sum", "backward", "Net/block_0/LayerNorm_0/reduce_sum"),
     ("jit(step)/transpose(jvp(Net))/jvp(Net)/checkpoint/rematted_computation/block_1/query/dot_general",

@@ -63,6 +63,19 @@ def test_where_the_host_runs_ahead_its_calls_tell_no_step_time(ahead):
     assert ("the host runs ahead" in steps.times.anchor) == ahead and bool(steps.call_ends_ns) != ahead
 
 
+@pytest.mark.parametrize(("pace", "ahead"), [(870, True), (1000, False)])
+def test_a_host_a_step_ahead_that_gets_further_ahead_tells_no_step_time(pace, ahead):
+    """As DDP on MI300X of AMD-AGI/TraceLens: a marked step each 16 ms, and the GPU, 30 ms behind, takes 19 ms."""
+    b = Builder(gpus=1)
+    for i in range(5):
+        b.host(f"ProfilerStep#{i}", i * pace, pace)
+        for k in range(9):
+            b.run(0, 2020 + i * 1000 + k * 110, 100, launch=i * pace + 1 + k, thread="python")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 5 and steps.times.median_s == pytest.approx(1000e-6)
+    assert ("the host runs ahead" in steps.times.anchor) == ahead
+
+
 def test_a_pause_after_the_steps_is_no_running_ahead():
     b = Builder(gpus=1)
     for i in range(8):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from gputop.analysis.gpu.breakdown import breakdown_by_step
+from gputop.analysis.gpu.breakdown import PartsByGpu, breakdown_by_step
 from gputop.analysis.gpu.collectives import by_operation, matched
-from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, timelines
+from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
+from gputop.analysis.gpu.packed_series import PackedSeries
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import coverage, subtract
 from gputop.trace.kernel_names import classify
@@ -37,20 +38,51 @@ class StepSeries:
     waiting: F64 | None
 
 
-def step_series(trace: Trace, steps: Steps) -> StepSeries:
-    """The series of a trace. Without a GPU in it, or with GPUs on which nothing ran, ``gpus`` is empty."""
-    gpu_timelines = timelines(trace)
+    def packed(self) -> PackedSeries:
+        return PackedSeries(
+            self.step_s.tobytes(), {name: part.tobytes() for name, part in self.parts.items()},
+            {gpu: {name: values.astype(float).tobytes() for name, values in figures.items()}
+             for gpu, figures in self.gpus.items()},
+            None if self.waiting is None else self.waiting.tobytes())
+
+    @classmethod
+    def unpacked(cls, packed: PackedSeries) -> StepSeries:
+        """Raises ValueError where the lengths do not fit together."""
+        count = len(_floats(packed.step_s))
+
+        def numbers(data: bytes) -> F64:
+            found = _floats(data)
+            if len(found) != count:
+                raise ValueError(f"{len(found)} figures for {count} steps")
+            return found
+
+        return cls(numbers(packed.step_s), {name: numbers(part) for name, part in packed.parts.items()},
+                   {gpu: {name: numbers(values) for name, values in figures.items()}
+                    for gpu, figures in packed.gpus.items()},
+                   None if packed.waiting is None else numbers(packed.waiting))
+
+
+def _floats(data: bytes) -> F64:
+    return np.frombuffer(data, np.float64)
+
+
+def step_series(
+    trace: Trace, steps: Steps, gpu_timelines: Sequence[GpuTimeline], by_gpu: PartsByGpu | None = None,
+) -> StepSeries:
+    """The series of a trace. Without a GPU in it, or with GPUs on which nothing ran, ``gpus`` is empty.
+
+    ``by_gpu``: :func:`~gputop.analysis.gpu.breakdown.parts_by_gpu` of the steps, where that is known."""
     start, end = steps.edges_ns.T
     readable = bool(gpu_timelines) or not trace.gpus
     return StepSeries(
         step_s=(end - start) / 1e9,
-        parts=breakdown_by_step(trace, gpu_timelines, steps.bounds_ns) if readable else {},
+        parts=breakdown_by_step(trace, gpu_timelines, steps.bounds_ns, by_gpu) if readable else {},
         gpus={gpu_number(trace, timeline.gpu): _of_gpu(trace, timeline, start, end) for timeline in gpu_timelines},
         waiting=_waiting(trace, gpu_timelines, start, end),
     )
 
 
-def _waiting(trace: Trace, gpu_timelines: list[GpuTimeline], start: I64, end: I64) -> F64 | None:
+def _waiting(trace: Trace, gpu_timelines: Sequence[GpuTimeline], start: I64, end: I64) -> F64 | None:
     """Per step 1 - transfer / summed time of the collectives that begin in it.
 
     See :mod:`gputop.analysis.gpu.collectives`.

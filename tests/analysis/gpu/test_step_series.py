@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gputop.analysis.gpu.step_series import StepSeries, step_series
 from gputop.analysis.results import Analysis
-from gputop.comparison.series import StepSeries, step_series
 from gputop.diagnosis.diagnose import examine
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
@@ -17,13 +17,13 @@ from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
 from tests.trace.build import Builder
 
-KERAS = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"
+KERAS = Path(__file__).resolve().parents[2] / "data" / "keras3_slow_input.xplane.pb.gz"
 
 
 def both(trace: Trace) -> tuple[Analysis, StepSeries]:
     facts = examine(trace)
     assert facts.steps is not None
-    return facts.analysis, step_series(trace, facts.steps)
+    return facts.analysis, step_series(facts.trace, facts.steps, facts.gpu_timelines, facts.parts)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,208 @@
+"""Where the step of a job without a GPU goes by phase and layer: by the ops that its CPU runs.
+
+TensorFlow's executors tell each op with its thread, from its beginning to its end, and so does PyTorch. XLA's ops (JAX,
+``jit_compile``) end on any thread: an event "end: " with the number of the start tells when (openxla/xla,
+``xla/backends/cpu/runtime/thunk_executor.cc``). Of ops side by side, on several threads, each gets an equal part of the
+time: so the sum over all is the time in which any op runs, and an op that shares the CPU with another is not charged
+twice. The rest of the step is one row. An op's work on threads of a pool below it is in its time, as it waits for that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.analysis.host.executors import of_input_pipeline
+from gputop.analysis.host.host_ops import OP, eager_calls
+from gputop.analysis.layers.pytorch import op_scopes
+from gputop.analysis.layers.scopes import Scope, differentiates
+from gputop.analysis.layers.tree import COMPILED, EAGER, NO_OP_RUNS, Node, place_of, put, source_lines, table_rows
+from gputop.analysis.results import Layers
+from gputop.analysis.steps.model import Steps
+from gputop.trace.intervals import Spans, at_or_before, in_order, union
+from gputop.trace.lookups import host_stat, name_mask
+from gputop.trace.model import F64, I64, Trace
+from gputop.trace.nesting import nest
+
+# What runs other ops, which have events of their own: XLA's by opcode, or by name where the program is not known.
+_HOLDS_OPS = frozenset({"while", "conditional", "call", "async-start", "async-update", "async-done"})
+_HOLDS_OPS_BY_NAME = re.compile(r"(?:while|conditional|call|async-\w+)(?:\.\d+)?$")
+# TensorFlow's ops that wait for a program of XLA's, and what an executor shows while an op starts.
+_RUNS_XLA = r".*:(?:_?Xla(?:Run|Launch\w*)|(?:Stateful)?PartitionedCall)$"
+_CALLS, _FUNCTION = r"ExecutorState::ProcessAsync::Start$", r"(?:.*/)?(?:Stateful)?PartitionedCall"
+
+
+class _Ops(NamedTuple):
+    """Op events: rows of the host, where each ends by another event's word (else -1), and what each is: an index of
+    hlo_ops, or that many plus the one of its name."""
+
+    rows: I64
+    done_ns: I64
+    key: I64
+    phase: npt.NDArray[np.object_]  # of which its name tells nothing; empty: its name tells
+    scopes: tuple[Scope, ...] = ()  # of PyTorch's; the key indexes them
+
+
+def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
+    """The mean step by layer, or without steps the time from the first op to the last. None where the trace has a GPU,
+    or no op that took time."""
+    ops = _ops(trace) if not trace.gpus and len(trace.host) else None
+    if ops is None or not len(ops.rows):
+        return None
+    start, end = trace.host.start_ns[ops.rows], trace.host.end_ns[ops.rows]
+    within = steps.spans if steps is not None else union(
+        [start.min()], [max(end.max(), ops.done_ns.max())])
+    if not within.total:
+        return None
+    time_ns, active_ns = _shared(trace, ops, within)
+    count, many = (steps.count if steps is not None else 1), len(trace.hlo_ops)
+    begins = np.searchsorted(within.start, start, side="right") - 1
+    inside = (begins >= 0) & (start < within.end[np.maximum(begins, 0)])
+    root, training = Node(), _training(trace)
+    for key, unnamed, time, runs in _by_op(ops, time_ns, inside):
+        node = Node(time, 0.0, runs)
+        if ops.scopes:
+            put(root, ops.scopes[key].phase, ops.scopes[key].path, node)
+            continue
+        hlo = trace.hlo_ops[key] if key < many else None
+        name = hlo.op_name if hlo is not None else trace.names[key - many]
+        if hlo is not None:
+            node.bytes = runs * (hlo.bytes or 0)
+            if hlo.flops is not None:
+                node.known_ns, node.flops = time, runs * sum(number for _, number in hlo.flops)
+        phase, path = (unnamed, (name,)) if unnamed else place_of(name, hlo is not None, key in training)
+        put(root, phase, path, node, hlo.source if hlo is not None else "")
+    if not root.device_ns:
+        return None
+    put(root, NO_OP_RUNS, (), Node(wait_ns=float(within.total - active_ns)))
+    return Layers(basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=0,
+                  rows=tuple(table_rows(root, count)), sources=source_lines(root, count))
+
+
+class OpSpans(NamedTuple):
+    """Ops of a CPU's job that are in no other op, by start: ``line`` is the thread on which each begins; ``paths`` has
+    its phase and scopes for each of ``which``. ``modules``: PyTorch's, of which not each ends with an op."""
+
+    start_ns: I64
+    end_ns: I64
+    line: npt.NDArray[np.int32]
+    which: I64
+    paths: list[tuple[str, ...]]
+    modules: bool
+
+
+def op_spans(trace: Trace) -> OpSpans | None:
+    """When each op runs; None as for :func:`cpu_layers`."""
+    ops = _ops(trace) if not trace.gpus and len(trace.host) else None
+    if ops is None or not len(ops.rows):
+        return None
+    host, many, training = trace.host, len(trace.hlo_ops), _training(trace)
+    start, end = host.start_ns[ops.rows], np.maximum(host.end_ns[ops.rows], ops.done_ns)
+    parent = nest(host.line[ops.rows], start, host.end_ns[ops.rows], host.name[ops.rows], trace.names).parent
+    outer = np.flatnonzero((parent < 0) & (end > start))
+    outer = outer[np.argsort(start[outer], kind="stable")]
+    phases = list(dict.fromkeys(ops.phase.tolist()))
+    phase = np.array([phases.index(own) for own in ops.phase.tolist()], np.int64)
+    pairs, which = np.unique(ops.key[outer] * len(phases) + phase[outer], return_inverse=True)
+    paths = []
+    for key, unnamed in ((pair // len(phases), phases[pair % len(phases)]) for pair in pairs.tolist()):
+        if ops.scopes:
+            paths.append((ops.scopes[key].phase, *ops.scopes[key].path))
+            continue
+        name = trace.hlo_ops[key].op_name if key < many else trace.names[key - many]
+        own, path = (unnamed, (name,)) if unnamed else place_of(name, key < many, key in training)
+        paths.append((own, *path))
+    return OpSpans(start[outer], end[outer], host.line[ops.rows[outer]], which, paths, bool(ops.scopes))
+
+
+def _training(trace: Trace) -> set[int]:
+    """Which of ``hlo_ops`` belong to a program that computes gradients."""
+    (_, hlo), (_, module) = host_stat(trace.host, "hlo"), host_stat(trace.host, "hlo_module")
+    programs = dict(zip(hlo.tolist(), module.tolist(), strict=True))
+    those = {programs.get(i) for i, op in enumerate(trace.hlo_ops) if differentiates(op.op_name)}
+    return {i for i, program in programs.items() if program in those}
+
+
+def _ops(trace: Trace) -> _Ops:
+    """The model's ops of any framework. What only runs others is none."""
+    host, many = trace.host, len(trace.hlo_ops)
+    if (pytorch := op_scopes(trace)) is not None:
+        rows, scopes = pytorch
+        return _Ops(rows, np.full(len(rows), -1, np.int64), scopes.of_event, np.full(len(rows), "", object),
+                    tuple(scopes.scopes))
+    xla, hlo = host_stat(host, "hlo")
+    is_op = name_mask(trace, OP) & ~(name_mask(trace, _RUNS_XLA) if len(xla) else False)
+    own = np.flatnonzero(is_op[host.name] & ~of_input_pipeline(trace))
+    everything = union([host.start_ns[0]], [host.end_ns.max() + 1])
+    eager, eager_op = eager_calls(trace, everything)
+    holds = np.array([op.opcode in _HOLDS_OPS for op in trace.hlo_ops] + [False])
+    named = np.array([_HOLDS_OPS_BY_NAME.match(name) is not None for name in trace.names])
+    kept = np.flatnonzero(~np.where(hlo >= 0, holds[hlo], named[host.name[xla]]))
+    xla, hlo = xla[kept], hlo[kept]
+    calls, called = host_stat(host, "name") if not len(xla) else (np.empty(0, np.int64), np.empty(0, np.int64))
+    some = name_mask(trace, _CALLS)[host.name[calls]] & name_mask(trace, _FUNCTION)[called]
+    calls, called = calls[some], called[some]
+    rows = np.concatenate((own, xla, eager, calls))
+    done = np.full(len(rows), -1, np.int64)
+    done[len(own):len(own) + len(xla)] = _ends(trace, xla)
+    key = np.concatenate((many + host.name[own], np.where(hlo >= 0, hlo, many + host.name[xla]), many + eager_op,
+                          many + called))
+    phase = np.repeat(np.array(["", EAGER, COMPILED], object), (len(own) + len(xla), len(eager), len(calls)))
+    return _Ops(rows, done, key.astype(np.int64), phase)
+
+
+def _ends(trace: Trace, rows: I64) -> I64:
+    """When the op that began at each of these rows was done; -1: with the event itself, or not told."""
+    host = trace.host
+    machine = np.array([trace.hosts.index(line.host) if line.host in trace.hosts else -1 for line in trace.lines])
+    out = np.full(len(rows), -1, np.int64)
+    starts, number = host_stat(host, "ends_with")
+    ends, ended = host_stat(host, "ended")
+    if not len(starts) or not len(ends):
+        return out
+    numbers, which = np.unique(np.concatenate((number, ended)), return_inverse=True)
+    which += len(numbers) * (machine[host.line[np.concatenate((starts, ends))]] + 1)
+    done = np.full(int(which.max()) + 1, -1, np.int64)
+    done[which[len(starts):]] = host.end_ns[ends]
+    at = np.searchsorted(starts, rows)
+    found = np.flatnonzero(np.append(starts, -1)[at] == rows)
+    out[found] = done[which[at[found]]]
+    return np.where(out > host.end_ns[rows], out, -1)
+
+
+def _shared(trace: Trace, ops: _Ops, within: Spans) -> tuple[I64, int]:
+    """The time within ``within`` that each op gets, and the time in which any runs."""
+    host = trace.host
+    start, end = host.start_ns[ops.rows], host.end_ns[ops.rows]
+    nesting = nest(host.line[ops.rows], start, end, host.name[ops.rows], trace.names)
+    late = np.flatnonzero(ops.done_ns >= 0)
+    outer = np.flatnonzero((nesting.parent < 0) & (end > start))
+    begins = in_order(np.concatenate((start[outer], end[late])))
+    stops = in_order(np.concatenate((end[outer], ops.done_ns[late])))
+    times = in_order(np.concatenate((begins, stops, within.start, within.end)))
+    inside = at_or_before(within.start, times) - at_or_before(within.end, times)
+    running = ((at_or_before(begins, times) - at_or_before(stops, times)) * inside)[:-1]
+    length = np.diff(times)
+    passed: F64 = np.cumsum(np.append(0, length / np.maximum(running, 1) * (running > 0)))
+
+    def until(when: I64) -> I64:
+        return np.rint(np.interp(when, times, passed)).astype(np.int64)
+
+    time_ns = nesting.own(until(end) - until(start))
+    time_ns[late] += until(ops.done_ns[late]) - until(end[late])
+    return time_ns, int(length[running > 0].sum())
+
+
+def _by_op(ops: _Ops, time_ns: I64, inside: npt.NDArray[np.bool_]) -> Iterator[tuple[int, str, float, float]]:
+    """What the op is, its phase where its name tells none, its time, and how many of its runs began in the steps."""
+    for phase in dict.fromkeys(ops.phase.tolist()):
+        own = np.flatnonzero(ops.phase == phase)
+        keys, which = np.unique(ops.key[own], return_inverse=True)
+        times, runs = np.bincount(which, time_ns[own]), np.bincount(which, inside[own])
+        for key, time, count in zip(keys.tolist(), times.tolist(), runs.tolist(), strict=True):
+            if time or count:
+                yield key, phase, time, count

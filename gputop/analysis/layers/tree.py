@@ -1,0 +1,139 @@
+"""The tree of phases, layers and ops, filled op by op, and the table's rows made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gputop.analysis.layers.scopes import PHASES, scope_of
+from gputop.analysis.results import LayerRow, SourceLine
+
+NO_CALL = "launched by no op"
+NO_OP, NO_PROGRAM, NO_SCOPE = "no op named", "XLA ops without their program", "no layer named"
+AFTER, ITSELF = "after the last kernel", "ops of its own"
+EAGER, COMPILED, NO_OP_RUNS = "run eagerly", "compiled functions", "no op runs"
+REASONS = {
+    "other ops": "These ops belong to no layer; mostly they are counters and metrics of the training loop.",
+    NO_OP: ("These kernels name no op. Where XLA runs them as CUDA graphs, a capture with "
+            "XLA_FLAGS=--xla_gpu_enable_command_buffer= shows their ops."),
+    NO_PROGRAM: "The capture does not hold the compiled program of these ops, which names their layers.",
+    NO_SCOPE: "XLA made these ops itself (layouts, copies, constants): they name no layer.",
+    NO_CALL: ("The launches of these kernels lie in no op of PyTorch, or are not in the trace, as those of a CUDA "
+              "graph's kernels."),
+    AFTER: "Idle time that no kernel of the window ends.",
+    EAGER: ("Ops that Python runs one by one name no layer. A step in a tf.function (without run_eagerly) shows "
+            "the layers."),
+    COMPILED: ("The trace has the times of these XLA functions (jit_compile), but not their ops. TensorFlow 2.21 and "
+               "newer records the ops, and so does a run without jit_compile."),
+    NO_OP_RUNS: "Time in which the CPU runs no op of the model: input, Python, or the time between two ops.",
+}
+_ORDER = (*PHASES, "collectives", "copies", NO_SCOPE, NO_PROGRAM, NO_OP, NO_CALL, EAGER,
+          COMPILED, AFTER, NO_OP_RUNS)
+_FOLDED_BELOW = 0.005  # of the whole: one row for all of them
+_MAX_DEPTH, _MAX_ROWS, _MAX_SOURCES = 12, 400, 30
+
+
+@dataclass(slots=True)
+class Node:
+    """Sums of a scope and all below it. ``known_ns`` is the device time of the ops whose FLOPs are known, ``own`` what
+    belongs to no part of it: an op whose name is also a scope of others."""
+
+    device_ns: float = 0.0
+    wait_ns: float = 0.0
+    kernels: float = 0.0
+    flops: float = 0.0
+    known_ns: float = 0.0
+    bytes: float = 0.0
+    children: dict[str, Node] = field(default_factory=dict)
+    sources: dict[str, float] = field(default_factory=dict)
+    own: Node | None = None
+
+    def add(self, other: Node) -> None:
+        self.device_ns += other.device_ns
+        self.wait_ns += other.wait_ns
+        self.kernels += other.kernels
+        self.flops += other.flops
+        self.known_ns += other.known_ns
+        self.bytes += other.bytes
+
+
+def place_of(name: str, has_program: bool, training: bool) -> tuple[str, tuple[str, ...]]:
+    """Root of the table and path below it."""
+    if not name and not has_program:
+        return NO_OP, ()
+    if not has_program and ":" not in name:
+        return NO_PROGRAM, (name,)
+    scope = scope_of(name, training)
+    return (scope.phase, scope.path) if scope.path else (NO_SCOPE, (name,) if name else ())
+
+
+def put(root: Node, phase: str, path: tuple[str, ...], node: Node, source: str = "") -> None:
+    """Add an op's figures to all scopes around it, the ``phase`` first."""
+    at = root
+    at.add(node)
+    for part in (phase, *path[:_MAX_DEPTH]):
+        at = at.children.setdefault(part, Node())
+        at.add(node)
+    at.own = at.own or Node()
+    at.own.add(node)
+    if source:
+        for whose in (root, at):
+            whose.sources[source] = whose.sources.get(source, 0.0) + node.device_ns
+
+
+def table_rows(root: Node, unit: int) -> list[LayerRow]:
+    """The tree in order, parents before children, siblings by falling time; what costs little is one row."""
+    rows: list[LayerRow] = []
+    whole = root.device_ns + root.wait_ns
+    least = _FOLDED_BELOW * whole
+
+    def row(name: str, parent: int | None, node: Node) -> None:
+        rows.append(LayerRow(
+            name=name, parent=parent, device_s=node.device_ns / unit / 1e9, wait_s=node.wait_ns / unit / 1e9,
+            share=(node.device_ns + node.wait_ns) / whole if whole else 0.0, kernels=node.kernels / unit,
+            flops=node.flops / unit if node.known_ns else None,
+            flops_known=node.known_ns / node.device_ns if node.device_ns else 0.0,
+            bytes=node.bytes / unit if node.bytes else None,
+            source=max(node.sources, key=lambda s: node.sources[s], default=""),
+            reason=REASONS.get(name, "") if parent is None else ""))
+
+    def visit(name: str, node: Node, parent: int | None) -> None:
+        while len(node.children) == 1:  # a scope that holds nothing but one other
+            (inner, child), = node.children.items()
+            if parent is None or child.kernels != node.kernels or child.wait_ns != node.wait_ns:
+                break
+            name, node = f"{name}/{inner}", child
+        row(name, parent, node)
+        below(node, len(rows) - 1)
+
+    def below(node: Node, parent: int) -> None:
+        parts = dict(node.children)
+        if parts and node.own is not None:
+            parts[ITSELF if rows[parent].parent is not None else NO_OP] = node.own
+        children = sorted(parts.items(), key=lambda item: (-item[1].device_ns - item[1].wait_ns, item[0]))
+        shown = [(name, child) for name, child in children if child.device_ns + child.wait_ns >= least]
+        if len(rows) + len(shown) > _MAX_ROWS:
+            shown = []
+        for name, child in shown:
+            visit(name, child, parent)
+        others = children[len(shown):]
+        if shown and len(others) == 1:
+            visit(*others.pop(), parent)
+        if shown and others:
+            rest = Node()
+            for _, child in others:
+                rest.add(child)
+            row(f"{len(others)} more", parent, rest)
+
+    for name in _ORDER:
+        if name in root.children:
+            visit(name, root.children[name], None)
+    return rows
+
+
+def source_lines(root: Node, unit: int) -> tuple[SourceLine, ...] | None:
+    """Lines of source by device time; None where the programs name none."""
+    if not root.sources:
+        return None
+    lines = sorted(root.sources.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(SourceLine(line, time / unit / 1e9, time / root.device_ns if root.device_ns else 0.0)
+                 for line, time in lines[:_MAX_SOURCES])

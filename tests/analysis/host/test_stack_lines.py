@@ -1,0 +1,223 @@
+"""Which lines ran in gaps, by stacks of which only the changes are known."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputop.advice.registry import rule_of
+from gputop.advice.trace.advise import lines_of_finding
+from gputop.advice.verdict import Verdict
+from gputop.analysis.host.stack_lines import Lines, line_text, lines_of_gaps, stack_spans
+from gputop.analysis.results import Analysis, GapLines, HostStacks
+from gputop.core.host_stacks import StackFrame
+from gputop.diagnosis.diagnose import analyze_trace, examine
+from gputop.diagnosis.report import text_report
+from gputop.trace.intervals import EMPTY, Spans, coverage, subtract, union
+from gputop.trace.model import Trace
+from tests.analysis.host.stack_samples import frame, sampled
+from tests.trace.build import Builder, keras_steps
+
+FIT = "train.py:90 <module> > keras/src/trainer.py:371 fit"
+STEP = f"{FIT} > tensorflow/python/execute.py:53 quick_execute"
+METRICS = f"{FIT} > keras/src/callbacks.py:98 on_batch_end > metrics.py:112 confusion_matrix > numpy/core.py:5 add"
+LOGS = f"{FIT} > keras/src/utils/progbar.py:93 update"
+STEP_S, CALL_S, STEPS = 0.1, 0.06, 12
+
+
+def trace_of(stacks, *, gpus=0, input_s=0.0, **sampling) -> Trace:
+    """Steps of 100 ms, whose call takes 60 ms; the trace begins at the Unix time 1000 s."""
+    b = keras_steps(Builder(gpus=gpus), STEPS, STEP_S * 1e6, CALL_S * 1e6)
+    for i in range(STEPS):
+        if gpus:
+            b.run(0, i * STEP_S * 1e6 + 1000, CALL_S * 1e6 - 1000, launch=i * STEP_S * 1e6 + 500)
+        if input_s:
+            b.host("IteratorGetNextOp::DoCompute", i * STEP_S * 1e6 + 1000, input_s * 1e6, line="tf_Compute/1")
+    trace = b.build()
+    trace.origin_ns = 1000 * 10 ** 9
+    trace.stacks = (sampled(stacks, STEPS * STEP_S, **sampling),)
+    return trace
+
+
+def analysis_of(stacks, **more) -> Analysis:
+    return analyze_trace(trace_of(stacks, **more))
+
+
+def gap(analysis: Analysis, kind: str = "gap") -> GapLines:
+    assert analysis.stacks is not None
+    return next(own for own in analysis.stacks.gaps if own.gap == kind)
+
+
+def loop(in_gap: str, late_s: float = 0.005) -> list[tuple[float, str]]:
+    changes = [(0.0, STEP)]
+    for i in range(STEPS):
+        changes += [(i * STEP_S + CALL_S + late_s, in_gap), ((i + 1) * STEP_S + late_s, STEP)]
+    return changes[:-1]
+
+
+def test_a_gap_names_the_user_s_line_that_every_step_does_not_run_in():
+    found = gap(analysis_of({"MainThread": loop(METRICS)}))
+    assert found.lines[0].line == "metrics.py:112 confusion_matrix"
+    assert found.lines[0].inner == "numpy/core.py:5 add"
+    assert found.lines[0].s_per_step == pytest.approx(0.04, rel=0.15)
+    assert (found.gaps, found.seen) == (STEPS - 1, STEPS - 1)
+
+
+def test_where_only_a_library_ran_its_innermost_line_is_named():
+    assert gap(analysis_of({"MainThread": loop(LOGS)})).lines[0].line == "keras/…/progbar.py:93 update"
+
+
+def test_with_a_gpu_the_gap_is_its_idle_time():
+    found = gap(analysis_of({"MainThread": loop(METRICS)}, gpus=1))
+    assert found.lines[0].line == "metrics.py:112 confusion_matrix"
+    assert found.s_per_step == pytest.approx(0.04, abs=2e-3)
+
+
+def test_the_finding_names_the_lines_and_the_report_says_how_they_were_had():
+    analysis = analysis_of({"MainThread": loop(METRICS)})
+    (finding,) = [f for f in analysis.findings if f.id == "step_gap_host"]
+    assert finding.culprits[0].kind == "line" and finding.culprits[0].name == "metrics.py:112 confusion_matrix"
+    text = text_report(analysis, 100)
+    assert "In Python: metrics.py:112 confusion_matrix" in text and "of each step: metrics.py:112 confusion" in text
+    assert "100 times a second" in text
+    assert Analysis.from_json(analysis.to_json()) == analysis
+
+
+@pytest.mark.parametrize(("share", "named"), [(0.4, True), (0.03, False)])
+def test_a_finding_about_few_of_the_gaps_names_no_line_of_all_of_them(share, named):
+    """As the finding that every 64th step is long, in a job whose callback takes most of every step."""
+    rule = rule_of("long_steps", "trace")
+    assert rule is not None
+    lines = lines_of_finding(rule, Verdict(gpus=(), share=share), examine(trace_of({"MainThread": loop(METRICS)})))
+    assert bool(lines) == named
+
+
+def test_of_gaps_in_which_no_sample_fell_nothing_is_told():
+    seldom = [(0.0, STEP), (0.55, METRICS), (0.561, STEP)]  # 5 samples a second
+    found = gap(analysis_of({"MainThread": seldom}, rate_hz=5.0))
+    assert found.seen < 3 and not found.lines and found.gaps == STEPS - 1
+
+
+def test_a_stack_of_gaps_that_goes_on_is_in_the_next_gap_too():
+    """The call of the step is so short that no sample falls into most of them, and the gap shorter than 3 intervals."""
+    changes = [(0.0, STEP), (0.07, METRICS), (0.3, STEP), (0.37, METRICS), (0.9, STEP), (0.97, METRICS)]
+    found = gap(analysis_of({"MainThread": changes}, rate_hz=60.0))
+    assert found.seen >= STEPS - 2 and found.lines[0].line == "metrics.py:112 confusion_matrix"
+    step_goes_on = [(0.0, STEP), (0.065, METRICS), (0.105, STEP), (0.165, METRICS), (0.205, STEP), (0.265, LOGS),
+                    (0.305, STEP)]
+    assert gap(analysis_of({"MainThread": step_goes_on}, rate_hz=60.0)).seen == 3
+
+
+def test_a_wait_for_input_names_other_threads_and_not_those_that_wait_for_work():
+    decode = [(0.0, "train.py:20 decode"), *((0.1 * i, f"train.py:{20 + i % 2} decode") for i in range(1, 12))]
+    idle = [(0.001, "train.py:5 worker > lib/queue.py:1 get")]
+    analysis = analysis_of({"MainThread": [(0.0, STEP)], "decoder": decode, "idle": idle}, input_s=0.05)
+    names = [line.line for line in gap(analysis, "input").lines]
+    assert names and all(name.endswith("decode") for name in names)
+    assert sum(line.share for line in gap(analysis, "input").lines) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_thread_that_was_seen_long_ago_is_not_charged():
+    gone = {"MainThread": [(0.0, STEP)], "short": [(0.0, "train.py:20 decode")]}
+    b = keras_steps(Builder(gpus=0), 60, STEP_S * 1e6, CALL_S * 1e6)
+    for i in range(60):
+        b.host("IteratorGetNextOp::DoCompute", i * STEP_S * 1e6 + 1000, 50_000, line="tf_Compute/1")
+    trace = b.build()
+    trace.origin_ns = 1000 * 10 ** 9
+    trace.stacks = (sampled(gone, 6.0),)
+    (line,) = gap(analyze_trace(trace), "input").lines
+    assert line.share == pytest.approx(2.0 / 6.0, abs=0.05)
+
+
+def test_without_samples_the_reason_stands_where_they_would_help():
+    trace = keras_steps(Builder(gpus=0), STEPS, STEP_S * 1e6, CALL_S * 1e6).build()
+    assert analyze_trace(trace).stacks is None
+    trace.no_stacks = "py-spy is not installed"
+    analysis = analyze_trace(trace)
+    assert analysis.stacks == HostStacks(reason="py-spy is not installed")
+    assert "not known: py-spy is not installed" in text_report(analysis, 100)
+
+
+def test_the_flame_graph_adds_up():
+    analysis = analysis_of({"MainThread": loop(METRICS)})
+    assert analysis.stacks is not None
+    flame = analysis.stacks.flame
+    assert flame[0].line == "train.py:90 <module>" and flame[0].parent is None
+    for number, node in enumerate(flame):
+        assert sum(own.time_s for own in flame if own.parent == number) <= node.time_s * (1 + 1e-9)
+        assert node.parent is None or node.parent < number
+        assert node.gap_s <= node.time_s * (1 + 1e-9)
+    assert not any("callbacks.py" in node.line for node in flame)  # it does nothing but pass the call on
+    assert next(node for node in flame if "metrics.py" in node.line).gap_s == pytest.approx(0.036, abs=0.006)
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("/home/u/train.py", "train.py:7 f"), ("/e/lib/python3.11/site-packages/keras/src/utils/progbar.py",
+                                           "keras/…/progbar.py:7 f"),
+    ("/usr/lib/python3/dist-packages/six.py", "six.py:7 f"), ("<string>", "<string>:7 f"),
+    ("/tmp/__autograph_generated_file8x.py", "autograph:7 f"), ("", ":7 f"),
+])
+def test_lines_are_named_as_one_would_look_for_them(text: str, shown: str) -> None:
+    assert line_text(StackFrame("f", text, 7)) == shown
+
+
+def test_qualified_names_are_cut_to_what_tells():
+    long = "outer_factory.<locals>.inner_factory.<locals>.tf__load.<locals>.if_body.<locals>.<lambda>"
+    assert line_text(StackFrame(long, "a.py", 3)) == "a.py:3 load.<lambda>"
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10 ** 6), st.floats(20.0, 1000.0), st.floats(0.02, 0.5), st.floats(0.02, 0.5))
+def test_what_runs_in_gaps_is_charged_by_random_samples(seed: int, rate_hz: float, call_s: float, gap_s: float) -> None:
+    """The truth is a loop of a call and a gap in which two lines run; samples come at random, as py-spy's do."""
+    rng = random.Random(seed)
+    period = call_s + gap_s
+    steps = int(max(40, 400 / (rate_hz * gap_s)))
+
+    def runs(t: float) -> str:
+        at = t % period
+        return STEP if at < call_s else METRICS if at < call_s + 0.75 * gap_s else LOGS
+
+    t, changes = 0.0, [(0.0, STEP)]
+    while (t := t + rng.expovariate(rate_hz)) < steps * period:
+        if runs(t) != changes[-1][1]:
+            changes.append((t, runs(t)))
+    samples = sampled({"MainThread": changes}, steps * period, start_s=0.0, rate_hz=rate_hz)
+    starts = (np.arange(steps) * period + call_s) * 1e9
+    gaps = Spans(starts.astype(np.int64), (starts + gap_s * 1e9).astype(np.int64))
+    window = union([0], [int(steps * period * 1e9)])
+    lines = Lines(samples, 0, subtract(window, gaps))
+    seen = lines.seen(gaps)
+    times = {line_text(f).partition(":")[0]: time for f, time, _ in lines.of(seen)}
+    assert sum(times.values()) <= seen.total + 1000 * len(seen.start)
+    assert all(time >= 0 for time in times.values())
+    if rate_hz * min(call_s, gap_s) >= 10:  # several samples in each: then the parts are right, too
+        assert times["metrics.py"] / seen.total == pytest.approx(0.75, abs=0.12)
+        assert len(seen.start) >= 0.9 * steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.0, 10.0), max_size=40), st.floats(1.0, 1000.0), st.integers(-10 ** 10, 10 ** 10))
+def test_stacks_of_a_thread_are_disjoint_and_in_order(times: list[float], rate_hz: float, origin_ns: int) -> None:
+    rising = sorted({round(t, 5) for t in times})
+    samples = sampled({"MainThread": [(t, f"a.py:{i} f") for i, t in enumerate(rising)]}, 10.0, rate_hz=rate_hz)
+    spans = stack_spans(samples, samples.threads[0], origin_ns)
+    assert (spans.start <= spans.seen).all() and (spans.end[:-1] <= spans.start[1:]).all()
+    assert (spans.end >= spans.start).all() and coverage(EMPTY, spans.start, spans.end).sum() == 0
+    window = union([int(1000e9) - origin_ns], [int(1010e9) - origin_ns])
+    if rising:
+        assert coverage(window, spans.start, spans.end).sum() <= 10.0 * 1e9 + 1
+
+
+def test_single_gaps_have_their_own_lines():
+    samples = sampled({"MainThread": [(0.0, STEP), (0.5, METRICS), (0.6, STEP), (0.8, LOGS)]}, 1.0, start_s=0.0)
+    lines = Lines(samples, 0, EMPTY)
+    first, second, unseen = lines_of_gaps([lines], [(500_000_000, 600_000_000, "gap"), (800_000_000, 10 ** 9, "eager"),
+                                                    (700_000_000, 701_000_000, "gap")])
+    assert first[0].line == "metrics.py:112 confusion_matrix" and second[0].line == "train.py:90 <module>"
+    assert not unseen
+    assert frame("a.py:1 f").file == "/home/u/a.py"
