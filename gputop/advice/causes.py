@@ -100,8 +100,8 @@ def _root(parent: dict[str, str], id_: str) -> str:
 
 def _without(effect: Finding, cause: Finding, rest: float) -> Finding:
     """The finding with the seconds of its cause taken off its gain."""
-    gain = Gain(rest, f"{effect.gain.how}; less what {cause.id} claims", effect.gain.per, "bound",
-                f"{effect.gain.assumption} What {cause.id} saves is taken off.".lstrip())
+    gain = Gain(rest, f"{effect.gain.how}; the saving of {cause.id} is subtracted", effect.gain.per, "bound",
+                f"{effect.gain.assumption} The saving of {cause.id} is subtracted.".lstrip())
     return replace(effect, gain=gain, severity=at_most(severity_of(rest), effect.severity))
 
 
@@ -113,4 +113,4 @@ def _with_consequences(
         return finding
     curing = [finding, *(f for f in own if f.id in keeps_cure)]
     return replace(finding, consequences=ranked(own), action=" ".join(f.action for f in curing),
-                   snippet="\n".join(f.snippet for f in curing if f.snippet) or None)
+                   snippet="\n".join(dict.fromkeys(f.snippet for f in curing if f.snippet)) or None)

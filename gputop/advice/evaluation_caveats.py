@@ -23,10 +23,10 @@ def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: StepTimes
     if steps.phase in (EVALUATION, PREDICTION):
         rule = rule_of(outcome.id, "trace")
         if rule is not None and rule.training_only:
-            return Abstained(outcome.id, f"steps that train: those of this window are {steps.phase}; {_CAPTURE}")
+            return Abstained(outcome.id, f"training steps: the steps of this window are {steps.phase}; {_CAPTURE}")
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
             f"{outcome.why} This is {steps.phase}, not training: {_CAPTURE} before you change the training."))
     if steps.phase == UNKNOWN and UNKNOWN in steps.left_out_s:
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
-            f"{outcome.why} Whether these steps train or evaluate, the trace does not tell: {_CAPTURE}."))
+            f"{outcome.why} The trace does not tell whether these steps train or evaluate: {_CAPTURE}."))
     return outcome

@@ -24,7 +24,7 @@ FLEET_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="slow_node", module="fleet.stragglers", origin="fleet", yields_to=("held_idle",),
-        shared_limits=("straggler_gpu.below", "straggler_gpu.high"),
+        shared_limits=("straggler_gpu.below", "straggler_gpu.high", "straggler_gpu.age_s"),
         limits=(
             Limit("slow_node.nodes", 3, "count", f"{OWN}of two nodes that differ neither is known to be the slow one"),
         ),
@@ -34,6 +34,8 @@ FLEET_RULES: tuple[Rule, ...] = (
         shared_limits=("held_idle.activity",),
         limits=(
             Limit("straggler_gpu.peers", 3, "count", f"{OWN}a median has a majority to stand for"),
+            Limit("straggler_gpu.age_s", 600.0, "s",
+                  f"{OWN}ranks start up unevenly, and a mean of five minutes holds what ran there before"),
             Limit("straggler_gpu.below", 0.15, "ratio",
                   f"{OWN}GPUs of one job differ by less where nothing is wrong"),
             Limit("straggler_gpu.leave", 0.10, "ratio", f"{OWN}a moment nearer to its peers does not end it"),

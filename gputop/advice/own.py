@@ -20,8 +20,8 @@ from gputop.rules.units import OF_METRIC, SECONDS, Unit
 from gputop.text.units import ranges
 
 Figures = Mapping[str, tuple[float, Quantity]]  # as of gputop.rules.expression.Outcome
-_NO_GAIN = "a rule of yours: what it costs is not known"
-_NO_ACTION = "The rule names none."
+_NO_GAIN = "a rule of yours: its cost is not known"
+_NO_ACTION = "The rule names no action."
 # What the windows of the live rules are cut into: with other values the rules would not do what they say.
 _FIXED = frozenset({"coverage", "slice_s", "min_readings"})
 _UNITS: Mapping[str, Unit] = {**OF_METRIC, "s": SECONDS}
@@ -41,7 +41,7 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
             if taken is None:
                 rules[rule.id] = rule
             else:
-                problems.append(Problem(file.name, _line(rule.origin), f"the id {rule.id} is taken: {taken}"))
+                problems.append(Problem(file.name, _line(rule.origin), f"the id {rule.id} is in use: {taken}"))
         for set_ in file.limits:
             problem = _limit_problem(set_)
             if problem is None:

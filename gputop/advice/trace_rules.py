@@ -41,6 +41,10 @@ TRACE_RULES: tuple[Rule, ...] = (
                   f"{OWN}a queue tens of milliseconds deep, as of a V100 that is 98 % busy, is called healthy"),
             Limit("launch_bound.short_kernel_s", 40e-6, "s",
                   "launch latency in TensorFlow is 20-40 µs: shorter kernels leave the GPU waiting"),
+            Limit("launch_bound.recording_s", 0.4e-6, "s",
+                  "measured with PyTorch 2.13: 0.3-0.6 µs of the host's time for each op that its profiler records "
+                  "(0.5-1.1 µs with shapes), 0.3-0.5 µs for each Python function"),
+            Limit("launch_bound.recording_share", 0.1, "ratio", f"{OWN}less changes no verdict"),
         ),
     ),
     Rule(
@@ -198,7 +202,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("dims_unaligned.speedup", 2.0, "ratio",
                   "NVIDIA, Matrix Multiplication Background: dimensions of multiples of 16 bytes run fastest, up "
-                  f"to several times; {OWN}the promise is on the safe side"),
+                  f"to several times; {OWN}the estimate is on the safe side"),
             Limit("dims_unaligned.bytes", 4, "bytes",
                   f"NVIDIA: tensor cores want operands aligned to 16 bytes; {OWN}8 bytes, which cost little, pass"),
         ),
@@ -305,7 +309,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",),
         limits=(
             Limit("xla_off.share", 0.02, "ratio",
-                  f"{OWN}a saving as small as the spread of most steps is not promised"),
+                  f"{OWN}a saving as small as the spread of most steps is not estimated"),
             Limit("xla_off.chain", 3, "count",
                   f"{OWN}a bias and an activation in a row, which libraries and graph optimizers fuse, are not "
                   "counted"),

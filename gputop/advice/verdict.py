@@ -26,7 +26,8 @@ class Verdict:
     # gputop.analysis.what_if.cure.Cure, which live rules must not import: what the advice changes in the recorded
     # steps. None: it cannot be replayed.
     cure: Any = None
-    # gputop.analysis.layers.culprits.Events: what it means on the GPUs, to be named by ops and layers.
+    # gputop.analysis.layers.culprits.Events, or a list of them, one for each GPU: what it means on the GPUs, to be
+    # named by ops and layers.
     events: Any = None
     culprits: tuple[Culprit, ...] = ()  # of the host, which it has named already
 

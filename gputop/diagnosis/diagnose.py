@@ -11,15 +11,18 @@ import msgspec
 from gputop.advice.trace.advise import trace_advice
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.batch_scaling import batch_scaling
-from gputop.analysis.gpu.breakdown import breakdown
+from gputop.analysis.gpu.breakdown import breakdown, parts_by_gpu
 from gputop.analysis.gpu.collective_waits import collective_waits
 from gputop.analysis.gpu.collectives import collectives, no_collectives
 from gputop.analysis.gpu.copies import copy_table
 from gputop.analysis.gpu.device_time import gpu_number, gpu_use, timelines, unused_gpu
+from gputop.analysis.gpu.kernel_launches import with_ncu
 from gputop.analysis.gpu.kernel_table import kernel_sizes, kernels
 from gputop.analysis.gpu.memory import memory
+from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.gpu.rank_times import rank_times
 from gputop.analysis.gpu.replicas import replicas
+from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.gpu.typical_step import typical_step
 from gputop.analysis.host.functions import functions
 from gputop.analysis.host.gaps import step_gaps
@@ -27,20 +30,22 @@ from gputop.analysis.host.host_causes import host_causes
 from gputop.analysis.host.host_ops import host_ops
 from gputop.analysis.host.input_pipeline import input_pipeline
 from gputop.analysis.host.launch_threads import launch_threads
+from gputop.analysis.host.stack_lines import host_stacks
+from gputop.analysis.layers.cpu_layers import cpu_layers
 from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.layers.limits import limits
 from gputop.analysis.results import Analysis, TraceNote, TraceSummary
+from gputop.analysis.steps.judged import with_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
-from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.what_if.critical_path import critical_path
 from gputop.analysis.what_if.replay import Replay
 from gputop.trace.clock_checks import clock_notes
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.parallel import pool
+from gputop.trace.readers.capture_file import capture_of
 from gputop.trace.readers.load import load
-from gputop.trace.recorded import longest_recording, up_to_last_gpu_event
 
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
 
@@ -68,12 +73,13 @@ def analyze_trace(trace: Trace, params: int | None = None, flops_per_step: float
 
 def examine(trace: Trace, params: int | None = None, flops_per_step: float | None = None) -> TraceFacts:
     """The analysis of a trace in memory, with what it rests on."""
-    trace = up_to_last_gpu_event(trace)
-    steps = find_steps(trace)
-    if steps is None and trace.unrecorded_ns:  # shares of the whole window would count what is missing as idle
-        trace = longest_recording(trace)
-        trace.quality = [*trace.quality, QualityNote("one_recording", "Without steps to go by only the longest part of "
-                                                                      "the recording is analyzed.")]
+    return examine_steps(*with_steps(trace), params, flops_per_step)
+
+
+def examine_steps(
+    trace: Trace, steps: Steps | None, params: int | None = None, flops_per_step: float | None = None,
+) -> TraceFacts:
+    """The same of what :func:`~gputop.analysis.steps.judged.with_steps` has found."""
     gpu_timelines = timelines(trace)
     # A GPU trace whose device planes are empty does not tell where the step goes.
     readable = bool(gpu_timelines) or not trace.gpus
@@ -81,7 +87,7 @@ def examine(trace: Trace, params: int | None = None, flops_per_step: float | Non
     ops = host_ops(trace, steps)
     with pool() as threads:
         do = threads.submit  # the long ones first
-        parts = do(breakdown, trace, gpu_timelines, steps.bounds_ns) if steps and readable else None
+        placed = do(parts_by_gpu, trace, gpu_timelines, steps.bounds_ns) if steps and readable else None
         launching, gaps = do(launch_threads, trace, gpu_timelines), do(step_gaps, trace, gpu_timelines, steps)
         causes = do(host_causes, trace, gpu_timelines, steps, ops)
         waits = do(collective_waits, trace, gpu_timelines, steps)
@@ -94,12 +100,14 @@ def examine(trace: Trace, params: int | None = None, flops_per_step: float | Non
         copied = do(copy_table, trace, rows_by_gpu, steps)
         scaling = do(batch_scaling, trace, gpu_timelines, steps)
         held, clocks = do(memory, trace), do(clock_notes, trace)
+        on_cpu = do(cpu_layers, trace, steps)
         by_layer = do(layer_times, trace, gpu_timelines, steps) if gpu_timelines else None
         replayed = do(Replay, trace, gpu_timelines, steps) if gpu_timelines else None
     by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}
     gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if gpu_timelines else []
     layers = by_layer.result() if by_layer else None
-    step_parts = parts.result() if parts else None
+    parts = placed.result() if placed else None
+    step_parts = breakdown(trace, gpu_timelines, steps.bounds_ns, parts) if steps and parts is not None else None
     replay = replayed.result() if replayed else None
     analysis = Analysis(
         simulated=trace.simulated, trace=TraceSummary(
@@ -111,18 +119,30 @@ def examine(trace: Trace, params: int | None = None, flops_per_step: float | Non
         steps=steps.times if steps is not None else None,
         breakdown=step_parts, gpus=tuple(sorted(gpus, key=lambda use: use.gpu)),
         collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
-        functions=called.result(), launch_threads=launching.result(), kernels=table.result(),
+        functions=called.result(), launch_threads=launching.result(), kernels=with_ncu(table.result(), trace, steps),
         kernel_sizes=sizes.result(), copies=copied.result(), replicas=compared.result() if compared else None,
         typical_step=one_step.result(), batch_scaling=scaling.result(), layers=layers.table if layers else None,
+        cpu_layers=on_cpu.result(),
         limits=limits(step_parts, layers, [trace.gpus[timeline.gpu] for timeline in gpu_timelines], steps,
                       list(by_gpu.values()), flops_per_step) if steps else None,
         critical_path=critical_path(replay, steps) if replay else None,
         ranks=rank_times(trace, gpu_timelines, steps, waits.result()),
+        stacks=host_stacks(trace, gpu_timelines, steps, causes.result()),
     )
-    facts = TraceFacts.of(trace, gpu_timelines, analysis, steps, waits.result(), causes.result(), params, replay)
+    facts = TraceFacts.of(trace, gpu_timelines, analysis, steps, waits.result(), causes.result(), params, replay, parts)
+    facts = replace(facts, calls=layers.calls if layers else None)
     advice = trace_advice(facts)
     return replace(facts, analysis=msgspec.structs.replace(
         analysis, findings=advice.findings, abstained=advice.abstained, what_if=advice.what_if))
+
+
+def compared_trace(facts: TraceFacts) -> ComparedTrace:
+    """What a comparison needs of the trace of these facts."""
+    series = None
+    if facts.steps is not None:
+        series = step_series(facts.trace, facts.steps, facts.gpu_timelines, facts.parts).packed()
+    return ComparedTrace(series, tuple(gpu.name for gpu in facts.trace.gpus if gpu.name),
+                         capture_of(facts.trace.paths).findings)
 
 
 def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
@@ -137,8 +157,8 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
         which = "The only step" if steps.count == 1 else f"All {steps.count} steps"
         notes.append(TraceNote("start_up", (
             f"{which} of this window belong{'s' if steps.count == 1 else ''} to the job's start: "
-            f"{steps.times.start_up}. Later steps are shorter: nothing is concluded from these about them. Capture "
-            "again once the job trains steadily.")))
+            f"{steps.times.start_up}. Later steps are shorter, so these say nothing about them. Capture again when the "
+            "job trains steadily.")))
     return notes
 
 
@@ -155,7 +175,7 @@ def _notes(
             f"{how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
         notes.append(TraceNote("few_steps", f"Only {steps.count} whole step{'' if steps.count == 1 else 's'} in "
-                                              "the window: take the figures as a sample, or capture longer."))
+                                              "the window: take the numbers as an example, or capture longer."))
     if steps is not None:
         notes += evaluation_note(steps.times)
         notes += _steps_that_are_none(trace, steps)

@@ -10,7 +10,7 @@ from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.per_step import per_step
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import culprits_text, gain_basis
+from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
 from gputop.text.units import bytes_, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
@@ -35,7 +35,7 @@ def text_report(analysis: Analysis, width: int = 80, *, findings: bool = True, v
                     _breakdown, report_device.critical_path, report_device.limits, report_device.layers, _gpus,
                     report_device.ranks, report_device.across_gpus, _collectives,
                     report_device.kernels, report_device.copies, report_host.pipelines, report_host.gaps,
-                    report_host.ops, report_host.functions, report_host.launch_threads, _memory):
+                    report_host.stacks, report_host.ops, report_host.functions, report_host.launch_threads, _memory):
         part = "\n".join(line.rstrip() for line in section(analysis, max(width, 60))).rstrip("\n").splitlines()
         if part:
             lines += ["", *part] if lines else part
@@ -116,7 +116,7 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
     if c.count_per_step is not None:
         text += f", {c.count_per_step:.3g} per {a.steps.unit if a.steps else 'step'}"
     if c.transfer_s is None or c.waiting is None:
-        text += f"; how much of it is waiting is not known: {c.reason}"
+        text += f"; it is not known how muchof it is waiting: {c.reason}"
     else:
         text += f": {seconds(c.transfer_s / by.both)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
         if c.last_to_arrive:
@@ -179,7 +179,7 @@ def _unexplained(a: Analysis) -> str:
     share = parts[name] / total if total else 0.0
     if share < HIGH_SHARE or named & ids_by_part(name):
         return ""
-    text = f"Unexplained: {PART_BY_ID[name].name} takes {percent(share)} of the step and no rule here names its cause."
+    text = f"Unexplained: {PART_BY_ID[name].name} takes {percent(share)} of the step, and no rule names its cause."
     return f"{text} “Gaps” below lists what the host did." if a.gaps is not None and a.gaps.main else text
 
 
@@ -201,6 +201,9 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     if f.consequences:
         others = "; ".join(f"{c.title} [{c.id}]" for c in f.consequences)
         yield from wrap(f"also explains: {others}", width, "   ", "     ")
+    if f.ncu:
+        yield f"   {PROFILE_KERNEL}"
+        yield f"       {printable(f.ncu)}"
 
 
 def limit_of(a: Analysis) -> str:
@@ -218,7 +221,8 @@ def limit_of(a: Analysis) -> str:
     large = "large " if a.findings else ""
     text = f"No {large}problem found: the GPUs are busy {percent(busy)} of the time"
     if busy >= 0.9 and compute >= 0.8 * busy:
-        return f"{text}, bound by compute. What is left is the compute itself: number types, kernels, the model."
+        return (f"{text}, bound by compute. Only the compute itself is left to improve: number types, kernels, the "
+                "model.")
     parts = {"compute": compute, "exposed collectives": sum(g.collectives_exposed for g in active) / len(active),
              "idle": 1 - busy}
     copying = [g.copies_exposed for g in active if g.copies_exposed is not None]
@@ -227,8 +231,8 @@ def limit_of(a: Analysis) -> str:
     largest = max(parts, key=lambda name: parts[name])
     if largest == "idle":
         return (f"The GPUs are idle {percent(1 - busy)} of the time, and no {large}cause was found in this trace. "
-                "Where they wait: gputop analyze --idle-gaps 10, or b in the timeline.")
-    return f"{text}; the largest part of it all is {largest} ({percent(parts[largest])})."
+                "gputop analyze --idle-gaps 10, or b in the timeline, shows where they wait.")
+    return f"{text}; the largest part is {largest} ({percent(parts[largest])})."
 
 
 def _number(n: int, what: str) -> str:

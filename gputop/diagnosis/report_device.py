@@ -56,8 +56,8 @@ def ranks(a: Analysis, width: int) -> Iterator[str]:
     if not shown or a.steps is None:
         return
     unit, several = a.steps.unit, len({rank.host for rank in a.ranks}) > 1
-    yield from wrap(f"{len(a.ranks)} ranks by their load, kernels and copies, in the mean {unit}; of communication and "
-                    "waiting what no load hides", width, "Ranks    ")
+    yield from wrap(f"{len(a.ranks)} ranks by their load, kernels and copies, in the mean {unit}; communication and "
+                    "waiting only as far as no load hides them", width, "Ranks    ")
     yield f"{'':<25}{'load':>8} {'transfer':>8} {'waiting':>8} {'other':>8}"
     for word, rank in shown:
         waiting = "?" if rank.waiting_s is None else seconds(rank.waiting_s)
@@ -65,7 +65,8 @@ def ranks(a: Analysis, width: int) -> Iterator[str]:
                f"{seconds(rank.communication_s):>8} {waiting:>8} {seconds(rank.other_s):>8}")
     most, rest = shown[-1][1], [rank.load_s for rank in a.ranks if rank is not shown[-1][1]]
     if most.load_s > (1 + _EVEN) * median(rest):
-        yield from wrap(f"{rank_label(most, several)} has most load in {most.most_steps} of {a.steps.count} {unit}s",
+        yield from wrap(f"{rank_label(most, several)} has the highest load in {most.most_steps} of {a.steps.count} "
+                        f"{unit}s",
                         width, "  ")
 
 
@@ -96,7 +97,7 @@ def _together(c: Concurrency | None, reason: str | None) -> str:
     if c is None or c.serial is None or c.serial_by_chance is None:
         return f"not judged: {reason}" if reason else ""
     n = len(c.exactly) - 1
-    return (f"only one computes in {percent(c.serial)} of the time any does ({percent(c.serial_by_chance)} by "
+    return (f"only one computes in {percent(c.serial)} of the time in which any does ({percent(c.serial_by_chance)} by "
             f"chance); {'both' if n == 2 else f'all {n}'} compute at once for {percent(c.exactly[n])} of the time, "
             f"none for {percent(c.exactly[0])}")
 
@@ -117,8 +118,8 @@ def _launches(launches: LaunchOrder | None, reason: str | None) -> str:
         return f"not judged: {reason}" if reason else ""
     most = max(launches.threads.values())
     if launches.launches_per_turn is not None:
-        text = (f"{percent(launches.shared_launches)} of them by host threads that serve several GPUs, "
-                f"half in runs of at least {launches.launches_per_turn} to one GPU")
+        text = (f"{percent(launches.shared_launches)} of them by host threads that serve several GPUs, half of these "
+                f"in series of at least {launches.launches_per_turn} to one GPU")
     else:
         text = "each GPU has its own host thread" if most == 1 else f"each GPU has its own host threads, up to {most}"
     if launches.delay_median_s:
@@ -151,6 +152,10 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
                if row.name and row.share >= _WORTH_NAMING][:_OPS_SHOWN]
         yield from _labeled("op types", ", ".join(ops), width)
     yield from _sizes(a, width)
+    command = next((row.ncu for row in shown if row.ncu), "")
+    if command:
+        yield from _labeled("Nsight", "Compute, of the kernel that takes most time (collectives aside):", width)
+        yield f"{'':{_INDENT}}{printable(command)}"
 
 
 def _kernel(row: KernelRow, by: PerStep, width: int) -> str:
@@ -182,16 +187,18 @@ def _sizes(a: Analysis, width: int) -> Iterator[str]:
 
 def layers(a: Analysis, width: int) -> Iterator[str]:
     """Where the step goes by phase and layer; the tree down to what costs some percent, and the lines of source."""
-    table = a.layers
+    table = a.layers or a.cpu_layers
     if table is None:
         return
     unit = "window" if table.basis == "window" else f"mean {table.basis}"
-    yield from wrap(f"phases of training and layers of the model in the {unit} of {seconds(table.total_s)}: the GPU's "
-                    "time, and its idle time that their kernels end", width, "Layers   ")
-    yield "   share GPU time     idle  kernels name"
+    what = ("the GPU's time, and its idle time that their kernels end" if table.gpus else
+            "the time in which the CPU runs their ops; ops side by side share it")
+    yield from wrap(f"phases of training and layers of the model in the {unit} of {seconds(table.total_s)}: {what}",
+                    width, "Layers   ")
+    yield f"   share {'GPU' if table.gpus else 'CPU'} time     idle {'kernels' if table.gpus else 'ops':>8} name"
     for row, depth in zip(table.rows, table.depths, strict=True):
         if (depth < _LAYERS_DEEP and row.share >= _LAYER_SHARE) or (depth == 0 and row.share >= _WORTH_NAMING):
-            yield (f"  {row.share:>6.1%} {seconds(row.device_s):>8} {seconds(row.wait_s):>8} {row.kernels:>8,.5g} "
+            yield (f"  {row.share:>6.1%} {seconds(row.device_s):>8} {seconds(row.wait_s):>8} {_count(row.kernels):>8} "
                    + fit("  " * depth + printable(row.name), width - 36).rstrip())
     for row in table.rows:
         if row.reason and row.share >= _LAYER_SHARE:
@@ -199,7 +206,7 @@ def layers(a: Analysis, width: int) -> Iterator[str]:
     if table.sources:
         lines = [f"{printable(line.line)} {percent(line.share)}" for line in table.sources[:_OPS_SHOWN]
                  if line.share >= _WORTH_NAMING]
-        yield from _labeled("lines", ", ".join(lines) + " of the GPU's time", width)
+        yield from _labeled("lines", ", ".join(lines) + f" of the {'GPU' if table.gpus else 'CPU'}'s time", width)
 
 
 def critical_path(a: Analysis, width: int) -> Iterator[str]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from gputop.analysis.results import Analysis, LaunchThreads, Pipeline, Stage
 from gputop.diagnosis.per_step import PerStep, per_step
+from gputop.diagnosis.python_lines import cost_words, gap_words, worth_showing
+from gputop.diagnosis.python_lines import lines_of_gaps as python_lines
 from gputop.text.units import bytes_, percent, printable, ratio, seconds
 from gputop.text.wrapping import wrap
 
@@ -70,6 +72,25 @@ def gaps(a: Analysis, width: int) -> Iterator[str]:
         shown = [f"{_short(name, _NAME_WIDTH)} {seconds(time)}" for name, time in found[:_NAMES] if time > 0]
         if shown:
             yield from _labeled("", f"{label}: {', '.join(shown)}", width)
+
+
+def stacks(a: Analysis, width: int) -> Iterator[str]:
+    """The lines of Python that ran in the gaps."""
+    if a.stacks is None:
+        return
+    period_s = a.steps.mean_s if a.steps is not None else a.trace.window_s
+    if a.stacks.reason:
+        if a.gaps is not None and a.gaps.total_s_per_step >= _WORTH_GAPS * period_s:
+            text = f"The lines of code that ran in the gaps are not known: {a.stacks.reason}"
+            yield from _labeled("Python", text, width)
+        return
+    shown = worth_showing(a.stacks, period_s)
+    for number, gaps in enumerate(shown):
+        yield from _labeled("" if number else "Python", gap_words(gaps, a.stacks.basis), width)
+        for text in python_lines(gaps, a.stacks.basis):
+            yield from wrap(text, width, " " * 11, " " * 13)
+    if shown:
+        yield from _labeled("", cost_words(a.stacks, a.simulated), width)
 
 
 def ops(a: Analysis, width: int) -> Iterator[str]:

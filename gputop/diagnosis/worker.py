@@ -16,14 +16,18 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from gputop.advice.registry import Own
+from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.results import Analysis
 from gputop.core.codec import convert, parse, to_document
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
+
+if TYPE_CHECKING:
+    from gputop.advice.trace.facts import TraceFacts
 
 T = TypeVar("T")
 
@@ -66,11 +70,13 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What a trace says: as data, as text, and in a sentence on what bounds the job."""
+    """What a trace says: as data, as text, and in a sentence on what bounds the job; and what a later comparison needs
+    of it, so that the trace is not read again for one."""
 
     analysis: Analysis
     report: str  # of REPORT_WIDTH columns
     limit: str
+    compared: ComparedTrace
 
 
 def analyze_in_worker(
@@ -88,16 +94,18 @@ def analyze_in_worker(
 def run_in_worker(
     module: str, arguments: Sequence[str], kind: type[T], stop: threading.Event | None = None,
     timeout_s: float = TIMEOUT_S, what: str = "analysis", pass_fds: Sequence[int] = (),
+    on_line: Callable[[bytes], None] | None = None,
 ) -> T:
     """``main(arguments)`` of this module of gputop in a subprocess, which prints an :class:`Answer` (:func:`answer`).
 
     ``kind`` is the type of its result, ``what`` names it in messages; ``pass_fds`` are files the subprocess inherits.
-    Else as :func:`analyze_in_worker`.
+    ``on_line`` is called with each line that it prints before its answer (:func:`print_line`), as soon as it has. Else
+    as :func:`analyze_in_worker`.
     """
     command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2]), str(os.getpid()),
                "" if Own.paths is None else json.dumps(Own.paths), module, *arguments]
     try:
-        output, code, stderr = _run(command, stop, timeout_s, what, pass_fds)
+        output, code, stderr = _run(command, stop, timeout_s, what, pass_fds, on_line)
     except OSError as error:
         raise GputopError(f"The {what} could not be started: {error}", "The trace is kept: run `gputop analyze` on "
                           "it.") from error
@@ -106,6 +114,7 @@ def run_in_worker(
 
 def _run(
     command: list[str], stop: threading.Event | None, timeout_s: float, what: str, pass_fds: Sequence[int],
+    on_line: Callable[[bytes], None] | None,
 ) -> tuple[bytes, int, str]:
     """The output of the subprocess, its status, and the end of what it wrote to stderr."""
     with tempfile.TemporaryFile() as errors, subprocess.Popen(
@@ -114,7 +123,7 @@ def _run(
         pass_fds=pass_fds,
     ) as child:
         try:
-            output = _read(child, stop, timeout_s, what)
+            output = _read(child, stop, timeout_s, what, on_line)
         finally:
             if child.poll() is None:
                 child.kill()
@@ -124,8 +133,10 @@ def _run(
     return output, code, tail
 
 
-def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_s: float, what: str) -> bytes:
-    """The child's whole output, looking at ``stop`` several times a second."""
+def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_s: float, what: str,
+          on_line: Callable[[bytes], None] | None) -> bytes:
+    """The child's output, looking at ``stop`` several times a second; of several lines the last one, which has no end.
+    """
     assert child.stdout is not None
     chunks: list[bytes] = []
     waited = 0.0
@@ -135,7 +146,7 @@ def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_
             if stop is not None and stop.is_set():
                 raise GputopError(f"The {what} was stopped.", "The trace itself is kept.")
             if waited >= timeout_s:
-                raise GputopError(f"The {what} was not done after {timeout_s:.0f} s.",
+                raise GputopError(f"The {what} was not finished after {timeout_s:.0f} s.",
                                   "Capture a shorter window, or run `gputop analyze` on a larger machine.")
             if not ready.select(_POLL_S):
                 waited += _POLL_S
@@ -143,12 +154,17 @@ def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_
             chunk = os.read(child.stdout.fileno(), 1 << 16)
             if not chunk:
                 return b"".join(chunks)
+            if on_line is not None and b"\n" in chunk:
+                *lines, chunk = b"".join((*chunks, chunk)).split(b"\n")
+                chunks.clear()
+                for line in lines:
+                    on_line(line)
             chunks.append(chunk)
 
 
 def _result(output: bytes, code: int, stderr: str, kind: type[T], what: str) -> T:
     if code == -signal.SIGKILL:
-        raise GputopError(f"The {what} was killed by the kernel, most likely for want of memory.",
+        raise GputopError(f"The {what} was killed by the kernel, most likely because memory ran out.",
                           "The trace is kept: run `gputop analyze` on it on a machine with more memory, "
                           "or capture a shorter window.")
     try:
@@ -178,6 +194,12 @@ def die_with(parent: int) -> None:
         sys.exit(EXIT_FAILED)
 
 
+def print_line(line: str) -> None:
+    """In the subprocess, before its answer: print a line for the ``on_line`` of :func:`run_in_worker`."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def answer(work: Callable[[], object]) -> int:
     """In the subprocess: print what ``work`` returns, or its error, as JSON; returns the status to end with."""
     try:
@@ -197,15 +219,20 @@ def answer(work: Callable[[], object]) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Analyze and print the :class:`Diagnosis`."""
-    from gputop.diagnosis.diagnose import analyze
+    from gputop.diagnosis.diagnose import examine
+    from gputop.trace.readers.load import load
+
+    return answer(lambda: diagnosis_of(examine(load(arguments))))
+
+
+def diagnosis_of(facts: TraceFacts) -> Diagnosis:
+    """In the subprocess: what it answers of a trace that it has analyzed."""
+    from gputop.diagnosis.diagnose import compared_trace
     from gputop.diagnosis.report import limit_of, not_judged, text_report
 
-    def work() -> Diagnosis:
-        analysis = analyze(list(arguments))
-        return Diagnosis(analysis, text_report(analysis, REPORT_WIDTH),
-                         f"{limit_of(analysis)} {not_judged(analysis)}".rstrip())
-
-    return answer(work)
+    analysis = facts.analysis
+    return Diagnosis(analysis, text_report(analysis, REPORT_WIDTH),
+                     f"{limit_of(analysis)} {not_judged(analysis)}".rstrip(), compared_trace(facts))
 
 
 if __name__ == "__main__":

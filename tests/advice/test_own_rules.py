@@ -147,7 +147,7 @@ def test_layers_are_summed_once() -> None:
 
 def test_ids_are_taken_once() -> None:
     text = live_rule("sm_active < 1")
-    assert "taken: r.toml:1" in use(text + text)[0]
+    assert "in use: r.toml:1" in use(text + text)[0]
     assert "gputop's own" in use(text.replace("mine", "idle_gpu"))[0] and not Own.rules
 
 
@@ -216,7 +216,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, loaded: Any, place: str | None = 
                 raise loaded
             return loaded
 
-    monkeypatch.setattr(python_rules, "entry_points", lambda group: [Point("theirs", "m:f", group)])
+    monkeypatch.setattr(python_rules, "_entry_points", lambda: [Point("theirs", "m:f", python_rules.GROUP)])
     Own.python_rules = None
 
 
@@ -240,3 +240,13 @@ def test_one_that_fails_is_said_and_the_rest_goes_on(monkeypatch: pytest.MonkeyP
     analysis = analyzed(input_bound())
     assert "input_bound" in {f.id for f in analysis.findings} and "theirs" not in {f.id for f in analysis.findings}
     assert any(said in own.missing for own in analysis.abstained), analysis.abstained
+
+
+def test_entry_points_are_looked_for_where_a_package_names_the_group(tmp_path, monkeypatch):
+    package = tmp_path / "theirs-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [point.name for point in python_rules._entry_points()] == []
+    (package / "entry_points.txt").write_text(f"[{python_rules.GROUP}]\nslow = theirs:slow\n")
+    assert [point.name for point in python_rules._entry_points()] == ["slow"]

@@ -22,7 +22,7 @@ def flat(text):
 
 def test_report_names_the_cause_and_the_cure():
     text = text_report(analyze_trace(input_bound().build()))
-    assert "1. HIGH Waits for input" in text and PART_BY_ID["input"].name in text and "█" in text
+    assert "1. HIGH Input wait takes" in text and PART_BY_ID["input"].name in text and "█" in text
     assert "saves: " in text and "evidence: wait" in text and "prefetch" in text
 
 

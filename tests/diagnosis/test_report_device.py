@@ -52,10 +52,10 @@ def test_gpus_against_each_other():
     even, uneven = text(job()), " ".join(text(job(750)).split())
     assert "3 GPUs compared\n  work         even: the GPUs compute 300 µs per step at most, each within 0 %" in even
     assert "GPU 0 computes 2.50 times the median of the others per step (750 µs)" in uneven
-    assert "only one computes in 60 % of the time any does" in uneven
+    assert "only one computes in 60 % of the time in which any does" in uneven
     assert "each GPU has its own host thread; GPU 2's first launch of a step comes 10.0 µs after" in uneven
     shared = " ".join(text(job(thread="python")).split())
-    assert "100 % of them by host threads that serve several GPUs, half in runs of at least 1 to one GPU" in shared
+    assert "100 % of them by host threads that serve several GPUs, half of these in series of" in shared
 
 
 def test_what_could_not_be_compared_says_why():
@@ -98,7 +98,7 @@ def test_lines_keep_to_the_width(width):
     lines = text(job(750), width).splitlines()
     at = lines.index("3 GPUs compared")
     end = next(i for i, line in enumerate(lines) if line.startswith("  by op "))
-    assert max(map(len, lines[at:end + 1])) <= width
+    assert max(len(line) for line in lines[at:end + 1] if not line.strip().startswith("ncu ")) <= width
 
 
 def test_an_analysis_of_older_fields_still_prints():

@@ -18,6 +18,7 @@ LENGTH_NS = 2_500_000_000
     ("healthy", set()),
     ("input-bound", {"input_bound"}),
     ("gpu0-oversubscribed", {"gpu0_oversubscribed"}),
+    ("slow-callback", {"step_gap_host"}),
     ("launch-bound", {"launch_bound", "batch_size_headroom"}),
 ])
 def test_cause_and_figures(tmp_path, scenario, findings):

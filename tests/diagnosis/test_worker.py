@@ -24,7 +24,7 @@ def test_document_and_report_come_from_another_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = analyze_in_worker([str(CAPTURE)])
     assert found.analysis == analyze([str(CAPTURE)]) and found.analysis.findings[0].id == "input_bound"
-    assert "Waits for input" in found.report
+    assert "Input wait takes" in found.report
 
 
 def test_the_childs_own_message_and_status_arrive(tmp_path):
@@ -133,7 +133,7 @@ def test_an_answer_of_another_form_says_what_is_wrong_with_it(monkeypatch, answe
 
 def test_it_does_not_run_for_ever(monkeypatch):
     replaced(monkeypatch, "import threading; threading.Event().wait()")
-    with pytest.raises(GputopError, match="not done"):
+    with pytest.raises(GputopError, match="not finished"):
         analyze_in_worker(["x"], timeout_s=0.3)
 
 

@@ -14,10 +14,11 @@ from gputop.cluster.collect import Limits
 from gputop.cluster.model import Fleet, Job
 from gputop.core.findings import Abstained, Finding, ranked
 
-_NOT_ITS_OWN = ("the GPUs of the job: others hold GPUs of its nodes, and only a label of the figures tells which "
-                "(dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes)")
+_NOT_ITS_OWN = ("the GPUs of the job: other jobs hold GPUs of the same nodes, and only a job label on the metrics "
+                "tells whose GPU is whose (dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes)")
 # What a user runs by one program may be several jobs: their GPUs need not do the same.
-_NOT_ONE_JOB = "GPUs that are surely of one job: Slurm tells of none here, and user and program may be those of several"
+_NOT_ONE_JOB = ("GPUs that surely belong to one job: Slurm names no job here, and several jobs can have the same user "
+                "and program")
 _COMPARE_PEERS = ("slow_node", "straggler_gpu")
 
 

@@ -7,6 +7,7 @@ from statistics import median
 
 from gputop.advice.fleet.job_view import (
     HOUR_S,
+    NO_PAST,
     NO_STEP,
     FleetVerdict,
     FleetWords,
@@ -29,9 +30,9 @@ def judge_activity_drop(view: JobView) -> ActivityDrop | Missing | None:
     """The activity was steady, fell by two fifths at least, and has stayed down."""
     job = view.job
     past = view.past(job.history)
-    if len(past) < 2:
-        return Missing("the job's activity of the hours before")
-    step_s = past[-1][0] - past[-2][0]
+    if len(past) < 2 or job.history is None:
+        return NO_PAST
+    step_s = job.history.step_s
     short = max(1, round(limit("activity_drop.after_s") / step_s))
     first = max(1, round(limit("activity_drop.before_s") / step_s))
     values = [value for _, value in past]
@@ -46,7 +47,7 @@ def judge_activity_drop(view: JobView) -> ActivityDrop | Missing | None:
         return None
     if len(above) < 0.8 * begin or median(after) > limit("activity_drop.ratio") * median(before):
         return None
-    lasts_s = view.now_s - past[begin - 1][0]
+    lasts_s = view.now_s - max(past[begin - 1][0], past[begin][0] - 2 * step_s)  # whatever was in a gap between
     lost = job.gpus * (median(before) - median(after)) * lasts_s / HOUR_S
     return ActivityDrop(gpus=(), job=job.id, count=job.gpus, lasts_s=lasts_s, gpu_hours_lost=lost,
                         before=median(before), after=median(after), severity="medium")
@@ -58,8 +59,8 @@ def describe_activity_drop(v: ActivityDrop) -> FleetWords:
         why=f"Its {v.count} GPUs were active {percent(v.before)} of the time, and are active {percent(v.after)} of it"
             f"{lasting(v)}.",
         evidence=evidence(v, {"before_ratio": v.before, "after_ratio": v.after}),
-        action="See in its log what changed then: another phase of the training, another data set, or storage that is "
-               "slower. gputop compare tells two captures apart.",
+        action="Look in its log for what changed at that time: another phase of the training, another data set, or "
+               "slower storage. gputop compare shows what differs between two captures.",
         gain=NO_STEP, source=source("activity_drop.ratio", "activity_drop.after_s"),
         label=f"fell {percent(v.before)} → {percent(v.after)}",
     )

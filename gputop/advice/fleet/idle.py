@@ -57,7 +57,7 @@ def describe_held_idle(v: HeldIdle) -> FleetWords:
         why=f"{'The GPU has' if v.count == 1 else 'The GPUs have'} done nothing{lasting(v)}.{memory}",
         evidence=evidence(v, {"gpus_count": v.count} | (
             {} if v.memory_used_ratio is None else {"memory_used_ratio": v.memory_used_ratio})),
-        action="Ask its owner: it hangs, waits for data, or is a session that was forgotten. gputop on a node of the "
+        action="Ask its owner whether it hangs, waits for data, or is a forgotten session. gputop on a node of the "
                "job names the processes.",
         gain=NO_STEP, source=_SOURCE,
         label=f"held, idle {'' if v.since_exact else '> '}{seconds(v.lasts_s or 0.0)}",
@@ -92,7 +92,8 @@ def describe_partly_used_job(v: PartlyUsed) -> FleetWords:
         title=f"Job {v.job} uses {v.count - v.idle_count} of its {v.count} GPUs",
         why=f"{v.idle_count} of its {v.count} GPUs have done nothing{lasting(v)}{places}; the others work.",
         evidence=evidence(v, {"gpus_count": v.count, "idle_gpus_count": v.idle_count}),
-        action="Ask for as many GPUs as the training uses, or start a worker for each of them: the number of processes "
-               "(srun --ntasks, torchrun --nproc-per-node) and the devices of the distribution strategy decide.",
+        action="Request as many GPUs as the training uses, or start a worker for each GPU. Two settings decide: the "
+               "number of processes (srun --ntasks, torchrun --nproc-per-node) and the devices of the distribution "
+               "strategy.",
         gain=NO_STEP, source=_SOURCE, label=f"uses {v.count - v.idle_count} of {v.count} GPUs",
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from gputop.advice.verdict import Explanation, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.cluster.model import History, Job
 from gputop.text.units import seconds
 
 HOUR_S = 3600.0
+_GAP_STEPS = 3  # slices of the history without a measurement are bridged up to here
 
 
 @dataclass(slots=True)
@@ -22,7 +24,11 @@ class JobView:
 
     @property
     def age_s(self) -> float | None:
-        return None if self.job.start_s is None else self.now_s - self.job.start_s
+        """How long the job has been there, at least: by Slurm, else by its history. None: neither is known."""
+        if self.job.start_s is not None:
+            return self.now_s - self.job.start_s
+        past, history = self.past(self.job.history), self.job.history
+        return self.now_s - (past[0][0] - history.step_s) if past and history is not None else None
 
     def past(self, history: History | None) -> list[tuple[float, float]]:
         """(end of a slice in Unix time, its value), oldest first."""
@@ -32,22 +38,23 @@ class JobView:
     def lasts_s(self, past: list[tuple[float, float]], holds: Callable[[float, float], bool]) -> tuple[float, bool]:
         """How long ``holds(time, value)`` has been true up to now; and whether its beginning was seen.
 
-        0 s where it does not hold in the newest slice, or nothing is known.
+        0 s where it does not hold in the newest slice, or nothing is known; nothing is said of a time without
+        measurements.
         """
         begin_s, seen = self.now_s, False
+        step_s = min((b - a for (a, _), (b, _) in pairwise(past)), default=0.0)
         for i in range(len(past) - 1, -1, -1):
             if not holds(*past[i]):
                 seen = True
                 break
             begin_s = past[i - 1][0] if i else past[i][0]
+            if i and past[i][0] - begin_s > _GAP_STEPS * step_s:
+                begin_s = past[i][0] - step_s
+                break  # nothing was measured before
         if not past or begin_s >= self.now_s:
             return 0.0, False
-        starts_with_job = self.job.start_s is not None and begin_s - self.job.start_s < 2 * _step_s(past)
+        starts_with_job = self.job.start_s is not None and begin_s - self.job.start_s < 2 * step_s
         return self.now_s - begin_s, seen or starts_with_job
-
-
-def _step_s(past: list[tuple[float, float]]) -> float:
-    return past[-1][0] - past[-2][0] if len(past) > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,4 +88,5 @@ def evidence(verdict: FleetVerdict, more: Mapping[str, float]) -> dict[str, floa
             **{name: value for name, value in known.items() if value is not None}}
 
 
-NO_STEP = "the figures of a cluster show no steps: the GPU hours lost are in the evidence"
+NO_PAST = Missing("the job's activity of the hours before")
+NO_STEP = "the metrics of a cluster show no steps; the evidence has the GPU hours lost"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gputop.advice.fleet.job_view import (
     HOUR_S,
+    NO_PAST,
     NO_STEP,
     FleetVerdict,
     FleetWords,
@@ -22,8 +23,8 @@ from gputop.text.units import percent
 _TO_SIGMA = 1.4826  # of the median absolute deviation, for a normal distribution
 # NVML's clock event reasons, by bit (nvml.h): those that somebody can mend.
 _THERMAL, _POWER = 0x20 | 0x40, 0x04 | 0x80
-_ONE_KIND = Missing("one kind of activity for all GPUs of the job: SM activity of some and utilization of others do "
-                    "not compare (dcgm-exporter: DCGM_FI_PROF_SM_ACTIVE in its counters, on all nodes)")
+_ONE_KIND = Missing("one kind of activity for all GPUs of the job: SM activity of some GPUs cannot be compared with "
+                    "utilization of others (dcgm-exporter: add DCGM_FI_PROF_SM_ACTIVE to its counters on all nodes)")
 
 
 def _threshold(job: Job, median: float, mad: float | None) -> float:
@@ -59,6 +60,10 @@ def judge_slow_node(view: JobView) -> SlowNode | Missing | None:
         return _ONE_KIND
     if job.nodes is None or job.nodes < limit("slow_node.nodes") or job.node_median is None:
         return None
+    if view.age_s is None:
+        return NO_PAST
+    if view.age_s < limit("straggler_gpu.age_s"):
+        return None  # its means are still of the time before it, or its ranks still start up
     most = job.node_median - limit("straggler_gpu.below")
     low = [node for node in job.low_nodes
            if node.activity is not None and limit("held_idle.activity") < node.activity < most]
@@ -78,14 +83,14 @@ def judge_slow_node(view: JobView) -> SlowNode | Missing | None:
 
 
 def describe_slow_node(v: SlowNode) -> FleetWords:
-    others = f" Also below: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
+    others = f" These are below it, too: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
     return FleetWords(
         title=f"Node {v.places[0] if v.places else '?'} works less than the others of job {v.job}",
         why=f"Its GPUs are active {percent(v.activity)} of the time{lasting(v)}, those of the job's other nodes "
             f"{percent(v.median)}.{others}",
         evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
-        action="Look at that node's host: its CPUs, its disks, its network, what else runs there (gputop on it, h). "
-               "Where the job's work is divided unevenly, that is the cause.",
+        action="Look at the host of that node with gputop (h): its CPUs, disks and network, and other programs on it. "
+               "If the job gives its nodes unequal work, that is the cause.",
         gain=NO_STEP, source=source("straggler_gpu.below"),
         label=f"slow node {v.places[0] if v.places else '?'}",
     )
@@ -112,6 +117,10 @@ def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
         return _ONE_KIND
     if job.median is None or job.gpus <= limit("straggler_gpu.peers"):
         return None
+    if view.age_s is None:
+        return NO_PAST
+    if view.age_s < limit("straggler_gpu.age_s"):
+        return None  # its means are still of the time before it, or its ranks still start up
     most = _threshold(job, job.median, job.mad)
     low = [gpu for gpu in job.low_gpus if gpu.node not in view.explained and gpu.activity is not None
            and limit("held_idle.activity") < gpu.activity < most]
@@ -156,30 +165,30 @@ def _reason(gpu: Gpu, job: Job) -> tuple[str, float | None, float | None]:
 def _because(v: Straggler) -> tuple[str, str]:
     """Why the worst of them is slow, and what to do about it."""
     value, usual = v.value or 0.0, v.usual or 0.0
-    clocks = f"Its SM clock is {value / 1e6:.0f} MHz, the others' {usual / 1e6:.0f} MHz"
+    clocks = f"Its SM clock is {value / 1e6:.0f} MHz; the others run at {usual / 1e6:.0f} MHz"
     return {
         "remap": ("A row of its memory could not be replaced.", "Drain the node: the board is due for service."),
         "ecc": (f"It has {value:.0f} memory errors that could not be corrected.",
                 "Drain the node and reset the GPU; if errors return, the board is due for service."),
-        "thermal": (f"{clocks}: it is too hot.", "See to its cooling: air flow, fans, the temperature of the room."),
+        "thermal": (f"{clocks}: it is too hot.", "Check its cooling: air flow, fans, room temperature."),
         "power": (f"{clocks}: its power is limited.",
                   "Compare its power limit with the others' (nvidia-smi -q -d POWER), and look at the node's power "
                   "supply."),
         "clock": (f"{clocks}.",
-                  "See what holds its clocks down: nvidia-smi -q -d PERFORMANCE on its node; a clock that was locked "
-                  "is freed with nvidia-smi -rgc."),
-        "pcie": (f"Its PCIe link runs with {value:.0f} lanes, the others' with {usual:.0f}.",
-                 "Drain the node and reseat the board; where that does not help, exchange it or the riser."),
-        "xid": (f"Its last Xid event is {value:.0f}, of an unknown time.",
+                  "Run nvidia-smi -q -d PERFORMANCE on its node: it shows what limits the clocks. nvidia-smi -rgc "
+                  "removes a lock of the clocks."),
+        "pcie": (f"Its PCIe link runs with {value:.0f} lanes; the others have {usual:.0f}.",
+                 "Drain the node and reseat the board. If that does not help, replace the board or the riser."),
+        "xid": (f"Its last Xid event is {value:.0f}; the time of the event is not known.",
                 f"Look up Xid {value:.0f} in the kernel log of its node (dmesg)."),
-    }.get(v.why, ("No figure that is exported tells the reason.",
-                  "Look at its process and host: a CPU that is shared or far from the GPU, input that is slow on that "
-                  "rank, or less work on it than on the others."))
+    }.get(v.why, ("No exported metric tells the reason.",
+                  "Look at its process and its host: the CPU may be shared or far from the GPU, the input of that rank "
+                  "may be slow, or the rank may have less work than the others."))
 
 
 def describe_straggler_gpu(v: Straggler) -> FleetWords:
     reason, action = _because(v)
-    more = f" Also below: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
+    more = f" These are below it, too: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
     first = v.places[0] if v.places else "?"
     return FleetWords(
         title=f"GPU {first} is behind the others of job {v.job}",

@@ -6,10 +6,9 @@ They come after the rules that know a cause: a GPU whose state one of those acco
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from gputop.advice.live.node_view import NodeView, gpus_text, same_job
 from gputop.advice.registry import limit, source
@@ -17,7 +16,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
 from gputop.text.units import percent
 
-_NO_FIGURE = "telemetry shows no steps: a capture (c) gives the figure"
+_NO_FIGURE = "live samples show no steps: a capture (c) gives the figure"
 
 
 # -- spinning ---------------------------------------------------------------------------------------
@@ -110,9 +109,9 @@ def _spin(view: NodeView, gpu: GpuSample, window_s: float) -> _Spin | str | None
 
 def _varies(view: NodeView, gpu: GpuSample, metric: str, window_s: float) -> float:
     """Standard deviation over mean of the readings."""
-    values = view.window(metric, window_s).values[:, view.column(gpu)]
-    mean = float(np.nanmean(values))
-    return float(np.nanstd(values)) / mean if mean else 0.0
+    values = view.values(gpu, metric, window_s)
+    mean = sum(values) / len(values)
+    return math.sqrt(sum([(v - mean) ** 2 for v in values]) / len(values)) / mean if mean else 0.0
 
 
 def _spinning(view: NodeView, spins: list[_Spin], window_s: float) -> Spinning:
@@ -145,16 +144,17 @@ def describe_spinning(v: Spinning) -> Explanation:
            if "sm_active_ratio" in figures else "")
     wait = (f"They may wait for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
             f"They may wait for {gpus_text(v.busy_gpus)} of the same job, which works." if v.busy_gpus else
-            "That is the picture of a collective some GPU or rank never joined, or of a kernel that polls.")
+            "This is typical of a collective that one GPU or rank never joined, or of a kernel that polls.")
     if not v.sure:
-        wait += " Work in single tiny kernels can look alike."
+        wait += " Work in single tiny kernels can look the same."
     return Explanation(
         title=f"{gpus_text(v.gpus)}: a kernel runs all the time but does nothing",
         why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: utilization {percent(figures['gpu_util_ratio'])}, "
-            f"{low}{percent(figures['power_of_limit_ratio'])} of the power limit, nearly without change. {wait}",
+            f"{low}{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant. {wait}",
         evidence=figures,
-        action="Look at where the ranks stand (S in the monitor): the one that is not in a collective holds up the "
-               "rest. NCCL from 2.24 on names it itself, where its RAS answers on this node: gputop asks it meanwhile.",
+        action="Look at the stacks of the ranks (S in the monitor): the rank that is not in a collective holds up the "
+               "others. NCCL 2.24 and newer names that rank if its RAS service answers on this node; gputop keeps "
+               "asking it.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else "NCCL_DEBUG=INFO python train.py",
         gain="no step ends while they wait" if v.stuck else _NO_FIGURE,
         source="NVML utilization against GPM/DCGM SM, tensor and DRAM activity and power; "
@@ -206,7 +206,7 @@ def judge_low_sm_active(view: NodeView) -> LowSmActive | Missing | None:
 def _mostly_low(view: NodeView, gpu: GpuSample, metric: str, window_s: float) -> bool:
     """Whether the GPU was at work for most of the window, and that at low activity."""
     index, rule = gpu.info.index, "low_sm_active"
-    slices = view.slice_table(metric, window_s)[:, view.column(gpu)].tolist()
+    slices = view.slice_table(gpu, metric, window_s)
     at_work = [mean for mean in slices if mean >= limit(f"{rule}.pause")]
     if len(at_work) < view.limit(rule, "work_", index) * len(slices) or not at_work:
         return False
@@ -246,7 +246,7 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
               + ("SM activity" if fine else "utilization"),
         why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: {what} was {percent(v.activity)}.{how}",
         evidence=evidence,
-        action="Capture a trace (c): it tells which of these it is and what to change.",
+        action="Capture a trace (c): it shows which of these is the cause and what to change.",
         gain=_NO_FIGURE,
         source="GPM/DCGM SM activity. " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"),
     )
@@ -291,8 +291,8 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)} limited by device memory",
         why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: memory moved data in {percent(v.worst.busy)} of its "
-            f"cycles, and about 80 % is all it can; tensor cores were busy {percent(v.worst.tensor)} of the time. The "
-            "kernels wait for memory, not for arithmetic: that is a limit of the work, not a fault.",
+            f"cycles; about 80 % is the most it can reach. Tensor cores were busy {percent(v.worst.tensor)} of the "
+            "time. The kernels wait for memory, not for arithmetic: this is a limit of the work, not a fault.",
         evidence={"window_s": v.window_s, "dram_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
         action="Move fewer bytes: let XLA fuse elementwise operations, keep activations in 16 bit, use fused attention "
                "and optimizers. A larger batch changes little.",
@@ -326,7 +326,7 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
         title=f"{gpus_text(v.gpus)}: tensor cores unused",
         why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: {percent(v.worst.busy)} SM activity, but "
             f"{v.worst.tensor:.1%} on the tensor pipe. If the model has matrix products or convolutions, they run on "
-            "the ordinary cores, at a fraction of the speed; if it has none, this is as it should be.",
+            "the ordinary cores, at a fraction of the speed; if it has none, nothing is wrong.",
         evidence={"window_s": v.window_s, "sm_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
         action="If there are matrix products: use mixed precision or leave TF32 on, and give layers sizes that are "
                "multiples of 8. A capture (c) names the kernels.",

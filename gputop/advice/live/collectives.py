@@ -61,10 +61,10 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
         title=title(a), why=f"{counts_text(a)} Nothing has moved for {seconds(v.unchanged_s)}. "
                             + (f"{where}." if where else f"NCCL does not name {who}."),
         evidence=evidence,
-        action="Look at the stack of the absent rank beside those of the others (S in the monitor): the line where it "
-               "stands is what they wait for." if not a.silent else
-               "Look at the process on its node: it has ended, is stopped, or its node is lost. The job does not go on "
-               "without it.",
+        action="Compare the stack of the absent rank with those of the others (S in the monitor): they wait for the "
+               "line where it is." if not a.silent else
+               "Look at the process on its node: it has ended, is stopped, or its node is lost. The job cannot "
+               "continue without it.",
         snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step ends while they wait",
         source=f"RAS of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"),
     )
@@ -75,7 +75,7 @@ def title(a: Absence) -> str:
     who = ranks_text(a)
     who = who[:1].upper() + who[1:]
     if a.silent:
-        return f"{who} {'does' if a.absent_count == 1 else 'do'} not answer NCCL: the others may wait for ever"
+        return f"{who} {'does' if a.absent_count == 1 else 'do'} not answer NCCL: the others may wait forever"
     if a.circle:
         return f"Ranks wait for each other: {who} did not come to {_operation(a)}"
     return f"{who} did not come to {_operation(a)}"
@@ -89,9 +89,10 @@ def counts_text(a: Absence) -> str:
     of = f"{a.operation}s" if a.operation else "collectives"
     text = (f"{waiting} launched {a.waiting_at:,} {of}, {ranks_text(a)} {a.absent_at:,}.")
     if a.crossed:
-        text += " Of another collective it is the other way round: the ranks run different code."
+        text += " In another collective the other ranks are behind: the ranks run different code."
     if a.circle:
-        text += " No rank is free: each waits in one collective and lacks in another, so their order differs by rank."
+        text += (" Every rank waits in one collective and is missing from another: the order of the collectives "
+                 "differs by rank.")
     if a.also:
         text += f" Ranks wait in {a.also} other communicator{'s' if a.also != 1 else ''}, too."
     return text

@@ -43,6 +43,6 @@ def describe_no_fine_metrics(v: NoFineMetrics) -> Explanation:
         action="Capture a trace (c) to see what the kernels do; SM activity live needs a Hopper or newer GPU (GPM), or "
                "on data-center cards from Volta on a DCGM host engine that watches it (dcgm-exporter, or gputop "
                "--dcgm-watch; its help says what that costs).",
-        gain="this is about what can be seen, not about the job",
+        gain="this is about what gputop can measure, not about the job",
         source="NVML: definition of utilization; GPM: Hopper and newer; DCGM field 1002",
     )

@@ -13,7 +13,7 @@ from gputop.core.samples import CgroupSample, ProcessSample
 from gputop.text.units import percent
 
 _RULE = "host_cpu_saturated"
-_NO_FIGURE = "telemetry shows no steps: a capture (c) gives the figure"
+_NO_FIGURE = "live samples show no steps: a capture (c) gives the figure"
 _INPUT = (
     "dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE).cache().prefetch(tf.data.AUTOTUNE)\n"
     "# cache what is the same in each epoch; decode fewer pixels; give the job more cores\n"
@@ -89,7 +89,7 @@ def _waiting(view: NodeView, process: ProcessSample, window_s: float) -> dict[in
         activity, index = view.activity(gpu, window_s), gpu.info.index
         if activity is None or index in left_out or activity[1] > view.limit(_RULE, "waiting_", index):
             continue
-        slices = view.slice_table(activity[0], window_s)[:, view.column(gpu)].tolist()
+        slices = view.slice_table(gpu, activity[0], window_s)
         at_work = sum(mean >= limit("low_sm_active.pause") for mean in slices)
         if at_work >= limit("low_sm_active.work_" + ("leave" if index in view.shown(_RULE) else "enter")) * len(slices):
             out[index] = activity[1]
@@ -164,18 +164,18 @@ def describe_host_cpu_saturated(v: HostCpuSaturated) -> Explanation:
     if v.throttled is None:
         return _full(v, evidence, f"{granted} were {percent(of_limit)} busy")
     evidence["cpu_throttled_ratio"] = v.throttled
-    return _full(v, evidence, f"{granted} were used up in {percent(v.throttled)} of the scheduler's periods, all "
-                              "threads then standing until the next", "CPU quota used up")
+    return _full(v, evidence, f"{granted} were used up in {percent(v.throttled)} of the scheduler's periods; all "
+                              "threads then stopped until the next period", "CPU quota used up")
 
 
 def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str = "CPU full") -> Explanation:
     return Explanation(
         title=f"{title} while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
-        why=f"Over the last {v.window_s:.0f} s {what}, and the GPUs active as little as "
+        why=f"Over the last {v.window_s:.0f} s {what}. Meanwhile the GPUs were active as little as "
             f"{percent(min(v.waiting.values()))} of the time: input, launches and Python compete for cores.",
         evidence=evidence,
-        action="Give the job more cores, or its CPU less to do: cache or prepare the input, decode fewer pixels, and "
-               "keep other programs off the node. A capture (c) tells which thread waits.",
+        action="Give the job more cores or less CPU work: cache or prepare the input, decode fewer pixels, and keep "
+               "other programs off the node. A capture (c) tells which thread waits.",
         snippet=_INPUT, gain=_NO_FIGURE,
         source="/proc/stat, control groups; " + source(
             f"{_RULE}.{'throttled' if v.throttled is not None else 'cpu'}_enter", f"{_RULE}.waiting_enter"),

@@ -77,15 +77,15 @@ def describe_memory_pressure(v: MemoryPressure) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)}: processes compete for the last memory",
         why=f"{tight.processes} processes hold GPU {tight.gpu}; {percent(tight.free)} of its memory was free over the "
-            f"last {v.window_s:.0f} s, and what they hold still changed. The next one that needs more fails with "
-            "out-of-memory, whichever it is.",
+            f"last {v.window_s:.0f} s, and what they hold still changed. The next process that needs more fails with "
+            "an out-of-memory error.",
         evidence={"window_s": v.window_s, "free_of_total_ratio": tight.free,
                   "processes_count": float(tight.processes), "memory_span_bytes": tight.span_bytes},
         action="Give each process a GPU of its own, or a memory limit that leaves room for the others.",
         snippet="gpu = tf.config.list_physical_devices('GPU')[0]\n"
                 "tf.config.set_logical_device_configuration(\n"
                 "    gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=30_000)])  # MiB",
-        gain="it averts a failure; nothing gets faster",
+        gain="this prevents a failure; it saves no time",
         source="NVML memory used, reserved and total, process list; " + source("memory_pressure.free_enter"),
     )
 
@@ -123,11 +123,11 @@ def judge_memory_preallocated(view: NodeView) -> MemoryPreallocated | Missing | 
 
 def describe_memory_preallocated(v: MemoryPreallocated) -> Explanation:
     return Explanation(
-        title=f"{gpus_text(v.gpus)}: memory used says nothing about head-room",
-        why=f"{percent(v.used)} of the memory is held and has not moved for {v.window_s:.0f} s. TensorFlow reserves "
+        title=f"{gpus_text(v.gpus)}: memory used says nothing about headroom",
+        why=f"{percent(v.used)} of the memory is held and has not changed for {v.window_s:.0f} s. TensorFlow reserves "
             "nearly all of it at start (JAX 75 %), so this figure hides what the job really needs.",
         evidence={"window_s": v.window_s, "memory_used_of_total_ratio": v.used},
-        action="Capture (c): the allocator's peak in the trace is the true head-room, for a larger batch for example; "
+        action="Capture (c): the allocator's peak in the trace is the true headroom, for a larger batch for example; "
                "TF_FORCE_GPU_ALLOW_GROWTH=true lets TensorFlow take only what it needs.",
         snippet="TF_FORCE_GPU_ALLOW_GROWTH=true python train.py",
         gain="this explains a figure; nothing is wrong",

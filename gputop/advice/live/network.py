@@ -94,7 +94,7 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
     again = ""
     if v.retransmits:
         evidence["retransmits_count"] = v.retransmits
-        again = f" The adapters had to send again {v.retransmits:.0f} times meanwhile."
+        again = f" Meanwhile the adapters had to send data again {v.retransmits:.0f} times."
     some = "" if v.full_adapters == v.adapters else (
         f" {v.full_adapters} of {v.adapters} adapters are full: the others could carry a part.")
     return Explanation(
@@ -103,9 +103,10 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
             f"{percent(share)} of what its link carries, and GPUs were active as little as "
             f"{percent(min(v.waiting.values()))} of the time.{some}{again}",
         evidence=evidence,
-        action="Send less between the nodes, or hide it: gradients in bf16, accumulation over several batches, "
-               "collectives that overlap with the backward pass. See with NCCL_DEBUG=INFO that NCCL uses every adapter "
-               "(NCCL_IB_HCA); gputop doctor lists them. A capture (c) shows the collectives.",
+        action="Send less data between the nodes, or overlap it with compute: gradients in bf16, accumulation over "
+               "several batches, collectives that overlap with the backward pass. NCCL_DEBUG=INFO shows whether NCCL "
+               "uses every adapter (NCCL_IB_HCA); gputop doctor lists the adapters. A capture (c) shows the "
+               "collectives.",
         snippet="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET python train.py 2>&1 | grep -i 'NET/IB'",
         gain="depends on what of the communication is exposed: a capture (c) gives the figure",
         source="port counters of /sys/class/infiniband; " + source(f"{_RULE}.rate_enter", f"{_RULE}.waiting_enter"),

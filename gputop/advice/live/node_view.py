@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
-import numpy.typing as npt
 
 from gputop.advice.registry import limit, rule_of
 from gputop.advice.verdict import Missing
 from gputop.core.findings import Finding, Severity
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
 from gputop.ranks.model import Report
-from gputop.telemetry.history import History, HostHistoryPoint
+from gputop.telemetry.history import History, HostHistoryPoint, Series
 from gputop.text.commands import program_name
 from gputop.text.units import ranges
-
-F64 = npt.NDArray[np.float64]
 
 NO_PROCESS = "no compute process holds a GPU: start the job, or look at the node it runs on"
 NO_PROCESS_WATCHED = "no compute process holds a GPU that is watched: leave out --gpus to see all GPUs of the node"
@@ -34,37 +30,44 @@ _SERVICES = ("nvidia-cuda-mps", "nvidia-persistenced", "nv-hostengine", "dcgm")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One metric of all GPUs over a window: times[n], values[n, gpu], readings and mean per GPU.
+    """One metric of all GPUs over a window: times[n], values[gpu][n], readings and mean per GPU.
 
     The mean is NaN where the readings do not cover the window.
     """
 
-    times: F64
-    values: npt.NDArray[np.float32]
-    count: npt.NDArray[np.int64]
-    mean: F64
+    times: Series
+    values: list[Series]
+    count: list[int]
+    mean: Series
 
 
-def _window(times: F64, values: npt.NDArray[np.float32], seconds: float, end_s: float) -> Window:
-    n, gpus = values.shape
-    total = values.sum(axis=0, dtype=np.float64)
-    count = np.full(gpus, n)
-    mean = np.full(gpus, np.nan)
-    if not n:
-        return Window(times, values, count, mean)
-    first: F64 | np.float64 = times[0]
-    last: F64 | np.float64 = times[-1]
-    if np.isnan(total).any():  # else nothing is missing, as nearly always
-        here = ~np.isnan(values)
-        count = here.sum(axis=0)
-        total = np.where(here, values, np.float32(0)).sum(axis=0, dtype=np.float64)
-        first, last = times[here.argmax(axis=0)], times[n - 1 - here[::-1].argmax(axis=0)]
-    # A reading stands for the time to the next one, so first to last lacks one step.
-    seen_s = (last - first) * count / np.maximum(count - 1, 1)
-    good = ((count >= limit("min_readings")) & (seen_s >= limit("coverage") * seconds)
-            & (end_s - last <= (1 - limit("coverage")) * seconds))
-    np.divide(total, count, out=mean, where=good)
-    return Window(times, values, count, mean)
+def _window(times: Series, values: list[Series], seconds: float, end_s: float) -> Window:
+    counts, means = [], []
+    fewest, covered = limit("min_readings"), limit("coverage")
+    seen_least_s, late_most_s = covered * seconds, (1 - covered) * seconds
+    for own in values:
+        total, count, mean = sum(own), len(own), math.nan
+        first, last = (times[0], times[-1]) if times else (math.nan, math.nan)
+        if total != total:  # something is missing, which is rare
+            known = [i for i, v in enumerate(own) if v == v]
+            total, count = sum([own[i] for i in known]), len(known)
+            first, last = (times[known[0]], times[known[-1]]) if known else (math.nan, math.nan)
+        # A reading stands for the time to the next one, so first to last lacks one step.
+        if (count >= fewest and (last - first) * count / max(1, count - 1) >= seen_least_s
+                and end_s - last <= late_most_s):
+            mean = total / count
+        counts.append(count)
+        means.append(mean)
+    return Window(times, values, counts, means)
+
+
+def _mean(values: Series) -> float:
+    """Of those that are known; NaN where there is none."""
+    total = sum(values)
+    if total != total:
+        values = [v for v in values if v == v]
+        total = sum(values)
+    return total / len(values) if values else math.nan
 
 
 class NodeView:
@@ -83,9 +86,8 @@ class NodeView:
         self._column = {uuid: i for i, uuid in enumerate(history.uuids)}
         self._shown: dict[str, frozenset[int]] = {}
         self._windows: dict[tuple[str, float], Window] = {}
-        self._tables: dict[tuple[str, float], F64] = {}
-        self._readings: dict[str, tuple[float, F64, npt.NDArray[np.float32]]] = {}
-        self._shares: dict[tuple[tuple[str, ...], float], F64] = {}
+        self._tables: dict[tuple[str, float], list[Series]] = {}
+        self._readings: dict[str, tuple[float, Series, list[Series]]] = {}
         self._hosts: dict[float, list[HostHistoryPoint]] = {}
         self._found: list[tuple[str, frozenset[int]]] = []
 
@@ -151,23 +153,33 @@ class NodeView:
                 # What rules ask for over several windows is fetched once, for the longest.
                 longest = max(seconds, self.seconds(_LONGEST[metric])) if metric in _LONGEST else seconds
                 fetched = self._readings[metric] = (longest, *self.history.windows(metric, longest, end_s=end_s))
-            first = int(np.searchsorted(fetched[1], end_s - seconds, "left"))
-            times, values = fetched[1][first:], fetched[2][first:]
+            first = bisect_left(fetched[1], end_s - seconds)
+            times, values = fetched[1][first:], [own[first:] for own in fetched[2]] if first else fetched[2]
             self._windows[key] = _window(times, values, seconds, end_s)
         return self._windows[key]
 
+    def all_values(self, gpu: GpuSample, metric: str, seconds: float) -> Series:
+        """The readings of the last ``seconds``, NaN where a sample had none."""
+        return self.window(metric, seconds).values[self._column[gpu.info.uuid]]
+
+    def values(self, gpu: GpuSample, metric: str, seconds: float) -> Series:
+        """The readings of the last ``seconds``, those that there are."""
+        return [v for v in self.all_values(gpu, metric, seconds) if v == v]
+
     def mean(self, gpu: GpuSample, metric: str, seconds: float) -> float | None:
         """Mean over the last ``seconds``; None where too little of them was seen."""
-        mean = float(self.window(metric, seconds).mean[self._column[gpu.info.uuid]])
+        mean = self.window(metric, seconds).mean[self._column[gpu.info.uuid]]
         return None if mean != mean else mean
 
     def span(self, gpu: GpuSample, metric: str, seconds: float) -> float | None:
         """Largest less smallest reading of the last ``seconds``; None where too little of them was seen."""
-        values = self.window(metric, seconds).values[:, self._column[gpu.info.uuid]]
-        return None if self.mean(gpu, metric, seconds) is None else float(np.nanmax(values) - np.nanmin(values))
+        if self.mean(gpu, metric, seconds) is None:
+            return None
+        values = self.values(gpu, metric, seconds)
+        return max(values) - min(values)
 
     def readings_count(self, gpu: GpuSample, metric: str, seconds: float) -> int:
-        return int(self.window(metric, seconds).count[self._column[gpu.info.uuid]])
+        return self.window(metric, seconds).count[self._column[gpu.info.uuid]]
 
     def activity(self, gpu: GpuSample, seconds: float) -> tuple[str, float] | None:
         """How busy the GPU was: SM activity, or else coarse utilization; (metric, mean)."""
@@ -180,47 +192,22 @@ class NodeView:
     def slice_means(self, gpus: Sequence[GpuSample], metric: str, seconds: float) -> list[list[float]]:
         """Means of these GPUs in each slice of the last ``seconds``, oldest first; slices with a GPU
         without readings are left out. There are :meth:`slices` of them at most."""
-        window, count = self.window(metric, seconds), self.slices(seconds)
-        values = window.values[:, [self._column[g.info.uuid] for g in gpus]].astype(np.float64)
-        # A reading is of the interval before it: its middle decides, so that late samples fall into their slice too.
-        age_s = self.sample.time_s - window.times + (self.sample.interval_s or 0.0) / 2
-        place = np.floor(age_s * count / seconds)
-        out = []
-        for number in range(count - 1, -1, -1):
-            part = values[place == number]
-            here = ~np.isnan(part)
-            counts = here.sum(axis=0)
-            if counts.all():
-                out.append((np.where(here, part, 0.0).sum(axis=0) / counts).tolist())
-        return out
+        table = [self.slice_table(gpu, metric, seconds) for gpu in gpus]
+        return [[*means] for means in zip(*table, strict=True) if all(mean == mean for mean in means)]
 
-    def slice_table(self, metric: str, seconds: float) -> F64:
-        """Mean of each GPU in each slice of the last ``seconds``: [slice, gpu], oldest first, NaN without readings.
-
-        For GPUs one by one; :meth:`column` tells where one is.
-        """
+    def slice_table(self, gpu: GpuSample, metric: str, seconds: float) -> Series:
+        """Mean of this GPU in each slice of the last ``seconds``, oldest first, NaN without readings."""
         key = (metric, seconds)
         if key not in self._tables:
             window, count = self.window(metric, seconds), self.slices(seconds)
-            table = np.full((count, window.values.shape[1]), np.nan)
-            age_s = self.sample.time_s - window.times + (self.sample.interval_s or 0.0) / 2
-            place = count - 1 - np.floor(age_s * count / seconds).astype(np.int64)
-            inside = (place >= 0) & (place < count)
-            place, values = place[inside], window.values[inside]
-            if len(place):
-                starts = np.flatnonzero(np.diff(place, prepend=-1))
-                here = ~np.isnan(values)
-                total = np.add.reduceat(np.where(here, values, np.float32(0)), starts, axis=0, dtype=np.float64)
-                counts = np.add.reduceat(here, starts, axis=0, dtype=np.int64)
-                rows = np.full(total.shape, np.nan)
-                np.divide(total, counts, out=rows, where=counts > 0)
-                table[place[starts]] = rows
-            self._tables[key] = table
-        return self._tables[key]
-
-    def column(self, gpu: GpuSample) -> int:
-        """Where this GPU is in the values of a :class:`Window` and in a :meth:`slice_table`."""
-        return self._column[gpu.info.uuid]
+            # A reading is of the interval before it: its middle decides, so late samples fall into their slice too.
+            newest_s = self.sample.time_s + (self.sample.interval_s or 0.0) / 2
+            parts: list[tuple[int, int]] = []  # the readings of each slice
+            places = [count - 1 - math.floor((newest_s - time_s) * count / seconds) for time_s in window.times]
+            for number in range(count):
+                parts.append((bisect_left(places, number), bisect_left(places, number + 1)))
+            self._tables[key] = [[_mean(own[a:b]) for a, b in parts] for own in window.values]
+        return self._tables[key][self._column[gpu.info.uuid]]
 
     def slices(self, seconds: float) -> int:
         """How many slices the last ``seconds`` have: each as long as an interval at least."""
@@ -228,11 +215,7 @@ class NodeView:
 
     def clock_event_share(self, gpu: GpuSample, reasons: tuple[str, ...], seconds: float) -> float | None:
         """Share of the samples in which any of these clock event reasons was active; None where not known."""
-        key = (reasons, seconds)
-        if key not in self._shares:
-            self._shares[key] = self.history.clock_event_shares(reasons, seconds)
-        share = float(self._shares[key][self._column[gpu.info.uuid]])
-        return None if share != share else share
+        return self.history.clock_event_share(gpu.info.uuid, reasons, seconds)
 
     # -- processes ----------------------------------------------------------------------------
 
@@ -312,13 +295,13 @@ class NodeView:
 
     def unlisted(self, gpus: Sequence[GpuSample]) -> Missing:
         """GPUs at work without a process: who uses them is not known."""
-        return Missing(f"the processes on {gpus_text(gpus)}: at work, but the driver lists none; a container sees "
-                       "those of others only with --pid=host")
+        return Missing(f"the processes on {gpus_text(gpus)}: the GPU works, but the driver lists no process; a "
+                       "container sees other processes only with --pid=host")
 
     def no_process(self) -> Missing:
         """Why there is no process to judge."""
         if self.readable_gpus and not self.whole_gpus:
-            return Missing("a whole GPU: jobs on MIG instances are not judged from live figures")
+            return Missing("a whole GPU: live samples cannot judge jobs on MIG instances")
         unread = [g for g in self.sample.gpus if g.processes_reason is not None]
         if unread:
             return Missing(f"the processes on {gpus_text(unread)}: {unread[0].processes_reason}")

@@ -47,8 +47,8 @@ def describe_numa_remote(v: NumaRemote) -> Explanation:
     several = len(v.gpu_nodes) > 1
     plural = "s" if several else ""
     return Explanation(
-        title=f"{gpus_text(v.gpus)}: its process runs on another NUMA node" if len(v.gpus) == 1
-              else f"{gpus_text(v.gpus)}: their processes run on another NUMA node",
+        title=f"{gpus_text(v.gpus)}: {'its' if len(v.gpus) == 1 else 'their'} "
+              f"{'processes run' if v.others else 'process runs'} on another NUMA node",
         why=f"{name_of(v.process)} may only use CPUs of NUMA node {ranges(v.bound_nodes, ', ')}, and "
             f"{gpus_text(v.far)} {'is' if len(v.far) == 1 else 'are'} on another: launches, copies and input cross the "
             f"link between the sockets.{more}",

@@ -6,9 +6,6 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
-
-import numpy as np
 
 from gputop.advice.live.node_view import NodeView
 from gputop.advice.own import Figures, own_finding
@@ -78,8 +75,7 @@ class LiveValues:
                 continue
             if reference.aggregate == "mean":
                 return mean, ""
-            values = self._view.window(metric, seconds).values[:, self._view.column(gpu)]
-            return float(_AGGREGATES[reference.aggregate](values)), ""
+            return _AGGREGATES[reference.aggregate](self._view.values(gpu, metric, seconds)), ""
         now = gpu.activity()[1] if name == "activity" else gpu[name]
         return None, now.reason or f"{seconds:g} s of readings"
 
@@ -97,7 +93,7 @@ class LiveValues:
         return max(window_s, limit("min_readings") * (self._view.sample.interval_s or 0.0))
 
 
-_AGGREGATES: Mapping[str, Callable[[Any], Any]] = {"min": np.nanmin, "max": np.nanmax, "median": np.nanmedian}
+_AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"min": min, "max": max, "median": statistics.median}
 
 
 def _known(reading: Reading) -> tuple[Value, str]:

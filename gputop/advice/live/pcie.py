@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-import numpy as np
-import numpy.typing as npt
+from itertools import pairwise
+from statistics import median
 
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
@@ -15,9 +14,7 @@ from gputop.core.samples import GpuSample
 from gputop.sources.nvml.pcie import link_bytes_per_s
 from gputop.text.units import percent, rate
 
-F32 = npt.NDArray[np.float32]
-
-_NO_FIGURE = "telemetry shows no steps: a capture (c) gives the figure"
+_NO_FIGURE = "live samples show no steps: a capture (c) gives the figure"
 _LINK = "pcie_max_bytes_per_s"
 _WAYS = {"pcie_rx_bytes_per_s": "host to device", "pcie_tx_bytes_per_s": "device to host"}
 
@@ -44,29 +41,24 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
     rule, window_s = "pcie_link_degraded", view.seconds("pcie_link_degraded.window_s")
     slow: list[_SlowLink] = []
     judged, missing = False, ""
-    at_work = _rates_at_work(view, window_s)
-    lowest, counts = np.fmin.reduce(at_work, axis=0, initial=np.inf), (~np.isnan(at_work)).sum(axis=0)
     for gpu in view.readable_gpus:
         info = gpu.info
         full = link_bytes_per_s(info.pcie_gen_max or 0, info.pcie_width_max or 0)
         if full is None:
             missing = missing or f"the highest PCIe generation and width of {gpus_text([gpu])}"
             continue
-        column = view.column(gpu)
         if not view.readings_count(gpu, _LINK, window_s):
             missing = missing or _no_link(gpu)
             continue
-        if counts[column] < limit("min_readings"):
+        rates = _rates_at_work(view, gpu, window_s)
+        if len(rates) < limit("min_readings"):
             continue  # idle: links run slower on purpose
         judged = True
         least = limit("pcie_link_degraded.rate") * full
-        if lowest[column] >= least:
-            continue
-        rates = at_work[:, column]
-        below = rates[rates < least]
-        share = len(below) / counts[column]
-        if share >= view.limit(rule, "share_", info.index):
-            slow.append(_SlowLink(gpu, float(share), float(np.median(below)), full))
+        below = [rate for rate in rates if rate < least]
+        share = len(below) / len(rates)
+        if below and share >= view.limit(rule, "share_", info.index):
+            slow.append(_SlowLink(gpu, share, median(below), full))
     if slow:
         return _degraded(view, slow, window_s)
     return None if judged else Missing(
@@ -74,13 +66,12 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
                    "run slower on purpose")
 
 
-def _rates_at_work(view: NodeView, window_s: float) -> F32:
-    """The rates of the links, [sample, gpu]; NaN where they are not known or the GPU was not at work."""
-    rates, busy = view.window(_LINK, window_s).values, limit("pcie_link_degraded.busy")
-    work = np.zeros(rates.shape, bool)
-    for metric in ("gpu_util", "sm_active"):
-        work |= view.window(metric, window_s).values >= busy  # NaN is not
-    return np.where(work, rates, np.float32(np.nan))
+def _rates_at_work(view: NodeView, gpu: GpuSample, window_s: float) -> list[float]:
+    """The rates of the link where they are known and the GPU was at work."""
+    busy = limit("pcie_link_degraded.busy")
+    rates, util, active = (view.all_values(gpu, metric, window_s) for metric in (_LINK, "gpu_util", "sm_active"))
+    return [rate for rate, u, a in zip(rates, util, active, strict=True)
+            if rate == rate and (u >= busy or a >= busy)]  # NaN is not
 
 
 def _no_link(gpu: GpuSample) -> str:
@@ -118,8 +109,8 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)}: PCIe link slower than it could be",
         why=f"At work, the link of GPU {gpu.info.index} ran at {rate(link.bytes_per_s)}{trained} over the last "
-            f"{v.window_s:.0f} s; GPU and board could do {rate(link.max_bytes_per_s)}. Copies and input take that much "
-            "longer.",
+            f"{v.window_s:.0f} s; GPU and board can do {rate(link.max_bytes_per_s)}. Copies and input take "
+            "correspondingly longer.",
         evidence=evidence,
         action="Have the card reseated and slot, riser and BIOS settings of the link checked; some virtual machines "
                "and shared slots give fewer lanes on purpose.",
@@ -196,7 +187,7 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
             f"can be reached{waits}.",
         evidence=evidence,
         action="Copy less: send input in its smallest type (uint8 images) and decode or cast on the GPU, keep what is "
-               "used again on the GPU, and stop offloading if there is memory. A capture (c) names the copies.",
+               "used again on the GPU, and stop offloading if there is enough memory. A capture (c) names the copies.",
         snippet="dataset = dataset.map(keep_uint8).prefetch(tf.data.AUTOTUNE)\n"
                 "# in the model: x = tf.cast(images, tf.bfloat16) / 255",
         gain="depends on whether the copies overlap with kernels; " + _NO_FIGURE,
@@ -214,9 +205,7 @@ def _rate(view: NodeView, gpu: GpuSample, metric: str) -> tuple[float | None, fl
     mean = view.mean(gpu, metric, window_s)
     if mean is None:
         return None, window_s
-    values = view.window(metric, window_s).values[:, view.column(gpu)]
-    known = values[~np.isnan(values)]
-    samples = 1 + int(np.count_nonzero(np.diff(known)))
+    samples = 1 + sum(a != b for a, b in pairwise(view.values(gpu, metric, window_s)))
     return (mean if samples >= limit("pcie_saturated.coarse_count") else None), window_s
 
 

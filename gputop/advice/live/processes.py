@@ -11,7 +11,7 @@ from gputop.core.findings import Severity, severity_of
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.text.units import percent
 
-_NO_FIGURE = "telemetry shows no steps: a capture (c) gives the figure"
+_NO_FIGURE = "live samples show no steps: a capture (c) gives the figure"
 
 
 # -- idle_gpu ---------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
     if not v.complete:
         cause = "; what it does on GPUs that are not watched does not show here"
         action = "Look at all GPUs of the node, without --gpus: where the process works on others, spread the " \
-                 "training over all or hide the idle ones from it; where it works on none, look what its threads do."
+                 "training over all or hide the idle ones from it; where it works on none, look at what its threads do."
     return Explanation(
         title=f"{gpus_text(v.gpus)} held, all idle for {v.window_s:.0f} s",
         why=f"{name_of(process)} holds {gpus_text(idle)} and has not used {'it' if len(idle) == 1 else 'them'} for "
@@ -245,8 +245,8 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
     return Explanation(
         title=f"GPU {index} works {times:.1f}× as much as its peers",
         why=f"{what} of {name_of(v.process)} over the last {v.window_s:.0f} s: {percent(v.first_activity)} on GPU "
-            f"{index}, {percent(v.peers_activity)} on {others}. In synchronous training they wait for it at every "
-            "step.",
+            f"{index}, {percent(v.peers_activity)} on {others}. In synchronous training the others wait for GPU "
+            f"{index} at every step.",
         evidence={"window_s": v.window_s, f"first_gpu_{v.metric}_ratio": v.first_activity,
                   f"peers_{v.metric}_ratio": v.peers_activity, "times_peers": times, "slices_share_ratio": v.slices},
         action=f"Keep everything that is not a replica's share off GPU {index}: metrics, summaries, evaluation and "

@@ -85,10 +85,10 @@ def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
             f"{percent(worst.share)} of the last {v.window_s:.0f} s. In synchronous training all GPUs wait for the "
             "slowest.",
         evidence=evidence,
-        action="Have the cooling looked at: fans, dust, air flow, inlet temperature, neighbors in the rack. Until "
+        action="Have the cooling checked: fans, dust, air flow, inlet temperature, neighbors in the rack. Until "
                "then a lower power limit keeps the clock even.",
         snippet="nvidia-smi -q -d TEMPERATURE,PERFORMANCE" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
-        gain="kernels bound by arithmetic gain what the clock gains; telemetry does not show which are",
+        gain="kernels bound by arithmetic gain as much as the clock; live samples do not show which kernels those are",
         source="NVML clock event reasons 'SW thermal', 'HW thermal', 'HW slowdown'; "
                + source("thermal_throttled.near_c_enter"),
     )
@@ -160,6 +160,6 @@ def describe_power_capped(v: PowerCapped) -> Explanation:
         action="Compare the limit with the card's default; if somebody lowered it, have it raised. At the default "
                "limit this is the card's speed: fewer or cheaper operations (lower precision) help, not tuning.",
         snippet="nvidia-smi -q -d POWER" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
-        gain="depends on how much of the step is bound by the clock, which telemetry does not show",
+        gain="depends on how much of the step is bound by the clock; live samples do not show that",
         source="NVML clock event reason 'SW power cap', power against enforced limit; limits: gputop",
     )

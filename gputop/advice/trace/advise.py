@@ -7,9 +7,12 @@ A new rule is a record in :mod:`gputop.advice.trace_rules` and two functions in 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 
 import msgspec
+import numpy as np
 
 from gputop.advice.causes import fold_consequences
 from gputop.advice.evaluation_caveats import with_evaluation_caveat
@@ -23,15 +26,23 @@ from gputop.advice.trace.own_rules import with_own_rules
 from gputop.advice.trace.replayed import Cures
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Missing, Verdict, finding
-from gputop.analysis.layers.culprits import named_events
+from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.core.findings import MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
+from gputop.trace.model import Kind
+from gputop.trace.parallel import pool
+
+_COMPUTE = "compute"  # part of the step, and kind of events
+_WORTH_NAMING = 0.05  # of the gaps: a line that runs so long there is named by the finding
+_ABOUT_THEM = 0.5  # of their time: a finding that costs less is about few of them, such as those of every 64th step
 
 
 def trace_advice(facts: TraceFacts) -> Advice:
     """What all rules have to say about one trace, what follows from another finding under it."""
     job, steps, cures = Job.of(facts), facts.analysis.steps, Cures(facts)
-    advice = collect(with_evaluation_caveat(guarded(rule, partial(_outcome, rule, facts, job, cures)), steps)
-                     for rule in (*TRACE_RULES, *python_rules("trace")))
+    with pool() as threads:  # each rule is a pure function of the facts; those of others, in Python, need not be
+        outcomes = [*threads.map(lambda rule: _outcome(rule, facts, job, cures), TRACE_RULES)]
+    outcomes += [guarded(rule, partial(_outcome, rule, facts, job, cures)) for rule in python_rules("trace")]
+    advice = collect(with_evaluation_caveat(outcome, steps) for outcome in outcomes)
     findings, what_if = cures.together(fold_consequences(advice.findings, cures.rest))
     abstained = (*advice.abstained, *Own.not_loaded)
     judged = msgspec.structs.replace(facts.analysis, findings=findings, abstained=abstained)
@@ -47,7 +58,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
             return Abstained(rule.id, missing)
     steps = facts.analysis.steps
     if steps is not None and steps.start_up and rule.costs_time:
-        return Abstained(rule.id, f"steps after the start: those of this window hold {steps.start_up}")
+        return Abstained(rule.id, f"steps after the start: the steps of this window contain {steps.start_up}")
     verdict = rule.function("judge")(facts)
     if verdict is None:
         return None
@@ -57,14 +68,54 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
         return None
     made = finding(rule, verdict, rule.function("describe")(verdict, job), facts.small_sample_caveat,
-                   facts.few_steps_caveat, replayed, reason, _culprits(verdict, facts))
+                   facts.few_steps_caveat, replayed, reason, _culprits(rule, verdict, facts))
+    if _COMPUTE in rule.events and _COMPUTE in rule.parts:
+        made = replace(made, ncu=_ncu(verdict, facts))
     if replayed is not None and verdict.cure is not None:
         cures.by_finding[made.id] = verdict.cure
     return made
 
 
-def _culprits(verdict: Verdict, facts: TraceFacts) -> tuple[Culprit, ...]:
+def _ncu(verdict: Verdict, facts: TraceFacts) -> str:
+    """How to look at the kernel that takes most time of those the verdict is about."""
+    if verdict.events is None or facts.analysis.kernels is None:
+        return ""
+    device, rows = facts.trace.device, verdict.events.rows
+    rows = rows[device.kind[rows] == Kind.COMPUTE]
+    names, which = np.unique(device.name[rows], return_inverse=True)
+    time = np.bincount(which, weights=device.end_ns[rows] - device.start_ns[rows])
+    lines = {row.name: row.ncu for row in facts.analysis.kernels.by_name}
+    known = [(-own, facts.trace.names[i]) for i, own in zip(names.tolist(), time.tolist(), strict=True) if i >= 0]
+    return next((line for _, name in sorted(known) if (line := lines.get(name, ""))), "")
+
+
+def _culprits(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[Culprit, ...]:
+    if lines := lines_of_finding(rule, verdict, facts):
+        return lines
     if verdict.events is None:
         return verdict.culprits
-    return named_events(facts.trace, verdict.events, facts.judged_spans, facts.steps_or_window, facts.basis,
-                        facts.active_numbers)
+    several = verdict.events if isinstance(verdict.events, list) else [verdict.events]
+    named = [named_events(facts.trace, events, facts.judged_spans, facts.steps_or_window, facts.basis,
+                          facts.active_numbers, facts.calls) for events in several]
+    if len(named) == 1:
+        return named[0]
+    # Of each GPU its first, then the second of each; the rest of a GPU, which has no name, is not told.
+    return tuple(one for rank in zip_longest(*named) for one in rank if one is not None and one.name)[:MAX_CULPRITS]
+
+
+def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[Culprit, ...]:
+    """The lines of Python that ran in the gaps that the finding is about, where they take more of them than any event
+    that the trace itself names."""
+    stacks = facts.analysis.stacks
+    causes = {"dispatch" if cause == "launching" else cause for cause in rule.idle_gaps}
+    of_causes = [gaps for gaps in stacks.gaps if gaps.gap in causes] if stacks is not None else []
+    if stacks is None or not of_causes or (verdict.events is not None and not getattr(verdict.events, "idle", False)):
+        return ()
+    most = max(of_causes, key=lambda gaps: gaps.s_per_step)
+    if verdict.share * facts.period_s < _ABOUT_THEM * most.s_per_step:
+        return ()
+    lines = tuple(Culprit(line.line, "line", line.s_per_step, stacks.basis) for line in most.lines
+                  if line.share >= _WORTH_NAMING)
+    # A stage of the input pipeline is no rival: the lines are what it runs.
+    known = max((culprit.time_s or 0.0 for culprit in verdict.culprits if culprit.kind != "stage"), default=0.0)
+    return lines if lines and (lines[0].time_s or 0.0) >= known else ()

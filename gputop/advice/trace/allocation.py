@@ -13,6 +13,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.what_if.cure import Calls, Cure
+from gputop.core.findings import Culprit
 from gputop.text.units import bytes_, percent, seconds
 from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import host_rows
@@ -69,11 +70,27 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("allocation_in_steps.share"):
         return None
+    names = _call_names(facts, rows)
     return AllocationInSteps(
+        culprits=tuple(_calls_of(facts, rows, name) for name in names),
         gpus=facts.active_numbers, share=share, idle_s=idle_s, count=len(rows) / steps.count,
         calls_s=float((host.end_ns[rows] - host.start_ns[rows]).sum()) / steps.count / 1e9,
-        frees=float(np.isin(rows, host_rows(trace, _FREES)).sum()) / steps.count, names=_call_names(facts, rows),
+        frees=float(np.isin(rows, host_rows(trace, _FREES)).sum()) / steps.count, names=names,
         cure=Cure(calls=calls, assumes="Memory comes from a pool: the calls take no more time than a launch."))
+
+
+def _calls_of(facts: TraceFacts, rows: I64, name: str) -> Culprit:
+    """These calls of that name, and where the longest of them is."""
+    assert facts.steps is not None
+    host = facts.trace.host
+    own = np.array([i for i in rows.tolist() if _plain(facts.trace.names[host.name[i]]) == name])
+    length = host.end_ns[own] - host.start_ns[own]
+    return Culprit(name, "host", float(length.sum()) / facts.steps.count / 1e9, facts.basis,
+                   at_s=int(host.start_ns[own[length.argmax()]]) / 1e9)
+
+
+def _plain(name: str) -> str:
+    return name.split("_v", 1)[0]
 
 
 def _call_names(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
@@ -81,21 +98,21 @@ def _call_names(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
     host = facts.trace.host
     time = np.bincount(host.name[rows], weights=host.end_ns[rows] - host.start_ns[rows] + 1)
     order = sorted(np.flatnonzero(time).tolist(), key=lambda i: (-time[i], facts.trace.names[i]))
-    return tuple(facts.trace.names[i].split("_v", 1)[0] for i in order[:3])
+    return tuple(dict.fromkeys(_plain(facts.trace.names[i]) for i in order[:3]))
 
 
 def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
     return Explanation(
         title=f"Allocating device memory in the steps costs {percent(v.share)} of the {job.basis}",
-        why=f"{v.count:.3g} calls per {job.basis} ({', '.join(v.names)}) allocate or free memory by the driver, "
-            f"{seconds(v.calls_s)} on the host; {v.frees:.3g} of them free it, which can wait for all work on the "
-            f"GPU. The GPU stands still for {percent(v.share)} of the {job.basis} that follows from them.",
+        why=f"{v.count:.3g} calls per {job.basis} ({', '.join(v.names)}) allocate or free memory through the driver "
+            f"and take {seconds(v.calls_s)} on the host; {v.frees:.3g} of them free memory, which can wait for all "
+            f"work on the GPU. The GPU is idle for {percent(v.share)} of the {job.basis} because of them.",
         evidence={"idle_after_calls_s": v.idle_s, "calls_s": v.calls_s, "calls_per_step": v.count,
                   "frees_per_step": v.frees, "share_ratio": v.share},
         action="Keep memory between the steps: an allocator with a cache or a pool. Where the framework has one, find "
-               "what empties it: memory so full that the cache is dropped and filled anew, or a call that does so.",
+               "what empties it: memory so full that the cache is dropped and filled again, or a call that does so.",
         snippet=_ALLOCATORS.get(job.framework),
-        gain="at most: the idle time that a replay of the launches without these calls does not have",
+        gain="at most: the idle time that disappears when the launches are replayed without these calls",
         source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
     )
 
@@ -161,6 +178,6 @@ def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
         action="Prefetch what the next kernels read, or keep it in device memory; where it does not fit, use a smaller "
                "batch.",
         snippet=_MANAGED.get(job.framework),
-        gain="at most: all migrations, if the memory were where it is used beforehand",
+        gain="at most: the time of all migrations, if the memory were already where it is used",
         source=source("managed_memory.share"),
     )

@@ -110,7 +110,7 @@ def _room(use: AllocatorUse) -> float:
 def _launch_and_host_s(facts: TraceFacts) -> tuple[float, float]:
     """Time per step in which GPUs wait for launches, and for the host's work between steps as far as it has a name.
 
-    Ops on the host grow with the batch, and so may Python that shows no event, or whatever else keeps a call of the
+    Ops on the host grow with the batch, and so may Python code without an event, or whatever else keeps a call of the
     step from launching: these are left out.
     """
     assert facts.shares is not None
@@ -165,8 +165,8 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
         evidence=evidence,
         action=f"Raise the batch size per GPU, {f'up to {much}' if v.memory else 'if memory allows'}. An "
                "epoch then has fewer updates: scale the learning rate with the batch for SGD, with its square root "
-               "for Adam, warm it up, and watch the validation loss. Past the noise scale of the gradient more samples "
-               "per step teach little more.",
+               "for Adam, warm it up, and watch the validation loss. Beyond the noise scale of the gradient, more "
+               "samples per step bring little.",
         snippet=(f"batch_size *= {v.factor:.0f}  # per GPU; warm the learning rate up to its new value"
                  if v.memory else _ASK_FOR_ROOM.get(job.framework)),
         gain=f"assumes that at {much} the batch {', '.join(assumed)}; the step gets longer"

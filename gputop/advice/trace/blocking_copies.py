@@ -111,8 +111,8 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
     down = v.way == "d2h"
     why = (f"For {percent(v.share)} of the {job.basis} the GPUs do nothing but copy from or to pageable memory, "
            f"{'most of it back to the host' if down else 'most of it to the GPU'}, at "
-           f"{v.bytes_per_s / 1e9:.1f} GB/s: the driver stages such copies through a buffer of its own and holds the "
-           "host meanwhile.")
+           f"{v.bytes_per_s / 1e9:.1f} GB/s: the driver stages such copies through a buffer of its own, and the host "
+           "waits meanwhile.")
     if v.pinned_bytes_per_s is not None:
         evidence["pinned_bytes_per_s"] = v.pinned_bytes_per_s
         why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
@@ -223,12 +223,13 @@ def describe_sync_copies(v: SyncCopies, job: Job) -> Explanation:
         made.append(f"{v.syncs:.3g} calls per {job.basis} and GPU that synchronize")
     what = "the GPU" if v.way == "sync" else "copies"
     return Explanation(
-        title=f"Waiting for {what} in the midst of the step costs {percent(v.share)} of the {job.basis}",
-        why=f"{' and '.join(made)} make the host wait for all work before them. It launches on only then, to an empty "
-            f"queue: until it is ahead again the GPU stands still, {percent(v.share)} of the {job.basis} in all.",
+        title=f"Waiting for {what} in the middle of the step costs {percent(v.share)} of the {job.basis}",
+        why=f"{' and '.join(made)} make the host wait for all work before them. Only then the host launches again, "
+            f"into an empty queue. The GPU is idle until the host is ahead again: {percent(v.share)} of the "
+            f"{job.basis} in total.",
         evidence=evidence, action=_ACTIONS.get(v.way, _ACTIONS["d2h"]),
         snippet=_WITHOUT_WAITING.get(v.way, FETCH).get(job.framework),
-        gain="at most: the idle time that a replay of the launches without these waits does not have",
+        gain="at most: the idle time that disappears when the launches are replayed without these waits",
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
     )
 

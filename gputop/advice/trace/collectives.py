@@ -128,7 +128,7 @@ def _hidden(facts: TraceFacts) -> dict[str, Any]:
     """The collectives, and as the cure that compute hides them. Part of their time is waiting, so it is not told."""
     rows = np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE)
     return {"events": Events(rows, timed=False), "cure": Cure(
-        scaled=((rows, 0.0),), assumes="The transfers run beside compute, as far as there is enough of it.")}
+        scaled=((rows, 0.0),), assumes="The transfers run beside compute, as far as there is enough compute.")}
 
 
 def _free_compute(facts: TraceFacts) -> float:
@@ -140,7 +140,7 @@ def _free_compute(facts: TraceFacts) -> float:
 
 def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explanation:
     exposed, alone = v.exposed_s / job.period_s, v.waiting_s is None
-    title = f"Communication that nothing hides takes {percent(exposed)} of the {job.basis}"
+    title = f"Exposed communication takes {percent(exposed)} of the {job.basis}"
     free = f"{v.free_compute_s * 1e3:.3g} ms of compute per {job.basis} have no communication beside them."
     evidence = {"exposed_collectives_s" if v.waiting_s is None else "exposed_transfer_s": v.exposed_s,
                 "share_ratio": exposed, **({} if v.waiting_s is None else {"exposed_waiting_s": v.waiting_s}),
@@ -149,10 +149,11 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
     return Explanation(
         title=f"{title} on GPU {ranges(v.gpus)}" if alone else title,
         why=f"For {percent(exposed)} of the {job.basis} GPU {ranges(v.gpus)} is in collectives and computes nothing; "
-            f"{free} The trace is of one rank: what of it moves data and what waits for other ranks is not known."
+            f"{free} The trace is of one rank: it does not tell how much of this moves data and how much waits for "
+            "other ranks."
             if alone else
-            f"For {percent(exposed)} of the {job.basis} the GPUs exchange data, all of them having arrived, and "
-            f"compute nothing; {free}",
+            f"For {percent(exposed)} of the {job.basis} all GPUs exchange data and compute nothing; waiting for late "
+            f"GPUs is not counted. {free}",
         evidence=evidence,
         action="Analyze the traces of all ranks together, to tell waiting from transfer. Where it is transfer, reduce "
                "gradients in a few packs while the backward pass is still running." if alone else
@@ -160,7 +161,7 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
                "accumulating gradients.",
         snippet=_OVERLAP.get(job.strategy or job.framework),
         gain="at most: this rank's exposed collectives, as far as there is compute to hide them behind; overlap saves "
-             "nothing of what is waiting" if alone else
+             "none of the waiting" if alone else
              "at most: the exposed transfer, as far as there is compute to hide it behind",
         source=source("collectives.share") + "; nsys-ai: overlap below 30 %",
     )
@@ -202,8 +203,9 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
         late_by_host=waits.late_by_host_s / late, last_to_arrive=waits.late_times.get(latest, 0),
         collectives=waits.count, waiting_gpus=len(waits.waiting_s),
         of_collectives=None if found is None else found.waiting,
+        events=Events(np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE), timed=False),
         cure=Cure(together=True, assumes=(
-            "The last GPU comes to each collective when the others do (their median).")),
+            "The last GPU comes to each collective together with the others (their median).")),
     )
 
 
@@ -211,9 +213,9 @@ def describe_collective_waiting(v: CollectiveWaiting, job: Job) -> Explanation:
     who = f"GPU {v.latest} arrives last" if v.alone else f"GPUs {ranges(v.gpus)} take turns to arrive last"
     others = "other GPU waits" if v.waiting_gpus == 2 else "others wait"
     why = (f"{who}{f' at {v.last_to_arrive} of {v.collectives} collectives' if v.alone else ''}, and the {others} "
-           f"inside them: {seconds(v.waiting_s)} per {job.basis} and GPU that nothing hides.")
+           f"inside them: {seconds(v.waiting_s)} per {job.basis} and GPU, not hidden behind compute.")
     if v.of_collectives is not None:
-        why += f" Of all time in collectives {percent(v.of_collectives)} is waiting."
+        why += f" Waiting is {percent(v.of_collectives)} of all time in collectives."
     return Explanation(
         title=(f"The {others} {percent(v.share)} of the {job.basis} for GPU {v.latest} in collectives" if v.alone else
                f"GPUs wait {percent(v.share)} of the {job.basis} for each other in collectives"),
@@ -228,8 +230,8 @@ def describe_collective_waiting(v: CollectiveWaiting, job: Job) -> Explanation:
                "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
                "process that the others do not have.",
         snippet=_NUMA if v.alone else None,
-        gain="if the last GPU came to each collective when the others did (their median); a faster network saves "
-             "nothing of it",
+        gain="if the last GPU came to each collective together with the others (their median); a faster network does "
+             "not help",
         source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the shortest duration "
                                              "over the GPUs",
     )
@@ -282,7 +284,7 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
                           shortest_s=least, exposed=waits.allreduce_exposed, message_bytes=per,
                           events=Events(_allreduces(facts), timed=False),
                           cure=Cure(scaled=((_allreduces(facts), left),), assumes=(
-                              "Each AllReduce less saves the time of the shortest ones.")))
+                              "Each AllReduce that is avoided saves the time of one of the shortest.")))
 
 
 def _allreduces(facts: TraceFacts) -> I64:
@@ -298,14 +300,15 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
         evidence["mean_message_bytes"] = v.message_bytes
         size = f" of {v.message_bytes / 1e6:.2g} MB on average"
     return Explanation(
-        title=f"{v.count:.0f} AllReduces per step, where {v.needed} would do",
+        title=f"{v.count:.0f} AllReduces per step, where {v.needed} would be enough",
         why=f"Each step runs {v.count:.0f} AllReduces{size}, {v.median_s * 1e6:.3g} µs each (median), which is mostly "
             f"their latency; packed into {v.needed} the same gradients pay it {v.needed} "
             f"time{'' if v.needed == 1 else 's'}.",
         evidence=evidence,
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
         snippet=_MERGE.get(job.strategy or job.framework),
-        gain="assumes that each AllReduce less saves the time of the shortest ones, as far as it is exposed",
+        gain="assumes that each AllReduce that is avoided saves the time of one of the shortest, as far as it is "
+             "exposed",
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
 
@@ -364,7 +367,7 @@ def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
         evidence={"transfer_s": v.transfer_s, "wanted_s": v.wanted_s, f"bytes_per_{job.basis}": v.moved_bytes,
                   "bytes_per_s": v.moved_bytes / v.transfer_s, "link_bytes_per_s": v.link_bytes_per_s,
                   "exposed_ratio": v.exposed, "share_ratio": v.share},
-        action="See which transport NCCL uses: direct GPU-to-GPU (NVLink, PCIe P2P) is wanted, not sockets or "
+        action="Check which transport NCCL uses: direct GPU-to-GPU (NVLink, PCIe P2P) is wanted, not sockets or "
                "copies through host memory; check NCCL_P2P_DISABLE, ACS/IOMMU settings and the container's /dev/shm.",
         snippet=_DEBUG,
         gain="if it ran at the rate of the PCIe link, as far as it is exposed; NVLink is faster still",

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, removed_host_time
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, removed_host_time, waits_for_host
 from gputop.advice.trace.fusion import FUSED, by_stream, kernels_in_steps, time_in_rows
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import xla_on_step
 from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3
 from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.host.gaps import longest_on_host
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import Functions
 from gputop.analysis.what_if.cure import Cure
@@ -62,11 +63,14 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     name, count, calls = _most_traced(functions, host.compiled)
     if count < limit("retracing.count") or host.tracing_s < limit("retracing.share") * facts.period_s:
         return None
+    tracing = waits_for_host(facts, "tracing")
+    begins = longest_on_host(facts.trace, {name, f"PjitFunction({name})"}, tracing)
     ever = [use.tracing_count for use in functions.functions if use.name == name and use.tracing_count is not None]
     return Retracing(
         gpus=facts.active_numbers, share=host.tracing_s / facts.period_s, function=name, tracing_s=host.tracing_s,
         count=count, calls=calls, ever=max(ever) if ever else None, compilations=functions.xla_compilations,
         compile_s=functions.xla_compile_s,
+        culprits=(Culprit(name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."),
     )
 
@@ -92,7 +96,7 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
     traced = "compiled" if job.framework == "jax" else "traced"
     return Explanation(
         title=f"{v.function} is {traced} again and again: {percent(v.share)} of the step",
-        why=f"{v.function} was {traced} anew {v.count} times in the window"
+        why=f"{v.function} was {traced} again {v.count} times in the window"
             + (f", in {v.count} of {v.calls} calls" if v.calls else "")
             + f"; that takes {seconds(v.tracing_s)} of the mean step, {percent(v.share)}"
             + (", while the GPUs wait." if v.gpus else "."),
@@ -133,10 +137,12 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
     share = host.eager_s / facts.period_s
     if share < limit("eager_execution.cost"):
         return None
+    begins = longest_on_host(facts.trace, {op.name for op in ops.eager}, waits_for_host(facts, "eager"))
     return EagerExecution(
         gpus=facts.active_numbers, share=share, wait_s=host.eager_s, eager_ratio=ops.eager_share,
         ops_per_step=ops.eager_ops_per_step,
-        culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis) for op in ops.eager),
+        culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis,
+                               at_s=begins.get(op.name)) for op in ops.eager),
         cure=Cure(host=removed_host_time(facts, "eager"),
                   assumes="A function launches the ops ahead of the GPU, without Python between them."),
     )
@@ -150,7 +156,7 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
         each = f"{v.ops_per_step:.0f} ops a step"
     waits = "the GPU waits for Python" if v.gpus else "Python takes"
     return Explanation(
-        title=f"Ops run eagerly cost {percent(v.share)} of the {job.basis}",
+        title=f"Eager ops cost {percent(v.share)} of the {job.basis}",
         why=f"{each} are run one by one from Python; {waits} {percent(v.share)} of the "
             f"{job.basis}.",
         evidence=evidence,
@@ -176,7 +182,7 @@ _XLA_KERNEL = r"(?:\w*_)?fusion(?:_\d+)?$|\w*(?:loop|input|wrapped)_\w*fusion|tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XlaOff(Verdict):
-    chained_s: float  # per step and GPU, in rows of element-wise kernels
+    chained_s: float  # per step and GPU, in chains of element-wise kernels
     chains: float  # rows per step and GPU
 
 
@@ -199,14 +205,15 @@ def describe_xla_off(v: XlaOff, job: Job) -> Explanation:
     chained = v.chained_s / job.period_s
     return Explanation(
         title=f"XLA is off and could fuse kernels: up to {percent(v.share)} of the {job.basis}",
-        why=f"No function is compiled by XLA, and {percent(chained)} of the {job.basis} goes into {v.chains:.0f} rows "
-            "of element-wise kernels, one after the other over the same tensors. Fused they might save up to "
-            f"{percent(v.share)}; whether XLA does so for this model only a try can tell.",
+        why=f"No function is compiled by XLA, and {percent(chained)} of the {job.basis} goes into {v.chains:.0f} "
+            "chains of element-wise kernels, one after the other over the same tensors. Fused they might save up to "
+            f"{percent(v.share)}; only a test tells whether XLA does so for this model.",
         evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains,
                   "share_ratio": v.share},
         action="Try XLA on the step: compile it and compare the step time after the first, slow step.",
         snippet=xla_on_step(job),
-        gain="at most, not sure: fused, a row reads two tensors and writes one; now each kernel does both",
+        gain="at most, and not sure: a fused chain reads two tensors and writes one; now each kernel reads and writes "
+             "its own",
         source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off",
     )
 

@@ -152,7 +152,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
         title=f"Copies{' within the GPU' if within else ''} take {percent(v.share)} of the {basis}",
         why=why + pinned, evidence=evidence, action=action,
         snippet=snippet,
-        gain="at most: all copying that nothing hides, if it were avoided" + how,
+        gain="at most: all exposed copy time, if the copies were avoided" + how,
         source=source("copies_excessive.share"),
     )
 
@@ -232,10 +232,11 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     share = savings.overlapped(exposed_s, facts.shares["compute"] * facts.period_s, facts.period_s)
     if share < limit("default_stream.share"):
         return None
+    copies = np.concatenate(rows)
     return DefaultStream(gpus=facts.active_numbers, share=share, exposed_s=exposed_s, bytes_per_s=moved / whole * 1e9,
-                         streams=tuple(lines)[:_SHOWN_STREAMS], cure=Cure(
-                             scaled=((np.concatenate(rows), max(1 - share * facts.period_s / exposed_s, 0.0)),),
-                             assumes="Of these copies as much runs beside compute as there is compute."))
+                         streams=tuple(lines)[:_SHOWN_STREAMS], events=Events(copies), cure=Cure(
+                             scaled=((copies, max(1 - share * facts.period_s / exposed_s, 0.0)),),
+                             assumes="These copies run beside compute, as far as there is enough compute."))
 
 
 def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
@@ -247,6 +248,6 @@ def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
         action="Copy the next batch on a stream of its own while this one computes.",
         snippet=_OWN_STREAM.get(job.framework),
-        gain="at most: as much of the copies as there is compute, if none needs what this step computes",
+        gain="at most: the copies that fit beside the compute there is, if none of them needs a result of this step",
         source=source("default_stream.share"),
     )

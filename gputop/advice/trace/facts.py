@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from gputop.advice.registry import limit
-from gputop.analysis.gpu.breakdown import breakdown
+from gputop.analysis.gpu.breakdown import PartsByGpu, breakdown, parts_by_gpu
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.device_time import GpuTimeline
+from gputop.analysis.host.gaps import longest_on_host
 from gputop.analysis.host.host_causes import HostCauses
+from gputop.analysis.layers.pytorch import CallScopes
 from gputop.analysis.results import Analysis, GapWork, GpuUse
 from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Culprit
 from gputop.render.step_parts import PART_IDS
@@ -47,6 +50,8 @@ class TraceFacts:
     waits: CollectiveWaits | None = None  # None: no GPU ran a collective
     replay: Replay | None = None  # None: no GPU ran
     host: HostCauses | None = None  # the host's part of the GPUs' idle time, by cause
+    parts: PartsByGpu = field(default_factory=dict)  # when each part of the step holds, of the GPUs that took part
+    calls: CallScopes | None = None  # modules and calls around PyTorch's launches; None: another framework's
 
     @property
     def active(self) -> list[GpuUse]:
@@ -102,6 +107,7 @@ class TraceFacts:
     def of(
         cls, trace: Trace, gpu_timelines: Sequence[GpuTimeline], analysis: Analysis, steps: Steps | None,
         waits: CollectiveWaits | None, host: HostCauses | None, params: int | None = None, replay: Replay | None = None,
+        by_gpu: PartsByGpu | None = None,
     ) -> TraceFacts:
         parts, basis = analysis.breakdown, steps.times.unit if steps is not None else "step"
         if parts is None and steps is None and (gpu_timelines or not trace.gpus):
@@ -110,12 +116,13 @@ class TraceFacts:
             if gpu_timelines:
                 lo = min(timeline.window_ns[0] for timeline in gpu_timelines)
                 hi = max(timeline.window_ns[1] for timeline in gpu_timelines)
-            parts = breakdown(trace, gpu_timelines, [(lo, hi)]) if hi > lo else None
+            by_gpu = parts_by_gpu(trace, gpu_timelines, [(lo, hi)])
+            parts = breakdown(trace, gpu_timelines, [(lo, hi)], by_gpu) if hi > lo else None
         shares = None
         if parts is not None and parts.total > 0:
             shares = {name: parts.known.get(name, 0.0) / parts.total for name in PART_IDS}
         return cls(trace, analysis, steps, shares, basis, parts.total if parts else 0.0, detect_framework(trace),
-                   params, tuple(gpu_timelines), waits, replay, host)
+                   params, tuple(gpu_timelines), waits, replay, host, by_gpu or {})
 
 
 def kernels_named(facts: TraceFacts, names: Collection[str]) -> I64:
@@ -137,10 +144,39 @@ def exposed_ns(facts: TraceFacts, rows: I64) -> I64:
     return out
 
 
-def on_host(work: Iterable[GapWork], per: str) -> tuple[Culprit, ...]:
-    """Work of the host as culprits; of "scope/op:Type" without the type."""
-    return tuple(Culprit(split_op(own.name)[0] if op_of_annotation(own.name) else own.name, "host", own.s_per_step, per)
-                 for own in work)
+def on_host(facts: TraceFacts, work: Sequence[GapWork], within: Spans, per: str = "") -> tuple[Culprit, ...]:
+    """Work of the host ``within`` some time as culprits, each with the place of its longest event there; of
+    "scope/op:Type" without the type. ``per``: what its times are of, if not of a step."""
+    begins = longest_on_host(facts.trace, {own.name for own in work}, within)
+    return tuple(Culprit(split_op(own.name)[0] if op_of_annotation(own.name) else own.name, "host", own.s_per_step,
+                         per or facts.basis, at_s=begins.get(own.name)) for own in work)
+
+
+def waits_for_host(facts: TraceFacts, *causes: str) -> Spans:
+    """When any GPU, or in a trace without one the step, waits for its host for one of these causes."""
+    divided = facts.host.divided if facts.host is not None else ()
+    return merge(EMPTY, *(own.by_cause[cause] for own in divided for cause in causes))
+
+
+def waits_for_input(facts: TraceFacts) -> Spans:
+    """When any GPU, or in a trace without one the training loop, waits for a batch within the steps."""
+    if facts.gpu_timelines:
+        return merge(EMPTY, *(own["input"] for own in facts.parts.values()))
+    return intersect(merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace))), facts.judged_spans)
+
+
+def idle_before(facts: TraceFacts, part: str) -> I64:
+    """For each device event how long its GPU was idle before it in this part of the steps."""
+    device = facts.trace.device
+    out = np.zeros(len(device), np.int64)
+    for timeline in facts.gpu_timelines:
+        gaps, own, first = timeline.gaps, facts.parts.get(timeline.gpu), timeline.window_ns[0]
+        if own is not None and len(own[part].start):
+            start = np.concatenate(([min(int(own[part].start[0]), first)], gaps.start))
+            end = np.concatenate(([first], gaps.end))
+            after = timeline.rows[np.searchsorted(device.start_ns[timeline.rows], end)]
+            np.add.at(out, after, coverage(own[part], start, end))
+    return out
 
 
 def removed_host_time(facts: TraceFacts, *causes: str) -> dict[int, Spans]:

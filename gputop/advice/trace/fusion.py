@@ -1,4 +1,4 @@
-"""Kernels whose work one kernel could do: attention, layout conversions, element-wise kernels in rows, optimizers.
+"""Kernels whose work one kernel could do: attention, layout conversions, element-wise kernels in chains, optimizers.
 
 All of it rests on the names of kernels and ops. What a faster GPU saves is what is left of it beside the time in which
 the GPU waits for launches: a job that its host paces gains nothing from shorter kernels.
@@ -29,7 +29,7 @@ from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_ca
 from gputop.trace.model import F64, I32, I64, Kind, Trace
 
 _SHOWN_NAMES = 2
-FUSED = "A row of element-wise kernels, fused, reads two tensors and writes one; a compiler may fuse less."
+FUSED = "A fused chain of element-wise kernels reads two tensors and writes one; a compiler may fuse less."
 _PLAIN_NAME = re.compile(r"(?:void )?(?:[\w:]*::)?(\w+)")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 
@@ -196,7 +196,7 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
         names=_longest(facts, rows),
         fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))),
         events=Events(kernels[between]), cure=Cure(scaled=((kernels[between], 0.0),), assumes=(
-            "The kernels between the two products are gone; what fused attention computes takes its time.")))
+            "The kernels between the two products disappear; the time of the fused kernel is not added.")))
 
 
 def _softmaxes(trace: Trace, kernels: I64) -> Mask:
@@ -235,8 +235,8 @@ def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
         action=_NO_FLASH_KERNEL if v.fallback else action,
         snippet=None if v.fallback else xla_on_step(job) + _KERAS_ON_JAX if job.framework == "tensorflow" else (
             _ATTENTION.get(job.framework)),
-        gain="at most: these kernels, as far as launches do not hold the GPU up; what the fused kernel computes "
-             "takes its time, what the products no longer write and read comes on top",
+        gain="at most: these kernels, as far as launches do not hold the GPU up; the fused kernel itself takes time, "
+             "and the products save some memory traffic",
         source=source("attention_unfused.share", "attention_unfused.count"),
     )
 
@@ -286,7 +286,7 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
     return Explanation(
         title=f"Conversions between NCHW and NHWC take {percent(part)} of the {job.basis}",
         why=f"{v.count:.3g} kernels per {job.basis} and GPU, {percent(part)} of the {job.basis}, only transpose "
-            "tensors between the layout of the model and the one that the kernels of its convolutions want."
+            "tensors between the layout of the model and the layout that the kernels of its convolutions need."
             + _named("Kernels", v.names),
         evidence={"conversions_s": v.conversions_s, "conversions_count": v.count, "share_ratio": part},
         action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
@@ -305,7 +305,7 @@ _INDUCTOR = r"triton_(?:poi|per|red|tem|for)_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementwiseUnfused(Verdict):
-    chained_s: float  # per step and GPU, in rows of element-wise kernels
+    chained_s: float  # per step and GPU, in chains of element-wise kernels
     chains: float  # rows per step and GPU
 
 
@@ -329,13 +329,14 @@ def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation
     part = v.chained_s / job.period_s
     return Explanation(
         title=f"A compiler could fuse element-wise kernels: up to {percent(v.share)} of the {job.basis}",
-        why=f"{percent(part)} of the {job.basis} goes into {v.chains:.0f} rows of element-wise kernels, one after the "
-            f"other over the same tensors. Fused they might save up to {percent(v.share)}; how much of it for this "
-            "model only a try can tell.",
+        why=f"{percent(part)} of the {job.basis} goes into {v.chains:.0f} chains of element-wise kernels, one after "
+            f"the other over the same tensors. Fused they might save up to {percent(v.share)}; only a test tells how "
+            "much of that this model gains.",
         evidence={"chained_s": v.chained_s, "chained_ratio": part, "chains_count": v.chains, "share_ratio": v.share},
         action="Try torch.compile on the model and compare the step time after the first, slow steps.",
         snippet="model = torch.compile(model)",
-        gain="at most, not sure: fused, a row reads two tensors and writes one; now each kernel does both",
+        gain="at most, and not sure: a fused chain reads two tensors and writes one; now each kernel reads and writes "
+             "its own",
         source=source("elementwise_unfused.share", "xla_off.chain"),
     )
 
@@ -401,6 +402,6 @@ def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:
         action="Update all variables in a few kernels: a fused optimizer, or one that a compiler fuses.",
         snippet=xla_on_step(job) if job.framework == "tensorflow" else (
             _FUSED_OPTIMIZER if job.framework == "pytorch" else None),
-        gain="at most: the pauses, and the kernels too short to do much more than begin",
+        gain="at most: the pauses, and the kernels that are too short to do much work",
         source=source("optimizer_unfused.share", "optimizer_unfused.count", "optimizer_unfused.kernel_s"),
     )

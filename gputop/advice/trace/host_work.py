@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, on_host, removed_host_time
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -47,7 +47,8 @@ WORK: tuple[tuple[str, str, str, dict[str, str | None]], ...] = (
          CUSTOM: "with tf.summary.record_if(lambda: step % 500 == 0):\n    ...",
      }),
     (r"MakeIterator\b|AnonymousIterator|Anonymous\w*Iterator|\w*Dataset\w*$",
-     "making a new dataset iterator", "Make the iterator once: repeat the dataset instead of starting it anew.", {
+     "making a new dataset iterator", "Make the iterator once: repeat the dataset instead of making a new one in each "
+                                      "epoch.", {
          KERAS2: "model.fit(ds.repeat(), steps_per_epoch=steps, ...)",
          KERAS3: "model.fit(ds.repeat(), steps_per_epoch=steps, ...)",
          CUSTOM: "batches = iter(ds.repeat())  # once, before the loop",
@@ -82,10 +83,11 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     work = tuple(own for own in host.gap_main if own.s_per_step >= _WORTH_NAMING * host.gap_s)
     return StepGapHost(gpus=facts.active_numbers, share=host.gap_s / facts.period_s, gap_s=host.gap_s,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
-                       culprits=on_host(work, facts.basis),
+                       culprits=on_host(facts, work, waits_for_host(facts, "gap")),
                        slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host), cure=Cure(
                            host=removed_host_time(facts, "gap"),
-                           assumes="The host's work between two calls goes on behind the GPUs, or not at all."))
+                           assumes="The host's work between two calls runs while the GPUs compute, or is not done at "
+                                   "all."))
 
 
 def _rank_name(trace: Trace, host: str) -> str:
@@ -110,7 +112,8 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
         title=f"Host work between steps takes {percent(v.share)} of the step{of_rank}",
         why=f"For {seconds(v.gap_s)} of each step, {percent(v.share)}, {where}{of_rank}: {what}.{others}",
         evidence=evidence, action=action, snippet=snippet,
-        gain="at most: the host's time between two calls, if its work went on behind the GPUs or not at all",
+        gain="at most: the host's time between two calls, if its work ran while the GPUs compute or were not done at "
+             "all",
         source=source("step_gap_host.share"),
     )
 
@@ -163,7 +166,7 @@ _NOT_TENSORFLOW = {
         "PyTorch ops",
         "Keep these ops' tensors on the GPU, or compute them in the DataLoader's workers: a tensor made without "
         "device= is on the CPU.",
-        "x = torch.zeros(n, device=logits.device)  # and no .cpu() in the midst of the step"),
+        "x = torch.zeros(n, device=logits.device)  # and no .cpu() in the middle of the step"),
     "jax": (
         "Python callbacks",
         "Write what jax.pure_callback, io_callback or debug.print does in jax.numpy, or return the values and use them "
@@ -201,21 +204,22 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
         return None
     return HostPlacement(gpus=facts.active_numbers, share=host.placement_s / facts.period_s, wait_s=host.placement_s,
-                         work=host.placement, culprits=on_host(host.placement, facts.basis), cure=Cure(
+                         work=host.placement, culprits=on_host(
+                             facts, host.placement, waits_for_host(facts, "placement")), cure=Cure(
                              host=removed_host_time(facts, "placement"),
-                             assumes="These ops are done beside the step, or take the GPU next to no time."))
+                             assumes="These ops run beside the step, or take almost no time on the GPU."))
 
 
 def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     evidence = {"host_ops_s": v.wait_s, "share_ratio": v.share}
     held_up = "the GPU waits" if v.gpus else "the compiled function waits"
     run = "Python callbacks run" if job.framework == "jax" else "ops run on the CPU"
-    why = f"For {percent(v.share)} of the {job.basis} {held_up} while {run} in the midst of it."
+    why = f"For {percent(v.share)} of the {job.basis} {held_up} while {run} in the middle of it."
     if job.framework in _NOT_TENSORFLOW:
         kind, action, snippet = _NOT_TENSORFLOW[job.framework]
     else:
         kind = "TF ops"
-        why += " Their inputs come down from the GPU and their results go up again."
+        why += " Their inputs are copied from the GPU and their results back to it."
         action, snippet = _placement_fix(v.work[0].name.rsplit(":", 1)[-1])
     return Explanation(
         title=f"{kind} on the host hold the {'GPU' if v.gpus else 'compiled function'} up {percent(v.share)} of the "
@@ -230,7 +234,7 @@ def _placement_fix(kind: str) -> tuple[str, str]:
         return ("Write the tf.py_function or numpy_function in TensorFlow ops, or move it to the input pipeline.",
                 _IN_INPUT)
     if _HAS_KERNEL.match(kind):
-        return (f"{kind} has a GPU kernel: look whether tf.device, an integer type or a variable on the CPU keeps it "
+        return (f"{kind} has a GPU kernel: check whether tf.device, an integer type or a variable on the CPU keeps it "
                 "there.",
                 _LOGGED)
     if _INPUT_OPS.match(kind):

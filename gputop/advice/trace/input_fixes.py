@@ -54,12 +54,12 @@ _NO_PYTHON = ("ds = ds.map(fn)  # fn in TensorFlow ops (tf.strings, tf.io, tf.im
 _ONE_ITERATOR = ("ds = ds.shuffle(buffer_size).repeat()  # nothing in between\n"
                  "model.fit(ds.batch(batch_size).prefetch(2), steps_per_epoch=steps, epochs=epochs)\n"
                  "# a loop of your own: options.experimental_warm_start = True, the next iter(ds) before an epoch ends")
-_PYTHON_MAP = ("The map's function is Python (py_function or numpy_function), of which one runs at a time, whatever "
-               "num_parallel_calls says: write it in TensorFlow ops, do it once and store TFRecords, or, where CPUs "
-               "are free, run it in processes of its own. More calls at once help only Python that waits for storage "
-               "or network.")
+_PYTHON_MAP = ("The map's function is Python (py_function or numpy_function), and only one such call runs at a time, "
+               "whatever num_parallel_calls says. Write it in TensorFlow ops, or do it once and store TFRecords; where "
+               "CPUs are free, run it in processes of its own. More parallel calls help only Python that waits for "
+               "storage or network.")
 _MOST = 0.5  # of the time waited, or of a function's
-_CACHED = "the stage's results are cached, so it is the most to expect"
+_CACHED = "the stage's results are cached; this is the most to expect"
 _CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
 _PARALLEL_STAGE = re.compile(r"Parallel|MapAndBatch")
 _MAPS = re.compile(r"(?:Parallel)?Map|MapAndBatch|Filter")
@@ -91,6 +91,7 @@ class InputFix:
     how: str
     tells: str = ""  # a sentence about the stage that bounds the pipeline
     numbers: Mapping[str, float] | None = None
+    stage: str = ""  # the path of the stage that bounds the pipeline
 
 
 def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, budget: int | None,
@@ -137,14 +138,14 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
         if most_s is None:
             most_s = cost_s - left_s if apart else cost_s
         expected_s = max(rest_s, left_s, others, floor_s, step_s - most_s)
-        return InputFix(action, snippet, min(expected_s, step_s), how, tells, numbers)
+        return InputFix(action, snippet, min(expected_s, step_s), how, tells, numbers, slow.path)
 
     refill_s = max((stage.refill_s or 0.0 for stage in pipeline.stages), default=0.0)
     if pipeline.wait_s > 0 and refill_s >= _MOST * pipeline.wait_s and max(cost_s, others) <= step_s:
-        return made(f"The shuffle buffer is filled anew ({seconds(refill_s)} in the window), as it is at the start of "
+        return made(f"The shuffle buffer is filled again ({seconds(refill_s)} in the window), as it is at the start of "
                     "an epoch: repeat right after shuffle, and give the steps of an epoch.", _ONE_ITERATOR,
                     min(cost_s, rest_s),
-                    "the buffer is never filled anew", most_s=wait_s * min(1.0, refill_s / pipeline.wait_s))
+                    "the buffer is never filled again", most_s=wait_s * min(1.0, refill_s / pipeline.wait_s))
     if last is not None and apart and max(cost_s, others) <= rest_s and (last.buffer_empty or 0.0) < 0.5:
         return made("The pipeline is fast enough on average, but its buffer runs empty now and then: prefetch more "
                     "batches.", _DEEPER, cost_s, "the buffer lasts over the slow batches", most_s=wait_s)
@@ -155,10 +156,10 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
     more = slow.workers < round(threads)
     if slow.name.startswith("Generator"):
         return made(_RECORD_FILES, _RECORDS, cost_s - stage_s,
-                    "records cost next to nothing to read beside the generator's Python", removes=True)
+                    "reading records takes almost no time compared with the generator's Python", removes=True)
     if _MAPS.match(slow.name) and slow.function_s and python_s >= _MOST * slow.function_s:
         return made(_PYTHON_MAP, _NO_PYTHON, cost_s - stage_s,
-                    "nothing is left of the Python, so it is the most to expect", removes=True)
+                    "nothing is left of the Python code; this is the most to expect", removes=True)
     if _under(stages, slow, _SEVERAL) or _READS.match(slow.name) or _SEVERAL.match(slow.name):
         if more:
             return made(_SEVERAL_FILES, _INTERLEAVE, cost_s * slow.workers / threads,

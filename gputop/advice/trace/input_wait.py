@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, on_host, waits_for_input
 from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_by_name
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.launch_threads import cpu_budget
-from gputop.analysis.host.tf_data import python_s
+from gputop.analysis.host.tf_data import iterator_paths, python_s
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
+from gputop.core.findings import Culprit
 from gputop.text.units import percent
+from gputop.trace.intervals import coverage
+from gputop.trace.threads import MAIN, lines_of
 
+_WORTH_NAMING = 0.01  # of the waits
 _LOADER = InputFix(
     "Give the DataLoader more workers and let them run ahead.",
     "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)", None, "")
@@ -48,10 +55,31 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         left = min(max((fix.step_s - facts.period_s + wait_s) / wait_s, 0.0), 1.0)
         assumes = f"{fix.how[:1].upper()}{fix.how[1:]}: {percent(1 - left)} less waiting for batches."
     return InputBound(
+        culprits=_culprits(facts, fix, stage),
         gpus=facts.active_numbers, share=share, saving=saving, wait_ratio=waited.wait_ratio, fix=fix,
         slowest_stage=None if stage is None else (stage, waited.stages[stage]),
         cure=Cure(input_left=left, assumes=assumes),
     )
+
+
+def _culprits(facts: TraceFacts, fix: InputFix, stage: str | None) -> tuple[Culprit, ...]:
+    """The slowest stage of tf.data, in its call that lies longest in waits; of PyTorch what runs in the waits."""
+    trace, waits = facts.trace, waits_for_input(facts)
+    if facts.framework == "pytorch":
+        found = work_in(trace, waits, lines_of(trace, MAIN))[0]
+        work = [own for own in ranked_work(found, facts.steps_or_window * max(len(facts.trace.hosts), 1))
+                if own.s_per_step * 1e9 * facts.steps_or_window >= _WORTH_NAMING * waits.total]
+        return on_host(facts, work, waits)
+    if fix.stage:
+        stage = fix.stage.rpartition("::")[2]
+    if stage is None:
+        return ()
+    rows, path, paths = iterator_paths(trace)
+    chosen = np.array([text == fix.stage if fix.stage else text.rpartition("::")[2] == stage for text in paths], bool)
+    rows = rows[chosen[path]]
+    inside = coverage(waits, trace.host.start_ns[rows], trace.host.end_ns[rows])
+    at = int(trace.host.start_ns[rows[inside.argmax()]]) / 1e9 if inside.any() else None
+    return (Culprit(stage, "stage", (fix.numbers or {}).get("slowest_stage_s"), facts.basis, at_s=at),)
 
 
 def _waits_like(facts: TraceFacts, share: float) -> int:
@@ -108,6 +136,6 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     if v.fix.step_s is not None:
         gain = f"the step follows its slowest part that is left, assuming that {v.fix.how}"
     return Explanation(
-        title=f"Waits for input {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
+        title=f"Input wait takes {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=v.fix.action, snippet=v.fix.snippet, gain=gain, source=source("input_bound.share"),
     )

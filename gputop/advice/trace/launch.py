@@ -8,12 +8,12 @@ from statistics import median
 import numpy as np
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, idle_before
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import xla_on_step
 from gputop.advice.verdict import Explanation, Verdict
-from gputop.analysis.gpu.breakdown import parts_by_gpu
 from gputop.analysis.host.launch_threads import by_line
+from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.text.units import percent, seconds
@@ -37,6 +37,8 @@ class LaunchBound(Verdict):
     idle_host_fault: float | None  # share of the idle time in which the next kernel was not launched yet
     pace_s: float | None  # from one launch to the next
     waits: bool = False  # whether the host waits for the GPU more than once per step
+    recorded: float | None = None  # events that PyTorch's profiler recorded per step in the launching threads' waits
+    recording_s: float | None = None  # what that took of them, estimated
 
 
 def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
@@ -51,24 +53,38 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     if share < limit("launch_bound.share") or (delays and min(delays) >= limit("launch_bound.deep_queue_s")):
         return None
     faults = [gpu.idle_host_fault for gpu in gpus if gpu.idle_host_fault is not None]
+    waits = _launch_waits(facts)
+    recorded = _recorded(facts, waits) if facts.framework == "pytorch" else None
+    idle_ns = idle_before(facts, "launch")
+    late = np.flatnonzero(idle_ns)
     return LaunchBound(
         gpus=facts.active_numbers, share=share,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus),
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=launch_pace_s(facts),
-        waits=_waits_within_steps(facts), cure=Cure(host=_launch_waits(facts), assumes=(
-            "Where a GPU waits for a launch it is there already, as of one call for many kernels; kernels take as long "
+        waits=_waits_within_steps(facts), recorded=recorded,
+        recording_s=None if recorded is None else recorded * limit("launch_bound.recording_s"),
+        events=Events(late, idle_ns[late], idle=True),
+        cure=Cure(host=waits, assumes=(
+            "Each launch is there before its GPU waits for it, as with one call for many kernels; kernels take as long "
             "as now.")),
     )
 
 
 def _launch_waits(facts: TraceFacts) -> dict[int, Spans]:
     """By GPU (index into ``Trace.gpus``) the part ``launch`` of the steps."""
-    spans = facts.judged_spans
-    steps = list(zip(spans.start.tolist(), spans.end.tolist(), strict=True))
-    parts = parts_by_gpu(facts.trace, facts.gpu_timelines, steps)
-    return {gpu: own["launch"] for gpu, own in parts.items()}
+    return {gpu: own["launch"] for gpu, own in facts.parts.items()}
+
+
+def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
+    """Host events per step, or in the window, that begin in a wait, on the threads that launch; mean of the GPUs."""
+    host, device = facts.trace.host, facts.trace.device
+    launching = np.isin(host.line, device.launch_line[device.launch_line >= 0])
+    began = np.sort(host.start_ns[launching])
+    events = sum(int((np.searchsorted(began, own.end) - np.searchsorted(began, own.start)).sum())
+                 for own in waits.values())
+    return events / max(len(waits), 1) / facts.steps_or_window
 
 
 def _waits_within_steps(facts: TraceFacts) -> bool:
@@ -93,6 +109,11 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         why += f" Half of the kernels run for less than {seconds(v.kernel_median_s)}, while "
         why += (f"the host launches one every {seconds(v.pace_s)}."
                 if v.pace_s is not None and v.pace_s > v.kernel_median_s else "launching one takes 20-40 µs.")
+    least_s = limit("launch_bound.recording_share") * evidence["launch_wait_s"]
+    if v.recorded and v.recording_s and v.recording_s >= least_s:
+        evidence["recording_s"] = v.recording_s
+        why += (f" About {seconds(v.recording_s)} of this wait is the profiler's own work: it records "
+                f"{v.recorded:,.0f} ops and Python functions. Without the profiler the wait is shorter.")
     kind = ""
     if v.waits and f"{job.framework}, with waits" in _SNIPPETS:
         kind = ", with waits"
@@ -100,8 +121,8 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
               "if memory allows.")
     if job.jitted:
         kind = ", jitted"
-        action = ("The step is compiled already: run several steps in one call, put what is called apart into one "
-                  "function, and raise the batch size if memory allows.")
+        action = ("The step is compiled already: run several steps in one call, put separate calls into one function, "
+                  "and raise the batch size if memory allows.")
     return Explanation(
         title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=action,

@@ -19,22 +19,23 @@ from gputop.analysis.results import GapWork
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import EMPTY, coverage, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
 from gputop.trace.model import I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 _READ_VARIABLES = 8  # of a model that is saved; a metric or two reads fewer. gputop's own figure
+_WORTH_NAMING = 0.01  # of the longest work
 _SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is shown
 # What is long by the part of the step, where no name says more: what it is, and what to do.
 _PARTS = {
-    "input": ("waiting for a batch", "Look what some batches need more than others (a file that is opened, a shuffle "
-              "buffer that is filled), and prefetch enough of them to last over it."),
+    "input": ("waiting for a batch", "Look at what some batches need more than others (a file that is opened, a "
+                                     "shuffle buffer that is filled), and prefetch enough of them to last over it."),
     "compute": ("longer kernels", "Keep shapes alike from batch to batch: pad or bucket what is longer."),
-    "collectives": ("collectives", "Look which GPU comes late in these steps, and what it does before."),
-    "h2d": ("copies to the GPU", "Look what these steps copy, and copy it ahead."),
+    "collectives": ("collectives", "Find out which GPU comes late in these steps, and what it does before."),
+    "h2d": ("copies to the GPU", "Look at what these steps copy, and copy it ahead."),
     "d2h": ("copies back to the host", "Read results back less often."),
-    "host": ("Python that shows no event", "Look what the loop does every so many steps (callbacks, logging, saving, "
-             "garbage collection), and do it less often or in the background."),
+    "host": ("Python (no events)", "Look at what the loop does every so many steps (callbacks, logging, "
+                                             "saving, garbage collection), and do it less often or in the background."),
 }
 _PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
 _MORE = (
@@ -89,25 +90,32 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     parts = {part: float(times[found.at].mean() - np.median(times[usual])) for part, times in by_part.items()}
     parts = {part: time for part, time in parts.items() if time > 0}
     work = _host_work(facts, found.at, usual)
+    named = [own for own in work if own.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
     return LongStepsFound(
         gpus=facts.active_numbers, share=share, steps=tuple((found.at + 1).tolist()), of=steps.count,
         every=found.every, more_s=float(found.more_s.mean()), usual_s=found.usual_s, parts=parts,
-        work=work, culprits=on_host(work, "long step"), kernel=_kernel(facts, found.at, usual),
+        work=work, culprits=on_host(facts, named, _outside_work(facts, found.at), "long step"),
+        kernel=_kernel(facts, found.at, usual),
     )
 
 
 def _host_work(facts: TraceFacts, at: I64, usual: I64) -> tuple[GapWork, ...]:
     """What the host does per long step more than in the others, while no GPU is busy; without GPUs between calls."""
-    assert facts.steps is not None
-    edges, trace = facts.steps.edges_ns, facts.trace
-    busy = merge(EMPTY, *(timeline.busy for timeline in facts.gpu_timelines))
-    if not facts.gpu_timelines:
-        busy = union(edges[:, 0], facts.steps.call_ends_ns)
-    lines = lines_of(trace, MAIN, EXECUTOR)
-    there, elsewhere = (work_in(trace, subtract(union(edges[i, 0], edges[i, 1]), busy), lines)[0] for i in (at, usual))
+    lines = lines_of(facts.trace, MAIN, EXECUTOR)
+    there, elsewhere = (work_in(facts.trace, _outside_work(facts, i), lines)[0] for i in (at, usual))
     more = {name: (round(time - elsewhere.get(name, (0, 0))[0] * len(at) / len(usual)), count)
             for name, (time, count) in there.items()}
     return ranked_work({name: work for name, work in more.items() if work[0] > 0}, len(at))
+
+
+def _outside_work(facts: TraceFacts, at: I64) -> Spans:
+    """The time of these steps in which no GPU is busy; without GPUs that between calls."""
+    assert facts.steps is not None
+    edges = facts.steps.edges_ns
+    busy = merge(EMPTY, *(timeline.busy for timeline in facts.gpu_timelines))
+    if not facts.gpu_timelines:
+        busy = union(edges[:, 0], facts.steps.call_ends_ns)
+    return subtract(union(edges[at, 0], edges[at, 1]), busy)
 
 
 def _kernel(facts: TraceFacts, at: I64, usual: I64) -> str | None:
@@ -131,7 +139,7 @@ def _kernel(facts: TraceFacts, at: I64, usual: I64) -> str | None:
 def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
     part = max(v.parts, key=lambda name: v.parts[name], default="host")
     what, action, snippet = _cause(v, part, job)
-    which = f"every {_ordinal(v.every)} step" if v.every else f"{len(v.steps)} of {v.of} steps"
+    which = f"Every {_ordinal(v.every)} step takes" if v.every else f"{len(v.steps)} of {v.of} steps take"
     listed = ", ".join(map(str, v.steps[:_SHOWN])) + (", …" if len(v.steps) > _SHOWN else "")
     why = (f"Steps {listed} of the {v.of} in the window take {seconds(v.more_s)} longer than the usual "
            f"{seconds(v.usual_s)}: {what}. Over the run that is {percent(v.share)} of the time, in no other step.")
@@ -141,7 +149,7 @@ def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
         evidence["every_steps"] = float(v.every)
     evidence |= {f"{name}_more_s": time for name, time in v.parts.items()}
     return Explanation(
-        title=f"{seconds(v.more_s)} more in {which}: {what}", why=why, evidence=evidence, action=action,
+        title=f"{which} {seconds(v.more_s)} longer: {what}", why=why, evidence=evidence, action=action,
         snippet=snippet, gain="all of what these steps take longer, if they were like the others",
         source=source("long_steps.share"),
     )

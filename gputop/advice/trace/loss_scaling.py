@@ -60,7 +60,7 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
         gpus=facts.active_numbers, share=share, checks_s=checks_ns / 1e9 / per, verdict_wait_s=waits_s / per,
         kernels=kernels, has_bf16=None if capability is None else capability >= _HAVE_BF16,
         events=Events(np.flatnonzero(hit)), cure=Cure(scaled=((np.flatnonzero(hit), 0.0),), calls=waits.calls, assumes=(
-            "Gradients are neither scaled nor checked, and the host does not wait for the verdict.")))
+            "Gradients are neither scaled nor checked, and the host does not wait for the result.")))
 
 
 def _scaling_events(facts: TraceFacts) -> Mask:
@@ -77,7 +77,7 @@ def _scaling_events(facts: TraceFacts) -> Mask:
 def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
     why = (f"Scaling, unscaling and checking gradients takes {percent(v.checks_s / job.period_s)} of the "
            f"{job.basis} on the GPU")
-    why += (f", and waiting for the verdict on the host {percent(v.verdict_wait_s / job.period_s)}."
+    why += (f", and waiting for the result on the host {percent(v.verdict_wait_s / job.period_s)}."
             if v.verdict_wait_s else ".")
     action = {
         True: "Train in BF16, whose range needs no loss scaling.",
@@ -89,7 +89,7 @@ def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
         evidence={"checks_s": v.checks_s, "verdict_wait_s": v.verdict_wait_s, "share_ratio": v.share,
                   "kernels": float(v.kernels)},
         action=action, snippet=_snippet(job, bool(v.has_bf16)),
-        gain="all of it: BF16 needs none, a static scale fused by XLA next to none",
+        gain="all of it: BF16 needs no scaling; a static scale fused by XLA takes almost no time",
         source=source("loss_scaling.share") + "; TensorFlow mixed-precision guide",
     )
 

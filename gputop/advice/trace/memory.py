@@ -66,7 +66,7 @@ def describe_memory_pressure(v: MemoryPressure, job: Job) -> Explanation:
         if v.in_pieces:
             why += f" Up to {percent(v.fragmentation)} of its free memory was outside the largest free block."
     if v.holder is not None:
-        why += f" Of what was allocated in the window {v.holder[0]} held most, {bytes_(v.holder[1])}."
+        why += f" {v.holder[0]} held most of what was allocated in the window: {bytes_(v.holder[1])}."
     fragments_less = v.in_pieces and job.framework == "tensorflow"
     return Explanation(
         title=f"GPU {v.fullest}'s allocator was {percent(full)} full", why=why, evidence=evidence,
@@ -74,6 +74,6 @@ def describe_memory_pressure(v: MemoryPressure, job: Job) -> Explanation:
                "recomputation of activations"
                + ("; TensorFlow's asynchronous allocator fragments less." if fragments_less else "."),
         snippet=_ROOM.get(job.loop, _ROOM.get(job.framework)),
-        gain="no time: it keeps the job from running out of memory",
+        gain="no time; it keeps the job from running out of memory",
         source=source("trace_memory.warn", "trace_memory.critical"),
     )

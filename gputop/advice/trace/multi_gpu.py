@@ -18,6 +18,7 @@ from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import LaunchOrder, Replicas, ReplicaWork
 from gputop.analysis.what_if.cure import Cure
+from gputop.core.findings import Culprit
 from gputop.text.units import percent, ranges
 
 _GPU0 = (
@@ -100,8 +101,8 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
 
 def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
     ratio = v.compute_s / v.others_compute_s
-    why = (f"GPU {v.heavy}, as the job numbers them, computes {v.compute_s * 1e3:.3g} ms per {job.basis}, the others "
-           f"{v.others_compute_s * 1e3:.3g} ms (median); they wait for it at every synchronization.")
+    why = (f"GPU {v.heavy} (by the job's numbers) computes {v.compute_s * 1e3:.3g} ms per {job.basis}, the others "
+           f"{v.others_compute_s * 1e3:.3g} ms (median). The others wait for it at every synchronization.")
     if v.own_work:
         why += f" It runs {v.kernels_ratio:.2g}× as many kernels: work that the others do not have."
     return Explanation(
@@ -149,8 +150,11 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
     share = savings.side_by_side((1 - found.exactly[0]) * period, [w.compute_s for w in work], period)
     if overlap > limit("serial_gpus.overlap") or share < limit("serial_gpus.share"):
         return None
+    numbers = [w.gpu for w in work]
+    rows = np.concatenate([timeline.computing for timeline in facts.gpu_timelines])
     return SerialGpus(
-        gpus=tuple(w.gpu for w in work), share=share, one_alone=found.serial,
+        events=[Events(rows, only_on=(gpu,)) for gpu in numbers],
+        gpus=tuple(numbers), share=share, one_alone=found.serial,
         one_alone_by_chance=found.serial_by_chance, any_active=1 - found.exactly[0],
         most_work_s=max(w.compute_s for w in work),
     )
@@ -159,8 +163,8 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
 def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
     return Explanation(
         title=f"GPUs {ranges(v.gpus)} work one after the other",
-        why=f"For {percent(v.one_alone)} of the time in which any GPU computes only one does; were they independent it "
-            f"would be {percent(v.one_alone_by_chance)}. Each waits for the one before it.",
+        why=f"For {percent(v.one_alone)} of the time in which any GPU computes, only one does; with independent GPUs "
+            f"it would be {percent(v.one_alone_by_chance)}. Each GPU waits for the one before it.",
         evidence={"one_alone_ratio": v.one_alone, "one_alone_by_chance_ratio": v.one_alone_by_chance,
                   "any_active_ratio": v.any_active, "share_ratio": v.share, "most_work_s": v.most_work_s},
         action="Give every GPU the whole model and a part of each batch; where the model does not fit one GPU, "
@@ -212,10 +216,18 @@ def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | Non
     if share < limit("staggered_launch.share") or not (in_turns or _even(delay, launches)):
         return None
     return StaggeredLaunch(
+        culprits=_launching_thread(facts) if in_turns else (),
         gpus=tuple(ordered[1:]), share=share, first=ordered[0], last=last, last_launched_s=delay[last], late_s=worst,
         per_gpu_s=worst / (len(ordered) - 1), in_turns=in_turns, shared_launches=launches.shared_launches,
         steps=launches.steps, launches_per_turn=launches.launches_per_turn,
     )
+
+
+def _launching_thread(facts: TraceFacts) -> tuple[Culprit, ...]:
+    """The thread that launches most, which serves the GPUs one by one."""
+    lines = facts.trace.device.launch_line
+    counts = np.bincount(lines[lines >= 0])
+    return (Culprit(facts.trace.lines[int(counts.argmax())].name, "thread"),)
 
 
 def _one_by_one(launches: LaunchOrder, work: list[ReplicaWork]) -> bool:
@@ -248,6 +260,6 @@ def describe_staggered_launch(v: StaggeredLaunch, job: Job) -> Explanation:
         snippet=("" if job.strategy else _STRATEGY) + _REPLICA_STEP.format(
             "  # not a Python loop over tf.device('/GPU:i')")
         if job.framework == "tensorflow" and not is_keras(job) else None,
-        gain="if the last GPU began when the first one does, as far as it stands still",
+        gain="if the last GPU began together with the first one, as far as it is idle now",
         source=source("staggered_launch.share", "staggered_launch.turn", "staggered_launch.jump"),
     )

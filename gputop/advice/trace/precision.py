@@ -101,7 +101,7 @@ def _kernels(facts: TraceFacts, names: Sequence[str], what: str, factor: float) 
     rows = kernels_named(facts, names)
     return {"events": Events(rows), "cure": Cure(
         scaled=((rows, 1 / factor),),
-        assumes=f"{what} take 1/{factor:g} of their time; those that memory bounds gain less.")}
+        assumes=f"{what} take 1/{factor:g} of their time; kernels bound by memory gain less.")}
 
 
 def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:

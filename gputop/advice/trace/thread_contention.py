@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts, removed_host_time
+from gputop.advice.trace.facts import TraceFacts, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
-from gputop.trace.threads import GLOBAL_POOL
+from gputop.trace.threads import GLOBAL_POOL, INPUT, lines_of
 
+_WORTH_NAMING = 0.05  # of what tf.data's threads do while launches are late
 _PRIVATE_LAUNCHES = "TF_GPU_THREAD_MODE=gpu_private TF_GPU_THREAD_COUNT=2 python train.py"
 
 
@@ -54,7 +56,12 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
     # GPUs that wait in a collective for the one whose launches were held up longest wait for the same CPUs: with
     # this the mean over the GPUs becomes what the last one of each collective lost.
     others_s = waits.late_by_host_s * (1 - 1 / len(waits.waiting_s)) if waits is not None else 0.0
+    found = work_in(facts.trace, late := waits_for_host(facts, "dispatch"), lines_of(facts.trace, INPUT))[0]
+    work = [own for own in ranked_work(found, 1) if own.s_per_step >= _WORTH_NAMING * sum(
+        time for time, _ in found.values()) / 1e9]
     return ThreadContention(
+        # Without times: theirs are sums over many threads.
+        culprits=tuple(replace(own, time_s=None) for own in on_host(facts, work, late)),
         gpus=facts.active_numbers, share=(host.dispatch_s + host.stalled * others_s) / facts.period_s,
         launch_wait_s=host.dispatch_s, collective_wait_s=others_s, held_up=host.stalled, threads_at_work=at_work,
         shared=host.input_shared_threads, cpus=threads.cpus or pool, input_meanwhile=host.input_together or 0.0,
@@ -76,8 +83,8 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
     if v.shared >= 0.5:
         why += f" {v.shared:.0f} of them are threads of that pool: the model's ops wait until one is free."
     if v.collective_wait_s >= limit("thread_contention.share") * job.period_s:
-        why += (f" For another {percent(v.collective_wait_s / job.period_s)} GPUs wait in collectives for one that it "
-                "held up.")
+        why += (f" For another {percent(v.collective_wait_s / job.period_s)} of the time, GPUs wait in collectives for "
+                "a GPU that was held up this way.")
     return Explanation(
         title=f"tf.data's threads hold launches up {percent(v.share)} of the {job.basis}", why=why,
         evidence={

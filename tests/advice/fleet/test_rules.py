@@ -65,8 +65,8 @@ def test_a_job_that_uses_some_of_its_gpus() -> None:
     ({"sm_clock_hz": 1.1e9, "power_w": 699.0, "power_limit_w": 700.0}, "power is limited"),
     ({"sm_clock_hz": 1.1e9, "temperature_c": 85.0, "clock_reasons": 4.0}, "power is limited"),
     ({"sm_clock_hz": 1.1e9, "clock_reasons": 64.0}, "too hot"),
-    ({"sm_clock_hz": 1.1e9}, "1100 MHz, the others' 1980 MHz."),
-    ({"sm_clock_hz": 1.98e9, "pcie_width": 4.0}, "4 lanes, the others' with 16"),
+    ({"sm_clock_hz": 1.1e9}, "1100 MHz; the others run at 1980 MHz."),
+    ({"sm_clock_hz": 1.98e9, "pcie_width": 4.0}, "4 lanes; the others have 16"),
     ({"rows_remap_failed": 1.0, "sm_clock_hz": 1.1e9}, "could not be replaced"),
     ({"ecc_uncorrected": 2.0}, "2 memory errors"),
     ({"xid": 79.0}, "Xid event is 79"),
@@ -112,7 +112,8 @@ def test_activity_that_fell_and_stayed_down() -> None:
 @pytest.mark.parametrize("history", [
     past((170, 0.9), (10, 0.4)), past((10, 0.9), (170, 0.4)), past((120, 0.9), (60, 0.7)), past((120, 0.1), (60, 0.02)),
     past(*[(10, 0.9), (10, 0.1)] * 7, (40, 0.1)), past((60, 0.4), (120, 0.9)), past((20, None), (4, 0.9)),
-], ids=["just now", "a start", "little", "noise", "comes and goes", "rose", "young"])
+    past((120, 0.9), (50, None), (4, 0.1)),
+], ids=["just now", "a start", "little", "noise", "comes and goes", "rose", "young", "not measured"])
 def test_what_is_no_drop(history: object) -> None:
     assert found(job(history=history)) == []
 
@@ -121,9 +122,27 @@ def test_on_shared_nodes_and_with_two_kinds_of_activity_nothing_is_judged() -> N
     findings, abstained = fleet_advice(fleet(job(mapped="shared node", idle_gpus=32), job(mapped="shared node")))
     assert findings == () and {a.id for a in abstained} == {"held_idle", "partly_used_job", "slow_node",
                                                             "straggler_gpu", "activity_drop"}
-    assert all("others hold GPUs of its nodes" in a.missing and "(2 jobs)" in a.missing for a in abstained)
+    assert all("other jobs hold GPUs of the same nodes" in a.missing and "(2 jobs)" in a.missing for a in abstained)
     findings, abstained = fleet_advice(fleet(job(kind="mixed", median=None, low_gpus=(gpu(0.3),))))
     assert findings == () and {a.id for a in abstained} == {"slow_node", "straggler_gpu"}
+
+
+def test_of_a_time_without_measurements_nothing_is_lost() -> None:
+    idle = only(job(idle_gpus=32, median=0.0, history=past((60, 0.0), (100, None), (20, 0.0))))
+    assert NOW - idle.since_s == pytest.approx(20 * 60, abs=121) and not idle.since_exact
+    short = only(job(idle_gpus=32, median=0.0, history=past((60, 0.9), (100, 0.0), (4, None), (16, 0.0))))
+    assert NOW - short.since_s == pytest.approx(120 * 60, abs=121) and short.since_exact
+    fell = only(job(activity=0.4, median=0.4, node_median=0.4, history=past((60, 0.9), (100, None), (20, 0.4))))
+    assert fell.id == "activity_drop" and fell.gpu_hours_lost == pytest.approx(32 * 0.5 * 22 / 60, rel=0.15)
+
+
+def test_a_job_that_has_just_begun_has_no_straggler() -> None:
+    low = {"low_gpus": (gpu(0.5),), "low_nodes": (node(0.4),)}
+    assert {f.id for f in found(job(**low))} == {"straggler_gpu", "slow_node"}
+    assert found(job(**low, history=past((170, None), (8, 0.9)))) == []
+    assert found(job(**low, start_s=NOW - 300)) == []
+    findings, abstained = fleet_advice(fleet(job(**low, history=None)))
+    assert findings == () and {a.id for a in abstained} == {"straggler_gpu", "slow_node", "activity_drop"}
 
 
 def test_what_lost_most_stands_first() -> None:

@@ -210,7 +210,20 @@ def test_a_job_that_waits_works_little_and_a_trace_is_to_say_why(scenario: str) 
         assert set(ids(advice)) == {"low_sm_active", "memory_preallocated"} and advice.limit == ""
 
 
+def test_a_job_that_works_half_of_the_time_has_no_alarm_and_the_rest_is_for_a_trace() -> None:
+    for advice in simulated("slow-callback")[70:]:
+        assert ids(advice) == ["memory_preallocated"] and "a trace tells what the rest" in advice.limit
+
+
 def test_gpu_0_is_the_one_cause() -> None:
     for advice in simulated("gpu0-oversubscribed")[70:]:
         assert ids(advice) == ["gpu0_oversubscribed", "memory_preallocated"]
-    assert set(SCENARIOS) == {"healthy", "input-bound", "launch-bound", "gpu0-oversubscribed"}
+    assert set(SCENARIOS) == {"healthy", "input-bound", "launch-bound", "gpu0-oversubscribed", "slow-callback",
+                              "hang"}
+
+
+def test_a_job_that_hangs_spins_while_the_gpu_that_it_waits_for_idles() -> None:
+    advices = simulated("hang")
+    assert all(set(ids(advice)) <= {"memory_preallocated", "low_sm_active"} for advice in advices[:170])
+    for advice in advices[200:]:
+        assert set(ids(advice)) == {"spinning", "idle_gpu", "memory_preallocated"}

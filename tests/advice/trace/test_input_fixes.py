@@ -55,11 +55,11 @@ def test_a_shuffle_buffer_that_is_filled_anew_needs_no_deeper_prefetch():
     p = pipeline(("Prefetch", 0, 1), ("Shuffle", 0.0, 1), ("Map", 0.03, 1), empty=0.2)
     stages = tuple(replace(s, refill_s=0.8) if s.name == "Shuffle" else s for s in p.stages)
     filled = cured(replace(p, stages=stages), 0.1, 0.06)
-    assert "filled anew (800 ms in the window)" in filled.action and "shuffle(buffer_size).repeat()" in filled.snippet
+    assert "filled again (800 ms in the window)" in filled.action and "shuffle(buffer_size).repeat()" in filled.snippet
     assert filled.step_s == pytest.approx(0.052), "four fifths of the wait"
     assert "prefetch(16)" not in filled.snippet
     little = tuple(replace(s, refill_s=0.4) if s.name == "Shuffle" else s for s in p.stages)
-    assert "filled anew" not in cured(replace(p, stages=little), 0.1, 0.06).action, "most of the wait is something else"
+    assert "filled again" not in cured(replace(p, stages=little), 0.1, 0.06).action
 
 
 def test_python_in_a_map_gets_no_more_parallel_calls():

@@ -32,12 +32,12 @@ def job(long: dict[int, float], name: str = "", *, count: int = COUNT, input_wai
 
 @pytest.mark.parametrize(("name", "words"), [
     ("SaveV2", "saving checkpoints"), ("WriteScalarSummary", "writing summaries"), ("gc", "garbage collection"),
-    ("SetWeights", "SetWeights"), ("", "shows no event"),
+    ("SetWeights", "SetWeights"), ("", "(no events)"),
 ])
 def test_work_every_so_many_steps_is_told_with_its_steps(name, words):
     found = findings(job(dict.fromkeys(range(2, COUNT, 5), 20000.0), name))
     f = found["long_steps"]
-    assert "20.0 ms more in every 5th step" in f.title and words in f.title
+    assert "Every 5th step takes 20.0 ms longer" in f.title and words in f.title
     assert "3, 8, 13, 18" in f.why.replace("Steps ", "") and f.evidence["every_steps"] == 5
     assert f.gain.step_time == pytest.approx(6 * 20 / (COUNT * 10 + 6 * 20), abs=0.01)
     # It is in no other step: no finding speaks of each step.

@@ -1,0 +1,58 @@
+"""The lines of Python that ran in gaps, in words: the same in the report, on the screen and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gputop.analysis.results import GapLines, HostStacks, StackLine
+from gputop.text.units import percent, printable, seconds
+
+_WORTH = 0.01  # of the step: the gaps of one kind are listed
+_SHOWN = 5
+GAP_NAMES = {
+    "gap": "between two calls of the step", "input": "input wait", "tracing": "a function is traced or compiled",
+    "eager": "Python runs ops one by one", "placement": "an op runs on the host", "dispatch": "the next launch is late",
+}
+_NO_LINES = {"input": "No Python of other threads was seen there: the input pipeline does not wait for Python."}
+
+
+def per_basis(basis: str) -> str:
+    return "of the window" if basis == "window" else f"of each {basis}"
+
+
+def line_words(line: StackLine, basis: str, name_width: int | None = None) -> str:
+    """"38 ms of each step: metrics.py:112 confusion_matrix"."""
+    text = printable(line.line) + (f", mostly in {printable(line.inner)}" if line.inner else "")
+    if name_width is not None and len(text) > name_width:
+        text = text[:name_width - 1] + "…"
+    return f"{seconds(line.s_per_step)} {per_basis(basis)}: {text}"
+
+
+def gap_words(gaps: GapLines, basis: str) -> str:
+    """"between two calls of the step, 43.5 ms of each step; stacks were seen in 92 of 102"."""
+    return (f"{GAP_NAMES.get(gaps.gap, gaps.gap)}, {seconds(gaps.s_per_step)} {per_basis(basis)}; stacks were seen in "
+            f"{gaps.seen:,} of {gaps.gaps:,} such gaps")
+
+
+def cost_words(stacks: HostStacks, simulated: bool) -> str:
+    """How the stacks were sampled, and what that took."""
+    if simulated:
+        return f"SIMULATED stacks, {stacks.rate_hz:.0f} times a second."
+    failed = f"; {percent(stacks.missed)} of the samples failed" if stacks.missed >= 0.01 else ""
+    return (f"py-spy sampled the stacks {stacks.rate_hz:.0f} times a second{failed}. Their times are right to "
+            f"{seconds(stacks.error_s)}. The sampling took {stacks.cpus:.2f} CPUs.")
+
+
+def worth_showing(stacks: HostStacks, period_s: float) -> list[GapLines]:
+    """The kinds of gaps that take a part of the step, or of the window."""
+    return [gaps for gaps in stacks.gaps if gaps.s_per_step >= _WORTH * period_s]
+
+
+def lines_of_gaps(gaps: GapLines, basis: str, name_width: int | None = None) -> Iterator[str]:
+    """What ran in them, a line of text each."""
+    if not gaps.seen:
+        yield "These gaps are too short: no sample fell into them."
+    elif not gaps.lines:
+        yield _NO_LINES.get(gaps.gap, "No line ran in 1 % of that time.")
+    for line in gaps.lines[:_SHOWN]:
+        yield line_words(line, basis, name_width)
