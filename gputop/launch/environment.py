@@ -77,8 +77,8 @@ def launch_warning(argv: Sequence[str], file: str) -> str | None:
     option = _option_ignoring_pythonpath(words)
     if option is None:
         return None
-    return (f"Python's {option} leaves the environment aside, so no profiler server will start in the job. "
-            "Leave it out, or start the server in the script.")
+    return (f"Python's {option} ignores the environment, so no profiler server will start in the job. Leave the option "
+            "out, or start the server in the script.")
 
 
 def _shebang(file: str) -> list[str]:

@@ -59,7 +59,7 @@ def call_with_text(pid: int, memory: int, function: int, first: int, text: bytes
                 if borrowed is not None:
                     return _call(memory, *borrowed, gadgets, function, first, text)
         time.sleep(_PERIOD_S)
-    raise GputopError(f"no thread of process {pid} sleeps where it can be borrowed",
+    raise GputopError(f"no thread of process {pid} sleeps at a place where gputop can borrow it",
                       "The process is frozen (a paused container?) or never sleeps; try again.")
 
 
@@ -161,7 +161,7 @@ def _call(
     tracee.next_syscall_stop()
     page = tracee.registers()["rax"]
     if _signed(page) < 0:
-        raise GputopError(f"the process gets no memory: {os.strerror(-_signed(page))}",
+        raise GputopError(f"the process cannot get memory: {os.strerror(-_signed(page))}",
                           "Its limits may be reached.")
     os.pwrite(memory, text + b"\0", page)
     tracee.set_registers({**no_restart, "rip": function, "rsp": frame.calls if gadgets.store else frame.back,

@@ -53,6 +53,7 @@ class Job:
         self.problem: str | None = None  # why it has no server, where it announced that
         self._on_change: Callable[[], None] = lambda: None
         self.ended = threading.Event()
+        self.end_asked = False
         descriptor = open_log(log)
         try:
             self._process = subprocess.Popen(
@@ -111,6 +112,7 @@ class Job:
 
     def end(self) -> None:
         """SIGTERM to the whole process group: to a shell alone it would leave the training behind."""
+        self.end_asked = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGTERM)
 
@@ -161,7 +163,8 @@ def wait_for_exit(job: Job, say: Callable[[str], None] = console.write_text, tai
         for line in lines:
             say(line)
         if running:
-            say(f"gputop: the job goes on; ctrl-c reaches it. The whole output: {job.log}")
+            now = "was asked to end (SIGTERM) and has not ended yet" if job.end_asked else "goes on"
+            say(f"gputop: the job {now}; ctrl-c reaches it. The whole output: {job.log}")
         while running:
             running = not job.ended.wait(FOLLOW_PERIOD_S)
             position += _copy(job.log, position)

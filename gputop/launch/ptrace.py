@@ -65,7 +65,7 @@ class Tracee:
             self.request(SEIZE, None, _O_TRACESYSGOOD)
         except OSError as error:
             raise GputopError(f"the kernel does not let gputop take hold of thread {self.tid}: {error.strerror}",
-                              "A debugger or strace may have it; else see gputop attach as root.") from None
+                              "A debugger or strace may hold it; otherwise run gputop attach as root.") from None
         self.held = True
 
     def interrupt(self) -> bool:

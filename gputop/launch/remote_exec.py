@@ -49,7 +49,7 @@ def memory_of(pid: int) -> Iterator[int]:
         descriptor = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise GputopError(f"the memory of process {pid} cannot be written: {error.strerror}",
-                          "See gputop attach as root.") from None
+                          "Run gputop attach as root.") from None
     try:
         yield descriptor
     finally:
@@ -101,7 +101,7 @@ def request(memory: int, slot: Slot, script: Path) -> None:
         raise GputopError(f"{script} is too long a path for Python's remote execution", "")
     try:
         if _flag(memory, slot.pending):
-            raise GputopError("another tool's request is waiting in the job", "Try again when that has been served.")
+            raise GputopError("another tool's request is waiting in the job", "Try again when that request is done.")
         os.pwrite(memory, path, slot.path)
         os.pwrite(memory, struct.pack("<i", 1), slot.pending)
         # Only the lowest byte, because the others hold a version. Other threads set bits in it at any time, and one

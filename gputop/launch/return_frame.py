@@ -77,7 +77,7 @@ def gadgets_in(memory: int, maps: str) -> Gadgets:
         if len(found) == 4:
             break
     if "sigreturn" not in found or "syscall" not in found:
-        raise GputopError("the job's C library has no code by which a borrowed thread would find its way back",
+        raise GputopError("the job's C library has no code that lets a borrowed thread return",
                           "Restart the job with gputop run.")
     return Gadgets(found["syscall"], found["sigreturn"], found["after_sigreturn"], found.get("store"))
 

@@ -42,12 +42,13 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA) -> Target:
         command = printable((folder / "cmdline").read_bytes().replace(b"\0", b" ").strip())
         uid = folder.stat().st_uid
     except OSError:
-        raise NoDataError(f"there is no process {pid}", "ps or nvidia-smi shows the job's; in a container pids "
-                           "differ from those outside.") from None
+        raise NoDataError(f"there is no process {pid}",
+                          "ps or nvidia-smi shows the right number; in a container pids differ from those "
+                          "outside.") from None
     user = user_name(uid)
     state = status.get("State", "?")[0]
     if state in "ZX":
-        raise GputopError(f"process {pid} has ended", "Only its parent has not collected it yet (a zombie).")
+        raise GputopError(f"process {pid} has ended", "It is a zombie: its parent has not collected it yet.")
     try:
         (folder / "exe").readlink()
     except FileNotFoundError:
@@ -56,7 +57,8 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA) -> Target:
         pass
     tracer = status.get("TracerPid", "0").strip()
     if tracer != "0":
-        raise GputopError(f"process {tracer} (a debugger, strace, …) is attached to process {pid}", "End that first.")
+        raise GputopError(f"process {tracer} (a debugger, strace, …) is attached to process {pid}",
+                          "End that program first.")
     if state in "Tt":
         raise GputopError(f"process {pid} is stopped", f"Resume it first: kill -CONT {pid}")
     check_rights(pid, folder, uid, "attach", _ALTERNATIVE, proc, yama)

@@ -8,8 +8,11 @@ from dataclasses import replace
 from gputop.core.findings import CombinedGain, Culprit, Finding, with_cures
 from gputop.text.units import percent, printable, ranges, seconds
 
+PROFILE_KERNEL = "Look at its longest kernel with Nsight Compute:"
 NOTHING_FOUND = "Nothing found that costs time."
 _SHOWN_CULPRITS, _MIN_NAME = 3, 16
+_NAMED_BY_WHY = ("retracing", "allocation_in_steps")
+_LEADS = {"launch_bound": "Waits for launches of "}  # of findings whose times are not those that the culprits take
 
 
 def gain_texts(finding: Finding, step_s: float | None = None) -> tuple[str, ...]:
@@ -75,21 +78,22 @@ def gain_basis(finding: Finding) -> str:
 
 def culprits_text(finding: Finding, width: int | None = None) -> str:
     """What the finding is about, by name: "Only on GPU 0: teacher/* 159 ms, compute_metrics/* 27 ms per step, and 14
-    more ops"; empty where no name is known. ``width``: fewer names, and of the last one its end, so that it fits."""
+    more ops"; empty where no name is known, or where the finding's own words say
+    all of it. ``width``: fewer names, and of the last one its end, so that it fits."""
     named = [culprit for culprit in finding.culprits if culprit.name]
-    if not named:
+    if not named or named[0].kind == "stage" or finding.id in _NAMED_BY_WHY:
         return ""
     most = min(_SHOWN_CULPRITS, len(named))
     text = ""
     for shown in range(most, 0, -1):
         scope, brief = _within(named[:shown])
         for within in dict.fromkeys((scope, f"…/{scope.rsplit('/', 1)[-1]}" if "/" in scope else scope)):
-            text = _culprits(finding.culprits, brief, within)
+            text = _culprits(finding, brief, within)
             if width is None or len(text) <= width:
                 return text
     name = printable(named[0].name)
     room = max(len(name) - (len(text) - (width or 0)), _MIN_NAME)
-    return _culprits(finding.culprits, [replace(named[0], name="…" + name[1 - room:])], "")[:width]
+    return _culprits(finding, [replace(named[0], name="…" + name[1 - room:])], "")[:width]
 
 
 def _within(several: Sequence[Culprit]) -> tuple[str, list[Culprit]]:
@@ -103,16 +107,22 @@ def _within(several: Sequence[Culprit]) -> tuple[str, list[Culprit]]:
         replace(culprit, name="/".join(own[same:])) for culprit, own in zip(several, parts, strict=True)]
 
 
-def _culprits(found: Sequence[Culprit], shown: Sequence[Culprit], within: str) -> str:
-    first = shown[0]
+def _culprits(finding: Finding, shown: Sequence[Culprit], within: str) -> str:
+    found, first = finding.culprits, shown[0]
     kinds = " and ".join(f"{kind}s" for kind in dict.fromkeys(culprit.kind for culprit in shown))
     where = (f"Only on GPU {ranges(first.only_on)}" if first.only_on else
-             "On the host" if first.kind == "host" else kinds.capitalize())
-    parts = []
+             "On the host" if first.kind == "host" else "In Python" if first.kind == "line" else
+             _LEADS[finding.id] + kinds if finding.id in _LEADS else kinds.capitalize())
+    by_gpu: dict[tuple[int, ...], list[str]] = {}
     for culprit in shown:
         time = "" if culprit.time_s is None else f" {seconds(culprit.time_s)}"
-        parts.append(printable(culprit.name) + time + (f" ({printable(culprit.source)})" if culprit.source else ""))
+        by_gpu.setdefault(culprit.only_on or first.only_on, []).append(
+            printable(culprit.name) + time + (f" ({printable(culprit.source)})" if culprit.source else ""))
+    listed = ", ".join(by_gpu.pop(first.only_on))
+    for gpus, parts in by_gpu.items():
+        listed += f"; only on GPU {ranges(gpus)}: {', '.join(parts)}"
     per = "" if first.time_s is None else " in the window" if first.per == "window" else f" per {printable(first.per)}"
     more = sum(culprit.names for culprit in found[len(shown):])
-    rest = f", and {more} more" + (f" op{'' if more == 1 else 's'}" if first.kind != "host" else "") if more else ""
-    return f"{where}{f' in {within}' if within else ''}: {', '.join(parts)}{per}{rest}"
+    of_ops = first.kind in ("layer", "op")
+    rest = f", and {more} more" + (f" op{'' if more == 1 else 's'}" if of_ops else "") if more else ""
+    return f"{where}{f' in {within}' if within else ''}: {listed}{per}{rest}"

@@ -59,7 +59,7 @@ WORK_FIRST: tuple[StepPart, ...] = tuple(
 
 # The steps of the limit ladder below the parts above: what compute is made of. By id: name and meaning.
 COMPUTE_STEPS: dict[str, tuple[str, str]] = {
-    "unknown": ("work not known", "Compute whose FLOPs and bytes the trace does not tell."),
+    "unknown": ("work not known", "Compute of which FLOPs and bytes, or the GPU's peak, are not known."),
     "kernels": ("above the roofline",
                 "What kernels take beyond their FLOPs at the peak of the type they use, or beyond their bytes at the "
                 "memory's bandwidth, whichever is longer."),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.profiler.capture.choose_workers import MAX_WORKERS, Choice
+from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS, Choice
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.replay.player import Player
 from gputop.session.captures import (
@@ -23,22 +23,28 @@ from gputop.session.captures import (
     analyze_saved,
     capture_and_analyze,
     choose_servers,
+    earlier_runs,
     find_servers,
     job_of,
     left_out,
     servers_label,
+    too_many,
 )
 from gputop.session.options import Options
+from gputop.session.stack_watch import simulated_stacks
 from gputop.sources.base import Source
 from gputop.sources.factory import GpusOrHost
 
 if TYPE_CHECKING:
     from gputop.core.counters import GpuCounters
     from gputop.core.live_steps import LiveSteps
+    from gputop.profiler.discovery import TrainingProcesses
     from gputop.session.auto_capture.controller import AutoCapture
 
 DISCOVERY_PERIOD_S = 10.0
 _QUICK_PERIOD_S, _QUICK_SEARCHES = 1.0, 10  # while a named server does not answer
+_NO_STACKS_BEFORE = ("no stacks are sampled before a drop: it would go on all day. --on-dip without --dip-before, "
+                     "and c, sample them")
 _FIRST_SAMPLE_POLL_S = 0.1  # before the first sample there are no processes whose servers could be found
 
 
@@ -91,6 +97,7 @@ class CaptureControl:
         self.options = options
         self.servers: tuple[Server, ...] = ()
         self.servers_known = False
+        self.earlier_captures = 0  # in the logdir when it began
         self._found_pids: frozenset[int] = frozenset()  # of the servers of the last search
         self.ended_server: Server | None = None  # of a job that has ended, until another one answers
         self.discovery_notes: tuple[str, ...] = ()
@@ -103,10 +110,12 @@ class CaptureControl:
         self._stop_capture = threading.Event()
         self._captured: frozenset[str] = frozenset()  # addresses of the capture under way, or of the last one
         self._allowed: set[tuple[str, str]] = set()  # address and user of servers of others, see allow
+        self._of_others: set[str] = set()  # addresses of other users' servers that may be captured from
         self._job: Server | None = None  # of the job that is watched, if it was found and not named
         self._job_chosen = False  # by the user, or as the only one when a capture began
         self._beside: frozenset[tuple[str, int | None]] = frozenset()  # address and PID of all servers while it ran
         self._report_servers = False  # the outcome of the next search is reported even if nothing has changed
+        self._training: TrainingProcesses | None = None
         self._quick_searches = 0
         self._closing = threading.Event()
         self._search_now = threading.Event()
@@ -149,6 +158,7 @@ class CaptureControl:
         return parsed[0]
 
     def _watch_servers(self) -> None:
+        self.earlier_captures = earlier_runs(self.options.logdir)
         while not self._closing.is_set():
             if self._receiver.has_sample() or self.attached:
                 self.update_servers()
@@ -185,10 +195,21 @@ class CaptureControl:
         changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
         self.servers, self.discovery_notes, self.servers_known = servers, notes, True
         if isinstance(self._source, GpusOrHost):
-            self._source.watch_processes([server.pid for server in servers if server.pid is not None])
+            self._source.watch_processes(self._jobs_without_gpu(self._source))
         if changed or self._report_servers:
             self._report_servers = False
             self._receiver.servers_changed()
+
+    def _jobs_without_gpu(self, source: GpusOrHost) -> tuple[int, ...]:
+        """The processes of a node without GPUs that are shown: those of servers, and those that could have one."""
+        if source.error is None:
+            return ()
+        if self._training is None:
+            from gputop.profiler.discovery import TrainingProcesses
+
+            self._training = TrainingProcesses()
+        served = {server.pid for server in self.servers if server.pid is not None}
+        return tuple(sorted(served | set(self._training.find() if self.options.discover else ())))
 
     def drop_ended(self) -> None:
         """Take away the servers of jobs of this node that have ended since the last search, and search again. One that
@@ -243,7 +264,9 @@ class CaptureControl:
     def allow(self, server: Server) -> None:
         """Let captures go to a server of another user, or of another job than the one that ended, until gputop ends."""
         self._allowed.add((server.address, server.owner))
-        if not server.owner:
+        if server.owner:
+            self._of_others.add(server.address)
+        else:
             self._job, self._job_chosen, self.ended_server = server, True, None
         self.servers = self._watched_first([self._as_allowed(s) for s in self.servers])
 
@@ -265,7 +288,7 @@ class CaptureControl:
         if isinstance(self._source, Player):
             raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
         if self.status is not None and self.status.running:
-            raise GputopError("a capture is running", "Press x to stop it and keep what it has.")
+            raise GputopError("a capture is running", "Press x to stop it and keep its data.")
         if not self.servers and not self.servers_known:
             raise GputopError("gputop is still looking for profiler servers", "Press c again in a moment.")
         chosen = choose_servers(self.servers)
@@ -282,16 +305,19 @@ class CaptureControl:
             if not reason:
                 raise ManyWorkers(choice)
             workers, notices = choice.chosen, (choice.text(),)
+        if workers is not None and len(workers) > MAX_ALL_WORKERS:
+            raise too_many(len(workers))
         if workers is not None:
             chosen = tuple(s for s in chosen if s.address in workers)
         if all(s.problem is not None for s in chosen):
-            raise NoDataError("none of the chosen workers answers any more", "Press c again: others are proposed.")
+            raise NoDataError("none of the chosen workers answers any more",
+                              "Press c again: gputop then proposes others.")
         self._begin_capture(chosen, force, reason, notices)
 
     def open_saved(self, record: CaptureRecord) -> None:
         """Analyze an earlier capture in the background, then show it. Raises GputopError during a capture."""
         if self.status is not None and self.status.running:
-            raise GputopError("a capture is running", "Press x to stop it and keep what it has.")
+            raise GputopError("a capture is running", "Press x to stop it and keep its data.")
         name = record.path.parent.name if record.path.suffix else record.path.name
         self.set_status(CaptureStatus("analyzing", name, 0.0))
         threading.Thread(target=self._open_saved, args=(record, name), name="gputop-open", daemon=True).start()
@@ -380,13 +406,17 @@ class CaptureControl:
         """Capture and analyze; raises GputopError where there is no trace."""
         auto, logdir = self.auto_capture, self.options.logdir
         live = self._receiver.live_steps()
+        agreed = [s.pid for s in servers if s.pid is not None and s.address in self._of_others]
+        simulated = simulated_stacks(self._source)
         if auto is None:
             return capture_and_analyze(servers, asked_s, logdir, self._stop_capture, self._closing, self.set_status,
-                                       force, self._receiver.counters, live)
+                                       force, self._receiver.counters, live, self.options.stacks, agreed, simulated)
         if reason and (preceding := auto.fetch_preceding(servers, self.set_status)) is not None:
             return auto.finish(analyze(replace(preceding, job=job_of(servers)), self._closing, servers=servers,
-                                       counters=self._receiver.counters, live_steps=live), reason)
+                                       counters=self._receiver.counters, live_steps=live,
+                                       stacks={server.address: _NO_STACKS_BEFORE for server in servers}), reason)
         with auto.paused():
             record = capture_and_analyze(servers, asked_s, auto.logdir if reason else logdir, self._stop_capture,
-                                         self._closing, self.set_status, force, self._receiver.counters, live)
+                                         self._closing, self.set_status, force, self._receiver.counters, live,
+                                         self.options.stacks, agreed, simulated)
         return auto.finish(record, reason) if reason else record

@@ -13,16 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputop.core.errors import GputopError, NoDataError
-from gputop.profiler.capture.choose_workers import Choice
+from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
+from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, Choice
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 
 if TYPE_CHECKING:
     from gputop.core.counters import GpuCounters
+    from gputop.core.host_stacks import StackSamples
     from gputop.core.job_cpus import JobCpus
     from gputop.core.live_steps import LiveSteps
     from gputop.profiler.capture.multi_worker import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
+    from gputop.session.stack_watch import SimulatedStacks
 
 # What was sampled of the GPUs of an analyzed capture of these servers.
 Counters = Callable[[CaptureRecord, Sequence[Server]], "GpuCounters"]
@@ -31,9 +33,9 @@ Counters = Callable[[CaptureRecord, Sequence[Server]], "GpuCounters"]
 ATTEMPTS, RETRY_DELAY_S = 3, 0.5
 ATTACHED = "attached"  # the description of a server of which only the address is known
 HOW_TO_SERVE = (
-    "In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009); "
-    "then gputop finds it, or name it with --attach HOST:PORT. Without a change: gputop run -- python train.py starts "
-    "a job so, gputop attach PID gives a running one a server."
+    "gputop attach PID starts one in a running job, gputop run -- python train.py starts a job with one. In the code: "
+    "tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009). On another machine: gputop "
+    "--attach HOST:PORT."
 )
 
 
@@ -91,6 +93,17 @@ def find_named_servers(attached: Sequence[str], own: Mapping[str, str], discover
     return found
 
 
+def earlier_runs(logdir: Path) -> int:
+    """How many runs TensorBoard's layout has in a logdir; no trace is looked for in them. Blocks for one listing."""
+    from gputop.core.files import Folder
+
+    try:
+        with Folder(logdir.expanduser().absolute() / "plugins" / "profile") as profiles:
+            return len(profiles.names())
+    except (OSError, RuntimeError):  # none yet, or a home that is not known
+        return 0
+
+
 def job_of(servers: Sequence[Server]) -> str:
     """The command line of the job that is captured, its secrets hidden; empty where only addresses are known."""
     from gputop.text.redaction import command
@@ -104,7 +117,7 @@ class ServerOfAnotherUser(GputopError):
     def __init__(self, server: Server) -> None:
         super().__init__(
             f"the profiler server at {server.address} belongs to user {server.owner} and was not named",
-            f"A capture slows that job down and copies what it does. If that is meant: --attach {server.address}")
+            f"A capture slows that job down and copies what it does. If you want this: --attach {server.address}")
         self.server = server
 
 
@@ -113,8 +126,8 @@ class ServerOfAnotherJob(GputopError):
 
     def __init__(self, server: Server, ended: Server) -> None:
         super().__init__(
-            f"the job at {ended.address} has ended, and the profiler server at {server.address} belongs to another one",
-            f"If that is meant: --attach {server.address}")
+            f"the job at {ended.address} has ended, and the profiler server at {server.address} belongs to another job",
+            f"If you want this: --attach {server.address}")
         self.server, self.ended = server, ended
 
 
@@ -131,9 +144,14 @@ class ManyWorkers(GputopError):
     """There are more workers than are captured without being asked for."""
 
     def __init__(self, choice: Choice) -> None:
-        super().__init__(f"there are {choice.of} workers, and to capture all costs each of them",
+        super().__init__(f"there are {choice.of} workers, and a capture slows each of them down",
                          f"Proposed are {choice.text()}.")
         self.choice = choice
+
+
+def too_many(count: int) -> GputopError:
+    return GputopError(f"{count} workers are never all captured: at most {MAX_ALL_WORKERS} at once",
+                       "Name those that are meant: --attach n[01-08]:6009.", EXIT_USAGE)
 
 
 def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
@@ -181,18 +199,21 @@ def servers_label(servers: Sequence[Server]) -> str:
 def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path, stop: threading.Event,
                         closing: threading.Event, on_status: Callable[[CaptureStatus], None],
                         force: bool = False, counters: Counters | None = None,
-                        live_steps: LiveSteps | None = None) -> CaptureRecord:
+                        live_steps: LiveSteps | None = None, stacks: bool | None = None,
+                        agreed: Collection[int] = (), simulated: SimulatedStacks | None = None) -> CaptureRecord:
     """Capture, save and analyze; blocks. ``stop`` ends the recording early and keeps its data.
 
     A probe may shorten it to what does not hurt the job, unless ``force``. Several servers are captured
     at once, as the workers of one job; those with a ``problem`` are named as missing. Raises GputopError
     where there is no trace to keep. A trace that cannot be analyzed is a record with its ``problem``:
-    the file is safe on disk. ``closing`` gives up the analysis.
+    the file is safe on disk. ``closing`` gives up the analysis. ``stacks``, ``agreed``, ``simulated``: whose Python
+    stacks are sampled meanwhile, see :class:`gputop.session.stack_watch.StackWatch`.
     """
     from gputop.profiler.capture.footprint import job_pid
     from gputop.profiler.discovery import crash_risk
     from gputop.profiler.stale_files import remove_stale_files
     from gputop.session.job_cpus import JobCpusWatch
+    from gputop.session.stack_watch import StackWatch
 
     remove_stale_files(logdir)
     answering = [s for s in servers if s.problem is None]
@@ -206,40 +227,45 @@ def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path,
         on_status(CaptureStatus(phase, name, asked_s, elapsed_s, warning, chosen_s=plan.chosen_s if plan else None,
                                 why=plan.why if plan else ""))
 
-    on_progress = JobCpusWatch(pids.items(), lambda p: status(p.phase, p.elapsed_s))
-    if len(servers) == 1:
-        from gputop.profiler.capture.safe_capture import capture_with_probe
+    job_cpus = JobCpusWatch(pids.items(), lambda p: status(p.phase, p.elapsed_s))
+    with StackWatch(pids.items(), stacks, agreed, job_cpus, simulated) as on_progress:
+        if len(servers) == 1:
+            from gputop.profiler.capture.safe_capture import capture_with_probe
 
-        result, plan, cost = capture_with_probe(
-            answering[0].address, seconds=asked_s, logdir=logdir, pid=answering[0].pid, force=force,
-            on_progress=on_progress, on_plan=chosen.append, stop=stop)
-        record = CaptureRecord(name, result.path, time.time(), asked_s, result.took_s,
-                               (*result.errors, *result.warnings), plan=plan, cost=cost)
-    else:
-        from gputop.profiler.capture.multi_worker import capture_workers
+            result, plan, cost = capture_with_probe(
+                answering[0].address, seconds=asked_s, logdir=logdir, pid=answering[0].pid, force=force,
+                on_progress=on_progress, on_plan=chosen.append, stop=stop)
+            record = CaptureRecord(name, result.path, time.time(), asked_s, result.took_s,
+                                   (*result.errors, *result.warnings), plan=plan, cost=cost)
+        else:
+            from gputop.profiler.capture.multi_worker import capture_workers
 
-        captured = capture_workers(
-            [(s.address, s.pid) for s in answering], seconds=asked_s, logdir=logdir, force=force,
-            on_progress=on_progress, on_plan=chosen.append, stop=stop)
-        missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
-        record = record_of_workers(name, asked_s, captured, missing)
-    status("analyzing", record.took_s)
+            captured = capture_workers(
+                [(s.address, s.pid) for s in answering], seconds=asked_s, logdir=logdir, force=force,
+                on_progress=on_progress, on_plan=chosen.append, stop=stop)
+            missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
+            record = record_of_workers(name, asked_s, captured, missing)
+        status("analyzing", record.took_s)
+        sampled = on_progress.samples()
     record = replace(record, job=job_of(answering))
-    return analyze(record, closing, {address: on_progress.cpus(address) for address in pids}, servers, counters,
-                   live_steps)
+    return analyze(record, closing, {address: job_cpus.cpus(address) for address in pids}, servers, counters,
+                   live_steps, sampled)
 
 
 def analyze(record: CaptureRecord, closing: threading.Event,
             cpus: Mapping[str, JobCpus | None] | None = None, servers: Sequence[Server] = (),
-            counters: Counters | None = None, live_steps: LiveSteps | None = None) -> CaptureRecord:
+            counters: Counters | None = None, live_steps: LiveSteps | None = None,
+            stacks: Mapping[str, StackSamples | str] | None = None) -> CaptureRecord:
     """The record with what its trace says, or with the ``problem`` of not knowing; blocks.
 
-    Beside the trace it leaves ``cpus``, by address what the jobs could use, and ``live_steps``, the step period before,
-    for any later analysis, the findings and, of ``servers``, what ``counters`` knows of the GPUs.
+    Beside the trace it leaves ``cpus``, by address what the jobs could use, ``live_steps``, the step period before, and
+    ``stacks``, by address the Python stacks of the jobs, for any later analysis, the findings and, of ``servers``, what
+    ``counters`` knows of the GPUs.
     """
     from msgspec import structs
 
     from gputop.trace.readers.capture_file import CaptureFile, write_capture
+    from gputop.trace.readers.stacks_file import write_stacks
 
     paths = {o.address: o.result.path for o in record.workers if o.result is not None} or {record.address: record.path}
     about = CaptureFile(files={path.name: (cpus or {}).get(address) for address, path in paths.items()},
@@ -248,24 +274,35 @@ def analyze(record: CaptureRecord, closing: threading.Event,
     # Where it cannot be written, the trace tells what it tells without.
     with contextlib.suppress(OSError):
         write_capture(folder, about)
+        if stacks:
+            write_stacks(folder, {path.name: stacks[address] for address, path in paths.items() if address in stacks})
     analyzed = analyze_saved(record, closing)
     if analyzed.analysis is not None:
+        if analyzed.compared is not None:
+            analyzed = replace(analyzed, compared=structs.replace(
+                analyzed.compared, findings_at_capture=analyzed.findings))
         with contextlib.suppress(OSError):
             write_capture(folder, structs.replace(
                 about, findings=analyzed.findings, step_s=analyzed.step_s,
-                counters=None if counters is None else counters(analyzed, servers)))
+                counters=None if counters is None or len(paths) > 1 else counters(analyzed, servers),
+                counters_by_file={} if counters is None or len(paths) == 1 else {
+                    paths[server.address].name: counters(analyzed, (server,))
+                    for server in servers if server.address in paths}))
     return analyzed
 
 
 def analyze_saved(record: CaptureRecord, closing: threading.Event) -> CaptureRecord:
     """The record of an earlier capture with what its trace says, or with the ``problem``; blocks. Writes nothing."""
+    from gputop.comparison.gates import broken_budgets
     from gputop.diagnosis.worker import analyze_in_worker
 
     try:
         found = analyze_in_worker([str(record.path)], closing)
     except GputopError as error:
         return replace(record, problem=error)
-    return replace(record, analysis=found.analysis, report=found.report, limit=found.limit)
+    broken = tuple(broken_budgets(found.analysis))
+    return replace(record, analysis=found.analysis, report=found.report, limit=found.limit, compared=found.compared,
+                   notices=(*broken, *(notice for notice in record.notices if notice not in broken)))
 
 
 def record_of_workers(name: str, asked_s: float, captured: MultiWorkerCapture,

@@ -11,7 +11,7 @@ from gputop.core.counters import MAX_VALUES, CounterLane, GpuCounters
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import NodeSample
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.session.gpu_numbers import numbers_of
+from gputop.session.gpu_numbers import local, numbers_of
 from gputop.sources.base import Source
 
 if TYPE_CHECKING:
@@ -24,22 +24,25 @@ METRICS = ("sm_active", "gpu_util", "tensor_active", "tensor_flop_util", "dram_a
 def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None, history: History | None,
                 interval_s: float) -> GpuCounters:
     """The samples of the recorded time, and a little more, of the GPUs in the trace; or why there are none."""
+    elsewhere = [server.address for server in servers if not local(server)]
     numbers = numbers_of(record, servers, sample)
+    if elsewhere:
+        return GpuCounters(reason=f"{elsewhere[0]} is on another machine, whose GPUs are not sampled here")
     if sample is None or history is None:
-        return GpuCounters(reason="no GPU was sampled meanwhile")
+        return GpuCounters(reason="no GPU was sampled during the capture")
     if not sample.gpus:
-        return GpuCounters(reason="on the machine of the capture there is no GPU that gputop can read")
+        return GpuCounters(reason="no GPU can be read on that machine")
     if numbers.reason is not None:
-        return GpuCounters(reason=f"which GPUs of this machine they are is not known: {numbers.reason}")
+        return GpuCounters(reason=f"it is not known which GPUs of this machine they are: {numbers.reason}")
     # A trace may be of the time before it was asked for; the sample after it tells of its last moments.
     seconds, end_s = record.took_s + record.asked_s + 3 * interval_s, record.time_s + interval_s
     uuids = {g.info.index: g.info.uuid for g in sample.gpus if g.info.mig is None}
     gpus = {job: uuids[node] for job, node in sorted(numbers.by_ordinal.items()) if node in uuids}
-    all_times = [history.window(uuid, METRICS[0], seconds, end_s=end_s)[0].tolist() for uuid in gpus.values()]
+    all_times = [history.window(uuid, METRICS[0], seconds, end_s=end_s)[0] for uuid in gpus.values()]
     times: list[float] = max(all_times, key=len, default=[])
     lanes = {job: _lanes(history, uuid, end_s, seconds, len(times)) for job, uuid in gpus.items()}
     if not times or not any(lanes.values()):
-        return GpuCounters(reason="no GPU was sampled meanwhile")
+        return GpuCounters(reason="no GPU was sampled during the capture")
     kept = math.ceil(len(times) / max(1, MAX_VALUES // sum(map(len, lanes.values()))))  # of many each n-th
     return GpuCounters(
         times_s=tuple(round(time_s, 4) for time_s in times[::kept]), interval_s=interval_s * kept,
@@ -53,7 +56,7 @@ def _lanes(history: History, uuid: str, end_s: float, seconds: float, count: int
     for metric in METRICS:
         if metric == "gpu_util" and "sm_active" in found:
             continue
-        values = history.window(uuid, metric, seconds, end_s=end_s)[1].tolist()
+        values = history.window(uuid, metric, seconds, end_s=end_s)[1]
         if len(values) == count and any(value == value for value in values):
             scale = GPU_METRICS[metric].full_scale
             if isinstance(scale, str):

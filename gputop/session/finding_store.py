@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from gputop.replay.snapshot import Snapshot
     from gputop.telemetry.history import History
 
+LIVE_RULES_PERIOD_S = 2.0  # their windows are 10 s and longer
 MAX_CAPTURES = 50  # an analysis takes some hundred kB
+MAX_COMPARED = 20  # what a comparison needs of a trace takes up to some megabytes
 
 
 class FindingStore:
@@ -40,6 +43,7 @@ class FindingStore:
         self.taken: tuple[CaptureRecord, ...] = ()  # by this session, analyzed or not
         self.baseline: CaptureRecord | None = None  # "A", the capture that later ones are compared with
         self.gpu_numbers = unknown("no capture yet")  # which GPUs of this node the GPUs of the last capture are
+        self._compared: tuple[Path, ...] = ()  # captures whose traces need not be read for a comparison, newest last
         self._clock = clock
         self._numbers: dict[Path, GpuNumbers] = {}  # those of each capture of this session
         self._frozen = snapshot is not None
@@ -54,8 +58,9 @@ class FindingStore:
 
     def run_live_rules(self, history: History, sample: NodeSample, interval_s: float,
                        ranks: Report | None = None) -> None:
-        """Update the live advice, about once a second at most; a replayed snapshot keeps its own."""
-        if self._frozen or 0 <= sample.time_s - self._rules_ran_s < 1.0 - 0.5 * min(1.0, interval_s):
+        """Update the live advice, every 2 s at most; a replayed snapshot keeps its own."""
+        wait_s = LIVE_RULES_PERIOD_S - 0.5 * min(1.0, interval_s)  # ticks jitter
+        if self._frozen or 0 <= sample.time_s - self._rules_ran_s < wait_s:
             return
         from gputop.advice.live.advise import live_advice
 
@@ -71,7 +76,7 @@ class FindingStore:
 
     def open_capture(self, record: CaptureRecord) -> None:
         """Show this capture: its findings, tables and timeline are those of the last capture from now on."""
-        self.gpu_numbers = self._numbers.get(record.path, unknown("the capture is not of this session"))
+        self.gpu_numbers = self._numbers.get(record.path, unknown("the capture is from another session"))
         self.last_capture = record
         if record.problem is None:
             self.keep_capture(record)
@@ -79,8 +84,26 @@ class FindingStore:
 
     def keep_capture(self, record: CaptureRecord) -> None:
         """Add a capture to those that can be compared."""
+        if record.compared is not None:
+            self._compared = (*(path for path in self._compared if path != record.path), record.path)[-MAX_COMPARED:]
         others = (one for one in self.captures if one.path != record.path)
-        self.captures = tuple(sorted((*others, record), key=lambda one: one.time_s))[-MAX_CAPTURES:]
+        self.captures = tuple(map(self._bounded, sorted((*others, record), key=lambda one: one.time_s)))[-MAX_CAPTURES:]
+        self.taken = tuple(map(self._bounded, self.taken))
+
+    def capture_read(self, record: CaptureRecord) -> None:
+        """An earlier capture has been read for a comparison: put what is known of it now in the place of what was."""
+        self.keep_capture(record)
+        if self.last_capture is not None and self.last_capture.path == record.path:
+            self.last_capture = record
+        if self.baseline is not None and self.baseline.path == record.path:
+            self.baseline = record
+        self.taken = tuple(record if one.path == record.path else one for one in self.taken)
+
+    def _bounded(self, record: CaptureRecord) -> CaptureRecord:
+        """Without what a comparison needs, where many others have been read since; it would be read again."""
+        if record.compared is None or record.path in self._compared:
+            return record
+        return replace(record, compared=None)
 
     def drop_capture(self, path: Path) -> None:
         """Forget a capture whose files are deleted; where it was shown, the newest other one is."""

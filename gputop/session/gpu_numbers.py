@@ -50,7 +50,8 @@ class GpuNumbers:
     def text(self) -> str:
         """For the details of a finding: "GPU 0 of the process = GPU 2 of the node", or why that is not known."""
         if self.reason is not None:
-            return f"GPU numbers are those of the process; which GPUs of the node they are is not known: {self.reason}."
+            return ("GPU numbers are those of the process; it is not known which GPUs of the node they are: "
+                    f"{self.reason}.")
         if self.same:
             return f"GPU numbers are the node's. {self.how}"
         pairs = ", ".join(f"GPU {a} of the process = GPU {b} of the node" for a, b in sorted(self.by_ordinal.items()))
@@ -79,15 +80,26 @@ def job_process(processes: Sequence[ProcessSample], pid: int | None, local: bool
     return processes[0] if local and len(processes) == 1 else None
 
 
+def local(server: Server) -> bool:
+    """Whether a server is known to be on this machine."""
+    return server.pid is not None or server.address.rpartition(":")[0] in _LOCAL_HOSTS
+
+
 def numbers_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> GpuNumbers:
-    """The node's numbers of the GPUs in a capture of these servers; ``sample``: the node's newest."""
+    """The node's numbers of the GPUs in a capture of these servers; ``sample``: the node's newest.
+
+    Of one worker of several, those of all GPUs that it holds: which of the trace's are its own is not known here.
+    """
     if record.analysis is None or sample is None:
         return unknown("the capture has no analysis, or the node has not been sampled yet")
     if len(servers) != 1:
         return unknown("several workers were captured at once, each with its own numbers")
     server = servers[0]
-    process = job_process(sample.processes, server.pid, server.address.rpartition(":")[0] in _LOCAL_HOSTS)
-    return gpu_numbers(process, [g.info for g in sample.gpus], [gpu.gpu for gpu in record.analysis.gpus],
+    process = job_process(sample.processes, server.pid, local(server))
+    ordinals = [gpu.gpu for gpu in record.analysis.gpus]
+    if record.workers and process is not None:
+        ordinals = list(range(len(process.gpus)))
+    return gpu_numbers(process, [g.info for g in sample.gpus], ordinals,
                        whole_node=sample.gpus_unwatched == 0)
 
 
@@ -153,7 +165,7 @@ def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_no
     if len(set(numbers)) < len(numbers):
         return unknown(f"CUDA_VISIBLE_DEVICES={printable(text)} names a GPU twice, which hides them all")
     if process.container is not None and set(process.gpus) != set(numbers):
-        return unknown("inside of its container the GPUs may be numbered anew")
+        return unknown("inside its container the GPUs may have other numbers")
     return _in_order(gpus, process, numbers, whole_node, how)
 
 

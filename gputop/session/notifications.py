@@ -35,7 +35,7 @@ class Notification:
 
     @property
     def line(self) -> str:
-        more = f" ({self.left_out} more left out)" if self.left_out else ""
+        more = f" ({self.left_out} more not sent)" if self.left_out else ""
         return printable(f"{'SIMULATED ' if self.simulated else ''}{self.host}: {self.title}{more}")
 
     def to_json(self) -> dict[str, object]:

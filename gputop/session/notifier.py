@@ -38,6 +38,9 @@ class Ways:
     token: str = ""
 
 
+_OF_SHELL = frozenset((">", ">>", "<", "|", "||", "&", "&&"))  # words that only a shell understands
+
+
 def parse_ways(texts: Sequence[str]) -> Ways:
     """``--notify``: "bell", "webhook", "command:LINE". Raises GputopError (wrong usage)."""
     commands = []
@@ -48,11 +51,14 @@ def parse_ways(texts: Sequence[str]) -> Ways:
             except ValueError as error:
                 raise GputopError(f"--notify {text}: {error}", "Quote the command as a shell takes it.",
                                   EXIT_USAGE) from error
+            if of_shell := [word for word in words if word.endswith(";") or word in _OF_SHELL]:
+                raise GputopError(f"--notify {text}: no shell starts the command, and {of_shell[0]!r} is one's",
+                                  "Write a script and name it, or: --notify \"command:sh -c '…'\".", EXIT_USAGE)
             if words:
                 commands.append(words)
                 continue
         if text not in ("bell", "webhook"):
-            raise GputopError(f"--notify {text} is not a way to tell", "bell, webhook, or command:LINE, such as "
+            raise GputopError(f"--notify {text} is not a way to notify", "bell, webhook, or command:LINE, such as "
                               "'command:notify-send gputop'.", EXIT_USAGE)
     return Ways("bell" in texts, tuple(commands), *(_webhook() if "webhook" in texts else ()))
 
@@ -63,7 +69,8 @@ def _webhook() -> tuple[str, str]:
         raise GputopError(f"--notify webhook needs the address in {URL}", f"export {URL}=https://… (and {TOKEN}, where "
                           "the receiver wants a bearer token)", EXIT_USAGE)
     if not token.isprintable():
-        raise GputopError(f"{TOKEN} holds what no header can", "Set it anew, without a line end.", EXIT_USAGE)
+        raise GputopError(f"{TOKEN} has a character that an HTTP header cannot hold",
+                          "Set it again, without a line end.", EXIT_USAGE)
     return url, token
 
 

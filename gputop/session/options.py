@@ -50,3 +50,4 @@ class Options:
     capture_s: float = DEFAULT_CAPTURE_S
     discover: bool = True
     auto_capture: AutoCaptureOptions | None = None  # None: a dip starts no capture
+    stacks: bool | None = None  # sample Python stacks during captures; None: of jobs of gputop's own user

@@ -36,15 +36,16 @@ def send(process: ProcessSample, number: signal.Signals, *, proc: Path = Path("/
     """
     pid = process.local_pid or process.pid
     if pid <= 1 or pid == os.getpid():
-        raise GputopError(f"gputop sends PID {pid} no signal", "Press q to end gputop itself.")
+        raise GputopError(f"gputop sends no signal to PID {pid}", "Press q to end gputop itself.")
     if process.started_s is None:
-        raise GputopError(f"nothing was sent: when {pid} was started is not known, so it may be another by now"
+        raise GputopError(f"no signal was sent: the start time of process {pid} is not known, so it may be another "
+                          "process by now"
                           + (f" ({process.reason})" if process.reason else ""),
-                          f"Check it yourself, then: kill -{number.value} {pid}")
+                          f"Check it yourself; then: kill -{number.value} {pid}")
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
-        raise GputopError(f"process {pid} has ended", "There is nothing left to do.") from None
+        raise GputopError(f"process {pid} has ended", "Nothing is left to do.") from None
     except OSError as error:
         raise GputopError(f"process {pid} could not be held ({error.strerror}): Linux 5.3 or newer is needed",
                           f"Send it yourself: kill -{number.value} {pid}") from error
@@ -52,7 +53,7 @@ def send(process: ProcessSample, number: signal.Signals, *, proc: Path = Path("/
         _check(process, pid, proc, os.geteuid() if own_uid is None else own_uid)
         (deliver or signal.pidfd_send_signal)(fd, number)
     except ProcessLookupError:
-        raise GputopError(f"process {pid} has ended", "There is nothing left to do.") from None
+        raise GputopError(f"process {pid} has ended", "Nothing is left to do.") from None
     except PermissionError:
         raise GputopError(f"the kernel does not let you signal {pid}", "Ask its owner or root.") from None
     finally:
@@ -68,15 +69,17 @@ def _check(process: ProcessSample, pid: int, proc: Path, own_uid: int) -> None:
     except FileNotFoundError:
         raise ProcessLookupError from None
     except (OSError, StopIteration) as error:
-        raise GputopError(f"nothing was sent: /proc tells nothing of {pid} ({error})", "Send it yourself with kill."
+        raise GputopError(f"no signal was sent: /proc has nothing about process {pid} ({error})",
+                          "Send it yourself with kill."
                           ) from error
     if stat is None or process.started_s is None:
-        raise GputopError(f"nothing was sent: /proc/{pid}/stat makes no sense", "Send it yourself with kill.")
+        raise GputopError(f"no signal was sent: /proc/{pid}/stat cannot be understood", "Send it yourself with kill.")
     started_s = int(boot.split()[1]) + stat.start / os.sysconf("SC_CLK_TCK")
     if abs(started_s - process.started_s) > _SAME_START_S:
-        raise GputopError(f"nothing was sent: {pid} is another process by now", "The one on the screen has ended.")
+        raise GputopError(f"no signal was sent: PID {pid} is another process by now",
+                          "The process on the screen has ended.")
     if own_uid not in (0, owner):
-        raise GputopError(f"nothing was sent: {pid} belongs to {_user(owner)}, you are {_user(own_uid)}",
+        raise GputopError(f"no signal was sent: process {pid} belongs to {_user(owner)}, you are {_user(own_uid)}",
                           "Ask its owner, or root.")
 
 

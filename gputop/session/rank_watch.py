@@ -32,9 +32,11 @@ def _ask(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
 class RankWatch:
     """Keeps what RAS has told since the figures began to look like a hang: :attr:`report`, None where they do not."""
 
-    def __init__(self, ask: Callable[[Iterable[int], frozenset[str]], Answer] = _ask) -> None:
+    def __init__(self, ask: Callable[[Iterable[int], frozenset[str]], Answer] = _ask,
+                 hosts: Callable[[], frozenset[str]] = local_addresses) -> None:
+        """``ask`` and ``hosts``, this node's addresses, are others in the demo."""
         self.report: Report | None = None
-        self._ask = ask
+        self._ask, self._hosts = ask, hosts
         self._pids: tuple[int, ...] = ()
         self._hangs = False  # by the newest findings
         self._wake, self._closing = threading.Event(), threading.Event()
@@ -67,12 +69,12 @@ class RankWatch:
 
     def _next(self, before: Report | None) -> Report:
         try:
-            hosts = local_addresses()
+            hosts = self._hosts()
             answer = self._ask(self._pids, hosts)
         except GputopError as error:
             return Report(problem=f"{error.message}. {error.fix}".strip())
         except Exception as error:  # noqa: BLE001  thread boundary: the next answer may be readable
-            return Report(problem=f"NCCL's answer could not be read, a fault of gputop: {error!r}")
+            return Report(problem=f"NCCL's answer could not be read, a bug in gputop: {error!r}")
         return following(before, answer, hosts)
 
 

@@ -1,8 +1,8 @@
 """What feeds a session with samples: a source and its sampler, or a player; the history and the step period.
 
 Each sample passes here once, on the thread of the sampler or of the player. It enters the history; the session
-is told of it and runs the live rules. NumPy is imported with the first sample that enters the history, after
-the session has shown the first sample: the first frame does not wait for that import.
+is told of it and runs the live rules. History and rules are imported with the first sample that enters the history,
+after the session has shown the first sample: the first frame does not wait for that import.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import StepPeriodEstimate
 
-STEP_PERIOD_UPDATE_S = 10.0
+STEP_PERIOD_UPDATE_S = 10.0  # at least; an estimate over five minutes of samples takes 40 ms
+_NEW_SHARE = 0.1  # and so much of the history the estimate is made from is new by then
 _BACKLOG_INTERVALS = 5  # a sample older than so many intervals belongs to the past of a recording
 
 # "early": the sample is not in the history yet; "backfill": it is the newest of a history that has just begun;
@@ -120,11 +121,15 @@ class SampleFeed:
         self.sample = sample
 
     def _update_step_period(self, sample: NodeSample) -> None:
-        """Estimate the step period every 10 s. It is on the screen with the next sample."""
+        """Estimate the step period every 10 to 30 s. It is on the screen with the next sample."""
         if not self._estimate_step_period or 0 <= sample.time_s - self._period_checked_s < STEP_PERIOD_UPDATE_S:
             return
-        from gputop.telemetry.step_period import estimate_step_period
+        from gputop.telemetry.step_period import estimate_step_period, reach_s
 
         assert self.history is not None
+        oldest_s = self.history.oldest_s
+        used_s = min(reach_s(self.interval_s), sample.time_s - oldest_s) if oldest_s is not None else 0.0
+        if 0 <= sample.time_s - self._period_checked_s < _NEW_SHARE * used_s:
+            return
         self._period_checked_s = sample.time_s
         self.step_period = estimate_step_period(self.history)

@@ -61,7 +61,7 @@ def _profiles(logdir: Path) -> Path:
 
 
 def _read_run(run: Path) -> ListedCapture | None:
-    """What a run's folder tells; None where it holds no trace. Raises OSError."""
+    """What a run's folder tells; None where it has no trace. Raises OSError."""
     with Folder(run.parent) as parent, parent.enter(run.name) as folder:
         traces = sorted(name for name in folder.names() if name.endswith(_TRACE) and not name.startswith("."))
         if not traces:

@@ -32,21 +32,31 @@ from gputop.sources.base import Source
 from gputop.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gputop.comparison.sides import Side
     from gputop.core.counters import GpuCounters
     from gputop.core.live_steps import LiveSteps
     from gputop.profiler.capture.choose_workers import Choice
     from gputop.ranks.stacks import ProcessStacks
     from gputop.replay.snapshot import Snapshot
     from gputop.session.auto_capture.controller import AutoCapture
+    from gputop.session.simulated_ranks import SimulatedRanks
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import StepPeriodEstimate
 
-_MAX_SIDES = 20  # each takes up to some megabytes
 Change = Literal["sample", "servers", "capture", "failed"]
 _T = TypeVar("_T")
+
+
+def _simulated_ranks(source: Source | Player) -> SimulatedRanks | None:
+    """Of a simulated node that runs a job that hangs."""
+    if isinstance(source, Player) or not source.simulated:
+        return None
+    from gputop.sources.simulated import SimulatedSource
+
+    if not isinstance(source, SimulatedSource) or not source.may_hang:
+        return None
+    from gputop.session.simulated_ranks import SimulatedRanks
+
+    return SimulatedRanks(source)
 
 
 class _Of(Generic[_T]):
@@ -94,6 +104,7 @@ class Session:
     baseline: _Of[CaptureRecord | None] = _Of("finding_store")
     taken: _Of[tuple[CaptureRecord, ...]] = _Of("finding_store")
     gpu_numbers: _Of[GpuNumbers] = _Of("finding_store")
+    earlier_captures: _Of[int] = _Of("capture_control")
 
     def __init__(self, source: Source | Player, options: Options | None = None,
                  clock: Callable[[], float] = time.time, replayed_snapshot: Snapshot | None = None,
@@ -106,13 +117,14 @@ class Session:
         self.replayed_snapshot = replayed_snapshot
         self.failure: GputopError | None = None
         self.ring: Callable[[str], None] | None = None  # how the terminal is reached, where there is a screen
-        self.sides: dict[Path, Side] = {}  # traces that were read for a comparison, by their capture's path
         self.sample_feed = SampleFeed(source, options.interval_s, clock, sampler, self,
                                       estimate_step_period=replayed_snapshot is None)
         self.capture_control = CaptureControl(source, options, self._now_s, self)
         self.finding_store = FindingStore(self._now_s, replayed_snapshot)
         # Of a job of this node and of now.
-        self.rank_watch = None if isinstance(source, Player) or source.simulated else RankWatch()
+        self._simulated_ranks = simulated = _simulated_ranks(source)
+        self.rank_watch = RankWatch(simulated.ask, simulated.hosts) if simulated is not None else (
+            None if isinstance(source, Player) or source.simulated else RankWatch())
         if replayed_snapshot is not None:
             self.servers, self.servers_known = replayed_snapshot.servers, True
         self.started_s = self.clock()
@@ -189,13 +201,17 @@ class Session:
         """The processes of the newest sample whose stacks can be read, by their PIDs in here; raises GputopError where
         they are not of this node and of now."""
         if self.player is not None:
-            raise GputopError("this is a recording: it has no stacks", "Run gputop on the node itself.")
+            raise GputopError("a recording has no stacks", "Run gputop on the node itself.")
+        if self._simulated_ranks is not None and self._simulated_ranks.pids:
+            return self._simulated_ranks.pids
         if self.source.simulated:
-            raise GputopError("these processes are simulated: they have no stacks", "Run gputop without --demo.")
+            raise GputopError("simulated processes have no stacks", "gputop --demo hang has some.")
         return tuple(p.local_pid or p.pid for p in self.sample.processes) if self.sample is not None else ()
 
     def read_stacks(self, pids: Sequence[int], native: bool) -> tuple[ProcessStacks, ...]:
         """Where these processes stand. Blocks; raises GputopError where py-spy is not installed."""
+        if self._simulated_ranks is not None:
+            return self._simulated_ranks.stacks(pids, native)
         from gputop.ranks.stacks import read_all
 
         return read_all(pids, native=native)
@@ -208,9 +224,9 @@ class Session:
         """See :meth:`CaptureControl.stop_capture`."""
         return self.capture_control.stop_capture()
 
-    def keep_side(self, path: Path, side: Side) -> None:
-        """Keep what a comparison needs of a trace, so that it is not read again; the oldest goes for the newest."""
-        self.sides = dict([*self.sides.items(), (path, side)][-_MAX_SIDES:])
+    def capture_read(self, record: CaptureRecord) -> None:
+        """An earlier capture has been read for a comparison; it is not read again to be opened or compared."""
+        self.finding_store.capture_read(record)
 
     def set_baseline(self, record: CaptureRecord | None) -> None:
         """Make ``record`` the capture that later ones are compared with; None: no longer any."""
@@ -222,7 +238,7 @@ class Session:
         Raises GputopError where that cannot be.
         """
         if self.replayed_snapshot is not None and record is not self.last_capture:
-            raise GputopError("this is a snapshot: it has no other capture", "Run gputop to open the capture.")
+            raise GputopError("a snapshot has no other capture", "Run gputop to open the capture.")
         if record.analysis is None:
             self.capture_control.open_saved(record)
         else:
@@ -248,18 +264,18 @@ class Session:
         from gputop.sources.simulated import SimulatedSource
 
         if self.status is not None and self.status.running:
-            raise GputopError("a capture is running", "Wait for its end; x stops it and keeps what it has.")
+            raise GputopError("a capture is running", "Wait for its end, or press x: it stops and its data is kept.")
         title = self.source.next_job() if isinstance(self.source, SimulatedSource) else None
         if title is None:
-            raise GputopError("there is no other job to run", "gputop --demo input-bound has one, with its cure.")
+            raise GputopError("this demo has no other job to run", "gputop --demo input-bound has a cure to try.")
         return title
 
     def signal(self, process: ProcessSample, number: Signals) -> None:
         """Send a signal to a process of the newest sample; raises GputopError where it must not or cannot be sent."""
         if self.player is not None:
-            raise GputopError("nothing was sent: this is a recording", "Its processes are not those of now.")
+            raise GputopError("no signal was sent: this is a recording", "Its processes are from the past.")
         if self.source.simulated:
-            raise GputopError("nothing was sent: this process is simulated", "Run gputop without --demo.")
+            raise GputopError("no signal was sent: this process is simulated", "Run gputop without --demo.")
         from gputop.session.process_signals import send
 
         send(process, number)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from itertools import chain
+from statistics import fmean
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import NodeSample, ProcessSample, Reading
@@ -41,9 +41,9 @@ def _processes(servers: Sequence[Server], sample: NodeSample | None) -> dict[str
 def _mean(history: History, sample: NodeSample | None, process: ProcessSample, metric: str) -> float | None:
     """Over the process's GPUs; None where one of them has no readings."""
     uuids = [gpu.info.uuid for gpu in (sample.gpus if sample is not None else ()) if gpu.info.index in process.gpus]
-    columns = [history.uuids.index(uuid) for uuid in uuids if uuid in history.uuids]
-    values = history.windows(metric, _WINDOW_S)[1][:, columns]
-    if not columns or np.isnan(values).all(axis=0).any():
+    readings = [[v for v in history.window(uuid, metric, _WINDOW_S)[1] if v == v]
+                for uuid in uuids if uuid in history.uuids]
+    if not readings or not all(readings):
         return None
-    return float(np.nanmean(values))
+    return fmean(chain.from_iterable(readings))
 

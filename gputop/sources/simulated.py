@@ -12,12 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, XidEvent
+from gputop.simulation.hang import LASTS_NS, HangingLoop
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.node import COMMAND, HOSTNAME, PID, SECOND_NS, Node
-from gputop.simulation.scenarios import DEFAULT_SCENARIO, find_jobs
+from gputop.simulation.scenarios import DEFAULT_SCENARIO, GPU_COUNT, find_jobs
 from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:
+    from gputop.core.host_stacks import StackSamples
     from gputop.simulation.server import SimulatedProfilerServer
 
 BACKFILL_S = 300.0
@@ -77,7 +79,7 @@ class _SimulatedHost:
         if self._last is None:
             self.read(now_s)
             assert self._last is not None
-        return (self._source.at(now_s)[0].process(*self._last, held),)
+        return self._source.at(now_s)[0].processes(*self._last, held)
 
 
 class SimulatedSource:
@@ -115,9 +117,24 @@ class SimulatedSource:
         self._host = _SimulatedHost(self)
 
     def _started(self) -> tuple[Node, int]:
-        node = Node(TrainingLoop(self._scenario), PID + self._restarts)
-        past_ns = int((BACKFILL_S + 30.0) * 1e9)
-        return node, int((self._clock() - _LEAD_S) * 1e9) - node.loop.epoch_start(past_ns)
+        loop = HangingLoop(self._scenario) if self._scenario.hangs else TrainingLoop(self._scenario)
+        node = Node(loop, PID + GPU_COUNT * self._restarts)
+        now_ns, past_ns = int(self._clock() * 1e9), int((BACKFILL_S + 30.0) * 1e9)
+        origin_ns = now_ns - int(_LEAD_S * 1e9) - loop.epoch_start(past_ns)
+        if isinstance(loop, HangingLoop):
+            loop.hang(now_ns - origin_ns - LASTS_NS)
+        return node, origin_ns
+
+    @property
+    def may_hang(self) -> bool:
+        """Whether one of the jobs hangs."""
+        return any(job.hangs for job in self._jobs)
+
+    @property
+    def hanging(self) -> tuple[HangingLoop, Sequence[int]] | None:
+        """The job that hangs, and its processes by rank; None where it does not."""
+        node = self._running[0] if self._running is not None else None
+        return (node.loop, node.pids) if node is not None and isinstance(node.loop, HangingLoop) else None
 
     def next_job(self) -> str | None:
         """End the job and run the next one, after the last the first; its title, or None where there is only one.
@@ -192,6 +209,15 @@ class SimulatedSource:
 
         node, origin = self._opened()
         return build_xspace(node.loop, start_unix_ns - origin, end_unix_ns - origin, origin, HOSTNAME)
+
+    def python_stacks(self, start_s: float, end_s: float) -> StackSamples | None:
+        """The stacks of the job between these Unix times; None for a job that hangs, which has stacks of its own."""
+        from gputop.simulation.python_stacks import python_stacks
+
+        node, origin = self._opened()
+        if isinstance(node.loop, HangingLoop):
+            return None
+        return python_stacks(node.loop, int(start_s * 1e9) - origin, int(end_s * 1e9) - origin, origin)
 
     def close(self) -> None:
         with self._server_lock:

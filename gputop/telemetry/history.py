@@ -12,22 +12,22 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from itertools import chain
 
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS, TENSOR_FLOP_PARTS, TENSOR_FLOP_UTIL
 from gputop.core.samples import OK, GpuSample, HostSample, NodeSample, Reading
-from gputop.telemetry.ring_buffers import F32, F64, LEVELS, Columns, Grid, Lane, Rings
+from gputop.telemetry.ring_buffers import LEVELS, Columns, Grid, Lane, Rings, Series
 
-__all__ = ["LEVELS", "RAW_SAMPLES", "TIERS", "History", "Lane"]
+__all__ = ["LEVELS", "RAW_SAMPLES", "TIERS", "History", "Lane", "Series"]
 
 RAW_SAMPLES = 6000  # 10 minutes at 10 Hz, 100 minutes at 1 Hz
 TIERS = ((1.0, 3600), (10.0, 2160), (60.0, 1440))  # seconds, slices kept: 1 h, 6 h, 24 h
 
 HOST_HISTORY_POINTS = 3000  # 5 minutes at 10 Hz
 
-_REASONS_KNOWN = np.uint32(1)  # flag: the clock event reasons of this sample could be read
+_REASONS_KNOWN = 1  # flag: the clock event reasons of this sample could be read
 _REASONS = 31  # clock event reasons that can be stored: one bit each
+_LARGEST = 3.4e38  # number that the tables hold (IEEE 754, 32 bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,12 @@ class History:
             tuple(str(GPU_METRICS[m].full_scale) for m in scaled),
         )
         self._column = {metric: i for i, metric in enumerate(self._columns.ids)}
+        columns = self._columns
+        self._no_values, self._no_scales = [math.nan] * len(columns.ids), [math.nan] * len(columns.scale_ids)
+        # Where the estimate of the tensor cores' FLOPs goes, and what it is made of.
+        self._flop_util = (*(self._column[m] for m in (TENSOR_FLOP_UTIL, *TENSOR_FLOP_PARTS[:2])),
+                           columns.scale_ids.index(TENSOR_FLOP_PARTS[2])) if self._column.keys() >= {
+                               TENSOR_FLOP_UTIL, *TENSOR_FLOP_PARTS[:2]} else None
         self._raw_samples = raw_samples
         self._tiers = tuple(tiers)
         self._lock = threading.Lock()
@@ -116,34 +122,31 @@ class History:
 
     def _append_to(self, rings: Rings, sample: NodeSample) -> None:
         columns = self._columns
-        values = np.full((rings.gpus, len(columns.ids)), np.nan, np.float32)
-        scales = np.full((rings.gpus, len(columns.scale_ids)), np.nan, np.float32)
-        flags = np.zeros(rings.gpus, np.uint32)
+        values, scales, flags = [self._no_values] * rings.gpus, [self._no_scales] * rings.gpus, [0] * rings.gpus
         for gpu in sample.gpus:
             slot = self._slots[gpu.info.uuid]
             if slot.rings is rings:
-                values[slot.gpu] = _numbers(gpu.readings, columns.ids)
-                scales[slot.gpu] = _numbers(gpu.readings, columns.scale_ids)
+                own = values[slot.gpu] = _numbers(gpu.readings, columns.ids)
+                full = scales[slot.gpu] = [v if v > 0 else math.nan  # no share of nothing
+                                           for v in _numbers(gpu.readings, columns.scale_ids)]
                 flags[slot.gpu] = self._flags_of(gpu)
-        values[np.isinf(values)] = np.nan
-        scales[~((scales > 0) & np.isfinite(scales))] = np.nan  # no share of nothing
-        if self._column.keys() >= {TENSOR_FLOP_UTIL, *TENSOR_FLOP_PARTS[:2]}:
-            # As GpuSample has it, of all GPUs at once: no sample needs to hold it for that.
-            active, clock = (values[:, self._column[part]] for part in TENSOR_FLOP_PARTS[:2])
-            highest = scales[:, columns.scale_ids.index(TENSOR_FLOP_PARTS[2])]
-            values[:, self._column[TENSOR_FLOP_UTIL]] = np.minimum(active * clock / highest, 1)
-        rings.append(sample.time_s, values, scales, flags)
+                if self._flop_util is not None:
+                    # As GpuSample has it: no sample needs to hold it for that.
+                    util, active, clock, highest = self._flop_util
+                    share = own[active] * own[clock] / full[highest]
+                    own[util] = 1.0 if share > 1 else share
+        rings.append(sample.time_s, [*chain.from_iterable(values)], [*chain.from_iterable(scales)], flags)
 
-    def _flags_of(self, gpu: GpuSample) -> np.uint32:
+    def _flags_of(self, gpu: GpuSample) -> int:
         if gpu.state != OK or gpu.clock_events_reason is not None:
-            return np.uint32(0)
-        flags = int(_REASONS_KNOWN)
+            return 0
+        flags = _REASONS_KNOWN
         for reason in gpu.clock_event_reasons:
             bit = self._reason_bits.get(reason)
             if bit is None and len(self._reason_bits) < _REASONS:
                 bit = self._reason_bits[reason] = 1 << (len(self._reason_bits) + 1)
             flags |= bit or 0
-        return np.uint32(flags)
+        return flags
 
     def _track_processes(self, gpu: GpuSample, time_s: float) -> None:
         if gpu.processes_reason is not None:
@@ -227,7 +230,7 @@ class History:
             return slot.rings.lane(slot.gpu, column, grid, full_scale)
 
     def window(self, gpu: int | str, metric: str, seconds: float, *,
-               end_s: float | None = None) -> tuple[F64, F32]:
+               end_s: float | None = None) -> tuple[Series, Series]:
         """Times and readings of the single samples in the ``seconds`` before ``end_s`` (default: the newest).
 
         Copies. NaN where a sample had no reading; shorter where single samples are no longer kept.
@@ -235,14 +238,14 @@ class History:
         column = self._column[metric]
         slot = self._find(gpu)
         if slot is None or self._newest_s is None:
-            return np.empty(0, np.float64), np.empty(0, np.float32)
+            return [], []
         end_s = self._newest_s if end_s is None else end_s
         with self._lock:
             return (slot.rings.times(end_s - seconds, end_s),
                     slot.rings.values(slot.gpu, column, end_s - seconds, end_s))
 
-    def windows(self, metric: str, seconds: float, *, end_s: float | None = None) -> tuple[F64, F32]:
-        """As :meth:`window` for all GPUs at once: times[n], values[n, gpu] in the order of :attr:`uuids`.
+    def windows(self, metric: str, seconds: float, *, end_s: float | None = None) -> tuple[Series, list[Series]]:
+        """As :meth:`window` for all GPUs at once: times[n], values[gpu][n] in the order of :attr:`uuids`.
 
         ``metric`` may also be the full scale of another one, such as ``pcie_max_bytes_per_s``.
         """
@@ -251,18 +254,15 @@ class History:
             raise KeyError(metric)
         column = self._columns.scale_ids.index(metric) if scale else self._column[metric]
         if self._newest_s is None or not self._rings:  # no sample yet, or no GPU
-            return np.empty(0, np.float64), np.empty((0, 0), np.float32)
+            return [], []
         end_s = self._newest_s if end_s is None else end_s
         with self._lock:
             # All rings got every sample since they began: a younger ring has the last of these times.
             times = self._rings[0].times(end_s - seconds, end_s)
-            values = np.full((len(times), len(self._slots)), np.nan, np.float32)
-            done = 0
+            values = []
             for rings in self._rings:
-                part = (rings.scales(column, end_s - seconds, end_s) if scale
-                        else rings.values(slice(None), column, end_s - seconds, end_s))
-                values[len(times) - len(part):, done: done + rings.gpus] = part
-                done += rings.gpus
+                for part in rings.all_values(column, end_s - seconds, end_s, scale):
+                    values.append([math.nan] * (len(times) - len(part)) + part if len(part) < len(times) else part)
         return times, values
 
     def host(self, seconds: float, *, end_s: float | None = None) -> list[HostHistoryPoint]:
@@ -287,26 +287,11 @@ class History:
         if slot is None or self._newest_s is None:
             return None
         with self._lock:
-            wanted = np.uint32(sum(self._reason_bits.get(reason, 0) for reason in set(reasons)))
+            wanted = sum(self._reason_bits.get(reason, 0) for reason in set(reasons))
             flags = slot.rings.flags(slot.gpu, self._newest_s - seconds, self._newest_s)
-        known = flags[(flags & _REASONS_KNOWN) != 0]
-        return float(np.mean((known & wanted) != 0)) if len(known) else None
-
-    def clock_event_shares(self, reasons: Sequence[str], seconds: float) -> F64:
-        """:meth:`clock_event_share` of all GPUs at once, in the order of :attr:`uuids`; NaN for None."""
-        out = np.full(len(self._slots), np.nan)
-        if self._newest_s is None:
-            return out
-        with self._lock:
-            wanted = np.uint32(sum(self._reason_bits.get(reason, 0) for reason in set(reasons)))
-            done = 0
-            for rings in self._rings:
-                flags = rings.flags(slice(None), self._newest_s - seconds, self._newest_s)
-                known = ((flags & _REASONS_KNOWN) != 0).sum(axis=0)
-                active = ((flags & wanted) != 0).sum(axis=0)  # unknown flags are 0
-                np.divide(active, known, out=out[done: done + rings.gpus], where=known > 0)
-                done += rings.gpus
-        return out
+        known = len(flags) - flags.count(0)
+        # Unknown flags are 0; the others have few values.
+        return sum(flags.count(own) for own in set(flags) if own & wanted) / known if known else None
 
     def held_since(self, gpu: int | str, pid: int | None) -> float | None:
         """Unix time since which compute process ``pid`` has been on this GPU without a break.
@@ -333,19 +318,20 @@ class History:
         return self._slots.get(uuid) if uuid is not None else None
 
 
-def _numbers(readings: Mapping[str, Reading], ids: Sequence[str]) -> list[float]:
+def _numbers(readings: Mapping[str, Reading], ids: Sequence[str]) -> Series:
     """Values of the readings, NaN where there is none."""
     out = []
     for metric in ids:
         reading = readings.get(metric)
-        out.append(math.nan if reading is None or reading.value is None else reading.value)
+        value = None if reading is None else reading.value
+        out.append(value if value is not None and -_LARGEST < value < _LARGEST else math.nan)
     return out
 
 
 def _empty_lane(grid: Grid) -> Lane:
-    nothing = np.full(grid.slices, np.nan, np.float32)
-    return Lane(grid.starts_s(), np.zeros(grid.slices, np.int64), nothing, nothing.copy(), nothing.copy(),
-                np.zeros((grid.slices, LEVELS), np.float32), None, 0.0)
+    nothing = [math.nan] * grid.slices
+    return Lane(grid.starts_s(), [0] * grid.slices, nothing, nothing, nothing, [[0.0] * LEVELS] * grid.slices,
+                None, 0.0)
 
 
 def _adapters(host: HostSample) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:

@@ -5,9 +5,9 @@ levels per slice of time. A slice's number is ``floor(time / length)`` and its r
 modulo the ring's size, so nothing is shifted and a gap in time costs nothing: a row whose
 stored number differs from the requested one is empty.
 
-The rows of all tiers lie in common arrays, so that one sample updates every tier with one
-NumPy call per figure. A page of the arrays takes memory when it is first written: memory grows
-with what is kept, up to a fixed bound.
+The rows lie in common memory, a page of which is taken when it is first written: memory grows with what is kept, up to
+a fixed bound. Plain Python and not NumPy, which the monitor would import for this and the live rules alone: 13 MB. A
+row is a few hundred numbers, of which one call of NumPy's costs as much as some dozens.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-from collections.abc import Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from itertools import chain
+from operator import add, truediv
+from typing import Any, Literal
 
 LEVELS = 8
 
@@ -28,11 +29,10 @@ LEVELS = 8
 # which stays below this for Unix times and slices of at least 0.1 s.
 _SLICE_TOLERANCE = 1e-5
 
-_EMPTY = np.iinfo(np.int64).min  # the slot number of a row that holds nothing
+_EMPTY = -2**63  # the slot number of a row that holds nothing
+_MOST = 2**16 - 1  # that is counted of readings in a slice
 
-F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
-Array = npt.NDArray[Any]
+Series = list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +40,19 @@ class Lane:
     """One metric of one GPU over consecutive slices of time, oldest first.
 
     ``count`` is the number of readings in each slice; ``mean``, ``min`` and ``max`` are in the
-    metric's unit, NaN where there is no reading. ``levels[i, k]`` is the share of the readings
+    metric's unit, NaN where there is no reading. ``levels[i][k]`` is the share of the readings
     of slice i between k/8 and (k+1)/8 of full scale; a row sums to 1, or to 0 where no reading
     had a scale. ``full_scale`` is 100 % in the metric's unit, averaged over the view (for a
     metric without one the largest reading in view); None where it is not known.
     ``resolution_s`` is the length of the stored slices behind it, 0 for single samples.
     """
 
-    start_s: F64
-    count: Array  # int64
-    mean: F32
-    min: F32
-    max: F32
-    levels: F32
+    start_s: Series
+    count: list[int]
+    mean: Series
+    min: Series
+    max: Series
+    levels: list[Series]
     full_scale: float | None
     resolution_s: float
 
@@ -74,8 +74,8 @@ class Grid:
     def begin_s(self) -> float:
         return self.first * self.slice_s
 
-    def starts_s(self) -> F64:
-        return np.arange(self.first, self.first + self.slices) * np.float64(self.slice_s)
+    def starts_s(self) -> Series:
+        return [number * self.slice_s for number in range(self.first, self.first + self.slices)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,29 +94,60 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """``rows`` slices of ``slice_s`` seconds, kept in rows ``offset`` and up of the common arrays."""
+    """``rows`` slices of ``slice_s`` seconds, kept in rows ``offset`` and up of the common tables."""
 
     slice_s: float
     rows: int
     offset: int
 
 
-def _zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Zeros that take memory page by page as they are written.
+class _Table:
+    """Rows of ``width`` numbers of one type (array's code), zero at first. A page takes memory when it is written."""
 
-    Not ``np.zeros``: that asks for huge pages, and one row written here and there then takes
-    2 MB each, 30 MB at the first sample.
-    """
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without huge pages does not know the advice
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
+    def __init__(self, rows: int, width: int, code: Literal["d", "f", "H", "I"]) -> None:
+        self.width, self._code = width, code
+        self.nbytes = rows * width * array(code).itemsize
+        memory = mmap.mmap(-1, max(mmap.PAGESIZE, self.nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without huge pages does not know the advice
+            # One row written here and there would take 2 MB each, 30 MB at the first sample.
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        self.cells: memoryview[Any] = memoryview(memory)[:self.nbytes].cast(code)
+
+    def __getitem__(self, row: int) -> Sequence[float]:
+        return self.cells[row * self.width: (row + 1) * self.width].tolist()
+
+    def __setitem__(self, row: int, values: Sequence[float]) -> None:
+        self.cells[row * self.width: (row + 1) * self.width] = array(self._code, values)
+
+    def column(self, column: int, parts: Sequence[tuple[int, int]]) -> list[Any]:
+        """One column of these ranges of rows, one after the other."""
+        width = self.width
+        out: list[Any] = []
+        for a, b in parts:
+            out += self.cells[a * width + column: b * width: width].tolist()
+        return out
 
 
-def level_of(ratio: Array) -> Array:
-    """Level 0 to LEVELS-1 of finite ratios; a ratio above full scale has the highest level."""
-    return np.clip(ratio * LEVELS, 0, LEVELS - 1).astype(np.intp)
+@dataclass(slots=True)
+class _OpenSlice:
+    """The slice of a tier that samples are added to. Lists are quicker to add to than tables, in which it is stored
+    once it is over or asked for. The least of nothing is infinite, and so is the largest."""
+
+    slot: int
+    row: int
+    count: Sequence[float]
+    sum: Sequence[float]
+    min: Sequence[float]
+    max: Sequence[float]
+    scale_sum: Sequence[float]
+    levels: list[int]
+    samples: int = 0
+    stored: bool = False
+
+
+def level_of(ratio: float) -> int:
+    """Level 0 to LEVELS-1 of a finite ratio; one above full scale has the highest level."""
+    return LEVELS - 1 if ratio >= 1 else int(ratio * LEVELS) if ratio > 0 else 0
 
 
 class Rings:
@@ -129,10 +160,11 @@ class Rings:
         self.first_s = math.inf
         self.newest_s = -math.inf
 
-        self._times = _zeros((raw_samples,), np.float64)
-        self._values = _zeros((raw_samples, gpus, metrics), np.float32)
-        self._scales = _zeros((raw_samples, gpus, scales), np.float32)
-        self._flags = _zeros((raw_samples, gpus), np.uint32)
+        self._raw_samples = raw_samples
+        self._times = _Table(raw_samples, 1, "d")
+        self._values = _Table(raw_samples, gpus * metrics, "f")
+        self._scales = _Table(raw_samples, gpus * scales, "f")
+        self._flags = _Table(raw_samples, gpus, "I")
         self._head = 0  # where the next sample goes
         self._kept = 0
         self._overwritten_s = -math.inf  # time of the newest sample the ring has lost
@@ -142,71 +174,96 @@ class Rings:
         for slice_s, rows in tiers:
             self._tiers.append(Tier(slice_s, rows, offset))
             offset += rows
-        self._slots = np.full(offset, _EMPTY, np.int64)
-        self._count = _zeros((offset, gpus, metrics), np.uint16)
-        self._sum = _zeros((offset, gpus, metrics), np.float32)
-        self._min = _zeros((offset, gpus, metrics), np.float32)
-        self._max = _zeros((offset, gpus, metrics), np.float32)
-        self._levels = _zeros((offset, gpus * histogram_columns * LEVELS), np.uint16)
-        self._scale_sum = _zeros((offset, gpus, scales), np.float32)
-
-        self.reserved_bytes = sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
-        self._full_scales = np.empty((gpus, histogram_columns), np.float32)
-        self._full_scales[:, : len(columns.constants)] = columns.constants
-        self._level_base = np.arange(gpus * histogram_columns).reshape(gpus, histogram_columns) * LEVELS
+        self._slots = array("q", [_EMPTY]) * offset
+        self._open: list[_OpenSlice | None] = [None] * len(self._tiers)
+        self._count = _Table(offset, gpus * metrics, "H")
+        self._sum = _Table(offset, gpus * metrics, "f")
+        self._min = _Table(offset, gpus * metrics, "f")
+        self._max = _Table(offset, gpus * metrics, "f")
+        self._levels = _Table(offset, gpus * histogram_columns * LEVELS, "H")
+        self._scale_sum = _Table(offset, gpus * scales, "f")
+        self.reserved_bytes = 8 * offset + sum(t.nbytes for t in vars(self).values() if isinstance(t, _Table))
 
     # -- writing ------------------------------------------------------------------------------
 
-    def append(self, time_s: float, values: F32, scales: F32, flags: npt.NDArray[np.uint32]) -> None:
-        """Add one sample: ``values[gpu, column]``, ``scales[gpu, scale]``; NaN is missing."""
+    def append(self, time_s: float, values: Sequence[float], scales: Sequence[float], flags: Sequence[int]) -> None:
+        """Add one sample: the values of all columns GPU by GPU, the scales likewise, flags; NaN is missing."""
         if time_s < self.newest_s:
             self._forget_from(time_s)
         self.first_s = min(self.first_s, time_s)
         self.newest_s = time_s
-        head, size = self._head, len(self._times)
-        if self._kept == size:
-            self._overwritten_s = float(self._times[head])
-        self._times[head] = time_s
+        head = self._head
+        if self._kept == self._raw_samples:
+            self._overwritten_s = self._times.cells[head]
+        self._times.cells[head] = time_s
         self._values[head] = values
         self._scales[head] = scales
         self._flags[head] = flags
-        self._head = (head + 1) % size
-        self._kept = min(size, self._kept + 1)
-        self._add_to_tiers(self._rows_at(time_s), values, scales)
+        self._head = (head + 1) % self._raw_samples
+        self._kept = min(self._raw_samples, self._kept + 1)
+        # Both are kept with the precision of the tables, so that all of them tell the same.
+        self._add_to_tiers(time_s, self._values[head], self._scales[head])
 
-    def _rows_at(self, time_s: float) -> list[int]:
-        """The row of each tier that this time falls into, cleared if it held an older slice."""
-        rows = []
-        for tier in self._tiers:
+    def _add_to_tiers(self, time_s: float, values: Sequence[float], scales: Sequence[float]) -> None:
+        places, scaled = self._levels_of(values, scales)
+        present = [v == v for v in values]
+        known = [v if v == v else 0.0 for v in values]
+        low = [v if v == v else math.inf for v in values]
+        high = [v if v == v else -math.inf for v in values]
+        for number, tier in enumerate(self._tiers):
             slot = math.floor(time_s / tier.slice_s)
-            row = tier.offset + slot % tier.rows
-            if self._slots[row] != slot:
-                self._slots[row] = slot
-                self._count[row] = 0
-                self._sum[row] = 0
-                self._min[row] = np.nan
-                self._max[row] = np.nan
-                self._levels[row] = 0
-                self._scale_sum[row] = 0
-            rows.append(row)
-        return rows
+            own = self._open[number]
+            if own is None or own.slot != slot:
+                self._store(own)
+                own = self._open[number] = self._begin(tier, slot)
+            if own.samples == _MOST:  # a clock that stands still
+                continue
+            own.samples, own.stored = own.samples + 1, False
+            own.count = [*map(add, own.count, present)]
+            own.sum = [*map(add, own.sum, known)]
+            own.min = [a if a < b else b for a, b in zip(own.min, low, strict=True)]
+            own.max = [a if a > b else b for a, b in zip(own.max, high, strict=True)]
+            own.scale_sum = [*map(add, own.scale_sum, scaled)]
+            levels = own.levels
+            for place in places:
+                levels[place] += 1
 
-    def _add_to_tiers(self, rows: list[int], values: F32, scales: F32) -> None:
-        present = ~np.isnan(values)
-        self._count[rows] += present
-        self._sum[rows] += np.where(present, values, np.float32(0))
-        self._min[rows] = np.fmin(self._min[rows], values)
-        self._max[rows] = np.fmax(self._max[rows], values)
+    def _begin(self, tier: Tier, slot: int) -> _OpenSlice:
+        """The slice of this number, as far as it is known."""
+        row = tier.offset + slot % tier.rows
+        if self._slots[row] == slot:
+            levels = [*map(int, self._levels[row])]
+            return _OpenSlice(slot, row, self._count[row], self._sum[row], self._min[row], self._max[row],
+                              self._scale_sum[row], levels, int(max(self._count[row], default=0)))
+        self._slots[row] = slot
+        width = self._sum.width
+        return _OpenSlice(slot, row, [0] * width, [0.0] * width, [math.inf] * width, [-math.inf] * width,
+                          [0.0] * self._scale_sum.width, [0] * self._levels.width)
 
-        full, constants = self._full_scales, len(self.columns.constants)
-        histogram_columns = self.columns.histogram_columns
-        full[:, constants:] = scales
-        ratio = values[:, :histogram_columns] / full
-        known = ~np.isnan(ratio)
-        places = self._level_base[known] + level_of(ratio[known])
-        self._levels[np.array(rows)[:, None], places] += 1
-        # A scale is summed only where its metric has a value, so that both are means of the same samples.
-        self._scale_sum[rows] += np.where(known[:, constants:], scales, np.float32(0))
+    def _store(self, own: _OpenSlice | None) -> None:
+        if own is not None and not own.stored:
+            for table, values in ((self._count, own.count), (self._sum, own.sum), (self._min, own.min),
+                                  (self._max, own.max), (self._scale_sum, own.scale_sum), (self._levels, own.levels)):
+                table[own.row] = values
+            own.stored = True
+
+    def _levels_of(self, values: Sequence[float], scales: Sequence[float]) -> tuple[list[int], list[float]]:
+        """The cells of the histograms that a sample falls into, and its scales, 0 where its metric has no value: both
+        are then means of the same samples."""
+        constants, metrics, per_gpu = self.columns.constants, len(self.columns.ids), len(self.columns.scale_ids)
+        places: list[int] = []
+        scaled: list[float] = []
+        place = 0
+        for gpu in range(self.gpus):
+            own = scales[gpu * per_gpu: (gpu + 1) * per_gpu]
+            ratios = [*map(truediv, values[gpu * metrics: (gpu + 1) * metrics], (*constants, *own))]
+            for ratio in ratios:
+                if ratio == ratio:
+                    places.append(place + level_of(ratio))
+                place += LEVELS
+            scaled += [scale if ratio == ratio else 0.0
+                       for scale, ratio in zip(own, ratios[len(constants):], strict=True)]
+        return places, scaled
 
     def _forget_from(self, time_s: float) -> None:
         """Drop what is later than ``time_s``, to which the clock was set back: it would hide the next samples.
@@ -215,47 +272,50 @@ class Rings:
         """
         oldest = self._head - self._kept
         self._kept = sum(stop - start for start, stop in self._raw_parts(-math.inf, time_s))
-        self._head = (oldest + self._kept) % len(self._times)
-        for tier in self._tiers:
-            slots = self._slots[tier.offset: tier.offset + tier.rows]
-            slots[slots > math.floor(time_s / tier.slice_s)] = _EMPTY
+        self._head = (oldest + self._kept) % self._raw_samples
+        for number, tier in enumerate(self._tiers):
+            self._store(self._open[number])
+            self._open[number] = None
+            last = math.floor(time_s / tier.slice_s)
+            for row in range(tier.offset, tier.offset + tier.rows):
+                if self._slots[row] > last:
+                    self._slots[row] = _EMPTY
         self.first_s = min(self.first_s, time_s)
 
     # -- reading ------------------------------------------------------------------------------
 
     def _raw_parts(self, begin_s: float, end_s: float, closed: bool = False) -> list[tuple[int, int]]:
         """The index ranges with begin_s <= time < end_s (<= with ``closed``), in order of time."""
-        size = len(self._times)
+        size, times = self._raw_samples, self._times.cells
         oldest = (self._head - self._kept) % size
         stop = oldest + self._kept
         parts = [(oldest, stop)] if stop <= size else [(oldest, size), (0, stop - size)]
         out = []
         for start, stop in parts:
-            times = self._times[start:stop]
-            low = start + int(np.searchsorted(times, begin_s, "left"))
-            high = start + int(np.searchsorted(times, end_s, "right" if closed else "left"))
+            low = bisect_left(times, begin_s, start, stop)
+            high = (bisect_right if closed else bisect_left)(times, end_s, start, stop)
             if low < high:
                 out.append((low, high))
         return out
 
-    def times(self, begin_s: float, end_s: float) -> F64:
+    def times(self, begin_s: float, end_s: float) -> Series:
         """Times of the samples kept between ``begin_s`` and ``end_s``, both included."""
-        return _joined([self._times[a:b] for a, b in self._raw_parts(begin_s, end_s, closed=True)], np.float64)
+        return self._times.column(0, self._raw_parts(begin_s, end_s, closed=True))
 
-    def values(self, gpu: int | slice, column: int, begin_s: float, end_s: float) -> F32:
-        """The readings at :meth:`times`; with a slice of GPUs as [time, gpu]."""
-        parts = self._raw_parts(begin_s, end_s, closed=True) or [(0, 0)]
-        return _joined([self._values[a:b, gpu, column] for a, b in parts], np.float32)
+    def values(self, gpu: int, column: int, begin_s: float, end_s: float) -> Series:
+        """The readings at :meth:`times`."""
+        place = gpu * len(self.columns.ids) + column
+        return self._values.column(place, self._raw_parts(begin_s, end_s, closed=True))
 
-    def scales(self, column: int, begin_s: float, end_s: float) -> F32:
-        """The readings of ``scale_ids[column]`` of all GPUs at :meth:`times`: [time, gpu]."""
-        parts = self._raw_parts(begin_s, end_s, closed=True) or [(0, 0)]
-        return _joined([self._scales[a:b, :, column] for a, b in parts], np.float32)
+    def all_values(self, column: int, begin_s: float, end_s: float, scale: bool = False) -> list[Series]:
+        """The readings at :meth:`times` of each GPU; with ``scale`` those of ``scale_ids[column]``."""
+        parts, table = self._raw_parts(begin_s, end_s, closed=True), self._scales if scale else self._values
+        step = table.width // self.gpus
+        return [table.column(gpu * step + column, parts) for gpu in range(self.gpus)]
 
-    def flags(self, gpu: int | slice, begin_s: float, end_s: float) -> npt.NDArray[np.uint32]:
-        """The flags at :meth:`times`; with a slice of GPUs as [time, gpu]."""
-        parts = self._raw_parts(begin_s, end_s, closed=True) or [(0, 0)]
-        return _joined([self._flags[a:b, gpu] for a, b in parts], np.uint32)
+    def flags(self, gpu: int, begin_s: float, end_s: float) -> list[int]:
+        """The flags at :meth:`times`."""
+        return self._flags.column(gpu, self._raw_parts(begin_s, end_s, closed=True))
 
     @property
     def oldest_s(self) -> float:
@@ -285,113 +345,105 @@ class Rings:
     def _lane_of_samples(self, gpu: int, column: int, grid: Grid, full_scale: float | None) -> Lane:
         end_s = (grid.first + grid.slices) * grid.slice_s
         parts = self._raw_parts(grid.begin_s - _SLICE_TOLERANCE, end_s + _SLICE_TOLERANCE)
-        times = _joined([self._times[a:b] for a, b in parts], np.float64)
-        values = _joined([self._values[a:b, gpu, column] for a, b in parts], np.float32)
-        place = np.floor(times / grid.slice_s + _SLICE_TOLERANCE).astype(np.int64) - grid.first
-        present = ~np.isnan(values) & (place >= 0) & (place < grid.slices)
-        place, values = place[present], values[present]
-
-        count = np.bincount(place, minlength=grid.slices)
-        mean = _quotient(np.bincount(place, weights=values, minlength=grid.slices), count)
-        low = np.full(grid.slices, np.nan, np.float32)
-        high = low.copy()
-        if len(values):
-            starts = np.flatnonzero(np.diff(place, prepend=-1))
-            low[place[starts]] = np.minimum.reduceat(values, starts)
-            high[place[starts]] = np.maximum.reduceat(values, starts)
-
         constants, histogram_columns = self.columns.constants, self.columns.histogram_columns
-        scale: Array | float | None
-        mean_scale: float | None
+        values = self._values.column(gpu * len(self.columns.ids) + column, parts)
+        own_scale = len(constants) <= column < histogram_columns
+        scales = (self._scales.column(gpu * len(self.columns.scale_ids) + column - len(constants), parts) if own_scale
+                  else [math.nan] * len(values))
+
+        slices: list[Series] = [[] for _ in range(grid.slices)]
+        slice_scales: list[Series] = [[] for _ in range(grid.slices)]
+        for time_s, value, scale in zip(self._times.column(0, parts), values, scales, strict=True):
+            place = math.floor(time_s / grid.slice_s + _SLICE_TOLERANCE) - grid.first
+            if value == value and 0 <= place < grid.slices:
+                slices[place].append(value)
+                slice_scales[place].append(scale)
+
+        high = [max(one, default=math.nan) for one in slices]
         if column < len(constants):
-            scale = mean_scale = constants[column]
-        elif column < histogram_columns:
-            scale = scales = _joined([self._scales[a:b, gpu, column - len(constants)] for a, b in parts],
-                                     np.float32)[present]
-            known = scales[~np.isnan(scales)]
-            mean_scale = float(known.mean(dtype=np.float64)) if len(known) else None
+            mean_scale: float | None = constants[column]
+        elif own_scale:
+            known = [scale for scale in chain.from_iterable(slice_scales) if scale == scale]
+            mean_scale = math.fsum(known) / len(known) if known else None
         else:
-            scale = mean_scale = full_scale or _largest(high)
-        levels = _histogram(values, scale, place, np.ones(len(values)), grid.slices)
-        return Lane(grid.starts_s(), count, mean, low, high, levels, mean_scale, 0.0)
+            mean_scale = full_scale or _largest(high)
+        if not own_scale:
+            slice_scales = [[mean_scale or 1.0] * len(one) for one in slices]  # without a scale all values are zero
+        return Lane(grid.starts_s(), [*map(len, slices)], [sum(one) / len(one) if one else math.nan for one in slices],
+                    [min(one, default=math.nan) for one in slices], high,
+                    [_histogram(one, scale) for one, scale in zip(slices, slice_scales, strict=True)], mean_scale, 0.0)
 
     def _lane_of_tier(self, gpu: int, column: int, grid: Grid, full_scale: float | None, tier: Tier) -> Lane:
-        numbers = grid.first + np.arange(grid.slices + 1)
-        if grid.slice_s > tier.slice_s * (1 - _SLICE_TOLERANCE):
-            # A stored slice belongs to the slice it starts in: exact where the lengths divide.
-            edges = np.ceil(numbers * (grid.slice_s / tier.slice_s) - _SLICE_TOLERANCE).astype(np.int64)
-            slots = np.arange(edges[0], edges[-1])
-            groups = edges[:-1] - edges[0]
-        else:
-            # Finer than the stored slices: each slice shows the stored one it lies in.
-            slots = np.floor((numbers[:-1] + 0.5) * grid.slice_s / tier.slice_s).astype(np.int64)
-            groups = np.arange(grid.slices)
-        rows = tier.offset + slots % tier.rows
-        filled = self._slots[rows] == slots
-        if grid.slice_s < tier.slice_s:
-            starts_s = grid.starts_s()
-            filled &= (starts_s <= self.newest_s) & (starts_s > self.first_s - grid.slice_s)
-
-        counts = np.where(filled, self._count[rows, gpu, column], 0)
-        sums = np.where(filled, self._sum[rows, gpu, column], np.float32(0))
-        count = np.add.reduceat(counts.astype(np.int64), groups)
-        low = np.fmin.reduceat(np.where(filled, self._min[rows, gpu, column], np.float32(np.nan)), groups)
-        high = np.fmax.reduceat(np.where(filled, self._max[rows, gpu, column], np.float32(np.nan)), groups)
-        mean = _quotient(np.add.reduceat(sums, groups, dtype=np.float64), count)
-
         constants, histogram_columns = self.columns.constants, self.columns.histogram_columns
+        self._store(self._open[self._tiers.index(tier)])
+        rows = [*self._tier_rows(grid, tier)]
+        width, place = self._sum.width, gpu * len(self.columns.ids) + column
+        counts, sums, least, most = self._count.cells, self._sum.cells, self._min.cells, self._max.cells
+        count, mean, low, high = [], [], [], []
+        for own in rows:
+            cells = [cell for row in own if counts[cell := row * width + place]]
+            total = sum([counts[cell] for cell in cells])
+            count.append(total)
+            mean.append(sum([sums[cell] for cell in cells]) / total if total else math.nan)
+            low.append(min([least[cell] for cell in cells], default=math.nan))
+            high.append(max([most[cell] for cell in cells], default=math.nan))
+
         scale: float | None
+        levels: list[Series] = []
         if column >= histogram_columns:
             # A metric without a scale has no histogram: each stored slice counts at its mean.
             scale = full_scale or _largest(high)
-            some = counts > 0
-            place = np.repeat(np.arange(grid.slices), np.diff(groups, append=len(slots)))[some]
-            levels = _histogram(sums[some] / counts[some], scale, place, counts[some], grid.slices)
+            for own in rows:
+                known = [(sums[row * width + place] / n, n) for row in own if (n := counts[row * width + place])]
+                levels.append(_histogram([v for v, _ in known], [scale or 1.0] * len(known), [n for _, n in known]))
             return Lane(grid.starts_s(), count, mean, low, high, levels, scale, tier.slice_s)
 
-        first = (gpu * histogram_columns + column) * LEVELS
-        stored = np.where(filled[:, None], self._levels[rows, first: first + LEVELS], 0)
-        shares = np.add.reduceat(stored.astype(np.float32), groups, axis=0)
+        shares, first, step = self._levels.cells, (gpu * histogram_columns + column) * LEVELS, self._levels.width
+        filled = [[sum(level) for level in zip(*(shares[row * step + first: row * step + first + LEVELS].tolist()
+                                                 for row in own), strict=True)] or [0] * LEVELS for own in rows]
         if column < len(constants):
             scale = constants[column]
         else:
-            known = int(stored.sum())
-            scales = np.where(filled, self._scale_sum[rows, gpu, column - len(constants)], 0)
-            scale = float(scales.sum(dtype=np.float64)) / known if known else None
-        return Lane(grid.starts_s(), count, mean, low, high, _shares(shares), scale, tier.slice_s)
+            per_gpu = len(self.columns.scale_ids)
+            at = gpu * per_gpu + column - len(constants)
+            readings = sum(map(sum, filled))
+            scale = sum(self._scale_sum.cells[row * self._scale_sum.width + at] for row in chain.from_iterable(rows))
+            scale = scale / readings if readings else None
+        return Lane(grid.starts_s(), count, mean, low, high, [*map(_shares, filled)], scale, tier.slice_s)
+
+    def _tier_rows(self, grid: Grid, tier: Tier) -> Iterator[list[int]]:
+        """For each slice of the grid the rows of the tier that belong to it and hold something."""
+        coarse = grid.slice_s <= tier.slice_s * (1 - _SLICE_TOLERANCE)
+        ratio = grid.slice_s / tier.slice_s
+        for number in range(grid.first, grid.first + grid.slices):
+            if not coarse:
+                # A stored slice belongs to the slice it starts in: exact where the lengths divide.
+                slots = range(math.ceil(number * ratio - _SLICE_TOLERANCE),
+                              math.ceil((number + 1) * ratio - _SLICE_TOLERANCE))
+            elif self.first_s - grid.slice_s < number * grid.slice_s <= self.newest_s:
+                # Finer than the stored slices: each slice shows the stored one it lies in.
+                slot = math.floor((number + 0.5) * ratio)
+                slots = range(slot, slot + 1)
+            else:
+                slots = range(0)
+            yield [row for slot in slots if self._slots[row := tier.offset + slot % tier.rows] == slot]
 
 
-def _joined(parts: Sequence[Array], dtype: npt.DTypeLike) -> Array:
-    """A copy of the parts, one after the other."""
-    return np.concatenate(parts) if parts else np.empty(0, dtype)
-
-
-def _quotient(total: Array, count: Array) -> F32:
-    out = np.full(len(count), np.nan, np.float32)
-    np.divide(total, count, out=out, where=count > 0, casting="same_kind")
-    return out
-
-
-def _largest(values: F32) -> float | None:
+def _largest(values: Sequence[float]) -> float | None:
     """The largest value above zero; None where there is none."""
-    largest = np.fmax.reduce(values, initial=np.float32(0))
-    return float(largest) or None
+    return max([v for v in values if v > 0], default=None)
 
 
-def _histogram(values: Array, scale: Array | float | None, place: Array, weight: Array, slices: int) -> F32:
-    """Share of ``values`` (by ``weight``) at each level of ``scale``, per slice ``place``."""
-    if scale is None:
-        scale = 1.0  # all values are zero, or there are none
-    ratio = values / np.asarray(scale, np.float32)
-    known = ~np.isnan(ratio)
-    cells = place[known] * LEVELS + level_of(ratio[known])
-    filled = np.bincount(cells, weights=weight[known], minlength=slices * LEVELS).astype(np.float32)
-    return _shares(filled.reshape(slices, LEVELS))
+def _histogram(values: Sequence[float], scales: Sequence[float], weights: Sequence[float] | None = None) -> Series:
+    """Share of ``values`` (by weight) at each level of their scales; those without one are left out."""
+    filled = [0.0] * LEVELS
+    for value, scale, weight in zip(values, scales, weights or [1] * len(values), strict=True):
+        if (ratio := value / scale) == ratio:
+            filled[level_of(ratio)] += weight
+    return _shares(filled)
 
 
-def _shares(filled: F32) -> F32:
-    """Each row divided by its sum; rows of zeros stay zero."""
-    total = filled.sum(axis=1, keepdims=True)
-    total[total == 0] = 1
-    filled /= total
-    return filled
+def _shares(filled: Sequence[float]) -> Series:
+    """Each divided by their sum; zeros stay zero."""
+    total = sum(filled) or 1
+    return [one / total for one in filled]

@@ -38,6 +38,7 @@ MAX_DEADLINE_S = 0.5
 # GPUs that answer at once are read one after the other: threads that compete for the interpreter switch at every
 # driver call, which costs twice the CPU (8 GPUs, 10 Hz: 3.5 % of a core instead of 1.8 %).
 STAGGER_S = 0.002
+OWN_CPU_PERIOD_S = 10.0  # of single samples it would be a new figure each time, and that costs a redraw
 CLOSE_DEADLINE_S = 0.2
 OPEN_DEADLINE_S = 15.0
 BACKFILL_TIMEOUT_S = 10.0  # the simulated node needs a third of a second on an idle machine
@@ -92,9 +93,9 @@ class Sampler:
         self._opener: Call | None = None
         self._backfill: Call | None = None
         self._backfill_deadline_s = 0.0  # monotonic: a backfill that arrives later is dropped
-        self._hostname = os.uname().nodename
+        self._hostname = "" if source.simulated else os.uname().nodename  # until the host itself says it
         self._last_s: float | None = None
-        self._last_cpu_s = 0.0
+        self._own_cpu = OwnCpu()
 
     @property
     def interval_s(self) -> float:
@@ -171,8 +172,8 @@ class Sampler:
                 self._fail(
                     GputopError(
                         f"{self._source.label} does not respond: opening it has taken {self._open_deadline_s:.0f} s.",
-                        "See whether `nvidia-smi` hangs, too, and look for Xid errors in `dmesg`; a wedged driver "
-                        "needs a reboot.",
+                        "Check whether `nvidia-smi` hangs, too, and look for Xid errors in `dmesg`; a driver that "
+                        "hangs needs a reboot.",
                     )
                 )
                 due_s = None
@@ -247,10 +248,10 @@ class Sampler:
     def _tick(self) -> NodeSample:
         host, processes = self._host, self._processes
         assert host is not None and processes is not None
-        time_s, began_s, cpu_s = self._wall_clock(), self._clock(), time.process_time()
+        time_s, began_s = self._wall_clock(), self._clock()
         interval_s = None if self._last_s is None else began_s - self._last_s
-        own_cpu = (cpu_s - self._last_cpu_s) / interval_s if interval_s else None
-        self._last_s, self._last_cpu_s = began_s, cpu_s
+        own_cpu = self._own_cpu.ratio(began_s, time.process_time())
+        self._last_s = began_s
         timeout_s = tick_timeout_s(None if interval_s is None else self._interval_s)
 
         awaited = []
@@ -344,6 +345,26 @@ class Sampler:
         self._await(calls, CLOSE_DEADLINE_S, ending=True)
         if not any(call.pending for call in calls):
             self._source.close()
+
+
+class OwnCpu:
+    """The CPU time that gputop itself uses, in cores: the mean of the last whole period, or since the first tick."""
+
+    def __init__(self) -> None:
+        self._since: tuple[float, float] | None = None  # monotonic seconds, CPU seconds
+        self._ratio: float | None = None
+        self._has_period = False
+
+    def ratio(self, now_s: float, cpu_s: float) -> float | None:
+        if self._since is None:
+            self._since = now_s, cpu_s
+            return None
+        elapsed_s = now_s - self._since[0]
+        if elapsed_s >= OWN_CPU_PERIOD_S or (not self._has_period and elapsed_s > 0):
+            self._ratio = (cpu_s - self._since[1]) / elapsed_s
+        if elapsed_s >= OWN_CPU_PERIOD_S:
+            self._since, self._has_period = (now_s, cpu_s), True
+        return self._ratio
 
 
 def _host_reason(result: object) -> str:

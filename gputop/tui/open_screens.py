@@ -147,8 +147,9 @@ def ask_before_capture(app: MonitorApp, server: Server, force: bool, ended: Serv
         question = f"The job at {ended.address} has ended. Capture from another job? y/N"
     app.push_screen(Confirm(
         "Capture", question,
-        f"{server.address}  {server.description}\n\nA capture slows that job down, takes memory of it, and copies what "
-        "it does into a trace of yours. The answer counts until gputop ends."), answered)
+        f"{server.address}  {server.description}\n\nA capture slows that job down, takes some of its memory, and "
+        "copies what it does into your trace; with py-spy installed also its Python stacks. The answer is kept until "
+        "gputop ends."), answered)
 
 
 def ask_which_job(app: MonitorApp, servers: Sequence[Server], force: bool) -> None:
@@ -235,7 +236,7 @@ def open_stacks(app: MonitorApp, native: bool = False) -> None:
         show_error(app, error)
         return
     if not pids:
-        app.notify("No process holds a GPU, or the driver lists none. gputop stacks finds those of any job.")
+        app.notify("No process holds a GPU, or the driver lists none. The command gputop stacks also finds other jobs.")
         return
     others = others_of(pids)
     if not native and not others:
@@ -259,7 +260,8 @@ def _read_stacks(app: MonitorApp, pids: Sequence[int], native: bool) -> None:
         except GputopError as error:
             app.call_from_thread(show_error, app, error)
         else:
-            popup = StacksPopup(processes, app.session.findings, lambda deep: open_stacks(app, deep))
+            popup = StacksPopup(processes, app.session.findings, lambda deep: open_stacks(app, deep),
+                                simulated=app.session.source.simulated)
             app.call_from_thread(app.push_screen, popup)
 
     app.notify("Reading the stacks…")
@@ -276,7 +278,7 @@ def open_tables(app: MonitorApp) -> None:
     """The last capture as tables."""
     record = app.session.last_capture
     if record is None:
-        tell_no_capture(app, no_capture(app.session, "Then its kernels, memory and layers are shown here."))
+        tell_no_capture(app, no_capture(app.session, "Its kernels, memory and layers are then shown here."))
         return
     from gputop.tui.screens.tables_screen import TablesScreen
 

@@ -33,7 +33,7 @@ class RunApp(GputopApp):
     """:class:`GputopApp` with a job of its own."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("l", "output", "output of the job", "the end of what the started job has written")]
+        key("l", "output", "output of the job", "the last lines of the job's output")]
     has_output = True
 
     class JobChanged(Message):
@@ -84,7 +84,7 @@ class RunApp(GputopApp):
             return ("The job has ended: l shows its output.",)
         if self.job.problem is not None:
             return ("The job's profiler server did not start, so it cannot be captured. l: why.",)
-        return ("c captures a trace once the job has imported TensorFlow or JAX.",)
+        return ("c captures a trace after the job has imported TensorFlow or JAX.",)
 
     def _refresh_job(self) -> None:
         status = self.session.status
@@ -174,7 +174,7 @@ class Leave(ModalScreen[str | None]):
         with DialogFrame("The job is running", "enter: wait for it", "k: end it", "esc: back", id="popup"):
             out = Text()
             out.append(f"{self._job.command}\n\n", DIM)
-            for keys, what in (("enter", "leave the monitor; the job goes on, its output appears here"),
+            for keys, what in (("enter", "leave the monitor; the job continues, and its output appears here"),
                                ("k", "ask the job to end (SIGTERM) and wait for it"),
                                ("esc", "back to the monitor")):
                 out.append(f"{keys:>6}  ", ACCENT)

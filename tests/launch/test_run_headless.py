@@ -232,4 +232,4 @@ def test_the_error_of_the_environments_own_sitecustomize_is_reported_as_without(
 def test_a_python_that_ignores_the_environment_is_reported_before_it_starts(packages):
     ended = run("--", sys.executable, "-I", "-c", "print(1)", path=packages)
     assert ended.stdout == "1\n"
-    assert "Python's -I leaves the environment aside" in ended.stderr
+    assert "Python's -I ignores the environment" in ended.stderr

@@ -21,6 +21,7 @@
  *   lost_after CALLS GPU            after so many calls every call returns GPU_IS_LOST
  *   hang_after CALLS GPU            after so many calls every call blocks, until fake_release
  *   process GPU PID MIB KIND SM     a process; KIND C, G or B (both); SM percent
+ *   end_process PID                 it holds no GPU any more
  *   mig GPU NUMBER ID PROFILE MIB   a MIG instance with that GPU instance id ("mig 0 1 9 1g.10gb 9728");
  *                                   the first is GPU 16 to the other settings, the second 17, …
  *   unmig GPU NUMBER                destroy it
@@ -175,6 +176,11 @@ static int setting(const char *line)
     if (sscanf(line, "hang_after %ld %d", &calls, &gpu) == 2) { gpus[gpu].hang_after = calls; return 1; }
     if (sscanf(line, "process %d %d %lf %c %d", &gpu, &pid, &number, &kind, &sm) == 5 && process_count < MAX_PROCESSES) {
         processes[process_count++] = (Process){gpu, pid, sm, number, kind};
+        return 1;
+    }
+    if (sscanf(line, "end_process %d", &pid) == 1) {
+        for (int i = process_count - 1; i >= 0; i--)
+            if (processes[i].pid == pid) processes[i] = processes[--process_count];
         return 1;
     }
     return fault_setting(line) || mig_setting(line);

@@ -59,6 +59,17 @@ def test_culprits_are_told_by_name_with_their_time() -> None:
     assert culprits_text(HEAVY) == ""
 
 
+def test_culprits_of_several_gpus_and_what_waits_are_told_as_such() -> None:
+    layers = tuple(Culprit(f"model/{name}/*", "layer", 0.02, only_on=(gpu,)) for gpu, name in enumerate(("a", "b")))
+    assert culprits_text(replace(HEAVY, culprits=layers)) == (
+        "Only on GPU 0 in model: a/* 20.0 ms; only on GPU 1: b/* 20.0 ms per step")
+    late = replace(HEAVY, id="launch_bound", culprits=(Culprit("model/a/*", "layer", 0.02),))
+    assert culprits_text(late) == "Waits for launches of layers: model/a/* 20.0 ms per step"
+    assert culprits_text(replace(HEAVY, culprits=(Culprit("gpu_private_0", "thread"),))) == "Threads: gpu_private_0"
+    stage = replace(HEAVY, id="input_bound", culprits=(Culprit("Map", "stage", 0.02),))
+    assert culprits_text(stage) == "", "the finding's own words name the stage"
+
+
 def test_culprits_fit_a_line_and_are_printable() -> None:
     long = tuple(Culprit(f"model/encoder/block_{i}/attention/\x1b[31mscores/BatchMatMul", "op", 0.01) for i in range(9))
     own = replace(HEAVY, culprits=long)

@@ -12,6 +12,7 @@ from gputop.core.codec import convert, encode, parse
 from gputop.core.counters import GpuCounters
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
+from gputop.profiler.capture.multi_worker import Outcome
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session.counters import CounterWatch, counters_of
 from gputop.sources.simulated import SimulatedSource
@@ -61,10 +62,10 @@ def test_why_there_are_none() -> None:
     session = StillSession()
     for reason, args in {
         "no GPU was sampled": (captured(0), (SERVER,), session.sample, None),
-        "no GPU that gputop can read": (captured(0), (SERVER,), replace(session.sample, gpus=()), session.history),
+        "no GPU can be read": (captured(0), (SERVER,), replace(session.sample, gpus=()), session.history),
         "several workers": (captured(0), (SERVER, SERVER), session.sample, session.history),
         "was not found": (captured(0), (Server("node:1", pid=7),), session.sample, session.history),
-        "no GPU was sampled meanwhile": (captured(0, end_s=START_S - 1e6), (SERVER,), visible(session, "0"),
+        "no GPU was sampled during the capture": (captured(0, end_s=START_S - 1e6), (SERVER,), visible(session, "0"),
                                          session.history),
     }.items():
         found = counters_of(*args, 1.0)
@@ -97,3 +98,19 @@ def test_a_source_that_cannot_be_opened_is_a_reason() -> None:
     with watch.running():
         assert watch._sampler.first_gpus_ready.wait(20)
     assert watch.counters(captured(0), (SERVER,)).reason == "no GPU could be sampled: no NVIDIA driver"
+
+
+def test_of_several_workers_each_has_those_of_its_own_gpus() -> None:
+    session = StillSession()
+    assert session.sample is not None
+    (process,) = session.sample.processes
+    both = tuple(replace(process, pid=pid, local_pid=None, cuda_visible_devices=str(gpu), gpus={gpu: process.gpus[gpu]})
+                 for pid, gpu in ((7, 5), (8, 2)))
+    sample = replace(session.sample, processes=both)
+    record = replace(captured(0, 1), workers=(Outcome("127.0.0.1:1", "a"), Outcome("127.0.0.1:2", "b")))
+    for pid, node in ((7, 5), (8, 2)):
+        found = counters_of(record, (Server("127.0.0.1:1", pid=pid),), sample, session.history, 1.0)
+        assert list(found.gpus) == [0] and found.gpus[0]["power_w"].values[0] == pytest.approx(
+            gpu_sample(node, 287)["power_w"].value, rel=1e-3)
+    away = counters_of(record, (Server("node2:1"),), sample, session.history, 1.0)
+    assert not away.gpus and "node2:1 is on another machine" in away.reason

@@ -74,7 +74,7 @@ def test_too_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     session.ended_server = Server("127.0.0.1:1", "train.py", 9)
     session.now_s += 3600
     (told,) = session.news.of("sample")
-    assert told.left_out == 3 and "3 more left out" in told.line
+    assert told.left_out == 3 and "3 more not sent" in told.line
 
 
 def test_the_end_of_a_capture_is_told_once() -> None:
@@ -163,7 +163,8 @@ def test_a_command_that_fails_or_is_missing_stops_nobody(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("way", "says"), [
-    ("mail", "is not a way to tell"), ("command:", "is not a way to tell"), ("command:'x", "No closing quotation"),
+    ("mail", "is not a way to notify"), ("command:", "is not a way to notify"), ("command:'x", "No closing quotation"),
+    ("command:cat >> log", "'>>' is one's"), ("command:cat; ls", "'cat;' is one's"),
     ("webhook", "needs the address in GPUTOP_WEBHOOK_URL"),
 ])
 def test_what_is_no_way_is_wrong_usage(way: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:

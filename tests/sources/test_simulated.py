@@ -192,3 +192,20 @@ def test_scenarios_with_commas_follow_each_other_and_a_job_without_a_cure_stays(
     assert _open("healthy").next_job() is None
     with pytest.raises(GputopError, match="no demo scenario 'helthy'"):
         SimulatedSource("input-bound,helthy")
+
+
+def test_a_job_that_hangs_waits_for_one_rank_until_it_is_run_anew() -> None:
+    source = _open("hang")
+    now_s = NOW + 5
+    gpus = [gpu.read(now_s) for gpu in source.gpus]
+    for index, gpu in enumerate(gpus):
+        assert gpu["gpu_util"].value == pytest.approx(float(index != 5)), index
+        assert (gpu["sm_active"].value or 0.0) < 0.25 and gpu["nvlink_rx_bytes_per_s"].value == 0.0
+    processes = source.host.processes(now_s, gpus)
+    assert [list(process.gpus) for process in processes] == [[gpu] for gpu in range(8)]
+    assert processes[5].command.endswith("--rank 5") and source.hanging is not None
+    before = [sample.gpus[0]["sm_active"].value for sample in source.backfill(NOW, 1.0)]
+    assert max(before[:60]) > 0.8 and max(before[-70:]) < 0.25
+    assert source.capture(int((NOW - 20) * 1e9), int((NOW - 18) * 1e9))  # of a time in which nothing ends
+    assert source.next_job() == "Cured: the dataset is read from the local disk" and source.hanging is None
+    assert source.gpus[5].read(now_s + 2)["sm_active"].value > 0.5

@@ -56,10 +56,9 @@ def reference(rows: Sequence[Row], first: int, slice_s: float, slices: int) -> l
 
 
 def assert_same(lane: Lane, expected: Sequence[Mapping[str, object]]) -> None:
-    assert lane.count.tolist() == [e["count"] for e in expected]
+    assert lane.count == [e["count"] for e in expected]
     for name in ("mean", "min", "max", "levels"):
         got = getattr(lane, name)
-        assert got.dtype == np.float32
         np.testing.assert_allclose(got, np.array([e[name] for e in expected]), rtol=3e-5, atol=1e-7, err_msg=name)
 
 
@@ -101,7 +100,7 @@ def test_what_single_samples_hold_is_exact_at_any_slice(
     rows = fill(history, times, metric, seed)
     last = math.floor(times[-1] / slice_s) - back
     lane = history.lane("GPU-a", metric, end_s=(last + 1) * slice_s, slice_s=slice_s, slices=slices)
-    assert lane.start_s.tolist() == pytest.approx([n * slice_s for n in range(last - slices + 1, last + 1)], abs=1e-6)
+    assert lane.start_s == pytest.approx([n * slice_s for n in range(last - slices + 1, last + 1)], abs=1e-6)
     assert_same(lane, reference(rows, last - slices + 1, slice_s, slices))
 
 
@@ -130,9 +129,9 @@ def test_a_view_longer_than_the_fine_tier_takes_a_coarser_one_and_shows_it_in_ea
     lane = history.lane("GPU-a", "sm_active", end_s=START_S + 100, slice_s=2.0, slices=50)
     assert lane.resolution_s == 10.0
     np.testing.assert_allclose(lane.mean, [(i * 2 // 10) / 10 for i in range(50)], rtol=1e-6)
-    np.testing.assert_allclose(lane.levels.sum(axis=1), 1.0)
+    np.testing.assert_allclose(np.sum(lane.levels, axis=1), 1.0)
     beyond = history.lane("GPU-a", "sm_active", end_s=START_S + 110, slice_s=2.0, slices=55)
-    assert beyond.count[-5:].tolist() == [0] * 5  # the future is empty, also in the slice being filled
+    assert beyond.count[-5:] == [0] * 5  # the future is empty, also in the slice being filled
 
 
 def test_slices_do_not_move_with_the_end() -> None:
@@ -141,8 +140,8 @@ def test_slices_do_not_move_with_the_end() -> None:
         history.append(one(START_S + i / 8, i / 40))
     whole = history.lane("GPU-a", "sm_active", end_s=START_S + 5, slice_s=0.5, slices=10)
     later = history.lane("GPU-a", "sm_active", end_s=START_S + 5.3, slice_s=0.5, slices=11)
-    assert later.start_s[:-1].tolist() == whole.start_s.tolist()
-    assert later.mean[:-1].tolist() == whole.mean.tolist()
+    assert later.start_s[:-1] == whole.start_s
+    assert later.mean[:-1] == whole.mean
 
 
 def test_ticks_of_a_tenth_each_fall_into_a_slice_of_their_own() -> None:
@@ -150,7 +149,7 @@ def test_ticks_of_a_tenth_each_fall_into_a_slice_of_their_own() -> None:
     for i in range(60):
         history.append(one(START_S + i * 0.1, i / 60))
     lane = history.lane("GPU-a", "sm_active", end_s=START_S + 6.0, slice_s=0.1, slices=60)
-    assert lane.count.tolist() == [1] * 60
+    assert lane.count == [1] * 60
     np.testing.assert_allclose(lane.mean, np.arange(60) / 60, rtol=1e-6)
 
 
@@ -160,8 +159,8 @@ def test_half_of_the_time_busy_is_not_half_busy() -> None:
         history.append(node(START_S + i / 2, gpu("half the time", {"sm_active": float(i % 2)}),
                             gpu("half busy", {"sm_active": 0.5})))
     ends = {"end_s": START_S + 10, "slice_s": 10.0, "slices": 1}
-    assert history.lane("half the time", "sm_active", **ends).levels.tolist() == [[0.5, 0, 0, 0, 0, 0, 0, 0.5]]
-    assert history.lane("half busy", "sm_active", **ends).levels.tolist() == [[0, 0, 0, 0, 1, 0, 0, 0]]
+    assert history.lane("half the time", "sm_active", **ends).levels == [[0.5, 0, 0, 0, 0, 0, 0, 0.5]]
+    assert history.lane("half busy", "sm_active", **ends).levels == [[0, 0, 0, 0, 1, 0, 0, 0]]
 
 
 def test_missing_is_nan_and_never_zero() -> None:
@@ -169,9 +168,9 @@ def test_missing_is_nan_and_never_zero() -> None:
     for i in range(5):
         history.append(one(START_S + i, None))
     lane = history.lane("GPU-a", "sm_active", end_s=START_S + 5, slice_s=1.0, slices=5)
-    assert lane.count.tolist() == [0] * 5
+    assert lane.count == [0] * 5
     assert np.isnan(lane.mean).all() and np.isnan(lane.min).all() and np.isnan(lane.max).all()
-    assert not lane.levels.any()
+    assert not np.any(lane.levels)
     times, values = history.window("GPU-a", "sm_active", 60)
     assert len(times) == 5 and np.isnan(values).all()
 
@@ -184,12 +183,12 @@ def test_the_estimate_of_the_tensor_cores_flops_is_that_of_the_samples() -> None
                for i, values in enumerate(parts)]
     for sample in samples:
         history.append(sample)
-    kept = history.window("GPU-a", TENSOR_FLOP_UTIL, 100)[1].tolist()
+    kept = history.window("GPU-a", TENSOR_FLOP_UTIL, 100)[1]
     told = [sample.gpus[0][TENSOR_FLOP_UTIL].value for sample in samples]
     assert told == [pytest.approx(0.375), pytest.approx(0.88), None, None, None, 0.0]
     assert [None if math.isnan(v) else pytest.approx(v, rel=1e-6) for v in kept] == told
     lane = history.lane("GPU-a", TENSOR_FLOP_UTIL, end_s=START_S + 6, slice_s=1, slices=6)
-    assert lane.full_scale == 1.0 and lane.count.tolist() == [1, 1, 0, 0, 0, 1]
+    assert lane.full_scale == 1.0 and lane.count == [1, 1, 0, 0, 0, 1]
 
 
 def test_what_is_not_a_number_does_not_spread() -> None:
@@ -212,12 +211,12 @@ def test_scales_of_the_three_kinds() -> None:
     assert history.lane("GPU-a", "temperature_c", **ends).full_scale == 100.0
     memory = history.lane("GPU-a", "memory_used_bytes", **ends)
     assert memory.full_scale == pytest.approx(80 * GIB)
-    assert memory.levels[0].tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
+    assert memory.levels[0] == [0, 1, 0, 0, 0, 0, 0, 0]
     link = history.lane("GPU-a", "nvlink_rx_bytes_per_s", **ends)
     assert link.full_scale == pytest.approx(4e9)
-    assert link.levels.argmax(axis=1).tolist() == [2, 4, 6, 7]
+    assert np.argmax(link.levels, axis=1).tolist() == [2, 4, 6, 7]
     given_scale = history.lane("GPU-a", "nvlink_rx_bytes_per_s", full_scale=8e9, **ends)
-    assert given_scale.levels.argmax(axis=1).tolist() == [1, 2, 3, 4]
+    assert np.argmax(given_scale.levels, axis=1).tolist() == [1, 2, 3, 4]
 
 
 def test_a_metric_without_a_scale_has_levels_beyond_the_single_samples_too() -> None:
@@ -234,7 +233,7 @@ def test_all_zero_is_the_lowest_level() -> None:
     history = History(**SMALL)
     history.append(one(START_S, 0.0, "nvlink_tx_bytes_per_s"))
     lane = history.lane("GPU-a", "nvlink_tx_bytes_per_s", end_s=START_S + 1, slice_s=1.0, slices=1)
-    assert lane.levels.tolist() == [[1, 0, 0, 0, 0, 0, 0, 0]]
+    assert lane.levels == [[1, 0, 0, 0, 0, 0, 0, 0]]
     assert lane.full_scale is None
 
 
@@ -251,7 +250,7 @@ def test_a_clock_set_back_forgets_the_future_and_goes_on(back_s: float) -> None:
     kept = [r for r in rows if r[0] < again_s] + after
     times, values = history.window("GPU-a", "sm_active", 20.0)
     wanted = [r for r in kept if r[0] >= kept[-1][0] - 20.0]
-    assert times.tolist() == [r[0] for r in wanted]
+    assert times == [r[0] for r in wanted]
     np.testing.assert_allclose(values, [r[1] for r in wanted], rtol=1e-6)
     # Slices that hold none of the forgotten samples are exact.
     first, last = math.floor(again_s) + 1, math.floor(kept[-1][0])
@@ -267,9 +266,9 @@ def test_a_jump_ahead_and_back_loses_only_the_jump() -> None:
     history.append(one(START_S + 1e7, 1.0))
     history.append(one(START_S + 10, 0.5))
     lane = history.lane("GPU-a", "sm_active", end_s=START_S + 11, slice_s=1.0, slices=12)
-    assert lane.count.sum() >= 10  # the one row that the jump took may be among them
+    assert sum(lane.count) >= 10  # the one row that the jump took may be among them
     assert np.nanmax(lane.max) == 0.5
-    assert history.window("GPU-a", "sm_active", 100)[1].tolist() == [0.5] * 11
+    assert history.window("GPU-a", "sm_active", 100)[1] == [0.5] * 11
 
 
 @settings(max_examples=40, deadline=None)
@@ -286,10 +285,11 @@ def test_any_sequence_of_times_leaves_sorted_consistent_data(steps: list[tuple[f
     assert history.oldest_s is not None and history.oldest_s <= time_s
     for slice_s in (0.7, 1.0, 10.0):
         lane = history.lane("GPU-a", "sm_active", end_s=time_s + slice_s, slice_s=slice_s, slices=40)
-        some = lane.count > 0
+        some = np.array(lane.count) > 0
         assert some.any()
-        assert (lane.min[some] <= lane.mean[some] + 1e-6).all() and (lane.mean[some] <= lane.max[some] + 1e-6).all()
-        np.testing.assert_allclose(lane.levels.sum(axis=1), some.astype(float), rtol=1e-5)
+        low, mean, high = (np.array(of)[some] for of in (lane.min, lane.mean, lane.max))
+        assert (low <= mean + 1e-6).all() and (mean <= high + 1e-6).all()
+        np.testing.assert_allclose(np.sum(lane.levels, axis=1), some.astype(float), rtol=1e-5)
 
 
 def test_a_gpu_that_comes_later_and_one_that_goes() -> None:
@@ -299,8 +299,8 @@ def test_a_gpu_that_comes_later_and_one_that_goes() -> None:
         history.append(node(START_S + i, *gpus))
     assert history.uuids == ("GPU-a", "GPU-b") and history.gpu_count == 2
     ends = {"end_s": START_S + 10, "slice_s": 1.0, "slices": 10}
-    assert history.lane(0, "sm_active", **ends).count.tolist() == [1] * 5 + [0] * 5
-    assert history.lane("GPU-b", "sm_active", **ends).count.tolist() == [0] * 5 + [1] * 5
+    assert history.lane(0, "sm_active", **ends).count == [1] * 5 + [0] * 5
+    assert history.lane("GPU-b", "sm_active", **ends).count == [0] * 5 + [1] * 5
     assert history.oldest_s == START_S
 
 
@@ -308,8 +308,8 @@ def test_before_the_first_sample_and_for_unknown_names() -> None:
     history = History(**SMALL)
     assert (history.newest_s, history.oldest_s, history.gpu_count, history.version) == (None, None, 0, 0)
     lane = history.lane(0, "sm_active", end_s=START_S, slice_s=1.0, slices=3)
-    assert lane.count.tolist() == [0, 0, 0] and lane.levels.shape == (3, LEVELS)
-    assert history.window("GPU-none", "sm_active", 10)[0].size == 0
+    assert lane.count == [0, 0, 0] and np.shape(lane.levels) == (3, LEVELS)
+    assert history.window("GPU-none", "sm_active", 10) == ([], [])
     history.append(one(START_S, 0.5))
     assert history.version == 1
     with pytest.raises(KeyError):
@@ -325,9 +325,9 @@ def test_window_ends_where_asked_and_is_a_copy() -> None:
     for i in range(100):
         history.append(one(START_S + i, i / 100))
     times, values = history.window("GPU-a", "sm_active", 5.0, end_s=START_S + 80)
-    assert times.tolist() == [START_S + i for i in range(75, 81)]
-    values[:] = 0
-    assert history.window("GPU-a", "sm_active", 0.0, end_s=START_S + 80)[1].tolist() == [np.float32(0.8)]
+    assert times == [START_S + i for i in range(75, 81)]
+    values.clear()
+    assert history.window("GPU-a", "sm_active", 0.0, end_s=START_S + 80)[1] == [np.float32(0.8)]
     assert history.window("GPU-a", "sm_active", 1000.0)[0][0] == START_S + 40  # single samples before are gone
 
 
@@ -367,9 +367,12 @@ def test_reading_while_writing() -> None:
                 newest_s = history.newest_s
                 assert newest_s is not None
                 lane = history.lane("GPU-a", "sm_active", end_s=newest_s + 1, slice_s=1.0, slices=20)
-                some = lane.count > 0
-                np.testing.assert_allclose(lane.mean[some], (lane.start_s[some] % 97) / 97, rtol=1e-5)
-                assert (lane.min[some] == lane.max[some]).all()
+                if lane.resolution_s > 1:  # while this thread waited, the slices of a second were overwritten
+                    continue
+                some = np.array(lane.count) > 0
+                mean, start_s = np.array(lane.mean)[some], np.array(lane.start_s)[some]
+                np.testing.assert_allclose(mean, (start_s % 97) / 97, rtol=1e-5)
+                assert (np.array(lane.min)[some] == np.array(lane.max)[some]).all()
                 times, values = history.window("GPU-a", "sm_active", 10)
                 np.testing.assert_allclose(values, np.floor(times) % 97 / 97, rtol=1e-5)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the test's thread shall see it
@@ -414,26 +417,10 @@ def test_a_full_scale_can_be_asked_for_as_a_window() -> None:
         values = {"pcie_rx_bytes_per_s": 1e9, "pcie_max_bytes_per_s": None if i == 2 else 4e9 + i}
         history.append(node(START_S + i, gpu("GPU-a", values), *([gpu("GPU-b", values)] if i else [])))
     times, rates = history.windows("pcie_max_bytes_per_s", 2.0)
-    assert (times - START_S).tolist() == [1, 2, 3] and rates.shape == (3, 2)
-    assert rates[0, 0] == pytest.approx(4e9) and np.isnan(rates[1]).all()
+    assert [t - START_S for t in times] == [1, 2, 3] and np.shape(rates) == (2, 3)
+    assert rates[0][0] == pytest.approx(4e9) and all(np.isnan(of[1]) for of in rates)
     with pytest.raises(KeyError):
         history.windows("memory_temperature_c", 2.0)
-
-
-def test_clock_events_of_all_gpus_at_once_are_those_of_each() -> None:
-    rng = random.Random(4)
-    history = History(**SMALL)
-    assert len(history.clock_event_shares(["thermal"], 10.0)) == 0
-    for i in range(100):
-        history.append(node(START_S + i, *(
-            gpu(f"GPU-{n}", {}, clock_event_reasons=("thermal",) if rng.random() < 0.3 else ("power cap",),
-                clock_events_reason="no" if n == 2 or rng.random() < 0.2 else None)
-            for n in range(3 if i < 40 else 4))))
-    for reasons in (["thermal"], ["power cap", "thermal"], ["unheard of"]):
-        for seconds in (0.5, 20.0, 1000.0):
-            each = [history.clock_event_share(u, reasons, seconds) for u in history.uuids]
-            assert history.clock_event_shares(reasons, seconds).tolist() == pytest.approx(
-                [math.nan if e is None else e for e in each], nan_ok=True)
 
 
 def test_the_host_is_kept_for_some_minutes() -> None:
@@ -462,4 +449,4 @@ def test_a_node_without_gpus_has_empty_windows() -> None:
     history = History()
     history.append(NodeSample(1.0, (), HostSample("node", {})))
     times, values = history.windows("power_w", 60.0)
-    assert len(times) == 0 and values.shape == (0, 0)
+    assert times == values == []

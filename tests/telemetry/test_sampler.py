@@ -26,7 +26,7 @@ from gputop.core.samples import (
 from gputop.sources.base import Source
 from gputop.sources.nvml.source import NvmlSource
 from gputop.telemetry import deadline_calls
-from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler, next_tick
+from gputop.telemetry.sampler import MIN_INTERVAL_S, OwnCpu, Sampler, next_tick
 from tests.nvml_fake import FakeNvml, build
 
 WAIT_S = 20.0  # how long a test waits for something that must come
@@ -175,6 +175,13 @@ def test_a_sample_holds_everything_of_its_tick(run: Callable[..., Run]) -> None:
     assert first.host["cpu_ratio"].value == 0.5
     (process,) = first.processes
     assert sorted(process.gpus) == [0, 1]
+
+
+def test_what_gputop_itself_uses_is_a_mean_of_ten_seconds() -> None:
+    own = OwnCpu()
+    shown = [own.ratio(float(tick), cpu_s) for tick, cpu_s in enumerate([3.0, 3.2, *[3.3] * 8, 3.5, *[3.6] * 9, 3.7])]
+    assert shown[:3] == [None, pytest.approx(0.2), pytest.approx(0.15)], "until then since the first tick"
+    assert shown[10:] == [pytest.approx(0.05)] * 10 + [pytest.approx(0.02)]
 
 
 def test_stop_ends_the_callbacks_and_closes_the_source() -> None:

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gputop.core.samples import GpuSample, Reading
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.node import Node
 from gputop.simulation.scenarios import SCENARIOS
+from gputop.telemetry import step_period
 from gputop.telemetry.history import History
 from gputop.telemetry.step_period import (
     MIN_SAMPLES,
@@ -19,7 +21,6 @@ from gputop.telemetry.step_period import (
     TOO_FAST,
     UNMEASURED,
     StepPeriodEstimate,
-    estimate,
     estimate_step_period,
     is_undersampled,
     live_steps,
@@ -31,6 +32,11 @@ from tests.fakes import node_sample
 from tests.simulation.loop_truth import loop_truth
 
 F64 = npt.NDArray[np.float64]
+
+
+def estimate(times_s: F64, values: F64) -> StepPeriodEstimate:
+    """The estimate of values[n, gpu]."""
+    return step_period.estimate(times_s.tolist(), values.T.tolist())
 
 
 def steps(period_s: float, interval_s: float, samples: int, *, seed: int = 0, duty: float = 0.6, jitter: float = 0.02,
@@ -216,4 +222,13 @@ def test_the_interval_that_shows_a_step() -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
 def test_the_median_is_that_of_numpy(values: list[float]):
-    assert median(np.array(values)) == pytest.approx(float(np.median(values)), abs=1e-9)
+    assert median(values) == pytest.approx(float(np.median(values)), abs=1e-9)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=400), st.integers(1, 450))
+@example([0.0, 2.2250738585072014e-308], 2)
+def test_the_products_by_whole_numbers_are_those_of_numpy(values: list[float], lags: int) -> None:
+    wanted = [*np.correlate(values, values, "full")[len(values) - 1:], *[0.0] * lags][:lags]
+    span = max(values) - min(values)
+    off = 2 * len(values) * (span * math.sqrt(len(values) / 2**32)) * (max(map(abs, values)) + span) + 1e-6
+    np.testing.assert_allclose(step_period._products(values, lags), wanted, atol=off, rtol=1e-9)

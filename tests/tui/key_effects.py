@@ -84,7 +84,7 @@ class Effect:
 
 
 class AskedSession(Scene):
-    """Notes what the job and its processes would be asked for; nothing of it is there."""
+    """Notes what the job and its processes would be asked for; nothingof it is there."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -506,6 +506,7 @@ STAGES: dict[type, Stage] = {
         "reverse": Effect(on_screen(lambda s: s._rows), other, ("1", "o")),
         "filter": Effect(title, to("Filter rows")),
         "row": Effect(title, to("Kernels, row 1"), ("1",)),
+        "copy": Effect(copied, other, ("1", "down")),
         "app.help": HELPS,
         "close": CLOSES}, ("T",), stays=True),
     TimelineScreen: Stage({

@@ -23,6 +23,7 @@ from gputop.replay.snapshot import Snapshot, read
 from gputop.replay.snapshot_source import SnapshotPlayer
 from gputop.session.session import Options, Session
 from gputop.simulation.node import COMMAND, PID
+from gputop.sources.nvml.status import LIBRARY_NOT_FOUND, open_error
 from gputop.sources.simulated import SimulatedSource
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
@@ -173,9 +174,8 @@ def with_mig(sample: NodeSample) -> NodeSample:
 
 
 def without_gpus(sample: NodeSample) -> NodeSample:
-    why = ("There is no NVIDIA driver on this machine: libnvidia-ml.so.1 cannot be loaded. Install the driver; in a "
-           "container start it with GPU access.")
-    return replace(sample, gpus=(), processes=(), source=why)
+    error = open_error(LIBRARY_NOT_FOUND)
+    return replace(sample, gpus=(), processes=(), source=f"{error.message} {error.fix}")
 
 
 # -- what was recorded ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 from gputop.core.errors import NoDataError
 from gputop.core.findings import Advice
 from gputop.core.samples import LOST, GpuSample, HostSample
+from gputop.profiler.capture.records import CaptureStatus
 from gputop.session.session import Options, Session
 from gputop.telemetry.sampler import Sampler
 from gputop.tui.app import GputopApp
@@ -314,6 +315,12 @@ async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None
         session.finding_store.refresh()
         nothing, press = messages.panel_intro(session)
         assert nothing.endswith("visible yet. GPUs 0-7 work at 92 % SM active: compute bound.") and "Press c" in press
+        session.earlier_captures = 2
+        assert messages.panel_intro(session)[2].startswith("J: 2 captures taken before, in ")
+        session.earlier_captures = 0
+        session.status = CaptureStatus("analyzing", "run", 10.0)
+        assert messages.panel_intro(session)[1].startswith("The trace is being analyzed")
+        session.status = None
         session.live = Advice((replace(SMALL, id="memory_preallocated", origin="live"),))
         session.finding_store.refresh()
         assert messages.panel_intro(session)[0] == "No problem visible yet."

@@ -119,9 +119,9 @@ def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
     assert record is not None
     session.last_capture = replace(
         record, notices=("b:1 did not answer",), cost=Cost(6.5, 3.9),
-        plan=Plan(10.0, 3.9, "about 100 steps will do", notes=("n",), enough=True))
+        plan=Plan(10.0, 3.9, "about 100 steps are enough", notes=("n",), enough=True))
     done = CaptureStatus("done", "a:1", 10.0)
-    assert of_note(session, done) == ("b:1 did not answer\n3.9 s: about 100 steps will do",)
+    assert of_note(session, done) == ("b:1 did not answer\n3.9 s: about 100 steps are enough",)
     session.last_capture = replace(session.last_capture, notices=(), plan=None)
     assert of_note(session, done) == (), "the panel says what was found"
 

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from textual.pilot import Pilot
 from textual.widget import Widget
 
+from gputop.analysis.results import HostStacks
+from gputop.core.codec import from_document
+from gputop.profiler.capture.choose_workers import choose_workers
 from gputop.profiler.capture.records import CaptureStatus
+from gputop.ranks.model import Report
+from gputop.tui import open_screens
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
@@ -34,9 +40,10 @@ from tests.tui.scenes import (
     with_sixteen,
     without_gpus,
 )
+from tests.tui.screens.test_tables import STACKS
 from tests.tui.textual_private import DISPLAY
 
-TINY, SMALL, USUAL, WIDE, HUGE = (20, 5), (40, 12), (80, 24), (120, 40), (200, 60)
+TINY, SMALL, USUAL, WIDE, HUGE = (20, 5), (40, 12), (80, 24), (120, 40), (200, 50)
 SIZES = (TINY, SMALL, USUAL, WIDE, HUGE)
 BOX = (TINY, SMALL, USUAL, WIDE)  # a box looks the same on anything larger
 FORMS = {
@@ -44,6 +51,7 @@ FORMS = {
     "ascii": Preferences(colors="none", glyphs="ascii"),
     "light": Preferences(theme="gputop-light"), "contrast": Preferences(theme="gputop-contrast"),
 }
+FEW_FORMS = {form: FORMS[form] for form in ("16", "ascii", "light")}
 MORE_FORMS = {"console": Preferences(colors="16", glyphs="console"), **FORMS,
               "light-16": Preferences("gputop-light", "16")}
 
@@ -93,13 +101,40 @@ def compared(_: Path) -> Scene:
     return scene
 
 
+def hanging(_: Path) -> Scene:
+    """A job of which NCCL has told for a minute and a half that a rank does not come."""
+    scene = Scene("hang")
+    assert scene.rank_watch is not None and scene._simulated_ranks is not None
+    answer = replace(scene._simulated_ranks.ask((), frozenset()), time_s=scene.now_s)
+    first = replace(answer, time_s=scene.now_s - 90.0)
+    scene.rank_watch.report = Report(first, answer, hosts=scene._simulated_ranks.hosts())
+    scene.feed()
+    return scene
+
+
+def asked_which(app: GputopApp) -> None:
+    workers = [f"n{number:02}:6009" for number in range(1, 33)]
+    figures = {worker: 0.9 - 0.01 * number for number, worker in enumerate(workers)}
+    choice = choose_workers(workers, figures, "SM active of the last 60 s", lambda value: f"{value:.0%}")
+    open_screens.ask_workers(app, choice, force=False)
+
+
+def with_stacks(app: GputopApp) -> None:
+    """As if the capture had been of a job on this node, and py-spy were there."""
+    record = app.session.last_capture
+    assert record is not None and record.analysis is not None
+    stacks = from_document(STACKS, HostStacks, "stacks")
+    app.session.finding_store.last_capture = replace(
+        record, analysis=structs.replace(record.analysis, stacks=stacks))
+
+
 SCREENS = {
     "main": Screen("faulty", sizes=SIZES, forms=MORE_FORMS),
     "healthy": Screen("healthy", sizes=(USUAL, WIDE)),
     "lost": Screen("lost", sizes=SIZES),
     "sixteen": Screen("sixteen", sizes=SIZES),
     "mig": Screen("mig", sizes=(SMALL, USUAL, WIDE)),
-    "no-gpu": Screen("no-gpu", sizes=(TINY, USUAL)),
+    "no-gpu": Screen("no-gpu", sizes=(TINY, USUAL, WIDE)),
     "waiting": Screen("waiting", sizes=(TINY, USUAL)),
     "unserved": Screen("unserved"),
     "capturing": Screen("capturing", prepare=capturing, sizes=(USUAL, WIDE)),
@@ -118,22 +153,28 @@ SCREENS = {
     "signals": Screen("faulty", ("K",), focus=ProcessPanel),
     "signal-asked": Screen("faulty", ("K", "down", "down", "enter"), (SMALL, USUAL), focus=ProcessPanel),
     "host": Screen("faulty", ("h",), (SMALL, USUAL, WIDE)),
+    "hang": Screen(hanging, sizes=(USUAL, WIDE)),
+    "stacks": Screen(hanging, ("S",), BOX),
+    "workers": Screen("faulty", prepare=asked_which, sizes=BOX),
     "job": Screen("faulty", ("i",), (SMALL, USUAL)),
-    "captures": Screen(compared, ("J", "down"), (SMALL, USUAL, WIDE)),
+    "captures": Screen(compared, ("J", "down"), (SMALL, USUAL, WIDE), FEW_FORMS, in_forms=(USUAL,)),
     "attach": Screen("faulty", ("a",), (TINY, SMALL, USUAL)),
     "filter": Screen("faulty", ("slash", *"py")),
     "palette": Screen("faulty", ("ctrl+p",), (SMALL, USUAL)),
-    "help": Screen("faulty", ("question_mark",), BOX),
+    "help": Screen("faulty", ("question_mark",), BOX, FEW_FORMS, in_forms=(USUAL,)),
     "help-signals": Screen("faulty", ("K", "question_mark"), focus=ProcessPanel),
     "help-tables": Screen("faulty", ("T", "question_mark")),
     "help-timeline": Screen("faulty", ("t", "question_mark"), (SMALL, USUAL)),
     "help-compare": Screen(compared, ("B", "question_mark")),
-    "compare": Screen(compared, ("B",), (SMALL, USUAL, WIDE)),
+    "compare": Screen(compared, ("B",), (SMALL, USUAL, WIDE, HUGE), FEW_FORMS, in_forms=(USUAL,)),
     "report": Screen("faulty", ("t", "r")),
 
     "tables-kernels": Screen("faulty", ("T", "1"), SIZES, FORMS),
     "tables-row": Screen("faulty", ("T", "1", "enter")),
     "tables-path": Screen("input-bound", ("T", "shift+tab"), (USUAL, WIDE)),
+    "tables-python": Screen("input-bound", ("T", "shift+tab"), (SMALL, USUAL, WIDE), prepare=with_stacks,
+                            anew=True),
+    "tables-ranks": Screen("faulty", ("T", "shift+tab", "shift+tab")),
     **{f"tables-{name}": Screen("input-bound", ("T", key), (USUAL, WIDE)) for key, name in zip(
         "234567890", ("ops", "collectives", "memory", "copies", "host", "functions", "input", "layers", "limit"),
         strict=True)},

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from gputop.core.findings import Finding, Gain
 from gputop.diagnosis.diagnose import examine
-from gputop.timeline.build import build
+from gputop.timeline.build import RowsWritten, build
 from gputop.timeline.reader import Timeline
 from gputop.trace.model import Kind, Trace
 from gputop.tui.timeline.canvas import TimelineCanvas
@@ -38,6 +38,16 @@ def timeline_of(trace: Trace) -> Timeline:
         return Timeline.open(file)
 
 
+def rows_and_rest(trace: Trace) -> tuple[Timeline, Timeline]:
+    """What is there before the analysis, and all of it."""
+    facts = examine(trace)
+    with tempfile.TemporaryFile(buffering=0) as file:
+        written = RowsWritten(facts.trace, facts.steps, file)
+        rows = Timeline.open(file, written.describe(facts.trace))
+        written.finish(facts)
+        return rows, Timeline.open(file)
+
+
 def job(steps: int = 4, gpus: int = 2) -> Trace:
     """Steps of 1 ms that begin at 10 µs: a copy, three kernels, a collective, then nothing for 320 µs."""
     b = Builder(gpus=gpus)
@@ -58,7 +68,7 @@ def job(steps: int = 4, gpus: int = 2) -> Trace:
 
 def trace_file(timeline: Timeline, *findings: Finding) -> TraceFile:
     return TraceFile(("/traces/run/node.xplane.pb",), "node.xplane.pb", findings, analyzed=True,
-                     open=lambda paths, stop: timeline)
+                     open=lambda paths, stop, on_rows, on_diagnosis: timeline)
 
 
 @asynccontextmanager

@@ -32,7 +32,7 @@ SETTLE_S = 15.0  # after a capture: it slows the job itself, and the job has to 
 _CHECK_PERIOD_S = 1.0
 _RETRY_DELAY_S = 60.0
 _MIN_BEFORE_S = 2.0  # less of the time before is not worth what it costs the job
-_NOT_YET = "not recording all the time yet: "
+_NOT_YET = "no continuous recording yet: "
 _MARGIN_S = 1.0  # a dip is seen a sample after it began
 
 
@@ -131,11 +131,12 @@ class AutoCapture:
         at = time.strftime("%H:%M:%S", time.localtime(dip.began_s))
         if now_s < self._settled_s:
             self.missed += 1
-            self._set_note(f"{at} {text}: not captured, a capture was under way or {SETTLE_S:.0f} s ago at most")
+            self._set_note(f"{at} {text}: not captured: a capture was running or ended less than {SETTLE_S:.0f} s ago")
         elif self.done:
-            self._set_note(f"{at} {text}: not captured, the limit of captures is reached")
+            self._set_note(f"{at} {text}: not captured: the limit of captures is reached")
         elif self._last_dip_s is not None and 0 <= now_s - self._last_dip_s < self.options.min_interval_s:
-            self._set_note(f"{at} {text}: not captured, the last was {(now_s - self._last_dip_s) / 60:.0f} min ago")
+            self._set_note(f"{at} {text}: not captured: the last capture was {(now_s - self._last_dip_s) / 60:.0f} min "
+                           "ago")
         else:
             self._request_capture(dip, at, text)
 
@@ -162,7 +163,7 @@ class AutoCapture:
         except OSError as error:
             notices = (*notices, f"it will not be removed automatically: {error.strerror or error}")
         for old in remove_oldest(self.logdir):
-            notices = (*notices, f"removed to make room: {old}")
+            notices = (*notices, f"removed to free disk space: {old}")
         return replace(record, notices=notices)
 
     # -- the time before ----------------------------------------------------------------------
@@ -194,12 +195,12 @@ class AutoCapture:
             if continuous is None or not continuous.on or not set(continuous.pids) <= {s.address for s in servers}:
                 return None
             recorded = [s for s in servers if s.address in continuous.pids]
-            missing = tuple(f"not recorded all the time: {s.address}" for s in servers if s not in recorded)
+            missing = tuple(f"no continuous recording: {s.address}" for s in servers if s not in recorded)
             on_status(CaptureStatus("receiving", servers_label(recorded), self.options.before_s))
             try:
                 record = self._fetch_recording(continuous, recorded)
             except GputopError as error:
-                self._set_note(f"no trace of the time before: {error.message}")
+                self._set_note(f"no trace of the time before the dip: {error.message}")
                 return None
             finally:
                 self._continuous = None
@@ -231,11 +232,11 @@ class AutoCapture:
                 except GputopError as error:
                     self._end_recording()
                     self._next_attempt_s = self._clock() + _RETRY_DELAY_S
-                    self._set_note(f"not recording all the time: {error.message}")
+                    self._set_note(f"no continuous recording: {error.message}")
                 except Exception as error:  # noqa: BLE001  thread boundary: captures after a dip go on
                     self._end_recording()
                     self._given_up = True
-                    self._set_note(f"not recording all the time, a bug in gputop: {error!r}")
+                    self._set_note(f"no continuous recording: a bug in gputop: {error!r}")
         with self._lock:
             self._end_recording()
 
@@ -274,7 +275,7 @@ class AutoCapture:
         self._continuous = continuous
         continuous.start()
         for error in continuous.failed.values():
-            self._set_note(f"not recording all the time: {error.message}")
+            self._set_note(f"no continuous recording: {error.message}")
         if self._closing.is_set():
             continuous.close()
 
@@ -288,7 +289,7 @@ class AutoCapture:
         continuous.failed |= errors
         if chosen.chosen_s < 2 * _MIN_BEFORE_S:
             self._given_up = True
-            raise GputopError(f"only {chosen.chosen_s / 2:.1f} s could be kept: {chosen.why}")
+            raise GputopError(f"only {chosen.chosen_s / 2:.1f} s before the dip could be kept: {chosen.why}")
         return chosen.chosen_s / 2
 
     def _end_recording(self) -> None:

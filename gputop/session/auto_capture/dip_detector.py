@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from gputop.core.metrics import GPU_METRICS, RATIO
 from gputop.session.options import DipRule
@@ -114,22 +113,22 @@ class Trigger:
             return None
         times, values = history.window(uuid, gpu.metric, self.rule.hold_s + 1.0)
         threshold = self._threshold(gpu.median)
-        if threshold is None or not len(values) or times[-1] < now_s or np.isnan(values[-1]):
+        if threshold is None or not len(values) or times[-1] < now_s or math.isnan(values[-1]):
             gpu.low_since_s = None  # not measured is not low
             return None
-        value = float(values[-1])
+        value = values[-1]
         if value >= threshold:
             gpu.low_since_s = None
             if value >= threshold + _RECOVERED * ((gpu.median or threshold) - threshold):
                 gpu.armed = True
             return None
         if gpu.low_since_s is None or gpu.low_since_s > now_s:  # the second: the clock was set back
-            gpu.low_since_s = float(times[-1])
+            gpu.low_since_s = times[-1]
         if not gpu.armed or now_s - gpu.low_since_s < self.rule.hold_s:
             return None
         gpu.armed = False
-        low = values[times >= gpu.low_since_s]
-        return Dip(uuid, gpu.metric, gpu.low_since_s, now_s, float(np.nanmean(low)), gpu.median, threshold)
+        low = [v for time_s, v in zip(times, values, strict=True) if time_s >= gpu.low_since_s and v == v]
+        return Dip(uuid, gpu.metric, gpu.low_since_s, now_s, statistics.fmean(low), gpu.median, threshold)
 
     def _threshold(self, median: float | None) -> float | None:
         if self.rule.level is not None:
@@ -140,12 +139,12 @@ class Trigger:
         """The first metric with readings, and its median; None while readings are few, or if it is too low."""
         for metric in self.rule.metrics:
             times, values = history.window(uuid, metric, BASELINE_S)
-            known = ~np.isnan(values)
-            if not known.any():
+            known = [(time_s, v) for time_s, v in zip(times, values, strict=True) if v == v]
+            if not known:
                 continue
-            if times[known][-1] - times[known][0] < MIN_BASELINE_S:
+            if known[-1][0] - known[0][0] < MIN_BASELINE_S:
                 return metric, None
-            median = float(np.median(values[known]))
+            median = statistics.median(v for _, v in known)
             full = 1.0 if GPU_METRICS[metric].unit == RATIO else 0.0
             return metric, median if median >= MIN_MEDIAN * full else None
         return None, None

@@ -38,7 +38,7 @@ def parse_rule(text: str) -> DipRule:
     plain = " ".join(text.split())
     if unit == "*median":
         if not 0 < number < 1:
-            raise _usage(text, "a share of the median lies between 0 and 1")
+            raise _usage(text, "a share of the median is between 0 and 1")
         return DipRule(plain, metrics, hold_s, factor=number)
     expected = GPU_METRICS[metrics[0]].unit
     if unit == "%":
@@ -57,11 +57,12 @@ def _condition(text: str) -> DipRule:
         raise _usage(text, f"{mistake.message}, at character {mistake.at + 1}; or it is METRIC < LEVEL with one of "
                            f"{', '.join(_METRICS)}") from None
     if not own.per_gpu:
-        raise _usage(text, "a dip is of one GPU: use a name that each GPU has, such as sm_active")
+        raise _usage(text, "a dip is judged for each GPU: use a metric that each GPU has, such as sm_active")
     if unit != SECONDS or not 1 <= hold_s <= 3600:
         raise _usage(text, "a dip lasts 1 to 3600 s")
     return DipRule(" ".join(text.split()), (), hold_s, condition=own)
 
 
 def _usage(text: str, why: str) -> GputopError:
-    return GputopError(f"{text!r} is no rule for a dip: {why}", f'For example --on-dip "{DEFAULT_RULE}".', EXIT_USAGE)
+    return GputopError(f"{text!r} is not a rule for a dip: {why}", f'For example --on-dip "{DEFAULT_RULE}".',
+                       EXIT_USAGE)

@@ -12,6 +12,7 @@ from pathlib import Path
 from gputop.core.files import Folder, open_regular, replacing, untrusted_ancestor
 from gputop.trace.readers.capture_file import FILE as CAPTURE
 from gputop.trace.readers.clock_file import FILE as CLOCKS
+from gputop.trace.readers.stacks_file import FILE as STACKS
 
 MARK = "gputop.black-box.json"
 MAX_RUNS = 20
@@ -56,7 +57,7 @@ def remove_run(parent: Folder, run: str) -> list[str]:
     Returns the names of those that could not be removed. Raises OSError where it cannot be entered.
     """
     with parent.enter(run) as folder:
-        own = [name for name in folder.names() if name.endswith(_TRACE) or name in (CAPTURE, CLOCKS, MARK)]
+        own = [name for name in folder.names() if name.endswith(_TRACE) or name in (CAPTURE, CLOCKS, MARK, STACKS)]
         for name in own:
             folder.remove(name)
         left = [name for name in own if folder.has(name)]

@@ -259,7 +259,7 @@ class DcgmClient:
                 self._disconnect()
                 problems.append(GputopError(
                     f"DCGM {entry.major} cannot talk to what listens at {address}: {error}",
-                    "See whether it is a DCGM host engine of the same version: "
+                    "Check whether it is a DCGM host engine of the same version: "
                     "dcgmi discovery -l --host " + str(address)))
                 if error.code != dcgm_fields.FUNCTION_NOT_FOUND:
                     break  # other bindings would reach the same engine

@@ -195,7 +195,7 @@ class MigInstance:
                 return  # a transient fault says nothing about the instance
         self._mark_unusable(
             FAILED,
-            f"MIG instance {info.label} is gone: it was destroyed, or GPU {info.index} was divided anew. "
+            f"MIG instance {info.label} is gone: it was destroyed, or GPU {info.index} was divided again. "
             "Restart gputop to see the instances there are now.",
         )
 

@@ -117,9 +117,9 @@ def open_error(code: int) -> GputopError:
     """What a failed nvmlInit means to the user."""
     if code == LIBRARY_NOT_FOUND:
         return NoDataError(
-            "There is no NVIDIA driver on this machine: libnvidia-ml.so.1 cannot be loaded.",
-            "Install the driver; in a container start it with GPU access (docker run --gpus all, "
-            f"NVIDIA_DRIVER_CAPABILITIES with utility). {_DEMO}",
+            "This machine has no NVIDIA driver (libnvidia-ml.so.1 is missing).",
+            "Install the driver; a container needs docker run --gpus all. The variable NVIDIA_DRIVER_CAPABILITIES, "
+            f"where it is set, must contain utility. {_DEMO}",
         )
     if code == DRIVER_NOT_LOADED:
         return NoDataError(

@@ -39,6 +39,7 @@ class Asker:
 
     def listen(self, listener: Callable[[Report | GputopError], None]) -> None:
         self._listener = listener
+        self._wake.set()  # what is known may be old: another program had the terminal
 
     def want(self, view: View) -> None:
         if view != self.view:
@@ -73,10 +74,10 @@ class ClusterApp(TerminalApp):
             self.answer = answer
 
     def __init__(self, state: State, asker: Asker, commands: Commands, folder: Path,
-                 preferences: Preferences | None = None) -> None:
+                 preferences: Preferences | None = None, period_s: float = 15.0) -> None:
         super().__init__(preferences)
         self._state, self._asker, self._folder = state, asker, folder
-        self._main = ClusterScreen(state, commands)
+        self._main = ClusterScreen(state, commands, period_s)
 
     def get_default_screen(self) -> ClusterScreen:
         return self._main
@@ -96,6 +97,7 @@ class ClusterApp(TerminalApp):
             self._state.report = old._replace(fleet=_with_problem(old.fleet, problem))
         else:
             self._state.report = message.answer
+            self._main.answered()
         if self.frame_due() and self._main.is_attached:
             self._main.update_view()
 
@@ -128,7 +130,7 @@ def run(collector: FleetCollector, make: MakeReport, view: View, period_s: float
     asker = Asker(collector, make, view, period_s)
     try:
         while True:
-            command = ClusterApp(state, asker, commands, folder, preferences).run()
+            command = ClusterApp(state, asker, commands, folder, preferences, period_s).run()
             if not isinstance(command, list):
                 return EXIT_OK
             try:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gputop.cluster.collect import View
-from gputop.cluster.model import Gpu, History, Job, Node
+from gputop.cluster.model import NO_JOB, Gpu, History, Job, Node, fields_of
 from gputop.export.cluster import (
     COLUMNS,
+    Layout,
     Report,
     cells,
     figures,
@@ -28,6 +29,7 @@ from gputop.render.styled_text import StyledText, wrap
 from gputop.text.units import fit, printable, ratio
 from gputop.tui.monitor.lanes import blank_column, column, with_cursor
 
+_INDENT = 4  # of a node's name in the column of jobs
 Key = tuple[str, str, str]  # job, node, UUID; "" from where the row is above it
 Commands = Callable[[str], dict[str, list[str]]]  # what opens a node, by the key
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -75,12 +77,17 @@ class State:
     open_jobs: set[str] = field(default_factory=set)
     open_nodes: set[tuple[str, str]] = field(default_factory=set)
     cursor: int | None = None  # a column of the history, counted from the newest
+    late_s: float = 0.0  # for how long the next answer has been due
 
     def rows(self) -> list[Row]:
         """Those that match, in order, with what is unfolded."""
         out: list[Row] = []
-        pattern = self.pattern.lower()
-        for job in sorted(self.report.fleet.jobs, key=lambda job: ORDERS[self.order](job, self.report)):
+        pattern, fleet = self.pattern.lower(), self.report.fleet
+        jobs = sorted(fleet.jobs, key=lambda job: ORDERS[self.order](job, self.report))
+        if fleet.free is not None and fleet.free_nodes:
+            jobs.append(Job(**fields_of(fleet.free), id=NO_JOB, nodes=len(fleet.free_nodes), each=fleet.free_nodes,
+                            node_names=tuple(node.name for node in fleet.free_nodes)))
+        for job in jobs:
             texts = (job.id, job.name, job.user or "", *job.node_names, label(self.report.of_job(job.id)))
             if not any(pattern in text.lower() for text in texts):
                 continue
@@ -118,14 +125,14 @@ class State:
 # -- lines ------------------------------------------------------------------------------------------
 
 
-def header(state: State, width: int, busy: bool) -> list[list[StyledText]]:
+def header(state: State, width: int) -> list[list[StyledText]]:
     """What the fleet is, and what is wrong with what is known of it."""
     fleet = state.report.fleet
-    age_s = 0.0 if fleet.figures_s is None else fleet.time_s - fleet.figures_s
-    late = f"  figures {age_s:.0f} s old" if age_s > 0 else ""
+    age_s = 0.0 if fleet.figures_s is None else fleet.time_s - fleet.figures_s + state.late_s
+    late = f"data {age_s:.0f} s old · " if age_s > 0 else ""
     clock = time.strftime("%H:%M:%S", time.localtime(fleet.time_s))
-    right = f"{clock}{' …' if busy else ''} "
-    left = fit(f" {summary(fleet)}{late}", max(0, width - len(right)))
+    right = f"{clock} "
+    left = fit(f" {late}{summary(fleet)}", max(0, width - len(right)))
     out: list[list[StyledText]] = [[(left, WARN if late else BOLD), (right, DIM)]]
     if fleet.problems:
         more = f" (+{len(fleet.problems) - 1}: p)" if len(fleet.problems) > 1 else ""
@@ -134,8 +141,8 @@ def header(state: State, width: int, busy: bool) -> list[list[StyledText]]:
 
 
 def heading(state: State, width: int) -> list[StyledText]:
-    names, history, found = _layout(state, width)
-    texts = [fit(COLUMNS[n].heading, COLUMNS[n].width, right=COLUMNS[n].right) for n in names]
+    names, widths, history, found = _layout(state, width)
+    texts = [fit(COLUMNS[n].heading, widths[n], right=COLUMNS[n].right) for n in names]
     span = f"last {state.view.span_s / 3600:.3g} h"
     if state.cursor is not None:
         span = time.strftime("%H:%M", time.localtime(_cursor_time_s(state, history)))
@@ -145,12 +152,12 @@ def heading(state: State, width: int) -> list[StyledText]:
             (" " + fit(last, found), DIM)]
 
 
-def _layout(state: State, width: int) -> tuple[tuple[str, ...], int, int]:
-    return layout(max(0, width - 1), state.report.fleet.jobs)
+def _layout(state: State, width: int) -> Layout:
+    return layout(max(0, width - 1), state.report.fleet.jobs, _INDENT)
 
 
 def history_columns(state: State, width: int) -> int:
-    return _layout(state, width)[1]
+    return _layout(state, width).history
 
 
 def _cursor_time_s(state: State, columns: int) -> float:
@@ -159,7 +166,7 @@ def _cursor_time_s(state: State, columns: int) -> float:
 
 def line(state: State, row: Row, width: int, selected: bool) -> list[StyledText]:
     """A row, exactly ``width`` cells."""
-    names, history, found = _layout(state, width)
+    names, widths, history, found = _layout(state, width)
     texts, past = _texts(state, row)
     at = None if state.cursor is None else history - 1 - state.cursor
     values = resampled(past, history)
@@ -169,8 +176,7 @@ def line(state: State, row: Row, width: int, selected: bool) -> list[StyledText]
     style = BOLD if selected else PLAIN
     runs: list[StyledText] = [("›" if selected else " ", ACCENT)]
     for name in names:
-        own = COLUMNS[name]
-        runs.append((fit(printable(texts.get(name, "")), own.width, right=own.right) + " ",
+        runs.append((fit(printable(texts.get(name, "")), widths[name], right=COLUMNS[name].right) + " ",
                      style if name in ("job", "activity") else PLAIN if row.node is None else DIM))
     runs += _lane(values, at)
     text, tone = _found_cell(state, row)
@@ -216,10 +222,11 @@ def _found_cell(state: State, row: Row) -> StyledText:
 def details(state: State, row: Row | None, width: int, lines: int) -> list[list[StyledText]]:
     """Below the table: what was found of the selected job, and what to do."""
     if row is None:
-        nothing = "No job holds that text: / to change it." if state.pattern else "No job is known."
+        nothing = "No job matches the filter: / changes it." if state.pattern else "No job is known."
         return [[(f" {nothing}", DIM)]]
     job = row.job
-    texts = (f"Job {job.id}", job.name, job.user or "", ", ".join(job.node_names[:6]))
+    title = "GPUs of no job" if job.id == NO_JOB else f"Job {job.id}"
+    texts = (title, job.name, job.user or "", ", ".join(job.node_names[:6]))
     who = " · ".join(text for text in texts if text)
     out: list[list[StyledText]] = [[(" " + fit(printable(who), width - 2), BOLD)]]
     for finding in state.report.of_job(job.id):
@@ -232,7 +239,8 @@ def details(state: State, row: Row | None, width: int, lines: int) -> list[list[
         out += [[("   " + text, PLAIN)] for text in wrap(finding.why + lost, width - 4, 4)]
         out += [[("   " + text, ACCENT)] for text in wrap("→ " + finding.action, width - 4, 4)]
     if len(out) == 1:
-        text = remark(job) or "Nothing found that wastes its GPUs."
+        text = remark(job) or ("Nobody holds these GPUs, or gputop cannot tell who does." if job.id == NO_JOB else
+                               "No finding for this job.")
         out.append([(f"   {text}", DIM)])
     return out[:lines]
 
@@ -243,7 +251,7 @@ def problems(report: Report) -> list[StyledText]:
     for problem in report.fleet.problems:
         out += [(printable(problem.message) + "\n", BAD), (printable(problem.fix) + "\n" * 2, PLAIN)]
     out += [(sentence + "\n", DIM) for sentence in not_judged(report)]
-    return out or [("Everything that was asked for has been answered.", PLAIN)]
+    return out or [("Nothing is missing: every query was answered.", PLAIN)]
 
 
 def commands_for(node: str, login: str = "", remote: str = "gputop") -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from typing import ClassVar
 
 from rich.text import Text
@@ -25,10 +26,11 @@ from gputop.tui.widgets.cached_lines import DrawnLines, LinesWidget
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 
 _DETAIL_LINES = 7
+_LATE_S = 5.0  # beyond the period: an answer of a busy server takes seconds
 _HELP = """\
-Each row is a job, its activity over the past hours from left to right; a dot: nothing was measured. A * marks coarse \
-activity (any kernel ran), a ~ figures of whole nodes that the job shares. Unfolded, a job shows its nodes and a node \
-its GPUs, which are asked for then.
+Each row is a job with its activity over the past hours, from left to right. A dot: nothing was measured. A * marks \
+coarse activity (any kernel ran), a ~ values of whole nodes that the job shares with others. space shows the nodes of \
+a job and the GPUs of a node.
 """
 
 
@@ -46,7 +48,8 @@ class FleetTable(DrawnLines, can_focus=True):
         key("space", "unfold", "unfold", "show or hide the nodes of a job, the GPUs of a node", footer=True),
         key("right", "unfold(True)", "unfold", "show what is below the row"),
         key("left", "unfold(False)", "fold", "hide what is below the row"),
-        key("enter", "open", "open", "of a job its nodes; a node: the monitor on it, after another enter", footer=True),
+        key("enter", "open", "open", "on a job: its nodes; on a node: the commands that open the monitor there",
+            footer=True),
     ]
 
     class Wanted(Message):
@@ -126,10 +129,10 @@ class OpenNode(ModalScreen[list[str] | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("enter", "run_command('enter')", "run", "run the first command"),
         key("a", "run_command('a')", "attach", "run the second command"),
-        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
         key("escape,q", "run_command('')", "back", "run nothing"),
     ]
-    HELP = "The screen of the cluster comes back once the command has ended.\n"
+    HELP = "This screen comes back when the command ends.\n"
 
     def __init__(self, node: str, commands: dict[str, list[str]]) -> None:
         super().__init__()
@@ -138,7 +141,8 @@ class OpenNode(ModalScreen[list[str] | None]):
     def compose(self) -> ComposeResult:
         with DialogFrame(f"Open {printable(self._node)}", "enter: run", "a: attach", "esc: back", id="popup"):
             out = Text()
-            for keys, what in (("enter", "the monitor on the node"), ("a", "its profiler servers, from here")):
+            for keys, what in (("enter", "the monitor on the node"),
+                               ("a", "capture from its profiler servers, from here")):
                 out.append(f"{keys:>6}  ", ACCENT)
                 out.append(f"{what}\n        {shlex.join(self._commands[keys])}\n", PLAIN)
             yield WrappedText(out)
@@ -155,22 +159,23 @@ class ClusterScreen(Screen[None]):
 
     HELP = _HELP
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("o", "sort", "sort", "by what was found, the job's number, user, GPUs, activity, power", footer=True),
-        key("slash", "filter", "filter", "only jobs with a text: number, name, user, node, finding", footer=True),
-        key("v", "cursor", "cursor", "put a cursor in time: the activity is that of then; again: off"),
+        key("o", "sort", "sort", "sort by findings, job number, user, GPUs, activity or power", footer=True),
+        key("slash", "filter", "filter", "show only jobs with a text in number, name, user, node or finding",
+            footer=True),
+        key("v", "cursor", "cursor", "time cursor: the activity at a past moment; again: off"),
         key("shift+left", "cursor(1)", "cursor back", "the cursor a column back"),
-        key("shift+right", "cursor(-1)", "cursor on", "the cursor a column on"),
-        key("s", "app.snapshot", "snapshot", "write what is known as text, JSON and HTML", footer=True),
-        key("p", "problems", "problems", "all that could not be had, and how to mend it"),
-        key("question_mark", "help", "help", "the keys of this screen, and how to read it", footer=True),
+        key("shift+right", "cursor(-1)", "cursor on", "the cursor a column forward"),
+        key("s", "app.snapshot", "snapshot", "save a snapshot as text, JSON and HTML", footer=True),
+        key("p", "problems", "problems", "everything that could not be read, and how to fix it"),
+        key("question_mark,f1", "help", "help", "the keys of this screen, and how to read it", footer=True),
         key("q", "app.quit", "quit", "end gputop", footer=True),
         key("ctrl+c", "app.quit", "quit", "end gputop", priority=True),
     ]
 
-    def __init__(self, state: State, commands: Commands) -> None:
+    def __init__(self, state: State, commands: Commands, period_s: float = 15.0) -> None:
         super().__init__()
-        self.state, self._commands = state, commands
-        self.busy = False
+        self.state, self._commands, self._period_s = state, commands, period_s
+        self._answered_s = time.monotonic()
         self.table = FleetTable(state)
         self._header = LinesWidget(id="fleet-header")
 
@@ -182,6 +187,7 @@ class ClusterScreen(Screen[None]):
     def on_mount(self) -> None:
         self.table.focus()
         self.update_view()
+        self.set_interval(1.0, self.show_age)
 
     def on_resize(self) -> None:
         self._draw_header()
@@ -191,8 +197,19 @@ class ClusterScreen(Screen[None]):
         self._draw_header()
         self.table.draw()
 
+    def answered(self) -> None:
+        self._answered_s = time.monotonic()
+        self.state.late_s = 0.0
+
+    def show_age(self) -> None:
+        """Where an answer does not come, what is shown gets older all the same."""
+        waited_s = time.monotonic() - self._answered_s
+        if waited_s > self._period_s + _LATE_S:
+            self.state.late_s = waited_s
+            self._draw_header()
+
     def _draw_header(self) -> None:
-        lines = rows.header(self.state, self.app.size.width, self.busy)
+        lines = rows.header(self.state, self.app.size.width)
         self._header.styles.height = len(lines)
         self._header.show(lines)
 
@@ -200,7 +217,7 @@ class ClusterScreen(Screen[None]):
         if commands := self._commands(message.node):
             self.app.push_screen(OpenNode(message.node, commands), self._run)
         else:
-            self.notify(f"{printable(message.node)!r} is no name that ssh could be given.", severity="warning")
+            self.notify(f"{printable(message.node)!r} is not a name that ssh can take.", severity="warning")
 
     def _run(self, command: list[str] | None) -> None:
         if command is not None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS, LANE_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample
 from gputop.render.gpu_columns import COLUMNS, Draw, Figure, plain_figure
-from gputop.render.palette import BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
+from gputop.render.palette import BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText
 from gputop.text.units import compact, fit, printable, rate_gb, ratio
 from gputop.tui.monitor.status_lines import bar
@@ -19,7 +19,6 @@ MAX_LINES_PER_GPU = 8  # as many bands of levels as two halves of each show
 PANEL_LINES = 10
 AXIS_FROM_HEIGHT = 20  # lower screens have no line for it
 SECOND = "/2"  # key of a column's second line
-_BAR_COLORS = 6
 _TONES = {"strong": BOLD, "text": PLAIN, "dim": DIM, "warn": WARN, "bad": BAD}
 
 
@@ -148,9 +147,7 @@ def _bar(gpu: GpuSample, metric: str, cells: int) -> StyledText:
     most = gpu[scale].value if isinstance(scale, str) else scale
     if now.value is None or not most:
         return "", PLAIN
-    text, _ = bar(now.value / most, cells)
-    # In few colors: with a new one all cells of the bar are sent.
-    return text, bar_style(step_of(round(_BAR_COLORS * now.value / most) / _BAR_COLORS))
+    return bar(now.value / most, cells)
 
 
 def _styled(figure: Figure) -> StyledText:

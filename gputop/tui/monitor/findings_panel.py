@@ -62,7 +62,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         key("up,k", "move(-1)", "up", "select the one above"),
         key("down,j", "move(1)", "down", "select the one below"),
         key("enter", "details", "details", "evidence, code to paste, source"),
-        key("space", "choose", "what if", "mark findings: the step with all their cures"),
+        key("space", "choose", "what if", "mark findings: estimate the step with their cures"),
         key("y", "copy", "copy", "copy its code (OSC 52)"),
     ]
     PANEL = "What to do"

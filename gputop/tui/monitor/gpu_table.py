@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
@@ -36,6 +37,7 @@ from gputop.tui.monitor.columns import (
 )
 from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, TimeView, Window, common_scale
 from gputop.tui.monitor.time_cursor import TimeCursor
+from gputop.tui.terminal.escape_codes import MAX_SHIFT_COLUMNS
 from gputop.tui.widgets.cached_lines import CachedLinesWidget
 
 if TYPE_CHECKING:
@@ -43,8 +45,9 @@ if TYPE_CHECKING:
 
 _LANES = {column.id: column for column in COLUMNS if column.draw == "spectrogram"}
 # Moving the lanes is most of what a young picture costs: they move once they have so much new to show, a share of the
-# history there is, and at the latest after so many seconds. The bars and figures beside them follow each sample.
-_MOVE_SHARE, _MOVE_LATEST_S = 0.25, 3.0
+# history there is, and at the latest after so many seconds, as once a slice is that long, or columns that the terminal
+# still moves by itself. The bars and figures beside them follow each sample.
+_MOVE_SHARE, _MOVE_LATEST_S = 0.25, 5.0
 _PARTS = 6  # three lanes, each followed by its newest slice and figures
 
 
@@ -70,7 +73,7 @@ class GpuTable(Widget, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the GPU above"),
         key("down,j", "move(1)", "down", "select the GPU below"),
-        key("enter", "details", "details of the GPU", "all its readings, where each comes from, or why there is none"),
+        key("enter", "details", "details of the GPU", "all its readings, and the source of each or why it is missing"),
     ]
     PANEL = "GPUs"
 
@@ -136,8 +139,7 @@ class GpuTable(Widget, can_focus=True):
         if self._stretches and self.end_s is None and self._history is not None \
                 and (oldest_s := self._history.oldest_s) is not None:
             age_s = (self._history.newest_s or oldest_s) - oldest_s
-            # The terminal itself moves a lane by two columns at most, see gputop.tui.terminal.escape_codes.
-            span_s, shortest_s = min(span_s, age_s), min(self.interval_s / 2, span_s / self._main_width)
+            span_s, shortest_s = min(span_s, age_s), min(self.interval_s, span_s / self._main_width)
         return TimeView(slice_for(span_s, self._main_width, shortest_s), self.end_s)
 
     @property
@@ -156,7 +158,7 @@ class GpuTable(Widget, can_focus=True):
         elif uuid not in self._activity and self._history is not None:
             # Lost or not responding since before this screen: the lane shows what there was.
             _, fine = self._history.window(uuid, "sm_active", self.span_shown_s)
-            self._activity[uuid] = "gpu_util" if all(v != v for v in fine.tolist()) else "sm_active"
+            self._activity[uuid] = "gpu_util" if all(v != v for v in fine) else "sm_active"
         return (self._activity.get(uuid, which),)
 
     def resize_rows(self, rows_per_gpu: int, with_axis: bool = False) -> None:
@@ -242,12 +244,15 @@ class GpuTable(Widget, can_focus=True):
         history, shown_s = self._history, self._lanes_end_s
         if history is None or (newest_s := history.newest_s) is None or shown_s is None or self.time.time_s is not None:
             return history.newest_s if history is not None else None
-        wait_s = min(_MOVE_LATEST_S, _MOVE_SHARE * (newest_s - (history.oldest_s or newest_s)))
+        wait_s = min(_MOVE_LATEST_S, MAX_SHIFT_COLUMNS * self.view.slice_s,
+                     _MOVE_SHARE * (newest_s - (history.oldest_s or newest_s)))
         return shown_s if 0 <= newest_s - shown_s < wait_s - self.interval_s / 2 else newest_s  # ticks jitter
 
     def _why_no_gpu(self, reason: str) -> tuple[str, str]:
-        """Why there is no GPU and how there would be one, in two lines."""
-        lines = wrap(printable(f"No GPU here: {reason}"), self._width - 2, 2)
+        """Why there is no GPU and how there would be one: the sentences that fit into two lines."""
+        whole = re.split(r"(?<=[.]) ", printable(f"No GPU here. {reason}"))
+        count = next((n for n in range(len(whole), 1, -1) if len(wrap(" ".join(whole[:n]), self._width - 2, 3)) < 3), 2)
+        lines = wrap(" ".join(whole[:count]), self._width - 2, 2)
         return " " + lines[0].ljust(self._width), " " + "".join(lines[1:])
 
     def _refresh_line(self, y: int) -> None:

@@ -72,7 +72,7 @@ def common_scale(history: History, metric: str, span_s: float, end_s: float | No
     if GPU_METRICS[metric].full_scale is not None:
         return None
     _, values = history.windows(metric, span_s, end_s=end_s)
-    largest = max((v for v in values.ravel().tolist() if v == v), default=0.0)
+    largest = max((v for own in values for v in own if v == v), default=0.0)
     if largest <= 0:
         return None
     step = 10.0 ** math.floor(math.log10(largest))
@@ -232,6 +232,6 @@ def _levels(lane: Lane) -> tuple[list[float], list[list[float]]]:
 
     Where 100 % is not known (a driver that hides the power limit, say) there are no levels: all NaN.
     """
-    means = (lane.mean / (lane.full_scale or math.nan)).tolist()
-    reaches = lane.levels[:, ::-1].cumsum(axis=1)[:, ::-1].tolist()
-    return means, reaches
+    full = lane.full_scale or math.nan
+    reaches = [[*itertools.accumulate(reversed(shares))][::-1] for shares in lane.levels]
+    return [mean / full for mean in lane.mean], reaches

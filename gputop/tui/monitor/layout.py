@@ -24,6 +24,7 @@ SIZE_CLASSES = (
     SizeClass("narrow", 120, 0, None),
 )
 RESERVED_LINES = 13
+_LINES_WITHOUT_GPUS = 6  # header, why there is no GPU, host, job, keys
 # Of the process panel where it is below the recommendations: what it needs, and at most this share of the lines left.
 # One process takes a line without frame and heading.
 _PROCESS_FRAME_LINES, _MIN_PROCESS_LINES, _MAX_PROCESS_SHARE = 3, 4, 2 / 5
@@ -45,9 +46,10 @@ def layout(columns: int, lines: int, gpus: int, processes: int) -> Layout:
     reserved = next((size.reserved_lines for size in found if size.reserved_lines is not None), RESERVED_LINES)
     classes = frozenset(size.name for size in found)
     return Layout(classes, lines_per_gpu(lines, gpus) if gpus else 1, bool(gpus) and has_axis(lines),
-                  max(2, lines - reserved), _process_lines(lines, processes) if "narrow" in classes else None)
+                  max(2, lines - reserved), _process_lines(lines, gpus, processes) if "narrow" in classes else None)
 
 
-def _process_lines(lines: int, processes: int) -> int:
-    most = max(_MIN_PROCESS_LINES, int((lines - RESERVED_LINES) * _MAX_PROCESS_SHARE))
+def _process_lines(lines: int, gpus: int, processes: int) -> int:
+    free = lines - RESERVED_LINES if gpus else lines - _LINES_WITHOUT_GPUS
+    most = max(_MIN_PROCESS_LINES, int(free * _MAX_PROCESS_SHARE))
     return 1 if processes <= 1 else min(processes + _PROCESS_FRAME_LINES, most)

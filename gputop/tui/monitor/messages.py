@@ -33,9 +33,13 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     if session.player is not None:
         return nothing  # there is no job to capture from
     if _under_way(session):
-        return (*nothing, "A capture is running: its findings will appear here.")
+        assert status is not None
+        what = "The trace is being analyzed" if status.phase == "analyzing" else "A capture is running"
+        return (*nothing, f"{what}: its findings will appear here.")
     if usable(session.servers):
-        return (*nothing, "Press c to capture a trace and see where the step's time goes.")
+        earlier = (f"J: {_captures(session.earlier_captures)} taken before, in {session.options.logdir}",)
+        return (*nothing, "Press c to capture a trace and see where the step's time goes.",
+                *(earlier if session.earlier_captures and not session.findings else ()))
     offered = no_server is NO_SERVER and session.processes_to_serve
     return (*nothing, NO_SERVER[0], OFFER) if offered else (*nothing, *no_server)
 
@@ -80,6 +84,10 @@ def no_capture(session: Session, then: str = "") -> str:
     """There is no capture: why, and how to take one; ``then`` says what it is needed for."""
     first = "The first capture is running." if _under_way(session) else "No capture yet: press c."
     return f"{first} {then}".rstrip()
+
+
+def _captures(number: int) -> str:
+    return "a capture" if number == 1 else f"{number} captures"
 
 
 def _under_way(session: Session) -> bool:

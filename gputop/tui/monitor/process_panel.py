@@ -88,9 +88,9 @@ class ProcessPanel(DrawnLines, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("up,k", "move(-1)", "up", "select the process above"),
         bind("down,j", "move(1)", "down", "select the process below"),
-        bind("enter", "details", "details of the process", "whole command, GPUs, CPU, I/O"),
+        bind("enter", "details", "details of the process", "the whole command, GPUs, CPU, I/O"),
         bind("K", "signal", "signal…", "send a signal, after a question"),
-        bind("v", "tree", "tree", "children under their parents, or one list"),
+        bind("v", "tree", "tree", "show children under their parents, or one list"),
     ]
     PANEL = "Processes"
 
@@ -151,7 +151,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
         heads = min(1, height - 1)  # a single line has room for a process alone
         lines: list[list[StyledText]] = [[(fit(head, width), DIM)]][:heads]
         if not rows:
-            text = "no process matches the filter: / to change it" if self.pattern and self._processes else self._reason
+            text = "no process matches the filter: / changes it" if self.pattern and self._processes else self._reason
             lines.append([(fit(" " + printable(text), width), DIM)])
         chosen = self.selected
         at = next((i for i, b in enumerate(rows) if b.process is chosen), 0)

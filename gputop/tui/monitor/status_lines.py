@@ -25,6 +25,10 @@ SIMULATED_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["warn"], 
 REPLAY_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["accent"], bold=True)
 
 
+_BAR_COLORS = 3  # few: with a new one all cells of a bar are sent, not only those at its end
+_RATE_CELLS = 9  # the longest rate, "99.4 MB/s"
+
+
 def header(sample: NodeSample | None, interval_s: float, paused: bool, width: int,
            replay: tuple[str, str] | None = None, drawn_every_s: float = 0.0) -> list[StyledText]:
     """Node, GPUs, where the figures come from, what gputop itself costs, the time.
@@ -84,10 +88,10 @@ def time_ago(now_s: float, then_s: float) -> str:
 
 def bar(level: float, width: int) -> StyledText:
     """A horizontal bar, 0-1, in eighths of a cell."""
-    eighths = round(min(1.0, max(0.0, level)) * width * 8)
-    full, part = divmod(eighths, 8)
+    level = min(1.0, max(0.0, level))
+    full, part = divmod(round(level * width * 8), 8)
     text = "█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part else "")
-    return text.ljust(width), bar_style(step_of(level))
+    return text.ljust(width), bar_style(step_of(round(_BAR_COLORS * level) / _BAR_COLORS))
 
 
 def _labeled(label: str, r: Reading, text: str) -> list[StyledText]:
@@ -134,9 +138,10 @@ def _rdma(h: HostSample) -> list[list[StyledText]]:
             for way, metric in (("↓", "rdma_rx_bytes_per_s"), ("↑", "rdma_tx_bytes_per_s"))]
     text = " ".join(f"{way} {rate(sum(known)) if known else NA}" for way, known in ways)
     fullest = [full for adapter in h.adapters if (full := adapter.load_ratio) is not None]
-    more = f" of {len(h.adapters)}, fullest {ratio(max(fullest))}" if fullest and len(h.adapters) > 1 else (
-        f" {ratio(fullest[0])}" if fullest else "")
-    return [[(" RDMA ", DIM), (text, PLAIN if any(known for _, known in ways) else DIM), (more, DIM)]]
+    several = len(h.adapters) > 1
+    more = f"{', fullest' if several else ''} {ratio(max(fullest))}" if fullest else ""
+    name = f" RDMA ×{len(h.adapters)} " if several else " RDMA "
+    return [[(name, DIM), (text, PLAIN if any(known for _, known in ways) else DIM), (more, DIM)]]
 
 
 def host(sample: NodeSample | None, width: int) -> list[StyledText]:
@@ -150,7 +155,7 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
     if cpu.value is None:
         runs.append(("N/A", DIM))
     else:
-        runs += [bar(cpu.value, 8 if width < 110 else 16), (f" {ratio(cpu.value):>4}", PLAIN)]
+        runs += [bar(cpu.value, 8 if width < 130 else 16), (f" {ratio(cpu.value):>4}", PLAIN)]
         if h.cpu_count:
             runs.append((f" of {h.cpu_count} cores" + (f", {h.full_cores} full" if h.full_cores else ""), DIM))
     parts.append(runs)
@@ -162,13 +167,15 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
     for label, metric in (("disk ↓", "disk_read_bytes_per_s"), ("net ↓", "net_rx_bytes_per_s"),
                           ("disk ↑", "disk_write_bytes_per_s"), ("net ↑", "net_tx_bytes_per_s")):
         r = h[metric]
-        parts.append(_labeled(label, r, "" if r.value is None else rate(r.value)))
+        # As wide for every rate: what is behind it would move, and be sent, each time its length changes.
+        parts.append(_labeled(label, r, "" if r.value is None else rate(r.value).ljust(_RATE_CELLS)))
     parts.append(_labeled("I/O wait", wait, "" if wait.value is None else ratio(wait.value)))
     out: list[StyledText] = []
     used = 0
     for part in parts:
-        size = sum(len(t) for t, _ in part) + 1
-        if used + size > width and out:
+        size = _cells(part) + 1
+        blanks = len(part[-1][0]) - len(part[-1][0].rstrip())
+        if used + size - blanks > width and out:
             break
         out += [*part, (" ", PLAIN)]
         used += size
@@ -271,7 +278,8 @@ def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
     if status.phase == "recording":
         right = [bar(share, max(6, min(30, width - 60))),
                  (f" {status.elapsed_s:4.1f} of {length_s:g} s", PLAIN), ("  x: stop ", ACCENT)]
-        left.append((f"({printable(status.why)}) " if status.why else "", DIM))
+        ways = (status.why, status.why.partition(", ")[0]) if status.why else ()
+        left += _first_that_fits([[(f"({printable(why)}) ", DIM)] for why in ways], width - _cells([*left, *right]) - 1)
     elif status.phase not in ("starting", "connecting"):
         right = [(f"{status.elapsed_s:.1f} s ", DIM)]
     return justify(left, right, width)

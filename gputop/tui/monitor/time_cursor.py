@@ -57,7 +57,7 @@ def gpu_in_slice(history: History, gpu: GpuSample, begin_s: float, slice_s: floa
             readings[metric] = Reading.missing(known.unit, UNMEASURED)
             continue
         mean_of_s = max(mean_of_s, lane.resolution_s)
-        readings[metric] = Reading(float(lane.mean[0]), known.unit, SOURCE, coarse=metric == "gpu_util")
+        readings[metric] = Reading(lane.mean[0], known.unit, SOURCE, coarse=metric == "gpu_util")
         if isinstance(known.full_scale, str) and lane.full_scale is not None:
             readings[known.full_scale] = Reading(lane.full_scale, GPU_METRICS[known.full_scale].unit, SOURCE)
     reasons = dict.fromkeys(m.text for m in marks if m.uuid == gpu.info.uuid and m.kind in ("thermal", "power"))

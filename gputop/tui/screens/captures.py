@@ -125,7 +125,7 @@ class CapturesScreen(ModalScreen[None]):
         key("a,A", "mark('A')", "is A", "the selected capture is A, from before the change"),
         key("b,B", "mark('B')", "is B", "the selected capture is B, from after the change; A and B are then compared"),
         key("d,delete", "delete", "delete…", "delete the selected capture from disk, after a question"),
-        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
         key("escape,q,J", "dismiss", "close", "back to the monitor"),
     ]
     HELP = ("The captures of this session and those in the folder of --logdir, those of TensorBoard and automatic ones "

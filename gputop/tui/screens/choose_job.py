@@ -25,10 +25,10 @@ class ChooseJob(ModalScreen[Server | None]):
         key("up,k", "move(-1)", "up", "select the job above"),
         key("down,j", "move(1)", "down", "select the job below"),
         key("enter,c", "choose", "capture", "capture from the selected job"),
-        key("escape,q", "close", "close", "capture from none"),
-        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("escape,q", "close", "close", "close without a capture"),
+        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]
-    HELP = "The choice counts as long as the job runs.\n"
+    HELP = "The choice is kept as long as the job runs.\n"
 
     def __init__(self, servers: Sequence[Server]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class ChooseJob(ModalScreen[Server | None]):
             out.append("›" if here else " ", ACCENT)
             out.append(fit(f" {pid:>7}  {printable(short_description(server.description))}", width - 1).rstrip() + "\n",
                        BOLD if here else PLAIN)
-        out.append("\nOr select a process (tab) and press c: the capture is then of its job.", DIM)
+        out.append("\nOr select a process (tab) and press c: gputop then captures from its job.", DIM)
         return out
 
     def action_move(self, by: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -75,9 +76,10 @@ class CaptureList(DrawnLines, can_focus=True):
         self.marks: dict[Path, str] = {}
         self.show_captures(captures)
 
-    def show_captures(self, captures: tuple[CaptureRecord, ...]) -> None:
+    def show_captures(self, captures: tuple[CaptureRecord, ...], chosen: Path | None = None) -> None:
+        """``chosen``: the capture to be selected; else the newest."""
         self.captures = captures
-        self.index = len(captures) - 1
+        self.index = next((i for i, one in enumerate(captures) if one.path == chosen), len(captures) - 1)
         self.styles.height = max(1, min(self.ROWS, len(captures)))
 
     @property
@@ -140,14 +142,14 @@ class CaptureAgain(ModalScreen[Name | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("a,A", "answer('a')", "A's job", "the job runs as it was before the change: capture it again"),
         key("b,B", "answer('b')", "B's job", "the job runs with the change: capture it again"),
-        key("escape,q,n", "dismiss", "no", "capture nothing, and close"),
-        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("escape,q,n", "dismiss", "no", "close without a capture"),
+        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]
-    HELP = "A further capture of a side's job is averaged with its first one.\n"
+    HELP = "Another capture of the same job is averaged with the first one.\n"
     QUESTION = "Which job runs now?"
     TEXT = ("a  A's job, without the change\nb  B's job, with the change\n\nThe new capture is averaged with the first "
-            "one of that side, so that smaller changes are beyond doubt. Best is A, B, then A again: that shows what "
-            "else changed over time.")
+            "one of that side, so that smaller changes become certain. The best order is A, B, then A again: it shows "
+            "what else changed over time.")
 
     def compose(self) -> ComposeResult:
         with DialogFrame("Capture again", "a: A's job", "b: B's job", "esc: no", id="popup"):
@@ -164,23 +166,24 @@ class CaptureAgain(ModalScreen[Name | None]):
 class CompareScreen(ModalScreen[None]):
     """A and B of the session's captures, and what changed between them.
 
-    Each trace is read once, in a process of its own; what a comparison needs of it stays in the session.
+    A trace that this session has captured, opened or compared is not read again: what a comparison needs of it is kept
+    with its capture. Any other is read once, in a process of its own.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("a", "mark('a')", "is A", "the selected capture is A, from before the change"),
         key("b,enter", "mark('b')", "is B", "the selected capture is B, from after the change"),
-        key("A", "again('a')", "also A", "count the selected capture to A's job, too; again: do not"),
-        key("B", "again('b')", "also B", "count the selected capture to B's job, too; again: do not"),
-        key(UNFOLD, "unfold", "unfold", "show or hide what did not change, and how it is judged"),
+        key("A", "again('a')", "also A", "add the selected capture to A, as another run; again: remove it"),
+        key("B", "again('b')", "also B", "add the selected capture to B, as another run; again: remove it"),
+        key(UNFOLD, "unfold", "unfold", "show or hide what did not change, and the method"),
         key("x", "swap", "swap", "swap A and B"),
         key("c", "capture_again", "capture again",
-            "capture A's or B's job once more, to decide a small difference"),
-        key("question_mark", "app.help", "help", "the keys of this screen"),
-        key("escape,q", "dismiss", "back", "back to where you were"),
+            "capture the job of A or B again, to decide a small difference"),
+        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("escape,q", "dismiss", "back", "back"),
     ]
-    HELP = ("Better and worse are beyond what one job differs by over time and between runs. A share is “cannot be "
-            "told” where a capture has too few steps or its trace is no longer on disk. Where the difference is small, "
+    HELP = ("“Better” and “worse” mean more than the usual difference of one job over time and between runs. “Cannot "
+            "be told”: a capture has too few steps, or its trace is no longer on disk. If the difference is small, "
             "capture again: A, B, then A once more.\n")
 
     def __init__(self, session: Session, b: CaptureRecord | None = None) -> None:
@@ -225,7 +228,7 @@ class CompareScreen(ModalScreen[None]):
     def action_mark(self, side: Name) -> None:
         chosen = self.query_one(CaptureList).selected
         a, b = (chosen, self._b) if side == "a" else (self._a, chosen)
-        if a is b:  # swap them
+        if a.path == b.path:  # swap them
             a, b = self._b, self._a
         self._a, self._b = a, b
         self._forget_again(a, b)
@@ -233,16 +236,17 @@ class CompareScreen(ModalScreen[None]):
 
     def action_again(self, side: Name) -> None:
         chosen = self.query_one(CaptureList).selected
-        if chosen is self._a or chosen is self._b:
+        if chosen.path in (self._a.path, self._b.path):
             return
-        had = chosen in self._again[side]
+        had = any(one.path == chosen.path for one in self._again[side])
         self._forget_again(chosen)
         if not had:
             self._again[side] += (chosen,)
         self._compare()
 
     def _forget_again(self, *chosen: CaptureRecord) -> None:
-        self._again = {name: tuple(one for one in records if one not in chosen)
+        paths = {one.path for one in chosen}
+        self._again = {name: tuple(one for one in records if one.path not in paths)
                        for name, records in self._again.items()}
 
     def action_unfold(self) -> None:
@@ -275,7 +279,7 @@ class CompareScreen(ModalScreen[None]):
             return
         side, before = self._awaited
         last, status = next(reversed(self._session.taken), None), self._session.status
-        if last is not before and last is not None and last.problem is None:
+        if last is not None and last.problem is None and (before is None or last.path != before.path):
             self._awaited = None
             self._again[side] += (last,)
             self.query_one(CaptureList).show_captures(self._session.captures)
@@ -299,31 +303,34 @@ class CompareScreen(ModalScreen[None]):
         self._lines = None
         for record in self._records():
             path = record.path
-            if path not in self._session.sides and path not in self._reading and path not in self._unread:
+            if record.compared is None and path not in self._reading and path not in self._unread:
                 self._reading[path] = time.monotonic()
-                self._read(path)
+                self._read(record)
         self._compare_read()
 
     @work(thread=True)
-    def _read(self, path: Path) -> None:
-        from gputop.comparison.worker import read_in_worker
+    def _read(self, record: CaptureRecord) -> None:
+        from gputop.session.captures import analyze_saved
 
-        side: Side | GputopError
-        try:
-            if not path.exists():
-                raise GputopError("its trace is no longer on disk", "")
-            side = read_in_worker(str(path), self._stop)
-        except GputopError as error:
-            side = error
-        if not self._stop.is_set():
-            self.app.call_from_thread(self._was_read, path, side)
-
-    def _was_read(self, path: Path, side: Side | GputopError) -> None:
-        del self._reading[path]
-        if isinstance(side, GputopError):
-            self._unread[path] = side
+        if record.path.exists():
+            read = analyze_saved(record, self._stop)
         else:
-            self._session.keep_side(path, side)
+            read = replace(record, problem=GputopError("its trace is no longer on disk", ""))
+        if not self._stop.is_set():
+            self.app.call_from_thread(self._was_read, read)
+
+    def _was_read(self, record: CaptureRecord) -> None:
+        del self._reading[record.path]
+        if record.problem is not None:
+            self._unread[record.path] = record.problem
+        else:
+            self._session.capture_read(record)
+            self._a, self._b = (record if one.path == record.path else one for one in (self._a, self._b))
+            self._again = {name: tuple(record if one.path == record.path else one for one in records)
+                           for name, records in self._again.items()}
+            captures = self.query_one(CaptureList)
+            captures.show_captures(self._session.captures, captures.selected.path)
+            captures.draw()
         self._compare_read()
 
     def _compare_read(self) -> None:
@@ -333,21 +340,18 @@ class CompareScreen(ModalScreen[None]):
             self._show_progress()
             return
         tight = self.app.size.width < REPORT_WIDTH + 8  # the class is set by the first resize, which may be later
-        sides = [side_of(record, self._session.sides.get(record.path)) for record in records]
-        count = len(self._again["a"])
-        a, b = replace(sides[0], repeats=tuple(sides[2:2 + count])), replace(sides[1], repeats=tuple(sides[2 + count:]))
         why = {name: self._unread[record.path].message for name, record in zip("AB", records[:2], strict=True)
                if record.path in self._unread}
-        self._work(a, b, why, 80 if tight else REPORT_WIDTH)
+        self._work(records, len(self._again["a"]), why, 80 if tight else REPORT_WIDTH)
 
     @work(thread=True, exclusive=True, group="compare")
-    def _work(self, a: Side, b: Side, unread: dict[str, str], width: int) -> None:
-        lines = compared(a, b, unread, width)
+    def _work(self, records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str], width: int) -> None:
+        lines = compared(records, again_a, unread, width)
         if not self._stop.is_set():
-            self.app.call_from_thread(self._show_compared, lines, a, b)
+            self.app.call_from_thread(self._show_compared, lines, records)
 
-    def _show_compared(self, lines: tuple[list[Line], list[Line]], a: Side, b: Side) -> None:
-        if (a.path, b.path) == (str(self._a.path), str(self._b.path)):  # else another choice is under way
+    def _show_compared(self, lines: tuple[list[Line], list[Line]], records: Sequence[CaptureRecord]) -> None:
+        if [one.path for one in records] == [one.path for one in self._records()]:  # else another choice is under way
             self._lines = lines
             self._show_lines()
 
@@ -381,29 +385,35 @@ def _size(path: Path) -> str:
         return "size not known"
 
 
-def side_of(record: CaptureRecord, read: Side | None) -> Side:
-    """What is compared of a capture: its trace, or its analysis where that could not be read."""
-    from gputop.comparison.sides import Side
+def side_of(record: CaptureRecord) -> Side:
+    """What is compared of a capture: what its trace told, or its analysis alone where the trace could not be read."""
+    from gputop.comparison.sides import Side, side_of_trace
 
-    return read or Side(str(record.path), "analysis", record.analysis, findings_at_capture=record.findings)
+    if record.compared is not None and record.analysis is not None:
+        return side_of_trace(str(record.path), record.analysis, record.compared)
+    return Side(str(record.path), "analysis", record.analysis, findings_at_capture=record.findings)
 
 
-def compared(a: Side, b: Side, unread: dict[str, str], width: int) -> tuple[list[Line], list[Line]]:
+def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str], width: int,
+             ) -> tuple[list[Line], list[Line]]:
     """The comparison in lines, folded and with everything, or why there is none.
 
-    ``unread`` says of A and B, where their traces could not be read, why.
+    ``records``: A and B, then ``again_a`` further captures of A's job, then those of B's. ``unread`` says of A and B,
+    where their traces could not be read, why.
     """
     from gputop.comparison.compare import compare_sides
     from gputop.comparison.job import Note
     from gputop.comparison.report import Line, layout
 
     try:
-        comparison = compare_sides(a, b)
+        a, b, *others = map(side_of, records)
+        comparison = compare_sides(replace(a, repeats=tuple(others[:again_a])),
+                                   replace(b, repeats=tuple(others[again_a:])))
     except GputopError as error:
         lines = [Line(printable(text), "warn") for text in (error.message, error.fix, *unread.values())]
         return lines, lines
     for name, why in reversed(unread.items()):
-        comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis alone: {why}."))
+        comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis only: {why}."))
     folded, everything = (layout(comparison, width, everything=every, unfold=UNFOLD, again=AGAIN)
                           for every in (False, True))
     return folded, everything
@@ -418,7 +428,7 @@ def mark_last(session: Session) -> str:
         return f"The capture of {label(captures[-1])} is A already. Change the job, capture again (c), then press B."
     session.set_baseline(captures[-1])
     return (f"A is the capture of {label(captures[-1])}. Now follow a recommendation, restart the job and press c: "
-            "B then shows what it brought.")
+            "B then shows what changed.")
 
 
 def why_not(session: Session) -> str | None:
@@ -428,4 +438,4 @@ def why_not(session: Session) -> str | None:
     if not session.captures:
         return no_capture(session, "This compares two captures, from before and after a change of the job.")
     return (f"One capture so far ({label(session.captures[-1])}), two are needed. Change the job and press c again: "
-            "B then shows what that brought.")
+            "B then shows what changed.")

@@ -106,7 +106,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
         sheet.line(label, NA if value is None else value, printable(why if value is None else more))
 
     if gone:
-        out.append("It holds no GPU any more, or has ended: this is its last sample.\n", WARN)
+        out.append("It holds no GPU now, or has ended: this is its last sample.\n", WARN)
     out.append(printable(redaction.command(p.command)) if p.command is not None
                else f"command: {NA}, {printable(p.reason or 'not known')}", BOLD)
     out.append("\n\n")
@@ -184,11 +184,11 @@ def host_text(sample: NodeSample, width: int = 100, past: Sequence[HostHistoryPo
         sheet.head(f"Control group of {of}", printable(group.name))
         _group_lines(sheet, group)
     if host.core_ratios:
-        sheet.head("Cores", "height: busy share; !: full, such as by one Python thread")
+        sheet.head("Cores", "height: busy share; !: full, for example by one Python thread")
         _load_of_cores(sheet, host)
     else:
-        sheet.head("Cores", "the load of each core is not known here")
-    sheet.head("GPU processes by CPU", "with their children, such as input workers")
+        sheet.head("Cores", "the load of single cores is not known here")
+    sheet.head("GPU processes by CPU", "with their children, for example input workers")
     busy = sorted(sample.processes, key=lambda p: -(p.cpu_cores.value or 0.0))[:_MAX_PROCESSES_LISTED]
     for p in busy:
         _row(sheet, p, devices(p))
@@ -244,7 +244,7 @@ def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
     sheet.line("CPU", text, ", ".join(printable(why) for why in (*more, used.reason) if why))
     if held.value is not None:
         sheet.line("CPU throttled", ratio(held.value),
-                   "of the time: the quota was used up and all threads had to wait",
+                   "of the time: the quota was used up and all threads waited",
                    WARN if throttled(group) else PLAIN)
     limit, used, kills = group["memory_limit_bytes"], group["memory_used_bytes"], group["oom_kills"]
     of = f" of {reading(limit)}, {ratio(used.value / limit.value)}" if used.value is not None and limit.value else ""
@@ -279,7 +279,7 @@ def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
     holders = {p.local_pid or p.pid: devices(p) for p in sample.processes}
     for title, more, key in (
         ("All processes by CPU", "each without its children, over some seconds", lambda p: _used(p.cpu_cores, 0.05)),
-        ("All processes by memory", "resident; shared pages count in each", lambda p: _used(p.rss_bytes, 1.0)),
+        ("All processes by memory", "resident; shared pages count for each", lambda p: _used(p.rss_bytes, 1.0)),
     ):
         sheet.head(title, more)
         shown = sorted((p for p in host.top_processes if key(p)), key=key, reverse=True)[:_MAX_PROCESSES_LISTED]
@@ -287,7 +287,7 @@ def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
             _row(sheet, p, holders.get(p.pid, ""))
         if not shown:
             reasons = {p.cpu_cores.reason for p in host.top_processes if p.cpu_cores.reason}
-            why = host.top_reason or (", ".join(sorted(reasons)) if reasons else "no process used any")
+            why = host.top_reason or (", ".join(sorted(reasons)) if reasons else "no process used the CPU")
             sheet.out.append(f"  {NA if host.top_reason or reasons else 'none'}: {printable(why)}\n", DIM)
 
 
@@ -325,7 +325,7 @@ def _period(found: StepPeriodEstimate, step_s: float | None) -> str:
     if step_s is None or found.interval_s is None or not is_undersampled(step_s, found.interval_s):
         return text
     interval_s = max_interval_for(step_s)
-    text += f". The steps of the capture are too short for samples every {found.interval_s:.2g} s"
+    text += f". The steps of the capture are too short to be seen by samples every {found.interval_s:.2g} s"
     return text + ("" if interval_s is None else f": press +, or start with --interval {interval_s:g}")
 
 
@@ -337,5 +337,5 @@ def capture_text(record: CaptureRecord) -> Text:
     if record.path.exists():
         from gputop.launch.xprof import logdir_of, open_command
 
-        parts.append(f"Open it in XProf: {printable(open_command(logdir_of(record.path)))}")
+        parts.append(f"Open it open it in XProf: {printable(open_command(logdir_of(record.path)))}")
     return Text("\n".join(parts))

@@ -40,9 +40,9 @@ class Popup(ModalScreen[None]):
     """A box over the screen; esc and q close it. Code in it scrolls sideways and is never wrapped."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("y", "copy", "copy", "copy the code (OSC 52, over SSH, too)"),
-        key("question_mark", "app.help", "help", "the keys of this screen"),
-        key("escape,q", "dismiss", "close", "back to where you were"),
+        key("y", "copy", "copy", "copy the code (OSC 52, works over SSH)"),
+        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
+        key("escape,q", "dismiss", "close", "back"),
         key("j", "scroll(1)", "down", "a line down"),
         key("k", "scroll(-1)", "up", "a line up"),
     ]
@@ -126,8 +126,8 @@ class Confirm(ModalScreen[bool]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("y", "answer(True)", "yes", "do it"),
-        key("n,escape,q,enter", "answer(False)", "no", "no, and close"),
-        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("n,escape,q,enter", "answer(False)", "no", "close without doing it"),
+        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]
     HELP = "Only y means yes.\n"
 

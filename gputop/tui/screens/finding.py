@@ -10,38 +10,43 @@ from textual.binding import BindingType
 
 from gputop.core.findings import Finding
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import culprits_text, gain_basis, gain_text
+from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis, gain_text
 from gputop.render.palette import BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import fit, printable, ranges
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Below, Code, Part, Popup
 
-_LABEL_COLUMNS = 44
+_MAX_LABEL_COLUMNS = 46
 _ON_STACKS = ("collective_hang", "spinning", "idle_gpu")  # where they tell more
 
 
 class FindingPopup(Popup):
-    """The details of a finding; t goes to its place on the timeline."""
+    """The details of a finding; t goes to show its place on the timeline."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("t", "place", "on the timeline", "its place on the timeline"),
-        key("S", "app.open('stacks')", "stacks", "stacks: the line where each rank stands"),
+        key("t", "place", "on the timeline", "show its place on the timeline"),
+        key("S", "app.open('stacks')", "stacks", "stacks: the code line where each rank is"),
     ]
 
     def __init__(self, finding: Finding, go: Callable[[Finding], None], numbers: GpuNumbers | None = None) -> None:
         keys = ["t: on the timeline"] if finding.origin == "trace" else []
         keys += ["S: stacks"] if finding.id in _ON_STACKS else []
-        keys += ["y: copy the code"] if finding.snippet else []
+        keys += ["y: copy the code"] if finding.snippet else ["y: copy the command"] if finding.ncu else []
         super().__init__(finding.title, *finding_parts(finding, numbers), keys=keys)
         self._finding, self._go = finding, go
+
+    def copied(self) -> tuple[str, str]:
+        if self._finding.snippet or not self._finding.ncu:
+            return self._finding.snippet or "", "The code"
+        return self._finding.ncu, "The command"
 
     def action_place(self) -> None:
         if self._finding.origin == "trace":
             self.dismiss()
             self._go(self._finding)
         else:
-            self.notify("This is from the live figures: the timeline has no place for it.")
+            self.notify("This finding is from live samples: the timeline has no place for it.")
 
 
 def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[Part]:
@@ -54,8 +59,8 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
     gain = gain_text(finding) or "not estimated"
     out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
     gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
-    origin = "a trace" if finding.origin == "trace" else "the live figures"
-    yours = ", by a rule of yours" if finding.yours else ""
+    origin = "a trace" if finding.origin == "trace" else "live samples"
+    yours = ", by one of your own rules" if finding.yours else ""
     out.append(f"{gpus}   from {origin}{yours}\n\n", DIM)
     culprits = culprits_text(finding)
     out.append(printable(finding.why) + "\n" + (culprits + "\n" if culprits else "") + "\n")
@@ -64,13 +69,19 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
     if finding.snippet:
         parts += [out, Code(finding.snippet)]
         out = Text()
+    if finding.ncu:
+        out.append(f"\n{PROFILE_KERNEL}\n", BOLD)
+        parts += [out, Code(finding.ncu)]
+        out = Text()
     out.append("\nGain\n", BOLD)
     out.append(gain, SEVERITY_STYLE[finding.severity])
     out.append(f"\n{printable(gain_basis(finding))}\n")
     if finding.evidence:
         out.append("\nEvidence\n", BOLD)
-        for label, value in evidence(finding):
-            out.append(f"  {fit(printable(label), _LABEL_COLUMNS)} {printable(value)}\n")
+        figures = evidence(finding)
+        columns = min(_MAX_LABEL_COLUMNS, max(len(label) for label, _ in figures))
+        for label, value in figures:
+            out.append(f"  {fit(printable(label), columns)}  {printable(value)}\n")
     if finding.consequences:
         out.append("\nAlso explains", BOLD)
         out.append("  will disappear with it", DIM)

@@ -17,7 +17,7 @@ _KEY_COLUMNS = 9  # "shift+tab", "q  ctrl+c"
 _GUTTER, _TWO_COLUMNS_FROM = 2, 70
 
 HOW_TO_SERVE = """\
-To let gputop capture, the job starts a profiler server; it costs nothing until it is used.
+For a capture the job needs a profiler server, which costs nothing until it is used.
   TensorFlow   tf.profiler.experimental.server.start(6009)
   JAX          jax.profiler.start_server(6009)
   no change    gputop run -- python train.py …
@@ -27,13 +27,13 @@ To let gputop capture, the job starts a profiler server; it costs nothing until 
 READING = (
     "Each row is a GPU, each column a slice of time, newest at the right; height and color are the level, "
     "ø is the mean of what is shown. On several lines, brightness is the share of samples that reach a level: "
-    "a GPU busy half of the time is dim to the top, a half busy one bright to the middle. A dot: nothing was "
-    "measured. ~ marks coarse utilization (any kernel ran), where SM activity cannot be read.\n"
-    "The line above the lanes marks what happened: a letter where it began, a line while it lasted, and beside it "
-    "what the letters mean. With the cursor (v, or a click on a lane) the figures are means of the slice under it, and "
-    "the words say what happened in it.\n"
-    "The period on the job line is an estimate of the step period from the load alone. Samples show steps of 2.5 "
-    "intervals and longer; shorter ones can look like longer ones, so see whether it stays when you press +.\n"
+    "a GPU that is fully busy half of the time is dim up to the top; a GPU that is always half busy is bright up to "
+    "the middle. A dot: nothing was measured. ~ marks coarse utilization (any kernel ran), where SM activity cannot be "
+    "read.\nThe line above the lanes marks what happened: a letter where it began, a line while it lasted, and beside "
+    "it what the letters mean. With the cursor (v, or a click on a lane) the figures are means of the slice under it, "
+    "and the words say what happened in it.\nThe period on the job line is an estimate of the step period from the "
+    "load alone. Samples show steps of 2.5 intervals and longer. Shorter steps can look like longer ones: press + and "
+    "see whether the period stays the same.\n"
 )
 
 

@@ -111,13 +111,13 @@ class SignalScreen(ModalScreen[Signals | None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the signal above"),
         key("down,j", "move(1)", "down", "select the signal below"),
-        key("enter", "ask", "choose", "choose the selected signal; a question follows"),
-        key("y", "send", "send it", "send it, once it is asked"),
-        key("n,escape,q", "back", "no", "do not send it; again: close"),
-        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("enter", "ask", "choose", "choose the selected signal; gputop then asks"),
+        key("y", "send", "send it", "send it, when gputop asks"),
+        key("n,escape,q", "back", "no", "no, do not send it; again: close"),
+        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]
-    HELP = ("gputop first checks that the PID still is the process on the screen: a later "
-            "process of the same PID gets no signal. Processes of other users need root.\n")
+    HELP = ("Before it sends, gputop checks that the PID is still the process on the screen. A later process with the "
+            "same PID gets no signal. Processes of other users need root.\n")
 
     KEYS = ("↑↓ select", "enter: choose", "esc: close")  # the question names its keys itself
 

@@ -31,9 +31,9 @@ class StartServer(ModalScreen[int | None]):
         key("up,k", "move(-1)", "up", "select the process above"),
         key("down,j", "move(1)", "down", "select the process below"),
         key("y", "start", "start one", "start a profiler server in the selected process, then capture from it"),
-        key("a", "address", "enter an address", "attach to a server that runs elsewhere, HOST:PORT"),
-        key("n,escape,q,enter", "close", "no", "start none, and close"),
-        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("a", "address", "enter an address", "enter the HOST:PORT of a server that runs elsewhere"),
+        key("n,escape,q,enter", "close", "no", "close without starting one"),
+        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]
     HELP = "Only y means yes.\n"
 

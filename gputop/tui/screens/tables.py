@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gputop.analysis.gpu.rank_times import least_median_most
 from gputop.diagnosis.per_step import per_step
+from gputop.diagnosis.python_lines import line_words, per_basis, worth_showing
 from gputop.diagnosis.roofline import picture
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seconds
@@ -14,7 +16,10 @@ from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seco
 if TYPE_CHECKING:
     from gputop.analysis.results import Analysis
 
+_HOT = 0.1  # of the training loop's time: a line of Python is unfolded at first
 _MIN_NAME_COLUMNS, _LEAST_NAME_COLUMNS = 40, 16  # enough to tell most names apart; with which one can begin
+
+_CALL = "StatefulPartitionedCall/"  # TensorFlow puts it before each op of a function
 
 Value = str | float | None
 
@@ -51,6 +56,12 @@ class Table:
     note: str = ""
     parents: tuple[int | None, ...] = ()
     picture: tuple[str, ...] = ()  # lines, below a whole row
+    commands: Mapping[str, str] = field(default_factory=dict)  # how to look at a row of that name (the last column)
+    opened: tuple[int, ...] = ()  # rows of a tree that are unfolded at first, beside those without one above
+
+    @property
+    def open_first(self) -> set[int]:
+        return {i for i, parent in enumerate(self.parents) if parent is None} | set(self.opened)
 
     def unfolded(self, open_rows: Collection[int]) -> list[int]:
         """The rows of a tree of which all rows above are open, in their order."""
@@ -93,10 +104,10 @@ def tables(analysis: Analysis | None) -> tuple[Table, ...]:
     found = analysis if analysis is not None else _nothing()
     made = (_kernels(found, by_op=False), _kernels(found, by_op=True), _collectives(found), _memory(found),
             _copies(found), _host_ops(found), _functions(found), _input(found), _layers(found), _limit(found),
-            _critical_path(found))
-    if analysis is not None:
-        return made
-    return tuple(Table(t.name, t.columns, (), "The trace could not be analyzed: t tells why.") for t in made)
+            _ranks(found), _critical_path(found))
+    if analysis is not None:  # the last tab stands where stacks were to be sampled: all fit 80 columns without
+        return (*made, _python(found)) if found.stacks is not None else made
+    return tuple(Table(t.name, t.columns, (), "The trace could not be analyzed: t shows why.") for t in made)
 
 
 def _nothing() -> Analysis:
@@ -133,11 +144,12 @@ def _kernels(found: Analysis, by_op: bool) -> Table:
                   r.occupancy, r.name.removeprefix("void ") or f"and {r.names} more")
                  for r in table or () for own in (by.steps * (len(r.by_gpu) or by.gpus),))
     empty = ("No kernel ran in the window." if table is not None else
-             "The kernels in this trace name no op: nothing tells which op each belongs to.")
+             "The kernels in this trace name no op: gputop cannot tell which op each belongs to.")
     each = ", of a GPU that runs it" if by.gpus > 1 else ""
     note = f"Times and counts {by.text(by_gpu=False)}{each}. tensor: share of the time on tensor cores."
     note += f" occup.: occupancy, {kernels.occupancy_is}." if kernels.occupancy_is else ""
-    return Table(name, columns, rows, empty, note if rows else "")
+    return Table(name, columns, rows, empty, note if rows else "", commands={
+        r.name.removeprefix("void "): r.ncu for r in table or () if r.ncu})
 
 
 def _type(types: Mapping[str, float]) -> str | None:
@@ -149,7 +161,7 @@ def _collectives(found: Analysis) -> Table:
     columns = (Column("operation"), Column("count", _number), Column("time", seconds), Column("transfer", seconds),
                Column("waiting", _share), Column("bytes", bytes_, spare=True),
                Column("exposed", seconds, spare=True), Column("remark", wide=True))
-    empty = ("One GPU in the trace: it has none to exchange data with." if len(found.gpus) == 1 else
+    empty = ("The trace has one GPU: there is no other to exchange data with." if len(found.gpus) == 1 else
              "No collectives in the window: the GPUs do not exchange gradients through NCCL here.")
     collectives = found.collectives
     if collectives is None:
@@ -216,10 +228,12 @@ def _other_end(source: str, target: str) -> str:
 
 
 def _host_ops(found: Analysis) -> Table:
-    columns = (Column("type"), Column("on"), Column("count", _number), Column("host time", seconds),
-               Column("GPU time", seconds), Column("longest", wide=True))
-    rows: list[tuple[Value, ...]] = []
     ops, by = found.ops, per_step(found)
+    has_gpus = bool(found.gpus) or (ops is not None and any(r.device_s for r in ops.types))
+    on_gpus = (Column("GPU time", seconds),) if has_gpus else ()
+    columns = (Column("type"), Column("on"), Column("count", _number), Column("host time", seconds),
+               *on_gpus, Column("longest", wide=True))
+    rows: list[tuple[Value, ...]] = []
     if ops is not None:
         if ops.basis == "steps" and found.steps is not None:
             by = by._replace(steps=max(1, found.steps.count), unit=found.steps.unit)
@@ -227,12 +241,12 @@ def _host_ops(found: Analysis) -> Table:
             by = by._replace(steps=1.0, unit="window")
         # An op whose events on the host were not traced is known by its work on the GPU alone.
         rows += [(r.type, r.placement, r.count / by.steps or None, r.host_s / by.steps if r.count else None,
-                  r.device_s / by.both, r.example) for r in ops.types]
-        rows += [(r.name, "eager", r.count / by.steps, r.seconds / by.steps, None, "run one by one from Python")
-                 for r in ops.eager]
+                  *((r.device_s / by.both,) if on_gpus else ()), r.example.removeprefix(_CALL)) for r in ops.types]
+        rows += [(r.name, "eager", r.count / by.steps, r.seconds / by.steps, *((None,) if on_gpus else ()),
+                  "run one by one from Python") for r in ops.eager]
     note = f"Times and counts {by.text(by_gpu=False)}{', GPU time: mean of the GPUs' if by.gpus > 1 else ''}."
     return Table("Host ops", columns, tuple(rows),
-                 "No TF ops on host threads: the trace has no host events, or is of another framework.",
+                 "No TF ops on host threads: the trace has no host events, or is from another framework.",
                  note if rows else "")
 
 
@@ -264,7 +278,7 @@ def _input(found: Analysis) -> Table:
     columns = (Column("per batch", seconds), Column("own time", seconds), Column("function", seconds, spare=True),
                Column("calls", _number, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
                Column("buffer empty", _share), Column("stage", wide=True))
-    empty = "No tf.data stages in the window: the input is not tf.data, or all of it was ready before."
+    empty = "No tf.data stages in the window: the job does not use tf.data, or all batches were ready before."
     waits = found.input
     if waits is None:
         return Table("Input", columns, (), empty)
@@ -279,19 +293,43 @@ def _input(found: Analysis) -> Table:
 
 
 def _layers(found: Analysis) -> Table:
-    columns = (Column("share", _share), Column("GPU time", seconds), Column("idle", seconds),
-               Column("kernels", _number), Column("FLOPs", _flops, spare=True), Column("FLOP/s", _flops, spare=True),
-               Column("bytes", bytes_, spare=True), Column("layer", wide=True))
-    empty = "No GPU in this trace, or its kernels name no op: nothing tells which layer each belongs to."
-    table = found.layers
+    table = found.layers or found.cpu_layers
+    on_cpu = table is not None and not table.gpus
+    columns = (Column("share", _share), Column("CPU time" if on_cpu else "GPU time", seconds), Column("idle", seconds),
+               Column("ops" if on_cpu else "kernels", _number), Column("FLOPs", _flops, spare=True),
+               Column("FLOP/s", _flops, spare=True), Column("bytes", bytes_, spare=True), Column("layer", wide=True))
+    empty = ("The kernels in this trace name no op: gputop cannot tell which layer each belongs to." if found.gpus else
+             "Neither kernels nor ops in this trace: gputop cannot tell where the time goes.")
     if table is None:
         return Table("Layers", columns, (), empty)
     rows = tuple((r.share, r.device_s, r.wait_s, r.kernels, r.flops or None,
                   r.flops / (r.device_s * r.flops_known) if r.flops and r.device_s and r.flops_known else None, r.bytes,
                   r.name + (f"  ({r.source})" if r.source else f": {r.reason}" if r.reason else ""))
                  for r in table.rows)
-    note = f"Per {table.basis} and GPU. idle: GPU idle time that these kernels ended. space: unfold a row."
+    note = (f"Per {table.basis}, on the CPU: there is no GPU in this trace. Ops side by side share the time. "
+            "space: unfold a row." if on_cpu else
+            f"Per {table.basis} and GPU. idle: GPU idle time that these kernels ended. space: unfold a row.")
     return Table("Layers", columns, rows, "Nothing ran in the steps.", note, table.parents)
+
+
+def _ranks(found: Analysis) -> Table:
+    """The ranks with least, median and most load first, then all of them by their numbers."""
+    columns = (Column("by load"), Column("rank"), Column("load", seconds), Column("transfer", seconds),
+               Column("waiting", seconds), Column("other", seconds), Column("steps with most load", _count, spare=True),
+               Column("host", wide=True))
+    if found.steps is None:
+        return Table("Ranks", columns, (), "No steps found in the trace: ranks are compared by step.")
+    if len(found.ranks) < 2:
+        return Table("Ranks", columns, (), "One GPU computes in the trace: there is no other rank to compare it with.")
+    extremes = least_median_most(found.ranks)
+    words = {rank: word for word, rank in extremes}
+    ordered = [rank for _, rank in extremes] + [rank for rank in found.ranks if rank not in words]
+    rows = tuple((words.get(r, ""), f"GPU {r.gpu}", r.load_s, r.communication_s, r.waiting_s, r.other_s,
+                  float(r.most_steps), r.host) for r in ordered)
+    unit = found.steps.unit
+    note = (f"Per {unit}, mean of {found.steps.count}. load: kernels and copies; transfer, waiting: collective time "
+            "that no load hides.")
+    return Table("Ranks", columns, rows, "", note)
 
 
 def _limit(found: Analysis) -> Table:
@@ -299,7 +337,7 @@ def _limit(found: Analysis) -> Table:
     limits = found.limits
     if limits is None:
         return Table("Limit", columns, (), "No steps found, or no GPU in the trace: there is no step to compare with "
-                                           "what the GPU can do.")
+                                           "the GPU's limit.")
     rows = tuple((step.time_s / limits.step_s if limits.step_s else None, step.time_s, *limit_step(step.id))
                  for step in limits.steps)
     on = f" of the {printable(limits.gpu)}" if limits.gpu else ""
@@ -329,6 +367,22 @@ def _critical_path(found: Analysis) -> Table:
 
 
 _ANY = float("inf")  # a slack: nothing that ran until the end of the next step waited for it
+
+
+def _python(found: Analysis) -> Table:
+    """The stacks of the training loop as a tree, which is a flame graph that unfolds."""
+    stacks = found.stacks
+    columns = (Column("share", _share), Column("time", seconds), Column("in gaps", seconds), Column("line", wide=True))
+    if stacks is None or not stacks.flame:
+        why = stacks.reason if stacks is not None and stacks.reason else "none fell into the trace."
+        return Table("Python", columns, (), f"No Python stacks were sampled: {why}")
+    whole = sum(node.time_s for node in stacks.flame if node.parent is None)
+    rows = tuple((node.time_s / whole, node.time_s, node.gap_s, node.line) for node in stacks.flame)
+    period_s = found.steps.mean_s if found.steps is not None else found.trace.window_s
+    ran = "; ".join(line_words(gaps.lines[0], stacks.basis) for gaps in worth_showing(stacks, period_s) if gaps.lines)
+    return Table("Python", columns, rows, "", f"The training loop, {per_basis(stacks.basis)}. In gaps: "
+                 f"{ran or 'no line was seen'}. space: unfold a row.", tuple(node.parent for node in stacks.flame),
+                 opened=tuple(i for i, node in enumerate(stacks.flame) if node.time_s >= _HOT * whole))
 
 
 def _slack(value: float) -> str:

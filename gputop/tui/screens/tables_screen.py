@@ -1,5 +1,5 @@
 """The tables of the last capture: kernels, ops, collectives, memory, copies, host ops, functions, input, layers,
-limit."""
+limit, ranks, critical path."""
 
 from __future__ import annotations
 
@@ -19,50 +19,61 @@ from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText, justify, wrap
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
-from gputop.tui.screens.dialogs import Ask, Popup
+from gputop.tui.screens.dialogs import Ask, Code, Part, Popup
 from gputop.tui.screens.tables import Table, Value, arranged, tables, widths
+from gputop.tui.terminal.clipboard import copy
 from gputop.tui.widgets.cached_lines import LinesWidget
 
 _NOTE_LINES = 2
-_NARROW = 90  # columns: below, the names of the tabs are cut to four letters
+_LINES_PER_LINE_OF_TABS = 6  # of the screen
 
 
 class Tabs(LinesWidget):
-    """The names of the tables, the current one marked, and below them how to read it."""
+    """The names of the tables, the current one marked, in as many lines as they need and the screen has room for; below
+    them how to read it."""
 
     class Chosen(Message):
         def __init__(self, index: int) -> None:
             super().__init__()
             self.index = index
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, found: Sequence[Table]) -> None:
         super().__init__(id="tabs")
-        self._names = names
-        self._ends: list[int] = []
+        # The numbers are the keys of the first ten.
+        self._names = [f"{(i + 1) % 10} {t.name}" if i < 10 else t.name for i, t in enumerate(found)]
+        self._has_rows = [bool(t.rows) for t in found]
+        self._ends: list[tuple[int, int, int]] = []  # line, the column after it, table
 
     def draw(self, index: int, about: str) -> None:
-        runs: list[StyledText] = []
-        self._ends = []
-        whole = sum(map(len, self._names))
-        gap = 3 if whole + 5 * len(self._names) <= self.size.width else 1
-        short = whole + (2 + gap) * len(self._names) > self.size.width + gap
-        for i, name in enumerate(self._names):  # the numbers stay, they are the keys of the first ten
-            text = name if i == index or not short else name[:4 if self.size.width < _NARROW else 5].rstrip()
-            text = f"{(i + 1) % 10} {text}" if i < 10 else text
-            runs += [(" " * (gap - 1 if i == 0 else gap), PLAIN), (text, BOLD + ACCENT if i == index else DIM)]
-            used = sum(len(part) for part, _ in runs)
-            self._ends.append(used)
+        wide = 3 * len(self._names) + sum(map(len, self._names)) <= self.size.width
+        gap = 3 if wide else 2
+        lines: list[list[StyledText]] = [[]]
+        ends: list[tuple[int, int, int]] = []  # line, the column after it, table
+        for i, name in enumerate(self._names):
+            used = sum(len(part) for part, _ in lines[-1])
+            if lines[-1] and used + gap + len(name) > self.size.width:
+                lines.append([])
+                used = 0
+            before = gap if used else gap - 1
+            style = BOLD + ACCENT if i == index else PLAIN if self._has_rows[i] else DIM
+            lines[-1] += [(" " * before, PLAIN), (name, style)]
+            ends.append((len(lines) - 1, used + before + len(name), i))
+        room = max(1, self.screen.size.height // _LINES_PER_LINE_OF_TABS)
+        current = next((line for line, _, i in ends if i == index), 0)
+        first = max(0, min(current, len(lines) - room))
+        lines = lines[first:first + room]
+        self._ends = [(line - first, end, i) for line, end, i in ends]
         notes = [[(" " + line, DIM)] for line in wrap(about, self.size.width - 2, _NOTE_LINES)]
-        self.styles.height = 1 + max(1, len(notes))
-        self.show([runs, *(notes or [[]])])
+        self.styles.height = len(lines) + max(1, len(notes))
+        self.show([*lines, *(notes or [[]])])
 
     def on_click(self, event: events.Click) -> None:
         at = event.get_content_offset(self)
-        if at is not None and at.y == 0:
-            for i, end in enumerate(self._ends):
-                if at.x < end:
-                    self.post_message(self.Chosen(i))
-                    return
+        if at is None:
+            return
+        chosen = next((i for line, end, i in self._ends if line == at.y and at.x < end), None)
+        if chosen is not None:
+            self.post_message(self.Chosen(chosen))
 
 
 class TablesScreen(Screen[None]):
@@ -73,20 +84,21 @@ class TablesScreen(Screen[None]):
         key("shift+tab,left_curly_bracket", "turn(-1)", "previous table", "the table before"),
         key("j", "move(1)", "down", "the row below"),
         key("k", "move(-1)", "up", "the row above"),
-        key("1", "table(0)", "first table", "the table of that number: 1 to 9, 0"),
+        key("1", "table(0)", "first table", "the table with that number: 1 to 9, 0"),
         *(key(str(n % 10), f"table({n - 1})", f"table {n}", "") for n in range(2, 11)),
         key("o", "sort(1)", "sort", "sort by the next column, or click its head"),
         key("O", "reverse", "reverse", "reverse the order"),
-        key("slash", "filter", "filter rows", "show only the rows that hold a text"),
+        key("slash", "filter", "filter rows", "show only the rows that contain a text"),
         key("space", "unfold", "unfold", "in a tree: show or hide the rows below this one"),
         key("enter", "row", "whole row", "the whole row, names in full"),
+        key("y", "copy", "copy", "copy the Nsight Compute command for this kernel"),
         key("t", "timeline", "timeline", "the timeline, at the place of this row"),
-        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
         key("escape,q,T", "close", "back", "back to the monitor"),
     ]
-    HELP = ("The line above a table says what its figures are of: mostly of a step and a GPU, the mean of the window; "
-            "where steps do not fill the window, of the whole window. N/A: the trace does not tell. Numbers sort from "
-            "the largest.\n")
+    HELP = ("The line above a table says what its numbers mean: mostly per step and GPU, as a mean over the window. If "
+            "steps do not fill the window, they are for the whole window. N/A: the trace does not tell. Numbers sort "
+            "from the largest.\n")
 
     def __init__(self, record: CaptureRecord, go: Callable[[str, Sequence[Value]], None]) -> None:
         """``go`` opens the timeline at the place of a row of the table of that name."""
@@ -100,7 +112,7 @@ class TablesScreen(Screen[None]):
         self._pattern = ""
         self._rows: list[tuple[Value, ...]] = []
         self._places: list[int] = []  # of a tree's rows in the table, as shown
-        self._open: set[int] = {i for i, parent in enumerate(self.table.parents) if parent is None}
+        self._open: set[int] = set(self.table.open_first)
         self._shown: dict[int, int] = {}  # columns with their widths
 
     @property
@@ -109,7 +121,7 @@ class TablesScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield LinesWidget(id="tables-head")
-        yield Tabs([t.name for t in self._tables])
+        yield Tabs(self._tables)
         yield DataTable(cursor_type="row", id="table")
         yield LinesWidget(id="tables-empty")
 
@@ -132,7 +144,7 @@ class TablesScreen(Screen[None]):
             [(" o sort  / filter  ? help  esc back ", DIM)], width)])
         about = table.note
         if self._pattern:
-            about = f"{len(self._rows)} of {len(table.rows)} rows hold “{self._pattern}”   {about}"
+            about = f"{len(self._rows)} of {len(table.rows)} rows contain “{self._pattern}”   {about}"
         self.query_one(Tabs).draw(self._index, printable(about))
         grid: DataTable[Text] = self.query_one(DataTable)
         grid.clear(columns=True)
@@ -149,7 +161,7 @@ class TablesScreen(Screen[None]):
         if self._rows and not grid.display:
             self.call_after_refresh(grid.focus)  # an empty table, which is hidden, loses it
         grid.display = bool(self._rows)
-        reason = table.empty if not table.rows else "" if self._rows else "No row holds that text: / to change it."
+        reason = table.empty if not table.rows else "" if self._rows else "No row matches the filter: / changes it."
         empty_text = self.query_one("#tables-empty", LinesWidget)
         empty_text.display = bool(reason)
         empty_text.show([[], *([("  " + line, PLAIN)] for line in wrap(printable(reason), width - 4, 4))])
@@ -162,7 +174,7 @@ class TablesScreen(Screen[None]):
 
     def action_table(self, index: int) -> None:
         self._index, self._by, self._reverse = index, None, False
-        self._open = {i for i, parent in enumerate(self.table.parents) if parent is None}
+        self._open = set(self.table.open_first)
         self._draw()
 
     def action_unfold(self) -> None:
@@ -212,7 +224,21 @@ class TablesScreen(Screen[None]):
             out.append(column.text(value) + "\n")
         for line in self.table.picture:
             out.append(f"\n{line}", PLAIN)
-        self.app.push_screen(Popup(f"{self.table.name}, row {grid.cursor_row + 1}", out))
+        parts: list[Part] = [out]
+        command = self.table.commands.get(str(row[-1]))
+        if command:
+            out.append("\nLook at it with Nsight Compute:\n", BOLD)
+            parts.append(Code(command))
+        self.app.push_screen(Popup(f"{self.table.name}, row {grid.cursor_row + 1}", *parts,
+                                   keys=["y: copy the command"] if command else []))
+
+    def action_copy(self) -> None:
+        at = self.query_one(DataTable).cursor_row
+        command = self.table.commands.get(str(self._rows[at][-1])) if 0 <= at < len(self._rows) else None
+        if command:
+            copy(self.app, command, "The command")
+        else:
+            self.notify("Nothing to copy: no kernel that computes and takes much time is selected.")
 
     def action_filter(self) -> None:
         def apply(pattern: str | None) -> None:

@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.screen import ModalScreen
 
-from gputop.profiler.capture.choose_workers import Choice
+from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, Choice
 from gputop.render.palette import DIM, WARN
 from gputop.text.units import printable
 from gputop.tui.keys import key
@@ -20,12 +20,13 @@ class WorkersQuestion(ModalScreen[Literal["few", "all", "none"]]):
     """Dismissed with the answer."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("y", "answer('few')", "capture these", "capture those that are proposed"),
-        key("a", "answer('all')", "capture all", "capture all workers, whatever it costs them"),
-        key("n,escape,q,enter", "answer('none')", "no", "capture none, and close"),
-        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("y", "answer('few')", "capture these", "capture the proposed workers"),
+        key("a", "answer('all')", "capture all", "capture all workers, even if it slows them down; at most "
+                                                 f"{MAX_ALL_WORKERS}"),
+        key("n,escape,q,enter", "answer('none')", "no", "close without a capture"),
+        key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]
-    HELP = "A capture slows each worker down, and all wait for the one that is slowest.\n"
+    HELP = "A capture slows each worker down, and all wait for the slowest one.\n"
 
     def __init__(self, choice: Choice) -> None:
         super().__init__()
@@ -36,12 +37,15 @@ class WorkersQuestion(ModalScreen[Literal["few", "all", "none"]]):
         text = Text(f"Capture {len(choice.chosen)} of {choice.of} workers? y/N\n\n", WARN)
         for address, why in zip(choice.chosen, choice.reasons, strict=True):
             text.append(f"{printable(address)}  {printable(why)}\n")
-        text.append(f"\nChosen by {printable(choice.by)}. A capture costs each worker; their traces are alike.", DIM)
-        with DialogFrame("Capture", "y: these", f"a: all {choice.of}", "n, esc: no", id="popup"):
+        text.append(f"\nChosen by {printable(choice.by)}. A capture slows each worker down; their traces are alike.",
+                    DIM)
+        more = () if choice.of > MAX_ALL_WORKERS else (f"a: all {choice.of}",)
+        with DialogFrame("Capture", "y: these", *more, "n, esc: no", id="popup"):
             yield WrappedText(text)
 
     def on_mount(self) -> None:
         self.query_one("#popup").focus()
 
     def action_answer(self, answer: Literal["few", "all", "none"]) -> None:
-        self.dismiss(answer)
+        if answer != "all" or self._choice.of <= MAX_ALL_WORKERS:
+            self.dismiss(answer)

@@ -24,13 +24,14 @@ from gputop.tui.terminal.escape_codes import (
     MAX_SHIFT_COLUMNS,
     MIN_CELLS_SAVED,
     SgrCodes,
+    Shift,
     StyledSpan,
     cursor_to,
     differences,
     find_shifts,
     parse_sgr,
     sgr_transition,
-    shift_text,
+    shifts_text,
     spans_text,
 )
 
@@ -246,6 +247,7 @@ class CellGrid:
         spans: list[StyledSpan] = []
         rows_without_shift = 0  # in a row, of those that changed much
         shifts: set[int] = set()  # found in the row above: lanes move together
+        shifted: dict[Shift, list[int]] = {}
         for y in sorted(self._dirty):
             chars, styles = self._chars[y], self._styles[y]
             shown_chars, shown_styles = self._shown_chars[y], self._shown_styles[y]
@@ -261,7 +263,7 @@ class CellGrid:
                     shifts = {shift.by for shift in found}
                     rows_without_shift = 0 if found else rows_without_shift + 1
                     for shift in found:
-                        frame.append(shift_text(y, shift))
+                        shifted.setdefault(shift, []).append(y)
                         for row, unknown in ((shown_chars, ""), (shown_styles, "?")):
                             row[shift.begin:shift.end] = [*row[shift.begin + shift.by:shift.end], *[unknown] * shift.by]
                     if found:
@@ -270,7 +272,7 @@ class CellGrid:
             self._shown_chars[y], self._shown_styles[y] = chars[:], styles[:]
         self._dirty.clear()
         drawn, style = spans_text(spans, self.width)
-        frame += drawn
+        frame = [*shifts_text(shifted), *frame, *drawn]
         if frame:
             frame.append("\x1b[m" if style else "")
             frame.append(cursor_to(self._y, self._x))  # screen readers and input methods look there

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import is_not, ne, or_
 from typing import NamedTuple
@@ -162,10 +162,13 @@ def find_shifts(changed: bytes, chars: Sequence[str], styles: Sequence[SgrCodes]
     for. Of two stretches that touch only one is shifted, because the first shift would move the second stretch.
     """
     found: list[Shift] = []
+    first, last = changed.find(1), changed.rfind(1)  # a shift saves nothing left or right of them
+    chars, styles = chars[first:last + 1], styles[first:last + 1]
     for by in columns:
         # Runs of cells that were ``by`` columns further right.
-        for run in _EQUAL_CELLS.finditer(differences(chars, styles, shown_chars[by:], shown_styles[by:])):
-            begin, end = run.start(), run.end() + by
+        before = slice(first + by, last + by + 1)
+        for run in _EQUAL_CELLS.finditer(differences(chars, styles, shown_chars[before], shown_styles[before])):
+            begin, end = first + run.start(), first + run.end() + by
             if changed.count(1, begin, end) - by >= MIN_CELLS_SAVED and all(
                     end <= m.begin or m.end <= begin for m in found):
                 found.append(Shift(begin, end, by))
@@ -181,8 +184,16 @@ def differences(chars: Sequence[str], styles: Sequence[SgrCodes], others: Sequen
     return bytes(map(or_, map(ne, chars, others), map(is_not, styles, other_styles)))
 
 
-def shift_text(y: int, shift: Shift) -> str:
-    """Delete the first cells and insert as many at the end, so that the cells beyond stay in place."""
-    by = shift.by if shift.by > 1 else ""
-    on = shift.end - shift.begin - shift.by
-    return f"{cursor_to(y, shift.begin)}\x1b[{by}P\x1b[{on}C\x1b[{by}@"
+def shifts_text(shifts: Mapping[Shift, Sequence[int]]) -> Iterator[str]:
+    """Shift rows, those of each shift from top to bottom.
+
+    In all of them the first cells are deleted, then as many are inserted at the end, so that the cells beyond come back
+    to their place: from one row to the next the cursor then only goes down.
+    """
+    at = -1, -1
+    for shift, rows in shifts.items():
+        by = shift.by if shift.by > 1 else ""
+        for x, code in ((shift.begin, "P"), (shift.end - shift.by, "@")):
+            for y in rows:
+                yield f"{move(*at, y, x)}\x1b[{by}{code}"
+                at = y, x

@@ -47,7 +47,7 @@ class TerminalApp(FaultReportingApp):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("L", "low_bandwidth", "low bandwidth", show=False,
-                tooltip="for slow lines: draw every 5 s, or each sample"),
+                tooltip="for slow connections: draw every 5 s, or each sample"),
         Binding("ctrl+l", "redraw", "redraw", show=False, tooltip="draw the screen again"),
     ]
 
@@ -142,8 +142,8 @@ class TerminalApp(FaultReportingApp):
             return
         self.low_bandwidth = message.slow
         if message.slow:
-            self.notify(f"The line to this terminal is slow: the screen is drawn every {LOW_BANDWIDTH_PERIOD_S:g} s. "
-                        "Sampling goes on; keys are answered at once.")
+            self.notify("The connection to this terminal is slow: the screen is drawn every "
+                        f"{LOW_BANDWIDTH_PERIOD_S:g} s. Sampling continues; keys are answered at once.")
 
     def action_low_bandwidth(self) -> None:
         """Switch by hand; from then on the speed of the link has no effect."""

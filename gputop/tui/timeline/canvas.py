@@ -34,16 +34,16 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         key("right,l", "pan(1)", "later", "an eighth of the screen later"),
         key("shift+left,H", "pan(-8)", "a screen earlier", "a whole screen earlier"),
         key("shift+right,L", "pan(8)", "a screen later", "a whole screen later"),
-        key("home", "edge(-1)", "begin", "to the begin of the capture"),
+        key("home", "edge(-1)", "begin", "to the start of the capture"),
         key("end", "edge(1)", "end", "to the end of the capture"),
         key("plus,equals_sign,right_square_bracket", "zoom(-1)", "in", "zoom in: show less time, about the cursor ▼",
             footer=True),
         key("minus,left_square_bracket", "zoom(1)", "out", "zoom out: show more time", footer=True),
-        key("z", "fit", "fit", "zoom to what is selected, else to the step at the cursor",
+        key("z", "fit", "fit", "zoom to what is selected, or to the step at the cursor",
             footer=True),
         key("0", "whole", "whole", "the whole capture"),
         key("u", "back", "undo zoom", "back to the view before the last zoom or jump"),
-        key("up,k", "place(-1)", "row above", "the row above, and what is there at the cursor's time"),
+        key("up,k", "place(-1)", "row above", "the row above"),
         key("down,j", "place(1)", "row below", "the row below"),
         key("pageup", "place(-10)", "up a page", "ten rows up"),
         key("pagedown", "place(10)", "down a page", "ten rows down"),
@@ -148,7 +148,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
                     place.rows[0].kind in WITHIN and own.rows[0].kind == "gpu")):
                 self.fold(self.unfolded ^ {own.fold})
                 return
-        self.post_message(self.Missing(f"There is nothing within {place.label.strip()} to unfold."))
+        self.post_message(self.Missing(f"There is nothing inside {place.label.strip()} to show."))
 
     def action_fold_all(self) -> None:
         if self.timeline is not None:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from gputop.analysis.results import StackLine
+from gputop.diagnosis.python_lines import line_words
 from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
 from gputop.render.styled_text import StyledText, justify
-from gputop.text.units import fit, percent, ranges, seconds
+from gputop.text.units import fit, percent, printable, ranges, seconds
 from gputop.timeline.model import IdleGap, IdleTotal, Range, Row, cause_text
 from gputop.timeline.reader import Timeline
 from gputop.tui.timeline.header import legend, step_at, visible_steps
@@ -19,6 +21,8 @@ from gputop.tui.timeline.viewport import View, moment
 _KINDS = {"compute": "kernel", "collective": "collective", "h2d": "copy host → device", "d2h": "copy device → host",
           "d2d": "copy on the device", "p2p": "copy between GPUs", "copy": "copy", "memset": "memset", "host": "host",
           "input": "input", "counter": "sampled by gputop"}
+
+_MAX_PYTHON = 3  # lines that ran in a gap
 
 
 def when(timeline: Timeline, time_ns: int, grain_ns: int) -> str:
@@ -38,7 +42,7 @@ def where(timeline: Timeline, row: Row) -> str:
     """A row with the GPU or host it belongs to."""
     label = row.label.strip()
     if row.kind == "layer":
-        return f"GPU {row.gpu}"
+        return f"GPU {row.gpu}" if row.gpu is not None else "the CPU"
     return label if label.startswith(row.group) or row.kind == "path" else f"{row.group} {label}"
 
 
@@ -115,7 +119,9 @@ def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[in
     first = justify([(" ▒ ", style), (f"{what} on {on}", BOLD)],
                     [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
     if idle_gap is None:
-        return [first, [("   not among the costliest idle gaps", DIM)] if row.gpu is not None else []]
+        known = f"its cause is not known: {timeline.pending}" if timeline.pending else (
+            "not among the costliest idle gaps")
+        return [first, [(f"   {known}", DIM)] if row.gpu is not None else []]
     parts = [cause_text(idle_gap.cause, idle_gap.part), *([idle_gap.host] if idle_gap.host else [])]
     if idle_gap.ended_by:
         parts.append(f"ended by {idle_gap.ended_by}" + ("  o: go there" if ended_by is not None else ""))
@@ -148,7 +154,7 @@ def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[
     elif timeline.rows[r.row].kind == "stream":
         line("other end", "its launch is not in the trace")
     if r.kind == "counter":
-        line("value", "of the time since the sample before; a clock is of its end")
+        line("value", "mean since the sample before; a clock is read at its end")
         line("clock", "Unix time of the machine that took trace and samples")
     if around:
         out.append("\nWithin\n", BOLD)
@@ -174,14 +180,15 @@ def idle_total_lines(
     """What one cause costs in all, and what the host did in the listed gaps of it, in at most ``room`` lines."""
     lines: list[list[StyledText]] = [
         [(seconds(total.s_per_step), BOLD), (f" {total.text(timeline.period_s)}", PLAIN)],
-        [("finding   ", DIM), *(finding or [("none is about this", DIM)])],
+        [("finding   ", DIM), *(finding or [("no finding is about this", DIM)])],
     ]
     if gaps:
         first = gaps[0]
         lines.append([("costliest ", DIM), (f"{seconds(first.cost_ns / 1e9)} of GPU time on GPU {ranges(first.gpus)} "
                                             f"at {when(timeline, first.start_ns, 1000)}", PLAIN)])
     else:
-        lines.append([("Only parts of gaps whose main cause is another.", DIM)])
+        lines.append([("This cause has only parts of gaps; their main cause is another one.", DIM)])
+    lines += [_python_line(line, timeline.basis) for line in total.python[:_MAX_PYTHON]]
     length = sum(gap.end_ns - gap.start_ns for gap in gaps)
     done: Counter[tuple[str, str]] = Counter()
     for gap in gaps:
@@ -192,6 +199,12 @@ def idle_total_lines(
         names = max(len(thread) for (thread, _), _ in most)
         lines += [_work_line(time / max(1, length), thread, what, names) for (thread, what), time in most]
     return [justify(line, [], width) for line in lines][:room]
+
+
+def _python_line(line: StackLine, basis: str) -> list[StyledText]:
+    """"Python    38 ms of each step: metrics.py:112 confusion_matrix"; of one gap without the basis."""
+    text = line_words(line, basis) if basis else f"{seconds(line.s_per_step)}: {printable(line.line)}"
+    return [("Python    ", DIM), (text, PLAIN)]
 
 
 def _work_line(share: float, thread: str, what: str, names: int) -> list[StyledText]:
@@ -211,13 +224,14 @@ def idle_gap_lines(
         tail.append([("ended by  ", DIM), (idle_gap.ended_by, PLAIN)])
     else:
         tail.append([("ended by  ", DIM), ("nothing in this step or trace", DIM)])
-    tail.append([("finding   ", DIM), *(finding or [("none is about this gap", DIM)])])
+    tail.append([("finding   ", DIM), *(finding or [("no finding is about this gap", DIM)])])
     cause = cause_text(idle_gap.cause, idle_gap.part) + (f": {idle_gap.meanwhile}" if idle_gap.meanwhile else "")
     head: list[list[StyledText]] = [
         [(seconds(idle_gap.cost_ns / 1e9), BOLD), (f" of GPU time on {who}: {seconds(length / 1e9)} from ", PLAIN),
          (when(timeline, idle_gap.start_ns, _grain(length)), PLAIN)],
         [("why       ", DIM), ("█ ", PART_STYLE[idle_gap.part]), (cause, PLAIN)],
     ]
+    head += [_python_line(line, "") for line in idle_gap.python[:_MAX_PYTHON]]
     host: list[list[StyledText]] = []
     free = room - len(head) - len(tail)
     if idle_gap.work and free >= 2:
@@ -228,5 +242,5 @@ def idle_gap_lines(
     elif idle_gap.host and free >= 1:
         host.append([("the host  ", DIM), (idle_gap.host, PLAIN)])
     elif free >= 1:
-        host.append([("the host  ", DIM), ("no host thread is known to cause it", DIM)])
+        host.append([("the host  ", DIM), ("no host thread is known as its cause", DIM)])
     return [justify(line, [], width) for line in [*head, *host, *tail]][:room]

@@ -14,19 +14,22 @@ if TYPE_CHECKING:
     from gputop.timeline.reader import Timeline
 
 _MAX_RANGES = 2_000  # ranges of a GPU that are searched
+_LATE_LAUNCHES = "launch_bound"
 _QUOTED = re.compile(r"[“\"'`]([^”\"'`]{4,80})[”\"'`]|\b([A-Za-z_][\w:/.]*(?:::|_|/)[\w:/.]+)")
 
 
 def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
-    """Where a finding from a trace can be seen: the index of its costliest idle gap, or a range that stands for it.
+    """Where a finding from a trace can be seen: the index of an idle gap, or a range that stands for it.
 
-    A range is that of a culprit. Where there is neither, one that its text names, else the longest of the kind of work
+    First the place of a culprit: the finding's gap that its event ends or, on the host, lies in, else the event itself.
+    Where no culprit has one, the costliest gap; else a range that its text names, else the longest of the kind of work
     it is about. None: no such place.
     """
     for culprit in finding.culprits:
         named = _event_of(timeline, culprit)
-        if named is not None:
-            return named
+        gap = _gap_of(timeline, finding, culprit, named)
+        if gap is not None or named is not None:
+            return named if gap is None else gap
     causes = [total for total in timeline.idle_totals if total.finding in finding.ids]
     for i, idle_gap in enumerate(timeline.idle_gaps):
         if any(total.holds(idle_gap) for total in causes) and idle_gap.finding in finding.ids:
@@ -49,6 +52,16 @@ def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
     return max(longest, key=_length_ns, default=None)
 
 
+def gap_before(timeline: Timeline, finding: Finding, place: Range) -> tuple[int, int] | None:
+    """Where a finding is about launches that come late: the idle time of the GPU that this event of it ends."""
+    number = timeline.rows[place.row].gpu
+    gpu = next((row.key for row in timeline.rows if row.kind == "gpu" and row.gpu == number), None)
+    if finding.id != _LATE_LAUNCHES or gpu is None:
+        return None
+    gap = timeline.next_gap(gpu, place.start_ns, 1, back=True)
+    return gap if gap is not None and gap[1] == place.start_ns else None
+
+
 def _length_ns(found: Range) -> int:
     return found.end_ns - found.start_ns
 
@@ -67,8 +80,23 @@ def place_of_row(timeline: Timeline, table: str, row: Sequence[object]) -> Range
 
 
 def _event_of(timeline: Timeline, culprit: Culprit) -> Range | None:
+    """The event of a culprit; of several that begin on the host together the one of its name."""
     if culprit.at_s is None:
         return None
     at_ns = round(culprit.at_s * 1e9)
-    return next((r for row in timeline.rows if row.kind == "stream" and row.gpu == culprit.gpu
-                 if (r := timeline.at(row.key, at_ns)) is not None and r.start_ns == at_ns), None)
+    kind = "stream" if culprit.gpu is not None else "stage" if culprit.kind == "stage" else "thread"
+    found = [r for row in timeline.rows if row.kind == kind and row.gpu == culprit.gpu
+             if (r := timeline.at(row.key, at_ns)) is not None and r.start_ns == at_ns]
+    return next((r for r in found if culprit.name in r.name or culprit.name in r.tf_op), found[0] if found else None)
+
+
+def _gap_of(timeline: Timeline, finding: Finding, culprit: Culprit, event: Range | None) -> int | None:
+    """The idle gap of the finding that is this culprit's: the one in which its line ran, or that its event ends."""
+    for i, gap in enumerate(timeline.idle_gaps):
+        if gap.finding not in finding.ids:
+            continue
+        if any(line.line == culprit.name for line in gap.python) if culprit.kind == "line" else event is not None and (
+                gap.ends == (event.row, event.index) if culprit.gpu is not None else
+                min(gap.end_ns, event.end_ns) > max(gap.start_ns, event.start_ns)):
+            return i
+    return None

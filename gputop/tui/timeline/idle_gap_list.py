@@ -12,6 +12,7 @@ from textual.message import Message
 from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.text.units import fit, ranges, seconds
+from gputop.text.wrapping import wrap
 from gputop.timeline.model import IdleGap, cause_text
 from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
@@ -38,7 +39,7 @@ class IdleGapList(DrawnLines, can_focus=True):
 
     PANEL = "Idle gaps"
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up,k", "move(-1)", "costlier", "the line above; the picture goes to its costliest gap"),
+        key("up,k", "move(-1)", "costlier", "the line above; the timeline goes to its costliest gap"),
         key("down,j", "move(1)", "less costly", "the line below"),
         key("right,l,space", "unfold(1)", "unfold", "the gaps of this cause, one by one", footer=True),
         key("left,h", "unfold(-1)", "fold", "back to the cause, and fold it"),
@@ -116,7 +117,14 @@ class IdleGapList(DrawnLines, can_focus=True):
         idle_gaps, totals = self.timeline.idle_gaps, self.timeline.idle_totals
         self.border_title = f"Idle gaps by cause{_PER.get(self.timeline.basis, '')}, mean of the GPUs"
         if not totals:
-            self.show([[(" No GPU is idle for long enough to matter, or the trace has no GPU.", DIM)]])
+            if self.timeline.pending:
+                text = f"The idle gaps are not there: {self.timeline.pending}."
+            elif any(row.gpu is not None for row in self.timeline.rows):
+                text = "No GPU is idle for long enough to matter."
+            else:
+                text = ("This trace has no GPU. What the host does between the steps stands in the findings and in the "
+                        "tables (esc, then T).")
+            self.show([[(f" {line}", DIM)] for line in wrap(text, width - 2)][:height])
             return
         beside = width >= _DETAILS_BESIDE_FROM
         listed = self._listed

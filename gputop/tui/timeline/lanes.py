@@ -84,6 +84,9 @@ def draw_lanes(timeline: Timeline, idle: IdleGapParts, shown: Sequence[Place], v
                 mean = float(timeline.levels(row.key, view.start_ns, view.end_ns, 1)[0])
                 out[place.key] = Lane(lines, share, NA if mean != mean else compact(mean * row.full_scale, row.unit))
                 continue
+            if row.kind == "path" and timeline.pending:
+                out[place.key] = Lane(lines, None)
+                continue
             named = place.depth is None and len(place.rows) == 1
             if named and timeline.count(row.key, view.start_ns, view.end_ns) <= _MAX_RANGES_NAMED:
                 ranges = timeline.ranges(row.key, view.start_ns, view.end_ns, cells // BAR_CELLS,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,17 @@ from gputop.tui.timeline.viewport import View
 from gputop.tui.widgets.cached_lines import CachedLinesWidget
 
 _EMPTY = View(0, 1, (0, 1))
+
+
+class Where(NamedTuple):
+    """Where one is in a picture."""
+
+    view: View
+    cursor_ns: int
+    place: tuple[int, int, int] | None  # its key
+    selected: Range | None
+    gap: tuple[int, int] | None
+    unfolded: frozenset[int]
 
 
 def _share(value: float) -> str:
@@ -72,6 +84,23 @@ class TimelinePicture(CachedLinesWidget):
         self.cursor_ns = timeline.window_ns[0]
         self._idle, self._busy = IdleGapParts(timeline.idle_gaps), None
         self._arrange()
+
+    @property
+    def where(self) -> Where:
+        """Where one is, by what keys and the mouse change."""
+        return Where(self.view, self.cursor_ns, self.place.key if self.place is not None else None, self.selected,
+                     self.gap, self.unfolded)
+
+    def complete(self, timeline: Timeline) -> None:
+        """Take the same trace with what was not there yet; view, place and selection stay, on the same lines."""
+        line = self._tops[self.index] - self._top if self.index < len(self.places) else 0
+        self.timeline = timeline
+        self._idle = IdleGapParts(timeline.idle_gaps)
+        self._arrange()
+        if self.index < len(self.places):
+            self._top = max(0, self._tops[self.index] - line)
+            self._scroll_to_place()
+            self._redraw()
 
     def once_sized(self, then: Callable[[], None]) -> None:
         """Call ``then`` when there are rows to go to: before Textual has laid the picture out there are none."""

@@ -31,23 +31,23 @@ from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.help import help_box
 from gputop.tui.timeline import descriptions
 from gputop.tui.timeline.canvas import TimelineCanvas
-from gputop.tui.timeline.finding_place import place_of
+from gputop.tui.timeline.finding_place import gap_before, place_of
 from gputop.tui.timeline.header import losses
 from gputop.tui.timeline.idle_gap_list import IdleGapList
+from gputop.tui.timeline.picture import Where
 from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.widgets.cached_lines import LinesWidget
 
 _CLOCK_PERIOD_S = 0.5  # of the time shown while a trace is read
 _HELP = """\
-Each row is a GPU, one of its streams, a host thread or a tf.data stage, each column a slice of time. The height of a \
-cell is the share of it that is covered, its color the kind of work that covers most; at the right stands the share \
-of all that is shown. Zoomed in, ranges are bars with their names. An idle gap of a GPU has the color of the part of \
-the step it is lost to as its ground. Thin lines are where steps begin. In a capture by gputop, rows such as \
-“Power” under a GPU are what gputop sampled of it meanwhile, against the most that it can be, with their mean at the \
-right.
+Each row is a GPU, one of its streams, a host thread or a tf.data stage; each column is a slice of time. The height of \
+a cell is the share of its time with work, its color the kind of work that takes most of it. At the right is the share \
+over all that is shown. Zoomed in, ranges are bars with their names. The background of an idle gap has the color of \
+the part of the step that it belongs to. Thin lines show where steps begin. In a capture by gputop, rows such as \
+“Power” under a GPU show what gputop sampled during the capture, against its maximum, with the mean at the right.
 
 The mouse: click selects, a second click opens the details; the wheel zooms about the pointer; drag, or the wheel with \
-shift or ctrl, pans; over the labels the wheel scrolls the rows; a click on the top line goes there.
+shift or ctrl, pans; over the labels the wheel scrolls the rows; a click on the top line goes to that time.
 """
 
 
@@ -81,15 +81,12 @@ class TimelineScreen(ModalScreen[None]):
         key("n,greater_than_sign", "found(1)", "next match", "the next match of the search"),
         key("N,less_than_sign", "found(-1)", "previous match", "the previous match of the search"),
         key("r", "report", "report", "the analysis as text: where the step's time goes, GPU by GPU"),
-        key("question_mark", "help", "help", "the keys of this screen, and how to read it", footer=True),
+        key("question_mark,f1", "help", "help", "the keys of this screen, and how to read it", footer=True),
         key("q", "close", "back", "back to the monitor", footer=True),
     ]
 
-    class Analyzed(Message):
-        """The trace has been analyzed; posted from the thread that did it."""
-
     class Read(Message):
-        """The trace has been read or cannot be read; posted from the thread that tried."""
+        """The rows of the trace or all of it has been read, or it cannot be; posted from the thread that tried."""
 
         def __init__(self, outcome: Timeline | GputopError) -> None:
             super().__init__()
@@ -105,6 +102,7 @@ class TimelineScreen(ModalScreen[None]):
         self._stop = threading.Event()
         self._began_s = 0.0
         self._problem: GputopError | None = None
+        self._shown_at: Where | None = None  # when only the rows were there
         self._search_text = ""
 
     # -- building -----------------------------------------------------------------------------
@@ -135,40 +133,66 @@ class TimelineScreen(ModalScreen[None]):
     def on_unmount(self) -> None:
         self._stop.set()
 
-    def _read(self) -> None:
-        try:
-            outcome: Timeline | GputopError = self.trace.read(self._stop)
-        except GputopError as error:
-            outcome = error
-        except Exception as error:  # noqa: BLE001  thread boundary: the screen shows it, the monitor goes on
-            outcome = GputopError(f"a bug in gputop: {error!r}", "Please report this; the trace is kept.")
+    def _post_read(self, outcome: Timeline | GputopError) -> None:
+        """From the thread that reads."""
         if not self._stop.is_set():
             self.post_message(self.Read(outcome))
         elif isinstance(outcome, Timeline):
             outcome.close()
 
+    def _read(self) -> None:
+        try:
+            outcome: Timeline | GputopError = self.trace.read(self._stop, self._post_read)
+        except GputopError as error:
+            outcome = error
+        except Exception as error:  # noqa: BLE001  thread boundary: the screen shows it, the monitor goes on
+            outcome = GputopError(f"a bug in gputop: {error!r}", "Please report this; the trace is kept.")
+        self._post_read(outcome)
+
     def on_timeline_screen_read(self, message: Read) -> None:
-        self._clock.stop()
-        if isinstance(message.outcome, GputopError):
-            self._problem = message.outcome
-            self._show_reading()
-            return
-        self.remove_class("-reading")
-        self.trace.timeline = message.outcome
-        self._show_timeline(message.outcome)
-        if not self.trace.analyzed:
-            threading.Thread(target=self._analyze, name="gputop-analysis", daemon=True).start()
+        outcome, rows = message.outcome, self._canvas.timeline
+        if isinstance(outcome, GputopError):
+            self._clock.stop()
+            self._problem = outcome
+            if rows is None:
+                self._show_reading()
+            else:  # those that are there stay
+                rows.pending = "the trace could not be analyzed"
+                self._idle_gaps.update_view(rows, self.trace.titles)
+                self._show_header()
+                self._show_detail()
+                self.notify(f"The rest could not be read: {printable(outcome.message)}\n{printable(outcome.fix)}",
+                            severity="warning")
+        elif outcome.pending:
+            self.remove_class("-reading")
+            self._show_timeline(outcome)
+        elif rows is None:
+            self._clock.stop()
+            self.remove_class("-reading")
+            self.trace.timeline = outcome
+            self._show_timeline(outcome)
+        else:
+            self._clock.stop()
+            self.trace.timeline = outcome
+            self._complete(outcome)
 
-    def _analyze(self) -> None:
-        if self.trace.analyze(self._stop) and not self._stop.is_set():
-            self.post_message(self.Analyzed())
-
-    def on_timeline_screen_analyzed(self, _: Analyzed) -> None:
-        if self._canvas.timeline is not None:
-            self._idle_gaps.update_view(self._canvas.timeline, self.trace.titles)
+    def _complete(self, timeline: Timeline) -> None:
+        """Take what has been read since the rows were, without moving anything; go where the screen was opened to
+        show, unless the user has gone elsewhere meanwhile."""
+        as_shown = self._shown_at in (None, self._canvas.where) and not self.has_class("-idle-gaps")
+        self._canvas.complete(timeline)
+        self._idle_gaps.update_view(timeline, self.trace.titles)
+        self._show_header()
+        self._show_detail()
+        if as_shown:
+            self._go_where_asked(timeline)
 
     def _show_reading(self) -> None:
-        """In place of the picture: that the trace is being read and for how long, or why it cannot be read."""
+        """In place of the picture: that the trace is being read and for how long, or why it cannot be read; where its
+        rows are there, in the header."""
+        if self._canvas.timeline is not None:
+            self._show_header()
+            return
         box = self.query_one("#reading", LinesWidget)
         width = max(20, self.size.width - 4)
         paths = [Path(p) for p in self.trace.paths]
@@ -194,6 +218,15 @@ class TimelineScreen(ModalScreen[None]):
         self._idle_gaps.update_view(timeline, self.trace.titles)
         self._canvas.focus()
         self._show_header()
+        if timeline.pending:
+            self._canvas.once_sized(self._note_place)
+        else:
+            self._go_where_asked(timeline)
+
+    def _note_place(self) -> None:
+        self._shown_at = self._canvas.where
+
+    def _go_where_asked(self, timeline: Timeline) -> None:
         if self._finding is not None:
             self._canvas.once_sized(partial(self.go_to_finding, self._finding))
         elif self._place is not None:
@@ -218,7 +251,7 @@ class TimelineScreen(ModalScreen[None]):
         self.set_class(event.widget is self._idle_gaps, "-listing")
 
     def _show_header(self) -> None:
-        timeline = self.trace.timeline
+        timeline = self._canvas.timeline
         width = self.app.size.width
         left: list[StyledText] = [(" gputop ", BOLD), (" timeline ", PLAIN), (" " + printable(self.trace.title), DIM)]
         right: list[StyledText] = []
@@ -229,6 +262,10 @@ class TimelineScreen(ModalScreen[None]):
             right = [(seconds((end - begin) / 1e9), BOLD), (f"  {timeline.events:,} events", PLAIN), (" ", PLAIN)]
             if len(timeline.steps_ns):
                 right.insert(2, (f"  {len(timeline.steps_ns)} step{'s' * (len(timeline.steps_ns) != 1)}", PLAIN))
+            if timeline.pending:
+                text = "rows only" if self._problem is not None else (
+                    f"reading idle gaps, critical path  {seconds(time.monotonic() - self._began_s)}")
+                left[-1:-1] = [(f" {text} ", WARN if self._problem is not None else ACCENT)]
             while right and sum(len(t) for t, _ in (*left[:-1], *right)) >= width:
                 right.pop()
         self.query_one("#timeline-header", LinesWidget).show([justify(left, right, width)])
@@ -298,7 +335,7 @@ class TimelineScreen(ModalScreen[None]):
 
     def _go_to(self, place: Range | None) -> None:
         if place is None:
-            self.notify("No single place of the trace stands for this row.")
+            self.notify("This row has no single place in the trace.")
         else:
             self._canvas.set_view(self._canvas.view.fit(place.start_ns, place.end_ns, margin=3.0))
             self._canvas.reveal(place)
@@ -308,12 +345,15 @@ class TimelineScreen(ModalScreen[None]):
         timeline = self._canvas.timeline
         place = place_of(timeline, finding) if timeline is not None else None
         if timeline is None or place is None:
-            self.notify(f"{printable(finding.title)}: no single place of the trace stands for it.")
+            self.notify(f"{printable(finding.title)}: this finding has no single place in the trace.")
         elif isinstance(place, int):
             self._open_idle_gaps()
             self._idle_gaps.choose_gap(place)
         else:
             self._go_to(place)
+            if (gap := gap_before(timeline, finding, place)) is not None:
+                self._canvas.set_view(self._canvas.view.fit(*gap, margin=1.0))
+                self._canvas.select(self._canvas.index, None, gap, (), place)
 
     # -- actions ------------------------------------------------------------------------------
 
@@ -359,7 +399,7 @@ class TimelineScreen(ModalScreen[None]):
             end = timeline.window_ns[0] - 1 if by > 0 else timeline.window_ns[1] + 1
             found = timeline.search(self._search_text, 0, end, by < 0)
             if found is not None:
-                self.notify("The search went on from the other end of the capture.")
+                self.notify("The search continued from the other end of the capture.")
         if found is None:
             self.notify(f"No range or op with “{printable(self._search_text)}” in its name.")
         else:

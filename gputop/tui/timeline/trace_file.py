@@ -14,16 +14,20 @@ from gputop.core.findings import Finding
 from gputop.text.units import printable
 
 if TYPE_CHECKING:
+    from gputop.diagnosis.worker import Diagnosis
     from gputop.profiler.capture.records import CaptureRecord
     from gputop.timeline.reader import Timeline
 
-Open = Callable[[Sequence[str], threading.Event], "Timeline"]
+OnRows = Callable[["Timeline"], None]
+OnDiagnosis = Callable[["Diagnosis"], None]
+Open = Callable[[Sequence[str], threading.Event, OnRows, "OnDiagnosis | None"], "Timeline"]
 
 
-def _in_worker(paths: Sequence[str], stop: threading.Event) -> Timeline:
+def _in_worker(paths: Sequence[str], stop: threading.Event, on_rows: OnRows,
+               on_diagnosis: OnDiagnosis | None) -> Timeline:
     from gputop.timeline.worker import timeline_in_worker
 
-    return timeline_in_worker(paths, stop)
+    return timeline_in_worker(paths, stop, on_rows=on_rows, on_diagnosis=on_diagnosis)
 
 
 @dataclass(slots=True)
@@ -38,25 +42,20 @@ class TraceFile:
     open: Open = _in_worker
     timeline: Timeline | None = None
 
-    def read(self, stop: threading.Event) -> Timeline:
-        """Read the timeline; blocks. Raises GputopError where that fails or ``stop`` is set."""
-        return self.open(self.paths, stop)
-
-    def analyze(self, stop: threading.Event) -> bool:
-        """Fill in findings and report, which says why where that fails; blocks. False if ``stop`` was set."""
-        from gputop.diagnosis.worker import analyze_in_worker
-
+    def read(self, stop: threading.Event, on_rows: OnRows) -> Timeline:
+        """Read the timeline; blocks. ``on_rows`` is called with its rows, before the rest of it is there. Fills in
+        findings and report where they are not known. Raises GputopError where that fails or ``stop`` is set."""
         try:
-            found = analyze_in_worker(self.paths, stop)
+            return self.open(self.paths, stop, on_rows, None if self.analyzed else self._take)
         except GputopError as error:
-            if stop.is_set():
-                return False
-            self.report = Text(f"{printable(error.message)}\n{printable(error.fix)}")
-            return True
+            if not self.analyzed and not stop.is_set():
+                self.report = Text(f"{printable(error.message)}\n{printable(error.fix)}")
+            raise
+
+    def _take(self, found: Diagnosis) -> None:
         self.report = Text(found.report)
         self.findings = found.analysis.findings
         self.analyzed = True
-        return True
 
     def all_findings(self) -> Iterator[Finding]:
         """The findings and their consequences."""

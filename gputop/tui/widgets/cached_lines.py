@@ -7,7 +7,7 @@ over a slow link: same place, same size, few cells.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,22 @@ from gputop.render.styled_text import StyledText
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+class DrawnLine(Strip):
+    """A line that is freed as soon as it is drawn anew.
+
+    Textual has a strip that is not cut keep itself among its parts. Only the garbage collector frees such a circle:
+    with 30 lines a second they were all that it had to do.
+    """
+
+    def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
+        cuts = [cut for cut in cuts if cut <= self.cell_length]
+        return [self] if cuts == [self.cell_length] else super().divide(cuts)
+
+    def crop(self, start: int, end: int | None = None) -> Strip:
+        part = super().crop(start, end)
+        return part if part is self else DrawnLine(part, part.cell_length)
 
 
 class CachedLinesWidget(Widget):
@@ -90,7 +106,7 @@ class CachedLinesWidget(Widget):
         length = sum([cell_len(segment.text) for segment in segments])
         if length < width:
             segments.append(Segment(" " * (width - length), on(ground, None)))
-        strip = Strip(segments, max(length, width))
+        strip = DrawnLine(segments, max(length, width))
         return strip if length <= width else strip.crop(0, width)
 
 

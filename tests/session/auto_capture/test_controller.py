@@ -75,7 +75,7 @@ def test_seldom_and_not_for_ever(tmp_path, captured):
     for _ in range(4):  # a dip every 100 s
         session.go(60, 0.9)
         session.go(40, 0.2)
-    assert len(captured) == 1 and "the last was" in session.auto_capture.note
+    assert len(captured) == 1 and "the last capture was" in session.auto_capture.note
     session.go(600, 0.9)
     session.go(10, 0.2)
     assert len(captured) == 2 and session.auto_capture.done
@@ -110,7 +110,7 @@ def test_a_dip_just_after_a_capture_is_counted(tmp_path, captured):
     session.status = replace(session.status, phase="done")
     session.go(8, 0.9, 0.2)
     assert captured == [] and session.auto_capture.missed == 1
-    assert "GPU 1" in session.auto_capture.note and "not captured, a capture was under way" in session.auto_capture.note
+    assert "GPU 1" in session.auto_capture.note and "not captured: a capture was running" in session.auto_capture.note
     assert session.auto_capture.state().startswith("auto-capture 0/20, 1 during captures: ")
 
 
@@ -235,7 +235,7 @@ class TestTheTimeBefore:
     def test_a_server_that_is_found_late_is_recorded_at_once(self, tmp_path):
         with serve(FakeProfiler(continuous=True)) as server:
             session = self.begin(tmp_path)
-            self.until(lambda: "not recording all the time yet: no profiler server" in session.auto_capture.note)
+            self.until(lambda: "no continuous recording yet: no profiler server" in session.auto_capture.note)
             session.servers = (Server(server.address, asked=True),)
             self.until(lambda: "recording: sm<" in session.auto_capture.state())
             session.close()

@@ -262,7 +262,7 @@ def test_no_library_at_all(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == EXIT_NO_DATA, done.stderr
-    assert "no NVIDIA driver" in done.stdout
+    assert "has no NVIDIA driver" in done.stdout
     assert "gputop --demo" in done.stdout
 
 

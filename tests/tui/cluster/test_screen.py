@@ -9,7 +9,7 @@ import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
 from gputop.cluster.collect import View
-from gputop.cluster.model import Problem
+from gputop.cluster.model import NO_JOB, Problem, together
 from gputop.core.errors import GputopError
 from gputop.export.cluster import Report
 from gputop.tui.cluster import rows
@@ -54,7 +54,7 @@ def test_a_filter_finds_by_user_node_and_finding() -> None:
     for pattern, found in (("bob", ["2"]), ("N4", ["3"]), ("held", ["2"]), ("straggler", ["3"]), ("x", [])):
         own.pattern = pattern
         assert ids(own) == found
-    assert "No job holds that text" in plain(rows.details(own, None, 80, 7)[0])
+    assert "No job matches the filter" in plain(rows.details(own, None, 80, 7)[0])
 
 
 def test_unfolding_shows_nodes_and_gpus_and_asks_for_them() -> None:
@@ -93,8 +93,8 @@ def test_the_cursor_tells_the_activity_of_then() -> None:
 
 def test_what_is_missing_is_said() -> None:
     own = state(problems=(Problem("a is gone", "mend it"), Problem("b")), figures_s=NOW - 90)
-    lines = [plain(line) for line in rows.header(own, 100, False)]
-    assert "figures 90 s old" in lines[0] and "! a is gone" in lines[1] and "(+1: p)" in lines[1]
+    lines = [plain(line) for line in rows.header(own, 100)]
+    assert "data 90 s old" in lines[0] and "! a is gone" in lines[1] and "(+1: p)" in lines[1]
     text = "".join(part for part, _ in rows.problems(own.report))
     assert "a is gone" in text and "mend it" in text and "b" in text
 
@@ -124,3 +124,35 @@ async def test_answers_change_the_screen_and_faults_leave_it(tmp_path: Path) -> 
         assert own.report.fleet.problems == (Problem("the job is gone", "look for it"),) and own.rows()
         await pilot.press("down", "down", "enter", "enter")
     assert app.return_value == ["ssh", "-t", "n4", "gputop"]
+
+
+async def test_what_is_shown_gets_older_while_no_answer_comes(tmp_path: Path) -> None:
+    asker, own = StillAsker(), state()
+    app = ClusterApp(own, asker, rows.commands_for, tmp_path, period_s=15.0)  # type: ignore[arg-type]
+    draw_to_nobody(app)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.pause()
+        app._main.show_age()
+        assert own.late_s == 0.0
+        app._main._answered_s -= 62.0
+        app._main.show_age()
+        assert own.late_s == pytest.approx(62.0, abs=5.0)
+        assert f"data {own.late_s:.0f} s old" in plain(rows.header(own, 100)[0])
+        asker.listener(report())
+        await pilot.pause()
+        assert own.late_s == 0.0 and "old" not in plain(rows.header(own, 100)[0])
+
+
+def test_gpus_of_no_job_are_the_last_row_and_unfold_to_their_nodes() -> None:
+    free = (replace(node(0.3, "n7"), each=(gpu(0.3, "n7:0"),)), node(0.1, "n8"))
+    own = state(free=together(free), free_nodes=free)
+    assert ids(own)[-1] == NO_JOB and own.report.of_job(NO_JOB) == []
+    row = own.rows()[-1]
+    assert "2×8" in plain(rows.line(own, row, 120, False))
+    assert "Nobody holds these GPUs" in plain(rows.details(own, row, 120, 7)[1])
+    own.unfold(row)
+    own.open_nodes.add((NO_JOB, "n7"))
+    assert [r.node.name for r in own.rows() if r.node is not None and r.gpu is None] == ["n7", "n8"]
+    assert own.rows()[-2].gpu is not None and own.asked([row]).open_jobs == (NO_JOB,)
+    own.pattern = "n8"
+    assert ids(own)[0] == NO_JOB

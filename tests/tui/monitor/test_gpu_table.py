@@ -62,7 +62,7 @@ def test_the_picture_is_as_short_as_the_history_until_the_user_zooms() -> None:
         history.append(node_sample(tick, 1))
         spans.append(table.span_shown_s)
         assert tick <= table.span_shown_s or table.span_shown_s >= table.span_s
-    assert spans[0] == width / 2, "a sample takes two columns at first"
+    assert spans[0] == width, "a sample takes a column at first"
     assert spans == sorted(spans) and spans[-1] == width * 10.0
     table.end_s = 1.0
     assert table.span_shown_s == width * 10.0, "scrolled back"

@@ -77,14 +77,14 @@ def test_lanes_move_by_a_share_of_the_history_and_by_some_seconds_at_most() -> N
     history, table = History(), GpuTable()
     table._history = history
     ends = []
-    for tick in range(30):
+    for tick in range(40):
         history.append(node_sample(tick, 1))
         table._lanes_end_s = table._lanes_end()
         ends.append(round(table._lanes_end_s - START_S))  # type: ignore[operator]
     assert ends[:8] == [0, 1, 2, 3, 4, 5, 6, 6]
-    assert {ends[20 + i] - ends[17 + i] for i in range(10)} == {3}  # never more than three seconds behind
+    assert {ends[25 + i] - ends[20 + i] for i in range(15)} == {5}  # never more than five seconds behind
     table.time.time_s = START_S + 10.0  # with the cursor on them, lanes and figures are of the same moment
-    assert table._lanes_end() == START_S + 29
+    assert table._lanes_end() == START_S + 39
 
 
 def test_a_cached_lane_equals_one_drawn_at_once() -> None:

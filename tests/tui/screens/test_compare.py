@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gputop.comparison import worker
+from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.comparison.report import Line
+from gputop.comparison.sides import read_side
+from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
+from gputop.diagnosis import worker
 from gputop.diagnosis.diagnose import analyze
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.render.step_parts import PART_BY_ID
+from gputop.session.captures import analyze as capture_analyze
+from gputop.session.captures import analyze_saved
+from gputop.session.finding_store import MAX_COMPARED
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import compared_to_baseline
 from gputop.tui.screens.compare import CaptureAgain, CaptureList, CompareScreen, colored, compared, side_of
@@ -75,7 +84,7 @@ async def test_marking_says_what_to_do_next() -> None:
         session.capture_ended(record(1, 0.4), [SERVER])
         await pilot.press("A")
         await pilot.pause()
-        assert "B then shows what it brought" in messages(app) and session.baseline is session.captures[0]
+        assert "B then shows what changed" in messages(app) and session.baseline is session.captures[0]
         await pilot.press("A")
         await pilot.pause()
         assert "is A already" in messages(app)
@@ -127,7 +136,7 @@ async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
         await pilot.press("x", "B")  # another one of B's job is one of A's after the swap, and then is B's again
         assert marks(app) == ["A", "B", "+B"]
         await pilot.press("question_mark")
-        assert "beyond what one job differs by" in box_text(app)
+        assert "usual difference of one job" in box_text(app)
         await pilot.press("escape", "pagedown", "pageup", "escape")
         assert app.screen is app.screen_stack[0]
 
@@ -140,24 +149,76 @@ async def shown(app: GputopApp) -> str:
     return " ".join(str(screen.query_one(WrappedText).text).split())
 
 
-async def test_two_real_traces_side_by_side_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    read_in_worker = worker.read_in_worker
-    monkeypatch.setattr(worker, "read_in_worker", lambda path, stop: (read.append(path), read_in_worker(path, stop))[1])
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that were read, each time they were."""
+    found: list[str] = []
+    run_in_worker = worker.run_in_worker
+    monkeypatch.setattr(worker, "run_in_worker", lambda module, paths, *more: (
+        found.extend(paths), run_in_worker(module, paths, *more))[1])
+    return found
+
+
+async def test_two_real_traces_side_by_side_are_read_once(read: list[str]) -> None:
     records = [replace(record(n, 1.0), path=path, analysis=analyze([str(path)]))
                for n, path in enumerate((SLOW, FAST))]
-    app = GputopApp(Captured(*records))
+    session = Captured(*records)
+    app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
         text = await shown(app)
         assert text.startswith("NOT BEYOND DOUBT: ") and "Press c to capture again" in text
-        assert PART_BY_ID["input"].name in text and "analysis alone" not in text
-        assert "GONE" in text and "promised" in text  # the advice to mend the input was followed
+        assert PART_BY_ID["input"].name in text and "saved analysis only" not in text
+        assert "GONE" in text and "estimated" in text  # the advice to mend the input was followed
         await pilot.press("u")
         assert "Welch" in str(app.screen.query_one(WrappedText).text)
         await pilot.press("x", "escape", "B")
         await shown(app)
         assert sorted(read) == sorted((str(SLOW), str(FAST)))
+        assert session.last_capture is session.captures[-1] and session.last_capture.compared is not None
+
+
+async def test_captures_that_were_analyzed_are_compared_without_reading_them(
+        read: list[str], tmp_path: Path) -> None:
+    stop, paths = threading.Event(), [tmp_path / name for name in ("a.xplane.pb.gz", "b.xplane.pb.gz")]
+    for path, trace in zip(paths, (SLOW, FAST), strict=True):
+        shutil.copyfile(trace, path)
+    taken = [capture_analyze(replace(record(n, 1.0), path=path, analysis=None), stop) for n, path in enumerate(paths)]
+    assert read == [str(path) for path in paths]
+    for path in paths:
+        path.unlink()  # so that nothing else can be what is shown
+    session = Captured(*taken)
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("B")
+        text = await shown(app)
+        assert text.startswith("NOT BEYOND DOUBT: ") and "saved analysis only" not in text and "GONE" in text
+        await pilot.press("c")
+        session.start_capture = lambda **_: None  # type: ignore[method-assign]
+        await pilot.press("b")
+        session.capture_ended(replace(taken[1], path=tmp_path / "c.xplane.pb.gz", time_s=START_S + 9), [SERVER])
+        app.screen.update_view()
+        assert marks(app) == ["A", "B", "+B"] and "and " in await shown(app)
+        await pilot.press("x", "escape", "B")
+        await shown(app)
+    assert len(read) == 2
+
+
+def test_what_a_capture_found_when_it_was_taken_is_what_its_comparison_quotes(tmp_path: Path) -> None:
+    (tmp_path / "a.xplane.pb").write_bytes(gzip.decompress(SLOW.read_bytes()))
+    bare = replace(record(1, 1.0), path=tmp_path / "a.xplane.pb", analysis=None)
+    assert analyze_saved(bare, threading.Event()).compared.findings_at_capture is None  # gputop did not capture it
+    taken = capture_analyze(bare, threading.Event())
+    assert taken.compared.findings_at_capture == taken.findings and taken.findings
+    assert to_document(side_of(taken).findings_at_capture) == to_document(read_side(taken.path).findings_at_capture)
+
+
+def test_only_so_many_captures_keep_what_a_comparison_needs() -> None:
+    session, some = Captured(), ComparedTrace(gpu_names=("H100",))
+    for n in range(MAX_COMPARED + 2):
+        session.capture_ended(replace(record(n, 0.4), compared=some), [SERVER])
+    for records in (session.captures, session.taken):
+        assert [one.compared is some for one in records] == [False] * 2 + [True] * MAX_COMPARED
 
 
 async def test_a_capture_taken_again_counts_beside_the_first_one() -> None:
@@ -180,12 +241,12 @@ async def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -
         await pilot.press("B")
         text = await shown(app)
         assert text.startswith("FASTER: 401 → 301 ms")
-        assert "A is compared by its saved analysis alone: its trace is no longer on disk." in text
+        assert "A is compared by its saved analysis only: its trace is no longer on disk." in text
 
 
 def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:
     bare = replace(record(1, 0.4), analysis=make_analysis())
-    folded, _ = compared(side_of(bare, None), side_of(bare, None), {}, 88)
+    folded, _ = compared((bare, bare), 0, {}, 88)
     assert "Whether the step time changed cannot be told" in folded[0].text
 
 
@@ -195,7 +256,7 @@ async def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
     app = GputopApp(Captured(record(1, 0.4, tmp_path), record(2, 0.3, tmp_path)))
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
-        assert "A is compared by its saved analysis alone: " in await shown(app)
+        assert "A is compared by its saved analysis only: " in await shown(app)
 
 
 def test_verdicts_are_colored_and_said_in_words() -> None:

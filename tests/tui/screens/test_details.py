@@ -89,7 +89,7 @@ async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
         await pilot.click(SignalList, offset=(5, signals._at[2]))
         assert signals.asked
         await pilot.press("escape", "question_mark")
-        assert "still is the process" in box_text(app)
+        assert "is still the process" in box_text(app)
         await pilot.press("escape", "escape")
         await pilot.pause()
         assert len(session.sent) == 1 and app.screen is app.screen_stack[0]
@@ -175,7 +175,7 @@ def test_the_host_in_full() -> None:
     host = replace(sample.host, core_ratios=(0.0, 0.5, 1.0) * 30, cpu_limit_cores=4.0)
     text = str(host_text(replace(sample, host=host)))
     assert "30 full" in text and "4 cores" in text and text.count("█!") == 30 and "   64  " in text
-    assert "the load of each core is not known" in str(host_text(sample)) and "the test says so" in text
+    assert "the load of single cores is not known" in str(host_text(sample)) and "the test says so" in text
     assert "no process holds a GPU" in str(host_text(replace(sample, processes=())))
 
 
@@ -333,7 +333,7 @@ async def test_the_palette_has_every_key_with_a_sentence_and_runs_it() -> None:
         assert app.clipboard == HEAVY.snippet
         await pilot.press("ctrl+p")
         await pilot.pause()
-        await pilot.press(*"main lane")  # words of what it does
+        await pilot.press(*"in the lanes")  # words of what it does
         for _ in range(100):
             await asyncio.sleep(0.05)
             if app.screen.query(CommandList).first().option_count:
@@ -374,7 +374,7 @@ def test_rdma_stands_in_the_host_line_and_each_adapter_with_its_history_in_the_d
         sample = replace(sample, time_s=sample.time_s + 1, host=replace(sample.host, adapters=adapters(load, None)))
         history.append(sample)
     line = "".join(text for text, _ in status_lines.host(sample, 200))
-    assert " RDMA ↓ 45.0 GB/s ↑ 2.0 GB/s of 2, fullest 90%" in line, line
+    assert " RDMA ×2 ↓ 45.0 GB/s ↑ 2.0 GB/s, fullest 90%" in line, line
     assert "RDMA" not in "".join(text for text, _ in status_lines.host(node_sample(1), 200))
     text = str(host_text(sample, 100, history.host(60.0)))
     assert "RDMA adapter mlx5_0  InfiniBand ACTIVE, NUMA node 0" in text and "90% of the link" in text

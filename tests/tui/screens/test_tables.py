@@ -22,6 +22,18 @@ from tests.tui.textual_private import messages
 
 TABLE = Table("t", (Column("n", str), Column("name", wide=True)), ((2.0, "b"), (None, "a"), (3.0, "C")), "none")
 EMPTY = make_analysis(gpus=[{"gpu": 0}])
+STACKS: dict[str, Any] = {
+    "basis": "step", "length_s": 4.0, "rate_hz": 98.0, "error_s": 0.004, "cpus": 0.05,
+    "gaps": [{"gap": "gap", "s_per_step": 0.08, "gaps": 40, "seen": 39, "lines": [
+        {"line": "metrics.py:112 confusion_matrix", "file": "/job/metrics.py", "s_per_step": 0.07, "share": 0.875,
+         "inner": "numpy/core.py:3 add"}]},
+             {"gap": "input", "s_per_step": 0.02, "gaps": 40, "seen": 40}],
+    "flame": [{"line": "train.py:90 <module>", "file": "/job/train.py", "parent": None, "time_s": 0.1, "gap_s": 0.08},
+              {"line": "metrics.py:112 confusion_matrix", "file": "/job/metrics.py", "parent": 0, "time_s": 0.075,
+               "gap_s": 0.07},
+              {"line": "numpy/core.py:3 add", "file": "/e/numpy/core.py", "parent": 1, "time_s": 0.05, "gap_s": 0.05},
+              {"line": "tensorflow/…/execute.py:53 quick_execute", "file": "/e/execute.py", "parent": 0,
+               "time_s": 0.025, "gap_s": 0.01}]}
 
 
 def found(**changes: Any) -> Analysis:
@@ -118,8 +130,18 @@ def test_without_steps_the_figures_are_those_of_the_window_and_say_so() -> None:
     assert paused.rows[0][1] == pytest.approx(0.1) and "per step" in paused.note
 
 
+def test_python_has_a_tab_where_stacks_were_to_be_sampled() -> None:
+    assert "Python" not in [table.name for table in tables(found())]
+    python = tables(found(stacks=STACKS))[-1]
+    assert python.name == "Python" and python.unfolded({0}) == [0, 1, 3]
+    assert python.rows[1] == (pytest.approx(0.75), 0.075, 0.07, "metrics.py:112 confusion_matrix")
+    assert "70.0 ms of each step: metrics.py:112 confusion_matrix, mostly in numpy/core.py:3 add" in python.note
+    without = tables(found(stacks={"reason": "py-spy is not installed"}))[-1]
+    assert not without.rows and without.empty.endswith("py-spy is not installed")
+
+
 def test_layers_unfold_and_the_limit_is_in_order() -> None:
-    layers, limit, path = tables(found())[8:]
+    layers, limit, _, path = tables(found())[8:]
     assert layers.unfolded({0, 3}) == [0, 1, 3] and layers.unfolded({0, 1}) == [0, 1, 2, 3]
     assert layers.unfolded({1}) == [0, 3]
     assert layers.branch(1, {0})[-1] == "  ▸ dense  (train.py:7)" and "CUDA graphs" in str(layers.rows[3][-1])
@@ -133,10 +155,23 @@ def test_layers_unfold_and_the_limit_is_in_order() -> None:
     assert "Step 3, 100 ms" in path.note and path.note.endswith("Not sure.")
 
 
+def test_the_ranks_with_least_median_and_most_load_stand_first() -> None:
+    ranks = [{"gpu": g, "host": f"n{g // 2}", "rank": g, "load_s": load, "communication_s": 0.01, "waiting_s": waiting,
+              "other_s": 0.0, "most_steps": 4 * (g == 1)}
+             for g, (load, waiting) in enumerate([(0.08, 0.02), (0.1, 0.0), (0.05, 0.05), (0.09, None)])]
+    table = tables(found(ranks=ranks))[10]
+    assert table.name == "Ranks" and [row[:2] for row in table.rows] == [
+        ("least", "GPU 2"), ("median", "GPU 0"), ("most", "GPU 1"), ("", "GPU 3")]
+    assert table.rows[0][2:] == (0.05, 0.01, 0.05, 0.0, 0.0, "n1") and table.rows[3][4] is None
+    assert "mean of 4" in table.note
+    assert "no other rank" in tables(found(ranks=ranks[:1]))[10].empty
+    assert "by step" in tables(found(ranks=ranks, steps=None))[10].empty
+
+
 def test_empty_tables_say_why() -> None:
     for table in tables(EMPTY):
         assert table.rows == () and table.empty.endswith(".")
-    assert "none to exchange data with" in tables(EMPTY)[2].empty
+    assert "no other to exchange data with" in tables(EMPTY)[2].empty
     assert all("could not be analyzed" in t.empty for t in tables(None))
 
 
@@ -198,7 +233,7 @@ async def test_keys_and_mouse_of_the_tables() -> None:
         await pilot.click(Tabs, offset=(3, 0))
         assert screen.table.name == "Kernels"
         await pilot.press("question_mark")
-        assert "only the rows that hold a text" in box_text(app)
+        assert "show only the rows" in box_text(app)
         await pilot.press("escape", "escape")
         assert app.screen is app.screen_stack[0]
 
@@ -211,6 +246,21 @@ async def test_without_a_capture_the_key_says_what_to_do() -> None:
         await pilot.press("T")
         await pilot.pause()
         assert any("press c" in message for message in messages(app))
+
+
+async def test_names_of_tables_stay_whole_where_they_need_several_lines() -> None:
+    app = GputopApp(TabledSession())
+    async with app.run_test(size=(60, 24)) as pilot:
+        await pilot.press("T")
+        tabs = app.screen.query_one(Tabs)
+        shown = text_of(tabs)
+        assert isinstance(app.screen, TablesScreen)
+        assert all(table.name in shown for table in tables(found()))
+        lines = shown.splitlines()
+        at = next((line.index("Limit"), y) for y, line in enumerate(lines) if "Limit" in line)
+        assert at[1] > 0
+        await pilot.click(Tabs, offset=at)
+        assert app.screen.table.name == "Limit"
 
 
 @pytest.mark.parametrize("size", [(80, 24), (20, 5), (200, 50)])

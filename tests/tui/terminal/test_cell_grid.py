@@ -83,6 +83,20 @@ def test_moving_a_lane_costs_its_new_cells_only(by: int) -> None:
     assert update.startswith(f"\x1b[2;5H\x1b[{count}P\x1b[{30 - by}C\x1b[{count}@") and len(update) < 50 + 36 * by
 
 
+def test_lanes_that_moved_together_are_moved_one_below_the_other() -> None:
+    def lanes(first: int) -> list[tuple[int, int, str, str]]:
+        return [(y, 2 + x, f"38;2;{(first + x) * 37 % 251};80;{y}", "▀") for y in (0, 1, 3) for x in range(30)]
+
+    cells, terminal = CellGrid(WIDE, 5), CellGrid(WIDE, 5)
+    cells.feed(drawn(lanes(0)))
+    terminal.feed(cells.update())
+    cells.feed(drawn(lanes(2)))
+    update = cells.update()
+    terminal.feed(update)
+    assert styled_cells(terminal) == styled_cells(cells)
+    assert update.startswith("\x1b[1;3H\x1b[2P\x1b[B\x1b[2P\x1b[2B\x1b[2P\x1b[1;31H\x1b[2@\x1b[B\x1b[2@\x1b[2B\x1b[2@")
+
+
 def test_the_cursor_is_moved_by_the_shortest_sequence() -> None:
     places = [(y, x) for y in (0, 1, 8, 12) for x in (0, 1, 9, 12, 38)]
     for y, x in places:

@@ -13,7 +13,19 @@ from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.screen import TimelineScreen
 from tests.tui.found import box_text
-from tests.tui.timelines import LAUNCH_BOUND, STEP_NS, details, line_of, notes, picture, press_to, shown, text_of
+from tests.tui.timelines import (
+    LAUNCH_BOUND,
+    STEP_NS,
+    details,
+    job,
+    line_of,
+    notes,
+    picture,
+    press_to,
+    shown,
+    text_of,
+    timeline_of,
+)
 
 
 async def test_pan_zoom_and_the_way_back() -> None:
@@ -144,7 +156,7 @@ async def test_rows_fold_and_unfold() -> None:
         assert canvas.index == 0
         await press_to(pilot, canvas, "launch 0")
         await pilot.press("e")
-        assert "nothing within launch 0" in notes(pilot)
+        assert "nothing inside launch 0" in notes(pilot)
 
 
 async def test_search_goes_round() -> None:
@@ -208,6 +220,13 @@ async def test_the_idle_places() -> None:
         assert idle_gaps.has_focus
         await pilot.press("escape")
         assert not idle_gaps.display and canvas.has_focus and screen.is_current
+
+
+async def test_without_a_gpu_the_list_says_where_the_gaps_are() -> None:
+    async with shown(timeline_of(job(gpus=0))) as (pilot, screen, _):
+        await pilot.press("b")
+        text = text_of(screen.query_one(IdleGapList))
+        assert "This trace has no GPU" in text and "T)" in text
 
 
 async def test_a_gap_tells_of_its_finding() -> None:

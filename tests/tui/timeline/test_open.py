@@ -21,12 +21,25 @@ from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.finding_place import place_of, place_of_row
 from gputop.tui.timeline.screen import TimelineScreen
-from gputop.tui.timeline.trace_file import TraceFile, trace_of
+from gputop.tui.timeline.trace_file import OnRows, TraceFile, trace_of
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession
-from tests.tui.timelines import LAUNCH_BOUND, job, notes, picture, refused, text_of, timeline_of, trace_file, until
+from tests.tui.timelines import (
+    LAUNCH_BOUND,
+    details,
+    job,
+    notes,
+    picture,
+    refused,
+    rows_and_rest,
+    shown,
+    text_of,
+    timeline_of,
+    trace_file,
+    until,
+)
 
 
 async def test_a_place_is_gone_to_once_the_picture_is_laid_out() -> None:
@@ -56,7 +69,7 @@ async def test_a_place_is_gone_to_once_the_picture_is_laid_out() -> None:
 async def test_reading_can_be_given_up() -> None:
     began, asked = threading.Event(), []
 
-    def read(paths: Sequence[str], stop: threading.Event) -> Timeline:
+    def read(paths: Sequence[str], stop: threading.Event, *_: object) -> Timeline:
         asked.append(stop)
         began.set()
         stop.wait(20)
@@ -77,7 +90,7 @@ async def test_reading_can_be_given_up() -> None:
 
 async def test_what_cannot_be_read_says_why() -> None:
     for error in (GputopError("The file is [b]cut[/b] off.", "Capture again."), ValueError("odd")):
-        def read(paths: Sequence[str], stop: threading.Event, error: Exception = error) -> Timeline:
+        def read(paths: Sequence[str], stop: threading.Event, *_: object, error: Exception = error) -> Timeline:
             raise error
 
         app = TimelineApp(replace(trace_file(timeline_of(job())), open=read))
@@ -111,6 +124,82 @@ async def test_a_lost_file_says_so_and_a_real_one_is_read_in_a_worker(tmp_path: 
         await until(pilot, lambda: bool(screen._idle_gaps.titles))
         assert trace.timeline is not None and screen._idle_gaps.titles["input_bound"]
         assert "tf_Compute" in "\n".join(picture(screen._canvas))
+
+
+class Slowly:
+    """Reads a timeline whose rest comes, or fails to, once it is let."""
+
+    def __init__(self, failure: GputopError | None = None) -> None:
+        self.rows, self.rest = rows_and_rest(job())
+        self.go_on, self._failure = threading.Event(), failure
+
+    def open(self, paths: Sequence[str], stop: threading.Event, on_rows: OnRows, _: object) -> Timeline:
+        on_rows(self.rows)
+        self.go_on.wait(20)
+        if self._failure is not None:
+            raise self._failure
+        return self.rest
+
+
+def header_of(screen: TimelineScreen) -> str:
+    return text_of(screen.query_one("#timeline-header", LinesWidget))
+
+
+async def test_the_rows_are_there_first_and_nothing_moves_when_the_rest_comes() -> None:
+    slowly = Slowly()
+    app = TimelineApp(replace(trace_file(slowly.rest), open=slowly.open))
+    async with app.run_test(size=(120, 16)) as pilot:
+        await until(pilot, lambda: isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is not None)
+        screen = app.screen
+        assert isinstance(screen, TimelineScreen)
+        canvas = screen._canvas
+        assert "reading idle gaps, critical path" in header_of(screen)
+        assert "critical path" in "\n".join(picture(canvas)) and "train" in "\n".join(picture(canvas))
+        await pilot.press("b")
+        assert "still being analyzed" in text_of(screen._idle_gaps)
+        await pilot.press("escape", "e", "down", "down", "down", "plus", "plus", "n")
+        assert "its cause is not known" in details(screen)
+        await pilot.press("full_stop")
+        before = canvas.where, canvas._top, [line[:12] for line in picture(canvas)]
+        assert canvas.selected is not None and canvas.place is not None and canvas.view != canvas.view.whole(
+            canvas.timeline.window_ns)
+        slowly.go_on.set()
+        await until(pilot, lambda: canvas.timeline is slowly.rest)
+        assert (canvas.where, canvas._top, [line[:12] for line in picture(canvas)]) == before
+        assert "reading" not in header_of(screen) and screen.trace.timeline is slowly.rest
+        await pilot.press("b")
+        assert "Idle gaps by cause" in str(screen._idle_gaps.border_title) and screen._idle_gaps.entries
+
+
+@pytest.mark.parametrize("moved", [False, True])
+async def test_a_finding_is_gone_to_when_its_place_is_known_unless_the_user_has_moved(moved: bool) -> None:
+    slowly = Slowly()
+    screen = TimelineScreen(replace(trace_file(slowly.rest, LAUNCH_BOUND), open=slowly.open), LAUNCH_BOUND)
+    async with shown() as (pilot, _, _):
+        pilot.app.push_screen(screen)
+        await until(pilot, lambda: screen.is_mounted and screen._canvas.timeline is slowly.rows
+                    and bool(screen._canvas.places))
+        if moved:
+            await pilot.press("plus")
+        view = screen._canvas.view
+        slowly.go_on.set()
+        await until(pilot, lambda: screen._canvas.timeline is slowly.rest)
+        assert (screen._canvas.gap is None and screen._canvas.view == view) if moved else screen._idle_gaps.display
+
+
+async def test_the_rows_stay_where_the_analysis_fails() -> None:
+    slowly = Slowly(GputopError("It ran out of memory.", "Use another machine."))
+    app = TimelineApp(replace(trace_file(slowly.rest), open=slowly.open))
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await until(pilot, lambda: isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is not None)
+        screen = app.screen
+        assert isinstance(screen, TimelineScreen)
+        slowly.go_on.set()
+        await until(pilot, lambda: screen._problem is not None)
+        assert "ran out of memory" in notes(pilot) and "rows only" in header_of(screen)
+        await pilot.press("b")
+        assert "could not be analyzed" in text_of(screen._idle_gaps)
+        assert "GPU 0" in "\n".join(picture(screen._canvas)) and screen.trace.timeline is None
 
 
 # -- where findings are -----------------------------------------------------------------------
@@ -170,7 +259,7 @@ async def test_from_the_monitor_and_from_a_finding() -> None:
         live = replace(LAUNCH_BOUND, origin="live")
         app.push_screen(FindingPopup(live, lambda f: pytest.fail("a live finding has no place")))
         await pilot.press("t")
-        assert "live figures" in notes(pilot)
+        assert "live samples" in notes(pilot)
         lost = replace(session.last_capture, path=Path("/other"))
         assert trace_of(lost, app.trace).timeline is None
         with pytest.raises(AttributeError):  # the one before was closed

@@ -1,0 +1,110 @@
+"""The Python stacks of jobs on this node, sampled while they are captured."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
+
+from gputop.core.errors import GputopError
+from gputop.core.host_stacks import StackSamples
+
+if TYPE_CHECKING:
+    from gputop.profiler.client import Progress
+    from gputop.ranks.stack_sampler import StackSampler
+
+SimulatedStacks = Callable[[float, float], "StackSamples | None"]  # between two Unix times
+_START_S = 1.0
+MAX_PROCESSES = 8  # each takes some 4 % of a CPU
+
+
+def simulated_stacks(source: object) -> SimulatedStacks | None:
+    """The stacks of the demo's job; None for a source that is not simulated."""
+    if not getattr(source, "simulated", False):
+        return None
+    from gputop.sources.simulated import SimulatedSource
+
+    return source.python_stacks if isinstance(source, SimulatedSource) else None
+
+
+class StackWatch:
+    """Receives the progress of a capture and hands it on; its jobs' stacks are sampled while they are recorded.
+
+    ``wanted``: None samples what is gputop's own user's, or in ``agreed`` (PIDs); True those of other users, too.
+    ``simulated``: the stacks of the demo's job, whose server is this process.
+    """
+
+    def __init__(self, pids: Iterable[tuple[str, int | None]], wanted: bool | None, agreed: Collection[int],
+                 report: Callable[[Progress], None], simulated: SimulatedStacks | None = None) -> None:
+        self._pids, self._wanted, self._agreed, self._report = dict(pids), wanted, agreed, report
+        self._samplers: dict[str, StackSampler] = {}
+        self._reasons: dict[str, str] = {}
+        self._began = wanted is False
+        self._simulated = simulated
+        self._demo: str | None = None  # the address of the demo's server
+        self._begin_s = self._end_s = 0.0
+
+    def __enter__(self) -> StackWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sampler in self._samplers.values():
+            sampler.discard()
+        self._samplers = {}
+
+    def __call__(self, progress: Progress) -> None:
+        if not self._began:
+            self._began = True
+            self._begin()
+        if progress.phase in ("receiving", "saving"):
+            self._end_s = self._end_s or time.time()
+            for sampler in self._samplers.values():
+                sampler.stop()
+        self._report(progress)
+
+    def samples(self) -> dict[str, StackSamples | str]:
+        """By address the samples, or why there are none. Waits for py-spy to write them."""
+        out: dict[str, StackSamples | str] = dict(self._reasons)
+        for sampler in self._samplers.values():
+            sampler.stop()
+        if self._demo is not None and self._simulated is not None:
+            demo = self._simulated(self._begin_s, self._end_s or time.time())
+            out |= {} if demo is None else {self._demo: demo}
+        for address in list(self._samplers):
+            try:
+                out[address] = self._samplers.pop(address).samples()
+            except GputopError as error:
+                out[address] = error.in_one_line
+        return out
+
+    def _begin(self) -> None:
+        from gputop.ranks.stack_sampler import StackSampler
+
+        self._begin_s = time.time()
+        for address, pid in self._pids.items():
+            if pid == os.getpid():
+                self._demo = address
+                continue
+            if pid is None:
+                self._reasons[address] = "the job's process is not on this node, or cannot be seen from here"
+            elif len(self._samplers) == MAX_PROCESSES:
+                self._reasons[address] = f"the stacks of {MAX_PROCESSES} processes are sampled, no more"
+            else:
+                try:
+                    self._refuse_unasked(pid)
+                    self._samplers[address] = StackSampler(pid)
+                except GputopError as error:
+                    self._reasons[address] = error.in_one_line
+        until_s = time.monotonic() + _START_S
+        for sampler in self._samplers.values():  # the first gaps of the trace are to have samples, too
+            sampler.wait_for_samples(max(0.0, until_s - time.monotonic()))
+
+    def _refuse_unasked(self, pid: int) -> None:
+        from gputop.ranks.stacks import others_of
+        from gputop.ranks.tracing_rights import user_name
+
+        uid = others_of([pid]).get(pid)
+        if uid is not None and not self._wanted and pid not in self._agreed:
+            raise GputopError(f"process {pid} belongs to {user_name(uid)}, and you have not allowed gputop to read its "
+                              "stacks", "If you want this: --stacks")
