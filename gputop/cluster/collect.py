@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from gputop.cluster import slurm
-from gputop.cluster.model import Fleet, Gpu, Group, History, Job, Mapped, Node, Problem, fields_of, together
+from gputop.cluster.model import NO_JOB, Fleet, Gpu, Group, History, Job, Mapped, Node, Problem, fields_of, together
 from gputop.cluster.prometheus import Client, Series
 from gputop.cluster.promql import WHAT_IS_THERE, Found, Queries, matchers, which_labels
 from gputop.cluster.schemas import (
@@ -34,7 +34,7 @@ _GROUPS_AT_ONCE = 60  # whose history is asked for at once
 _LOW_GPUS = 12  # that are looked at
 _DIGITS = re.compile(r"\d+$")
 
-_NO_JOBS = Problem("no job is known: the figures have no label of a job, and there is no squeue here",
+_NO_JOBS = Problem("no job is known: the metrics have no job label, and there is no squeue here",
                    "Label them (dcgm-exporter --hpc-job-mapping-dir, or gputop export on the nodes), or start gputop "
                    "where squeue runs; from there Prometheus can be reached as ssh://LOGIN/http://…, too.")
 
@@ -123,21 +123,22 @@ class Collector:
                 raise
             problems.append(Problem(error.message, error.fix))
             self.settled = True
-        problems += [Problem(f"Prometheus warns: {text}") for text in self._client.warnings]
+        problems += [*self._target_problems(),
+                     *(Problem(f"Prometheus warns: {text}") for text in self._client.warnings)]
         if self._slurm.problem is not None:
             problems.append(self._slurm.problem)
         elif not self._slurm.is_there and self._queries is not None and not self._queries.by_job:
             problems.append(_NO_JOBS)
-        jobs, free = self._jobs(view)
+        jobs, free, free_nodes = self._jobs(view)
         queries = self._queries
         names = ", ".join(s.title for s in queries.schemas) if queries is not None else ""
         self._fleet = Fleet(
             time_s=now_s, source=f"{self._client.endpoint.url} ({names})", jobs=jobs, free=free,
-            simulated=self._simulated,
+            free_nodes=free_nodes, simulated=self._simulated,
             gpus=sum(_count(own, "all_gpus" if queries is not None and queries.by_job else "gpus") or 0
                      for own in self._figures.values()),
             kinds=tuple(k for k in ACTIVITY if k in self._kinds.values()), figures_s=figures_s,
-            problems=(*problems, *self._target_problems()), queries=cost.queries - before.queries,
+            problems=tuple(problems), queries=cost.queries - before.queries,
             bytes=cost.bytes - before.bytes, seconds=cost.seconds - before.seconds)
         return self._fleet
 
@@ -156,7 +157,7 @@ class Collector:
         found = Found(names, tuple(job for job in scrape_jobs if job))
         if not found.schemas():
             raise GputopError(
-                f"{self._client.endpoint.url} has no figures of GPUs",
+                f"{self._client.endpoint.url} has no metrics of GPUs",
                 "It must scrape dcgm-exporter, gputop export, nvitop-exporter or all-smi on the nodes.", EXIT_NO_DATA)
         labels = {series.labels.get("figure") for series in self._client.instant(which_labels(found))}
         self._simulated = "simulated" in labels
@@ -168,11 +169,15 @@ class Collector:
 
     def _ask_figures(self) -> None:
         assert self._queries is not None
-        answer = self._client.instant(self._queries.figures(self._limits.idle, f"{self._limits.idle_s:g}s"))
+        answer = self._client.instant(self._queries.figures(self._limits.idle, self._limits.idle_s))
         if not answer:
             self._found_s = -1e9  # the exporters may have been exchanged for others
-            raise GputopError(f"{self._client.endpoint.url} has no figures of GPUs at this time",
-                              "See on its page of targets whether the exporters answer.")
+            raise GputopError(f"{self._client.endpoint.url} has no metrics of GPUs at this time",
+                              "Its page of targets shows whether the exporters answer.")
+        if not any(series.labels.get("figure") == "activity" for series in answer):
+            self._found_s = -1e9  # a counter was taken off the exporters' list: others may tell of the activity
+            raise GputopError(f"{self._client.endpoint.url} has no activity of GPUs any more",
+                              "gputop looks again which metrics there are.")
         self._figures, self._kinds = {}, {}
         for series in answer:
             key = self._key(series.labels)
@@ -226,8 +231,11 @@ class Collector:
         keys = [key for key in self._figures if key[1] and self._differs(key)]
         of_these = (self._key_matchers(keys) or [""]) if keys else []
         asked = self._client.instant(self._queries.outliers(self._limits.below, of_these))
+        empty = set(self._target_names("empty_target"))
         self._outliers = [Series({**s.labels, "figure": _DIGITS.sub("", s.labels.get("figure", ""))}, s.points)
                           for s in asked]
+        if self._fleet is not None and not empty.issuperset(self._target_names("empty_target")):
+            self._found_s = -1e9  # these may have other metrics than before
         return True
 
     def _differs(self, key: Key) -> bool:
@@ -269,6 +277,8 @@ class Collector:
         if self._queries.by_job:
             keys = [key for key in self._figures if key[1]]
             return sorted(keys, key=lambda key: key[1] not in view.jobs)
+        if NO_JOB in view.open_jobs:
+            return list(self._figures)
         held = {node for job in self._slurm.jobs for node in map(slurm.short_name, job.gpus)}
         return [key for key in self._figures if self._is_held(key, held)]
 
@@ -395,18 +405,20 @@ class Collector:
 
     # -- what is known, as a fleet ----------------------------------------------------------------------
 
-    def _jobs(self, view: View) -> tuple[tuple[Job, ...], Group | None]:
+    def _jobs(self, view: View) -> tuple[tuple[Job, ...], Group | None, tuple[Node, ...]]:
+        """The jobs; the GPUs of none, and their nodes."""
         if self._queries is None:
-            return (), None
+            return (), None, ()
         if self._queries.by_job:
             jobs = [self._job_of_label(key, view) for key in self._figures if key[1]]
             free = self._group(self._figures.get(("", ""), {}), "")
-            return tuple(jobs), free if free.gpus else None
+            return tuple(jobs), free if free.gpus else None, ()
         nodes = self._node_rows()
         held: set[Key] = set()
         jobs = self._jobs_of_slurm(nodes, view, held)
-        rest = [node for key, node in nodes.items() if key not in held]
-        return tuple(jobs), together(rest) if rest else None
+        rest = [self._with_gpus(replace(node, history=self._history([key], "activity", view)), view, NO_JOB)
+                for key, node in sorted(nodes.items()) if key not in held]
+        return tuple(jobs), together(rest) if rest else None, tuple(rest)
 
     def _job_of_label(self, key: Key, view: View) -> Job:
         figures = self._figures[key]
@@ -551,8 +563,8 @@ class Collector:
                                f"{_some(names, down)}; the GPUs there are missing here",
                                "On the node: systemctl status nvidia-dcgm-exporter, or the pod's log."))
         if empty := self._target_names("empty_target"):
-            out.append(Problem(f"exporters answer without figures of GPUs: {_some(empty, len(empty))}",
-                               "dcgm-exporter does so while it starts, and where the host engine lost the GPU: see "
+            out.append(Problem(f"exporters answer without metrics of GPUs: {_some(empty, len(empty))}",
+                               "dcgm-exporter does so while it starts, and when the host engine has lost the GPU: read "
                                "its log."))
         return out
 

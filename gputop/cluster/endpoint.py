@@ -71,9 +71,9 @@ def parse_endpoint(text: str) -> Endpoint:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise _usage(text, "it is no URL") from None
+        raise _usage(text, "it is not a URL") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch(r"[\w.:%-]+", parts.hostname):
-        raise _usage(text, "it is no http:// or https:// URL with a host")
+        raise _usage(text, "it is not an http:// or https:// URL with a host")
     if parts.username is not None or parts.password is not None:
         raise GputopError("a password does not belong on the command line, where every user of this node can read it",
                           "Set GPUTOP_PROMETHEUS_USER and GPUTOP_PROMETHEUS_PASSWORD, or the settings prometheus_user "

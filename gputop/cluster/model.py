@@ -67,6 +67,7 @@ class Node(Group):
     each: tuple[Gpu, ...] = ()  # its GPUs, where they were asked for
 
 
+NO_JOB = "(no job)"  # in place of a job's id, where the GPUs of none are shown and asked for
 Mapped = Literal["label", "node", "shared node", "process"]
 
 
@@ -124,6 +125,7 @@ class Fleet:
     simulated: bool = False  # some figures are of gputop's simulated node (gputop export --demo)
     gpus: int = 0  # each once, though several jobs may share it
     free: Group | None = None  # the GPUs that belong to no job
+    free_nodes: tuple[Node, ...] = ()  # the nodes of these, where GPUs are known by node
     problems: tuple[Problem, ...] = ()
     queries: int = 0
     bytes: int = 0

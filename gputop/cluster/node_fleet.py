@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gputop.cluster import slurm
 from gputop.cluster.collect import Limits, View
-from gputop.cluster.model import Gpu, Group, History, Job, Mapped, Node, fields_of, together
+from gputop.cluster.model import NO_JOB, Gpu, Group, History, Job, Mapped, Node, fields_of, together
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
 from gputop.text.units import printable
 
@@ -96,8 +96,8 @@ class FleetBuilder:
                     out.setdefault(gpu.info.uuid, (name, gpu))
         return list(out.values())
 
-    def fleet(self, running: Sequence[slurm.SlurmJob]) -> tuple[tuple[Job, ...], Group | None, int]:
-        """The jobs, what belongs to none, and how many GPUs there are. ``running``: Slurm's."""
+    def fleet(self, running: Sequence[slurm.SlurmJob]) -> tuple[tuple[Job, ...], Group | None, tuple[Node, ...], int]:
+        """The jobs, what belongs to none, on which nodes, and how many GPUs there are. ``running``: Slurm's."""
         gpus = self._all()
         jobs: dict[str, _Job] = {}
         taken: set[str] = set()
@@ -113,7 +113,8 @@ class FleetBuilder:
                 taken.add(gpu.info.uuid)
                 break
         free = [self._gpu(name, gpu) for name, gpu in gpus if gpu.info.uuid not in taken]
-        return (tuple(self._job(own) for own in jobs.values()), _group(free) if free else None, len(gpus))
+        nodes = tuple(self._node(NO_JOB, name, there) for name, there in _by_node(free).items())
+        return tuple(self._job(own) for own in jobs.values()), _group(free) if free else None, nodes, len(gpus)
 
     def _processes(self, node: str, gpu: GpuSample) -> list[ProcessSample]:
         sample = self._nodes[node].sample

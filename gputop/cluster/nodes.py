@@ -74,9 +74,10 @@ class NodesCollector:
             raise GputopError(f"no node answers. {first.message}", first.fix, EXIT_FAILED)
         now_s = self._clock()
         builder = FleetBuilder(self._nodes, view, self._limits, now_s)
-        jobs, free, gpus = builder.fleet(self._slurm.jobs)
+        jobs, free, free_nodes, gpus = builder.fleet(self._slurm.jobs)
         return Fleet(
-            time_s=now_s, source=f"{len(known)} of {len(self._nodes)} nodes by ssh", jobs=jobs, free=free, gpus=gpus,
+            time_s=now_s, source=f"{len(known)} of {len(self._nodes)} nodes by ssh", jobs=jobs, free=free,
+            free_nodes=free_nodes, gpus=gpus,
             kinds=builder.kinds(),
             simulated=any(own.sample.simulated for own in known if own.sample is not None), problems=tuple(problems),
             figures_s=self._figures_s(now_s), queries=len(due), bytes=came,
@@ -134,6 +135,6 @@ class NodesCollector:
             out.append(self._slurm.problem)
         watched_s = self._clock() - self._began_s
         if watched_s < self._limits.idle_s:
-            out.append(Problem(f"watched for {seconds(watched_s)} so far: whether GPUs are held idle is known after "
+            out.append(Problem(f"watched for {seconds(watched_s)} so far: gputop can judge held and idle GPUs after "
                                f"{seconds(self._limits.idle_s)}"))
         return out

@@ -123,8 +123,8 @@ class Client:
         answer = connection.getresponse()
         if 300 <= answer.status < 400:
             place = printable(answer.getheader("Location") or "nowhere")[:_MESSAGE_CHARS]
-            raise GputopError(f"{self.endpoint.url} sends its visitors on to {place}, which is not followed: a token "
-                              "must not go to another server", "Give the address where Prometheus itself answers.")
+            raise GputopError(f"{self.endpoint.url} redirects to {place}. gputop does not follow: a token must not go "
+                              "to another server", "Give the address where Prometheus itself answers.")
         body = self._read(answer, deadline_s)
         answer.close()  # the answer: the connection stays, where the server keeps it
         if answer.will_close:
@@ -150,10 +150,10 @@ class Client:
                 out += unpack.decompress(data, MAX_PLAIN_BYTES + 1 - len(out)) if unpack is not None else data
             except zlib.error as error:
                 raise GputopError(f"the answer of {self.endpoint.url} is damaged: {error}",
-                                  "See whether a proxy stands between.") from error
+                                  "Check whether a proxy is in between.") from error
             if came > MAX_BYTES or len(out) > MAX_PLAIN_BYTES:
                 raise GputopError(f"the answer of {self.endpoint.url} is larger than {MAX_PLAIN_BYTES >> 20} MB",
-                                  "Ask a Prometheus that has this cluster alone.")
+                                  "Use a Prometheus that has only this cluster.")
         if unpack is not None and not unpack.eof and came:
             raise http.client.IncompleteRead(bytes(out[:0]))
         if answer.length:  # fewer bytes than were announced
@@ -185,13 +185,13 @@ class Client:
         url = self.endpoint.url
         if isinstance(error, TimeoutError):
             return GputopError(f"{url} did not answer within {self._timeout_s:.0f} s",
-                               "The server is overloaded, or something on the way drops what is sent.")
+                               "The server is overloaded, or something on the way drops packets.")
         if isinstance(error, http.client.IncompleteRead):
-            return GputopError(f"the answer of {url} ended before it was whole", "It is asked again.")
+            return GputopError(f"the answer of {url} ended too early", "gputop asks again.")
         why = getattr(error, "strerror", None) or printable(str(error))[:_MESSAGE_CHARS] or type(error).__name__
         fix = ("Name the certificates of your site: GPUTOP_PROMETHEUS_CA or prometheus_ca in the settings."
                if "CERTIFICATE" in str(error) else
-               "See whether it runs and this machine may reach it; from a login node only: ssh://LOGIN/http://…")
+               "Check whether it runs and this machine can reach it. If only a login node can: ssh://LOGIN/http://…")
         return GputopError(f"{url} cannot be reached: {why}", fix)
 
 
@@ -211,20 +211,21 @@ def _decoded(status: int, body: bytes, kind: str, client: Client) -> list[Series
 
     url = client.endpoint.url
     if status in (401, 403):
-        raise GputopError(f"{url} wants credentials that it accepts (HTTP {status})",
+        raise GputopError(f"{url} refuses the credentials (HTTP {status})",
                           "Set GPUTOP_PROMETHEUS_TOKEN, or GPUTOP_PROMETHEUS_USER and GPUTOP_PROMETHEUS_PASSWORD, or "
                           "the settings prometheus_token_file, prometheus_user and prometheus_password_file.")
     document: Any = None
     with contextlib.suppress(ValueError):
         document = codec.parse(body)
     if not isinstance(document, dict):
-        raise GputopError(f"{url} answers with HTTP {status} and no JSON: it is no Prometheus, or a proxy stands "
-                          "before it", "Open the address in a browser: Prometheus's own page belongs there.")
+        raise GputopError(f"{url} answers with HTTP {status} without JSON: it is not Prometheus, or a proxy is in "
+                          "front of it",
+                          "Open the address in a browser: it must show Prometheus's own page.")
     if document.get("status") != "success":
         reason = printable(str(document.get("error") or f"HTTP {status}"))[:_MESSAGE_CHARS]
         if status in (400, 422):
             raise QueryRefused(f"{url} refuses a query: {reason}", "It may be older than Prometheus 2.20.")
-        raise GputopError(f"{url} cannot answer now: {reason}", "It is asked again.")
+        raise GputopError(f"{url} cannot answer now: {reason}", "gputop asks again.")
     warnings = document.get("warnings")
     client.warnings = [printable(str(w))[:_MESSAGE_CHARS] for w in warnings[:5]] if isinstance(warnings, list) else []
     data = document.get("data")

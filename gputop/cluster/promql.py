@@ -28,6 +28,7 @@ from gputop.cluster.schemas import (
 
 RECENT = "5m"  # that a group's present figures are of
 _OUTLIERS = 4  # GPUs and nodes of each group that are asked for by name
+_SINCE_PARTS = 3  # of the time for which a GPU must have been there: none longer than the 5 min that a sample stays
 _TARGETS = 8  # targets without an answer that are asked for by name
 _MOST_ACTIVE = 1.05  # an activity above it is no measurement
 SUMMED = ("memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes", "memory_total_bytes", "power_w")
@@ -113,16 +114,16 @@ class Queries:
         return self._of_schemas([self._one(s, figure, matchers, mig=mig) for s in self.schemas])
 
     def activity(self, window: str = "", matchers: str = "", over: str = "avg", *, still: bool = True,
-                 since: str = "") -> str:
+                 since_s: float = 0.0) -> str:
         """How much each GPU works, 0-1: the best figure that it has, by ``kind`` where there are several.
 
-        ``over`` a ``window``, of series that are there ``still``, and that were there ``since`` a time ago.
+        ``over`` a ``window``, of series that are there ``still``, and have been for ``since_s``, with the same job.
         """
         of_schemas = []
         for schema in self.schemas:
             arms = []
             for kind in self.found.kinds(schema):
-                arm = self._one(schema, kind, matchers, window, over, still=still, since=since)
+                arm = self._one(schema, kind, matchers, window, over, still=still, since_s=since_s)
                 arms.append(f'label_replace({arm}, "kind", "{kind}", "", "")' if self.several_kinds else arm)
             of_schemas.append(_chained(arms, " or ignoring (kind) "))
         return self._of_schemas(of_schemas)
@@ -131,15 +132,16 @@ class Queries:
         """Of a GPU that two exporters tell of, the first."""
         there = [arm for arm in arms if arm]
         if len(there) > 1:
-            there = [f'label_replace({arm}, "UUID", "$1", "uuid", "(.+)")' for arm in there]
+            for label in UUID_LABELS[1:]:
+                there = [f'label_replace({arm}, "UUID", "$1", "{label}", "(.+)")' for arm in there]
         return _chained(there, " or on (UUID) ")
 
     def _one(self, schema: Schema, figure: str, matchers: str, window: str = "", over: str = "avg", *,
-             still: bool = True, since: str = "", mig: bool = True) -> str:
+             still: bool = True, since_s: float = 0.0, mig: bool = True) -> str:
         if self.found.divided and schema.jobs and mig and "mig" not in matchers:
             # A GPU beside its instances would be counted once more.
             parts, whole = (self._one(schema, figure, ", ".join(filter(None, (matchers, own))), window, over,
-                                      still=still, since=since) for own in ('mig!=""', 'mig=""'))
+                                      still=still, since_s=since_s) for own in ('mig!=""', 'mig=""'))
             names = "|".join(name.name for name in self.found.spellings(schema, figure))
             return parts and f'({whole} unless on (instance, uuid) {{__name__=~"{names}", mig!=""}} or {parts})'
         arms = []
@@ -148,14 +150,16 @@ class Queries:
             value = f"{over}_over_time({now}[{window}])" if window else now
             if window and still:
                 value = f"({value} and {now})"
-            if since:
-                value = f"({value} and {now} offset {since})"
+            for part in range(1, _SINCE_PARTS + 1) if since_s else ():
+                # A scrape that failed ends a series: one that is there at each of these times was there between.
+                value = f"({value} and {now} offset {since_s * part / _SINCE_PARTS:g}s)"
             if name.factor != 1.0:
                 value = f"{value} * {name.factor:.17g}"
             value = f"{value} <= {_MOST_ACTIVE}" if figure in ACTIVITY else f"{value} < {LARGEST:g}"
             if schema.jobs in self.found.names:
                 on = ", ".join(schema.join)
-                joined = f"({value}) * on ({on}) group_left (slurm_job_id) topk by ({on}) (1, {schema.jobs})"
+                jobs = f"({schema.jobs} and {schema.jobs} offset {since_s:g}s)" if since_s else schema.jobs
+                joined = f"({value}) * on ({on}) group_left (slurm_job_id) topk by ({on}) (1, {jobs})"
                 value = f"{joined} or on ({on}) ({value})"
             key = self._key if mig else [label for label in self._key if label not in MIG_LABELS]
             arms.append(f"max by ({', '.join(key)}) ({value})")
@@ -163,21 +167,21 @@ class Queries:
 
     # -- queries ------------------------------------------------------------------------------------
 
-    def figures(self, idle: float, idle_window: str) -> str:
-        """The present figures of all groups. ``idle``: the activity that a GPU of ``idle_window`` has not passed."""
-        return _joined(self._group_arms([*self._group], "", idle, idle_window))
+    def figures(self, idle: float, idle_s: float) -> str:
+        """The present figures of all groups. ``idle``: the activity that idle GPUs have not passed for ``idle_s``."""
+        return _joined(self._group_arms([*self._group], "", idle, idle_s))
 
     def nodes(self, matchers: str) -> str:
         """The same of the nodes that match, each for itself."""
         return _joined(self._group_arms([*self._nodes, *self._jobs], matchers))
 
     def _group_arms(self, group: list[str], matchers: str, idle: float | None = None,
-                    idle_window: str = "") -> dict[str, str]:
+                    idle_s: float = 0.0) -> dict[str, str]:
         recent, now = self.activity(RECENT, matchers), self.activity("", matchers)
         by = f"by ({', '.join([*group, *self._kind])})"
         arms = {"activity": f"avg {by} ({recent})", "gpus": f"count {by} ({now})"}
         if idle is not None:
-            still = self.activity(idle_window, matchers, "max", since=idle_window)
+            still = self.activity(f"{idle_s:g}s", matchers, "max", since_s=idle_s)
             arms["idle_gpus"] = f"count {by} ({still} < {idle:g})"
             arms["lowest"] = f"min {by} ({recent})"
         if idle is not None and self.by_job:
@@ -216,7 +220,7 @@ class Queries:
                           for name in self.found.spellings(self.schemas[0], kind))
         arms |= {"down": f"count({up} == 0)", "targets": f"count({up})",
                  "down_target": f"topk({_TARGETS}, {up} == 0)"}
-        if len(self.schemas) == 1:
+        if len(self.schemas) == 1 and self.schemas[0].id != "all-smi":  # whose own "instance" may replace Prometheus's
             arms["empty_target"] = f"topk({_TARGETS}, {up} == 1 unless on (job, instance) ({now}))"
         return _joined(arms)
 

@@ -1,8 +1,8 @@
 """The exporters of GPU figures: what each calls a figure, in which unit, and its labels. Data alone.
 
 Sources: dcgm-exporter (NVIDIA/dcgm-exporter, etc/default-counters.csv, internal/pkg/rendermetrics; DCGM 4.6 renamed its
-symbols), gputop's own (docs/EXPORT.md), nvitop-exporter 1.5 (prometheus_client adds the unit to each name), all-smi
-(src/api/metrics/gpu.rs).
+symbols), gputop's own (docs/EXPORT.md), nvitop-exporter 1.5 and 1.7 (prometheus_client adds the unit to each name),
+all-smi up to 0.25 (src/api/metrics/gpu.rs and mig.rs; 0.21 renamed its labels).
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ class Schema:
 
     id: str
     title: str
-    uuid: str
-    gpu: str  # label with the number on the node
     figures: Mapping[str, tuple[Name, ...]]
-    mig: str = ""  # label that only MIG instances have
     jobs: str = ""  # metric with the jobs of a GPU as a label, joined by ``join``
     join: tuple[str, ...] = field(default=())
 
@@ -46,7 +43,7 @@ ACTIVITY = ("sm_active", "gr_active", "util")
 ACTIVITY_TITLES = {"sm_active": "SM active", "gr_active": "GR engine active, coarse", "util": "utilization, coarse"}
 
 SCHEMAS: tuple[Schema, ...] = (
-    Schema("dcgm", "dcgm-exporter", "UUID", "gpu", mig="GPU_I_ID", figures={
+    Schema("dcgm", "dcgm-exporter", figures={
         "sm_active": _either("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"),
         "gr_active": _either("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"),
         "util": (Name("DCGM_FI_DEV_GPU_UTIL", _PERCENT), Name("DCGM_FI_DEV_GPU_UTIL_RATIO", _PERCENT)),
@@ -65,7 +62,7 @@ SCHEMAS: tuple[Schema, ...] = (
         "ecc_uncorrected": _either("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"),
         "clock_reasons": _either("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"),
     }),
-    Schema("gputop", "gputop export", "uuid", "gpu", mig="mig", jobs="gputop_gpu_job_info",
+    Schema("gputop", "gputop export", jobs="gputop_gpu_job_info",
            join=("instance", "uuid", "mig"), figures={
         "sm_active": _either("gputop_gpu_sm_active_ratio"),
         "gr_active": _either("gputop_gpu_gr_active_ratio"),
@@ -82,7 +79,7 @@ SCHEMAS: tuple[Schema, ...] = (
         "rows_remap_failed": _either("gputop_gpu_row_remap_failed"),
         "ecc_uncorrected": _either("gputop_gpu_ecc_uncorrected_total"),
     }),
-    Schema("nvitop", "nvitop-exporter", "uuid", "index", figures={
+    Schema("nvitop", "nvitop-exporter", figures={
         "util": _either("gpu_utilization_Percentage", factor=_PERCENT),
         "memory_used_bytes": _either("gpu_memory_used_MiB", factor=_MIB),
         "memory_total_bytes": _either("gpu_memory_total_MiB", factor=_MIB),
@@ -91,8 +88,8 @@ SCHEMAS: tuple[Schema, ...] = (
         "sm_clock_hz": _either("gpu_clock_sm_MHz", factor=_MHZ),
         "temperature_c": _either("gpu_temperature_C"),
     }),
-    Schema("all-smi", "all-smi", "uuid", "index", figures={
-        "util": _either("all_smi_gpu_utilization", factor=_PERCENT),
+    Schema("all-smi", "all-smi", figures={
+        "util": _either("all_smi_gpu_utilization", "all_smi_mig_instance_utilization_gpu", factor=_PERCENT),
         "memory_used_bytes": _either("all_smi_gpu_memory_used_bytes"),
         "memory_total_bytes": _either("all_smi_gpu_memory_total_bytes"),
         "power_w": _either("all_smi_gpu_power_consumption_watts"),
@@ -103,7 +100,7 @@ SCHEMAS: tuple[Schema, ...] = (
     }),
 )
 # The metrics by which it is asked what is there.
-PATTERN = "DCGM_FI_(DEV|PROF)_.+|gputop_gpu_.+|gpu_.+_(Percentage|MiB|W|MHz|C)|all_smi_gpu_.+"
+PATTERN = "DCGM_FI_(DEV|PROF)_.+|gputop_gpu_.+|gpu_.+_(Percentage|MiB|W|MHz|C)|all_smi_gpu_.+|all_smi_mig_instance_.+"
 
 # Labels that name the node, the best first. dcgm-exporter writes Hostname, newer ones hostname; the last is
 # Prometheus's own, with a port.
@@ -112,9 +109,9 @@ NODE_LABELS = ("Hostname", "hostname", "node", "instance")
 # exported_pod, and pod is the exporter's own.
 JOB_LABELS = ("hpc_job", "slurm_job_id", "exported_pod", "pod")
 NAMESPACE_OF = {"exported_pod": "exported_namespace", "pod": "namespace"}
-UUID_LABELS = ("UUID", "uuid")
-GPU_LABELS = ("index", "gpu")  # all-smi's "gpu" is the name of the model: its number is "index"
-MIG_LABELS = ("GPU_I_ID", "mig")
+UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
+GPU_LABELS = ("gpu_index", "index", "gpu")  # all-smi's "gpu" is the name of the model
+MIG_LABELS = ("GPU_I_ID", "mig", "mig_instance")
 
 
 def node_of(labels: Mapping[str, str]) -> str:

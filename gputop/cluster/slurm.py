@@ -62,7 +62,8 @@ def ask(squeue: Callable[[], bytes]) -> tuple[SlurmJob, ...] | Problem | None:
     except FileNotFoundError:
         return None
     except GputopError as error:
-        return Problem(error.message, error.fix)
+        return Problem(error.message, error.fix or "Run squeue by hand. Without it a job's user, name and age are "
+                                                   "not known.")
     except OSError as error:
         return Problem(f"squeue cannot be started: {error.strerror or error}")
 

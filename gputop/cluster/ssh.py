@@ -34,19 +34,19 @@ _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-
 # Of a socket: ssh reads spaces and % as its own, and adds 17 characters while it connects; 107 is the most (unix(7)).
 _SOCKET = re.compile(r"[A-Za-z0-9_./-]{1,90}")
 _HOW = "Write n[01-16], n01,n02 or @FILE with a name in each line; ports and users can stand in ~/.ssh/config."
-_BY_HAND = "Connect once by hand: ssh NODE true"
+_BY_HAND = "Connect once yourself: ssh NODE true"
 # What ssh says where it fails itself (status 255), the surest first: the cause, and what to do.
 _CAUSES = (
-    ("IDENTIFICATION HAS CHANGED", "its host key is another one than ssh knows",
+    ("IDENTIFICATION HAS CHANGED", "its host key differs from the one that ssh knows",
      "Find out why; only then remove the old one: ssh-keygen -R NODE"),
     ("Host key verification failed", "its host key is not known to ssh", f"{_BY_HAND}, and compare the fingerprint."),
     ("Permission denied", "it asks for a password or refuses the key",
      "ssh NODE true must work without a question: a key (ssh-copy-id NODE), an agent, or a connection that is shared "
      "(ControlMaster in ~/.ssh/config)."),
     ("Could not resolve", "its name is not known here", "Write the names as ssh NODE knows them."),
-    ("Connection refused", "it refuses connections", f"See whether sshd runs there. {_BY_HAND}"),
-    ("timed out", "it does not answer", "See whether it is up, and reachable from here."),
-    ("No route", "it does not answer", "See whether it is up, and reachable from here."),
+    ("Connection refused", "it refuses connections", f"Check whether sshd runs there. {_BY_HAND}"),
+    ("timed out", "it does not answer", "Check whether it is up, and reachable from here."),
+    ("No route", "it does not answer", "Check whether it is up, and reachable from here."),
 )
 
 
@@ -101,8 +101,8 @@ class Ssh:
             try:
                 return self._read(document_in(ended.out)), len(ended.out)
             except GputopError as error:
-                raise NodeProblem(f"it answers with what is no snapshot: {error.message}",
-                                  "See what a login prints there, and which gputop it has: ssh NODE gputop "
+                raise NodeProblem(f"its answer is not a snapshot: {error.message}",
+                                  "Check what a login prints there, and which gputop it has: ssh NODE gputop "
                                   "--version") from None
         raise self._problem(ended)
 
@@ -147,7 +147,7 @@ class Ssh:
     def _problem(self, ended: Ended) -> NodeProblem:
         reason = f" ({ended.error})" if ended.error else ""
         if not ended.in_bounds:
-            return NodeProblem(f"it prints more than {MAX_BYTES >> 20} MB", "See what a login prints there.")
+            return NodeProblem(f"it prints more than {MAX_BYTES >> 20} MB", "Check what a login prints there.")
         if not ended.in_time:
             return NodeProblem(f"it does not answer within {TIMEOUT_S:.0f} s",
                                f"Try: ssh NODE {self._command} {shlex.join(ASKED)}")
@@ -157,7 +157,7 @@ class Ssh:
                     return NodeProblem(cause, fix)
             return NodeProblem(f"ssh fails{reason}", _BY_HAND)
         if ended.status in (126, NO_SUCH_PROGRAM):
-            return NodeProblem(f"{printable(self._command)} is not there",
+            return NodeProblem(f"{printable(self._command)} is not installed there",
                                "Install it on the nodes (pip install gputop-tf), or say where it is: "
                                "--remote-command /PATH/gputop")
         return NodeProblem(f"gputop there fails: {ended.error or f'status {ended.status}'}",

@@ -54,7 +54,7 @@ def clock(root: Path, ask: Callable[[], str | None] | None = None,
             # chrony.txt, tracking: the error is at most |system time| + root dispersion + half the root delay.
             error_s = abs(float(fields[4])) + float(fields[11]) + float(fields[10]) / 2
         except ValueError:
-            return Check(id_, "unknown", title, f"chrony answers in a form that is not known: {printable(text or '')}")
+            return Check(id_, "unknown", title, f"chrony's answer cannot be read: {printable(text or '')}")
         source = printable(fields[1]) or "its own reference"
         if fields[13] != "Normal" or fields[2] == "0":
             return Check(id_, "warn", title, f"chrony runs and has no source yet ({printable(fields[13])}): times of "
@@ -68,9 +68,9 @@ def clock(root: Path, ask: Callable[[], str | None] | None = None,
         return Check(id_, "unknown", title, "neither chrony nor the kernel tells how good it is")
     max_error_us, status = answer
     if status & _STA_UNSYNC:
-        return Check(id_, "warn", title, "not synchronized: times of several nodes, as in a capture of many workers, "
-                                         "cannot be compared without collectives", _SYNCHRONIZE)
-    return _judged(id_, title, max_error_us / 1e6, "synchronized, by the kernel's own account")
+        return Check(id_, "warn", title, "not synchronized: without collectives, times of several nodes cannot be "
+                                         "compared, as in a capture of many workers", _SYNCHRONIZE)
+    return _judged(id_, title, max_error_us / 1e6, "synchronized, as the kernel reports")
 
 
 def _judged(id_: str, title: str, error_s: float, what: str) -> Check:
@@ -182,12 +182,11 @@ def ras(facts: DriverFacts, env: Mapping[str, str]) -> Check:
         if not facts.pids:
             return Check(id_, "ok", title, "no process holds a GPU, and nothing answers; a job with NCCL 2.24 or newer "
                                            "serves it while it runs")
-        return Check(id_, "warn", title, f"nothing answers at {printable(where)} ({error.strerror or error}): of a "
-                                         "collective that hangs it cannot be known which rank did not come. NCCL "
-                                         "serves it from 2.24 on, in jobs with several ranks",
+        return Check(id_, "warn", title, f"nothing answers at {printable(where)} ({error.strerror or error}): if a "
+                                         "collective hangs, gputop cannot tell which rank is missing. NCCL 2.24 and "
+                                         "newer serves this in jobs with several ranks",
                      f"unset {ENABLE_VARIABLE}   # in the job, where it is 0; {ADDRESS_VARIABLE} is to be the job's")
-    return Check(id_, "ok", title, f"a job answers at {printable(where)}: a rank that does not come can be named "
-                                   "(gputop stacks)")
+    return Check(id_, "ok", title, f"a job answers at {printable(where)}: gputop stacks can name a missing rank")
 
 
 # -- exporter -------------------------------------------------------------------------------------
@@ -216,15 +215,15 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
             problems.append(f"the figures of {where} are {seconds(age_s)} old")
             fixes.append("nvidia-smi   # does the driver hang?")
         elif not known:
-            problems.append(f"{where} answers without figures of GPUs")
+            problems.append(f"{where} answers without metrics of GPUs")
             fixes.append("sudo systemctl restart nvidia-dcgm nvidia-dcgm-exporter   # or see its log"
                          if schema_id == "dcgm" else f"curl -s http://127.0.0.1:{port}/metrics | head   # and its log")
         elif schema_id == "dcgm" and not re.search(r"^DCGM_FI_PROF_SM_(ACTIVE|UTIL_RATIO)\b", page, re.M):
             problems.append(f"{where} has no SM activity")
             fixes.append("add DCGM_FI_PROF_SM_ACTIVE to its counters file (dcgm-exporter -f)")
     if not answers:
-        return Check(id_, "ok", title, f"none answers at ports {', '.join(map(str, ports))} of this node: needed only "
-                                       "for Prometheus; gputop export is one")
+        return Check(id_, "ok", title, f"none answers at ports {', '.join(map(str, ports))} of this node; only "
+                                       "Prometheus needs one. gputop export is such an exporter")
     return Check(id_, "warn" if problems else "ok", title, "; ".join(problems or answers), "\n".join(fixes) or None)
 
 

@@ -22,7 +22,7 @@ _MAX_NAMES = 8  # of field groups
 _RECENT_S = 60.0  # dcgm-exporter reads every 30 s unless told otherwise
 _START = "sudo systemctl start nvidia-dcgm   # or: sudo nv-hostengine"
 _WATCH = ("gputop --dcgm-watch   # before Hopper other profilers (ncu, nsys) fail meanwhile, from Hopper on none does\n"
-          "dcgmi dmon -e 1002,1004,1005   # or this, or dcgm-exporter: what they watch gputop shows, too")
+          "dcgmi dmon -e 1002,1004,1005   # or this, or dcgm-exporter: gputop also shows what they watch")
 
 
 def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder: Path | None = None) -> Check:
@@ -44,7 +44,7 @@ def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder:
     try:
         installed = bindings.find_installed(root, env, folder)
     except GputopError as error:
-        what = "bindings and library are not of one major version" if python and shared else "half installed"
+        what = "bindings and library have different major versions" if python and shared else "half installed"
         return Check(id_, "warn", title, f"{what}: {detail}; {error.message}", error.fix or INSTALL)
     return Check(id_, "ok", title, f"DCGM {installed[0].major}: {detail}")
 
@@ -71,10 +71,10 @@ def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str 
             with contextlib.closing(connection):
                 return _answers(connection, place, facts, wall_clock())
     except GputopError as error:
-        return Check(id_, "warn", title, f"something listens at {place}, but gputop cannot ask it: {error.message}",
+        return Check(id_, "warn", title, f"something listens at {place}, but gputop cannot query it: {error.message}",
                      error.fix or None)
     except EngineError as error:
-        problem = f"the host engine at {place} answers, but not in full: {error}"
+        problem = f"the host engine at {place} answers, but not completely: {error}"
     return Check(id_, "warn", title, problem, f"dcgmi discovery -l --host {place}")
 
 
@@ -102,7 +102,7 @@ def _answers(connection: Engine, place: Address, facts: DriverFacts, now_s: floa
         return Check(id_, "warn", title, f"{detail}: none to read", "dcgmi discovery -l")
     lost = [gpu.gpu for gpu in connection.gpus if connection.refusal(gpu.entity) == dcgm_fields.GPU_IS_LOST]
     if lost:
-        return Check(id_, "warn", title, f"{detail}. Lost, by DCGM's numbers: GPU {ranges(lost)}. The others are read.",
+        return Check(id_, "warn", title, f"{detail}. Lost, in DCGM's numbers: GPU {ranges(lost)}. The others are read.",
                      "sudo dmesg | grep -i xid")
     values = connection.read(entities, PROFILING_IDS)
     held = _held_ids(connection)

@@ -11,7 +11,7 @@ from gputop.core.errors import GputopError
 from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
 from gputop.doctor.driver_facts import DriverFacts
-from gputop.profiler.discovery import Discovery, Finder
+from gputop.profiler.discovery import Discovery, Finder, TrainingProcesses
 from gputop.profiler.probe import probe
 from gputop.profiler.sockets import stat_fields
 from gputop.text.commands import short_command
@@ -86,7 +86,8 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
     found = (find or Finder(root / "proc").find)()
     proc = root / "proc"
     parents = {server.pid: _ancestors(proc, server.pid) for server in found.servers}
-    lacking = [pid for pid in facts.pids if _is_job(proc, pid) and not _served(proc, pid, parents)]
+    jobs = facts.pids or TrainingProcesses(proc).find()  # without a GPU
+    lacking = [pid for pid in jobs if _is_job(proc, pid) and not _served(proc, pid, parents)]
     unseen = sum(not (proc / str(pid)).exists() for pid in facts.pids)
     id_, title = "profiler_servers", "Profiler servers"
     notes = "".join(f" {note}" for note in found.notes)
@@ -102,7 +103,8 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
                             + notes, f"{_SERVE_TF}\n{_SERVE_JAX}"))
     else:
         checks.append(Check(id_, "warn", title, "none found." + notes))
-    return checks + [_without_server(proc, pid) for pid in lacking]
+    what = "holds a GPU" if facts.pids else "has TensorFlow or JAX loaded"
+    return checks + [_without_server(proc, pid, what) for pid in lacking]
 
 
 def attached(address: str) -> Check:
@@ -137,22 +139,23 @@ def _served(proc: Path, pid: int, servers: dict[int, list[int]]) -> bool:
     return any(pid in chain for chain in servers.values()) or not servers.keys().isdisjoint(_ancestors(proc, pid))
 
 
-def _without_server(proc: Path, pid: int) -> Check:
+def _without_server(proc: Path, pid: int, what: str) -> Check:
     try:
         command = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
     except OSError:
         command = b""
     shown = fit(short_command(printable(command)), 80).strip() or "command not readable"
-    detail = f"holds a GPU and has no profiler server: {shown}"
+    detail = f"{what} and has no profiler server: {shown}"
     try:
         maps = (proc / str(pid) / "maps").read_text(errors="replace")
     except OSError:
         maps = ""
     fix: str | None = f"{_SERVE_TF}\n{_SERVE_JAX}"
+    attach = f"{f'gputop attach {pid}':<43}   # starts one in the running job, after a question\n"
     if "/jaxlib/" in maps:
-        fix = _SERVE_JAX
+        fix = attach + _SERVE_JAX
     elif "/tensorflow/" in maps:
-        fix = _SERVE_TF
+        fix = attach + _SERVE_TF
     elif "/torch/lib/" in maps:
         detail += ". PyTorch has no such server: export a trace with torch.profiler and look at it with gputop analyze."
         fix = "gputop analyze trace.json"

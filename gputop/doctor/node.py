@@ -105,8 +105,9 @@ def host(root: Path, euid: int | None = None) -> Check:
         mounts = ""
     hidden = re.search(r"^\S+ /proc proc \S*\bhidepid=(?!0\b|off\b)(\w+)", mounts, re.MULTILINE)
     if hidden and (os.geteuid() if euid is None else euid) != 0:
-        return Check(id_, "warn", title, f"/proc is mounted with hidepid={hidden[1]}: processes of other users stay "
-                     "without command and CPU", "sudo mount -o remount,hidepid=0 /proc   # or start gputop as root")
+        return Check(id_, "warn", title, f"/proc is mounted with hidepid={hidden[1]}: gputop cannot show command and "
+                     "CPU of other users' processes",
+                     "sudo mount -o remount,hidepid=0 /proc   # or start gputop as root")
     return Check(id_, "ok", title, f"/proc and psutil work: {cores} logical cores, {bytes_(memory)} of memory")
 
 
@@ -132,7 +133,7 @@ def terminal(env: Mapping[str, str], size: Callable[[], os.terminal_size | None]
     elif term == "linux":
         problems.append("the Linux console has 16 colors and lacks glyphs: use a terminal emulator over SSH")
     elif colors.startswith("16"):
-        problems.append("few colors: the levels are told apart less well")
+        problems.append("few colors: the levels are harder to tell apart")
         fixes.append("export TERM=xterm-256color COLORTERM=truecolor   # if your terminal has them; most do")
     if room is None:
         return Check(id_, "warn" if problems else "unknown", title,
@@ -140,7 +141,7 @@ def terminal(env: Mapping[str, str], size: Callable[[], os.terminal_size | None]
                      "\n".join(fixes) or None)
     detail = f"{room.columns}×{room.lines}, {detail}"
     if room.columns < _SMALLEST[0] or room.lines < _SMALLEST[1]:
-        problems.append(f"smaller than {_SMALLEST[0]}×{_SMALLEST[1]}: parts of the screen are left out")
+        problems.append(f"smaller than {_SMALLEST[0]}×{_SMALLEST[1]}: gputop leaves out parts of the screen")
         if 0 in room:
             fixes.append(f"stty cols {_SMALLEST[0]} rows {_SMALLEST[1]}")
     return Check(id_, "warn" if problems else "ok", title, "; ".join((detail, *problems)), "\n".join(fixes) or None)

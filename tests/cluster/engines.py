@@ -36,7 +36,7 @@ def until(there: Callable[[], bool], what: str, processes: Sequence[subprocess.P
         if there():
             return
         for process in processes:
-            assert process.poll() is None, f"{process.args!r} has ended, and {what} is not there"
+            assert process.poll() is None, f"{process.args!r} has ended, and {what} is not installed there"
         threading.Event().wait(0.05)
     raise AssertionError(f"{what} is not there after half a minute")
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gputop.cluster.collect import QUERIES, Collector, View
+from gputop.cluster.model import NO_JOB
 from gputop.core.errors import GputopError, NoDataError
 from gputop.export.cluster import summary
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
@@ -109,7 +110,13 @@ def test_on_a_node_that_others_hold_gpus_of_too_the_figures_are_the_nodes() -> N
 def test_without_labels_and_slurm_that_is_said() -> None:
     fleet = collector(by_node()).refresh(View())
     assert fleet.jobs == () and fleet.free is not None and fleet.free.gpus == 16
-    assert "no label of a job" in fleet.problems[0].message and fleet.problems[0].fix
+    assert [(node.name, node.activity, node.history) for node in fleet.free_nodes] == [
+        ("n1", 0.9, None), ("n2.example", 0.5, None)]
+    collecting = collector(by_node())
+    for _ in range(4):
+        fleet = collecting.refresh(View(open_jobs=(NO_JOB,)))
+    assert all(node.history is not None for node in fleet.free_nodes)  # asked for where they are shown
+    assert "no job label" in fleet.problems[0].message and fleet.problems[0].fix
 
 
 def test_a_slurm_that_fails_leaves_the_figures() -> None:
@@ -155,11 +162,32 @@ def test_no_rows_are_not_no_gpus() -> None:
     own.refresh(View())
     client.arms.clear()
     fleet = own.refresh(View())
-    assert len(fleet.jobs) == 2 and "no figures of GPUs at this time" in fleet.problems[0].message
+    assert len(fleet.jobs) == 2 and "no metrics of GPUs at this time" in fleet.problems[0].message
+
+
+def test_where_the_activity_goes_missing_it_is_looked_for_anew() -> None:
+    client = by_label()
+    own = collector(client)
+    own.refresh(View())
+    activity = client.arms.pop("activity")
+    fleet = own.refresh(View())  # a GPU whose activity is unknown is none that is gone
+    assert (len(fleet.jobs), fleet.gpus) == (2, 56) and "no activity of GPUs any more" in fleet.problems[0].message
+    client.arms["activity"] = activity
+    del client._names["DCGM_FI_PROF_SM_ACTIVE"]
+    assert own.refresh(View()).kinds == ("util",)
+    client._names["DCGM_FI_PROF_GR_ENGINE_ACTIVE"] = 1600
+    client.arms["empty_target"] = [({"instance": "n3:9400", "job": "dcgm"}, 1.0)]
+    assert own.refresh(View()).kinds == ("util",)
+    assert own.refresh(View()).kinds == ("gr_active",)
+
+
+def test_what_lacks_of_the_fleet_is_told_before_what_slurm_lacks() -> None:
+    first, *_, last = collector(by_label(), b"slurm_load_jobs error").refresh(View()).problems
+    assert "1 of 5 exporters does not answer: n9" in first.message and "squeue" in last.message
 
 
 def test_a_prometheus_without_gpus_is_no_data() -> None:
-    with pytest.raises(GputopError, match="has no figures of GPUs") as caught:
+    with pytest.raises(GputopError, match="has no metrics of GPUs") as caught:
         collector(CannedClient({"DCGM_FI_DEV_FAN_SPEED": 3})).refresh(View())
     assert caught.value.exit_code == NoDataError("").exit_code
 

@@ -69,7 +69,7 @@ def slow_gpu(node: str, gpu: int, at_s: float) -> float:
 
 
 def test_a_job_of_slurm_by_its_control_groups_and_its_straggler() -> None:
-    cluster = Cluster(slow_gpu, container="slurm 4711")
+    cluster = Cluster(slow_gpu, container="slurm 4711", started_s=NOW - 7200.0)
     asked = collector(cluster, ["n1", "n2", "n3"])
     fleet = watch(cluster, asked, 30)
     job, = fleet.jobs
@@ -126,7 +126,7 @@ def test_nodes_that_fail_are_told_together_and_the_rest_goes_on() -> None:
     asked = collector(cluster, names)
     fleet = watch(cluster, asked, 0)
     problem, young = fleet.problems
-    assert "is known after 15 min" in young.message
+    assert "held and idle GPUs after 15 min" in young.message
     assert problem.message == "n2, n3, n4, n5, n6, n7, n8, n9 and 2 more: it does not answer"
     assert problem.fix == "ssh n2 true" and fleet.jobs[0].gpus == 16 and fleet.source == "2 of 12 nodes by ssh"
     cluster.problems = {}

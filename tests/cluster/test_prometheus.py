@@ -96,14 +96,14 @@ def test_values_that_are_no_measurement_and_damaged_series_are_left_out() -> Non
 
 
 @pytest.mark.parametrize(("reply", "message"), [
-    (answer(b"who are you", 401), "wants credentials"),
-    (answer(b"", 302, Location="http://evil.example/\x1b[2J"), "which is not followed"),
-    (answer(b"<html>", 200), "no Prometheus, or a proxy"),
-    (answer(b"bad gateway", 502), "HTTP 502 and no JSON"),
+    (answer(b"who are you", 401), "refuses the credentials"),
+    (answer(b"", 302, Location="http://evil.example/\x1b[2J"), "gputop does not follow"),
+    (answer(b"<html>", 200), "not Prometheus, or a proxy"),
+    (answer(b"bad gateway", 502), "HTTP 502 without JSON"),
     (answer(json.dumps({"status": "error", "error": "query timed out\x1b"}).encode(), 503), "query timed out"),
-    (answer(b"[" * 100_000, 200), "no Prometheus"),
+    (answer(b"[" * 100_000, 200), "not Prometheus"),
     (answer(b'{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}'), "not Prometheus's"),
-    (answer(body(ONE), 200, **{"Content-Length": "5000", "Connection": "close"}), "ended before it was whole"),
+    (answer(body(ONE), 200, **{"Content-Length": "5000", "Connection": "close"}), "ended too early"),
     (answer(b"\x00" * 100, 200, **{"Content-Encoding": "gzip"}), "is damaged"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_what_goes_wrong_is_said_with_its_cause(reply: Reply, message: str) -> None:

@@ -57,14 +57,14 @@ def test_jobs_of_gputops_own_exporter_are_joined() -> None:
 
 
 def test_groups_are_jobs_where_labels_name_them_else_nodes() -> None:
-    assert "avg by (hpc_job)" in queries("hpc_job", **{SM: 8}).figures(0.01, "15m")
-    assert "avg by (Hostname, hostname, node, instance)" in queries(**{SM: 8}).figures(0.01, "15m")
-    pods = queries("exported_pod", **{SM: 8}).figures(0.01, "15m")
+    assert "avg by (hpc_job)" in queries("hpc_job", **{SM: 8}).figures(0.01, 900.0)
+    assert "avg by (Hostname, hostname, node, instance)" in queries(**{SM: 8}).figures(0.01, 900.0)
+    pods = queries("exported_pod", **{SM: 8}).figures(0.01, 900.0)
     assert "avg by (exported_pod, exported_namespace)" in pods
 
 
 def test_power_of_a_divided_gpu_is_counted_once_and_no_value_of_dcgm_is_dropped() -> None:
-    text = queries(**{SM: 8, "DCGM_FI_DEV_POWER_USAGE": 8, "DCGM_FI_DEV_FB_USED": 8}).figures(0.01, "15m")
+    text = queries(**{SM: 8, "DCGM_FI_DEV_POWER_USAGE": 8, "DCGM_FI_DEV_FB_USED": 8}).figures(0.01, 900.0)
     power, memory = (next(arm for arm in text.split("label_replace(") if name in arm)
                      for name in ("POWER_USAGE", "FB_USED"))
     assert "GPU_I_ID" not in power and "GPU_I_ID" in memory and "DCGM_FI_DEV_POWER_USAGE < 1e+14" in power
@@ -99,3 +99,4 @@ def test_the_job_of_a_series(labels: dict[str, str], job: tuple[str, str]) -> No
 def test_the_number_of_a_gpu() -> None:
     assert gpu_of({"gpu": "3"}) == "3" and gpu_of({"gpu": "0", "GPU_I_ID": "2"}) == "0:2"
     assert gpu_of({"gpu": "NVIDIA H100", "index": "5"}) == "5" and gpu_of({}) == "?"
+    assert gpu_of({"gpu": "NVIDIA H100", "gpu_index": "5", "mig_instance": "2"}) == "5:2"

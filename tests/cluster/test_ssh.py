@@ -55,14 +55,14 @@ def read(document: bytes) -> NodeSample:
 @pytest.mark.parametrize(("script", "cause", "fix"), [
     ("echo 'Host key verification failed.' >&2; exit 255", "host key is not known", "fingerprint"),
     ("echo '@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.' >&2; exit 255",
-     "another one", "ssh-keygen -R NODE"),
+     "host key differs", "ssh-keygen -R NODE"),
     ("echo 'me@n1: Permission denied (publickey,password).' >&2; exit 255", "password", "ssh-copy-id"),
     ("echo 'ssh: Could not resolve hostname n1: Name or service not known' >&2; exit 255", "name", "ssh NODE"),
     ("echo 'ssh: connect to host n1 port 22: Connection timed out' >&2; exit 255", "does not answer", "up"),
-    ("printf 'kex: \\033[2Jodd\\n' >&2; exit 255", "ssh fails (kex: \ufffd[2Jodd)", "by hand"),
-    ("echo 'sh: gputop: not found' >&2; exit 127", "gputop is not there", "--remote-command"),
+    ("printf 'kex: \\033[2Jodd\\n' >&2; exit 255", "ssh fails (kex: \ufffd[2Jodd)", "yourself"),
+    ("echo 'sh: gputop: not found' >&2; exit 127", "gputop is not installed there", "--remote-command"),
     ("echo 'gputop: no NVIDIA driver' >&2; exit 3", "gputop there fails: gputop: no NVIDIA driver", "doctor"),
-    ("echo hello", "what is no snapshot", "gputop --version"),
+    ("echo hello", "its answer is not a snapshot", "gputop --version"),
     ("yes '{'", "more than", "login"),
     ("exec sleep 60", "within", "snapshot"),
 ])
@@ -116,7 +116,7 @@ def test_a_real_sshd_is_asked_over_one_connection(tmp_path: Path, monkeypatch: p
         finally:
             asked.close()
         missing = Ssh("no-such-gputop", read, shared=False)
-        with pytest.raises(NodeProblem, match="is not there"):
+        with pytest.raises(NodeProblem, match="is not installed there"):
             missing.ask("n1")
 
 

@@ -27,7 +27,7 @@ TRACKED = "A9FEA97B,169.254.169.123,4,1763866868.1,-0.000012500,0.000001,0.00000
     (TRACKED.format("0.200", "0.010"), "warn", "the order of short events"),
     ("7F7F0101,,8,1795402428.6,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,Normal\n", "ok", "its own reference"),
     (TRACKED.format("0", "0").replace("Normal", "Not synchronised"), "warn", "no source yet"),
-    (TRACKED.format("x", "y"), "unknown", "not known"),
+    (TRACKED.format("x", "y"), "unknown", "cannot be read"),
 ])
 def test_what_chrony_expects_its_error_to_be(tmp_path: Path, said: str, status: str, words: str) -> None:
     check = cluster.clock(tmp_path, lambda: said)
@@ -98,7 +98,7 @@ def test_adapters_and_the_gpus_without_one(tmp_path: Path) -> None:
 def test_ras_is_there_or_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = {"NCCL_RAS_ADDR": f"localhost:{server.getsockname()[1]}"}
-        assert "can be named" in cluster.ras(FACTS, there).detail
+        assert "can name" in cluster.ras(FACTS, there).detail
     assert cluster.ras(FACTS, there).status == "ok"  # no job
     job = replace(FACTS, gpus=(GpuFacts(0, 0, "NVIDIA H100", pids=(7,)),))
     assert cluster.ras(job, there).status == "warn" and "which rank" in cluster.ras(job, there).detail
@@ -128,13 +128,13 @@ def page() -> Iterator[dict[str, bytes]]:
 @pytest.mark.parametrize(("kind", "text", "status", "words"), [
     ("dcgm", 'DCGM_FI_PROF_SM_ACTIVE{gpu="0"} 0.5\nDCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n', "ok", "2 figures"),
     ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n', "warn", "no SM activity"),
-    ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 9223372036854775794\n', "warn", "without figures"),
-    ("dcgm", "", "warn", "without figures"),
+    ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 9223372036854775794\n', "warn", "without metrics"),
+    ("dcgm", "", "warn", "without metrics"),
     ("gputop", 'gputop_gpu_power_watts{gpu="0"} 300\ngputop_sample_timestamp_seconds 1000.0\n', "ok", "1 figures"),
     ("gputop", 'gputop_gpu_power_watts{gpu="0"} 300\ngputop_sample_timestamp_seconds 300.0\n', "warn", "12 min old"),
     ("gputop", "gputop_sample_timestamp_seconds 300.0\n", "warn", "12 min old"),  # which leaves the figures out
     ("all-smi", "prometheus_build_info 1\n", "ok", "none answers"),
-    ("nvitop", 'gpu_power_usage_W{index="0"} NaN\n\xff\xfe', "warn", "without figures"),
+    ("nvitop", 'gpu_power_usage_W{index="0"} NaN\n\xff\xfe', "warn", "without metrics"),
 ])
 def test_an_exporter_answers_and_its_figures_are_judged(page: dict[str, bytes], kind: str, text: str, status: str,
                                                         words: str) -> None:

@@ -224,7 +224,7 @@ def test_dcgm_bindings_and_library_of_one_major(tmp_path: Path) -> None:
     dcgm_double.install_library(tmp_path / "opt/dcgm", 3)
     env = {"LD_LIBRARY_PATH": "/opt/dcgm:/nowhere"}
     mismatch = dcgm.installation(FINE, tmp_path, env)
-    assert mismatch.status == "warn" and "not of one major" in mismatch.detail and mismatch.fix
+    assert mismatch.status == "warn" and "different major" in mismatch.detail and mismatch.fix
     dcgm_double.install(tmp_path, 3, library=False)
     matching = dcgm.installation(FINE, tmp_path, env)
     assert matching.status == "ok" and matching.detail.startswith("DCGM 3:")
@@ -275,7 +275,7 @@ def test_what_stays_readable_after_a_watch_is_not_called_watched(dcgm_node: Scen
 def test_host_engine_with_a_lost_gpu(dcgm_node: Scene) -> None:
     dcgm_node.engine.lost.add(1)
     check = engine_check(dcgm_node)
-    assert check.status == "warn" and "Lost, by DCGM's numbers: GPU 1" in check.detail
+    assert check.status == "warn" and "Lost, in DCGM's numbers: GPU 1" in check.detail
 
 
 def test_host_engine_of_gpus_without_profiling(dcgm_node: Scene) -> None:
@@ -296,8 +296,8 @@ def test_host_engine_older_than_the_newest_bindings(dcgm_node: Scene) -> None:
 
 @pytest.mark.parametrize(("function", "words"), [
     ("dcgmConnect_v2", "DCGM 4 cannot talk to"), ("dcgmGetAllDevices", "DCGM 4 cannot talk to"),
-    ("dcgmEntitiesGetLatestValues", "answers, but not in full"),
-    ("dcgmProfGetSupportedMetricGroups", "answers, but not in full"),
+    ("dcgmEntitiesGetLatestValues", "answers, but not completely"),
+    ("dcgmProfGetSupportedMetricGroups", "answers, but not completely"),
 ])
 def test_host_engine_that_fails_half_way(dcgm_node: Scene, function: str, words: str) -> None:
     dcgm_node.engine.fails[function] = -21
@@ -370,8 +370,19 @@ def test_jobs_without_a_server_get_the_line_to_add(tmp_path: Path) -> None:
     assert "tf.profiler" in (lacking[0].fix or "") and "jax" not in (lacking[0].fix or "")
     assert "jax.profiler" in (lacking[1].fix or "") and "tf.profiler" not in (lacking[1].fix or "")
     assert "gputop analyze" in (lacking[2].fix or "") and "\x1b" not in lacking[2].detail
-    none = jobs.servers(DriverFacts(), tmp_path, Discovery)[0]
-    assert none.status == "warn" and "no process holds a GPU" in none.detail and none.fix
+    assert "gputop attach 11 " in (lacking[0].fix or "") and "gputop attach 12 " in (lacking[1].fix or "")
+    assert "attach" not in (lacking[2].fix or "")
+
+
+def test_without_a_gpu_the_jobs_are_those_that_have_a_framework_loaded(tmp_path: Path) -> None:
+    process(tmp_path, 10, "python other.py")
+    none, *lacking = jobs.servers(DriverFacts(), tmp_path, Discovery)
+    assert none.status == "warn" and "no process holds a GPU" in none.detail and none.fix and not lacking
+    process(tmp_path, 11, "python tf.py",
+            maps="7f00-7f01 r-xp 0000 08:01 1   /x/site-packages/tensorflow/libtensorflow_cc.so.2\n")
+    _, job = jobs.servers(DriverFacts(), tmp_path, Discovery)
+    assert job.id == "process_11" and "has TensorFlow or JAX loaded and has no profiler server: tf.py" in job.detail
+    assert "gputop attach 11 " in (job.fix or "")
 
 
 def test_a_server_asked_for_that_does_not_answer_fails() -> None:

@@ -1,0 +1,109 @@
+"""What a real Prometheus makes of the queries, of every exporter's names and labels, and of jobs and exporters that
+come and go: nobody is accused of what was not measured."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import pytest
+
+from benchmarks.cluster_lab import Page, scraping, wait_for
+from gputop.advice.fleet.advise import FleetFinding, asked_limits
+from gputop.cluster.collect import Collector, View
+from gputop.cluster.endpoint import Credentials, parse_endpoint
+from gputop.cluster.model import Fleet
+from gputop.cluster.prometheus import Client
+from gputop.commands.cluster import once_report
+
+pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None or shutil.which("promtool") is None,
+                                reason="no prometheus here (tests/debian_packages.sh unpacks it)")
+
+
+def seen(address: str) -> tuple[Fleet, tuple[FleetFinding, ...]]:
+    with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
+        report = once_report(Collector(client, asked_limits()), View(), "")
+    return report.fleet, report.findings
+
+
+def page(*lines: str) -> Page:
+    return lambda: "".join(f"{line}\n" for line in lines).encode()
+
+
+def all_smi(node: str, gpu: str, *, divided: bool = False) -> Page:
+    """``gpu`` begins its labels of the GPU: "gpu_" since 0.21."""
+    lines = []
+    for i in range(8):
+        own = f'gpu="NVIDIA H100 80GB HBM3",instance="{node}",{gpu}uuid="GPU-{node}-{i}",{gpu}index="{i}"'
+        lines += [f"all_smi_gpu_memory_used_bytes{{{own}}} 6e10", f"all_smi_gpu_power_consumption_watts{{{own}}} 500"]
+        if divided and i == 0:
+            lines += [f'all_smi_mig_instance_utilization_gpu{{{own},mig_instance="{n}"}} 50' for n in (1, 2)]
+        else:
+            lines.append(f"all_smi_gpu_utilization{{{own}}} 90")
+    return page(*lines)
+
+
+def test_every_gpu_of_every_exporter_is_counted_once() -> None:
+    nvitop = [f'gpu_utilization_Percentage{{devicename="H100",hostname="10.0.0.4",index="{i}",uuid="GPU-4-{i}"}} 80.0'
+              for i in range(8)]
+    dcgm = [f'DCGM_FI_DEV_GPU_UTIL{{gpu="{i}",UUID="GPU-n1-{i}",Hostname="n1"}} 90' for i in range(8)]  # those of n1
+    pages = {"n1": all_smi("n1", "gpu_"), "n2": all_smi("n2", ""), "n3": all_smi("n3", "gpu_", divided=True),
+             "n4": page(*nvitop), "n5": page(*dcgm)}
+    with scraping(pages) as address:
+        wait_for(address, "count(up == 1)", 5)
+        fleet, _ = seen(address)
+    assert fleet.gpus == 4 * 8 + 1 and fleet.free is not None
+    assert fleet.free.activity == pytest.approx((23 * 0.9 + 2 * 0.5 + 8 * 0.8) / 33)
+
+
+def exported(node: str, *, job: str, job_s: float, gap_s: tuple[float, float] = (0.0, 0.0), busy_before_s: float = 1e9,
+             now_s: float) -> tuple[list[str], list[str]]:
+    """Of gputop export the minutes before: activity, and the job since ``job_s`` ago. ``gap_s``: from when to when ago
+    the exporter did not answer."""
+    activity, jobs = [], []
+    for i in range(8):
+        own = f'gpu="{i}",uuid="GPU-{node}-{i}",instance="{node}:9400",job="dcgm"'
+        for ago_s in range(3 * 3600, 0, -30):
+            if not gap_s[0] <= ago_s <= gap_s[1]:
+                value = 0.9 if ago_s > busy_before_s else 0.0
+                activity.append(f"gputop_gpu_sm_active_ratio{{{own}}} {value} {now_s - ago_s:.3f}\n")
+                if ago_s <= job_s:
+                    jobs.append(f'gputop_gpu_job_info{{{own},slurm_job_id="{job}"}} 1 {now_s - ago_s:.3f}\n')
+    return activity, jobs
+
+
+def openmetrics(parts: Sequence[tuple[list[str], list[str]]]) -> Iterator[str]:
+    for i, name in enumerate(("gputop_gpu_sm_active_ratio", "gputop_gpu_job_info")):
+        yield f"# TYPE {name} gauge\n"
+        for part in parts:
+            yield from part[i]
+    yield "# EOF\n"
+
+
+def test_what_was_not_measured_is_nobodys_fault() -> None:
+    now_s = time.time()
+    make = partial(exported, now_s=now_s)
+    parts = [
+        make("young", job="1", job_s=20.0),  # on GPUs that have been idle for hours
+        make("away", job="2", job_s=1e9, gap_s=(40.0, 870.0), busy_before_s=1000.0),  # idle before and after a gap
+        make("idle", job="3", job_s=1e9, gap_s=(1200.0, 8400.0)),  # for 20 minutes, and not measured for two hours
+        make("gone", job="4", job_s=1e9, busy_before_s=2400.0),  # idle for 40 minutes, as was measured
+    ]
+
+    def now(node: str, job: str) -> Page:
+        info = f',slurm_job_id="{job}"'
+        return page(*(f'{name}{{gpu="{i}",uuid="GPU-{node}-{i}"{more}}} {value}' for i in range(8) for name, more, value
+                      in (("gputop_gpu_sm_active_ratio", "", 0), ("gputop_gpu_job_info", info, 1))))
+
+    pages = {node: now(node, job) for node, job in (("young", "1"), ("away", "2"), ("idle", "3"), ("gone", "4"))}
+    with scraping(pages, past=openmetrics(parts)) as address:
+        wait_for(address, "count(up == 1)", 4)
+        fleet, findings = seen(address)
+    assert {job.id: job.idle_gpus for job in fleet.jobs} == {"1": 0, "2": 0, "3": 8, "4": 8}
+    assert {f.job: f.id for f in findings} == {"3": "held_idle", "4": "held_idle"}
+    lasts_s = {f.job: (round(f.evidence["lasts_s"] / 60), f.since_exact) for f in findings}
+    assert lasts_s["3"][0] in range(19, 24) and not lasts_s["3"][1]
+    assert lasts_s["4"][0] in range(38, 43) and lasts_s["4"][1]
