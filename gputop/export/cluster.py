@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "gputop.cluster/1"
 _BARS = "▁▂▃▄▅▆▇█"
-_HISTORY_MIN = 10
+_HISTORY_MIN, _HISTORY_GOOD = 10, 16  # cells; those that a longer name does not take
+_PAGE = 400  # cells of a line in which every column has room
+_JOB_MAX = 36  # cells of a name
 _FINDING_MIN = 24
 
 
@@ -49,10 +51,19 @@ COLUMNS: Mapping[str, Column] = {
 _DROPPED = ("tensor", "age", "power", "user", "memory")
 
 
-def layout(width: int, jobs: Sequence[Job]) -> tuple[tuple[str, ...], int, int]:
-    """The columns for a line of this width, the cells of the history, and those of what was found.
+class Layout(NamedTuple):
+    """The columns of a line with their widths, the cells of the history, and those of what was found."""
 
-    Without Slurm no user and no age is known: then they have no column.
+    names: tuple[str, ...]
+    widths: Mapping[str, int]
+    history: int
+    found: int
+
+
+def layout(width: int, jobs: Sequence[Job], indent: int = 0) -> Layout:
+    """For a line of this width. Without Slurm no user and no age is known: then they have no column.
+
+    ``indent``: before the names of nodes, in the column of jobs. It grows for long names while the history has room.
     """
     unknown = {"user": all(job.user is None for job in jobs), "age": all(job.start_s is None for job in jobs)}
     names = [name for name in COLUMNS if not (jobs and unknown.get(name))]
@@ -64,7 +75,12 @@ def layout(width: int, jobs: Sequence[Job]) -> tuple[tuple[str, ...], int, int]:
             names.remove(dropped)
     room = max(0, width - used - 1)
     found = min(room, max(_FINDING_MIN, room // 3))
-    return tuple(names), max(0, room - found), found
+    longest = max((len(name) for job in jobs for name in (f"{job.id}{' ' * (indent // 2)}", *(
+        f"{' ' * indent}{node}" for node in job.node_names))), default=0)
+    wider = max(0, min(longest, _JOB_MAX) - COLUMNS["job"].width)
+    wider = min(wider, max(0, room - found - _HISTORY_GOOD))
+    widths = {name: COLUMNS[name].width + wider * (name == "job") for name in names}
+    return Layout(tuple(names), widths, max(0, room - found - wider), found)
 
 
 def cells(job: Job, now_s: float) -> dict[str, str]:
@@ -184,13 +200,13 @@ def to_text(report: Report, width: int) -> str:
         lines += wrap(problem.fix, width, "  ") if problem.fix else []
     if fleet.problems:
         lines.append("")
-    names, history, found = layout(width, fleet.jobs)
+    names, widths, history, found = layout(width, fleet.jobs)
     if fleet.jobs:
-        heads = " ".join(fit(COLUMNS[n].heading, COLUMNS[n].width, right=COLUMNS[n].right) for n in names)
+        heads = " ".join(fit(COLUMNS[n].heading, widths[n], right=COLUMNS[n].right) for n in names)
         lines.append(f"{heads} {fit(_span(fleet.jobs), history)} found".rstrip())
     for job in fleet.jobs:
         own = cells(job, fleet.time_s)
-        row = " ".join(fit(printable(own[n]), COLUMNS[n].width, right=COLUMNS[n].right) for n in names)
+        row = " ".join(fit(printable(own[n]), widths[n], right=COLUMNS[n].right) for n in names)
         reason = label(report.of_job(job.id)) or remark(job)
         lines.append(f"{row} {bars(job.history, history)} {fit(reason, found)}".rstrip())
     for finding in report.findings:
@@ -202,7 +218,7 @@ def to_text(report: Report, width: int) -> str:
             lines += wrap(f"{finding.gpu_hours_lost:,.1f} GPU hours lost{since}.", width, "  ")
         lines += wrap(finding.action, width, "  → ", "    ")
     if not report.findings and fleet.jobs:
-        lines += ["", "Nothing found that wastes GPUs."]
+        lines += ["", "No findings: no job is known to waste its GPUs."]
     for sentence in not_judged(report):
         lines += wrap(sentence, width, "· ")
     lines += ["", f"{fleet.queries} queries, {fleet.bytes:,} bytes, {fleet.seconds:.2f} s"]
@@ -237,8 +253,11 @@ def to_html(report: Report) -> str:
 
     fleet = report.fleet
     css = resources.files("gputop.export").joinpath("report.css").read_text("utf-8")
-    heads = "".join(f"<th>{esc(own.heading)}</th>" for own in COLUMNS.values())
-    rows = "".join(_html_row(job, report) for job in fleet.jobs)
+    names = layout(_PAGE, fleet.jobs).names
+    heads = "".join(f"<th>{esc(COLUMNS[name].heading)}</th>" for name in names)
+    rows = "".join(_html_row(job, report, names) for job in fleet.jobs)
+    findings = "".join(map(_html_finding, report.findings))
+    missing = "".join(f"<p>{esc(sentence)}.</p>" for sentence in not_judged(report))
     problems = "".join(f'<p class="bad">{esc(p.message)}</p><p>{esc(p.fix)}</p>' for p in fleet.problems)
     return "\n".join((
         "<!DOCTYPE html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',
@@ -251,14 +270,14 @@ def to_html(report: Report) -> str:
         f'<div class="when">{esc(moment(fleet.time_s))}</div></header>{problems}',
         f"<section><h2>Jobs<small>{esc(_span(fleet.jobs))}</small></h2>"
         f'<table class="fleet"><tr>{heads}<th>history</th><th>found</th></tr>{rows}</table></section>',
-        f"<section><h2>Findings</h2>{''.join(map(_html_finding, report.findings)) or '<p>None.</p>'}</section>",
+        f"<section><h2>Findings</h2>{findings or '<p>None.</p>'}{missing}</section>",
         f"<footer>Written by gputop {esc(__version__)}.</footer>", "</body>", "</html>", ""))
 
 
-def _html_row(job: Job, report: Report) -> str:
+def _html_row(job: Job, report: Report, names: Sequence[str]) -> str:
     own = cells(job, report.fleet.time_s)
     reason = label(report.of_job(job.id)) or remark(job)
-    tds = "".join(f"<td>{esc(own[name])}</td>" for name in COLUMNS)
+    tds = "".join(f"<td>{esc(own[name])}</td>" for name in names)
     return f"<tr>{tds}<td>{_picture(job.history)}</td><td>{esc(reason)}</td></tr>"
 
 
@@ -270,8 +289,8 @@ def _picture(history: History | None) -> str:
         return ""
     boxes = "".join(f'<path fill="{color(step_of(v))}" d="M{i} {1 - max(v, 0.04):.3f}h1V1h-1z"/>'
                     for i, v in enumerate(history.values) if v is not None)
-    return (f'<svg viewBox="0 0 {len(history.values)} 1" preserveAspectRatio="none" role="img" '
-            f'aria-label="activity of the past">{boxes}</svg>')
+    return (f'<svg viewBox="0 0 {len(history.values)} 1" preserveAspectRatio="none" shape-rendering="crispEdges" '
+            f'role="img" aria-label="activity of the past">{boxes}</svg>')
 
 
 def _html_finding(finding: FleetFinding) -> str:

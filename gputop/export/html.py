@@ -24,7 +24,7 @@ from gputop.diagnosis.report import limit_of, text_report
 from gputop.export import pictures, tables
 from gputop.export.tables import step_of
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import NOTHING_FOUND, culprits_text, gain_basis, gain_text
+from gputop.render.finding_text import NOTHING_FOUND, PROFILE_KERNEL, culprits_text, gain_basis, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
@@ -70,7 +70,7 @@ for (const plate of document.querySelectorAll(".icicle")) {
   });
 }
 """
-_BANNER = ('<div class="banner" role="note">SIMULATED <span>— no hardware was measured: every figure on this page '
+BANNER = ('<div class="banner" role="note">SIMULATED <span>— no hardware was measured: every figure on this page '
            "comes from gputop's simulated node.</span></div>")
 _MANY_GPUS = 9  # from here on lanes are lower
 _LANES = tuple(metric for column in COLUMNS if column.page for metric in column.metrics)
@@ -82,10 +82,10 @@ def to_html(document: Mapping[str, Any]) -> str:
     title = f"gputop: {printable(s.sample.host.hostname)}, {moment(s.sample.time_s)}"
     parts = [_header(s), _activity(s), _findings(s), tables.step(s), tables.gpus(s), _lanes(s), tables.processes(s),
              tables.node(s)]
-    return _page(title, parts, (
+    return page(title, parts, (
         f"<footer>Written by gputop {esc(s.version)}. Commands are redacted of secrets. The document behind this page "
         "is inside of it: <code>gputop replay FILE.html</code> opens it in the terminal.</footer>",
-        f'<script type="application/json" id="{DATA_ID}">{_embedded(document)}</script>'))
+        f'<script type="application/json" id="{DATA_ID}">{embedded(document)}</script>'))
 
 
 def analysis_page(found: Analysis) -> str:
@@ -97,13 +97,14 @@ def analysis_page(found: Analysis) -> str:
     notes = "".join(f'<p class="fine">{esc(note.message)}</p>' for note in found.trace.quality)
     report = esc_lines(text_report(found, findings=False))
     text = f"<details><summary>The analysis as text</summary><pre>{report}</pre></details>"
-    parts = [f'<header class="top"><div><h1>{esc(title)}</h1></div></header>', _BANNER if found.simulated else "",
+    parts = [f'<header class="top"><div><h1>{esc(title)}</h1></div></header>', BANNER if found.simulated else "",
              _what_to_do(found.findings, limit_of(found), abstained),
              "".join(("<section><h2>The step</h2>", *step_of(found), notes, text, "</section>"))]
-    return _page(title, parts, (f"<footer>Written by gputop {esc(__version__)}.</footer>",))
+    return page(title, parts, (f"<footer>Written by gputop {esc(__version__)}.</footer>",))
 
 
-def _page(title: str, parts: Iterable[str], end: Iterable[str]) -> str:
+def page(title: str, parts: Iterable[str], end: Iterable[str]) -> str:
+    """A page of gputop: sections, and what follows them."""
     digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     css = resources.files("gputop.export").joinpath("report.css").read_text("utf-8")
     return "\n".join((
@@ -116,7 +117,7 @@ def _page(title: str, parts: Iterable[str], end: Iterable[str]) -> str:
         *(part for part in parts if part), *end, f"<script>{_SCRIPT}</script>", "</body>", "</html>", ""))
 
 
-def _embedded(document: Mapping[str, Any]) -> str:
+def embedded(document: Mapping[str, Any]) -> str:
     """The document as JSON in which no text can end the script element around it."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -129,7 +130,7 @@ def _header(s: Snapshot) -> str:
              f"<span>every {s.interval_s:g} s</span>"]
     if s.capture is not None and s.capture.step_s is not None:
         facts.insert(1, f"<span><b>{seconds(s.capture.step_s)}</b> a step</span>")
-    banner = _BANNER if sample.simulated else ""
+    banner = BANNER if sample.simulated else ""
     return (f'<header class="top"><div><div class="brand">gputop snapshot</div><h1>{esc(sample.host.hostname)}</h1>'
             f'<div class="facts">{"".join(facts)}</div></div><div class="when">{esc(moment(sample.time_s))}</div>'
             f"</header>{banner}")
@@ -283,6 +284,7 @@ def _finding(f: Finding) -> str:
         f"<p>{esc(f.why)}</p>", f"<p>{esc(culprits)}</p>" if culprits else "", f'<p class="do">{esc(f.action)}</p>',
         f'<div class="code"><pre>{esc_lines(f.snippet)}</pre></div>' if f.snippet else "",
         f'<ul class="chips">{chips}</ul>' if chips else "",
+        f'<p>{esc(PROFILE_KERNEL)}</p><div class="code"><pre>{esc(f.ncu)}</pre></div>' if f.ncu else "",
         f'<p class="fine">It explains, too:</p><ul class="fine">{explained}</ul>' if explained else "",
         f'<p class="fine">{esc(expected)}: {esc(basis)}. Rule <code>{esc(f.id)}</code>: {esc(f.source)}.</p>',
         "</article>"))

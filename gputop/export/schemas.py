@@ -144,6 +144,23 @@ class Check(Struct):
     fix: str | None
 
 
+class SavedBaseline(Struct):
+    """``median_s`` is the step time, null where there are no steps or the file cannot be read."""
+
+    name: str
+    time_s: float
+    readable: bool
+    paths: list[str]
+    median_s: float | None
+
+
+class BaselinesDocument(Struct):
+    """gputop compare --baselines --json."""
+
+    schema: Literal["gputop.baselines/1"]
+    baselines: list[SavedBaseline]
+
+
 class DoctorDocument(Struct):
     """gputop doctor --json."""
 
@@ -283,9 +300,10 @@ class StacksDocument(Struct):
 
 # By the command that prints them.
 SCHEMAS: Mapping[str, type] = {
-    "analyze": AnalyzeDocument, "analyze-all": AnalysesDocument, "capture": CaptureDocument, "cluster": ClusterDocument,
-    "compare": CompareDocument, "doctor": DoctorDocument, "report": Report, "rules": RulesDocument,
-    "rules-test": TrialsDocument, "snapshot": Snapshot, "stacks": StacksDocument,
+    "analyze": AnalyzeDocument, "analyze-all": AnalysesDocument, "baselines": BaselinesDocument,
+    "capture": CaptureDocument, "cluster": ClusterDocument, "compare": CompareDocument, "doctor": DoctorDocument,
+    "report": Report, "rules": RulesDocument, "rules-test": TrialsDocument,
+    "snapshot": Snapshot, "stacks": StacksDocument,
 }
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ def _history(history: History | None, sample: NodeSample) -> form.History | None
         lanes: dict[str, form.Lane] = {}
         for metric in LANE_METRICS:
             lane = history.lane(gpu.info.uuid, metric, end_s=end_s, slice_s=slice_s, slices=HISTORY_SLICES)
-            if lane.count.any():
+            if any(lane.count):
                 lanes[metric] = form.Lane(full_scale=lane.full_scale and float(f"{lane.full_scale:.6g}"),
                                           mean=_numbers(lane.mean), min=_numbers(lane.min), max=_numbers(lane.max))
         gpus[gpu.info.uuid] = lanes
@@ -100,13 +100,12 @@ def _spectrogram(history: History | None, sample: NodeSample, interval_s: float)
         metric, now = gpu.activity()
         if now.value is None:  # for example a lost GPU: the readings from before
             metric = next((m for m in ("sm_active", "gpu_util")
-                           if not all(v != v for v in history.window(gpu.info.uuid, m, span_s)[1].tolist())), metric)
+                           if not all(v != v for v in history.window(gpu.info.uuid, m, span_s)[1])), metric)
         lane = history.lane(gpu.info.uuid, metric, end_s=end_s, slice_s=slice_s, slices=slices)
-        known = (lane.count > 0).tolist()
         gpus[gpu.info.uuid] = form.LevelLane(
             metric=metric, full_scale=lane.full_scale, mean=_numbers(lane.mean),
-            levels=tuple(tuple(float(f"{v:.3g}") for v in row) if k else None
-                         for row, k in zip(lane.levels.tolist(), known, strict=True)))
+            levels=tuple(tuple(float(f"{v:.3g}") for v in row) if count else None
+                         for row, count in zip(lane.levels, lane.count, strict=True)))
     return form.Spectrogram(end_s - slices * slice_s, slice_s, slices, gpus)
 
 
@@ -120,8 +119,8 @@ def _step_period(step_period: StepPeriodEstimate | None, history: History | None
         gpus=tuple(history.uuids[gpu] for gpu in step_period.gpus))
 
 
-def _numbers(values: Any) -> tuple[float | None, ...]:
-    return tuple(None if math.isnan(v) else float(f"{v:.6g}") for v in values.tolist())
+def _numbers(values: Sequence[float]) -> tuple[float | None, ...]:
+    return tuple(None if math.isnan(v) else float(f"{v:.6g}") for v in values)
 
 
 def to_json(doc: Mapping[str, Any]) -> str:
@@ -193,7 +192,7 @@ def to_text(session: Session) -> str:
         for a in session.live.abstained:
             missing.setdefault(a.missing, []).append(a.id)
         out += [line for what, ids in missing.items()
-                for line in wrap(f"Not judged: {', '.join(ids)}, for want of {what}", _COLUMNS, rest="  ")]
+                for line in wrap(f"Not judged: {', '.join(ids)}: {what} is missing", _COLUMNS, rest="  ")]
     return "\n".join(out) + "\n"
 
 

@@ -9,6 +9,7 @@ from gputop.analysis.gpu.rank_times import least_median_most
 from gputop.analysis.results import Analysis, CriticalPath, GpuUse, Layers, Limits, RankTimes, TypicalStep
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
+from gputop.diagnosis.python_lines import cost_words, gap_words, lines_of_gaps, per_basis, worth_showing
 from gputop.diagnosis.report_device import mfu_text, rank_label
 from gputop.diagnosis.roofline import svg
 from gputop.export import pictures
@@ -22,7 +23,7 @@ from gputop.text.units import devices, limits, percent, ratio, reading, seconds
 _LINES_SHOWN = 10
 _PHASE_COLORS = {"forward": "#43b98c", "loss": "#d8c05a", "backward": "#5f8fe5", "recomputation": "#e5955f",
                  "optimizer": "#9a7fe0", "collectives": "#e56b7f", "copies": "#7fb3e8"}
-_OTHER_COLOR = "#8b93a3"
+_OTHER_COLOR, _GAP_COLOR = "#8b93a3", "#e5955f"
 _MAX_SLOTS = 10_000  # of a step's picture
 
 
@@ -65,7 +66,8 @@ def step(s: Snapshot) -> str:
     notes = list(record.notes)
     if found is not None:
         parts += [_breakdown(found), _limits(found.limits), _one_step(found.typical_step),
-                  _critical_path(found.critical_path), _layers(found.layers), _gpu_table(found.gpus),
+                  _critical_path(found.critical_path), _python(found), _layers(found.layers or found.cpu_layers),
+                  _gpu_table(found.gpus),
                   _rank_table(found.ranks)]
         notes = [note.message for note in found.trace.quality] + notes
     parts += [f'<p class="fine">{esc(note)}</p>' for note in (*notes, *s.remarks)]
@@ -78,7 +80,8 @@ def step(s: Snapshot) -> str:
 def step_of(found: Analysis) -> list[str]:
     """Of an analysis alone; an empty text for what it lacks."""
     return [_breakdown(found), _limits(found.limits), _one_step(found.typical_step),
-            _critical_path(found.critical_path), _layers(found.layers), _gpu_table(found.gpus)]
+            _critical_path(found.critical_path), _python(found), _layers(found.layers or found.cpu_layers),
+            _gpu_table(found.gpus)]
 
 
 def _breakdown(found: Analysis) -> str:
@@ -141,11 +144,43 @@ def _critical_path(path: CriticalPath | None) -> str:
             f'next</h3><ul class="legend">{kinds}</ul>{beside}' + (f"<p>{esc(path.reason)}</p>" if path.reason else ""))
 
 
+def _python(found: Analysis) -> str:
+    """The lines of Python that ran in the gaps, and the training loop's stacks as an icicle: a flame graph, hanging."""
+    stacks = found.stacks
+    if stacks is None or not stacks.flame:
+        return ""
+    period_s = found.steps.mean_s if found.steps is not None else found.trace.window_s
+    lists = ""
+    for gaps in worth_showing(stacks, period_s):
+        lines = "".join(f"<li>{esc(text)}</li>" for text in lines_of_gaps(gaps, stacks.basis))
+        words = gap_words(gaps, stacks.basis)
+        lists += f"<p>{esc(words[0].upper() + words[1:])}.</p><ul>{lines}</ul>"
+    whole = sum(node.time_s for node in stacks.flame if node.parent is None)
+    depth: list[int] = []
+    used: dict[int | None, float] = {None: 0.0}
+    boxes = ""
+    for i, node in enumerate(stacks.flame):
+        depth.append(0 if node.parent is None else depth[node.parent] + 1)
+        used[i] = left = used[node.parent]
+        share = node.time_s / whole if whole else 0.0
+        used[node.parent] += share
+        in_gaps = node.gap_s > 0.5 * node.time_s
+        about = f"{node.line}: {_share(share)}, {seconds(node.time_s)}, in gaps {seconds(node.gap_s)}; {node.file}"
+        boxes += (f'<b style="left:{100 * left:.3f}%;width:{100 * share:.3f}%;top:{22 * depth[i]}px;'
+                  f'background:{_GAP_COLOR if in_gaps else _OTHER_COLOR}" title="{esc(about)}">{esc(node.line)}</b>')
+    return (f"<h3>Lines of Python that ran in the gaps</h3>{lists}"
+            f"<h3>The Python of the training loop, {esc(per_basis(stacks.basis))} of {seconds(whole)}: each line with "
+            "what it calls below it, without lines of libraries that only pass a call on. Highlighted is what runs "
+            "mostly in gaps. Click a box to see it alone, click again to go back.</h3>"
+            f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>'
+            f'<p class="fine">{esc(cost_words(stacks, found.simulated))}</p>')
+
+
 def _layers(layers: Layers | None) -> str:
     """The step by phase and layer as an icicle: each box is as wide as its share, its parts are below it."""
     if layers is None or not layers.rows:
         return ""
-    depth = layers.depths
+    depth, processor = layers.depths, "GPU" if layers.gpus else "CPU"
     phase: list[str] = []
     used: dict[int | None, float] = {None: 0.0}  # up to where each box, and the whole, is filled
     boxes = ""
@@ -154,17 +189,20 @@ def _layers(layers: Layers | None) -> str:
         used[parent] += row.share
         phase.append(row.name if parent is None else phase[parent])
         flops = "" if not row.flops else f", {row.flops / 1e9:,.4g} GFLOP"
-        about = (f"{row.name}: {_share(row.share)}, GPU {seconds(row.device_s)}, idle {seconds(row.wait_s)}, "
-                 f"{row.kernels:,.4g} kernels{flops} {row.source or row.reason}")
+        about = (f"{row.name}: {_share(row.share)}, {processor} {seconds(row.device_s)}, idle {seconds(row.wait_s)}, "
+                 f"{row.kernels:,.4g} {'kernels' if layers.gpus else 'ops'}{flops} {row.source or row.reason}")
         boxes += (f'<b style="left:{100 * left:.3f}%;width:{100 * row.share:.3f}%;top:{22 * depth[i]}px;'
                   f'background:{_PHASE_COLORS.get(phase[i], _OTHER_COLOR)}" title="{esc(about)}">{esc(row.name)}</b>')
     lines = "".join(f"<li>{esc(line.line)}<b>{esc(_share(line.share))}</b><em>{seconds(line.device_s)}</em></li>"
                     for line in (layers.sources or ())[:_LINES_SHOWN])
     what = "captured window" if layers.basis == "window" else f"mean {layers.basis}"
-    return (f"<h3>The {esc(what)} of {seconds(layers.total_s)} by phase and layer: the GPU's time, and its idle time "
-            "that their kernels end. Click a box to see it alone, click again to go back.</h3>"
+    of_what = ("the GPU's time, and its idle time that their kernels end" if layers.gpus else
+               "the time in which the CPU runs their ops; ops side by side share it")
+    by_line = f"<h3>By line of source, of the {processor}'s time</h3>"
+    return (f"<h3>The {esc(what)} of {seconds(layers.total_s)} by phase and layer: {of_what}. "
+            "Click a box to see it alone, click again to go back.</h3>"
             f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>'
-            + (f'<h3>By line of source, of the GPU\'s time</h3><ul class="legend">{lines}</ul>' if lines else ""))
+            + (f'{by_line}<ul class="legend">{lines}</ul>' if lines else ""))
 
 
 def _limits(found: Limits | None) -> str:

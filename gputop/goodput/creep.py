@@ -1,9 +1,11 @@
-"""Host memory that creeps: the trend of a series, told only where it is beyond doubt.
+"""Growing host memory: the trend of a series, told only where it is beyond doubt.
 
 A job's memory rises while it starts, in teeth (a buffer that fills and is dropped), and in steps (a cache). None of
 these is a leak. So a trend is told only where, after the warm-up, the *lowest* memory of each eighth is above that of
 the eighth before, and both halves rise at about the rate of the whole. Slopes are medians of the slopes of all pairs
-(P. K. Sen, J. Am. Stat. Assoc. 63, 1968), which a few odd points do not move.
+(P. K. Sen, J. Am. Stat. Assoc. 63, 1968), which a few odd points do not move. Over hours such a rise is told whatever
+its end; over minutes only where it has come half the way to the limit, for there the question is no longer whether it
+is a leak.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ import numpy.typing as npt
 F64 = npt.NDArray[np.float64]
 
 MAX_POINTS = 512
-_FIRST_WIDTH_S = 60.0
+_FIRST_WIDTH_S = 1.0
 WARM_UP = 0.1  # share of a series that is passed over: start-up, first buffers
 MIN_POINTS = 40
 MIN_SPAN_S = 6 * 3600.0  # shorter, a cache or shuffle buffer that fills in the first epoch looks alike
+MIN_NEAR_SPAN_S = 60.0  # where the limit is as near as the beginning
+NEAR_PARTS = 16  # over minutes: what has just stopped to rise is seen sooner
 PARTS = 8  # that all rise by chance once in 40,000 series without a trend
 HALF_AGREES = 0.6  # each half's slope lies within this factor of the whole, and its inverse
 MIN_GROWTH_BYTES = 256 << 20
@@ -32,16 +36,23 @@ class Trend(NamedTuple):
     bytes_per_s: float
     low: float
     high: float
+    span_s: float
+
+
+class Slice(NamedTuple):
+    low: float
+    high: float
 
 
 class Series:
-    """The lowest value of each slice of time, in at most :data:`MAX_POINTS` slices, which widen as it grows."""
+    """The lowest and highest value of each slice of time, in at most :data:`MAX_POINTS` slices, which widen as it
+    grows."""
 
     def __init__(self) -> None:
         self.begin_s = self.end_s = 0.0
         self.first = self.last = 0.0
         self._width_s = _FIRST_WIDTH_S
-        self._slices: dict[int, float] = {}
+        self._slices: dict[int, Slice] = {}
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -51,33 +62,44 @@ class Series:
             self.begin_s, self.first = time_s, value
         self.end_s, self.last = time_s, value
         at = int(time_s // self._width_s)
-        self._slices[at] = min(value, self._slices.get(at, value))
+        own = self._slices.get(at, Slice(value, value))
+        self._slices[at] = Slice(min(value, own.low), max(value, own.high))
         if len(self._slices) > MAX_POINTS:
             self._widen()
 
     def _widen(self) -> None:
-        slices: dict[int, float] = {}
-        for at, value in self._slices.items():
-            slices[at // 2] = min(value, slices.get(at // 2, value))
+        slices: dict[int, Slice] = {}
+        for at, own in self._slices.items():
+            other = slices.get(at // 2, own)
+            slices[at // 2] = Slice(min(own.low, other.low), max(own.high, other.high))
         self._slices, self._width_s = slices, 2 * self._width_s
+
+    def peak(self, bytes_per_s: float) -> float:
+        """The highest value to be expected now of a series with that slope, by its last eighth: a limit is met by the
+        teeth on top of a leak, not by its floor."""
+        last = sorted(self._slices.items())[-max(1, len(self._slices) // PARTS):]
+        now = last[-1][0]
+        return max(own.high + bytes_per_s * self._width_s * (now - at) for at, own in last)
 
     def trend(self, limit_bytes: float | None) -> Trend | None:
         """Its growth; None where it does not grow beyond doubt."""
         points = sorted(self._slices.items())[int(len(self._slices) * WARM_UP):]
         times = np.array([at for at, _ in points], np.float64) * self._width_s
-        values = np.array([value for _, value in points], np.float64)
-        if len(points) < MIN_POINTS or times[-1] - times[0] < MIN_SPAN_S:
+        values = np.array([own.low for _, own in points], np.float64)
+        span_s = times[-1] - times[0] if len(points) >= MIN_POINTS else 0.0
+        if span_s < MIN_NEAR_SPAN_S:
             return None
-        floors = [part.min() for part in np.array_split(values, PARTS)]
+        parts = PARTS if span_s >= MIN_SPAN_S else NEAR_PARTS
+        floors = [part.min() for part in np.array_split(values, parts)]
         if not (np.diff(floors) > 0).all():
             return None
         half = len(points) // 2
         whole, *halves = (slope(times[part], values[part]) for part in (slice(None), slice(half), slice(half, None)))
         agree = all(HALF_AGREES * whole <= own <= whole / HALF_AGREES for own in halves)
         enough = max(MIN_GROWTH_BYTES, MIN_GROWTH_OF_LIMIT * (limit_bytes or 0.0))
-        if whole <= 0 or not agree or whole * (times[-1] - times[0]) < enough:
+        if whole <= 0 or not agree or whole * span_s < enough:
             return None
-        return Trend(whole, min(*halves, whole), max(*halves, whole))
+        return Trend(whole, min(*halves, whole), max(*halves, whole), span_s)
 
 
 def slope(times: F64, values: F64) -> float:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
 from gputop.core.samples import NodeSample, ProcessSample
-from gputop.goodput.creep import Series, Trend
+from gputop.goodput.creep import MIN_SPAN_S, Series, Trend
 from gputop.goodput.model import Creep
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 _MAX_SERIES = 256
-_STILL_THERE_S = 300.0  # seen so shortly before the end, a process counts as running
+_MISSED = 3.5  # samples before the end in which a process was not seen, and counts as running all the same
 
 
 class _Use(NamedTuple):
@@ -39,9 +39,10 @@ class Memory:
         self._groups: dict[str, Series] = {}
         self._node = Series()
         self._last: dict[str | None, _Use] = {}  # by group; None: the node
-        self._end_s = 0.0
+        self._end_s = self._interval_s = 0.0
 
     def add(self, sample: NodeSample) -> None:
+        self._interval_s = max(sample.time_s - self._end_s, 1.0)
         self._end_s = sample.time_s
         used = sample.host["memory_used_bytes"].value
         self._last[None] = _Use(used, sample.host["memory_total_bytes"].value)
@@ -77,30 +78,42 @@ class Memory:
         explained: set[str | None] = set()
         found = []
         for process in self._processes.values():
-            trend = process.series.trend(self._limit(process.group))
+            trend = self._trend(process.series, process.group)
             if trend is not None:
                 explained |= {process.group, None}
                 found.append(self._creep("process", process.name, process.pid, process.series, trend, process.group))
         for name, series in self._groups.items():
-            if name not in explained and (trend := series.trend(self._limit(name))) is not None:
+            if name not in explained and (trend := self._trend(series, name)) is not None:
                 explained.add(None)
                 found.append(self._creep("cgroup", name, None, series, trend, name))
-        if None not in explained and (trend := self._node.trend(self._limit(None))) is not None:
+        if None not in explained and (trend := self._trend(self._node, None)) is not None:
             found.append(self._creep("node", "all processes", None, self._node, trend, None))
         yield from sorted(found, key=lambda creep: -creep.bytes_per_s)
 
-    def _limit(self, group: str | None) -> float | None:
-        return self._last.get(group, _Use(None, None)).limit
+    def _trend(self, series: Series, group: str | None) -> Trend | None:
+        """Over hours whatever its end; over minutes where it has come half the way to the limit."""
+        trend = series.trend(self._use(group).limit)
+        if trend is None or trend.span_s >= MIN_SPAN_S:
+            return trend
+        left = self._left_bytes(series, group, trend.bytes_per_s)
+        return trend if left is not None and left <= trend.bytes_per_s * trend.span_s else None
+
+    def _use(self, group: str | None) -> _Use:
+        return self._last.get(group, _Use(None, None))
+
+    def _left_bytes(self, series: Series, group: str | None, bytes_per_s: float) -> float | None:
+        """What is left of the limit at the end; None where there is none, or the series had ended."""
+        use, whole = self._use(group), self._node if group is None else self._groups.get(group)
+        if use.used is None or use.limit is None or self._end_s - series.end_s > _MISSED * self._interval_s:
+            return None
+        return max(0.0, use.limit - max(use.used, whole.peak(bytes_per_s) if whole is not None else 0.0))
 
     def _creep(self, what: Literal["process", "cgroup", "node"], name: str, pid: int | None, series: Series,
                trend: Trend, group: str | None) -> Creep:
-        use = self._last.get(group, _Use(None, None))
-        whole = self._node if group is None else self._groups.get(group)
+        use, whole = self._use(group), self._node if group is None else self._groups.get(group)
         # What fills the limit is all that is under it; the process alone where that has no trend of its own.
-        rate = (whole.trend(use.limit) if whole is not None else None) or trend
-        left = None
-        if use.used is not None and use.limit is not None and self._end_s - series.end_s <= _STILL_THERE_S:
-            left = max(0.0, use.limit - use.used)
+        rate = (self._trend(whole, group) if whole is not None else None) or trend
+        left = self._left_bytes(series, group, rate.bytes_per_s)
         in_s = [None if left is None else left / own for own in (rate.bytes_per_s, rate.high, rate.low)]
         return Creep(what=what, name=name, pid=pid, begin_s=series.begin_s, end_s=series.end_s,
                      first_bytes=series.first, last_bytes=series.last, bytes_per_s=trend.bytes_per_s,

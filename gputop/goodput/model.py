@@ -88,6 +88,22 @@ class Creep(Struct, kw_only=True):
     full_in_high_s: float | None
 
 
+class OwnRuleReport(Struct, kw_only=True):
+    """A live rule of the user's own: for how long it held, of the time in which it could be judged, and how often.
+    ``missing``: why it was not judged at all."""
+
+    id: str
+    title: str
+    severity: str
+    gpus: list[int]
+    judged_s: float
+    held_s: float
+    times: int
+    longest_s: float
+    last_s: float | None
+    missing: str | None
+
+
 class RecordingPart(Struct, kw_only=True):
     path: str
     samples: int
@@ -119,4 +135,5 @@ class Report(Struct, kw_only=True):
     hours: list[Hour]
     worst_hours: list[WorstHour]
     creep: list[Creep]
+    own_rules: list[OwnRuleReport]
     notes: list[str]

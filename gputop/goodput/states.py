@@ -83,9 +83,9 @@ class GpuTime:
         self._again = False  # it follows one of the same job
 
     @property
-    def pid(self) -> int | None:
-        """Of the last process that had it."""
-        return None if self._holder is None else self._holder.pid
+    def holder(self) -> Holder | None:
+        """The last process that had it."""
+        return self._holder
 
     def add(self, time_s: float, seconds: float, gpu: GpuSample, holder: Holder | None) -> None:
         """``seconds`` before ``time_s``; 0 behind a gap of the recording."""

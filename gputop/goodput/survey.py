@@ -55,22 +55,25 @@ class Survey:
             _, time = self._gpus.get(gpu.info.uuid) or (gpu, GpuTime(self._hours))
             self._gpus[gpu.info.uuid] = gpu, time
             self.processes_unread_s += seconds * (gpu.processes_reason is not None)
-            time.add(sample.time_s, seconds, gpu, self._holder(gpu, time.pid, processes, writes, sample.time_s))
+            time.add(sample.time_s, seconds, gpu, self._holder(gpu, time.holder, processes, writes, sample.time_s))
         self._memory.add(sample)
 
     def finish(self) -> None:
         for _, time in self._gpus.values():
             time.close()
 
-    def _holder(self, gpu: GpuSample, before: int | None, processes: dict[int, ProcessSample],
+    def _holder(self, gpu: GpuSample, before: Holder | None, processes: dict[int, ProcessSample],
                 writes: dict[tuple[str | None, str], float], time_s: float) -> Holder | None:
         """Who has the GPU: the one that had it, as long as it does, else the one with most memory on it."""
         held = [own for own in gpu.processes if "C" in own.kind]
         if not held:
             return None
-        own = next((own for own in held if own.pid == before), None) or max(
+        own = next((own for own in held if before is not None and own.pid == before.pid), None) or max(
             held, key=lambda own: (own.memory_bytes.value or 0.0, -own.pid))
         process = processes.get(own.pid)
+        if before is not None and before.pid == own.pid and (process is None or process.command is None):
+            before.job.end_s = time_s  # it ends: the host knows it no more, the driver still lists it
+            return Holder(own.pid, before.job, None)
         key = (process.user, script_of(process)) if process is not None else (None, f"PID {own.pid}")
         if key not in self._jobs and len(self._jobs) >= MAX_JOBS:
             key = (None, OTHERS)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gputop.goodput.model import (
     CHECKPOINT,
@@ -16,6 +17,7 @@ from gputop.goodput.model import (
     WAITING,
     Creep,
     Hour,
+    OwnRuleReport,
     Report,
     Spent,
     WorstHour,
@@ -26,12 +28,12 @@ from gputop.text import units
 from gputop.text.units import NA, bytes_, fit, percent, printable, ranges, ratio
 from gputop.text.wrapping import wrap
 
-_MEANING = {
+MEANING = {
     TRAINING: "a job computes on the GPU: training, evaluation, warm-up",
     WAITING: "a job holds the GPU, and it computes nothing",
     CHECKPOINT: "waiting while the job writes to storage as for a checkpoint",
     STARTING: "a new process holds the GPU and has not computed yet",
-    RESTART: "the same after one of the same command, and the time between",
+    RESTART: "a new process after one with the same command, and the time between them",
     IDLE: "no process holds the GPU",
     UNKNOWN: "the driver gave no activity",
 }
@@ -43,7 +45,8 @@ _HOURS_A_DAY = 24
 def to_text(report: Report, width: int = 100) -> str:
     """All of it, in lines of ``width``."""
     sections = (_header(report), _states(report), _gpus(report), _jobs(report), _grid(report.hours),
-                _worst(report.worst_hours), _memory(report.creep), _end(report))
+                _worst(report.worst_hours), _own_rules(report.own_rules), _memory(report.creep),
+                closing_sentences(report))
     return "\n\n".join("\n".join(_wrapped(lines, width)) for section in sections if (lines := list(section)))
 
 
@@ -60,34 +63,43 @@ def _header(report: Report) -> Iterator[str]:
     yield (f"{mark}{printable(report.host)}, {clock_time(report.begin_s)} to {clock_time(report.end_s)}: "
            f"{duration(span_s)}, a sample every {units.seconds(report.interval_s)}")
     if report.not_recorded_s:
-        yield f"Not recorded: {duration(report.not_recorded_s)}, {_share(report.not_recorded_s, span_s)} of that time."
+        yield f"Not recorded: {duration(report.not_recorded_s)}, {share(report.not_recorded_s, span_s)} of that time."
+    if not report.total.states_s:
+        yield "Goodput: N/A, no GPU was recorded for any time."
+        return
     yield f"Goodput: {_ratio(report.total)} of the GPU time recorded is training."
-    yield _energy(report)
+    yield energy_sentence(report)
 
 
-def _energy(report: Report) -> str:
+def energy_sentence(report: Report) -> str:
     total = report.total
     if total.energy_j is None:
         return "Energy: N/A, no reading of power."
     cost = "" if report.cost is None else f", {report.cost:,.2f} at {report.price_per_kwh:g} a kWh"
     all_s = sum(total.states_s.values())
     missing = ("" if not total.energy_unknown_s else
-               f" {_share(total.energy_unknown_s, all_s)} of the GPU time is without a reading and not in it.")
-    return f"Energy of the GPUs, without host and cooling: {_kwh(total)} kWh{cost}.{missing}"
+               f" {share(total.energy_unknown_s, all_s)} of the GPU time is without a reading and not in it.")
+    return f"Energy of the GPUs, without host and cooling: {energy_kwh(total)} kWh{cost}.{missing}"
 
 
 def _states(report: Report) -> Iterator[str]:
     states, all_s = report.total.states_s, sum(report.total.states_s.values())
+    if not states:
+        return
     yield "GPU time          hours  share"
+    digits = decimals(seconds / 3600 for seconds in states.values())
     for state in STATES:
         if seconds := states.get(state, 0.0):
-            yield f"  {state:<12}{_figure(seconds / 3600):>9}  {_share(seconds, all_s):>5}  {_MEANING[state]}"
+            yield f"  {state:<12}{figure(seconds / 3600, digits):>9}  {share(seconds, all_s):>5}  {MEANING[state]}"
 
 
 def _gpus(report: Report) -> Iterator[str]:
     shown = [state for state in STATES if report.total.states_s.get(state)]
+    if not shown:
+        return
     yield f"GPU  {_columns(shown)}"
-    yield from (f"{own.gpu:<5}{_row(own, shown)}" for own in report.gpus)
+    digits = energy_decimals(report.gpus)
+    yield from (f"{own.gpu:<5}{_row(own, shown, digits)}" for own in report.gpus)
 
 
 def _jobs(report: Report) -> Iterator[str]:
@@ -95,13 +107,14 @@ def _jobs(report: Report) -> Iterator[str]:
         return
     shown = [state for state in STATES if any(own.states_s.get(state) for own in report.jobs)]
     yield f"Job  {_columns(shown)}"
+    digits = energy_decimals(report.jobs[:_MAX_ROWS])
     for own in report.jobs[:_MAX_ROWS]:
-        yield f"     {_row(own, shown)}"
+        yield f"     {_row(own, shown, digits)}"
         hours = sum(own.states_s.values()) / 3600
         restarts = "" if not own.restarts else ", restarted once" if own.restarts == 1 else (
             f", restarted {own.restarts} times")
         yield (f"  {fit(printable(own.job), 60).rstrip()} ({printable(own.user or 'user not known')}, GPU "
-               f"{','.join(own.gpus)}): {_figure(hours)} GPU hours, goodput {_ratio(own)}{restarts}")
+               f"{','.join(own.gpus)}): {figure(hours)} GPU hours, goodput {_ratio(own)}{restarts}")
     if len(report.jobs) > _MAX_ROWS:
         yield f"and {len(report.jobs) - _MAX_ROWS} more, in --json"
 
@@ -110,14 +123,16 @@ def _columns(shown: Sequence[str]) -> str:
     return "".join(f"{state:>11}" for state in (*shown, "kWh"))
 
 
-def _row(own: Spent, shown: Sequence[str]) -> str:
+def _row(own: Spent, shown: Sequence[str], digits: int) -> str:
     all_s = sum(own.states_s.values())
-    cells = [_share(seconds, all_s) if (seconds := own.states_s.get(state)) else "-" for state in shown]
-    return "".join(f"{cell:>11}" for cell in (*cells, _kwh(own)))
+    cells = [share(seconds, all_s) if (seconds := own.states_s.get(state)) else "-" for state in shown]
+    return "".join(f"{cell:>11}" for cell in (*cells, energy_kwh(own, digits)))
 
 
 def _grid(hours: Sequence[Hour]) -> Iterator[str]:
     """A line for each day, a digit for each hour of local time."""
+    if not hours:
+        return
     yield "Training by hour: 0 is under 10 % of the GPU time, 9 is 90 % or more, a dot is not recorded"
     yield "             0     6     12    18     local time"
     days: dict[str, list[str]] = {}
@@ -135,8 +150,8 @@ def _worst(hours: Sequence[WorstHour]) -> Iterator[str]:
     yield "Worst hours: where jobs lost most GPU time"
     for hour in hours:
         all_s = sum(hour.states_s.values())
-        states = ", ".join(f"{state} {_share(seconds, all_s)}" for state, seconds in hour.states_s.items())
-        lost = f"lost {_figure(hour.lost_s / 3600)} of {_figure(all_s / 3600)} GPU hours"
+        states = ", ".join(f"{state} {share(seconds, all_s)}" for state, seconds in hour.states_s.items())
+        lost = f"{lost_hours(hour)}"
         yield f"  {clock_time(hour.begin_s)[:-3]}  {lost}: {states}"
         for finding in hour.findings:
             gpus = f" (GPU {ranges(finding.gpus)})" if finding.gpus else ""
@@ -147,9 +162,28 @@ def _worst(hours: Sequence[WorstHour]) -> Iterator[str]:
     yield from (f"  Findings: N/A, {reason}." for reason in sorted(reasons))
 
 
+def _own_rules(rules: Sequence[OwnRuleReport]) -> Iterator[str]:
+    if rules:
+        yield "Rules of yours: time in which they held"
+    yield from (f"  {own_rule_sentence(rule)}" for rule in rules)
+
+
+def own_rule_sentence(rule: OwnRuleReport) -> str:
+    """For how long it held, how often, and where."""
+    title = printable(rule.title)
+    if rule.missing is not None:
+        return f"{title}: N/A, not judged without {printable(rule.missing)}."
+    if rule.last_s is None:
+        return f"{title}: never, in {duration(rule.judged_s)} judged."
+    gpus = f" on GPU {ranges(rule.gpus)}" if rule.gpus else ""
+    often = "once" if rule.times == 1 else f"{rule.times} times, {duration(rule.longest_s)} at the longest"
+    return (f"{title}: {duration(rule.held_s)}{gpus}, {share(rule.held_s, rule.judged_s)} of the time; {often}, the "
+            f"last at {clock_time(rule.last_s)[:-3]}.")
+
+
 def _memory(creeps: Sequence[Creep]) -> Iterator[str]:
     if creeps:
-        yield "Host memory that creeps"
+        yield "Growing host memory"
     for creep in creeps:
         yield f"  {creep_sentence(creep)}"
 
@@ -166,14 +200,15 @@ def creep_sentence(creep: Creep) -> str:
     limit = f"{bytes_(creep.limit_bytes or 0.0)} of the {'control group' if creep.limit == 'cgroup' else 'node'}"
     low, high = duration(creep.full_in_low_s), duration(creep.full_in_high_s)
     between = f" ({low} to {high} by the faster and the slower half of its trend)" if low != high else ""
-    return f"{text} If it goes on so, the {limit} are full {duration(creep.full_in_s)} after the last sample{between}."
+    return f"{text} If this continues, the {limit} are full {duration(creep.full_in_s)} after the last sample{between}."
 
 
-def _end(report: Report) -> Iterator[str]:
+def closing_sentences(report: Report) -> Iterator[str]:
+    """What could not be read, and what nobody could tell."""
     yield from (f"{printable(part.path)}: {printable(note)}" for part in report.recordings for note in part.notes)
-    yield from (f"{note[0].upper()}{note[1:]}." for note in report.notes)
-    yield (f"Not told without code in the job: training from evaluation, work lost at a crash, stalls shorter than "
-           f"{units.seconds(report.interval_s * report.read_every)}.")
+    yield from (f"{printable(note[0].upper() + note[1:])}." for note in report.notes)
+    yield ("Without code in the job, gputop cannot tell training from evaluation, work lost at a crash, and stalls "
+           f"shorter than {units.seconds(report.interval_s * report.read_every)}.")
 
 
 def duration(seconds: float) -> str:
@@ -185,7 +220,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:.1f} days"
 
 
-def _share(seconds: float, of_s: float) -> str:
+def share(seconds: float, of_s: float) -> str:
     share = seconds / of_s if of_s else 0.0
     return "<1%" if 0 < share < 0.005 else ratio(share)  # little is not none
 
@@ -194,10 +229,28 @@ def _ratio(own: Spent) -> str:
     return NA if own.goodput_ratio is None else percent(own.goodput_ratio)
 
 
-def _kwh(own: Spent) -> str:
-    return NA if own.energy_j is None else _figure(own.energy_j / JOULES_PER_KWH)
+def lost_hours(hour: WorstHour) -> str:
+    own, all_s = hour.lost_s / 3600, sum(hour.states_s.values()) / 3600
+    digits = decimals([all_s])
+    return f"lost {figure(own, digits)} of {figure(all_s, digits)} GPU hours"
 
 
-def _figure(value: float) -> str:
-    """With one decimal, or two digits where that would show little or nothing."""
-    return f"{value:,.1f}" if value >= 1 or not value else f"{value:.2g}"
+def energy_kwh(own: Spent, digits: int | None = None) -> str:
+    return NA if own.energy_j is None else figure(own.energy_j / JOULES_PER_KWH, digits)
+
+
+def energy_decimals(rows: Iterable[Spent]) -> int:
+    return decimals(own.energy_j / JOULES_PER_KWH for own in rows if own.energy_j is not None)
+
+
+def decimals(column: Iterable[float]) -> int:
+    """How many all figures of a column have: one, or as many as give the largest two digits."""
+    largest = max(column, default=0.0)
+    return 1 if largest >= 1 or largest <= 0 else min(6, 1 - math.floor(math.log10(largest)))
+
+
+def figure(value: float, digits: int | None = None) -> str:
+    """With so many decimals; None: as if it stood alone. What would be rounded to 0 is not 0."""
+    digits = decimals([value]) if digits is None else digits
+    least = 10.0**-digits
+    return f"<{least:.{digits}f}" if 0 < value < least / 2 else f"{value:,.{digits}f}"

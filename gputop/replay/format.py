@@ -232,7 +232,7 @@ def unpack(data: bytes, count: int, previous: F64) -> F64:
     numbers = np.zeros(count, np.float64)
     common = min(count, len(previous))
     if (how[common:] == _SAME).any():
-        raise ValueError("a number refers to one that is not there")
+        raise ValueError("a number refers to one that is not installed there")
     numbers[:common] = previous[:common]
     for tag, kind in ((_SINGLE, "<f4"), (_MILLI, "<i4"), (_DOUBLE, "<f8")):
         here = how == tag

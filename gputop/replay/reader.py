@@ -42,6 +42,17 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     return Recording(Path(path))
 
 
+def is_recording(path: str) -> bool:
+    """Whether it is a file that begins as one of ``gputop record``. Raises GputopError where it cannot be read."""
+    if not Path(path).is_file():
+        return False
+    try:
+        with open_regular(path) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise GputopError(f"cannot read {path}: {error.strerror or error}") from error
+
+
 class Recording:
     """A recording as a list of samples, each found by number or time.
 
@@ -205,7 +216,7 @@ class Recording:
         where = f"after {clock_time(self.times_s[-1])}" if self.times_s else "at its beginning"
         if to_the_end:
             return f"the recording is cut off or damaged {where} ({error}): everything before is there"
-        return f"the recording is damaged {where} ({error}): {bytes_(lost_bytes)} are passed over"
+        return f"the recording is damaged {where} ({error}): {bytes_(lost_bytes)} are skipped"
 
     def _find_segment(self, offset: int) -> int | None:
         """Where the next whole SEGMENT record begins."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError
 from gputop.core.samples import NodeSample
+from gputop.replay.parts import PartsWriter, Rotation
 from gputop.replay.writer import RecordingWriter
 from gputop.sources.base import Source
 from gputop.telemetry.sampler import Sampler
@@ -21,8 +22,9 @@ _STOP_POLL_S = 0.2  # how soon a stop is noticed between two samples
 
 
 def record(source: Source, interval_s: float, path: Path, seconds: float | None, stop: threading.Event,
-           say: Callable[[str], None]) -> None:
+           say: Callable[[str], None], rotation: Rotation | None = None) -> None:
     """Record until ``stop`` is set or for ``seconds``; ``say`` gets messages for the user. Commands lose their secrets.
+    With a ``rotation`` ``path`` is a folder of parts.
 
     The caller's thread writes, another one samples: a slow disk delays no sample. Raises GputopError where the source
     or the file fails; what was written until then can be replayed.
@@ -37,7 +39,7 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
         else:
             waiting.put(message)
 
-    with contextlib.closing(RecordingWriter(path)) as writer:
+    with contextlib.closing(RecordingWriter(path) if rotation is None else PartsWriter(path, rotation, say)) as writer:
         sampler = Sampler(source, interval_s, enqueue, enqueue)
         sampler.start()
         try:
@@ -59,6 +61,7 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
             if dropped:
                 say(f"{dropped} samples are missing: {path} was written too slowly")
             if writer.samples:
-                say(f"{writer.samples} samples, {bytes_(writer.size_bytes)} in {path}; see them: gputop replay {path}")
-            else:
+                see = f"see them: gputop replay {path}" if rotation is None else f"what they say: gputop report {path}"
+                say(f"{writer.samples} samples, {bytes_(writer.size_bytes)} in {path}; {see}")
+            elif rotation is None:
                 path.unlink(missing_ok=True)  # this run made it, and it would stand in the way of the next

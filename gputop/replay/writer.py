@@ -10,20 +10,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.core.files import Folder
 from gputop.core.samples import NodeSample
 from gputop.replay.format import Encoder, header
 
 SYNC_PERIOD_S = 30.0  # what a crash of the machine, not of gputop, may lose
 
 
+class RecordingGone(GputopError):
+    """The file that is written to was removed: nobody can read what is written on."""
+
+
 class RecordingWriter:
-    """A new recording at ``path`` (mode 0600); never an existing one.
+    """A new recording at ``path`` (mode 0600), in ``folder`` where that is held open; never an existing one.
 
     Each sample is handed to the operating system at once, and to the disk every 30 s. Raises
     GputopError where the file exists or cannot be made.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, folder: Folder | None = None) -> None:
         self.path = path
         self.samples = 0
         self.size_bytes = 0
@@ -31,11 +36,18 @@ class RecordingWriter:
         self._clock = clock
         self._synced_s = clock()
         self._file = -1
+        name, place = (str(path), None) if folder is None else (path.name, folder.fd)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            if folder is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600,
+                                 dir_fd=place)
+            self._named = os.fstat(self._file).st_nlink > 0  # as most file systems tell
+            if folder is not None:
+                with contextlib.suppress(OSError):  # its name is to outlast a power failure, too
+                    os.fsync(folder.fd)
         except OSError as error:
-            if error.errno == errno.EEXIST and error.filename == str(path):  # not one of its folders
+            if error.errno == errno.EEXIST and error.filename == name:  # not one of its folders
                 raise GputopError(f"{path} exists; a recording is never overwritten",
                                   "Give another name with -o, or remove that file.") from error
             raise GputopError(f"cannot write {path}: {error.strerror or error}",
@@ -43,11 +55,15 @@ class RecordingWriter:
         self._write(header())
 
     def append(self, sample: NodeSample) -> None:
-        """Add one sample. Raises GputopError where it does not fit; the file then ends with the one before."""
+        """Add one sample. Raises GputopError where it does not fit, and the file then ends with the one before;
+        :class:`RecordingGone` within 30 s after the file was removed."""
         self._write(self._encoder.encode(sample))
         self.samples += 1
         if self._clock() - self._synced_s >= SYNC_PERIOD_S:
             self._sync()
+            if self._named and os.fstat(self._file).st_nlink == 0:
+                self._end()
+                raise RecordingGone(f"{self.path} was removed while it was written", "Record again.")
 
     def close(self) -> None:
         """Bring everything to the disk. Raises GputopError where the disk did not take it."""

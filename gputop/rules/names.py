@@ -65,9 +65,9 @@ _TRACE = _by_name(
     Quantity("step.input_wait", SECONDS, "time per step in which the training loop waits for a batch",
              path="input.wait_s_per_step", needs="the training loop's calls for a batch"),
     *(Quantity(f"step.{part}", SECONDS, f"part of the mean step: {what}", path=f"breakdown.{part}", needs=_PARTS)
-      for part, what in (("input", "waiting for input, no GPU busy"), ("h2d", "copies to the GPUs that nothing hides"),
-                         ("compute", "compute kernels"), ("collectives", "collectives that nothing hides"),
-                         ("d2h", "copies to the host that nothing hides"),
+      for part, what in (("input", "waiting for input, no GPU busy"), ("h2d", "exposed copies to the GPUs"),
+                         ("compute", "compute kernels"), ("collectives", "exposed collectives"),
+                         ("d2h", "exposed copies to the host"),
                          ("launch", "GPU idle while the host launches"),
                          ("host", "GPU idle while the host does something else"), ("idle", "the rest"))),
     Quantity("gap.time", SECONDS, "time per step between the end of its call and the next",

@@ -37,13 +37,23 @@ def test_the_text_has_a_row_a_job_and_what_was_found() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 def test_every_line_fits(width: int) -> None:
-    names, history, found = layout(width, [])
+    names, widths, history, found = layout(width, [])
     assert {"job", "size", "activity"} <= set(names) and history >= 0 and found >= 0
+    assert sum(widths.values()) + len(names) + history + 1 + found <= max(width, 56)
     assert all(len(line) <= width for line in render(report(), "text", width).splitlines())
+
+
+def test_long_names_are_whole_where_there_is_room() -> None:
+    pod, nodes = job(id="team-a/notebook-of-a-long-name"), job(node_names=("gpu-h100-node-0123",))
+    assert layout(200, [pod]).widths["job"] == len(pod.id) and layout(80, [pod]).widths["job"] < 16
+    assert layout(200, [nodes], 4).widths["job"] == 4 + len("gpu-h100-node-0123")
+    assert layout(200, [job(id="x" * 500)]).widths["job"] == 36
 
 
 def test_columns_of_which_nothing_is_known_are_left_out() -> None:
     assert "user" not in layout(200, [job()])[0] and "user" in layout(200, [job(user="ada")])[0]
+    known, unknown = render(report(), "html"), render(Report(fleet(job()), (), ()), "html")
+    assert "<th>user</th>" in known and "<th>user</th>" not in unknown and "<th>power</th>" in unknown
 
 
 def test_json_has_null_for_unknown_and_ratios() -> None:

@@ -10,8 +10,11 @@ import msgspec
 import pytest
 
 import gputop
+from gputop.analysis.results import FlameNode, HostStacks
+from gputop.core.codec import from_document
 from tests.analyses import make_analysis
 from tests.export.test_pictures import _Page
+from tests.tui.screens.test_tables import STACKS
 
 TRACE = Path(__file__).parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"
 
@@ -29,6 +32,22 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own(real: bool) -> None:
     assert "The step" in page.texts and "default-src 'none'" in text
     assert not re.search(r"""(?:src|href)=|url\(|@import""", text), "nothing is loaded"
     assert ("SIMULATED" in text) == analysis.simulated
+
+
+def test_python_in_the_gaps_is_listed_and_an_icicle_shows_its_calls() -> None:
+    evil = "<script>alert(1)</script>"
+    stacks = from_document(STACKS, HostStacks, "stacks")
+    flame = (*stacks.flame, FlameNode(evil, evil, 0, 0.02, 0.0))
+    analysis = msgspec.structs.replace(make_analysis(steps={"count": 4, "mean_s": 0.1}), stacks=msgspec.structs.replace(
+        stacks, flame=flame))
+    assert isinstance(analysis, gputop.Analysis)  # an analysis has its picture from there
+    text = _Page(analysis._repr_html_()).elements[0][1]["srcdoc"] or ""
+    page = _Page(text)
+    assert page.count("script") == 1 and evil in page.texts
+    assert "70.0 ms of each step: metrics.py:112 confusion_matrix, mostly in numpy/core.py:3 add" in page.texts
+    boxes = re.findall(r'<b style="left:([\d.]+)%;width:([\d.]+)%;top:(\d+)px', text)
+    assert [(float(x), float(w), int(y)) for x, w, y in boxes] == [
+        (0, 100, 0), (0, 75, 22), (0, 50, 44), (75, 25, 22), (100, 20, 22)]
 
 
 def test_a_hostile_name_stays_text() -> None:

@@ -84,7 +84,7 @@ def test_the_svg_shows_every_gpu_the_step_and_the_findings() -> None:
     assert len(lanes) == 8 and all(lane.get("viewBox", "").endswith(" 8") and len(lane) > 5 for lane in lanes)
     texts = [t.text or "" for t in root.iter(f"{_SVG}text")]
     shown = " ".join(texts)
-    for expected in ("node-07", "8×H100 80GB", "SM active, last 5 min", "Waits for input 46 % of the step",
+    for expected in ("node-07", "8×H100 80GB", "SM active, last 5 min", "Input wait takes 46 % of the step",
                      "saves up to 46 % of the step", "Run the map in parallel.", "compute 50 %", "of 96 cores, 1 full",
                      "Xid 79"):
         assert expected in shown

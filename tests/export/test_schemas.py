@@ -104,6 +104,15 @@ def test_snapshots_captures_and_comparisons_of_a_simulated_node(scenario: str) -
     assert not problems("analyze", record.analysis.to_json())
 
 
+def test_baselines(printed: Callable[..., Any]) -> None:
+    assert main(["analyze", TRACE, "--save-baseline", "main", "--logdir", "logs"]) == 0
+    assert main(["analyze", FAST, "--save-baseline", "other", "--logdir", "logs"]) == 0
+    Path("logs/baselines/other.json").write_text("no JSON")
+    document = printed("compare", "--baselines", "--logdir", "logs")
+    assert not problems("baselines", document)
+    assert {own["name"]: own["readable"] for own in document["baselines"]} == {"main": True, "other": False}
+
+
 def test_the_cluster_and_the_doctor() -> None:
     own = fleet(job(), job(id="2", low_gpus=(gpu(0.1),)))
     assert not problems("cluster", cluster.to_document(cluster.Report(own, *fleet_advice(own))))

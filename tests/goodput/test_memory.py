@@ -1,4 +1,4 @@
-"""Host memory that creeps: a leak's date is right, and what only looks like one is not accused."""
+"""Growing host memory: a leak's date is right, and what only looks like one is not accused."""
 
 from __future__ import annotations
 
@@ -61,6 +61,40 @@ def test_a_leak_in_teeth_is_one() -> None:
     (lambda hour: 40 - 0.3 * hour, 24)])
 def test_what_is_healthy_is_not_accused(healthy: Callable[[float], float], hours: float) -> None:
     assert not creeps(healthy, hours)
+
+
+def of_seconds(used: Callable[[float], float], seconds: int, limit: float = 4.0) -> list[Creep]:
+    """Sampled once a second, in a group with ``limit`` (GiB)."""
+    memory = Memory(lambda process: process.command or "")
+    for second in range(seconds):
+        own = used(second) * GIB
+        group = cgroup_sample(memory_limit_bytes=limit * GIB, memory_used_bytes=own)
+        memory.add(node(START_S + second, "train", rss=own, group=group))
+    return list(memory.creeps())
+
+
+def test_over_minutes_a_leak_is_told_once_it_has_come_half_the_way() -> None:
+    def used(second: float) -> float:
+        return 1 + 0.01 * second
+
+    assert not of_seconds(used, 140)
+    leak, = of_seconds(used, 200)
+    assert leak.full_in_s == pytest.approx(101, rel=0.02)
+    assert not of_seconds(used, 55, limit=1.6)  # a minute it takes all the same
+
+
+def test_the_limit_is_met_by_the_teeth_on_top() -> None:
+    leak, = of_seconds(lambda second: 1 + 0.01 * second + 0.4 * (second % 7) / 6, 200)
+    assert leak.full_in_s == pytest.approx((4 - 1.4) / 0.01 - 200, rel=0.1)
+
+
+@pytest.mark.parametrize("healthy", [
+    lambda second: 1 + 0.01 * min(second, 140),  # a cache that is full before it has come half the way
+    lambda second: 0.3 + 3 * (second % 31) / 31, lambda second: 0.3 + 3 * (second % 47) / 47,
+    lambda second: 1 + 2 * (second > 100), lambda second: 3.9, lambda second: 3.9 - 0.005 * second])
+def test_over_minutes_what_is_healthy_is_not_accused(healthy: Callable[[float], float]) -> None:
+    for seconds in range(60, 400, 9):
+        assert not of_seconds(healthy, seconds), seconds
 
 
 def test_a_process_that_ended_has_no_date() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +15,10 @@ from gputop.cli import main
 from gputop.core.samples import NodeSample
 from gputop.goodput import recorded
 from gputop.goodput.recorded import report
+from gputop.goodput.text import decimals, figure
+from gputop.replay.format import MAGIC, header
+from gputop.replay.parts import Bounds, PartsWriter, Rotation
+from gputop.replay.reader import Recording
 from gputop.replay.writer import RecordingWriter
 from tests.export.test_schemas import problems
 from tests.fakes import node_sample
@@ -54,7 +59,7 @@ def test_several_recordings_are_one_time_line(write: Write, capsys: pytest.Captu
     assert main(["report", str(late), str(early)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for words in ("Not recorded: 2.8 h, 28%", "waiting 1.0 7%", "python train.py (ana, GPU 0,1)",
-                  "If it goes on so, the 256G of the node are full", "Findings: N/A"):
+                  "If this continues, the 256G of the node are full", "Findings: N/A"):
         assert words in text
 
 
@@ -72,6 +77,112 @@ def test_of_very_many_samples_some_are_read(write: Write, monkeypatch: pytest.Mo
     assert done.read_every == 3 and done.total.states_s == {"training": 2 * 300 * 60.0}
 
 
+def test_a_folder_is_read_part_by_part_and_gaps_are_not_recorded(tmp_path: Path) -> None:
+    """As gputop record --rotate leaves it: with what is no recording beside, and a part that has just begun."""
+    folder = tmp_path / "days"
+    with closing(PartsWriter(folder, Rotation(Bounds(age_s=1800.0)))) as writer:
+        for sample in minutes("train", 0, 120):
+            writer.append(sample)
+    (folder / "gputop-20300101T000000Z.rec").write_bytes(header())
+    (folder / "notes.txt").write_text("mine")
+    (folder / "broken.rec").write_bytes(MAGIC + bytes(8))
+    with closing(PartsWriter(folder, Rotation())) as writer:  # after a reboot of 60 min, the job runs again
+        for sample in minutes("train", 180, 61):
+            writer.append(sample)
+    done = report([folder])
+    assert len(done.recordings) == 5 and [len(own.notes) for own in done.recordings] == [0] * 5
+    assert done.total.states_s == {"training": 2 * 60 * (119 + 60)} and done.not_recorded_s == 61 * 60
+    assert ["header" in note for note in done.notes] == [True]
+
+
+def test_recordings_of_different_intervals(write: Write) -> None:
+    """Each has gaps by its own interval, else the slower one would be nothing but gaps."""
+    slow = write("slow.rec", minutes("train", 0, 61))
+    fast = write("fast.rec", [node(START_S + 3700 + i, "wait") for i in range(601)])
+    assert report([slow, fast]).total.states_s == {"training": 2 * 3600.0, "waiting": 2 * 600.0}
+
+
+def test_a_part_that_gives_way_meanwhile_is_not_recorded(write: Write, tmp_path: Path,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    first, last = write("a.rec", minutes("train", 0, 61)), write("b.rec", minutes("train", 61, 61))
+    opened: list[Path] = []
+
+    def removed_at_the_second_time(path: Path) -> Recording:
+        opened.append(path)
+        if opened.count(first) == 2:
+            first.unlink(missing_ok=True)
+        return Recording(path)
+
+    monkeypatch.setattr(recorded, "open_recording", removed_at_the_second_time)
+    done = report([tmp_path])
+    assert done.total.states_s == {"training": 2 * 61 * 60.0} and f"cannot read {first}" in done.notes[0]
+    assert report([last]).total.states_s == {"training": 2 * 60 * 60.0}
+
+
+def test_a_thousand_parts_are_not_open_at_once(write: Write, tmp_path: Path) -> None:
+    for i in range(40):
+        write(f"{i}.rec", minutes("train", 2 * i, 2))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 10, before[1]))
+    try:
+        assert report([tmp_path]).total.states_s == {"training": 2 * 79 * 60.0}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_folder_without_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 3
+    assert "no recording with a sample" in capsys.readouterr().err
+
+
+OWN_RULES = """
+[[rule]]
+id = "low_power"
+on = "live"
+when = "power_w < 200W"
+for = "60s"
+severity = "low"
+title = "GPUs draw little power"
+
+[[rule]]
+id = "never"
+on = "live"
+when = "power_w > 900W"
+severity = "low"
+title = "GPUs draw too much"
+
+[[rule]]
+id = "unknown"
+on = "live"
+when = "temperature_c > 90C"
+severity = "high"
+title = "GPUs are hot"
+"""
+
+
+def test_rules_of_ones_own_are_judged_over_all_of_the_time(write: Write, tmp_path: Path,
+                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text(OWN_RULES)
+    whats = ["train"] * 100 + ["wait"] * 60 + ["train"] * 100 + ["wait"] * 30 + ["train"] * 110
+    path = write("a.rec", [node(START_S + 5 * i, what) for i, what in enumerate(whats)])
+    assert main(["report", str(path), "--rules", str(rules), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert not problems("report", document)
+    own = {rule["id"]: rule for rule in document["own_rules"]}
+    low = own["low_power"]
+    assert (low["times"], low["gpus"], low["missing"]) == (2, [0, 1], None)
+    assert low["held_s"] == pytest.approx(240 + 90, abs=25) and low["longest_s"] == pytest.approx(240, abs=15)
+    assert low["judged_s"] == pytest.approx(5 * 400, abs=15) and low["last_s"] < START_S + 5 * 300
+    assert own["never"]["held_s"] == 0 and own["never"]["last_s"] is None
+    assert own["unknown"]["judged_s"] == 0 and own["unknown"]["missing"]
+    assert "low_power" in {finding["id"] for hour in document["worst_hours"] for finding in hour["findings"]}
+    assert main(["report", str(path), "--rules", str(rules)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "GPUs draw little power: " in text and "2 times" in text and "GPUs draw too much: never, in" in text
+    assert "GPUs are hot: N/A, not judged without" in text
+
+
 def test_recordings_of_two_nodes_are_refused(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     here, there = write("a.rec", minutes("train", 0, 3)), write("b.rec", [node_sample(0)])
     assert main(["report", str(here), str(there)]) == 2
@@ -87,6 +198,21 @@ def test_one_sample_and_simulated_figures(write: Write, capsys: pytest.CaptureFi
     assert main(["report", str(path), "--price-per-kwh", "0.3", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["total"]["goodput_ratio"] is None and document["hours"] == []
+
+
+def test_without_a_gpu_nothing_is_pretended(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write("a.rec", [replace(sample, gpus=(), processes=()) for sample in minutes("train", 0, 5)])
+    assert main(["report", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "Goodput: N/A, no GPU was recorded for any time." in text and "kWh" not in text and "training  " not in text
+
+
+@pytest.mark.parametrize(("column", "shown"), [
+    ([0.0017, 0.001, 0.0], ["0.0017", "0.0010", "0.0000"]), ([0.99, 0.1], ["0.99", "0.10"]),
+    ([1234.56, 0.3, 0.02], ["1,234.6", "0.3", "<0.1"]), ([0.0], ["0.0"]),
+])
+def test_a_column_has_one_number_of_decimals(column: list[float], shown: list[str]) -> None:
+    assert [figure(value, decimals(column)) for value in column] == shown
 
 
 @pytest.mark.parametrize("price", ["0", "-1", "nan", "cheap"])

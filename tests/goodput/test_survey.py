@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,16 @@ def test_a_fortnight_is_found_within_two_per_cent() -> None:
     assert own.total.energy_j == pytest.approx(2 * 60 * watts, rel=0.001) and not own.total.energy_unknown_s
     hours = [divmod((hour.begin_s - START_S) / 3600, 24) for hour in own.worst_hours()]
     assert len(hours) == 5 and all(hour == 7 or (day == HANG_DAY and 12 <= hour < 20) for day, hour in hours)
+
+
+def test_a_process_that_ends_is_still_that_of_its_job() -> None:
+    """Its command is gone while the driver still lists it, as seen of a real job."""
+    samples = timeline(("wait", 1, 100), ("free", 10, 0), ("load", 5, 101), ("train", 5, 101))
+    ending = replace(samples[1], processes=tuple(replace(own, command=None, user=None) for own in samples[1].processes))
+    own = survey([samples[0], ending, *samples[2:]])
+    assert minutes_of(own) == {"training": 5, "waiting": 1, "restart": 15}
+    (job,) = own.jobs()
+    assert (job.job, job.restarts) == ("python train.py", 1)
 
 
 def test_the_same_command_soon_after_is_a_restart_and_another_one_is_not() -> None:

@@ -1,0 +1,189 @@
+"""The report over recordings as one page: no request leaves it, and it opens from a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from gputop.core.codec import to_document
+from gputop.export.html import BANNER, embedded, page
+from gputop.goodput.model import (
+    CHECKPOINT,
+    IDLE,
+    RESTART,
+    STARTING,
+    STATES,
+    TRAINING,
+    UNKNOWN,
+    WAITING,
+    GpuReport,
+    Hour,
+    JobReport,
+    Report,
+    Spent,
+    WorstHour,
+)
+from gputop.goodput.states import HOUR_S
+from gputop.goodput.text import (
+    MEANING,
+    closing_sentences,
+    creep_sentence,
+    decimals,
+    duration,
+    energy_decimals,
+    energy_kwh,
+    energy_sentence,
+    figure,
+    lost_hours,
+    own_rule_sentence,
+    share,
+)
+from gputop.render.step_parts import PART_BY_ID
+from gputop.text.markup import esc, moment
+from gputop.text.units import percent, ranges
+
+DATA_ID = "gputop-report"
+# A state has the color of the part of a step that it is most like.
+_PARTS = {TRAINING: "compute", WAITING: "input", CHECKPOINT: "h2d", STARTING: "host", RESTART: "launch", IDLE: "idle"}
+_COLORS = {state: PART_BY_ID[part].dark for state, part in _PARTS.items()} | {UNKNOWN: "#c8ccd4"}
+_HEIGHT = 100
+_MAX_ROWS = 50
+
+
+def to_html(report: Report) -> str:
+    """The page of a report."""
+    title = f"gputop report: {report.host}"
+    parts = [_header(report), BANNER if report.simulated else "", _total(report), _days(report), _worst(report),
+             _list("Host memory that creeps", map(creep_sentence, report.creep)),
+             _list("Rules of yours", map(own_rule_sentence, report.own_rules)),
+             _table("GPUs", report.gpus, report), _table("Jobs", report.jobs[:_MAX_ROWS], report),
+             _list("What this report does not hold", closing_sentences(report))]
+    return page(title, parts, (
+        f"<footer>Written by gputop {esc(report.gputop)}. Commands are redacted of secrets. The document behind this "
+        "page is inside of it.</footer>",
+        f'<script type="application/json" id="{DATA_ID}">{embedded(to_document(report))}</script>'))
+
+
+def _header(report: Report) -> str:
+    total, gap_s = report.total, report.not_recorded_s
+    facts = [f"goodput <b>{esc(_goodput(total))}</b>", f"<b>{esc(duration(report.recorded_s))}</b> recorded",
+             f"a sample every {report.interval_s:.3g} s"]
+    if gap_s:
+        facts.append(f"not recorded {esc(duration(gap_s))}")
+    facts.append(esc(energy_sentence(report)))
+    return (f'<header class="top"><div><div class="brand">gputop report</div><h1>{esc(report.host)}</h1>'
+            f'<div class="facts">{"".join(f"<span>{fact}</span>" for fact in facts)}</div></div>'
+            f'<div class="when">{esc(moment(report.begin_s))} – {esc(moment(report.end_s))}</div></header>')
+
+
+def _total(report: Report) -> str:
+    states = report.total.states_s
+    all_s = sum(states.values())
+    if not all_s:
+        return "<section><h2>GPU time</h2><p>N/A: no GPU was recorded for any time.</p></section>"
+    bar = "".join(f'<span style="flex:{seconds / all_s:.5f};background:{_COLORS[state]}" '
+                  f'title="{esc(_share(state, states))}"></span>' for state, seconds in _in_order(states))
+    rows = "".join(f'<li title="{esc(MEANING[state])}"><i style="background:{_COLORS[state]}"></i>{esc(state)}'
+                   f"<b>{seconds / 3600:,.1f} h</b><em>{esc(share(seconds, all_s))}</em></li>"
+                   for state, seconds in _in_order(states))
+    return (f'<section><h2>GPU time<small>of all GPUs together</small></h2><div class="step" role="img" '
+            f'aria-label="GPU time by state">{bar}</div><ul class="legend">{rows}</ul></section>')
+
+
+def _days(report: Report) -> str:
+    """A row for each day of local time, a column for each hour; its width is the share that was recorded."""
+    if not report.hours:
+        return ""
+    gpus = max(sum(hour.states_s.values()) for hour in report.hours) / HOUR_S
+    days: dict[str, list[tuple[float, Hour]]] = {}
+    for hour in report.hours:
+        at = time.localtime(hour.begin_s)
+        days.setdefault(time.strftime("%a %d %b", at), []).append((at.tm_hour + at.tm_min / 60, hour))
+    rows = "".join(_day(day, hours, gpus) for day, hours in days.items())
+    axis = "".join(f"<span>{hour:02d}:00</span>" for hour in (0, 6, 12, 18, 24))
+    return ('<section class="days"><h2>Day by day<small>local time; dark: not recorded</small></h2>'
+            f'<div class="plate">{rows}<div class="axis"><span></span><div>{axis}</div>'
+            '<span class="right">training</span></div></div></section>')
+
+
+def _day(day: str, hours: Sequence[tuple[float, Hour]], gpus: float) -> str:
+    shapes = []
+    total: dict[str, float] = {}
+    for place, hour in hours:
+        y, all_s = 0.0, sum(hour.states_s.values())
+        width = min(1.0, all_s / (gpus * HOUR_S)) * 0.94
+        boxes = []
+        for state, seconds in _in_order(hour.states_s):
+            total[state] = total.get(state, 0.0) + seconds
+            height = _HEIGHT * seconds / all_s
+            boxes.append(f'<path fill="{_COLORS[state]}" d="M{place:g} {_HEIGHT - y - height:.2f}h{width:.3f}'
+                         f'v{height:.2f}h-{width:.3f}z"/>')
+            y += height
+        when = time.strftime("%H:%M", time.localtime(hour.begin_s))
+        shares = ", ".join(_share(state, hour.states_s) for state, _ in _in_order(hour.states_s))
+        shapes.append(f"<g><title>{esc(f'{day} {when}: {shares}')}</title>{''.join(boxes)}</g>")
+    training = share(total.get(TRAINING, 0.0), sum(total.values()))
+    return (f'<div class="lane"><span>{esc(day)}</span><svg viewBox="0 0 24 {_HEIGHT}" preserveAspectRatio="none" '
+            f'role="img" aria-label="{esc(day)}: training {esc(training)}">{"".join(shapes)}</svg>'
+            f'<span class="now">{esc(training)}</span></div>')
+
+
+def _worst(report: Report) -> str:
+    if not report.worst_hours:
+        return ""
+    return ('<section><h2>Worst hours<small>in which jobs lost most GPU time</small></h2>'
+            f'{"".join(map(_worst_hour, report.worst_hours))}</section>')
+
+
+def _worst_hour(hour: WorstHour) -> str:
+    shares = ", ".join(_share(state, hour.states_s) for state, _ in _in_order(hour.states_s))
+    found = "".join(f"<li>{esc(own.title)}{esc(f' (GPU {ranges(own.gpus)})' if own.gpus else '')}, "
+                    f"<b>{esc(percent(own.held_ratio))}</b> of the time</li>" for own in hour.findings)
+    why = (f"Findings: N/A, {hour.not_judged}." if hour.not_judged else
+           "" if found else "The live rules find no cause.")
+    return (f'<article class="finding medium"><header><h3>{esc(moment(hour.begin_s))}</h3><span class="tag">'
+            f"{esc(lost_hours(hour))}</span></header><p>{esc(shares)}</p>"
+            + (f"<ul>{found}</ul>" if found else "") + (f'<p class="fine">{esc(why)}</p>' if why else "")
+            + "</article>")
+
+
+def _list(heading: str, sentences: Iterator[str]) -> str:
+    rows = "".join(f"<li>{esc(sentence)}</li>" for sentence in sentences)
+    return f"<section><h2>{esc(heading)}</h2><ul>{rows}</ul></section>" if rows else ""
+
+
+def _table(heading: str, rows: Sequence[GpuReport | JobReport], report: Report) -> str:
+    if not rows:
+        return ""
+    shown = [state for state in STATES if report.total.states_s.get(state)]
+    head = "".join(f"<th>{esc(word)}</th>" for word in (heading[:-1], "GPU hours", "goodput", *shown, "kWh"))
+    hours, kwh = decimals(sum(own.states_s.values()) / HOUR_S for own in rows), energy_decimals(rows)
+    body = "".join(_row(own, shown, hours, kwh) for own in rows)
+    return (f'<section><h2>{esc(heading)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div></section>")
+
+
+def _row(own: GpuReport | JobReport, shown: Sequence[str], hours: int, kwh: int) -> str:
+    if isinstance(own, GpuReport):
+        first = f'<td title="{esc(own.uuid)}">{esc(own.gpu)} {esc(own.name)}</td>'
+    else:
+        again = "" if not own.restarts else f", {own.restarts} restart{'s' * (own.restarts > 1)}"
+        first = (f'<td class="wrap">{esc(own.job)} <span class="sub">{esc(own.user or "user not known")}, GPU '
+                 f"{esc(', '.join(own.gpus))}{again}</span></td>")
+    all_s = sum(own.states_s.values())
+    cells = [figure(all_s / HOUR_S, hours), _goodput(own),
+             *(share(own.states_s[state], all_s) if own.states_s.get(state) else "–" for state in shown),
+             energy_kwh(own, kwh)]
+    return f"<tr>{first}{''.join(f'<td>{esc(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _in_order(states: Mapping[str, float]) -> list[tuple[str, float]]:
+    return [(state, states[state]) for state in STATES if states.get(state)]
+
+
+def _share(state: str, states: Mapping[str, float]) -> str:
+    return f"{state} {share(states[state], sum(states.values()))}"
+
+
+def _goodput(own: Spent) -> str:
+    return "N/A" if own.goodput_ratio is None else percent(own.goodput_ratio)

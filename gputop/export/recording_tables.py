@@ -1,0 +1,61 @@
+"""A recording as tables. Figures are in base units (``_bytes``, ``_w``, ``_hz`` of their names; ratios 0-1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS
+from gputop.core.samples import NodeSample
+from gputop.export.columns import BATCH_ROWS, Batch, Table, Tables
+from gputop.replay.reader import Recording
+
+Row = tuple[Any, ...]
+
+SAMPLES = Table.of("samples", "a sample of a GPU", (
+    "time_s REAL NOT NULL, gpu TEXT NOT NULL, uuid TEXT, name TEXT, state TEXT, "
+    + ", ".join(f"{metric} REAL" for metric in GPU_METRICS)))
+HOST = Table.of("host", "a sample of the host", (
+    "time_s REAL NOT NULL, host TEXT, " + ", ".join(f"{metric} REAL" for metric in HOST_METRICS)))
+ADAPTERS = Table.of("rdma", "a sample of a port of an RDMA adapter", (
+    "time_s REAL NOT NULL, adapter TEXT NOT NULL, state TEXT, link_layer TEXT, numa_node INTEGER, "
+    + ", ".join(f"{metric} REAL" for metric in ADAPTER_METRICS)))
+
+
+def recording_table(recording: Recording) -> Tables:
+    """The GPUs alone, for formats that hold one table."""
+    return Tables(iter([(SAMPLES, _batches(recording, SAMPLES, _gpus))]))
+
+
+def recording_tables(recording: Recording) -> Tables:
+    return Tables((table, _batches(recording, table, rows))
+                  for table, rows in ((SAMPLES, _gpus), (HOST, _host), (ADAPTERS, _adapters)))
+
+
+def _gpus(sample: NodeSample) -> Iterator[Row]:
+    for gpu in sample.gpus:
+        yield (sample.time_s, gpu.info.label, gpu.info.uuid, gpu.info.name, gpu.state,
+               *(gpu[metric].value for metric in GPU_METRICS))
+
+
+def _host(sample: NodeSample) -> Iterator[Row]:
+    yield (sample.time_s, sample.host.hostname, *(sample.host[metric].value for metric in HOST_METRICS))
+
+
+def _adapters(sample: NodeSample) -> Iterator[Row]:
+    for port in sample.host.adapters:
+        yield (sample.time_s, port.name, port.state, port.link_layer, port.numa_node,
+               *(port[metric].value for metric in ADAPTER_METRICS))
+
+
+def _batches(recording: Recording, table: Table, rows: Callable[[NodeSample], Iterable[Row]]) -> Iterator[Batch]:
+    columns: list[list[Any]] = [[] for _ in table.columns]
+    for i in range(len(recording)):
+        for row in rows(recording.sample(i)):
+            for column, value in zip(columns, row, strict=True):
+                column.append(value)
+        if len(columns[0]) >= BATCH_ROWS:
+            yield columns
+            columns = [[] for _ in table.columns]
+    if columns[0]:
+        yield columns

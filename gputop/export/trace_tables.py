@@ -1,0 +1,112 @@
+"""A trace and its analysis as tables. docs/CONVERT.md lists them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from gputop.advice.trace.facts import TraceFacts
+from gputop.core.version import __version__
+from gputop.export.columns import NAMES, Batch, Table, Tables, batches_of
+from gputop.trace.model import Kind, MemoryKind, Trace
+
+ABOUT = Table.of("about", (
+    "a fact: version of gputop, format of the source, `simulated`, `origin_unix_ns`, and `analysis`, the document of "
+    "`gputop analyze --json`"), "name TEXT PRIMARY KEY, value TEXT")
+GPUS = Table.of("gpus", "a GPU; `ordinal` is the job's own number", (
+    "id INTEGER PRIMARY KEY, host TEXT, ordinal INTEGER, rank INTEGER, name TEXT, sms INTEGER, memory_bytes INTEGER"))
+LINES = Table.of("lines", "a stream of a GPU, or a thread of a host", (
+    "id INTEGER PRIMARY KEY, host TEXT, gpu INTEGER REFERENCES gpus, name TEXT"))
+DEVICE_EVENTS = Table.of("device_events", (
+    "a kernel (`kind` compute), collective, copy or memset; `op` is TensorFlow's or XLA's, `launch_…` the call that "
+    "started it"), (
+    "id INTEGER PRIMARY KEY, gpu INTEGER NOT NULL REFERENCES gpus, line INTEGER REFERENCES lines, kind TEXT NOT NULL, "
+    "name INTEGER REFERENCES names, op INTEGER REFERENCES names, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, "
+    "launch_line INTEGER REFERENCES lines, launch_ns INTEGER, launch_end_ns INTEGER, correlation INTEGER, "
+    "bytes INTEGER, source_memory TEXT, target_memory TEXT"))
+HOST_EVENTS = Table.of("host_events", "an event of a host's thread", (
+    "id INTEGER PRIMARY KEY, line INTEGER REFERENCES lines, name INTEGER REFERENCES names, start_ns INTEGER NOT NULL, "
+    "end_ns INTEGER NOT NULL"))
+HOST_STATS = Table.of("host_stats", "what else was told of such an event", (
+    "event INTEGER NOT NULL REFERENCES host_events, stat TEXT NOT NULL, value INTEGER, text TEXT"))
+ALLOCATOR_EVENTS = Table.of("allocator_events", "a change of memory in use", (
+    "time_ns INTEGER NOT NULL, allocator INTEGER REFERENCES names, in_use_bytes INTEGER, available_bytes INTEGER, "
+    "peak_bytes INTEGER, op INTEGER REFERENCES names"))
+STEPS = Table.of("steps", "a training step", (
+    "number INTEGER PRIMARY KEY, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL"))
+FINDINGS = Table.of("findings", "a finding, the gravest first; `saves_ratio` of the step", (
+    "rank INTEGER PRIMARY KEY, id TEXT, severity TEXT, title TEXT, why TEXT, action TEXT, saves_ratio REAL, "
+    "gain_by TEXT"))
+TRACE_TABLES = (ABOUT, NAMES, GPUS, LINES, DEVICE_EVENTS, HOST_EVENTS, HOST_STATS, ALLOCATOR_EVENTS, STEPS, FINDINGS)
+
+_VIEWS = """
+CREATE VIEW gpu_work AS
+  SELECT e.id, g.host, g.ordinal AS gpu, l.name AS stream, e.kind, n.name, o.name AS op, e.start_ns, e.end_ns,
+         e.end_ns - e.start_ns AS duration_ns, e.launch_ns, e.bytes
+  FROM device_events e JOIN gpus g ON g.id = e.gpu LEFT JOIN lines l ON l.id = e.line
+       LEFT JOIN names n ON n.id = e.name LEFT JOIN names o ON o.id = e.op;
+CREATE VIEW host_work AS
+  SELECT e.id, l.host, l.name AS thread, n.name, e.start_ns, e.end_ns, e.end_ns - e.start_ns AS duration_ns
+  FROM host_events e LEFT JOIN lines l ON l.id = e.line LEFT JOIN names n ON n.id = e.name;
+"""
+# Stats of host events whose value is a name (HostEvents).
+_TEXTS = frozenset(("eager_op", "tf_function_call", "function_name", "name", "shapes"))
+
+
+def trace_tables(facts: TraceFacts) -> Tables:
+    return Tables(_tables(facts), facts.trace.names, _VIEWS)
+
+
+def _tables(facts: TraceFacts) -> Iterator[tuple[Table, Iterator[Batch]]]:
+    trace = facts.trace
+    host, allocator = trace.host, trace.allocator
+    yield ABOUT, _columns(_about(facts))
+    yield GPUS, _columns([(i, g.host, g.ordinal, g.rank, g.name or None, g.sms, g.memory_bytes)
+                          for i, g in enumerate(trace.gpus)])
+    yield LINES, _columns([(i, line.host, None if line.gpu < 0 else line.gpu, line.name)
+                           for i, line in enumerate(trace.lines)])
+    yield DEVICE_EVENTS, _device(trace)
+    yield HOST_EVENTS, ((np.arange(at.start, at.stop), host.line[at], host.name[at], host.start_ns[at], host.end_ns[at])
+                        for at in batches_of(len(host)))
+    yield HOST_STATS, _host_stats(trace)
+    yield ALLOCATOR_EVENTS, ((allocator.time_ns[at], allocator.allocator[at], allocator.in_use_bytes[at],
+                              allocator.available_bytes[at], allocator.peak_bytes[at], allocator.tf_op[at])
+                             for at in batches_of(len(allocator)))
+    bounds = facts.steps.bounds_ns if facts.steps is not None else ()
+    yield STEPS, _columns([(i, start, end) for i, (start, end) in enumerate(bounds)])
+    yield FINDINGS, _columns([(i, f.id, f.severity, f.title, f.why, f.action, f.gain.step_time, f.gain.by or None)
+                              for i, f in enumerate(facts.analysis.findings)])
+
+
+def _about(facts: TraceFacts) -> list[tuple[str, str]]:
+    trace = facts.trace
+    return [("gputop", __version__), ("format", trace.format), ("simulated", "yes" if trace.simulated else "no"),
+            ("origin_unix_ns", str(trace.origin_ns)), ("analysis", json.dumps(facts.analysis.to_json()))]
+
+
+def _device(trace: Trace) -> Iterator[Batch]:
+    d = trace.device
+    kinds = [kind.name.lower() for kind in Kind]
+    memories = [None, *(kind.name.lower() for kind in list(MemoryKind)[1:])]
+    launch_ends = d.launch_end_ns if len(d.launch_end_ns) == len(d) else np.broadcast_to(np.int64(-1), len(d))
+    for at in batches_of(len(d)):
+        yield (np.arange(at.start, at.stop), d.gpu[at], d.line[at], [kinds[kind] for kind in d.kind[at].tolist()],
+               d.name[at], d.tf_op[at], d.start_ns[at], d.end_ns[at], d.launch_line[at], d.launch_ns[at],
+               launch_ends[at], d.correlation[at], d.bytes[at], [memories[kind] for kind in d.src[at].tolist()],
+               [memories[kind] for kind in d.dst[at].tolist()])
+
+
+def _host_stats(trace: Trace) -> Iterator[Batch]:
+    for stat, (rows, values) in trace.host.stats.items():
+        for at in batches_of(len(rows)):
+            numbers, unknown = values[at].tolist(), [None] * (at.stop - at.start)
+            texts = [trace.names[number] for number in numbers] if stat in _TEXTS else None
+            yield rows[at], [stat] * len(numbers), numbers if texts is None else unknown, texts or unknown
+
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> Iterator[Batch]:
+    for at in batches_of(len(rows)):
+        yield [list(column) for column in zip(*rows[at], strict=True)]

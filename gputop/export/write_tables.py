@@ -1,0 +1,128 @@
+"""Tables as files: SQLite, Parquet, CSV. None holds more of them in memory than a batch of rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from gputop.core.errors import GputopError
+from gputop.core.files import Folder
+from gputop.export.columns import NAMES, Batch, Column, Table, Tables, Values
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_COMPRESSION = "zstd"
+
+
+def write_sqlite(made: Tables, file: BinaryIO) -> None:
+    """SQLite makes the file in the folder for temporary files first. Raises OSError where there is no room."""
+    with tempfile.TemporaryDirectory(prefix="gputop-") as folder:
+        path = Path(folder) / "tables.sqlite"
+        try:
+            _fill(made, path)
+        except sqlite3.Error as error:
+            raise OSError(f"SQLite, in {folder}: {error}") from error
+        with path.open("rb") as whole:
+            shutil.copyfileobj(whole, file)
+
+
+def _fill(made: Tables, path: Path) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN")
+        if made.names:
+            connection.execute(NAMES.declaration)
+            connection.executemany("INSERT INTO names VALUES (?, ?)", enumerate(made.names))
+        for table, batches in made.tables:
+            connection.execute(table.declaration)
+            insert = f"INSERT INTO {table.name} VALUES ({', '.join('?' * len(table.columns))})"
+            for batch in batches:
+                connection.executemany(insert, _rows(table, batch))
+        connection.execute("COMMIT")
+        connection.executescript(made.views)
+    finally:
+        connection.close()
+
+
+def write_csv(made: Tables, file: BinaryIO) -> None:
+    """The only table."""
+    ((table, batches),) = made.tables
+    text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+    try:
+        writer = csv.writer(text)
+        writer.writerow(column.name for column in table.columns)
+        for batch in batches:
+            writer.writerows(_rows(table, batch))
+    finally:
+        text.detach()
+
+
+def _rows(table: Table, batch: Batch) -> Iterator[tuple[Any, ...]]:
+    return zip(*map(Column.known, table.columns, batch), strict=True)
+
+
+def need_pyarrow() -> None:
+    """Raises GputopError where pyarrow is not installed. Cheap: nothing is imported."""
+    if find_spec("pyarrow") is None:
+        raise GputopError("pyarrow, which writes Parquet, is not installed",
+                          "pip install 'gputop-tf[parquet]', or: pip install pyarrow")
+
+
+def write_parquet_folder(made: Tables, folder: Folder) -> None:
+    """A file of each table. Raises OSError."""
+    for table, batches in made.tables:
+        with os.fdopen(folder.create(f"{table.name}.parquet"), "wb") as file:
+            _write_parquet(table, batches, made.names, file)
+
+
+def write_parquet(made: Tables, file: BinaryIO) -> None:
+    """The only table."""
+    ((table, batches),) = made.tables
+    _write_parquet(table, batches, made.names, file)
+
+
+def _write_parquet(table: Table, batches: Iterator[Batch], names: Any, file: BinaryIO) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.schema([pyarrow.field(c.name, _arrow_type(c), nullable=c.may_be_null)
+                             for c in table.columns])
+    texts = np.asarray(names, object)
+    with pyarrow.parquet.ParquetWriter(file, schema, compression=_COMPRESSION) as writer:
+        for batch in batches:
+            arrays = [_arrow(column, values, texts) for column, values in zip(table.columns, batch, strict=True)]
+            writer.write_batch(pyarrow.record_batch(arrays, schema))  # a row group
+
+
+def _arrow_type(column: Column) -> pyarrow.DataType:
+    import pyarrow
+
+    if column.is_name:
+        return pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+    return {"INTEGER": pyarrow.int64(), "REAL": pyarrow.float64(), "TEXT": pyarrow.string()}[column.type]
+
+
+def _arrow(column: Column, values: Values, texts: Any) -> pyarrow.Array:
+    import pyarrow
+
+    if isinstance(values, list):
+        return pyarrow.array(values, _arrow_type(column))
+    known = values != -1 if column.may_be_null else np.ones(len(values), bool)
+    if not column.is_name:
+        return pyarrow.array(values, _arrow_type(column), mask=~known)
+    used, places = np.unique(values[known], return_inverse=True)  # a row group has the names that are in it
+    index = np.zeros(len(values), np.int32)
+    index[known] = places
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array(index, mask=~known),
+                                               pyarrow.array(texts[used].tolist(), pyarrow.string()))

@@ -1,0 +1,183 @@
+"""A recording of days: parts in a folder. A new one begins at an age or a size, and the oldest give way.
+
+A part is a recording as any other, whole up to its last sample. Nothing is ever added to a part of an earlier run: what
+a kill, a crash or a power failure left behind stays as it is, and the next run begins a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from gputop.core.errors import GputopError
+from gputop.core.files import Folder, make_folders, open_regular
+from gputop.core.samples import NodeSample
+from gputop.replay.format import HEADER, MAGIC
+from gputop.replay.writer import RecordingGone, RecordingWriter
+from gputop.text.units import printable
+
+MAX_PARTS = 10_000  # of a folder that are read
+_PART = re.compile(r"gputop-\d{8}T\d{6}Z(?:-\d{1,6})?\.rec")
+_LOCK = ".gputop-record.lock"
+_MAX_SHARE = 8  # a part is at most this part of all that is kept, so that little is removed at a time
+
+
+class Bounds(NamedTuple):
+    """Of one part or of all; None: not bounded so."""
+
+    age_s: float | None = None
+    size_bytes: float | None = None
+    parts: float | None = None
+
+
+class Rotation(NamedTuple):
+    """When a part ends, and what of all parts is kept."""
+
+    part: Bounds = Bounds()
+    keep: Bounds = Bounds()
+
+    @property
+    def part_bytes(self) -> float:
+        allowed = float("inf") if self.part.size_bytes is None else self.part.size_bytes
+        return allowed if self.keep.size_bytes is None else min(allowed, self.keep.size_bytes / _MAX_SHARE)
+
+
+class PartsWriter:
+    """Writes samples to ``folder``, which is made where there is none. Has what a :class:`RecordingWriter` has.
+
+    Raises GputopError where the folder cannot be written, and where another one writes to it already.
+    """
+
+    def __init__(self, folder: Path, rotation: Rotation, say: Callable[[str], None] = lambda text: None,
+                 clock: Callable[[], float] = time.time) -> None:
+        self.path = folder
+        self.samples = self.size_bytes = 0  # of all parts of this run
+        self._rotation = rotation
+        self._say = say
+        self._clock = clock
+        self._begun_s = 0.0
+        self._part: RecordingWriter | None = None
+        with contextlib.ExitStack() as opened:
+            try:
+                make_folders(folder)
+                self._folder = opened.enter_context(Folder(folder))
+                self._lock = self._folder.lock(_LOCK, f"PID {os.getpid()} on {os.uname().nodename}")
+            except BlockingIOError as error:
+                holder = printable(str(error.strerror))[:100]
+                raise GputopError(f"another gputop record writes to {folder}: {holder}",
+                                  "Give each recorder its own folder with -o, or end the other one.") from error
+            except OSError as error:
+                raise GputopError(f"cannot write to {folder}: {error.strerror or error}",
+                                  "Give a folder that you may write to: -o DIR.") from error
+            if self._lock is None:
+                say(f"{folder} is on a file system without locks: make sure that no other gputop record writes there")
+            for name in self._closed_parts():  # killed before its first sample
+                with contextlib.suppress(OSError):
+                    if self._folder.state(name).st_size <= HEADER.size:
+                        self._folder.remove(name)
+            self._opened = opened.pop_all()
+
+    def append(self, sample: NodeSample) -> None:
+        """Add one sample, to a new part where it is time. Raises GputopError as a RecordingWriter does."""
+        part = self._part
+        if part is not None and self._is_over(part.size_bytes, sample.time_s - self._begun_s):
+            self._end_part()
+        try:
+            self._append(sample)
+        except RecordingGone as error:
+            self._say(f"{error.message}; a new part begins")
+            self._part = None
+            self._append(sample)
+        self.samples += 1
+
+    def _append(self, sample: NodeSample) -> None:
+        if self._part is None:
+            self._begun_s = sample.time_s
+            self._part = self._new_part(sample.time_s)
+        before = self._part.size_bytes
+        self._part.append(sample)
+        self.size_bytes += self._part.size_bytes - before
+
+    def close(self) -> None:
+        """Bring everything to the disk. Raises GputopError where the disk did not take it."""
+        with self._opened:
+            try:
+                self._end_part()
+            finally:
+                if self._lock is not None:
+                    os.close(self._lock)
+
+    def _is_over(self, size_bytes: int, age_s: float) -> bool:
+        allowed_s = self._rotation.part.age_s
+        return size_bytes >= self._rotation.part_bytes or age_s < 0 or (allowed_s is not None and age_s >= allowed_s)
+
+    def _new_part(self, time_s: float) -> RecordingWriter:
+        stamp = time.strftime("gputop-%Y%m%dT%H%M%SZ", time.gmtime(time_s))
+        name, n = f"{stamp}.rec", 1
+        while self._folder.has(name):
+            n += 1
+            name = f"{stamp}-{n}.rec"
+        self._prune()
+        return RecordingWriter(self.path / name, folder=self._folder)
+
+    def _end_part(self) -> None:
+        part, self._part = self._part, None
+        if part is not None:
+            part.close()
+
+    def _closed_parts(self) -> list[str]:
+        """Oldest first, by the time in their names."""
+        return sorted(filter(_PART.fullmatch, self._folder.names()), key=_order)
+
+    def _prune(self) -> None:
+        """Remove the oldest parts until there is room for a new one; only files with the name of a part."""
+        keep, states = self._rotation.keep, list(self._states())
+        left_bytes, left = sum(state.st_size for _, state in states), len(states)
+        for name, state in states:
+            old = keep.age_s is not None and self._clock() - state.st_mtime > keep.age_s
+            large = keep.size_bytes is not None and left_bytes > keep.size_bytes - self._rotation.part_bytes
+            many = keep.parts is not None and left > keep.parts - 1
+            if not (old or large or many):
+                return
+            self._folder.remove(name)
+            left_bytes, left = left_bytes - state.st_size, left - 1
+
+    def _states(self) -> Iterator[tuple[str, os.stat_result]]:
+        try:
+            names = self._closed_parts()
+        except OSError:  # the folder is gone, which the new part will say
+            return
+        for name in names:
+            with contextlib.suppress(OSError):
+                state = self._folder.state(name)
+                if stat.S_ISREG(state.st_mode):
+                    yield name, state
+
+
+def _order(name: str) -> tuple[str, int]:
+    """Parts in the order in which they began, the second one of a second after the first; other names as they are."""
+    if not _PART.fullmatch(name):
+        return name, 1
+    stamp, _, number = name.removesuffix(".rec").partition("Z-")
+    return stamp.removesuffix("Z"), int(number or 1)
+
+
+def recordings_in(folder: Path) -> list[Path]:
+    """The recordings of a folder, whatever their names, in the order of these. Raises GputopError."""
+    found = []
+    try:
+        with Folder(folder) as own:
+            for name in sorted(own.names(), key=_order):
+                with contextlib.suppress(OSError), open_regular(name, folder_fd=own.fd) as file:
+                    if file.read(len(MAGIC)) == MAGIC:
+                        found.append(folder / name)
+    except OSError as error:
+        raise GputopError(f"cannot read {folder}: {error.strerror or error}",
+                          "Give a folder that gputop record has written to.") from error
+    return found[-MAX_PARTS:]
