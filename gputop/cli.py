@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.write_text(describe())
             return EXIT_OK
         if sys.stdout is None:
-            raise GputopError("standard output is closed", "Redirect it to a file, or use -o FILE.")
+            raise GputopError("standard output is closed", "Redirect the output to a file, or use -o FILE.")
         status: int = import_module(f"gputop.commands.{args.command or 'monitor'}").run(args)
         sys.stdout.flush()  # a full disk is said here, not by the interpreter on its way out
         return status

@@ -26,30 +26,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help=ACCEPTED_BRIEF)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--run", default=None, metavar="NAME",
-                       help="of a logdir with several profile runs this one, in place of the newest")
+                       help="analyze this profile run of a logdir, instead of the newest")
     which.add_argument("--all", action="store_true", dest="all_runs",
                        help="all profile runs of a logdir, the newest first")
     parser.add_argument("--params", type=parameter_count, default=None, metavar="N",
-                        help="parameters of the model: tells whether its AllReduces are more, or slower, than needed")
+                        help="number of parameters of the model: shows whether its AllReduces are more, or slower, "
+                             "than needed")
     work = parser.add_mutually_exclusive_group()
     work.add_argument("--flops-per-step", type=amount, default=None, metavar="N",
-                      help="FLOPs of one training step on the GPUs of the trace together: tells the MFU, and how far "
+                      help="FLOPs of one training step, summed over the GPUs of the trace: gives the MFU, and how far "
                            "the step is from this GPU's limit")
     work.add_argument("--tokens-per-step", type=amount, default=None, metavar="N",
-                      help="the same for a transformer, as 6 FLOPs per token and parameter: needs --params")
+                      help="the same for a transformer, at 6 FLOPs per token and parameter; needs --params")
     parser.add_argument("--bubbles", "--idle-gaps", dest="idle_gaps", type=count, default=None, metavar="N",
-                        help="also the N idle gaps that cost most GPU time, and what the host did in them")
-    parser.add_argument("--verbose", action="store_true", help="also each cause that could not be judged, and why")
-    parser.add_argument("--timeline", action="store_true", help="the timeline of the trace, on the screen")
+                        help="also print the N idle gaps that cost most GPU time, and what the host did in them")
+    parser.add_argument("--verbose", action="store_true",
+                        help="also print each cause that could not be judged, and why")
+    parser.add_argument("--timeline", action="store_true", help="open the timeline of the trace on the screen")
     parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
-                        help="end with status 4 where there is a finding as grave (high, medium, low) or of that id, "
-                             "or a budget of your rules is exceeded (budget); several with commas")
+                        help="exit with status 4 if there is a finding of this severity or higher (high, medium, low), "
+                             "a finding with this id, or an exceeded budget of your rules (budget); separate several "
+                             "with commas")
     parser.add_argument("--save-baseline", default=None, metavar="NAME",
                         help="keep the analysis in the logdir, for compare --baseline NAME")
     parser.add_argument("--replace", action="store_true", help="replace a baseline of that name")
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
-                        help="where baselines are (./gputop-traces)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+                        help="folder of the baselines (./gputop-traces)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,6 +22,11 @@ from gputop.session.options import DEFAULT_RULE
 from gputop.text import console
 
 _EPILOG = """\
+examples:
+  gputop --demo                      look around, without a GPU
+  gputop run -- python train.py      start a job that gputop can capture from
+  gputop --attach localhost:6009     watch a job that has a profiler server
+
 Defaults can be set in ~/.config/gputop/config.toml; gputop config lists all settings.
 exit status: 0 done; 1 it failed, the message says why and what to do; 2 wrong usage; 3 nothing to show
 (no GPU, no profiler server, no trace events); 4 a gate failed (--fail-on)"""
@@ -39,66 +44,67 @@ class Command(NamedTuple):
 
 
 COMMANDS: Mapping[str, Command] = {
-    "snapshot": Command("the state of the node now, headless",
-                        "What the monitor shows, as text, JSON, a picture, or one page that opens anywhere.",
+    "snapshot": Command("print the state of the node now",
+                        "Write what the monitor shows as text, JSON, a picture, or one HTML page.",
                         "gputop snapshot -o node.html"),
-    "capture": Command("one trace, headless, with its findings",
+    "capture": Command("capture one trace and print its findings",
                        "Record a trace of the running job, analyze it, and print what slows the GPUs down.",
-                       "gputop capture --attach localhost:6009 --json > analysis.json"),
-    "analyze": Command("analyze a trace that exists",
-                       "What slows the GPUs down in a trace of TensorFlow, JAX, PyTorch or Nsight Systems.",
+                       "gputop capture localhost:6009 --json > analysis.json"),
+    "analyze": Command("analyze a trace file",
+                       "Find what slows the GPUs down in a trace of TensorFlow, JAX, PyTorch or Nsight Systems.",
                        "gputop analyze gputop-traces"),
-    "compare": Command("two traces, analyses or snapshots: what changed beyond noise",
-                       "Whether B is better than A, what became of the advice, and what changed.",
+    "compare": Command("compare two traces, analyses or snapshots: what changed beyond noise",
+                       "Say whether B is better than A, what the advice brought, and what changed.",
                        "gputop compare before.xplane.pb after.xplane.pb"),
-    "rules": Command("rules of your own, and the limits of gputop's",
-                     "Check, explain and try rules in TOML; list all rules and limits.",
+    "rules": Command("check, explain and test rules of your own; list all rules and limits",
+                     "Check, explain and test rules written in TOML; list all rules and limits.",
                      "gputop rules test gputop.toml gputop-traces"),
-    "record": Command("telemetry into a file, until ctrl-c",
+    "record": Command("record telemetry into a file, until ctrl-c",
                       "Write what the monitor measures to a file, which gputop replay shows.",
                       "gputop record -o night.rec --interval 5"),
-    "replay": Command("a recording, or a snapshot, in the monitor",
-                      "Look at a recording or a snapshot as if it were now; no GPU is needed.",
+    "replay": Command("open a recording or a snapshot in the monitor",
+                      "Show a recording or a snapshot in the monitor. No GPU is needed.",
                       "gputop replay night.rec --speed 10"),
-    "report": Command("days of recordings: training, waiting and idle time, energy, worst hours, memory that creeps",
-                      "What became of the GPUs' time, without code in the job.",
+    "report": Command("summarize days of recordings: training, waiting and idle time, energy, worst hours, growing "
+                      "memory",
+                      "Say how the GPUs' time was used. The job needs no extra code.",
                       "gputop report week/*.rec --price-per-kwh 0.30"),
-    "export": Command("the node's figures for Prometheus, until ctrl-c",
-                      "Serve what the monitor measures as metrics, or write it as a file for node_exporter.",
+    "export": Command("serve the node's metrics to Prometheus, until ctrl-c",
+                      "Serve what the monitor measures as metrics, or write a file for node_exporter.",
                       "gputop export --listen 127.0.0.1:9810"),
-    "cluster": Command("the jobs of a cluster and the GPUs they hold, from a Prometheus or the nodes",
-                       "Which job holds GPUs that it does not use, and which GPU holds up its job.",
+    "cluster": Command("show the jobs of a cluster and the GPUs they hold, from Prometheus or the nodes",
+                       "Show which job holds GPUs that it does not use, and which GPU slows its job down.",
                        "gputop cluster --prometheus http://prometheus:9090 --once"),
-    "convert": Command("a trace as SQLite tables or for Perfetto, a recording as CSV",
+    "convert": Command("convert a trace to SQLite or Parquet or for Perfetto, a recording to CSV or Parquet",
                        "Write a trace or a recording in a format that other tools read.",
                        "gputop convert gputop-traces -o trace.sqlite"),
-    "run": Command("start a job with a profiler server inside, no code change",
-                   "Start a job so that it can be captured from, and watch it.",
+    "run": Command("start a job with a profiler server inside; its code does not change",
+                   "Start a job so that gputop can capture from it, and watch it in the monitor.",
                    "gputop run -- python train.py"),
-    "attach": Command("start a profiler server in a process that has been running without",
-                      "Give a running TensorFlow or JAX process a profiler server, after a question.",
+    "attach": Command("start a profiler server in a running process",
+                      "Start a profiler server in a running TensorFlow or JAX process. gputop asks first.",
                       "gputop attach 41231"),
-    "stacks": Command("where the ranks of a job stand: which one the others wait for",
-                      "Ask NCCL which rank did not come, and read the stacks of this node's ranks by py-spy, which "
-                      "pip install 'gputop-tf[stacks]' brings.",
+    "stacks": Command("show where the ranks of a job are: which rank the others wait for",
+                      "Ask NCCL which rank is missing, and read the stacks of this node's ranks with py-spy (pip "
+                      "install 'gputop-tf[stacks]').",
                       "gputop stacks"),
-    "xprof": Command("open a captured trace in XProf, in the browser",
-                     "Start XProf, which pip install 'gputop-tf[xprof]' brings, on the captured traces.",
+    "xprof": Command("open a captured trace with XProf in the browser",
+                     "Start XProf (pip install 'gputop-tf[xprof]') on the captured traces.",
                      "gputop xprof gputop-traces"),
-    "serve": Command("the monitor in a browser, until ctrl-c",
-                     "Serve the monitor to a browser on this machine, or through ssh, by textual-serve, which "
-                     "pip install 'gputop-tf[serve]' brings. Each page that is opened has a monitor of its own.",
+    "serve": Command("serve the monitor to a browser, until ctrl-c",
+                     "Serve the monitor to a browser on this machine, or through ssh, with textual-serve (pip install "
+                     "'gputop-tf[serve]'). Each page has a monitor of its own.",
                      "gputop serve --listen 8792"),
-    "config": Command("the settings in $XDG_CONFIG_HOME/gputop/config.toml, as a file",
-                      "Print all settings, those of the file and the defaults, as a file of settings.",
+    "config": Command("print all settings as a config file",
+                      "Print all settings, your own and the defaults, as a config file.",
                       "gputop config > ~/.config/gputop/config.toml"),
-    "doctor": Command("what works on this node, and the command that mends what does not",
-                      "Try everything that gputop reads and does, and say how to mend what fails.",
+    "doctor": Command("check what works on this node, and how to fix what does not",
+                      "Test everything that gputop reads and does, and say how to fix what fails.",
                       "gputop doctor"),
-    "schema": Command("the JSON Schema of what a command prints with --json",
+    "schema": Command("print the JSON Schema of a command's --json output",
                       "Print the JSON Schema of a document, for scripts and agents.",
                       "gputop schema analyze"),
-    "completion": Command("what a shell needs to complete gputop's words, and the man page",
+    "completion": Command("print a shell completion script or the man page",
                           "Print the completion script of a shell, or the man page.",
                           'eval "$(gputop completion bash)"  # in ~/.bashrc; or: gputop completion man | man -l -'),
 }
@@ -123,6 +129,8 @@ class _Parser(argparse.ArgumentParser):
         if not any(word.startswith("-") for word in unknown) and isinstance(getattr(known, "paths", None), list):
             known.paths += unknown  # behind an option: argparse takes several words only where they stand together
             unknown = []
+        if known.command == "capture" and all(map(_ADDRESS.fullmatch, unknown)):
+            known.attach, unknown = [*known.attach, *unknown], []
         if unknown:
             word = unknown[0].partition("=")[0]
             of = f"gputop {known.command}" if known.command else "gputop"
@@ -140,7 +148,9 @@ class _Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            meant = " Did you mean gputop --demo?" if value == "demo" else _meant(value, action.choices)
+            meant = (" Did you mean gputop --demo?" if value == "demo" else
+                     f" Did you mean gputop --attach {value}?" if _ADDRESS.fullmatch(value) else
+                     _meant(value, action.choices))
             raise argparse.ArgumentError(None, f"there is no command {value!r}.{meant} gputop --help lists them")
         if action.choices is not None and value not in action.choices:
             raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(action.choices)}."
@@ -170,41 +180,45 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
     """What to watch and how."""
     watch.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
                        help="a profiler server to capture from (default: find those of this node); unix:/PATH for a "
-                            "socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the "
-                            "workers of one job and captured together")
+                            "socket that leads to one. Several addresses (repeat the option, use commas, or write "
+                            "node[01-04]:6009) are the workers of one job and are captured together")
     watch.add_argument("--demo", nargs="?", const=SIMULATED_DEFAULT, metavar="SCENARIO",
-                       help="a simulated node; --demo list shows the scenarios. D runs the next of several, a,b, "
-                            "or of one the same job with its cure")
+                       help="show a simulated node; --demo list shows the scenarios. With several (a,b), D runs the "
+                            "next one; with one, D runs the same job with its cure")
     watch.add_argument("--gpus", default="", metavar="LIST",
-                       help="only these GPUs: 0,2-3, GPU or MIG UUIDs or their beginnings, MIG instances as 0:1, or "
-                            "the word visible: what CUDA_VISIBLE_DEVICES names")
+                       help="show only these GPUs: 0,2-3, GPU or MIG UUIDs (or how they begin), MIG instances as 0:1, "
+                            "or the word visible for CUDA_VISIBLE_DEVICES")
     watch.add_argument("--interval", type=interval_s, default=None, metavar="S", help="seconds between samples (1.0)")
     watch.add_argument("--logdir", type=Path, default=None, metavar="DIR",
-                       help="where traces and snapshots go, a TensorBoard logdir (./gputop-traces)")
+                       help="folder for traces and snapshots, a TensorBoard logdir (./gputop-traces)")
     watch.add_argument("--profiler-port", default=None, metavar="PORTS",
-                       help="the port of the profiler servers on every machine of the job (6009; 6009-6012: of four "
-                            "ranks on each). Machines: those of --attach without a port, else of TF_CONFIG, else of "
+                       help="the port of the profiler servers on every machine of the job (6009; 6009-6012 for four "
+                            "ranks on each). The machines are those of --attach without a port, or of TF_CONFIG, or of "
                             "SLURM_JOB_NODELIST")
     watch.add_argument("--source", choices=("auto", "nvml", "dcgm", "simulated"), default="auto",
-                       help="where the figures come from: the NVIDIA driver and, for what it lacks, a DCGM host engine "
-                            "that already watches it (auto); the driver alone; the host engine alone")
+                       help="where measurements come from. auto: the NVIDIA driver, and for missing ones a DCGM host "
+                            "engine that already watches them. nvml: the driver only. dcgm: the host engine only")
+    watch.add_argument("--stacks", action=argparse.BooleanOptionalAction, default=None,
+                       help="sample the job's Python stacks during a capture, with py-spy (pip install "
+                            "'gputop-tf[stacks]'): idle gaps then show the line of code. The default is your own jobs "
+                            "only; --stacks: also those of other users; --no-stacks: none")
     watch.add_argument("--dcgm", default=None, metavar="ADDRESS",
                        help="the DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)")
     watch.add_argument("--dcgm-bindings", type=Path, default=None, metavar="DIR",
                        help="NVIDIA's Python bindings of DCGM (default: where DCGM 4 and 3 install them)")
     watch.add_argument("--dcgm-watch", action="store_true", default=False,
-                       help="let the host engine read the profiling fields (SM, tensor, DRAM activity) for gputop. Not "
-                            "by default before Hopper: there that takes the GPU's counters for itself, so that ncu, "
-                            "nsys and other profilers fail meanwhile, and on A10 and A40 it has wedged the GPU (Xid "
-                            "119, reboot). From Hopper on the engine reads them through GPM, which takes no counters: "
-                            "--source dcgm watches them without this option. Undone when gputop ends")
+                       help="let the DCGM host engine read the profiling fields (SM, tensor, DRAM activity) for "
+                            "gputop, until gputop ends. Before Hopper this is off by default: it occupies the GPU's "
+                            "counters, so that ncu, nsys and other profilers fail meanwhile, and on A10 and A40 it "
+                            "made GPUs hang (Xid 119, reboot). From Hopper on the engine reads them through GPM, which "
+                            "occupies no counters; --source dcgm does so without this option")
 
 
 def rules_options(rules: argparse._ActionsContainer) -> None:
     """What is judged by, beside gputop's own rules."""
     rules.add_argument("--rules", action="append", default=[], metavar="FILE",
-                       help="also judge by the rules, limits and budgets of this file, beside those of rules.toml in "
-                            "the folder of settings and of gputop.toml here; gputop rules explains them")
+                       help="also use the rules, limits and budgets of this file, in addition to rules.toml in the "
+                            "config folder and gputop.toml here; see gputop rules")
 
 
 def dip_options(dips: argparse._ActionsContainer) -> None:
@@ -215,12 +229,13 @@ def dip_options(dips: argparse._ActionsContainer) -> None:
                            "'power<200W'; or a condition as rules of your own have it: 'sm_active.mean(10s) < 40%% and "
                            "power_w > 200W for 5s'")
     dips.add_argument("--dip-every", type=minutes, default=10.0, metavar="MINUTES",
-                      help="at most one such capture in this many minutes (10)")
+                      help="minutes between two automatic captures, at least (10)")
     dips.add_argument("--dip-max", type=count, default=None, metavar="N",
-                      help="at most this many in all (20; gputop capture: 1)")
+                      help="number of automatic captures, at most (20; gputop capture: 1)")
     dips.add_argument("--dip-before", type=seconds_before_dip, default=0.0, metavar="S",
-                      help="a trace of the S seconds before the dip: the job is recorded all the time for it, which "
-                           "slows it as any capture does (TensorFlow 2.21 and JAX; others: of the seconds after it)")
+                      help="also keep a trace of the S seconds before the dip. gputop then records the job all the "
+                           "time, which slows it as any capture does. TensorFlow 2.21 or newer and JAX only; others "
+                           "get the seconds after the dip")
 
 
 def screen_options(screen: argparse._ActionsContainer) -> None:
@@ -228,26 +243,26 @@ def screen_options(screen: argparse._ActionsContainer) -> None:
     screen.add_argument("--theme", default=None, metavar="NAME",
                         help="gputop-dark, gputop-light, gputop-contrast (color-blind safe), or one of Textual's")
     screen.add_argument("--color", choices=("auto", "truecolor", "256", "16", "none"), default=None,
-                        help="what the terminal can show (auto: what it says; none where NO_COLOR is set)")
+                        help="colors of the terminal (auto: what the terminal reports; none if NO_COLOR is set)")
     screen.add_argument("--ascii", action=argparse.BooleanOptionalAction, default=None,
-                        help="no glyphs beyond ASCII (default: where the locale is not UTF-8)")
+                        help="use only ASCII characters (default: if the locale is not UTF-8)")
     screen.add_argument("--low-bandwidth", action=argparse.BooleanOptionalAction, default=None,
-                        help="draw every 5 s only (default: where the line to the terminal is slow)")
+                        help="draw only every 5 s (default: if the connection to the terminal is slow)")
 
 
 def export_options(export: argparse._ActionsContainer) -> None:
     """What the monitor serves while it runs."""
     export.add_argument("--export", type=listen_address, default=None, metavar="[HOST:]PORT",
-                        help="serve the figures to Prometheus meanwhile, as gputop export --listen does")
+                        help="also serve the metrics to Prometheus, as gputop export --listen does")
 
 
 def notify_options(notify: argparse._ActionsContainer) -> None:
     """Who is told what happens."""
     notify.add_argument("--notify", action="append", default=[], metavar="WAY",
-                        help="tell of findings that last, faults of GPUs, and the end of captures and jobs: bell (the "
-                             "terminal's, with OSC 9), command:LINE (JSON on its standard input, a line as its last "
-                             "argument), or webhook (POST to GPUTOP_WEBHOOK_URL). Several, repeated. The same at most "
-                             "every ten minutes")
+                        help="notify of findings that last, GPU faults, and the end of captures and jobs: bell (the "
+                             "terminal's, with OSC 9), command:LINE (gets JSON on its standard input, and a text as "
+                             "its last argument), or webhook (POST to GPUTOP_WEBHOOK_URL). Repeat the option for "
+                             "several. The same event is sent at most every ten minutes")
 
 
 _TITLES: Mapping[Callable[[argparse._ActionsContainer], None], str] = {
@@ -288,9 +303,9 @@ def parser(words: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     Only the commands among ``words`` have their options.
     """
     main_parser = _Parser(prog="gputop", usage="gputop [options] [COMMAND …]", epilog=_EPILOG,
-                          description="Why the GPUs are not at 100 %, and what to do about it. "
+                          description="Shows why the GPUs are not at 100 %, and what to do about it. "
                                       "Without a command: the live monitor.")
-    main_parser.add_argument("--version", action=_Version, help="gputop's version, and what it runs on")
+    main_parser.add_argument("--version", action=_Version, help="print gputop's version and what it runs on")
     for group, title in _TITLES.items():
         group(main_parser.add_argument_group(title))
     empty = _Parser(add_help=False)
@@ -307,7 +322,8 @@ def _command_parser(name: str, **settings: Any) -> _Parser:
     parser = _Parser(description=command.description, **settings)
     import_module(f"gputop.commands.{name}").add_arguments(parser)
     if parser.usage is None:  # argparse's own is ten lines of options
-        words = [a.metavar if a.nargs is None else f"[{a.metavar}]" if a.nargs == "?" else f"{a.metavar}…"
+        words = [a.metavar if a.nargs is None else f"[{a.metavar}]" if a.nargs == "?" else
+                 f"[{a.metavar}…]" if a.nargs == "*" else f"{a.metavar}…"
                  for a in parser._actions if not a.option_strings]
         parser.usage = " ".join((f"gputop {name} [options]", *map(str, words)))
     parser.epilog = f"example:\n  {command.example}" + (f"\n\n{parser.epilog}" if parser.epilog else "")

@@ -17,7 +17,7 @@ from gputop.text.console import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pid", type=pid, metavar="PID", help="a TensorFlow or JAX process")
     parser.add_argument("--yes", action="store_true", help="do not ask first")
-    parser.add_argument("--port", type=port, default=0, metavar="N", help="for the server (default: any free one)")
+    parser.add_argument("--port", type=port, default=0, metavar="N", help="port of the server (default: any free one)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,8 +43,8 @@ def _agreed(pid: int, user: str, command: str) -> bool:
                           "To start it without the question: gputop attach PID --yes", EXIT_USAGE)
     from gputop.launch.target import WHAT_STARTING_DOES
 
-    what = (f"{WHAT_STARTING_DOES} Ctrl-c, TERM and HUP wait until it is released; after kill -9 it finds its way back "
-            "by itself, and the server may start or not.")
+    what = (f"{WHAT_STARTING_DOES} Ctrl-c, TERM and HUP wait until it is released; after kill -9 the thread returns by "
+            "itself, and the server may start or not.")
     shown = console.one_line(short_command(command), 200)
     console.note(f"Process {pid} of {console.one_line(user, 40)}: {shown}\n{textwrap.fill(what, width())}")
     try:

@@ -1,4 +1,4 @@
-"""``gputop capture``: one trace, headless, with its findings."""
+"""``gputop capture``: capture one trace and print its findings."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from gputop.text.console import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "gputop capture [options] [HOST:PORT…]"  # an address alone is taken as that of --attach
     add_shared(parser, watch_options, rules_options, dip_options, notify_options)
     parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
-                        help="length of the trace at most (10): a short probe may find that less will do")
+                        help="maximum length of the trace (10); a short probe may find that less is enough")
     parser.add_argument("--force", action="store_true",
-                        help="record all of --seconds, without a probe, whatever it costs the job and the node")
+                        help="record all of --seconds without a probe, even if it slows the job and the node")
     parser.add_argument("--all-workers", action="store_true",
-                        help="all that --attach names; of more than 8 else the first, the middle and the last")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+                        help="capture all workers that --attach names, at most 64; without it, of more than 8 only the "
+                             "first, the middle and the last")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.profiler.capture.choose_workers import MAX_WORKERS, choose_workers
+    from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS, choose_workers
     from gputop.profiler.capture.records import CaptureStatus
-    from gputop.session.captures import capture_and_analyze, choose_servers, find_named_servers, left_out
+    from gputop.session.captures import capture_and_analyze, choose_servers, find_named_servers, left_out, too_many
     from gputop.session.counters import CounterWatch
+    from gputop.session.stack_watch import simulated_stacks
 
     options = options_of(args)
     if options.auto_capture is not None:
@@ -46,9 +49,12 @@ def run(args: argparse.Namespace) -> int:
     chosen = choose_servers(servers)
     for note in left_out(servers, chosen):
         say(note)
-    if not args.all_workers and sum(s.problem is None for s in chosen) > MAX_WORKERS:
+    answering = sum(s.problem is None for s in chosen)
+    if args.all_workers and answering > MAX_ALL_WORKERS:
+        raise too_many(answering)
+    if not args.all_workers and answering > MAX_WORKERS:
         choice = choose_workers([s.address for s in chosen if s.problem is None], {})
-        say(f"captured are {choice.text()}; all of them: --all-workers")
+        say(f"capturing {choice.text()}; --all-workers captures all")
         chosen = tuple(s for s in chosen if s.address in choice.chosen)
     stop = threading.Event()
     reported: list[str] = []
@@ -75,5 +81,6 @@ def run(args: argparse.Namespace) -> int:
     watch = CounterWatch(source, options.interval_s)
     with signal_handlers(termination_handlers(interrupted)), watch.running():
         record = capture_and_analyze(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
-                                     args.force, watch.counters)
+                                     args.force, watch.counters, stacks=options.stacks,
+                                     simulated=simulated_stacks(source))
     return print_capture(record, as_json=args.json)

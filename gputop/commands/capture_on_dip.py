@@ -24,10 +24,10 @@ def run(args: argparse.Namespace, options: Options) -> int:
     """Until it has captured ``--dip-max`` times (1), or ctrl-c; that ends a running capture and keeps its data."""
     assert options.auto_capture is not None
     if args.json and options.auto_capture.max_captures > 1:
-        raise GputopError("--json is one document: it goes with --dip-max 1", "Leave out --dip-max or --json.",
+        raise GputopError("--json prints one document, so it needs --dip-max 1", "Leave out --dip-max or --json.",
                           EXIT_USAGE)
     if args.force:
-        raise GputopError("--force does not go with --on-dip: nobody is there to accept what it costs",
+        raise GputopError("--force cannot be combined with --on-dip: nobody is there to accept its cost",
                           "Leave out --force or --on-dip.", EXIT_USAGE)
     session = Session(source_of(args), replace(options, capture_s=args.seconds))
     auto_capture = session.auto_capture

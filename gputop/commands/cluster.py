@@ -43,22 +43,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "the setting prometheus. Credentials come from the environment "
                              "(GPUTOP_PROMETHEUS_TOKEN, _USER, _PASSWORD, _CA) or the settings")
     parser.add_argument("--nodes", default=None, metavar="LIST",
-                        help="without a Prometheus: ask gputop on these nodes, by ssh without a password: n[01-16], "
-                             "n01,n02, or @FILE. Their history is what is seen from now on")
+                        help="without Prometheus: ask gputop on these nodes, by ssh without a password: n[01-16], "
+                             "n01,n02, or @FILE. Their history begins now")
     parser.add_argument("--remote-command", default=None, metavar="COMMAND",
-                        help="what starts gputop on them, as a shell there reads it (gputop)")
+                        help="the command that starts gputop on these nodes, as a shell there reads it (gputop)")
     parser.add_argument("--job", default=None, metavar="ID",
-                        help=f"only this job: a number of Slurm, a pod; inside of a job the default is that job, and "
-                             f"'{_ALL}' shows the others")
-    parser.add_argument("--once", action="store_true", help="one look as text, no screen")
-    parser.add_argument("--json", action="store_true", help="one look as a JSON document")
+                        help="show only this job: a Slurm number or a pod. Inside a job the default is that job, and "
+                             f"'{_ALL}' shows all")
+    parser.add_argument("--once", action="store_true", help="print one sample as text, without a screen")
+    parser.add_argument("--json", action="store_true", help="print one sample as a JSON document")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE",
-                        help="one look into a file: .json, .html, else text")
+                        help="write one sample to a file: .json, .html, otherwise text")
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
-                        help="where the snapshots of the key s go (./gputop-traces)")
+                        help="folder for the snapshots of the key s (./gputop-traces)")
     parser.add_argument("--hours", type=hours, default=3.0, metavar="H", help="of history (3)")
     parser.add_argument("--refresh", type=refresh_s, default=None, metavar="S",
-                        help="seconds between two looks (15; with --nodes 30)")
+                        help="seconds between samples (15; with --nodes 30)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     once = args.once or args.json or args.output is not None
     unfit = "" if once else unfit_terminal()
     if unfit:
-        say(f"{unfit}: one look as text in place of the screen")
+        say(f"{unfit}: one sample as text in place of the screen")
     with _collector(args) as (collector, login):
         if once or unfit:
             return _print(once_report(collector, view, job), args)
@@ -100,7 +100,7 @@ def wanted_job(named: str | None, environ: os._Environ[str] | dict[str, str]) ->
 def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]:
     """What asks for the fleet, and the login node that leads to the others, "" without."""
     if args.nodes is not None and args.prometheus:
-        raise GputopError("--nodes asks the nodes, --prometheus a Prometheus: one of them", "", EXIT_USAGE)
+        raise GputopError("--nodes and --prometheus cannot be combined", "", EXIT_USAGE)
     if args.remote_command is not None and args.nodes is None:
         raise GputopError("--remote-command is for --nodes", "gputop cluster --nodes n[01-16] --remote-command COMMAND",
                           EXIT_USAGE)
@@ -140,7 +140,7 @@ def _of_prometheus(args: argparse.Namespace) -> Iterator[tuple[Collector, str]]:
     config: Config = args.config
     url = args.prometheus or str(config["prometheus"])
     if not url:
-        raise GputopError("no Prometheus was named",
+        raise GputopError("no address of Prometheus was given",
                           "gputop cluster --prometheus http://HOST:9090, or the setting prometheus; without one "
                           "gputop cluster --nodes n[01-16] asks the nodes themselves.", EXIT_USAGE)
     endpoint = parse_endpoint(url)
@@ -181,9 +181,9 @@ def report_of(fleet: Fleet, job: str) -> Report:
     if job:
         jobs = tuple(own for own in fleet.jobs if own.is_named(job))
         if not jobs:
-            raise NoDataError(f"job {job} has no GPU with figures among the {len(fleet.jobs)} jobs that are known",
+            raise NoDataError(f"job {job} has no GPU with metrics among the {len(fleet.jobs)} jobs that are known",
                               f"gputop cluster --job {_ALL} shows them.")
-        fleet = replace(fleet, jobs=jobs, free=None)
+        fleet = replace(fleet, jobs=jobs, free=None, free_nodes=(), gpus=sum(own.gpus for own in jobs))
     return Report(fleet, *fleet_advice(fleet))
 
 

@@ -40,23 +40,23 @@ def source_of(args: argparse.Namespace) -> Source:
                          dcgm_watch=args.dcgm_watch)
     if args.source != "auto" or args.command == "record":
         return source  # GPUs are what was asked for
-    return GpusOrHost(source, lambda: args.command == "run" or bool(_attached(args)) or _has_screen_and_server(args))
+    return GpusOrHost(source, lambda: args.command == "run" or bool(_attached(args)) or _has_screen_and_job(args))
 
 
-def _has_screen_and_server(args: argparse.Namespace) -> bool:
-    """Whether it is the monitor on a terminal, and a process of this node has a profiler server to capture from."""
+def _has_screen_and_job(args: argparse.Namespace) -> bool:
+    """Whether it is the monitor on a terminal, and a job of this node can be captured from or be given a server."""
     if args.command is not None or not sys.stdout.isatty():
         return False
-    from gputop.profiler.discovery import find_servers
+    from gputop.profiler.discovery import TrainingProcesses, find_servers
 
-    return bool(find_servers().servers)
+    return bool(find_servers().servers) or bool(TrainingProcesses().find())
 
 
 def options_of(args: argparse.Namespace) -> Options:
     from gputop.session.options import Options
 
     return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir,
-                   auto_capture=_auto_capture_options(args))
+                   auto_capture=_auto_capture_options(args), stacks=args.stacks)
 
 
 def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None:
@@ -65,7 +65,7 @@ def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None
         return None
     if args.on_dip is None:
         if args.dip_max is not None or args.dip_before:
-            raise GputopError("--dip-max and --dip-before say how to capture when a GPU dips", "Add --on-dip.",
+            raise GputopError("--dip-max and --dip-before need --on-dip", "Add --on-dip.",
                               EXIT_USAGE)
         return None
     from gputop.session.auto_capture.dip_rules import parse_rule
@@ -118,7 +118,7 @@ def start(session: Session, seconds: float) -> None:
     timeout_s = max(seconds, 2 * session.interval_s) + 30.0
     if not ready.wait(timeout_s):
         raise GputopError(f"no sample within {timeout_s:.0f} s: the driver does not answer",
-                          "See whether nvidia-smi returns; a hung driver needs a GPU reset or a reboot.")
+                          "Check whether nvidia-smi returns; a hung driver needs a GPU reset or a reboot.")
     if session.failure is not None:
         raise session.failure
 
@@ -128,7 +128,7 @@ def print_capture(record: CaptureRecord, *, as_json: bool) -> int:
     from gputop.launch.xprof import logdir_of, open_command
 
     say(f"trace written: {record.path}")
-    say(f"in XProf: {open_command(logdir_of(record.path))}")
+    say(f"open it in XProf: {open_command(logdir_of(record.path))}")
     for remark in record.remarks:
         say(remark)
     for note in record.notes:

@@ -19,22 +19,24 @@ from gputop.text.wrapping import wrap
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, rules_options)
     parser.add_argument("paths", nargs="*", metavar="PATH",
-                        help="A, before, and B, after: traces, what analyze --json printed, or JSON snapshots; with "
-                             "--baseline B alone")
+                        help="A (before) and B (after): traces, output of analyze --json, or JSON snapshots; with "
+                             "--baseline only B")
     parser.add_argument("--baseline", default=None, metavar="NAME",
-                        help="A is the baseline of that name, which analyze --save-baseline has saved in the logdir")
+                        help="use the baseline of that name as A; analyze --save-baseline saves one in the logdir")
     parser.add_argument("--baselines", action="store_true", help="list the baselines of the logdir")
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
-                        help="where baselines are (./gputop-traces)")
+                        help="folder of the baselines (./gputop-traces)")
     parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
-                        help="end with status 4 where the step became longer beyond doubt (regression; by 5 %% and "
-                             "more: regression:5%%), or B exceeds a budget of your rules (budget)")
-    parser.add_argument("--markdown", action="store_true", help="for a pull request: verdict, gates, report to unfold")
+                        help="exit with status 4 if the step is certainly longer (regression; regression:5%% if longer "
+                             "by 5 %% or more), or if B exceeds a budget of your rules (budget)")
+    parser.add_argument("--markdown", action="store_true",
+                        help="print Markdown for a pull request: verdict, gates, report")
     for name in "ab":
         parser.add_argument(f"--again-{name}", metavar="PATH", action="append", default=[],
-                            help=f"another run of {name.upper()}'s job, any number of times: makes small changes surer")
-    parser.add_argument("--verbose", action="store_true", help="also what did not change, and how it is judged")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+                            help=f"another run of {name.upper()}'s job; repeat the option for more. Small changes "
+                                 "become more certain")
+    parser.add_argument("--verbose", action="store_true", help="also print what did not change, and the method")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def _tell(path: str | os.PathLike[str]) -> None:
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from gputop.comparison.report import text_report
 
     if args.baselines:
-        return _list_baselines(args.logdir)
+        return _list_baselines(args.logdir, args.json)
     a, b = _sides(args)
     gates = parse_gates(args.fail_on, of_comparison=True)
     comparison = compare(a, b, again_a=args.again_a, again_b=args.again_b, progress=_tell)
@@ -82,10 +84,17 @@ def _sides(args: argparse.Namespace) -> tuple[str | Path, str]:
     return saved_baseline(args.logdir, args.baseline), args.paths[0]
 
 
-def _list_baselines(logdir: Path) -> int:
+def _list_baselines(logdir: Path, as_json: bool) -> int:
     from gputop.comparison.baselines import baselines
 
     found = list(baselines(logdir))
+    if as_json:
+        console.write_json({"schema": "gputop.baselines/1", "baselines": [
+            {"name": name, "time_s": saved_s, "readable": analysis is not None,
+             "paths": list(analysis.trace.paths) if analysis is not None else [],
+             "median_s": analysis.steps.median_s if analysis is not None and analysis.steps is not None else None}
+            for name, saved_s, analysis in found]})
+        return EXIT_OK
     for name, saved_s, analysis in found:
         steps = analysis.steps if analysis is not None else None
         about = "cannot be read" if analysis is None else "no steps" if steps is None else (

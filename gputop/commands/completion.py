@@ -13,7 +13,7 @@ FILES = {"bash": "gputop.bash", "zsh": "_gputop", "fish": "gputop.fish", "man": 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=tuple(FILES), metavar="|".join(FILES),
-                        help="the shell; or man: the man page, as roff")
+                        help="the shell, or man for the man page (roff)")
 
 
 def run(args: argparse.Namespace) -> int:

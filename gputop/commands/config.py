@@ -10,7 +10,7 @@ from gputop.text import console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--path", action="store_true", help="only where they are")
+    parser.add_argument("--path", action="store_true", help="print only the path of the file")
 
 
 def run(args: argparse.Namespace) -> int:

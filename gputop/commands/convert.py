@@ -5,28 +5,36 @@ from __future__ import annotations
 import argparse
 import gzip
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.files import replacing
 from gputop.text import console
 from gputop.text.units import bytes_
 
-_FORMATS = ".sqlite (tables), .json or .json.gz (Chrome, Perfetto) for a trace; .csv for a recording"
+if TYPE_CHECKING:
+    from gputop.export.columns import Tables
+
+_FORMATS = (".sqlite or .parquet (tables); for a trace also .json or .json.gz (Chrome, Perfetto); for a recording also "
+            ".csv")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a trace, as gputop analyze takes it, or a recording")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE",
-                        help=f"its name says the format: {_FORMATS}")
+                        help=f"the file to write; its ending gives the format: {_FORMATS}. For a trace, .parquet is a "
+                             "folder with a file for each table")
 
 
 def run(args: argparse.Namespace) -> int:
-    make, size = _maker(args.output.name), 0
+    write = _writer(args.output.name)
     try:
-        with replacing(args.output) as file:
-            for piece in make(args.paths):
-                size += file.write(piece)
+        size = write(args.paths, args.output)
+    except FileExistsError as error:
+        raise GputopError(f"cannot write {args.output}: {error.strerror}",
+                          "Name another folder, or remove this one first: gputop does not replace a folder.") from error
     except OSError as error:
         raise GputopError(f"cannot write {args.output}: {error.strerror or error}",
                           "Give a folder you may write to that has room.") from error
@@ -34,40 +42,82 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _maker(name: str) -> Callable[[list[str]], Iterator[bytes]]:
-    for ending, make in ((".sqlite", _tables), (".db", _tables), (".json", _chrome), (".json.gz", _compressed),
-                         (".csv", _csv)):
+def _writer(name: str) -> Callable[[list[str], Path], int]:
+    """What writes a file of that name, and returns its size."""
+    for ending, write in ((".sqlite", _sqlite), (".db", _sqlite), (".parquet", _parquet), (".json", _chrome),
+                          (".json.gz", _chrome), (".csv", _csv)):
         if name.lower().endswith(ending):
-            return make
-    raise GputopError(f"{name} does not say a format", f"Give FILE one of these endings: {_FORMATS}.", EXIT_USAGE)
+            return write
+    raise GputopError(f"{name} has no known ending", f"Give FILE one of these endings: {_FORMATS}.", EXIT_USAGE)
 
 
-def _tables(paths: list[str]) -> Iterator[bytes]:
-    from gputop.diagnosis.diagnose import examine
-    from gputop.export import sqlite_tables
-    from gputop.trace.readers.load import load
-
-    return sqlite_tables.pieces(examine(load(paths)))
-
-
-def _chrome(paths: list[str]) -> Iterator[bytes]:
-    from gputop.export import chrome_json
-    from gputop.trace.readers.load import load
-
-    return chrome_json.pieces(load(paths))
-
-
-def _csv(paths: list[str]) -> Iterator[bytes]:
-    from gputop.export import recording_csv
+@contextmanager
+def _recording(paths: list[str], *, whole: bool = False) -> Iterator[Tables]:
+    """``whole``: the host, too, where the format holds several tables."""
+    from gputop.export.recording_tables import recording_table, recording_tables
     from gputop.replay.reader import open_recording
 
     if len(paths) > 1:
-        raise GputopError("a table holds one recording", "Convert one after the other.", EXIT_USAGE)
+        raise GputopError("a file holds one recording", "Convert each recording by itself.", EXIT_USAGE)
     with open_recording(paths[0]) as recording:
-        yield from recording_csv.pieces(recording)
+        yield recording_tables(recording) if whole else recording_table(recording)
 
 
-def _compressed(paths: list[str]) -> Iterator[bytes]:
-    """As gzip files one after the other, which is a gzip file."""
-    for piece in _chrome(paths):
-        yield gzip.compress(piece, 6)
+@contextmanager
+def _tables(paths: list[str]) -> Iterator[Tables]:
+    """Those of a recording or a trace."""
+    from gputop.replay.reader import is_recording
+
+    if is_recording(paths[0]):
+        with _recording(paths, whole=True) as made:
+            yield made
+    else:
+        from gputop.diagnosis.diagnose import examine
+        from gputop.export.trace_tables import trace_tables
+        from gputop.trace.readers.load import load
+
+        yield trace_tables(examine(load(paths)))
+
+
+def _written(output: Path, write: Callable[[BinaryIO], object]) -> int:
+    with replacing(output) as file:
+        write(file)
+        return file.tell()
+
+
+def _sqlite(paths: list[str], output: Path) -> int:
+    from gputop.export.write_tables import write_sqlite
+
+    with _tables(paths) as made:
+        return _written(output, lambda file: write_sqlite(made, file))
+
+
+def _parquet(paths: list[str], output: Path) -> int:
+    from gputop.core.files import Folder
+    from gputop.export.write_tables import need_pyarrow, write_parquet, write_parquet_folder
+    from gputop.replay.reader import is_recording
+
+    need_pyarrow()
+    if is_recording(paths[0]):
+        with _recording(paths) as made:
+            return _written(output, lambda file: write_parquet(made, file))
+    with Folder(output.parent) as parent, parent.making(output.name) as folder, _tables(paths) as made:
+        write_parquet_folder(made, folder)
+        return sum(folder.state(name).st_size for name in folder.names())
+
+
+def _csv(paths: list[str], output: Path) -> int:
+    from gputop.export.write_tables import write_csv
+
+    with _recording(paths) as made:
+        return _written(output, lambda file: write_csv(made, file))
+
+
+def _chrome(paths: list[str], output: Path) -> int:
+    from gputop.export import chrome_json
+    from gputop.trace.readers.load import load
+
+    pieces = chrome_json.pieces(load(paths))
+    if output.name.lower().endswith(".gz"):  # gzip files one after the other, which is a gzip file
+        pieces = (gzip.compress(piece, 6) for piece in pieces)
+    return _written(output, lambda file: file.writelines(pieces))

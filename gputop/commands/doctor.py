@@ -10,14 +10,14 @@ from gputop.commands.common import options_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attach", action="append", default=argparse.SUPPRESS, metavar="HOST:PORT",
-                        help="a profiler server that should answer; may be repeated")
+                        help="a profiler server that should answer; repeat the option for several")
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
-                        help="where traces are to go (./gputop-traces)")
+                        help="folder for traces (./gputop-traces)")
     parser.add_argument("--dcgm", default=argparse.SUPPRESS, metavar="ADDRESS",
                         help="a DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)")
     parser.add_argument("--dcgm-bindings", type=Path, default=argparse.SUPPRESS, metavar="DIR",
                         help="NVIDIA's Python bindings of DCGM")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:

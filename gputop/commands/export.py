@@ -36,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, watch_options, rules_options, notify_options)
     parser.add_argument("--listen", type=listen_address, default=None, metavar="[HOST:]PORT",
                         help="serve http://HOST:PORT/metrics, without a password (127.0.0.1:9810). Only this machine "
-                             "reaches it unless another HOST is named, such as 0.0.0.0")
+                             "can reach it, unless you name another HOST, such as 0.0.0.0")
     parser.add_argument("--textfile", type=Path, default=None, metavar="DIR",
                         help=f"write DIR/{TEXTFILE_NAME} every {TEXTFILE_PERIOD_S:.0f} s, for node_exporter's textfile "
-                             f"collector; nothing is served then, unless --listen is given, too")
+                             f"collector; gputop then serves nothing, unless you also give --listen")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,14 +84,14 @@ def _textfile_folder(path: Path, session: Session) -> Iterator[Folder]:
     from gputop.core.files import Folder, refuse_untrusted
 
     if session.source.simulated:
-        raise GputopError("simulated figures are not written for node_exporter, which would pass them on as real ones",
+        raise GputopError("simulated values are not written for node_exporter, which would report them as real",
                           "Use --listen, or leave out --demo.", EXIT_USAGE)
     refuse_untrusted(path, "--textfile DIR")
     try:
         folder = Folder(path)
     except OSError as error:
         raise GputopError(f"cannot write to {path}: {error.strerror}",
-                          "Name the folder that node_exporter has as --collector.textfile.directory.",
+                          "Give the folder of node_exporter's option --collector.textfile.directory.",
                           EXIT_USAGE) from error
     with folder:
         try:

@@ -28,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
         from gputop.commands import snapshot
 
         say(f"{unfit}: one snapshot as text in place of the monitor (gputop snapshot has more forms)")
+        if args.export is not None:
+            say("--export serves nothing without the monitor; gputop export does")
         return snapshot.run(argparse.Namespace(**{**vars(args), "format": "text", "output": None, "seconds": 2.0}))
     check_export(args)
     check_notify(args)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
+from typing import TypeVar
+
+_T = TypeVar("_T")
+_AGE_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE_BYTES = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def number_of_seconds(text: str) -> float:
@@ -21,7 +27,7 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _checked(value: float, good: bool, problem: str) -> float:
+def _checked(value: _T, good: bool, problem: str) -> _T:
     if not good:
         raise argparse.ArgumentTypeError(problem)
     return value
@@ -99,6 +105,32 @@ def refresh_s(text: str) -> float:
 def interval_s(text: str) -> float:
     value = number_of_seconds(text)
     return _checked(value, 0.1 <= value <= 3600, f"{text} is not between 0.1 and 3600 seconds")
+
+
+def parsed_bounds(text: str) -> dict[str, float]:
+    """Ages, sizes and numbers of parts, with commas (14d,2G,40), by the names of gputop.replay.parts.Bounds."""
+    out: dict[str, float] = {}
+    for word in text.split(","):
+        found = re.fullmatch(r"(\d{1,6})([a-zA-Z]?)", word.strip())
+        number, unit = (int(found[1]), found[2]) if found else (0, "")
+        known = {"age_s": number * _AGE_S.get(unit, 0.0), "size_bytes": number * _SIZE_BYTES.get(unit.upper(), 0),
+                 "parts": number * (not unit)}
+        bound = next(((name, value) for name, value in known.items() if value), None)
+        if bound is None or bound[0] in out:
+            raise argparse.ArgumentTypeError(f"{text[:60]!r} is not an age (12h, 7d), a size (64M, 2G), or both with a "
+                                             "comma: 7d,2G")
+        out[bound[0]] = bound[1]
+    return out
+
+
+def bounds(text: str) -> str:
+    """A text that :func:`parsed_bounds` can read."""
+    return text if parsed_bounds(text) else ""
+
+
+def part_bounds(text: str) -> str:
+    """The same of one part."""
+    return _checked(text, "parts" not in parsed_bounds(text), f"{text[:60]!r} is not an age (12h) or a size (64M)")
 
 
 def listen_address(text: str) -> tuple[str, int]:

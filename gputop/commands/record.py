@@ -1,29 +1,50 @@
-"""``gputop record``: telemetry into a file."""
+"""``gputop record``: telemetry into a file, or for days into a folder of parts."""
 
 from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from gputop.commands.arguments import add_shared, watch_options
 from gputop.commands.common import source_of
-from gputop.commands.option_types import positive_seconds
-from gputop.core.errors import EXIT_OK
+from gputop.commands.option_types import bounds, parsed_bounds, part_bounds, positive_seconds
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
+from gputop.replay.parts import Bounds, Rotation
+from gputop.text import console
 from gputop.text.console import say
+
+DEFAULT_ROTATION, DEFAULT_KEEP = "1d,64M", "30d,2G"
+_MIN_KEPT_BYTES = 8 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, watch_options)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE",
-                        help="the file to write, which must not exist yet")
+                        help="the file to write, which must not exist yet; with --rotate a folder")
     parser.add_argument("--seconds", type=positive_seconds, default=None, metavar="S",
-                        help="how long (default: until ctrl-c)")
+                        help="length of the recording (default: until ctrl-c)")
+    parser.add_argument("--rotate", nargs="?", type=part_bounds, const=DEFAULT_ROTATION, default=None,
+                        metavar="WHEN", help="for days: -o is a folder, and a new file begins at this age or size "
+                                             f"({DEFAULT_ROTATION}). It continues after a kill or a reboot")
+    parser.add_argument("--keep", type=bounds, default=None, metavar="LIST",
+                        help=f"limits of the folder, by age, size or number of files: the oldest are removed "
+                             f"({DEFAULT_KEEP})")
+    parser.add_argument("--systemd-unit", action="store_true",
+                        help="print a systemd user unit that records like this, and how to install it")
 
 
 def run(args: argparse.Namespace) -> int:
+    rotation = _rotation(args)
+    if args.systemd_unit:
+        from gputop.commands.systemd_unit import user_unit
+
+        console.write_text(user_unit(list(_words(args))))
+        return EXIT_OK
     from gputop.replay.record import record
 
     stop = threading.Event()
@@ -33,5 +54,42 @@ def run(args: argparse.Namespace) -> int:
         stop.set()
 
     with signal_handlers(termination_handlers(ended)):
-        record(source_of(args), args.interval, args.output, args.seconds, stop, say)
+        record(source_of(args), args.interval, args.output, args.seconds, stop, say, rotation)
     return EXIT_OK
+
+
+def _rotation(args: argparse.Namespace) -> Rotation | None:
+    if args.rotate is None:
+        if args.keep is not None or args.systemd_unit:
+            option = "--keep" if args.keep is not None else "--systemd-unit"
+            raise GputopError(f"{option} is for a folder of recordings", "Add --rotate, and name a folder with -o.",
+                              EXIT_USAGE)
+        return None
+    if args.output.is_file():
+        raise GputopError(f"{args.output} is a file; with --rotate -o names a folder", "Give another name with -o.",
+                          EXIT_USAGE)
+    keep = Bounds(**parsed_bounds(args.keep or DEFAULT_KEEP))
+    if keep.size_bytes is not None and keep.size_bytes < _MIN_KEPT_BYTES:
+        raise GputopError("--keep is less than 8M, too small for one day", "Keep more.", EXIT_USAGE)
+    return Rotation(Bounds(**parsed_bounds(args.rotate)), keep)
+
+
+# -- the unit ---------------------------------------------------------------------------------------
+
+
+def _words(args: argparse.Namespace) -> Iterator[str]:
+    """The command that does what this one was told, wherever it is started."""
+    script, bindings = Path(sys.argv[0]), args.dcgm_bindings and args.dcgm_bindings.absolute()
+    yield from [str(script.absolute())] if script.name == "gputop" and script.is_file() else [
+        sys.executable, "-m", "gputop"]
+    yield "record"
+    yield from ("-o", str(args.output.absolute()))
+    yield f"--rotate={args.rotate}"
+    yield f"--interval={args.interval:g}"
+    for option, value, default in (("keep", args.keep, None), ("gpus", args.gpus, ""), ("source", args.source, "auto"),
+                                   ("dcgm", args.dcgm, None), ("dcgm-bindings", bindings, None),
+                                   ("demo", args.demo, None), ("seconds", args.seconds, None)):
+        if value != default:
+            yield f"--{option}={value}"
+    if args.dcgm_watch:
+        yield "--dcgm-watch"

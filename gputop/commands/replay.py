@@ -1,4 +1,4 @@
-"""``gputop replay``: a recording, or a snapshot, in the monitor."""
+"""``gputop replay``: open a recording or a snapshot in the monitor."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from gputop.text.console import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, rules_options, screen_options)
     parser.add_argument("file", type=Path, metavar="FILE", help="a file of gputop record, or a snapshot (json or html)")
-    parser.add_argument("--speed", type=replay_speed, default=1.0, metavar="X", help="times as fast, or max (1)")
+    parser.add_argument("--speed", type=replay_speed, default=1.0, metavar="X",
+                        help="playback speed: a factor, or max (1)")
     parser.add_argument("--start", type=seconds_from_zero, default=0.0, metavar="S",
-                        help="seconds into the recording (0)")
+                        help="start at this second of the recording (0)")
 
 
 def run(args: argparse.Namespace) -> int:

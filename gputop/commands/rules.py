@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limits", action="store_true", help="of list: also the limits of all rules")
     parser.add_argument("--demo", nargs="?", const=_DEMO, default=argparse.SUPPRESS, metavar="SCENARIO",
                         help="of test: over the simulated job of a scenario")
-    parser.add_argument("--json", action="store_true", help="of list and test: one JSON document on stdout")
+    parser.add_argument("--json", action="store_true", help="of list and test: print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +73,7 @@ def _list(args: argparse.Namespace) -> int:
         lines += ["", f"{'limit':<34}{'value':>12} {'gputop’s':>12}  source"]
         lines += [f"{own.id:<34}{_value(own):>12} {_value(LIMITS[own.id]):>12}  {own.source}" for own in shown]
     elif not args.limits:
-        lines += ["", "No limit is set by you; --limits shows all."]
+        lines += ["", "You have set no limit; --limits shows all."]
     console.write_text("\n".join(lines))
     return EXIT_OK
 
@@ -106,7 +106,7 @@ def _check(args: argparse.Namespace) -> int:
 
     paths = [RulePath(word, "named") for word in args.words] or list(Own.paths or ())
     if not paths:
-        console.say("there is no file of rules: give one, or write gputop.toml here")
+        console.say("there is no rules file: name one, or write gputop.toml here")
         return EXIT_OK
     files, unread = load_rules(paths)
     problems = install(files)
@@ -120,7 +120,7 @@ def _check(args: argparse.Namespace) -> int:
             line = lines[problem.place.line - 1].expandtabs(1)
             console.write_text(f"  {line}\n  {' ' * (problem.place.column - 1)}^")
     for file in files:
-        whose = "" if file.owner in (os.geteuid(), 0) else f" (of another user, uid {file.owner})"
+        whose = "" if file.owner in (os.geteuid(), 0) else f" (belongs to another user, uid {file.owner})"
         counts = ((len(file.rules), "rule"), (len(file.limits), "limit"), (len(file.budgets), "budget"),
                   (sum(problem.file == file.name for problem in problems), "mistake"))
         console.write_text(f"{file.name}{whose}: {', '.join(_count(*own) for own in counts)}")
@@ -235,8 +235,9 @@ def _test(args: argparse.Namespace) -> int:
     for trial in trials:
         console.write_text("\n".join(_trial(trial)))
     if left_out:
-        on = "live: they need a recording" if samples is None else "trace: they need one"
-        console.write_text("\n".join(wrap(f"Not tried, as they are on {on}: {', '.join(left_out)}.", width())))
+        on = "live samples, which need a recording" if samples is None else "traces, which need a trace"
+        text = f"Not tested, because they are rules on {on}: {', '.join(left_out)}."
+        console.write_text("\n".join(wrap(text, width())))
     return EXIT_OK
 
 
@@ -261,16 +262,10 @@ def _trial(trial: Trial) -> Iterator[str]:
 def _subject(path: str) -> tuple[Analysis | None, Iterable[NodeSample] | None]:
     """What a file holds: of a trace or a document its analysis, of a recording its samples."""
     from gputop.comparison.sides import read_side
-    from gputop.core.files import open_regular
-    from gputop.replay.format import MAGIC
+    from gputop.replay.reader import is_recording
 
-    if Path(path).is_file():
-        try:
-            with open_regular(path) as file:
-                if file.read(len(MAGIC)) == MAGIC:
-                    return None, _samples(path)
-        except OSError as error:
-            raise GputopError(f"cannot read {path}: {error.strerror or error}") from error
+    if is_recording(path):
+        return None, _samples(path)
     analysis = read_side(path).analysis
     if analysis is None:
         raise GputopError(f"{path} holds no trace and no recording",

@@ -41,17 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage, parser.epilog = "gputop run [options] -- COMMAND…", _EPILOG
     add_shared(parser, watch_options, rules_options, screen_options, export_options, notify_options)
     parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND…",
-                        help="what to start: python train.py …, bash train.sh, torchrun-like launchers")
+                        help="the command to start: python train.py …, bash train.sh, launchers such as torchrun")
     parser.add_argument("--headless", action="store_true",
-                        help="without the monitor: gputop becomes the job, whose terminal, standard input and signals "
-                             "stay its own")
+                        help="run without the monitor: gputop becomes the job, which keeps its terminal, standard "
+                             "input and signals")
     parser.add_argument("--port", type=port, default=0, metavar="N",
-                        help="of the node's first process, the next ones for its other ranks (default: any free one)")
+                        help="port of the node's first process; its other ranks get the next ones (default: any free "
+                             "one)")
     parser.add_argument("--listen", choices=("local", "all"), default="local",
-                        help="who reaches the server: this host (default), or any, without a password")
+                        help="who can reach the server: this host (default), or any host, without a password")
     parser.add_argument("--output", type=Path, default=None, metavar="FILE",
                         help="a new file for the job's output while the monitor has the terminal (LOGDIR/run-….log)")
-    parser.add_argument("--print-path", action="store_true", help="print the folder that prepares a job, and end")
+    parser.add_argument("--print-path", action="store_true",
+                        help="print the folder for PYTHONPATH that prepares a job, and exit")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         console.write_text(str(environment.INSIDE))
         return EXIT_OK
     if not args.job:
-        raise GputopError("no command to run", "Write it after --: gputop run -- python train.py", EXIT_USAGE)
+        raise GputopError("no command to run", "Write the command after --: gputop run -- python train.py", EXIT_USAGE)
     file = environment.find_command(args.job)
     warning = environment.launch_warning(args.job, file)
     if warning is not None:

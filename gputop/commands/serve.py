@@ -27,24 +27,24 @@ _PASSED_ON = (watch_options, rules_options, dip_options, screen_options, notify_
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, *_PASSED_ON)
     parser.add_argument("--listen", type=listen_address, default=DEFAULT_ADDRESS, metavar="[HOST:]PORT",
-                        help="where (127.0.0.1:8792; port 0: any that is free). Only this machine reaches it unless "
-                             "another HOST is named: then without encryption")
+                        help="address to serve at (127.0.0.1:8792; port 0: any free port). Only this machine can reach "
+                             "it, unless you name another HOST; then there is no encryption")
 
 
 def run(args: argparse.Namespace) -> int:
     from gputop.launch.web_server import serve
 
     if args.export is not None:
-        raise GputopError("each page has a monitor of its own: --export is not for gputop serve",
-                          "Run gputop export beside it.", EXIT_USAGE)
+        raise GputopError("--export cannot be used with gputop serve, where each page has a monitor of its own",
+                          "Run gputop export in addition.", EXIT_USAGE)
     as_monitor = argparse.Namespace(**{**vars(args), "command": None})
     source_of(as_monitor), options_of(as_monitor)  # what is wrong with the options is said here, not in the page
     check_notify(as_monitor)
     host, port = args.listen
     local = is_loopback(host)
     if not local:
-        say(f"whoever reaches {host} and learns the address can use the monitor; what it shows crosses the network "
-            "without encryption")
+        say(f"whoever reaches {host} and learns the address can use the monitor; the network carries it without "
+            "encryption")
     return serve(list(_words(args)), host, port, local)
 
 

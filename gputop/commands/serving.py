@@ -49,7 +49,7 @@ def check(address: tuple[str, int] | None) -> None:
     from importlib.util import find_spec
 
     if find_spec("prometheus_client") is None:
-        raise GputopError("prometheus_client is not installed, which writes the metrics",
+        raise GputopError("prometheus_client, which writes the metrics, is not installed",
                           "pip install 'gputop-tf[export]', or: pip install prometheus_client")
     if address is not None and not is_loopback(address[0]):
         say(f"whoever reaches {address[0]} can read the metrics, without a password")

@@ -1,4 +1,4 @@
-"""``gputop snapshot``: the state of the node now, headless."""
+"""``gputop snapshot``: print the state of the node now."""
 
 from __future__ import annotations
 

@@ -25,14 +25,15 @@ _APART_S = 3.0  # between the two answers of NCCL: a job that works launches som
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pids", type=pid, nargs="*", metavar="PID",
-                        help="processes of this node (default: all that have TensorFlow, JAX or CUDA loaded)")
+                        help="processes of this node (default: all that have loaded TensorFlow, JAX or CUDA)")
     parser.add_argument("--native", action="store_true",
-                        help="native frames, too. Each process is held meanwhile: 18 s were seen with TensorFlow, and "
-                             "workers that miss each other for so long may end the job")
-    parser.add_argument("--threads", action="store_true", help="the stacks of all threads, not of the main ones alone")
+                        help="also show native frames. This stops each process for a while: 18 s were seen with "
+                             "TensorFlow, and workers that do not answer each other for so long may end the job")
+    parser.add_argument("--threads", action="store_true",
+                        help="show the stacks of all threads, not only of the main ones")
     parser.add_argument("--yes", action="store_true",
-                        help="do not ask before a process is held, or one of another user is read")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+                        help="do not ask before gputop stops a process, or reads one of another user")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
     pids = args.pids or training_processes()
     if not pids:
-        raise NoDataError("no process of this node that may be looked at has TensorFlow, JAX or CUDA loaded",
-                          "Name it: gputop stacks PID; of another user with sudo.")
+        raise NoDataError("no process of this node that you may read has loaded TensorFlow, JAX or CUDA",
+                          "Name the process: gputop stacks PID; with sudo if it belongs to another user.")
     if not args.yes and not _agreed(pids, args.native):
         say("nothing was done")
         return EXIT_OK
@@ -85,8 +86,8 @@ def _agreed(pids: Sequence[int], native: bool) -> bool:
     if not why:
         return True
     if not sys.stdin.isatty():
-        raise GputopError(f"this is asked first, and there is no terminal to ask: {'; '.join(why)}",
-                          "If it is meant: gputop stacks --yes", EXIT_USAGE)
+        raise GputopError(f"gputop asks first, but there is no terminal to ask: {'; '.join(why)}",
+                          "If you want this: gputop stacks --yes", EXIT_USAGE)
     console.note("\n".join(console.one_line(line, 300) for line in why))
     with contextlib.suppress(EOFError):
         return input("Read the stacks? [y/N] ").strip().lower() in ("y", "yes")
@@ -122,11 +123,11 @@ def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list
         moved = f"       {counts_text(absence)} Nothing moved for {seconds:.1f} s."
         return [f"NCCL   {title(absence)}.", moved, *places], nccl
     if not last.counts_all:
-        says = (f"its ranks agree. NCCL {last.nccl} does not tell whether they go on: from 2.28.7 on it does" if still
-                else "the ranks go on")
+        says = (f"its ranks agree. NCCL {last.nccl} does not tell whether they make progress; 2.28.7 and newer do"
+                if still else "the ranks go on")
     else:
-        says = (f"all ranks have launched the same collectives, and none for {seconds:.1f} s: the job does something "
-                "else, or is stuck inside of a collective" if still else "the ranks go on")
+        says = (f"all ranks have launched the same collectives, but none in the last {seconds:.1f} s: the job does "
+                "something else, or is stuck inside a collective" if still else "the ranks go on")
     return [f"NCCL   No rank is missing: {says}."], nccl
 
 

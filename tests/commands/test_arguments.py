@@ -44,7 +44,9 @@ def test_numbers_in_their_units():
     (["--intervall", "2"], "gputop has no option --intervall. Did you mean --interval?"),
     (["capture", "--secnds=3"], "gputop capture has no option --secnds. Did you mean --seconds? gputop capture --help"),
     (["doctor", "c"], "gputop doctor takes no argument c."),
-    (["capture", "node1:6009"], "gputop capture takes no argument node1:6009. Did you mean --attach node1:6009?"),
+    (["localhost:6009"], "Did you mean gputop --attach localhost:6009?"),
+    (["snapshot", "node1:6009"], "gputop snapshot takes no argument node1:6009. Did you mean --attach node1:6009?"),
+    (["capture", "node1:6009", "trace"], "gputop capture takes no argument node1:6009."),
     (["capture", "10"], "Did you mean --seconds 10?"), (["export", "9810"], "Did you mean --listen 9810?"),
     (["snapshot", "node.html"], "Did you mean --output node.html?"),
     (["cluster", "http://p:9090"], "Did you mean --prometheus http://p:9090?"), (["cluster", "7"], "--job 7?"),
@@ -55,6 +57,13 @@ def test_a_mistyped_word_is_answered_with_the_one_that_was_meant(words, message,
     with pytest.raises(SystemExit) as caught:
         parse(words)
     assert caught.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["a:1", "b:2", "--seconds", "3"], ["--seconds", "3", "a:1", "b:2"],
+                                   ["--attach", "a:1", "--seconds", "3", "b:2"]])
+def test_capture_takes_addresses_without_the_option(words):
+    args = parse(["capture", *words])
+    assert (args.attach, args.seconds) == (["a:1", "b:2"], 3.0)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -27,9 +27,9 @@ def no_job(monkeypatch):
     (["--attach", "n[2-1]:1"], "not a list of hosts"),
     (["--profiler-port", "x", "--attach", "a"], "are not ports"),
     (["--profiler-port", "6009"], "neither TF_CONFIG nor SLURM_JOB_NODELIST"),
-    (["--on-dip", "sm is low"], "no rule for a dip"),
-    (["--on-dip", "--json", "--dip-max", "2"], "--json is one document"),
-    (["--on-dip", "--force"], "--force does not go with --on-dip"),
+    (["--on-dip", "sm is low"], "not a rule for a dip"),
+    (["--on-dip", "--json", "--dip-max", "2"], "--json prints one document"),
+    (["--on-dip", "--force"], "--force cannot be combined with --on-dip"),
     (["--dip-before", "5"], "Add --on-dip"),
 ])
 def test_wrong_usage_is_said_before_anything_starts(arguments, err, capsys):
@@ -54,7 +54,7 @@ def test_the_workers_of_a_job(monkeypatch):
 @pytest.mark.parametrize(("more", "captured"), [([], ["n0:1", "n4:1", "n8:1"]),
                                                 (["--all-workers"], [f"n{i}:1" for i in range(9)])])
 def test_of_many_workers_a_few_are_captured(more, captured, monkeypatch, capsys):
-    def capture(servers, *_):
+    def capture(servers, *_, **__):
         raise GputopError(f"captured {[s.address for s in servers]}", "")
 
     monkeypatch.setattr(captures, "find_named_servers", lambda attach, *_, **__: (
@@ -63,6 +63,13 @@ def test_of_many_workers_a_few_are_captured(more, captured, monkeypatch, capsys)
     assert main(["capture", "--attach", "n[0-8]:1", *more]) == EXIT_FAILED
     said = capsys.readouterr().err
     assert f"captured {captured}" in said and ("3 of 9 workers" in said) == (not more)
+
+
+def test_hundreds_are_never_all_captured(monkeypatch, capsys):
+    monkeypatch.setattr(captures, "find_named_servers", lambda attach, *_, **__: (
+        tuple(Server(address, asked=True) for address in attach), ()))
+    assert main(["capture", "--attach", "n[001-200]:1", "--all-workers"]) == EXIT_USAGE
+    assert "200 workers are never all captured: at most 64" in capsys.readouterr().err
 
 
 def test_options_of_dips():

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sqlite3
+import sysconfig
 from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gputop.cli import main
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from gputop.core.samples import AdapterSample, Reading
 from gputop.diagnosis.diagnose import analyze
+from gputop.export import columns, write_tables
+from gputop.export.columns import Table
+from gputop.export.recording_tables import ADAPTERS, HOST, SAMPLES
+from gputop.export.trace_tables import TRACE_TABLES
 from gputop.replay.reader import open_recording
+from gputop.replay.writer import RecordingWriter
 from gputop.trace.model import Kind
 from gputop.trace.readers.load import load
+from tests.fakes import node_sample
 from tests.simulation.test_xspace import capture
 
-DATA = Path(__file__).parents[1] / "data"
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+Rows = list[tuple[Any, ...]]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +46,8 @@ def trace_file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def convert(source: str, target: Path) -> Path:
     assert main(["convert", source, "-o", str(target)]) == EXIT_OK
-    assert target.stat().st_mode & 0o777 == 0o600
+    for path in target.iterdir() if target.is_dir() else [target]:
+        assert path.stat().st_mode & 0o777 == 0o600
     return target
 
 
@@ -55,6 +71,109 @@ def test_the_tables_hold_each_event_and_the_analysis(trace_file: str, tmp_path: 
         assert about["simulated"] == "yes" and json.loads(str(about["analysis"])) == analysis.to_json()
 
 
+def duckdb_of_sqlite(path: Path) -> Callable[[Table], Rows]:
+    """DuckDB's own reader of SQLite, an extension that a package brings for exactly that DuckDB."""
+    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
+    pytest.importorskip("duckdb_extension_sqlite_scanner", reason="DuckDB's reader of SQLite is not installed")
+    (extension,) = Path(sysconfig.get_paths()["purelib"]).glob(
+        "duckdb_extension_sqlite_scanner/extensions/*/*.duckdb_extension")
+    tables = duckdb.connect()
+    tables.execute(f"LOAD '{extension}'")
+    tables.execute(f"ATTACH '{path}' AS file (TYPE sqlite)")
+    return lambda table: tables.execute(f"SELECT * FROM file.{table.name}").fetchall()
+
+
+def duckdb_of_parquet(path: Path) -> Callable[[Table], Rows]:
+    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
+    return lambda table: duckdb.connect().execute(
+        f"SELECT * FROM '{path / table.name if path.is_dir() else path.with_suffix('')}.parquet'").fetchall()
+
+
+def in_sqlite(path: Path, name_of: Callable[[Any], Any] = lambda index: index) -> Callable[[Table], Rows]:
+    """Rows by Python's sqlite3, names by ``name_of``."""
+    def rows(table: Table) -> Rows:
+        with sqlite3.connect(path) as tables:
+            return [tuple(name_of(value) if column.is_name else value
+                          for column, value in zip(table.columns, row, strict=True))
+                    for row in tables.execute(f"SELECT * FROM {table.name}")]
+
+    return rows
+
+
+def test_duckdb_reads_sqlite_and_finds_the_same(trace_file: str, tmp_path: Path) -> None:
+    path = convert(trace_file, tmp_path / "t.sqlite")
+    asked, told = duckdb_of_sqlite(path), in_sqlite(path)
+    for table in TRACE_TABLES:
+        assert asked(table) == told(table), table.name
+
+
+def test_duckdb_reads_parquet_and_finds_the_same(
+        trace_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    monkeypatch.setattr(columns, "BATCH_ROWS", 1000)  # several row groups, each with names of its own
+    names = load([trace_file]).names
+    asked = duckdb_of_parquet(convert(trace_file, tmp_path / "t.parquet"))
+    told = in_sqlite(convert(trace_file, tmp_path / "t.sqlite"), lambda i: None if i is None else names[i])
+    rows = {table.name: asked(table) for table in TRACE_TABLES if table is not columns.NAMES}
+    assert len(rows["device_events"]) > 1000 and rows["findings"] and any(row[5] for row in rows["device_events"])
+    for table in TRACE_TABLES:
+        if table is not columns.NAMES:
+            assert rows[table.name] == told(table), table.name
+
+
+def test_duckdb_reads_a_recording_and_finds_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    source = str(DATA / "v0_1_0" / "demo.gputop")
+    rows = duckdb_of_parquet(convert(source, tmp_path / "r.parquet"))(SAMPLES)
+    assert rows == in_sqlite(convert(source, tmp_path / "r.sqlite"))(SAMPLES)
+    as_text = list(csv.reader(convert(source, tmp_path / "r.csv").read_text().splitlines()))
+    assert as_text[0] == [column.name for column in SAMPLES.columns]
+    numbers = [[float(cell) if cell and column.type == "REAL" else cell
+                for column, cell in zip(SAMPLES.columns, row, strict=True)] for row in as_text[1:]]
+    assert numbers == [["" if value is None else value for value in row] for row in rows]
+
+
+def test_the_document_lists_every_table_and_column() -> None:
+    document = (ROOT / "docs" / "CONVERT.md").read_text()
+    for table in (*TRACE_TABLES, SAMPLES):
+        told = ", ".join(f"`{column.name}`" for column in table.columns[:5 if table is SAMPLES else None])
+        line = f"| `{table.name}` | {table.rows} | {told}{', metrics' if table is SAMPLES else ''} |"
+        assert line in document, f"docs/CONVERT.md lacks\n{line}"
+
+
+def test_without_pyarrow_nothing_is_written(
+        trace_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(write_tables, "find_spec", lambda _: None)
+    assert main(["convert", trace_file, "-o", str(tmp_path / "t.parquet")]) == EXIT_FAILED
+    assert "gputop-tf[parquet]" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_there_is_not_replaced(
+        trace_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    target = tmp_path / "t.parquet"
+    target.mkdir()
+    (target / "mine").write_text("kept")
+    assert main(["convert", trace_file, "-o", str(target)]) == EXIT_FAILED
+    assert "already" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"] and (target / "mine").read_text() == "kept"
+    shutil.rmtree(target)
+    convert(trace_file, target)
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """A lone surrogate, which JSON can hold and UTF-8 cannot."""
+    source = tmp_path / "hostile.json"
+    source.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [
+        {"ph": "X", "cat": cat, "name": "a\ud800\x00", "pid": 0, "tid": 7, "ts": 10.0 + i, "dur": 2.0,
+         "args": {"device": 0, "stream": 7, "correlation": i}} for i, cat in enumerate(("kernel", "cuda_runtime"))]}))
+    with sqlite3.connect(convert(str(source), tmp_path / "t.sqlite")) as tables:
+        assert tables.execute("SELECT COUNT(*) FROM gpu_work").fetchall() == [(1,)]
+    json.loads(convert(str(source), tmp_path / "out.json").read_text())
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    convert(str(source), tmp_path / "t.parquet")
+
+
 @pytest.mark.parametrize("ending", ["json", "json.gz"])
 def test_a_viewer_s_format_read_again_gives_the_same_figures(trace_file: str, tmp_path: Path, ending: str) -> None:
     before, after = analyze(trace_file), analyze(str(convert(trace_file, tmp_path / f"t.{ending}")))
@@ -62,6 +181,7 @@ def test_a_viewer_s_format_read_again_gives_the_same_figures(trace_file: str, tm
         (use.gpu, use.kernels, pytest.approx(use.busy, abs=1e-6)) for use in before.gpus]
     assert before.launch_threads is not None and after.launch_threads is not None
     assert after.launch_threads.threads_per_gpu == before.launch_threads.threads_per_gpu
+    assert before.simulated and after.simulated
 
 
 def test_launches_are_tied_to_what_they_started(trace_file: str, tmp_path: Path) -> None:
@@ -93,3 +213,20 @@ def test_what_cannot_be_converted_leaves_no_file(
     path = trace_file if source == "TRACE" else str(tmp_path / source)
     assert main(["convert", path, "-o", str(tmp_path / target)]) == status
     assert capsys.readouterr().err.startswith("gputop: ") and not list(tmp_path.iterdir())
+
+
+def test_sqlite_has_the_host_of_a_recording_and_its_adapters(tmp_path: Path) -> None:
+    source, ports = tmp_path / "r.rec", {"rdma_rx_bytes_per_s": Reading(4e9, "bytes/s")}
+    samples = [replace(node_sample(i, 2), host=replace(node_sample(i, 2).host, adapters=(
+        AdapterSample("mlx5_0", "ACTIVE", "InfiniBand", ports, 1),))) for i in range(3)]
+    with closing(RecordingWriter(source)) as writer:
+        for sample in samples:
+            writer.append(sample)
+    rows = in_sqlite(convert(str(source), tmp_path / "r.sqlite"))
+    places = {table: {column.name: i for i, column in enumerate(table.columns)} for table in (HOST, ADAPTERS)}
+    assert [(row[0], row[places[HOST]["cpu_ratio"]]) for row in rows(HOST)] == [
+        (sample.time_s, sample.host["cpu_ratio"].value) for sample in samples]
+    assert [row[:5] for row in rows(ADAPTERS)] == [(s.time_s, "mlx5_0", "ACTIVE", "InfiniBand", 1) for s in samples]
+    assert {row[places[ADAPTERS]["rdma_rx_bytes_per_s"]] for row in rows(ADAPTERS)} == {4e9}
+    assert {row[places[ADAPTERS]["rdma_tx_bytes_per_s"]] for row in rows(ADAPTERS)} == {None}  # not 0
+    assert len(rows(SAMPLES)) == 6

@@ -163,7 +163,7 @@ def test_what_cannot_be_written_is_said_once_and_tried_again(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["--demo", "--textfile", "."], "simulated figures are not written for node_exporter"),
+    (["--demo", "--textfile", "."], "simulated values are not written for node_exporter"),
     (["--source", "nvml", "--textfile", "/nowhere"], "cannot write to /nowhere: No such file"),
     (["--demo", "--listen", "192.0.2.1:1"], "cannot listen at 192.0.2.1:1"),
 ])
@@ -181,7 +181,7 @@ def test_without_prometheus_client_the_cure_is_named(monkeypatch: pytest.MonkeyP
             patch.setattr("gputop.commands.monitor.unfit_terminal", lambda: "")
             assert main(arguments) == 1
         err = capsys.readouterr().err
-        assert "prometheus_client is not installed" in err and "pip install 'gputop-tf[export]'" in err
+        assert "which writes the metrics, is not installed" in err and "pip install 'gputop-tf[export]'" in err
 
 
 # -- addresses ----------------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ def test_on_dip_takes_a_condition() -> None:
 
 
 @pytest.mark.parametrize(("rule", "message"), [("sm_activ < 40%  and power_w > 3W", "did you mean sm_active"),
-                                               ("host.cpu_ratio > 90%", "of one GPU"),
+                                               ("host.cpu_ratio > 90%", "for each GPU"),
                                                ("sm_active > 1 for 2h", "1 to 3600")])
 def test_what_is_no_condition_for_a_dip(rule: str, message: str) -> None:
     from gputop.core.errors import GputopError

@@ -46,7 +46,7 @@ def test_the_rank_is_named_by_nccl_and_by_its_stack(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("jobs", "words"), [
-    ([Job((100, 100))], "stuck inside of a collective"), ([Job((100, 99)), Job((120, 119))], "the ranks go on"),
+    ([Job((100, 100))], "stuck inside a collective"), ([Job((100, 99)), Job((120, 119))], "the ranks go on"),
     ([Job((100, 100), version="2.27.7")], "does not tell"), ([Job((100, 100), gone=frozenset({1}))], "not answer NCCL"),
 ])
 def test_other_answers_of_nccl(jobs: list[Job], words: str, capsys: pytest.CaptureFixture[str],
@@ -86,4 +86,4 @@ def test_it_asks_before_it_holds_a_process_or_reads_anothers(capsys: pytest.Capt
 def test_a_node_without_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "training_processes", list)
     assert main(["stacks"]) == 3
-    assert "Name it" in capsys.readouterr().err
+    assert "Name the process" in capsys.readouterr().err
