@@ -30,9 +30,11 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 GPUS = 8
@@ -45,10 +47,12 @@ _MEMORY_MIB = 81559.0
 
 @dataclass(frozen=True)
 class Cluster:
-    """``nodes`` of eight GPUs at the Unix time ``began_s``. Figures follow from time and place alone."""
+    """``nodes`` of eight GPUs at the Unix time ``began_s``. Figures follow from time and place alone. ``marked``: they
+    have the label by which gputop calls them SIMULATED."""
 
     nodes: int
     began_s: float
+    marked: bool = False
 
     def job(self, node: int) -> int | None:
         """The job of a node: five with something planted, on four nodes each, then healthy ones of eight; the last
@@ -92,7 +96,7 @@ class Cluster:
         of_job = "" if job is None else f',hpc_job="{job}"'
         return (f'gpu="{gpu}",UUID="GPU-{node:04d}-{gpu}",pci_bus_id="00000000:{gpu:02X}:00.0",device="nvidia{gpu}",'
                 f'modelName="NVIDIA H100 80GB HBM3",{host}="n{node + 1:03d}",'
-                f'DCGM_FI_DRIVER_VERSION="580.65.06"{of_job}')
+                f'DCGM_FI_DRIVER_VERSION="580.65.06"{of_job}' + ',simulated="true"' * self.marked)
 
     def _instances(self, node: int, gpu: int) -> list[tuple[str, str]]:
         if node == self.nodes - 1 and gpu == 0:
@@ -135,20 +139,19 @@ class Cluster:
         yield "# EOF\n"
 
 
+Page = Callable[[], bytes | None]  # what an exporter prints now; None: it answers with HTTP 500
+
+
 class _Exporters(http.server.BaseHTTPRequestHandler):
     """All exporters on one port: ``/n004/metrics``."""
 
-    cluster: Cluster
+    pages: Mapping[str, Page]
 
     def do_GET(self) -> None:
-        node = int(self.path.split("/")[1].lstrip("n") or 1) - 1
-        free = self.cluster.nodes - max(1, self.cluster.nodes // 10)
-        body = self.cluster.page(node, time.time()).encode()
-        if self.cluster.nodes >= 50 and node == free:
+        body = self.pages[self.path.split("/")[1]]()
+        if body is None:
             self.send_error(500)
             return
-        if self.cluster.nodes >= 50 and node == free + 1:
-            body = b""
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -176,21 +179,36 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(nodes: int, interval_s: int = 5, *, history: bool = True, engine: str = "prometheus") -> Iterator[str]:
-    """Exporters and a Prometheus, or ``engine="victoria-metrics"``, that has scraped each of them; gives its
-    address."""
-    cluster = Cluster(nodes, time.time())
-    handler = type("Exporters", (_Exporters,), {"cluster": cluster})
+def running(nodes: int, interval_s: int = 5, *, history: bool = True, engine: str = "prometheus",
+            marked: bool = False) -> Iterator[str]:
+    """The nodes of a :class:`Cluster`, each of which has been scraped; gives the address of the ``engine``."""
+    cluster = Cluster(nodes, time.time(), marked)
+    broken = [nodes - max(1, nodes // 10) + i for i in (0, 1)] if nodes >= 50 else []
+
+    def page(node: int) -> bytes | None:
+        return cluster.page(node, time.time()).encode() if node not in broken else b"" if node == broken[1] else None
+
+    pages = {f"n{n + 1:03d}": partial(page, n) for n in range(nodes)}
+    with scraping(pages, interval_s, cluster.history() if history else (), engine) as address:
+        _wait_for_scrapes(address, nodes - len(broken))
+        yield address
+
+
+@contextlib.contextmanager
+def scraping(pages: Mapping[str, Page], interval_s: int = 1, past: Iterable[str] = (), engine: str = "prometheus",
+             ) -> Iterator[str]:
+    """Exporters, by the names of their targets, and a Prometheus, or ``engine="victoria-metrics"``, that scrapes them;
+    gives its address. ``past`` are lines of OpenMetrics, labeled as if they had been scraped."""
+    handler = type("Exporters", (_Exporters,), {"pages": pages})
     with (tempfile.TemporaryDirectory(prefix="gputop-lab-") as place,
           http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server):
         folder = Path(place)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        targets = ", ".join(f'"n{n + 1:03d}"' for n in range(nodes))
-        (folder / "prom.yml").write_text(_CONFIG.format(interval=interval_s, targets=targets,
-                                                        port=server.server_address[1]))
-        if history and engine == "prometheus":
+        (folder / "prom.yml").write_text(_CONFIG.format(
+            interval=interval_s, targets=", ".join(f'"{name}"' for name in pages), port=server.server_address[1]))
+        if past and engine == "prometheus":
             with (folder / "past.om").open("w") as file:
-                file.writelines(cluster.history())
+                file.writelines(past)
             subprocess.run(["promtool", "tsdb", "create-blocks-from", "openmetrics", "--max-block-duration=24h",
                             folder / "past.om", folder / "data"], check=True, stdout=subprocess.DEVNULL)
             (folder / "past.om").unlink()
@@ -206,36 +224,40 @@ def running(nodes: int, interval_s: int = 5, *, history: bool = True, engine: st
         with subprocess.Popen([engine, *words]) as prometheus:
             try:
                 if engine == "victoria-metrics":  # what is asked for too early it takes for absent for ten seconds
-                    _until(lambda: _scrapes(address) >= nodes)
+                    _until(lambda: _scrapes(address) >= len(pages))
                     urllib.request.urlopen(f"{address}/internal/force_flush").close()
-                _wait_for_scrapes(address, nodes)
-                if history and engine == "victoria-metrics":
-                    _import(address, cluster)
+                    if past:
+                        _import(address, past)
                 yield address
             finally:
                 prometheus.terminate()
                 server.shutdown()
 
 
-def _import(address: str, cluster: Cluster) -> None:
+def _import(address: str, past: Iterable[str]) -> None:
     """The hours before, for VictoriaMetrics: it takes lines at any time, with milliseconds."""
-    lines = [re.sub(r" (\d+)\.(\d{3})$", r" \1\2", line.rstrip()) for line in cluster.history() if line[0] != "#"]
+    lines = [re.sub(r" (\d+)\.(\d{3})$", r" \1\2", line.rstrip()) for line in past if line[0] != "#"]
     for path, body in (("/api/v1/import/prometheus", "\n".join(lines).encode()), ("/internal/force_flush", b""),
                        ("/internal/resetRollupResultCache", b"")):
         urllib.request.urlopen(urllib.request.Request(address + path, body or None)).close()
 
 
 def _wait_for_scrapes(address: str, nodes: int) -> None:
+    """Until so many nodes have figures."""
+    wait_for(address, "count(count by (instance) (DCGM_FI_DEV_FB_USED))", nodes)
+
+
+def wait_for(address: str, query: str, least: float) -> None:
+    """Until a query gives so much."""
     import json
 
-    wanted = nodes - 2 if nodes >= 50 else nodes
-    query = "count(count by (instance) (DCGM_FI_DEV_FB_USED))".replace(" ", "%20")
+    url = f"{address}/api/v1/query?" + urllib.parse.urlencode({"query": query})
 
-    def scraped() -> bool:
-        with urllib.request.urlopen(f"{address}/api/v1/query?query={query}") as answer:
-            return int(json.load(answer)["data"]["result"][0]["value"][1]) >= wanted
+    def there() -> bool:
+        with urllib.request.urlopen(url) as answer:
+            return float(json.load(answer)["data"]["result"][0]["value"][1]) >= least
 
-    _until(scraped)
+    _until(there)
 
 
 def _scrapes(address: str) -> int:
@@ -260,7 +282,7 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="open gputop cluster on it")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that Prometheus ends, too
-    with running(args.nodes, engine=args.engine) as address:
+    with running(args.nodes, engine=args.engine, marked=args.show) as address:
         if args.show:
             subprocess.run([sys.executable, "-m", "gputop", "cluster", "--prometheus", address])
             return

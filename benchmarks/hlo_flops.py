@@ -1,16 +1,22 @@
 """FLOPs that gputop counts in XLA's programs against what the mathematics says and XLA's own cost analysis. Needs JAX.
 
-    python benchmarks/hlo_flops.py [--write FILE]
+    python benchmarks/hlo_flops.py [--write FILE] [--products FILE] [--trace FILE]
 
-``--write`` saves the program of the transformer block's training step, before optimization, for the tests.
-XLA's figure holds element-wise arithmetic, too; the optimized program of the CPU keeps dots and convolutions.
+``--write`` saves the program of the transformer block's training step, before optimization, for the tests,
+``--products`` those of products and convolutions of every kind, each with the number of FLOPs that its own result
+tells: of ones, the sum of all outputs is the number of products. ``--trace`` saves a capture of two training steps of
+blocks in a scan, run on the CPU. XLA's figure holds element-wise arithmetic, too; the optimized program of the CPU
+keeps dots and convolutions.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import gzip
+import json
 import math
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,10 +122,85 @@ def cases() -> list[tuple[str, Callable[..., Any], tuple[Any, ...], float]]:
     ]
 
 
+def one_of_each() -> list[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    """Products and convolutions whose outputs, of ones, are their numbers of products."""
+    def convolution(image: tuple[int, ...], kernel: tuple[int, ...], **how: Any) -> tuple[Callable[..., Any], Any]:
+        def run(x: jax.Array, w: jax.Array) -> Any:
+            y, back = jax.vjp(lambda x, w: jax.lax.conv_general_dilated(
+                x, w, dimension_numbers=("NHWC", "HWIO", "NHWC"), **how), x, w)
+            return y, back(jnp.ones_like(y))
+        return run, (jnp.ones(image), jnp.ones(kernel))
+
+    image = (2, 9, 10, 4)
+    same = {"window_strides": (1, 1), "padding": "SAME"}
+    a, b = jnp.ones((3, 5, 7), jnp.bfloat16), jnp.ones((3, 7, 4), jnp.bfloat16)
+    return [
+        ("product in bf16, of a batch", lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.float32), (a, b)),
+        ("dot_general, two batch dimensions, two contracted", lambda a, b: jax.lax.dot_general(
+            a, b, (((2, 4), (3, 0)), ((0, 1), (1, 2)))), (jnp.ones((2, 3, 4, 5, 6)), jnp.ones((6, 2, 3, 4, 7)))),
+        *((f"convolution, {name}, and its gradients", *convolution(*about, **how)) for name, *about, how in (
+            ("strided", image, (3, 3, 4, 6), {**same, "window_strides": (2, 3)}),
+            ("grouped", image, (3, 3, 2, 6), {**same, "feature_group_count": 2}),
+            ("depthwise", image, (3, 3, 1, 8), {**same, "feature_group_count": 4}),
+            ("dilated", image, (3, 3, 4, 6), {**same, "rhs_dilation": (2, 1)}),
+            ("transposed", image, (4, 4, 4, 6), {
+                "window_strides": (1, 1), "padding": ((2, 2), (2, 2)), "lhs_dilation": (2, 2)}),
+            ("without padding", image, (3, 5, 4, 6), {"window_strides": (1, 1), "padding": "VALID"}))),
+    ]
+
+
+def scanned(layers: int = 3) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Training of blocks in a loop, and its arguments."""
+    shapes = {**dict.fromkeys("qkvo", (MODEL, MODEL)), "up": (MODEL, 4 * MODEL), "down": (4 * MODEL, MODEL)}
+    weights = {n: 0.02 * jax.random.normal(jax.random.key(0), (layers, *s)) for n, s in shapes.items()}
+
+    def step(p: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        def loss(p: dict[str, jax.Array]) -> jax.Array:
+            with jax.named_scope("blocks"):
+                y, _ = jax.lax.scan(lambda x, one: (transformer_block(one, x), None), x, p)
+            with jax.named_scope("loss"):
+                return jnp.mean(y**2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p))
+
+    return jax.jit(step), (weights, jnp.ones((BATCH, TOKENS, MODEL)))
+
+
+def write_trace(path: Path) -> None:
+    step, (p, x) = scanned()
+    p = jax.block_until_ready(step(p, x))
+    options = jax.profiler.ProfileOptions()
+    options.host_tracer_level, options.python_tracer_level = 2, 0
+    with tempfile.TemporaryDirectory() as folder:
+        jax.profiler.start_trace(folder, profiler_options=options)
+        for number in range(2):
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                p = jax.block_until_ready(step(p, x))
+        jax.profiler.stop_trace()
+        found, = Path(folder).glob("plugins/profile/*/*.xplane.pb")
+        path.write_bytes(gzip.compress(found.read_bytes(), mtime=0))
+
+
+def write_products(path: Path) -> None:
+    document = {}
+    for name, function, arguments in one_of_each():
+        result = jax.tree.leaves(jax.jit(function)(*arguments))
+        module = jax.jit(function).lower(*arguments).compiler_ir("hlo").as_serialized_hlo_module_proto()
+        document[name] = (2.0 * sum(float(part.sum()) for part in result),
+                          base64.b64encode(as_proto(module)).decode())
+    path.write_bytes(gzip.compress(json.dumps(document, indent=1).encode(), mtime=0))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", type=Path, default=None)
+    parser.add_argument("--products", type=Path, default=None)
+    parser.add_argument("--trace", type=Path, default=None)
     args = parser.parse_args()
+    if args.products is not None:
+        write_products(args.products)
+    if args.trace is not None:
+        write_trace(args.trace)
     print(f"{'program':<42}{'analytic':>14}{'counted':>14}{'optimized':>14}{'XLA':>14}")
     for name, function, arguments, analytic in cases():
         lowered = jax.jit(function).lower(*arguments)
@@ -130,6 +211,13 @@ def main() -> None:
         print(f"{name:<42}{analytic:>14,.0f}{counted(plain):>14,.0f}{counted(optimized):>14,.0f}{xla:>14,.0f}")
         if args.write is not None and function is training_step:
             args.write.write_bytes(gzip.compress(as_proto(plain), mtime=0))
+    for name, function, arguments in one_of_each():
+        compiled = jax.jit(function).lower(*arguments).compile()
+        analytic = 2.0 * sum(float(part.sum()) for part in jax.tree.leaves(compiled(*arguments)))
+        plain = jax.jit(function).lower(*arguments).compiler_ir("hlo").as_serialized_hlo_module_proto()
+        optimized = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+        xla = (compiled.cost_analysis() or {}).get("flops", math.nan)
+        print(f"{name[:41]:<42}{analytic:>14,.0f}{counted(plain):>14,.0f}{counted(optimized):>14,.0f}{xla:>14,.0f}")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
     python benchmarks/timeline.py [--events 5000000] [--gpus 16] [FILE.xplane.pb]
 
-Makes an XSpace of a job (xspaces.py), or takes FILE, and from it a timeline in a worker process as the monitor does.
-Then, in a fresh process that has only the timeline: screens of 50 rows by 200 columns at random zooms and places, each
-its picture and, of the rows that are not too full for it, the named ranges; beside them the same picture by one pass
-over the visible events in NumPy, without the sums made beforehand. And the single questions: at, next gap, search.
+Makes an XSpace of a job (xspaces.py), or takes FILE, and opens its timeline in a worker process as the monitor
+does: when its rows are there, when all of it is, and what the findings of a trace that is not analyzed yet add.
+Then, in a fresh process that has only the timeline: screens of 50 rows by 200 columns at random zooms and places,
+each its picture and, of the rows that are not too full for it, the named ranges; beside them the same picture by
+one pass over the visible events in NumPy, without the sums made beforehand. And the single questions: at, next gap,
+search.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 _ROWS, _COLUMNS = 50, 200
+_OPENED = 3  # times
 _SCREENS, _PLAIN = 500, 30  # how many are drawn, and how many of them the plain way, too
 
 
@@ -45,6 +49,24 @@ def make(paths: list[str], out: Path) -> dict[str, float]:
     return {"events": trace.event_count, "read_s": read - begin, "analyze_s": analyzed - read,
             "idle_gaps_s": sought - analyzed, "build_s": time.perf_counter() - sought, "peak_bytes": held("VmHWM"),
             "file_bytes": out.stat().st_size}
+
+
+def opened(path: str) -> dict[str, float]:
+    """In a fresh process: from asking a worker for the timeline, and for the findings with it, to what comes."""
+    import resource
+
+    from gputop.timeline.worker import timeline_in_worker
+
+    out: dict[str, float] = {}
+    for what, on_diagnosis in (("", None), ("with_findings_", lambda diagnosis: None)):
+        begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        rows: list[float] = []
+        timeline_in_worker([path], on_rows=lambda timeline, rows=rows: rows.append(time.perf_counter()),
+                           on_diagnosis=on_diagnosis)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        out |= {f"{what}rows_s": rows[0] - begin, f"{what}all_s": time.perf_counter() - begin,
+                f"{what}cpu_s": after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime}
+    return out
 
 
 def read(path: Path) -> dict[str, object]:
@@ -137,11 +159,15 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--gpus", type=int, default=16)
     parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--opened", help=argparse.SUPPRESS)
     parser.add_argument("--read", help=argparse.SUPPRESS)
     parser.add_argument("file", nargs="?")
     args = parser.parse_args()
     if args.make:
         print(json.dumps(make([args.make[0]], Path(args.make[1]))))
+        return
+    if args.opened:
+        print(json.dumps(opened(args.opened)))
         return
     if args.read:
         print(json.dumps(read(Path(args.read))))
@@ -153,6 +179,13 @@ def main() -> None:
 
             trace = Path(folder) / "job.xplane.pb"
             write(trace, args.events, args.gpus)
+        runs = [in_process("--opened", str(trace)) for _ in range(_OPENED)]
+        took = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        size = Path(trace).stat().st_size / 1e6 if Path(trace).is_file() else 0.0
+        print(f"opened in a worker, {size:.0f} MB, medians of {_OPENED}: its rows after {took['rows_s']:.2f} s, all "
+              f"after {took['all_s']:.2f} s ({took['all_s'] / took['rows_s']:.1f} times as long; {took['cpu_s']:.2f} s "
+              f"of CPU); with the findings {took['with_findings_all_s']:.2f} s "
+              f"({took['with_findings_cpu_s']:.2f} s of CPU)")
         path = Path(folder) / "timeline"
         made = in_process("--make", str(trace), str(path))
         print(f"{made['events']:,} events: read {made['read_s']:.1f} s, analyze {made['analyze_s']:.1f} s, idle gaps "

@@ -3,7 +3,8 @@
     python benchmarks/xprof_ops.py TRACE.xplane.pb…
 
 XProf's tool hlo_stats gives rates; its FLOPs and bytes are rate × time / occurrences. Traces without a program of
-XLA's are compared by kernel (kernel_stats). The tables, with what explains the differences: benchmarks/xprof_ops.md.
+XLA's are compared by kernel (kernel_stats), those without a GPU by type of op (framework_op_stats). The tables, with
+what explains the differences: benchmarks/xprof_ops.md.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.host.host_ops import host_ops
+from gputop.analysis.layers.cpu_layers import cpu_layers
 from gputop.analysis.layers.layers import layer_times
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
@@ -104,8 +107,35 @@ def ops(path: Path, trace: Trace) -> Iterator[str]:
         yield f"| {name} | " + " | ".join(f"{text(mine)} | {text(other)}" for mine, other in pairs) + " |"
 
 
+def cpu(path: Path, trace: Trace) -> str:
+    """Number and own time of ops on the CPU, by how much a type of op differs at most, and what the layers have."""
+    table = cpu_layers(trace, None)
+    found = host_ops(trace, None)
+    ours = {op.type: (op.count, op.host_s * 1e6) for op in found.types} if found is not None else {}
+    theirs: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+    for row in xprof_table(path, "framework_op_stats"):
+        if row["type"] not in ("IDLE", "Dataset") and row["total_self_time"]:
+            count, time = theirs[row["type"]]
+            theirs[row["type"]] = count + row["occurrences"], time + row["total_self_time"]
+    both = ours.keys() & theirs.keys()
+    apart = max((abs(ours[name][1] - theirs[name][1]) for name in both), default=0.0)
+    of_both = [sum(figures[name][i] for name in both) for figures in (ours, theirs) for i in (0, 1)]
+    roots = [row for row in table.rows if row.parent is None] if table is not None else []
+    runs, flops = sum(row.kernels for row in roots), sum(row.flops or 0.0 for row in roots)
+    return (f"| {path.name} | {of_both[0]:,} | {of_both[2]:,.0f} | {of_both[1] / 1e3:,.3f} | {of_both[3] / 1e3:,.3f} | "
+            f"{apart:.3f} | {runs:,.0f} | {sum(row.device_s for row in roots) * 1e3:,.3f} | {flops / 1e9:,.4g} |")
+
+
 def main(paths: list[str]) -> None:
     traces = {path: load([path]) for path in map(Path, paths)}
+    if any(not trace.gpus for trace in traces.values()):
+        print("| without a GPU | ops that both tell: gputop | XProf | their own time, ms: gputop | XProf | largest "
+              "difference of a type, µs | ops in gputop's layers | time in which any runs, ms | GFLOP |\n"
+              "|---|---|---|---|---|---|---|---|---|")
+        print("\n".join(cpu(path, trace) for path, trace in traces.items() if not trace.gpus) + "\n")
+        traces = {path: trace for path, trace in traces.items() if trace.gpus}
+    if not traces:
+        return
     print("| without a program | kernels: gputop | XProf | time, ms: gputop | XProf | largest difference of a name, µs "
           "| kernels with an op: gputop | names with one: XProf |\n|---|---|---|---|---|---|---|---|")
     for path, trace in traces.items():
