@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 
-import numpy as np
-
 from gputop.core.metrics import CGROUP_METRICS
 from gputop.core.samples import (
     NO_LIMIT,
@@ -24,7 +22,7 @@ from gputop.core.samples import (
 )
 from gputop.session.session import Options, Session
 from gputop.telemetry.history import History
-from gputop.telemetry.ring_buffers import _zeros
+from gputop.telemetry.ring_buffers import _Table
 
 START_S = 1_800_000_000.0
 GIB = 2**30
@@ -99,14 +97,21 @@ def _copy(history: History) -> History:
     (rings,) = history._rings
     twin._rings = [copy(rings)]
     twin._slots = {uuid: replace(slot, rings=twin._rings[0]) for uuid, slot in history._slots.items()}
-    used = {len(rings._times): slice(rings._kept), len(rings._slots): rings._slots >= 0}  # the rest is untouched memory
-    for name, array in vars(rings).items():
-        if isinstance(array, np.ndarray) and name != "_slots":
-            rows = used.get(len(array), slice(None))
-            mine = _zeros(array.shape, array.dtype)
-            mine[rows] = array[rows]
+    for own in rings._open:
+        rings._store(own)
+    twin._rings[0]._open = [copy(own) for own in rings._open]
+    for own in twin._rings[0]._open:
+        if own is not None:
+            own.levels = own.levels[:]
+    used = [row for row, slot in enumerate(rings._slots) if slot >= 0]  # the rest is untouched memory
+    for name, table in vars(rings).items():
+        if isinstance(table, _Table):
+            rows = len(table.cells) // max(1, table.width)
+            mine = _Table(rows, table.width, table._code)
+            for row in used if rows == len(rings._slots) else range(rings._kept):
+                mine[row] = table[row]
             setattr(twin._rings[0], name, mine)
-    twin._rings[0]._slots = rings._slots.copy()
+    twin._rings[0]._slots = rings._slots[:]
     return twin
 
 

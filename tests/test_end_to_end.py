@@ -39,6 +39,8 @@ def test_slow_input_is_named_and_the_step_time_is_the_job_s_own(tf_slow_job: TfJ
     assert document["steps"]["median_s"] == pytest.approx(logged_s, rel=0.10)
     assert document["findings"][0]["id"] == "input_bound"
     assert document["findings"][0]["severity"] == "high"
+    (waits,) = [gaps for gaps in document["stacks"]["gaps"] if gaps["gap"] == "input"]
+    assert waits["lines"][0]["line"].endswith("load.<lambda>"), waits  # which sleeps
     capture = document["capture"]
     assert capture["chosen_s"] == 3 and capture["probe"]["host_events_per_s"] > 0
     assert capture["cost"]["memory_peak_bytes"] >= capture["cost"]["memory_before_bytes"] > 1e8
