@@ -67,11 +67,17 @@ run: $(VENV)/.run
 # What one of them, or a program that a test starts, has compiled, the others read, even where the environment says
 # not to write bytecode: to compile all tests takes three times as long as to read them.
 TEST_PROCESSES ?= $(shell expr 1 + $$(nproc))
+PYTEST := $(BIN)/python -m pytest tests
+# JSON: a line for each test that failed, and two brackets.
+FAILED := .pytest_cache/v/cache/lastfailed
 
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test
 	@echo "The whole suite in $(TEST_PROCESSES) processes: they read the tests first (a quarter of a minute on a fresh clone), then a dot a test."
-	$(BIN)/python -m pytest tests -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS) || { \
+	  test $$? -eq 1 && test $$(wc -l < $(FAILED)) -le 5 || exit 1; \
+	  echo "At most three failed: once more, each alone. One that passes now is still to be mended: it depends on chance."; \
+	  $(PYTEST) --last-failed --last-failed-no-failures none --maxfail 1 -v; }
 
 DEBIAN ?= $(VENV)/debian
 
