@@ -9,11 +9,14 @@ from gputop.render.step_parts import PARTS
 from gputop.render.styled_text import StyledText
 from gputop.text.units import ratio, seconds
 
+_MIN_BAR = 30  # cells that a bar keeps with its legend beside it; else that is below it
+
 
 def step_lines(breakdown: Mapping[str, float | None], width: int,
                step_s: float | None = None) -> list[list[StyledText]]:
-    """Two lines: the step time with the parts of the mean step in proportion, and their legend; no line for a step
-    without a length. ``step_s`` is the median, the step time everywhere; without it, it is the sum of the parts.
+    """The step time with the parts of the mean step in proportion, and their legend, on one line where it has room
+    and on two where not; no line for a step without a length. ``step_s`` is the median, the step time everywhere;
+    without it, it is the sum of the parts.
 
     Unknown parts (None) are left out: without a GPU in the trace, those of the device.
     """
@@ -22,9 +25,13 @@ def step_lines(breakdown: Mapping[str, float | None], width: int,
     if total <= 0 or width < 30:
         return []
     head = f" Step time {seconds(total if step_s is None else step_s)} "
-    room = width - len(head) - 1
     parts = [(part.label, known[part.id] / total, PART_STYLE[part.id]) for part in PARTS
              if known.get(part.id, 0.0) / total >= 0.005]
+    texts = [(style, f" {label} {ratio(share)}  ") for label, share, style in sorted(parts, key=lambda part: -part[1])]
+    beside = sum(1 + len(text) for _, text in texts)
+    room = width - len(head) - len("  ") - beside
+    if room < _MIN_BAR:
+        beside, room = 0, width - len(head) - 1
     # Largest remainders: the cells of all parts together fill the bar exactly.
     shares = [share / sum(s for _, s, _ in parts) * room for _, share, _ in parts]
     cells = [int(share) for share in shares]
@@ -32,10 +39,11 @@ def step_lines(breakdown: Mapping[str, float | None], width: int,
         cells[i] += 1
     bar: list[StyledText] = [(head, BOLD)]
     bar += [("█" * n, style) for n, (_, _, style) in zip(cells, parts, strict=True) if n]
+    if beside:
+        return [[*bar, ("  ", DIM), *(run for style, text in texts for run in (("█", style), (text, DIM)))]]
     legend: list[StyledText] = [(" " * len(head), DIM)]
     used = len(head)
-    for label, share, style in sorted(parts, key=lambda part: -part[1]):
-        text = f" {label} {ratio(share)}  "
+    for style, text in texts:
         if used + 1 + len(text) > width:
             break
         legend += [("█", style), (text, DIM)]

@@ -180,7 +180,7 @@ def _in_order(gpus: Sequence[GpuInfo], process: ProcessSample, numbers: Sequence
         why = "could not be read" if "cuda_visible_devices" in process.reasons else "is not PCI_BUS_ID"
         return unknown(f"the GPUs differ and CUDA_DEVICE_ORDER {why}: CUDA puts the fastest first")
     how += (" CUDA_DEVICE_ORDER is PCI_BUS_ID." if order == "PCI_BUS_ID"
-            else " Like GPUs come in the order of the PCI bus.")
+            else " GPUs of one model are numbered in the order of the PCI bus.")
     if numbers is None:
         return GpuNumbers(dict(enumerate(bus)), how)
     visible = [*takewhile(lambda n: n in bus or not whole_node, numbers)]

@@ -167,6 +167,13 @@ def compact(value: float, unit: str) -> str:
 _ONE_CELL_EACH = re.compile("[ -~\xa1-\xac\xae-\u02af\u2026\u2580-\u259f]*")
 
 
+def fit_middle(text: str, width: int) -> str:
+    """As :func:`fit`, but what is too long is cut in the middle: of names that begin alike the ends differ."""
+    if len(text) > width > 2 and (text.isascii() or _ONE_CELL_EACH.fullmatch(text)):
+        return f"{text[:width // 2]}…{text[-(width - width // 2 - 1):]}"
+    return fit(text, width)
+
+
 def fit(text: str, width: int, *, right: bool = False) -> str:
     """Exactly ``width`` cells: padded, or cut with an ellipsis. Wide characters count double."""
     if text.isascii() or _ONE_CELL_EACH.fullmatch(text):

@@ -218,7 +218,9 @@ class GputopApp(TerminalApp):
 
     def _refresh_keys(self) -> None:
         if self._keys is not None:
-            here = {"l": self.has_output, "D": self._is_demo}
+            known = self.session.known_gpus
+            lanes = known is None or bool(known.gpus)
+            here = {"l": self.has_output, "D": self._is_demo, "m": lanes, "v": lanes or self._mode() == "Processes"}
             keys = [key for key in FOOTERS[self._mode()] if here.get(key[0], True)]
             self._keys.show_keys(keys, self._terminal_size.width)
 

@@ -19,7 +19,9 @@ def key(keys: str, action: str, title: str, sentence: str, footer: bool = False,
 
     ``footer``: it is named in the line at the bottom of the screen.
     """
-    return Binding(keys, action, title, footer, tooltip=sentence, priority=priority)
+    # Textual's footer has a sign for enter that few know, and that ASCII has not.
+    return Binding(keys, action, title, footer, "enter" if keys.split(",")[0] == "enter" else None,
+                   tooltip=sentence, priority=priority)
 
 
 GROUPS: dict[str, list[Binding]] = {

@@ -14,6 +14,7 @@ from rich.text import Text
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.core.samples import GpuSample, ProcessSample
+from gputop.text.commands import short_description
 from gputop.text.units import printable
 from gputop.tui.monitor.messages import no_capture
 from gputop.tui.terminal.clipboard import CopyingApp
@@ -61,7 +62,8 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
         open_timeline(app, from_trace)
 
     numbers = None if app.session.replayed_snapshot is not None else app.session.gpu_numbers
-    app.push_screen(FindingPopup(chosen, go, numbers))
+    record = app.session.last_capture
+    app.push_screen(FindingPopup(chosen, go, numbers, record.step_s if record is not None else None))
 
 
 def open_timeline(
@@ -147,9 +149,9 @@ def ask_before_capture(app: MonitorApp, server: Server, force: bool, ended: Serv
         question = f"The job at {ended.address} has ended. Capture from another job? y/N"
     app.push_screen(Confirm(
         "Capture", question,
-        f"{server.address}  {server.description}\n\nA capture slows that job down, takes some of its memory, and "
-        "copies what it does into your trace; with py-spy installed also its Python stacks. The answer is kept until "
-        "gputop ends."), answered)
+        f"{server.address}  {short_description(server.description)}\n\n"
+        "A capture slows that job down, takes some of its memory, and copies what it does into your trace; "
+        "with py-spy installed also its Python stacks. The answer is kept until gputop ends."), answered)
 
 
 def ask_which_job(app: MonitorApp, servers: Sequence[Server], force: bool) -> None:
@@ -186,7 +188,14 @@ def offer_server(app: MonitorApp, force: bool = False) -> bool:
     processes = app.session.processes_to_serve
     if not processes or (app.session.status is not None and app.session.status.running):
         return False
+    from gputop.profiler.capture.records import usable
     from gputop.tui.screens.start_server import NAME_AN_ADDRESS, StartServer
+
+    def obsolete() -> str:
+        if served := usable(app.session.servers):
+            job = short_description(served[0].description) or served[0].address
+            return f"{job} has a profiler server now: press c."
+        return "" if app.session.processes_to_serve else "The job has ended."
 
     def answered(pid: int | None) -> None:
         if pid == NAME_AN_ADDRESS:
@@ -194,7 +203,7 @@ def offer_server(app: MonitorApp, force: bool = False) -> bool:
         elif pid is not None:
             app.session.start_server(pid, force=force)
 
-    app.push_screen(StartServer(processes), answered)
+    app.push_screen(StartServer(processes, obsolete), answered)
     return True
 
 

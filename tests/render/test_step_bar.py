@@ -8,7 +8,7 @@ STEP = {"input": 0.1, "h2d": 0.0, "compute": 0.2, "collectives": 0.05, "d2h": 0.
         "idle": 0.009}
 
 
-@pytest.mark.parametrize("width", [30, 60, 77, 120])
+@pytest.mark.parametrize("width", [30, 60, 77, 99])
 def test_the_bar_fills_its_room_in_proportion(width: int) -> None:
     bar, legend = step_lines(STEP, width)
     cells = sum(len(text) for text, _ in bar)
@@ -19,9 +19,17 @@ def test_the_bar_fills_its_room_in_proportion(width: int) -> None:
 
 
 def test_the_largest_part_is_named_first_and_what_is_nothing_not_at_all() -> None:
-    text = "".join(t for t, _ in step_lines(STEP, 120)[1])
+    text = "".join(t for t, _ in step_lines(STEP, 90)[1])
     assert text.index("compute 50%") < text.index("input wait 25%")
     assert "H2D" not in text and "D2H" not in text
+
+
+@pytest.mark.parametrize("width", [132, 200])
+def test_the_legend_stands_beside_the_bar_where_it_has_room(width: int) -> None:
+    (line,) = step_lines(STEP, width)
+    text = "".join(t for t, _ in line)
+    assert len(text.rstrip()) < len(text) <= width and text.count("█") >= 30
+    assert text.index("compute 50%") < text.index("input wait 25%") < text.index("other idle 2%")
 
 
 def test_no_step_or_no_room_is_no_bar() -> None:

@@ -61,6 +61,13 @@ def test_fit_counts_cells(text: str, width: int, shown: str) -> None:
     assert fmt.fit(text, width) == shown
 
 
+def test_fit_in_the_middle_leaves_both_ends() -> None:
+    assert fmt.fit_middle("tf_data_iterator_resource", 15) == "tf_data…esource"
+    assert fmt.fit_middle("tf_data_iterator_get_next", 15) == "tf_data…et_next"
+    assert [fmt.fit_middle(*of) for of in (("python", 8), ("日本語日本語", 5), ("python", 2))] == [
+        "python  ", "日本…", "p…"]
+
+
 def test_fit_to_the_right() -> None:
     assert fmt.fit("7%", 5, right=True) == "   7%"
 

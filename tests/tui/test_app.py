@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import NoDataError
-from gputop.core.findings import Advice
+from gputop.core.findings import Advice, Finding
 from gputop.core.samples import LOST, GpuSample, HostSample
 from gputop.profiler.capture.records import CaptureStatus
 from gputop.session.session import Options, Session
@@ -196,9 +196,29 @@ async def test_findings_that_do_not_fit_are_counted_as_long_as_there_are_any() -
         await pilot.pause()
         panel = app.query_one(ActionsPanel)
         panel.update_view(tuple(replace(SMALL, id=f"rule_{n}") for n in range(20)), "What to do")
-        assert "19 more: ↑ ↓" in panel.border_subtitle
+        assert "17 more: ↑ ↓" in panel.border_subtitle
         panel.update_view((), "What to do", ("Nothing found.",))
         assert not panel.border_subtitle and "Nothing found." in text_of(panel)
+
+
+async def test_the_selected_finding_has_all_its_lines_before_anything_else() -> None:
+    app = GputopApp(FoundSession())
+    lead, step = ("No problem visible yet.", "Press c."), {"compute": 0.1, "host": 0.1}
+    long = replace(HEAVY, why="The others wait. " * 9 + "So much.", gain=replace(HEAVY.gain, by="replay"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        panel = app.query_one(ActionsPanel)
+
+        def shown(*findings: Finding, lead: tuple[str, ...] = ()) -> str:
+            panel.update_view(findings, "What to do", lead, step, 0.2)
+            return " ".join(text_of(panel).split())
+
+        text = shown(long, *(replace(SMALL, id=f"rule_{n}") for n in range(20)), lead=lead)
+        assert " ".join(long.why.split()) in text and " ".join(long.action.split()) in text
+        assert lead[0] in text and lead[1] not in text and "Step time" not in text and SMALL.title not in text
+        assert "20 more: ↑ ↓" in panel.border_subtitle
+        text = shown(replace(long, why="They wait."), replace(SMALL, id="a"), lead=())
+        assert "Step time 200 ms" in text and SMALL.title in text, "where there is room"
 
 
 async def test_snapshot_key_writes_every_form(tmp_path: Path) -> None:

@@ -118,8 +118,8 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
     numbers = {"slowest_stage_s": stage_s, "pipeline_s": max(cost_s, others)}
     if last is not None and last.buffer_empty is not None:
         numbers["buffer_empty_ratio"] = last.buffer_empty
-    tells = f" Its stage {slow.name} takes {seconds(stage_s)} of a step's batches"
-    tells += f" on {slow.workers} threads." if slow.workers > 1 else "."
+    tells = f" Its stage {slow.name} takes {seconds(stage_s)} for the batches of a step"
+    tells += f", on {slow.workers} threads." if slow.workers > 1 else "."
     if last is not None and last.buffer_empty is not None:
         tells += f" The prefetch buffer was empty at {percent(last.buffer_empty)} of the calls."
     elif last is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from textual import events
@@ -19,7 +19,7 @@ from gputop.text.units import printable
 from gputop.tui.keys import key
 from gputop.tui.widgets.cached_lines import DrawnLines
 
-_MIN_HEIGHT_OF_LIST = 8  # a lower panel has the selected finding alone
+_MIN_HEIGHT_OF_TWO_LINES = 8  # a lower panel has one line for what the chosen cures save together
 _ONE_FINDING = 3  # lines of a panel that has room for its title, its reason and its action, and nothing above them
 
 
@@ -112,20 +112,28 @@ class ActionsPanel(DrawnLines, can_focus=True):
         width, height = self.size.width, self.size.height
         if width <= 0 or height <= 0:
             return
-        lines: list[list[StyledText]] = []
-        for text in self.lead if height > _ONE_FINDING or not self.findings else ():
-            lines += [[(" " + part, PLAIN)] for part in wrap(printable(text), width - 2, height)]
-        self._line_ids = [""] * len(lines)
-        step = step_lines(self.breakdown, width, self.step_s) if height >= _MIN_HEIGHT_OF_LIST else []
+        lead = self._lead_lines(self.lead, width, height) if height > _ONE_FINDING or not self.findings else []
+        what_if: list[list[StyledText]] = []
         if self.chosen and height > 1:
             text = printable(what_if_text(self.findings, self.chosen, self._what_if, self.step_s))
-            most = 2 if height >= _MIN_HEIGHT_OF_LIST else 1
-            step = [[(" " + part, GAIN)] for part in wrap(text, width - 2, most)] + step
-        room = height - len(step)
+            most = 2 if height >= _MIN_HEIGHT_OF_TWO_LINES else 1
+            what_if = [[(" " + part, GAIN)] for part in wrap(text, width - 2, most)]
+        own = self._selected_lines(width, height)
+        if len(lead) + len(own) + len(what_if) > height:  # the job line, too, says what is left out
+            lead = self._lead_lines(self.lead[:1], width, height) if lead else []
+        room = max(1, height - len(lead) - len(what_if))
+        # The selected finding comes first, then where the step's time goes, then the titles of the others.
+        step = step_lines(self.breakdown, width, self.step_s)
+        if len(own) + len(step) > room:
+            step = []
+        lines = lead
+        self._line_ids = [""] * len(lines)
         hidden = 0
         if self.findings:
-            found, hidden = self._finding_lines(width, max(1, room - len(lines)))
+            found, hidden = self._finding_lines(width, room - len(step))
             lines += found
+        step = what_if + step
+        room = height - len(step)
         keys = [f"{hidden} more: ↑ ↓"] if hidden > 0 else []
         keys += ["enter: details"] if self.findings else []
         keys += ["t: timeline", "T: tables", "B: compare"] if self.captured else []
@@ -139,19 +147,28 @@ class ActionsPanel(DrawnLines, can_focus=True):
             lines += [[]] * (room - len(lines)) + step
         self.show(lines[:height])
 
+    def _lead_lines(self, texts: Sequence[str], width: int, height: int) -> list[list[StyledText]]:
+        return [[(" " + part, PLAIN)] for text in texts for part in wrap(printable(text), width - 2, height)]
+
+    def _selected_lines(self, width: int, room: int) -> list[list[StyledText]]:
+        """The selected finding, unfolded; no line where there is none."""
+        finding = self.selected
+        if finding is None:
+            return []
+        return finding_lines(finding, width, True, self.has_focus, room, self.numbers.remark(finding), self.step_s,
+                             finding.id in self.chosen)
+
     def _finding_lines(self, width: int, height: int) -> tuple[list[list[StyledText]], int]:
         """The findings that fit, the selected one among them, and how many do not."""
         lines: list[list[StyledText]] = []
         chosen = self.selected
         index = self.findings.index(chosen) if chosen else 0
-        # The selected finding gets what the one-line titles of the others leave; all of a low panel.
-        others = min(len(self.findings) - 1, max(0, height - 3)) if height >= _MIN_HEIGHT_OF_LIST else 0
-        room = max(1, height - others)
+        selected = self._selected_lines(width, height)
+        others = min(len(self.findings) - 1, max(0, height - len(selected)))
         first = max(0, min(index, len(self.findings) - 1 - others))
         for i, finding in enumerate(self.findings[first:first + others + 1]):
-            own = finding_lines(finding, width, first + i == index, first + i == index and self.has_focus,
-                                room if first + i == index else 1, self.numbers.remark(finding),
-                                self.step_s, finding.id in self.chosen)
+            own = selected if first + i == index else finding_lines(
+                finding, width, False, False, 1, step_s=self.step_s, chosen=finding.id in self.chosen)
             lines += own
             self._line_ids += [finding.id] * len(own)
         return lines, len(self.findings) - others - 1

@@ -21,13 +21,14 @@ SIZE_CLASSES = (
     SizeClass("tiny", 40, 12, 1),
     SizeClass("low", 0, 14, 5),
     SizeClass("short", 0, 20, 7),
-    SizeClass("narrow", 120, 0, None),
+    _NARROW := SizeClass("narrow", 120, 0, None),
 )
 RESERVED_LINES = 13
 _LINES_WITHOUT_GPUS = 6  # header, why there is no GPU, host, job, keys
 # Of the process panel where it is below the recommendations: what it needs, and at most this share of the lines left.
 # One process takes a line without frame and heading.
 _PROCESS_FRAME_LINES, _MIN_PROCESS_LINES, _MAX_PROCESS_SHARE = 3, 4, 2 / 5
+_ONE_PROCESS_BESIDE_FROM = 160  # columns; on a narrower screen it would take them from the recommendations
 
 
 class Layout(NamedTuple):
@@ -42,7 +43,9 @@ class Layout(NamedTuple):
 
 def layout(columns: int, lines: int, gpus: int, processes: int) -> Layout:
     """The layout for a terminal of this size on a node with so many GPUs and processes on them."""
-    found = [size for size in SIZE_CLASSES if columns < size.below_columns or lines < size.below_lines]
+    below = processes <= 1 and columns < _ONE_PROCESS_BESIDE_FROM
+    found = [size for size in SIZE_CLASSES
+             if columns < size.below_columns or lines < size.below_lines or (below and size is _NARROW)]
     reserved = next((size.reserved_lines for size in found if size.reserved_lines is not None), RESERVED_LINES)
     classes = frozenset(size.name for size in found)
     return Layout(classes, lines_per_gpu(lines, gpus) if gpus else 1, bool(gpus) and has_axis(lines),

@@ -139,7 +139,7 @@ class Confirm(ModalScreen[bool]):
         with DialogFrame(self._title, "y: yes", "n, esc: no", id="popup"):
             yield WrappedText(Text(printable(self._question), WARN))
             if self._hint:
-                yield WrappedText(Text(printable(self._hint)))
+                yield WrappedText(Text("\n".join(printable(line) for line in self._hint.split("\n"))))
 
     def on_mount(self) -> None:
         self.query_one("#popup").focus()

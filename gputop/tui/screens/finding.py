@@ -11,7 +11,7 @@ from textual.binding import BindingType
 from gputop.core.findings import Finding
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis, gain_text
-from gputop.render.palette import BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
+from gputop.render.palette import BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import fit, printable, ranges
 from gputop.tui.keys import key
@@ -29,11 +29,12 @@ class FindingPopup(Popup):
         key("S", "app.open('stacks')", "stacks", "stacks: the code line where each rank is"),
     ]
 
-    def __init__(self, finding: Finding, go: Callable[[Finding], None], numbers: GpuNumbers | None = None) -> None:
+    def __init__(self, finding: Finding, go: Callable[[Finding], None], numbers: GpuNumbers | None = None,
+                 step_s: float | None = None) -> None:
         keys = ["t: on the timeline"] if finding.origin == "trace" else []
         keys += ["S: stacks"] if finding.id in _ON_STACKS else []
         keys += ["y: copy the code"] if finding.snippet else ["y: copy the command"] if finding.ncu else []
-        super().__init__(finding.title, *finding_parts(finding, numbers), keys=keys)
+        super().__init__(finding.title, *finding_parts(finding, numbers, step_s), keys=keys)
         self._finding, self._go = finding, go
 
     def copied(self) -> tuple[str, str]:
@@ -49,14 +50,15 @@ class FindingPopup(Popup):
             self.notify("This finding is from live samples: the timeline has no place for it.")
 
 
-def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[Part]:
+def finding_parts(finding: Finding, numbers: GpuNumbers | None = None, step_s: float | None = None) -> list[Part]:
     """Everything about one finding. Built with styles, never markup: names come from outside.
 
-    ``numbers``: what the GPUs of the job are on this node; the texts of a trace have the job's own.
+    ``numbers``: what the GPUs of the job are on this node; the texts of a trace have the job's own. ``step_s``: the
+    step time of its capture.
     """
     parts: list[Part] = []
     out = Text()
-    gain = gain_text(finding) or "not estimated"
+    gain = gain_text(finding, step_s if finding.origin == "trace" else None)
     out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
     gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
     origin = "a trace" if finding.origin == "trace" else "live samples"
@@ -74,7 +76,7 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
         parts += [out, Code(finding.ncu)]
         out = Text()
     out.append("\nGain\n", BOLD)
-    out.append(gain, SEVERITY_STYLE[finding.severity])
+    out.append(gain or "not estimated", GAIN if finding.gain.per == "step" and gain else PLAIN)
     out.append(f"\n{printable(gain_basis(finding))}\n")
     if finding.evidence:
         out.append("\nEvidence\n", BOLD)

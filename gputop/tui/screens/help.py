@@ -54,12 +54,12 @@ def help_box(screen: Screen[Any], more: str) -> Popup:
 
 def _block(title: str, lines: list[tuple[str, str]], width: int) -> list[Text]:
     """A group as lines of that width."""
-    out = [Text(title, BOLD)] if title else []
+    out = [Text().append(title, BOLD)] if title else []  # of this style is the title, not what is put beside it
     keys_width = max(min(_KEY_COLUMNS, len(keys)) for keys, _ in lines)
     for keys, sentence in lines:
         names = wrap(keys, keys_width, 9)
         for left, right in zip_longest(names, wrap(sentence, max(16, width - keys_width - 3), 9), fillvalue=""):
-            out.append(Text(f" {left:>{keys_width}}  ", ACCENT).append(right, PLAIN))
+            out.append(Text().append(f" {left:>{keys_width}}  ", ACCENT).append(right, PLAIN))
     return out
 
 

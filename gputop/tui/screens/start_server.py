@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rich.text import Text
@@ -37,9 +37,10 @@ class StartServer(ModalScreen[int | None]):
     ]
     HELP = "Only y means yes.\n"
 
-    def __init__(self, processes: Sequence[ProcessSample]) -> None:
+    def __init__(self, processes: Sequence[ProcessSample], obsolete: Callable[[], str] = lambda: "") -> None:
+        """``obsolete``: why the question need not be answered any more, else ""."""
         super().__init__()
-        self._index = 0
+        self._index, self._obsolete = 0, obsolete
         self._choices: list[tuple[ProcessSample, int, GputopError | None]] = []  # PID in here, why it cannot be
         for process in processes[:MAX_LISTED]:
             pid = process.local_pid or process.pid
@@ -77,6 +78,12 @@ class StartServer(ModalScreen[int | None]):
             out.append("Or in the job: tf.profiler.experimental.server.start(6009), jax.profiler.start_server(6009).",
                        DIM)
         return out
+
+    def update_view(self) -> None:
+        """Called with every sample: a job that was just starting may have its own server now."""
+        if why := self._obsolete():
+            self.dismiss(None)
+            self.app.notify(printable(why))
 
     def action_move(self, by: int) -> None:
         self._index = min(len(self._choices) - 1, max(0, self._index + by))

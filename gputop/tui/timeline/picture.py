@@ -18,7 +18,7 @@ from textual.strip import Strip
 
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, on
 from gputop.render.styled_text import StyledText
-from gputop.text.units import fit, ratio
+from gputop.text.units import fit, fit_middle, ratio
 from gputop.timeline.model import Range
 from gputop.timeline.reader import Timeline
 from gputop.tui.timeline import header as head
@@ -232,13 +232,13 @@ class TimelinePicture(CachedLinesWidget):
             cells.mark(*touched_cells(self.view, self.cells, *self.gap), styles.SELECTED)
         here = index == self.index
         mark = " " if place.fold is None or place.depth else "▸" if place.folded else "▾"
-        label = f"{mark} {place.label}" if within == 0 else ""
+        label = f"{mark} {fit_middle(place.label, self.label_cells - 4)}" if within == 0 else ""
         share = "" if not self._share_width or within or drawn.share is None else drawn.figure or _share(drawn.share)
         ground = self.ground
         # Put together by hand: the cells bring their ground, and the line its length.
         segments = [Segment("›" if here and within == 0 else " ", on(ground, ACCENT)),
-                    Segment(fit(label, self.label_cells - 2) + " ", on(ground, BOLD if here else PLAIN
-                                                                      if place.rows[0].kind == "gpu" else DIM)),
+                    Segment(fit(label, self.label_cells - 2) + " ",
+                            on(ground, BOLD if here else PLAIN if place.rows[0].kind == "gpu" else DIM)),
                     *cells.segments(),
                     Segment(share.rjust(max(0, self._share_width - 1)), on(ground, PLAIN if here else DIM))]
         used = self.label_cells + self.cells + max(0, self._share_width - 1)

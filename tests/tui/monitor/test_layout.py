@@ -23,6 +23,13 @@ def test_smaller_terminals_hide_panels_and_leave_the_table_fewer_lines(
     assert (found.classes, found.max_table_lines, found.process_lines) == (classes, table_lines, process_lines)
 
 
+def test_one_process_takes_a_line_and_no_columns_from_the_recommendations() -> None:
+    assert layout(120, 40, gpus=8, processes=1)[::4] == ({"narrow"}, 1)
+    assert layout(120, 40, gpus=8, processes=2)[::4] == (set(), None)
+    assert layout(160, 40, gpus=8, processes=1)[::4] == (set(), None)
+    assert layout(39, 11, gpus=8, processes=1).classes == layout(39, 11, gpus=8, processes=2).classes
+
+
 def test_the_processes_take_what_they_need_and_at_most_two_fifths() -> None:
     assert layout(100, 60, gpus=8, processes=1).process_lines == 1
     assert layout(100, 60, gpus=8, processes=100).process_lines == 18

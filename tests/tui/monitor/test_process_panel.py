@@ -103,7 +103,7 @@ def test_a_lost_gpu_says_why_once() -> None:
 
 
 async def test_a_filter_that_looks_like_markup_is_shown_as_it_is() -> None:
-    async with GputopApp(StillSession(5)).run_test(size=(120, 40)) as pilot:
+    async with GputopApp(StillSession(5)).run_test(size=(160, 40)) as pilot:
         panel = pilot.app.query_one(ProcessPanel)
         panel.pattern = "[/] [bold]x"
         panel.draw()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.text import Text
 from textual.app import SystemCommand
 from textual.binding import Binding
 from textual.command import CommandList
@@ -18,11 +19,12 @@ from gputop.core.findings import Finding
 from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS
 from gputop.core.samples import AdapterSample, CgroupSample, HostProcess, ProcessSample, Reading
 from gputop.profiler.capture.records import Server
-from gputop.render.palette import BAD, WARN
+from gputop.render.palette import BAD, BOLD, GAIN, WARN
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.telemetry.history import History
+from gputop.tui import open_screens
 from gputop.tui.app import GputopApp
-from gputop.tui.keys import MONITOR, name
+from gputop.tui.keys import MONITOR, key_groups, name
 from gputop.tui.monitor import status_lines
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.gpu_table import GpuTable
@@ -32,6 +34,7 @@ from gputop.tui.screens.dialogs import LivePopup
 from gputop.tui.screens.finding import finding_parts
 from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
 from gputop.tui.screens.tables_screen import TablesScreen
+from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession, cgroup_sample, node_sample, reading
 from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, text_of
@@ -227,6 +230,17 @@ def test_the_job_without_a_server_says_how_to_start_one() -> None:
     assert "it does not answer" in str(job_text(session))
 
 
+async def test_the_question_about_another_job_names_its_script_and_what_a_capture_does() -> None:
+    app = GputopApp(StillSession())
+    async with app.run_test(size=(80, 24)) as pilot:
+        server = Server("127.0.0.1:9877", "TensorFlow 2.21.0: /opt/venv/bin/python serve.py /x", 8100)
+        open_screens.ask_before_capture(app, server, False, ended=Server("127.0.0.1:6009"))
+        await pilot.pause()
+        question, about = (str(part.text) for part in app.screen.query(WrappedText))
+        assert question == "The job at 127.0.0.1:6009 has ended. Capture from another job? y/N"
+        assert about.startswith("127.0.0.1:9877  serve.py /x (TensorFlow 2.21.0)\n\nA capture slows that job down,")
+
+
 async def test_the_code_of_a_finding_is_copied_from_the_panel_and_from_its_details() -> None:
     app = GputopApp(FoundSession())
     async with app.run_test(size=(120, 40)) as pilot:
@@ -261,6 +275,17 @@ def test_the_details_of_a_finding_tell_its_rule_its_consequences_and_whose_gpu_n
     assert "GPU 0 of the process = GPU 2 of the node" in text and "Rule  gpu0_oversubscribed" in text
     assert "because of it" in text and "low_sm_active, live" in text and SMALL.why in text
     assert "of the process" not in parts_text(replace(finding, origin="live"), GpuNumbers({0: 2}))
+
+
+def test_the_saving_reads_as_one_in_the_details_too() -> None:
+    def saving(finding: Finding) -> str:
+        (part,) = (part for part in finding_parts(finding, step_s=0.2) if "\nGain\n" in str(part))
+        assert isinstance(part, Text)
+        (span,) = (span for span in part.spans if str(span.style) == str(GAIN))
+        return part.plain[span.start:span.end]
+
+    assert saving(replace(HEAVY, origin="trace")) == "saves up to 38 % (200 → 124 ms)"
+    assert saving(replace(HEAVY, origin="live")) == "saves up to 38 % of the step", "of which step is not known"
 
 
 async def test_findings_carry_the_nodes_gpu_numbers_in_the_app() -> None:
@@ -308,12 +333,17 @@ async def test_help_lists_the_keys_of_the_screen_one_is_on() -> None:
 async def test_help_is_broken_at_its_key_column(width: int) -> None:
     app = GputopApp(StillSession())
     async with app.run_test(size=(width, 24)) as pilot:
+        await pilot.pause()
+        headings = {title for title, _ in key_groups(app.screen)}
         await pilot.press("question_mark")
         lines = box_text(app).splitlines()
         at = next(i for i, line in enumerate(lines) if line.lstrip().startswith("C  "))
         column = lines[at].index("capture the")
         assert lines[at + 1].startswith(" " * column)
         assert (" h  host" in lines[1]) == (width >= 80), "two columns where there is room"
+        text = app.screen.query_one(WrappedText).text
+        bold = {text.plain[span.start:span.end].strip() for span in text.spans if span.style == BOLD}
+        assert bold == headings, "nothing beside them is"
 
 
 async def test_the_palette_has_every_key_with_a_sentence_and_runs_it() -> None:

@@ -66,6 +66,22 @@ async def test_an_address_can_be_named_instead(session: StillSession) -> None:
         assert isinstance(app.screen, Ask)
 
 
+async def test_the_question_goes_where_the_job_has_its_own_server_meanwhile(session: StillSession) -> None:
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await pilot.pause()
+        await pilot.press("c")
+        app._refresh_all()
+        await pilot.pause()
+        assert isinstance(app.screen, StartServer)
+        session.servers = (Server("127.0.0.1:6009", "TensorFlow 2.21.0: /usr/bin/python3 /home/a/train.py", 7380),)
+        app._refresh_all()
+        await pilot.pause()
+        assert not isinstance(app.screen, StartServer)
+        assert [n.message for n in app._notifications] == [
+            "train.py (TensorFlow 2.21.0) has a profiler server now: press c."]
+
+
 def test_the_capture_follows_the_server_or_the_reason_is_told(session: StillSession,
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     control, server = session.capture_control, Server("127.0.0.1:6009", "train.py", 7380)

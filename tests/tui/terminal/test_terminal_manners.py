@@ -54,7 +54,7 @@ def test_a_storm_of_sizes_ends_in_a_whole_picture() -> None:
             there.read(0.01)
         there.resize(120, 40)
         # A picture may arrive in parts; in the end it fills the screen, no line more or less.
-        there.until(lambda text: "What to do" in text and "Processes" in text and "demo-node" in text
+        there.until(lambda text: "What to do" in text and "train.py" in text and "demo-node" in text
                     and len(text.splitlines()) == 40)
         quit_well(there)
 
@@ -298,7 +298,7 @@ def test_in_tmux_the_picture_is_what_was_drawn_and_the_shell_comes_back(tmp_path
     try:
         run("send-keys", "-t", "t", f"PS1='ready> '; cd /; clear; PYTHONPATH={Path(__file__).parents[3]} "
             f"{sys.executable} -m gputop --demo healthy", "Enter")
-        seen = until("What to do", "Processes", "snapshot", "SIMULATED")
+        seen = until("What to do", "train.py --model", "snapshot", "SIMULATED")
         lines = seen.splitlines()
         assert lines[0].startswith(" gputop") and lines[1].startswith("GPU SM active")
         for gpu in range(8):
