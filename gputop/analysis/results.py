@@ -810,7 +810,8 @@ class StackLine(Struct, frozen=True):
     """A line of Python in gaps of one kind: "metrics.py:112 confusion_matrix". ``share`` is of those gaps' time.
 
     It is the innermost line of the user's own code, without those that every step runs in, or else of a library.
-    ``inner`` is the library's line that it most waits for, "" where it runs itself.
+    ``inner`` is the library's line that it most waits for, "" where it runs itself. ``traced``: the profiler's own
+    tracer recorded it (:class:`HostStacks`).
     """
 
     line: str
@@ -818,6 +819,7 @@ class StackLine(Struct, frozen=True):
     s_per_step: float
     share: float
     inner: str = ""
+    traced: bool = False
 
 
 class GapLines(Struct, frozen=True):
@@ -849,7 +851,9 @@ class HostStacks(Struct, frozen=True):
     """The job's Python stacks during the capture. ``basis``: whether figures are per "step", "period" or "window".
 
     ``cpus`` is what the sampling took of the node's CPUs, ``error_s`` how far the samples may be off the trace's
-    clock, ``missed`` the share of samples that failed. Without samples ``reason`` says why.
+    clock, ``missed`` the share of samples that failed. Without stacks ``reason`` says why. ``source`` says who recorded
+    them: "py-spy", or the profiler's own "tracer" into the trace, which names a function by its first line, a "tracer
+    with lines" by the line that called another one; these have no rate.
     """
 
     basis: str = "step"
@@ -861,6 +865,12 @@ class HostStacks(Struct, frozen=True):
     gaps: tuple[GapLines, ...] = ()
     flame: tuple[FlameNode, ...] = ()
     reason: str = ""
+    source: str = "py-spy"
+
+    @property
+    def traced(self) -> bool:
+        """Whether every call was recorded, not samples of them."""
+        return self.source.startswith("tracer")
 
 
 class Analysis(Struct, frozen=True, kw_only=True):

@@ -53,6 +53,7 @@ class Culprit:
     the last of a list sums what is left and has the name "". ``only_on``: the GPUs that alone run it, where others of
     the job do not. ``source`` is its most expensive line ("train.py:31"). ``gpu`` and ``at_s`` (since the trace's
     origin) are where its longest event begins; without ``gpu`` that is on the host. GPUs have the job's own numbers.
+    ``traced``: a line that the trace's own tracer recorded, and not samples of stacks.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Culprit:
     source: str = ""
     gpu: int | None = None
     at_s: float | None = None
+    traced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

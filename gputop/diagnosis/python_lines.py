@@ -28,14 +28,20 @@ def line_words(line: StackLine, basis: str, name_width: int | None = None) -> st
     return f"{seconds(line.s_per_step)} {per_basis(basis)}: {text}"
 
 
-def gap_words(gaps: GapLines, basis: str) -> str:
+def gap_words(gaps: GapLines, stacks: HostStacks) -> str:
     """"between two calls of the step, 43.5 ms of each step; stacks were seen in 92 of 102"."""
-    return (f"{GAP_NAMES.get(gaps.gap, gaps.gap)}, {seconds(gaps.s_per_step)} {per_basis(basis)}; stacks were seen in "
+    seen = "its Python was traced in" if stacks.traced else "stacks were seen in"
+    return (f"{GAP_NAMES.get(gaps.gap, gaps.gap)}, {seconds(gaps.s_per_step)} {per_basis(stacks.basis)}; {seen} "
             f"{gaps.seen:,} of {gaps.gaps:,} such gaps")
 
 
 def cost_words(stacks: HostStacks, simulated: bool) -> str:
-    """How the stacks were sampled, and what that took."""
+    """How the stacks were had, and what that took."""
+    if stacks.traced:
+        line = ("the line at which it called another one, else by its first" if stacks.source == "tracer with lines"
+                else "its first line")
+        return (f"By the trace's own Python tracer, which names a function by {line}. Such a tracer slows what calls "
+                "many functions.")
     if simulated:
         return f"SIMULATED stacks, {stacks.rate_hz:.0f} times a second."
     failed = f"; {percent(stacks.missed)} of the samples failed" if stacks.missed >= 0.01 else ""
@@ -48,11 +54,14 @@ def worth_showing(stacks: HostStacks, period_s: float) -> list[GapLines]:
     return [gaps for gaps in stacks.gaps if gaps.s_per_step >= _WORTH * period_s]
 
 
-def lines_of_gaps(gaps: GapLines, basis: str, name_width: int | None = None) -> Iterator[str]:
+def lines_of_gaps(gaps: GapLines, stacks: HostStacks, name_width: int | None = None) -> Iterator[str]:
     """What ran in them, a line of text each."""
     if not gaps.seen:
-        yield "These gaps are too short: no sample fell into them."
+        yield ("The tracer recorded no call near them." if stacks.traced else
+               "These gaps are too short: no sample fell into them.")
+    elif not gaps.lines and gaps.gap == "input" and stacks.traced:
+        yield "The tracer recorded no Python of the user's own on other threads; it does not watch those of tf.data."
     elif not gaps.lines:
         yield _NO_LINES.get(gaps.gap, "No line ran in 1 % of that time.")
     for line in gaps.lines[:_SHOWN]:
-        yield line_words(line, basis, name_width)
+        yield line_words(line, stacks.basis, name_width)

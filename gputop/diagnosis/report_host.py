@@ -86,8 +86,8 @@ def stacks(a: Analysis, width: int) -> Iterator[str]:
         return
     shown = worth_showing(a.stacks, period_s)
     for number, gaps in enumerate(shown):
-        yield from _labeled("" if number else "Python", gap_words(gaps, a.stacks.basis), width)
-        for text in python_lines(gaps, a.stacks.basis):
+        yield from _labeled("" if number else "Python", gap_words(gaps, a.stacks), width)
+        for text in python_lines(gaps, a.stacks):
             yield from wrap(text, width, " " * 11, " " * 13)
     if shown:
         yield from _labeled("", cost_words(a.stacks, a.simulated), width)

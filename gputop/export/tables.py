@@ -152,8 +152,8 @@ def _python(found: Analysis) -> str:
     period_s = found.steps.mean_s if found.steps is not None else found.trace.window_s
     lists = ""
     for gaps in worth_showing(stacks, period_s):
-        lines = "".join(f"<li>{esc(text)}</li>" for text in lines_of_gaps(gaps, stacks.basis))
-        words = gap_words(gaps, stacks.basis)
+        lines = "".join(f"<li>{esc(text)}</li>" for text in lines_of_gaps(gaps, stacks))
+        words = gap_words(gaps, stacks)
         lists += f"<p>{esc(words[0].upper() + words[1:])}.</p><ul>{lines}</ul>"
     whole = sum(node.time_s for node in stacks.flame if node.parent is None)
     depth: list[int] = []

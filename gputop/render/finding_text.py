@@ -10,6 +10,7 @@ from gputop.text.units import percent, printable, ranges, seconds
 
 PROFILE_KERNEL = "Look at its longest kernel with Nsight Compute:"
 NOTHING_FOUND = "Nothing found that costs time."
+BY_TRACER = ", by the trace's own tracer"  # behind "In Python"
 _SHOWN_CULPRITS, _MIN_NAME = 3, 16
 _NAMED_BY_WHY = ("retracing", "allocation_in_steps")
 _LEADS = {"launch_bound": "Waits for launches of "}  # of findings whose times are not those that the culprits take
@@ -111,7 +112,8 @@ def _culprits(finding: Finding, shown: Sequence[Culprit], within: str) -> str:
     found, first = finding.culprits, shown[0]
     kinds = " and ".join(f"{kind}s" for kind in dict.fromkeys(culprit.kind for culprit in shown))
     where = (f"Only on GPU {ranges(first.only_on)}" if first.only_on else
-             "On the host" if first.kind == "host" else "In Python" if first.kind == "line" else
+             "On the host" if first.kind == "host" else
+             "In Python" + BY_TRACER * first.traced if first.kind == "line" else
              _LEADS[finding.id] + kinds if finding.id in _LEADS else kinds.capitalize())
     by_gpu: dict[tuple[int, ...], list[str]] = {}
     for culprit in shown:

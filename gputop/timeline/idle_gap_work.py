@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gputop.analysis.host.gaps import charge, marks, step_calls, without_prefix
+from gputop.analysis.host.gaps import charge, marks, shown_name, step_calls
 from gputop.analysis.steps.model import Steps
 from gputop.text.units import printable
 from gputop.timeline.model import HostWork
@@ -58,7 +58,7 @@ def _ranked(
     roles: Sequence[str],
 ) -> tuple[HostWork, ...]:
     hosts = {trace.gpus[gpu].host for gpu in period.gpus}
-    works = [(time, line, printable(without_prefix(trace.names[name]))) for line, name, time, _ in own
+    works = [(time, line, printable(shown_name(trace.names[name]))) for line, name, time, _ in own
              if trace.lines[line].host in hosts and time >= _MIN_SHARE * (period.end_ns - period.start_ns)]
     if period.launcher >= 0 and (period.cause == "dispatch" or (not loops and roles[period.launcher] == MAIN)):
         loops = [period.launcher]

@@ -21,8 +21,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, waits_for_another
 from gputop.analysis.host.host_causes import late_by_cause
-from gputop.analysis.host.stack_lines import gap_spans, lines_of_gaps, process_lines
-from gputop.analysis.results import StackLine
+from gputop.analysis.host.stack_lines import GAPS, Lines, gap_lines, gap_spans, lines_of_gaps, process_lines, python_of
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.analysis.what_if.replay import Replay
 from gputop.core.findings import Finding
@@ -95,7 +94,8 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) ->
     by_cause = _by_cause(facts, parts)
     shares = _cost_shares(idle_spans, groups, by_cause)
     keys = [_key(idle_spans[group.members[0][0]], share) for group, share in zip(groups, shares, strict=True)]
-    totals = _totals(facts, idle_spans, by_cause)
+    python = _python(facts)
+    totals = _totals(facts, idle_spans, by_cause, python)
     if more := _more_groups(idle_spans, groups, keys, by_cause, totals, per_cause):
         groups = sorted([*groups, *more], key=_cost_order)
         shares = _cost_shares(idle_spans, groups, by_cause)
@@ -107,7 +107,8 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) ->
     work = host_work_in(trace, facts.steps, [
         _period(trace, group, cause, own, event)
         for group, cause, own, event in zip(groups, causes, gpus, events, strict=True)])
-    lines = _python_lines(facts, groups, causes)
+    lines = lines_of_gaps(python, [
+        (group.start, group.end, cause) for group, cause in zip(groups, causes, strict=True)])
     return IdleGaps(tuple(totals.values()), [
         RankedIdleGap(IdleGap(
             gpus=tuple(sorted(gpu_number(trace, gpu) for gpu in own)), start_ns=group.start, end_ns=group.end,
@@ -121,24 +122,21 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) ->
             _meanwhile(trace, gpu_timelines, groups, causes, events), lines, strict=True)])
 
 
-def _python_lines(facts: TraceFacts, groups: Sequence[_Group], causes: Sequence[str]) -> list[tuple[StackLine, ...]]:
-    """For each group the lines of Python that ran in it; none where no stacks were sampled."""
-    trace = facts.trace
-    if not trace.stacks or not trace.origin_ns:
-        return [()] * len(groups)
-    every, _ = gap_spans(trace, facts.gpu_timelines, facts.steps, facts.host)
-    processes = process_lines(trace, facts.judged_spans, merge(EMPTY, *every.values()))
-    return lines_of_gaps(processes, [(group.start, group.end, cause)
-                                     for group, cause in zip(groups, causes, strict=True)])
+def _python(facts: TraceFacts) -> list[Lines]:
+    """The Python of the processes, to be asked for gaps; empty where it is not known."""
+    python = python_of(facts.trace)
+    if not python:
+        return []
+    every, _ = gap_spans(facts.trace, facts.gpu_timelines, facts.steps, facts.host)
+    return process_lines(python, facts.judged_spans, merge(EMPTY, *every.values()))
 
 
 def _totals(
     facts: TraceFacts, idle_spans: Sequence[_IdleSpans], by_cause: Mapping[int, Mapping[str, Spans]],
+    python: Sequence[Lines],
 ) -> dict[str, IdleTotal]:
     """The idle time of all GPUs, by the keys of ``by_cause`` that are causes; most first."""
     unit = 1e9 * len(by_cause) * facts.steps_or_window
-    stacks = facts.analysis.stacks
-    python_in = {gaps.gap: gaps.lines for gaps in stacks.gaps} if stacks is not None else {}
     out = {}
     for key in _CAUSE_KEYS:
         time, gaps, parts = 0, 0, dict.fromkeys(_LATE_PARTS, 0.0)
@@ -151,8 +149,10 @@ def _totals(
                 parts[part] += intersect(spans, own[part]).total
         if time:
             cause, part = _cause_and_part(key, parts)
-            out[key] = IdleTotal(cause, part, time / unit, gaps, _finding(cause, part, {}, facts.analysis.findings),
-                                 python_in.get(cause, ()))
+            all_gpus = merge(EMPTY, *(_of_cause(idle, by_cause[idle.timeline.gpu], key) for idle in idle_spans))
+            lines = gap_lines(cause, all_gpus, time / unit, python).lines if python and cause in GAPS else ()
+            finding = _finding(cause, part, {}, facts.analysis.findings)
+            out[key] = IdleTotal(cause, part, time / unit, gaps, finding, lines)
     return dict(sorted(out.items(), key=lambda item: -item[1].s_per_step))
 
 

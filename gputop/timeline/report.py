@@ -10,6 +10,7 @@ import numpy as np
 from gputop.advice.trace.facts import TraceFacts
 from gputop.core.codec import to_document
 from gputop.diagnosis.python_lines import line_words
+from gputop.render.finding_text import BY_TRACER
 from gputop.text.units import fit, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
 from gputop.timeline.idle_gaps import IdleGaps
@@ -34,7 +35,7 @@ def text_of(found: IdleGaps, facts: TraceFacts, origin_ns: int, width: int = 80)
         lines += wrap(f"{total.text(facts.period_s)}{f' [{total.finding}]' if total.finding else ''}", width,
                       f"{seconds(total.s_per_step):>10}  ", " " * 12)
         for line in total.python[:_MAX_LINES]:
-            lines += wrap(line_words(line, facts.basis), width, " " * 12, " " * 14)
+            lines += wrap(line_words(line, facts.basis) + BY_TRACER * line.traced, width, " " * 12, " " * 14)
     lines += ["", "Idle gaps by GPU time lost"]
     for number, idle_gap in enumerate(idle_gaps, 1):
         lines += _lines(number, idle_gap, facts, origin_ns, width)
@@ -58,7 +59,7 @@ def _lines(number: int, gap: IdleGap, facts: TraceFacts, origin_ns: int, width: 
         yield from wrap(f"host: {done}", width, "     ", "       ")
     if gap.python:
         ran = ", ".join(f"{printable(own.line)} {percent(own.share)}" for own in gap.python[:_MAX_LINES])
-        yield from wrap(f"Python: {ran}", width, "     ", "       ")
+        yield from wrap(f"Python{BY_TRACER * gap.python[0].traced}: {ran}", width, "     ", "       ")
     if gap.meanwhile:
         yield from wrap(gap.meanwhile, width, "     ", "       ")
     if gap.ended_by:
@@ -80,7 +81,8 @@ def to_json(idle_gaps: Sequence[IdleGap], facts: TraceFacts, origin_ns: int) -> 
         "finding": gap.finding, "ended_by": gap.ended_by or None, "meanwhile": gap.meanwhile or None,
         "host": [{"thread": work.thread, "threads": work.threads, "role": work.role, "op": work.op or None,
                   "time_s": work.time_ns / 1e9} for work in gap.work],
-        "python": [{"line": own.line, "file": own.file, "inner": own.inner or None, "time_s": own.s_per_step}
+        "python": [{"line": own.line, "file": own.file, "inner": own.inner or None, "time_s": own.s_per_step,
+                    "traced": own.traced}
                    for own in gap.python],
     } for gap in idle_gaps]
 

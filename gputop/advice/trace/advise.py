@@ -114,8 +114,10 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
     most = max(of_causes, key=lambda gaps: gaps.s_per_step)
     if verdict.share * facts.period_s < _ABOUT_THEM * most.s_per_step:
         return ()
-    lines = tuple(Culprit(line.line, "line", line.s_per_step, stacks.basis) for line in most.lines
+    lines = tuple(Culprit(line.line, "line", line.s_per_step, stacks.basis, traced=line.traced) for line in most.lines
                   if line.share >= _WORTH_NAMING)
     # A stage of the input pipeline is no rival: the lines are what it runs.
     known = max((culprit.time_s or 0.0 for culprit in verdict.culprits if culprit.kind != "stage"), default=0.0)
-    return lines if lines and (lines[0].time_s or 0.0) >= known else ()
+    # Functions that the trace names are parts of the lines that its own tracer gives.
+    rivals = [line.s_per_step for line in most.lines][:None if lines and lines[0].traced else 1]
+    return lines if lines and sum(rivals) >= known else ()

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import GpuTimeline
+from gputop.analysis.host.python_tracer import function_text
 from gputop.analysis.results import GapWork, StepGaps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
@@ -131,9 +132,9 @@ def marks(trace: Trace) -> npt.NDArray[np.bool_]:
     return found
 
 
-def without_prefix(name: str) -> str:
-    """An op's name without what eager execution puts before it."""
-    return _EAGER_PREFIX.sub("", name)
+def shown_name(name: str) -> str:
+    """An op's name without what eager execution puts before it, and a function of Python as its lines are shown."""
+    return function_text(name) or _EAGER_PREFIX.sub("", name)
 
 
 def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[dict[str, tuple[int, int]], int]:
@@ -155,7 +156,7 @@ def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[d
     events = np.bincount(charged.name[holds], minlength=len(trace.names))
     out: dict[str, tuple[int, int]] = {}
     for name in np.flatnonzero(times).tolist():
-        text = without_prefix(trace.names[name])
+        text = shown_name(trace.names[name])
         known = out.get(text, (0, 0))
         out[text] = known[0] + int(times[name]), known[1] + int(events[name])
     return out, lines * gaps.total - int(charged.outer_ns.sum())
@@ -165,8 +166,8 @@ def longest_on_host(trace: Trace, names: Collection[str], within: Spans) -> dict
     """By name when the event of it begins (seconds) that lies longest in ``within``. ``names`` are of host events or of
     eager ops, as :func:`work_in` gives them; those without such an event are left out."""
     host, number = trace.host, np.full(len(trace.names) + 1, -1, np.int64)  # the last one answers for no name
-    wanted = {text: i for i, name in enumerate(names) for text in (f"EagerLocalExecute: {name}", name)}
-    for i, text in enumerate(trace.names):
+    wanted = {name: i for i, name in enumerate(names)}
+    for i, text in enumerate(map(shown_name, trace.names)):
         if text in wanted:
             number[i] = wanted[text]
     eager, op = host_stat(host, "eager_op")

@@ -10,6 +10,7 @@ from gputop.analysis.gpu.rank_times import least_median_most
 from gputop.diagnosis.per_step import per_step
 from gputop.diagnosis.python_lines import line_words, per_basis, worth_showing
 from gputop.diagnosis.roofline import picture
+from gputop.render.finding_text import BY_TRACER
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seconds
 
@@ -380,7 +381,8 @@ def _python(found: Analysis) -> Table:
     rows = tuple((node.time_s / whole, node.time_s, node.gap_s, node.line) for node in stacks.flame)
     period_s = found.steps.mean_s if found.steps is not None else found.trace.window_s
     ran = "; ".join(line_words(gaps.lines[0], stacks.basis) for gaps in worth_showing(stacks, period_s) if gaps.lines)
-    return Table("Python", columns, rows, "", f"The training loop, {per_basis(stacks.basis)}. In gaps: "
+    by_whom = BY_TRACER * stacks.traced
+    return Table("Python", columns, rows, "", f"The training loop, {per_basis(stacks.basis)}{by_whom}. In gaps: "
                  f"{ran or 'no line was seen'}. space: unfold a row.", tuple(node.parent for node in stacks.flame),
                  opened=tuple(i for i, node in enumerate(stacks.flame) if node.time_s >= _HOT * whole))
 

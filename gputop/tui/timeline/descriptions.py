@@ -9,6 +9,7 @@ from rich.text import Text
 
 from gputop.analysis.results import StackLine
 from gputop.diagnosis.python_lines import line_words
+from gputop.render.finding_text import BY_TRACER
 from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
 from gputop.render.styled_text import StyledText, justify
 from gputop.text.units import fit, percent, printable, ranges, seconds
@@ -204,7 +205,7 @@ def idle_total_lines(
 def _python_line(line: StackLine, basis: str) -> list[StyledText]:
     """"Python    38 ms of each step: metrics.py:112 confusion_matrix"; of one gap without the basis."""
     text = line_words(line, basis) if basis else f"{seconds(line.s_per_step)}: {printable(line.line)}"
-    return [("Python    ", DIM), (text, PLAIN)]
+    return [("Python    ", DIM), (text, PLAIN), (BY_TRACER * line.traced, DIM)]
 
 
 def _work_line(share: float, thread: str, what: str, names: int) -> list[StyledText]:

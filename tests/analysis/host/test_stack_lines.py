@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gputop.advice.registry import rule_of
 from gputop.advice.trace.advise import lines_of_finding
 from gputop.advice.verdict import Verdict
-from gputop.analysis.host.stack_lines import Lines, line_text, lines_of_gaps, stack_spans
+from gputop.analysis.host.python_stacks import sampled_stacks, stack_spans
+from gputop.analysis.host.stack_lines import Lines, line_text, lines_of_gaps
 from gputop.analysis.results import Analysis, GapLines, HostStacks
 from gputop.core.host_stacks import StackFrame
 from gputop.diagnosis.diagnose import analyze_trace, examine
@@ -190,7 +191,7 @@ def test_what_runs_in_gaps_is_charged_by_random_samples(seed: int, rate_hz: floa
     starts = (np.arange(steps) * period + call_s) * 1e9
     gaps = Spans(starts.astype(np.int64), (starts + gap_s * 1e9).astype(np.int64))
     window = union([0], [int(steps * period * 1e9)])
-    lines = Lines(samples, 0, subtract(window, gaps))
+    lines = Lines(sampled_stacks(samples, 0), subtract(window, gaps))
     seen = lines.seen(gaps)
     times = {line_text(f).partition(":")[0]: time for f, time, _ in lines.of(seen)}
     assert sum(times.values()) <= seen.total + 1000 * len(seen.start)
@@ -215,7 +216,7 @@ def test_stacks_of_a_thread_are_disjoint_and_in_order(times: list[float], rate_h
 
 def test_single_gaps_have_their_own_lines():
     samples = sampled({"MainThread": [(0.0, STEP), (0.5, METRICS), (0.6, STEP), (0.8, LOGS)]}, 1.0, start_s=0.0)
-    lines = Lines(samples, 0, EMPTY)
+    lines = Lines(sampled_stacks(samples, 0), EMPTY)
     first, second, unseen = lines_of_gaps([lines], [(500_000_000, 600_000_000, "gap"), (800_000_000, 10 ** 9, "eager"),
                                                     (700_000_000, 701_000_000, "gap")])
     assert first[0].line == "metrics.py:112 confusion_matrix" and second[0].line == "train.py:90 <module>"

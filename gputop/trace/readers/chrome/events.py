@@ -21,10 +21,12 @@ from gputop.trace.readers.content import MemoryWatch, too_big
 DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "memcpy": Kind.COPY_OTHER,
                      "gpu_memset": Kind.MEMSET, "memset": Kind.MEMSET}
 HOST = -1  # in the column ``category``; else the Kind of the category
+_WITHOUT_DETAILS = frozenset(("cpu_op", "cuda_runtime", "cuda_driver", "python_function"))
 _SKIPPED_CATEGORIES = frozenset(("gpu_user_annotation", "trace", "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu"))
 _MEMBERS = frozenset(("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties", "otherData"))
 _STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
 _COPY_ENDS = re.compile(r"\((\w+) -> (\w+)\)")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>$")  # of the object whose method is called: another name for each
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|node)[_-]?(\d{1,6})", re.IGNORECASE)
 _BATCH = 1 << 14
 _MAX_DEVICE = 1 << 20
@@ -177,10 +179,14 @@ class _Events:
         args = args if isinstance(args, dict) else {}
         if category == "user_annotation":
             self._append_stat("annotation", 1)
+        elif category == "python_function":
+            name = _ADDRESS.sub(">", name)
+            if isinstance(args.get("CallFrom"), str):
+                self._append_stat("called_from", self.builder.names[args["CallFrom"]])
         tid = hashable(event.get("tid"))
         row = self._row(pid, tid)
         index, kind = self.builder.names[name], DEVICE_CATEGORIES.get(category, HOST)
-        if not args or category in ("cpu_op", "cuda_runtime", "cuda_driver"):  # most events, and only of the host
+        if not args or category in _WITHOUT_DETAILS:  # most events, and only of the host
             correlation, sequence = integer(args.get("correlation")), integer(args.get("Sequence number"))
             if sequence >= 0:
                 self._append_stat("sequence", sequence)
