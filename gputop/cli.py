@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -48,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_OK
         if sys.stdout is None:
             raise GputopError("standard output is closed", "Redirect the output to a file, or use -o FILE.")
+        if args.command is not None:
+            gc.enable()
         status: int = import_module(f"gputop.commands.{args.command or 'monitor'}").run(args)
         sys.stdout.flush()  # a full disk is said here, not by the interpreter on its way out
         return status

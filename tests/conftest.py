@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gputop.advice.registry import Own
+from gputop.advice.own_registry import Own
 from tests.tf_job import TfJob, start_tf_job
 from tests.tui.textual_private import make_pilots_cheap
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from gputop.advice.registry import FINDING_IDS, LIMITS, Own
+from gputop.advice.own_registry import Own
+from gputop.advice.registry import FINDING_IDS, LIMITS
 from gputop.advice.rule import Limit
 from gputop.core import metrics
 from gputop.core.findings import Finding, Gain
@@ -33,7 +34,8 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
     one id counts; of limits the last."""
     rules: dict[str, RuleText] = {}
     budgets: dict[str, Budget] = {}
-    limits, problems = dict(LIMITS), []
+    limits: dict[str, Limit] = {}
+    problems: list[Problem] = []
     for file in files:
         problems += file.problems
         for rule in file.rules:

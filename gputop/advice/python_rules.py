@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputop.advice.registry import FINDING_IDS, Own
+from gputop.advice.own_registry import Own
+from gputop.advice.registry import FINDING_IDS
 from gputop.advice.rule import Origin, PythonRule, Rule
 from gputop.core.codec import convert, to_document
 from gputop.core.findings import Abstained, Finding

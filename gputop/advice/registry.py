@@ -6,17 +6,12 @@ It imports records only, no rule's code: the first frame pays for a table, not f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live_rules import LIVE_RULES
-from gputop.advice.rule import OWN, Limit, Origin, PythonRule, Rule
+from gputop.advice.own_registry import Own
+from gputop.advice.rule import OWN, Limit, Origin, Rule
 from gputop.advice.trace_rules import TRACE_RULES
-
-if TYPE_CHECKING:
-    from gputop.core.findings import Abstained
-    from gputop.rules.files import RulePath
-    from gputop.rules.rule_file import Budget, RuleText
 
 RULES: tuple[Rule, ...] = (*TRACE_RULES, *LIVE_RULES, *FLEET_RULES)
 
@@ -54,31 +49,19 @@ EXPLANATIONS: frozenset[str] = frozenset(id_ for rule in RULES if not rule.costs
 _BY_ID: Mapping[tuple[Origin, str], Rule] = {(rule.origin, id_): rule for rule in RULES for id_ in rule.ids}
 
 
-class Own:
-    """What the user adds to the registry, for the whole process (:func:`gputop.advice.own.install`): rules as text,
-    limits in the place of gputop's, budgets, and rules in Python. Set before anything is judged."""
-
-    rules: tuple[RuleText, ...] = ()
-    python_rules: tuple[PythonRule, ...] | None = ()  # None: not loaded yet
-    not_loaded: tuple[Abstained, ...] = ()  # entry points that cannot be used
-    paths: tuple[RulePath, ...] | None = None  # of the files all this was read from; None: nothing of the user's
-
-    @classmethod
-    def clear(cls) -> None:
-        """Nothing of the user's."""
-        cls.rules, cls.python_rules, cls.not_loaded, cls.limits, cls.budgets, cls.paths = (), (), (), LIMITS, (), None
-    limits: Mapping[str, Limit] = LIMITS  # all, with those that the user set
-    budgets: tuple[Budget, ...] = ()
-
-
 def limit(limit_id: str) -> float:
     """The value of a limit; raises KeyError for an id that is not in the tables."""
-    return Own.limits[limit_id].value
+    return limit_record(limit_id).value
+
+
+def limit_record(limit_id: str) -> Limit:
+    """A limit as it counts: the user's where there is one; raises KeyError for an id that is not in the tables."""
+    return Own.limits.get(limit_id) or LIMITS[limit_id]
 
 
 def source(*limit_ids: str) -> str:
     """Where these limits come from, in one line."""
-    return "; ".join(dict.fromkeys(Own.limits[id_].source for id_ in limit_ids))
+    return "; ".join(dict.fromkeys(limit_record(id_).source for id_ in limit_ids))
 
 
 def rule_of(finding_id: str, origin: Origin) -> Rule | None:

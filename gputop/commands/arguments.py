@@ -7,6 +7,8 @@ is built only where the command line names it: building all of them takes as lon
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -110,9 +112,25 @@ COMMANDS: Mapping[str, Command] = {
 }
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        # argparse makes one for each option that is declared, and asks shutil for the width, which is slow to import.
+        super().__init__(prog, width=_help_width())
+
+
+def _help_width() -> int:
+    """Columns of help: two less than the terminal's, as argparse has it."""
+    with contextlib.suppress(ValueError):
+        if (columns := int(os.environ.get("COLUMNS", ""))) > 0:
+            return columns - 2
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return (os.get_terminal_size(sys.__stdout__.fileno()).columns or 80) - 2  # type: ignore[union-attr]
+    return 78
+
+
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+        super().__init__(formatter_class=_Help, **settings)
 
     def error(self, message: str) -> NoReturn:
         console.note(self.format_usage())

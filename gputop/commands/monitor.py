@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import sys
 
@@ -17,7 +18,6 @@ _M_ARENA_MAX = -8  # M_ARENA_MAX of malloc.h
 
 def run(args: argparse.Namespace) -> int:
     from gputop.telemetry.sampler import Sampler
-    from gputop.tui.monitor import first_paint
 
     share_one_heap()
     source, options = source_of(args), options_of(args)
@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if unfit:
         from gputop.commands import snapshot
 
+        gc.enable()
         say(f"{unfit}: one snapshot as text in place of the monitor (gputop snapshot has more forms)")
         if args.export is not None:
             say("--export serves nothing without the monitor; gputop export does")
@@ -35,6 +36,9 @@ def run(args: argparse.Namespace) -> int:
     check_notify(args)
     preferences = preferences_of(args)
     sampler = Sampler(source, options.interval_s)
+    sampler.start()
+    from gputop.tui.monitor import first_paint  # while the driver starts
+
     with first_paint.shown(sampler, preferences.palette()) as frame:
         # The slow imports follow from here on, because the GPUs are on the screen now.
         import_asyncio_without_ssl()

@@ -18,7 +18,7 @@ def use_own_rules(args: argparse.Namespace, config: Config) -> list[str]:
     """
     if args.command in _WITHOUT:
         return []
-    from gputop.advice.registry import Own
+    from gputop.advice.own_registry import Own
     from gputop.rules.files import rule_paths
 
     Own.clear()

@@ -51,11 +51,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
+    from gputop.advice.own_registry import Own
     from gputop.advice.python_rules import python_rules
-    from gputop.advice.registry import LIMITS, RULES, Own
+    from gputop.advice.registry import LIMITS, RULES, limit_record
 
     built_in = [*RULES, *python_rules("live"), *python_rules("trace")]
-    shown = [own for own in Own.limits.values() if args.limits or args.json or own is not LIMITS[own.id]]
+    shown = list(map(limit_record, LIMITS if args.limits or args.json else Own.limits))
     if args.json:
         console.write_json({
             "schema": "gputop.rules/1",
@@ -101,7 +102,7 @@ def _limit_json(own: Limit, default: Limit) -> dict[str, Any]:
 def _check(args: argparse.Namespace) -> int:
     """Mistakes with their lines; exit status 1 where there is one."""
     from gputop.advice.own import install
-    from gputop.advice.registry import Own
+    from gputop.advice.own_registry import Own
     from gputop.rules.files import RulePath, load_rules
 
     paths = [RulePath(word, "named") for word in args.words] or list(Own.paths or ())
@@ -142,8 +143,9 @@ def _count(number: int, what: str) -> str:
 
 
 def _explain(args: argparse.Namespace) -> int:
+    from gputop.advice.own_registry import Own
     from gputop.advice.python_rules import python_rules
-    from gputop.advice.registry import RULES, Own
+    from gputop.advice.registry import RULES
 
     if len(args.words) != 1:
         raise GputopError("explain takes the id of one rule", "gputop rules list has all.", EXIT_USAGE)
@@ -172,7 +174,7 @@ def _about_own(rule: RuleText) -> Iterator[str]:
 
 
 def _about(rule: Rule) -> Iterator[str]:
-    from gputop.advice.registry import Own
+    from gputop.advice.registry import limit_record
 
     yield f"{rule.id}   on {rule.origin}, from {_by(rule)}"
     if len(rule.ids) > 1:
@@ -182,7 +184,7 @@ def _about(rule: Rule) -> Iterator[str]:
     if rule.follows_from:
         yield from wrap(", ".join(dict.fromkeys(cause.id for cause in rule.follows_from)), width(), "  follows from ")
     for id_ in (*(own.id for own in rule.limits), *rule.shared_limits):
-        yield from wrap(f"{id_} = {_value(Own.limits[id_])}   {Own.limits[id_].source}", width(), "  ", "      ")
+        yield from wrap(f"{id_} = {_value(limit_record(id_))}   {limit_record(id_).source}", width(), "  ", "      ")
 
 
 def _names(_: argparse.Namespace) -> int:
@@ -211,7 +213,7 @@ def names_table() -> Iterator[str]:
 
 def _test(args: argparse.Namespace) -> int:
     """What the rules of a file say of a trace or a recording."""
-    from gputop.advice.registry import Own
+    from gputop.advice.own_registry import Own
     from gputop.diagnosis.own_rules import use_rules
     from gputop.diagnosis.rule_trials import over_samples, over_trace, to_json
     from gputop.rules.files import RulePath

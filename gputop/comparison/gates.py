@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gputop.advice.registry import FINDING_IDS, Own
+from gputop.advice.own_registry import Own
+from gputop.advice.registry import FINDING_IDS
 from gputop.advice.trace.own_rules import missing, over_budget
 from gputop.analysis.results import Analysis
 from gputop.comparison.compare import Comparison, signed

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from gputop.advice.own import install
-from gputop.advice.registry import Own
+from gputop.advice.own_registry import Own
 from gputop.rules.files import RulePath, load_rules
 
 

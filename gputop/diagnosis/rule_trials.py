@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputop.advice.live.advise import live_advice
 from gputop.advice.live.node_view import NodeView
 from gputop.advice.live.own_rules import HeldConditions, own_live_outcomes
-from gputop.advice.registry import Own
+from gputop.advice.own_registry import Own
 from gputop.advice.trace.own_rules import missing, over_budget, own_outcome
 from gputop.analysis.results import Analysis
 from gputop.core.findings import Abstained, Finding

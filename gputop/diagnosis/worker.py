@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gputop.advice.registry import Own
+from gputop.advice.own_registry import Own
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.results import Analysis
 from gputop.core.codec import convert, parse, to_document

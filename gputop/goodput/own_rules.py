@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gputop.advice.live.node_view import NodeView
 from gputop.advice.live.own_rules import HeldConditions, own_live_outcomes
-from gputop.advice.registry import Own
+from gputop.advice.own_registry import Own
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import NodeSample
 from gputop.goodput.model import OwnRuleReport

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from rich.style import Style
@@ -44,4 +43,6 @@ def wrap(text: str, width: int, lines: int) -> list[str]:
     """``text`` broken at spaces into at most ``lines`` lines; an ellipsis stands for what is left out."""
     if width <= 4:
         return [fit(text, width)][:lines]
+    import textwrap  # the first frame wraps nothing
+
     return textwrap.wrap(text, width, max_lines=max(1, lines), placeholder=" …") or [""]

@@ -122,6 +122,7 @@ class GputopApp(TerminalApp):
         self._refresh_all()
         self.show_preference_warnings()
         self.session.ring = self.ring
+        gc.enable()
         # What exists now stays until the end, so the garbage collector need not search it every few seconds.
         gc.collect()
         gc.freeze()

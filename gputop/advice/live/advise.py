@@ -15,8 +15,8 @@ from gputop.advice.live.bottleneck import live_limit
 from gputop.advice.live.node_view import NodeView
 from gputop.advice.live.own_rules import HeldConditions, own_live_outcomes
 from gputop.advice.live_rules import LIVE_RULES
+from gputop.advice.own_registry import Own
 from gputop.advice.python_rules import guarded, python_rules
-from gputop.advice.registry import Own
 from gputop.advice.rule import Rule
 from gputop.advice.verdict import Missing, finding
 from gputop.core.findings import Abstained, Advice, Finding, collect

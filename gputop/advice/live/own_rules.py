@@ -9,7 +9,8 @@ from functools import cached_property
 
 from gputop.advice.live.node_view import NodeView
 from gputop.advice.own import Figures, own_finding
-from gputop.advice.registry import Own, limit
+from gputop.advice.own_registry import Own
+from gputop.advice.registry import limit
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import GpuSample, Reading
 from gputop.rules.check import Reference

@@ -16,8 +16,8 @@ import numpy as np
 
 from gputop.advice.causes import fold_consequences
 from gputop.advice.evaluation_caveats import with_evaluation_caveat
+from gputop.advice.own_registry import Own
 from gputop.advice.python_rules import guarded, python_rules
-from gputop.advice.registry import Own
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.inputs import MISSING

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from gputop.advice.own import Figures, own_finding
-from gputop.advice.registry import Own
+from gputop.advice.own_registry import Own
 from gputop.advice.trace.inputs import GPU_ALLOCATOR
 from gputop.analysis.results import Analysis, KernelRow, LayerRow
 from gputop.core.findings import Abstained, Advice, Finding, ranked

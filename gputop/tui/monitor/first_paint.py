@@ -33,7 +33,7 @@ FIRST_SAMPLE_TIMEOUT_S = 0.4  # after which Textual starts without a first frame
 
 @contextlib.contextmanager
 def shown(sampler: Sampler, palette: TerminalPalette) -> Iterator[FirstFrame]:
-    """Start the sampler and paint its first GPUs, if they come in time and the terminal has room.
+    """Paint the first GPUs of a sampler that was started, if they come in time and the terminal has room.
 
     At the end the sampler is stopped, and the screen given back where an error or a signal came
     before Textual had taken it over. Raises the sampler's failure, should the source not open in that time.
@@ -49,7 +49,6 @@ def shown(sampler: Sampler, palette: TerminalPalette) -> Iterator[FirstFrame]:
 
 
 def _show(sampler: Sampler, palette: TerminalPalette, frame: FirstFrame) -> None:
-    sampler.start()
     sampler.first_gpus_ready.wait(FIRST_SAMPLE_TIMEOUT_S)
     if sampler.failure is not None:
         raise sampler.failure

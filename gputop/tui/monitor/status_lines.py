@@ -13,7 +13,6 @@ from gputop.core.samples import CgroupSample, HostSample, NodeSample, Reading
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.render.styled_text import StyledText, justify
-from gputop.text.commands import short_description
 from gputop.text.units import NA, bytes_, printable, rate, ratio, reading, seconds
 
 if TYPE_CHECKING:
@@ -192,7 +191,8 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     """
     if status is not None and status.running:
         return _progress(status, width)
-    from gputop.profiler.capture.records import usable  # not for the first frame
+    from gputop.profiler.capture.records import usable  # not for the first frame, nor is the next
+    from gputop.text.commands import short_description
 
     left: list[StyledText] = [(" Job  ", BOLD)]
     if ended is not None:

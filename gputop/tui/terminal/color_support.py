@@ -183,14 +183,11 @@ class TerminalPalette:
 
     def __init__(self, scheme: str = "dark", colors: Colors = "truecolor", glyphs: Glyphs = "unicode") -> None:
         self.scheme, self.colors, self.glyphs = scheme, colors, glyphs
+        # Whether there is nothing to translate.
+        self.plain = (scheme, colors, glyphs) == ("dark", "truecolor", "unicode")
         self._light = scheme == "light"
         self._styles: dict[Style, Style] = {}
         self._table = _TABLES.get(glyphs)
-
-    @property
-    def plain(self) -> bool:
-        """Whether there is nothing to translate."""
-        return (self.scheme, self.colors, self.glyphs) == ("dark", "truecolor", "unicode")
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -210,6 +207,8 @@ class TerminalPalette:
 
     def style(self, style: Style) -> Style:
         """A style as this terminal shows it."""
+        if self.plain:
+            return style
         shown = self._styles.get(style)
         if shown is None:
             shown = self._styles[style] = self._without_color(style) if self.colors == "none" else self._colored(style)
