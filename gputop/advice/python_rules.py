@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from gputop.advice.own_registry import Own
 from gputop.advice.registry import FINDING_IDS
 from gputop.advice.rule import Origin, PythonRule, Rule
-from gputop.core.codec import convert, to_document
 from gputop.core.findings import Abstained, Finding
 from gputop.text.units import printable
 
@@ -81,6 +80,8 @@ def guarded(rule: Rule, judge: Callable[[], Finding | Abstained | None]) -> Find
     try:
         outcome = judge()
         if isinstance(outcome, Finding):
+            from gputop.core.codec import convert, to_document  # 2 MB, which most monitors do without
+
             return replace(convert(to_document(outcome), Finding), yours=rule.package)
         return outcome
     except Exception as error:  # noqa: BLE001  somebody else's code

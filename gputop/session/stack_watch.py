@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from gputop.core.errors import GputopError
-from gputop.core.host_stacks import StackSamples
 
 if TYPE_CHECKING:
+    from gputop.core.host_stacks import StackSamples
     from gputop.profiler.client import Progress
     from gputop.ranks.stack_sampler import StackSampler
 

@@ -5,6 +5,9 @@ levels per slice of time. A slice's number is ``floor(time / length)`` and its r
 modulo the ring's size, so nothing is shifted and a gap in time costs nothing: a row whose
 stored number differs from the requested one is empty.
 
+The finest tier is not written as long as the single samples reach as far back as it would: at one sample a second it
+never is, and would be three quarters of what an hour takes.
+
 The rows lie in common memory, a page of which is taken when it is first written: memory grows with what is kept, up to
 a fixed bound. Plain Python and not NumPy, which the monitor would import for this and the live rules alone: 13 MB. A
 row is a few hundred numbers, of which one call of NumPy's costs as much as some dozens.
@@ -31,6 +34,7 @@ _SLICE_TOLERANCE = 1e-5
 
 _EMPTY = -2**63  # the slot number of a row that holds nothing
 _MOST = 2**16 - 1  # that is counted of readings in a slice
+_CAUGHT_UP_AT_ONCE = 20  # samples that are added to the finest tier with a new one, so that none takes long
 
 Series = list[float]
 
@@ -174,6 +178,7 @@ class Rings:
         for slice_s, rows in tiers:
             self._tiers.append(Tier(slice_s, rows, offset))
             offset += rows
+        self._lagging = 0  # of the single samples the newest ones, which the finest tier does not hold yet
         self._slots = array("q", [_EMPTY]) * offset
         self._open: list[_OpenSlice | None] = [None] * len(self._tiers)
         self._count = _Table(offset, gpus * metrics, "H")
@@ -190,8 +195,14 @@ class Rings:
         """Add one sample: the values of all columns GPU by GPU, the scales likewise, flags; NaN is missing."""
         if time_s < self.newest_s:
             self._forget_from(time_s)
+        finest = self._tiers[0]
+        samples_reach_s = (time_s - self.newest_s) * self._raw_samples  # at this interval
         self.first_s = min(self.first_s, time_s)
         self.newest_s = time_s
+        if samples_reach_s < finest.slice_s * finest.rows:
+            self._catch_up(_CAUGHT_UP_AT_ONCE)
+        elif self._lagging == self._raw_samples:
+            self._catch_up(1)
         head = self._head
         if self._kept == self._raw_samples:
             self._overwritten_s = self._times.cells[head]
@@ -201,18 +212,29 @@ class Rings:
         self._flags[head] = flags
         self._head = (head + 1) % self._raw_samples
         self._kept = min(self._raw_samples, self._kept + 1)
+        lags = self._lagging > 0 or samples_reach_s >= finest.slice_s * finest.rows
+        self._lagging += lags
         # Both are kept with the precision of the tables, so that all of them tell the same.
-        self._add_to_tiers(time_s, self._values[head], self._scales[head])
+        self._add_to_tiers(time_s, self._values[head], self._scales[head], range(int(lags), len(self._tiers)))
 
-    def _add_to_tiers(self, time_s: float, values: Sequence[float], scales: Sequence[float]) -> None:
+    def _catch_up(self, samples: int) -> None:
+        """Add to the finest tier the oldest ``samples`` of those that it lacks, as far as it reaches."""
+        for _ in range(min(samples, self._lagging)):
+            row = (self._head - self._lagging) % self._raw_samples
+            time_s = self._times.cells[row]
+            if time_s >= self._reach_s(self._tiers[0]):
+                self._add_to_tiers(time_s, self._values[row], self._scales[row], range(1))
+            self._lagging -= 1
+
+    def _add_to_tiers(self, time_s: float, values: Sequence[float], scales: Sequence[float], tiers: range) -> None:
         places, scaled = self._levels_of(values, scales)
         present = [v == v for v in values]
         known = [v if v == v else 0.0 for v in values]
         low = [v if v == v else math.inf for v in values]
         high = [v if v == v else -math.inf for v in values]
-        for number, tier in enumerate(self._tiers):
+        for number in tiers:
+            tier, own = self._tiers[number], self._open[number]
             slot = math.floor(time_s / tier.slice_s)
-            own = self._open[number]
             if own is None or own.slot != slot:
                 self._store(own)
                 own = self._open[number] = self._begin(tier, slot)
@@ -273,6 +295,7 @@ class Rings:
         oldest = self._head - self._kept
         self._kept = sum(stop - start for start, stop in self._raw_parts(-math.inf, time_s))
         self._head = (oldest + self._kept) % self._raw_samples
+        self._lagging = min(self._lagging, self._kept)
         for number, tier in enumerate(self._tiers):
             self._store(self._open[number])
             self._open[number] = None
@@ -334,6 +357,10 @@ class Rings:
         if raw_covers and not has_levels:
             return self._lane_of_samples(gpu, column, grid, full_scale)
         covering = [tier for tier in self._tiers if begin_s >= self._reach_s(tier)]
+        if self._lagging and raw_covers:
+            covering = [tier for tier in covering if tier is not self._tiers[0]]
+        elif self._tiers[0] in covering:
+            self._catch_up(self._lagging)
         for tier in reversed(covering):
             parts = grid.slice_s / tier.slice_s
             if parts > 1 - _SLICE_TOLERANCE and abs(parts - round(parts)) < _SLICE_TOLERANCE:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-_LARGE = ("numpy", "grpc", "google.protobuf", "importlib.metadata")
+_LARGE = ("numpy", "grpc", "google.protobuf", "importlib.metadata", "msgspec")
 _CODE = f"""
 import sys
 from tests.fakes import StillSession
 import gputop.session.finding_store, gputop.sources.dcgm.connection, gputop.tui.app, gputop.tui.monitor.lanes
+import gputop.session.session, gputop.session.capture_control
 session = StillSession(ticks=200)
 from gputop.advice.live.advise import live_advice
 live_advice(session.history, session.sample)

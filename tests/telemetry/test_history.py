@@ -409,6 +409,27 @@ def test_memory_is_bounded_and_taken_only_as_time_goes_on() -> None:
     assert process.memory_info().rss - before < reserved + 2e6
 
 
+def test_an_hour_at_one_sample_a_second_takes_a_quarter_of_what_its_slices_would() -> None:
+    history = History()
+    process = psutil.Process()
+    before = process.memory_info().rss
+    for i in range(3600):
+        history.append(node(START_S + i, *(gpu(f"GPU-{n}", {"sm_active": 0.5}) for n in range(8))))
+    assert process.memory_info().rss - before < 6e6  # of slices of a second 14 MB
+    lane = history.lane("GPU-7", "sm_active", end_s=START_S + 3600, slice_s=20.0, slices=180)
+    assert lane.count == [20] * 180
+
+
+def test_samples_that_come_faster_than_before_are_all_in_the_slices() -> None:
+    """The first hundred are spaced so that the single samples reach far enough; then they no longer do."""
+    history = History(raw_samples=100, tiers=((1.0, 60), (10.0, 60)))
+    times = [START_S + i for i in range(100)] + [START_S + 100 + i / 8 for i in range(320)]
+    rows = fill(history, times, "sm_active", 1)
+    end = START_S + 140
+    assert_same(history.lane("GPU-a", "sm_active", end_s=end, slice_s=1.0, slices=59),
+                reference(rows, int(end) - 59, 1.0, 59))
+
+
 # -- all GPUs at once, and the host ---------------------------------------------------------------
 
 def test_a_full_scale_can_be_asked_for_as_a_window() -> None:
