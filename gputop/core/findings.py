@@ -51,9 +51,10 @@ class Culprit:
     (of tf.data), "thread" (that launches), or "line" (of Python: "metrics.py:112 confusion_matrix").
     ``time_s`` is per step and GPU, or as ``per`` says; None: not known. ``names`` is how many different ops it sums;
     the last of a list sums what is left and has the name "". ``only_on``: the GPUs that alone run it, where others of
-    the job do not. ``source`` is its most expensive line ("train.py:31"). ``gpu`` and ``at_s`` (since the trace's
-    origin) are where its longest event begins; without ``gpu`` that is on the host. GPUs have the job's own numbers.
-    ``traced``: a line that the trace's own tracer recorded, and not samples of stacks.
+    the job do not; ``more_on``: those on which it takes longer than on the others, by ``time_s``. ``source`` is its
+    most expensive line ("train.py:31"). ``gpu`` and ``at_s`` (since the trace's origin) are where its longest event
+    begins; without ``gpu`` that is on the host. GPUs have the job's own numbers. ``traced``: a line that the trace's
+    own tracer recorded, and not samples of stacks.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Culprit:
     gpu: int | None = None
     at_s: float | None = None
     traced: bool = False
+    more_on: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

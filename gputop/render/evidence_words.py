@@ -114,6 +114,8 @@ LABELS = {
     "kernel_median_s": "length of a kernel (median)",
     "kernels": "kernels",
     "kernels_count_ratio": "its kernels, compared with the others'",
+    "blocks_ratio": "its kernels' blocks of threads, compared with the others'",
+    "longer_alike_ratio": "of its ops, by time, those that take longer alike",
     "kernels_per_s": "kernels started",
     "last_begins_late_s": "the last GPU begins late by",
     "last_to_arrive_count": "collectives to which it came last",

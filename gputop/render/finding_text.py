@@ -112,12 +112,13 @@ def _culprits(finding: Finding, shown: Sequence[Culprit], within: str) -> str:
     found, first = finding.culprits, shown[0]
     kinds = " and ".join(f"{kind}s" for kind in dict.fromkeys(culprit.kind for culprit in shown))
     where = (f"Only on GPU {ranges(first.only_on)}" if first.only_on else
+             f"Longer on GPU {ranges(first.more_on)} than on the others" if first.more_on else
              "On the host" if first.kind == "host" else
              "In Python" + BY_TRACER * first.traced if first.kind == "line" else
              _LEADS[finding.id] + kinds if finding.id in _LEADS else kinds.capitalize())
     by_gpu: dict[tuple[int, ...], list[str]] = {}
     for culprit in shown:
-        time = "" if culprit.time_s is None else f" {seconds(culprit.time_s)}"
+        time = "" if culprit.time_s is None else f" {'+' * bool(culprit.more_on)}{seconds(culprit.time_s)}"
         by_gpu.setdefault(culprit.only_on or first.only_on, []).append(
             printable(culprit.name) + time + (f" ({printable(culprit.source)})" if culprit.source else ""))
     listed = ", ".join(by_gpu.pop(first.only_on))

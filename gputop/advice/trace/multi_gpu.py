@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -16,6 +17,7 @@ from gputop.advice.trace.snippets import is_keras
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.layers.culprits import Events
+from gputop.analysis.layers.excess import Excess, excess_of
 from gputop.analysis.results import LaunchOrder, Replicas, ReplicaWork
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
@@ -25,6 +27,12 @@ _GPU0 = (
     "Keep metrics, evaluation and variables off it and give every replica the same share of the batch "
     "(a global batch divisible by the number of GPUs)."
 )
+_SLOWER = (
+    "Compare its clocks, temperature and power with the others' while the job runs, in gputop or nvidia-smi: heat, a "
+    "power limit or fixed clocks hold it back, or it is faulty."
+)
+_SHOW_CLOCKS = "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER"
+_OF_ITS_OWN = 0.5  # of what it takes longer, in ops that the others do not run: these alone are named
 _OTHER = "Give every replica the same share of the work: equal batches, and equally long sequences or graphs in them."
 _WHOLE_BATCH = "ds = ds.batch(per_gpu_batch * strategy.num_replicas_in_sync, drop_remainder=True)"
 _REPLICA_STEP = ("@tf.function\n"
@@ -58,6 +66,9 @@ class Imbalance(Verdict):
     others_compute_s: float  # median of the others
     kernels_ratio: float  # how many times as many kernels it runs
     own_work: bool  # more kernels: work that the others do not have, so it cannot be dealt out
+    longer_alike: float | None = None  # of its ops, by time, those that take longer as all do; None: not clear
+    blocks_ratio: float | None = None  # how many times as many blocks its kernels have
+    alike: str = ""  # all its ops take longer: it is "slower", its kernels are "larger", or it is "unknown" which
 
 
 def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
@@ -81,22 +92,52 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
     more = launches[heavy] / median(n for gpu, n in launches.items() if gpu != heavy)
     # Longer kernels are a larger share of the batch, which can be dealt out; more of them are work of its own.
     own = more - 1 >= limit("replica_imbalance.own_kernels") * (ratio - 1)
-    share = (savings.removed(work[heavy] - others, facts.period_s) if own else
+    excess = _excess(facts, heavy, work)
+    alike = "" if excess is None or own else _alike(excess, more)
+    slower = alike == "slower"
+    alone = own or slower  # what the others could not take from it
+    share = (savings.removed(work[heavy] - others, facts.period_s) if alone else
              savings.equalized(work, facts.period_s))
     if ratio < limit("replica_imbalance.ratio") or share < limit("replica_imbalance.share"):
         return None
-    ratios = {gpu: others / s if own else sum(work.values()) / len(work) / s
-              for gpu, s in work.items() if gpu == heavy or not own}
+    ratios = {gpu: others / s if alone else sum(work.values()) / len(work) / s
+              for gpu, s in work.items() if gpu == heavy or not alone}
     evened = tuple((timeline.computing, ratios[number]) for timeline in facts.gpu_timelines
                    if (number := gpu_number(facts.trace, timeline.gpu)) in ratios)
     rows = np.concatenate([timeline.computing for timeline in facts.gpu_timelines])
+    events: Events | None = Events(rows, only_on=(heavy,))
+    if alike:
+        events = None
+    elif excess is not None and excess.own_ns < _OF_ITS_OWN * excess.total_ns:
+        events = Events(excess.rows, excess.time_ns, more_on=(heavy,)) if excess.by_op else None
     return Imbalance(
-        events=Events(rows, only_on=(heavy,)),
-        cure=Cure(scaled=evened, assumes=f"GPU {heavy} has as little to do as the others." if own else
+        events=events, longer_alike=excess.alike if excess is not None else None,
+        blocks_ratio=excess.blocks if excess is not None else None, alike=alike,
+        cure=Cure(scaled=evened, assumes=f"GPU {heavy} is as fast as the others." if slower else
+                  f"GPU {heavy} has as little to do as the others." if own else
                   "The same work is spread evenly over the GPUs."),
-        id="gpu0_oversubscribed" if heavy == 0 else "replica_imbalance", gpus=(heavy,), share=share, heavy=heavy,
-        compute_s=work[heavy], others_compute_s=others, kernels_ratio=more, own_work=own,
+        id="gpu0_oversubscribed" if heavy == 0 and not slower else "replica_imbalance", gpus=(heavy,), share=share,
+        heavy=heavy, compute_s=work[heavy], others_compute_s=others, kernels_ratio=more, own_work=own,
     )
+
+
+def _excess(facts: TraceFacts, heavy: int, work: Mapping[int, float]) -> Excess | None:
+    """What the GPU computes longer than those of the others that take part."""
+    by_number = {gpu_number(facts.trace, timeline.gpu): timeline for timeline in facts.gpu_timelines}
+    others = [by_number[gpu] for gpu in work if gpu != heavy and gpu in by_number]
+    if heavy not in by_number or not others:
+        return None
+    return excess_of(facts.trace, by_number[heavy], others, facts.judged_spans, facts.calls)
+
+
+def _alike(excess: Excess, kernels_ratio: float) -> str:
+    """Why all ops take longer; "" where some do that others do not."""
+    if excess.alike < limit("replica_imbalance.alike"):
+        return ""
+    same = limit("replica_imbalance.same_work")
+    if excess.blocks is None or abs(kernels_ratio - 1) > same or excess.blocks < 1 - same:
+        return "unknown"
+    return "slower" if excess.blocks <= 1 + same else "larger"
 
 
 def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
@@ -105,10 +146,27 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
            f"{v.others_compute_s * 1e3:.3g} ms (median). The others wait for it at every synchronization.")
     if v.own_work:
         why += f" It runs {v.kernels_ratio:.2g}× as many kernels: work that the others do not have."
+    evidence = {"compute_s": v.compute_s, "others_compute_s": v.others_compute_s, "ratio": ratio,
+                "kernels_count_ratio": v.kernels_ratio, "share_ratio": v.share, f"{job.basis}_s": job.period_s}
+    if v.longer_alike is not None:
+        evidence["longer_alike_ratio"] = v.longer_alike
+    if v.blocks_ratio is not None:
+        evidence["blocks_ratio"] = v.blocks_ratio
+    if v.alike == "slower":
+        why += (" No layer is to blame: all its kernels take longer alike, and they are as many and as large as the "
+                "others'. The GPU itself is slower.")
+        return Explanation(
+            title=f"GPU {v.heavy} of the job takes {ratio:.2f}× the others' time for the same work", why=why,
+            evidence=evidence, action=_SLOWER, snippet=_SHOW_CLOCKS,
+            gain="at most: if it were as fast as the others, and the step follows its slowest GPU",
+            source=source("replica_imbalance.ratio", "replica_imbalance.share", "replica_imbalance.alike",
+                          "replica_imbalance.same_work"))
+    if v.alike in ("larger", "unknown"):
+        why += (" No layer is to blame: all its kernels take longer alike. "
+                + ("They are larger: it has a larger part of each batch." if v.alike == "larger" else
+                   "It has a larger part of each batch, or it is slower (clocks); the trace does not tell which."))
     return Explanation(
-        title=f"GPU {v.heavy} of the job does {ratio:.1f}× the others' work", why=why,
-        evidence={"compute_s": v.compute_s, "others_compute_s": v.others_compute_s, "ratio": ratio,
-                  "kernels_count_ratio": v.kernels_ratio, "share_ratio": v.share, f"{job.basis}_s": job.period_s},
+        title=f"GPU {v.heavy} of the job does {ratio:.1f}× the others' work", why=why, evidence=evidence,
         action=_GPU0 if v.heavy == 0 else _OTHER,
         snippet=_even_batches(job),
         gain="at most: if it had as little to do as the others, and the step follows its slowest GPU" if v.own_work

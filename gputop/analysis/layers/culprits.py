@@ -30,12 +30,14 @@ _NUMBER = re.compile(r"\d+")
 
 class Events(NamedTuple):
     """Device events (rows). ``time_ns`` of each, where that is not its length in the steps; ``only_on``: the GPUs (the
-    job's numbers) of whose events only those count that no other GPU has; ``timed``: whether their times are told;
+    job's numbers) of whose events only those count that no other GPU has; ``more_on``: those whose events these are,
+    with what they take longer than on the others as their times; ``timed``: whether times are told;
     ``idle``: whether those are of idle time before them, in which the host was at something else."""
 
     rows: I64
     time_ns: I64 | None = None
     only_on: tuple[int, ...] = ()
+    more_on: tuple[int, ...] = ()
     timed: bool = True
     idle: bool = False
 
@@ -75,7 +77,8 @@ def named_events(
     device, rows = trace.device, events.rows
     time = coverage(within, device.start_ns[rows], device.end_ns[rows]) if events.time_ns is None else events.time_ns
     number = np.array([gpu_number(trace, g) for g in range(len(trace.gpus))], np.int64)[device.gpu[rows]]
-    key = _ops(trace, rows, calls)
+    key = op_keys(trace, rows, calls)
+    gpus = events.more_on or gpus
     if events.only_on:
         here = np.isin(number, events.only_on)
         elsewhere = {_stem(_name(trace, op, calls)[0]) for op in np.unique(key[~here & (key >= 0)]).tolist()}
@@ -113,7 +116,7 @@ def named_events(
             name[:_MAX_NAME] + ("/*" if node.children else ""), "layer" if node.children else "op",
             node.time_ns / unit if events.timed else None, per, node.names, events.only_on,
             max(node.sources, key=lambda line: node.sources[line], default=""),
-            gpu_number(trace, int(device.gpu[row])), float(device.start_ns[row]) / 1e9)
+            gpu_number(trace, int(device.gpu[row])), float(device.start_ns[row]) / 1e9, more_on=events.more_on)
 
     groups = _opened(root)
     shown = [culprit(name, node) for name, node in groups[:MAX_CULPRITS]]
@@ -125,7 +128,7 @@ def named_events(
     return tuple(shown)
 
 
-def _ops(trace: Trace, rows: I64, calls: CallScopes | None) -> I64:
+def op_keys(trace: Trace, rows: I64, calls: CallScopes | None) -> I64:
     """For each event the op of its program, or that many plus the index of its op's name, or, where the trace names no
     op at all, the scope of its launch; -1: none."""
     device, many = trace.device, len(trace.hlo_ops)
@@ -143,6 +146,11 @@ def _name(trace: Trace, op: int, calls: CallScopes | None) -> tuple[tuple[str, .
         return calls.scopes[op].path, ""
     name, source = (trace.hlo_ops[op].op_name, trace.hlo_ops[op].source) if op < many else (trace.names[op - many], "")
     return scope_of(name, False).path or ((name,) if name else ()), source
+
+
+def op_stem(trace: Trace, op: int, calls: CallScopes | None) -> str:
+    """By which the same op of different replicas is known; "": of no op."""
+    return _stem(_name(trace, op, calls)[0]) if op >= 0 else ""
 
 
 def _stem(path: Sequence[str]) -> str:

@@ -8,7 +8,8 @@ from gputop.advice.trace.job import Job
 from gputop.advice.trace.multi_gpu import describe_replica_imbalance
 from gputop.advice.trace.training_loop import CUSTOM, JAX, KERAS3, PYTORCH
 from gputop.diagnosis.diagnose import analyze_trace, examine
-from gputop.trace.model import Kind
+from gputop.render.finding_text import culprits_text
+from gputop.trace.model import Kind, LaunchShape
 from tests.advice.trace.traces import (
     KERNEL,
     NCCL,
@@ -86,6 +87,83 @@ def test_imbalance(heavy, id_, longer, left):
     assert (v.heavy, v.own_work) == (heavy, not longer)
     assert f.gain.step_time == pytest.approx((2 - left) * 6 / 20, abs=0.02) and f.severity == "high"
     assert f"GPU {heavy} of the job" in f.title  # the job's own numbers: CUDA_VISIBLE_DEVICES renumbers
+
+
+OPS = {"model/embedding/Gather": 1_000.0, "model/block_0/attention/MatMul": 2_000.0,
+       "model/block_1/attention/MatMul": 2_000.0, "model/mlp/MatMul": 3_000.0, "Adam/ResourceApplyAdam": 500.0}
+
+
+def layered(heavy: int, factors: dict[str, float], *, blocks: float | None = 1.0, kernels: int = 4) -> Builder:
+    """Four replicas of the same ops; on one of them each takes ``factors`` times as long, with ``blocks`` times as many
+    blocks of threads (None: the trace tells none). A replica's ops are numbered on, as TensorFlow does."""
+    b = job(4)
+    for i in range(STEPS):
+        for gpu in range(4):
+            at = i * STEP + 100.0
+            for op, time in OPS.items():
+                length = time * (factors.get(op, 1.0) if gpu == heavy else 1.0) / kernels
+                grid = round(1_000 * (blocks or 1) if gpu == heavy else 1_000)
+                scope, _, rest = op.partition("/")
+                for _ in range(kernels):
+                    b.run(gpu, at, length, KERNEL, launch=i * STEP + 1, launch_length=0.5,
+                          op=f"{scope}_{gpu}/{rest}" if gpu else op,
+                          shape=None if blocks is None else LaunchShape((grid, 1, 1), (128, 1, 1)))
+                    at += length + 1
+    return b
+
+
+def ahead(b: Builder) -> Builder:
+    """The job is paced by its GPUs."""
+    return launched_ahead(b, "python")
+
+
+@pytest.mark.parametrize("heavy", [0, 2])
+def test_where_a_layer_takes_longer_on_one_replica_it_is_named_by_how_much(heavy):
+    found = findings(ahead(layered(heavy, {"model/mlp/MatMul": 2.0})))
+    f = found["gpu0_oversubscribed" if heavy == 0 else "replica_imbalance"]
+    own, = f.culprits
+    assert own.name.endswith("mlp/MatMul") and own.more_on == f.gpus == (heavy,)
+    assert own.time_s == pytest.approx(3_000e-6, rel=1e-3)  # twice as long as on the others
+    assert culprits_text(f) == f"Longer on GPU {heavy} than on the others: {own.name} +3.0 ms per step"
+    assert f.evidence["longer_alike_ratio"] == pytest.approx(3_000 / 8_500, abs=0.01)
+    assert "No layer is to blame" not in f.why
+
+
+def test_layers_that_take_longer_are_named_by_the_excess_and_not_by_their_time():
+    f = findings(ahead(layered(1, {"model/embedding/Gather": 3.0, "model/mlp/MatMul": 1.2})))["replica_imbalance"]
+    assert [(own.name.rpartition("_1/")[2], own.time_s) for own in f.culprits] == [
+        ("embedding/Gather", pytest.approx(2_000e-6, rel=1e-3)), ("mlp/MatMul", pytest.approx(600e-6, rel=1e-3))]
+
+
+@pytest.mark.parametrize(("blocks", "words"), [
+    (1.0, "The GPU itself is slower"), (1.5, "a larger part of each batch"), (None, "the trace does not tell which")])
+def test_where_all_ops_take_longer_none_is_named(blocks, words):
+    found = findings(ahead(layered(0, dict.fromkeys(OPS, 1.5), blocks=blocks)))
+    slower = blocks == 1.0
+    f = found["replica_imbalance" if slower else "gpu0_oversubscribed"]
+    assert f.culprits == () and "No layer is to blame" in f.why and words in f.why
+    assert f.evidence["longer_alike_ratio"] == pytest.approx(1.0)
+    assert ("nvidia-smi" in (f.snippet or "")) == slower
+    if blocks is not None:
+        assert f.evidence["blocks_ratio"] == pytest.approx(blocks)
+    v = verdict(layered(0, dict.fromkeys(OPS, 1.5), blocks=blocks), f.id)
+    # Of a slower GPU nothing can be dealt out to the others.
+    saved = 0.5 * 8_500 if slower else (1.5 - 4.5 / 4) * 8_500
+    assert v.share == pytest.approx(saved / STEP, rel=0.02)
+
+
+def test_ops_without_names_are_compared_by_their_kernels():
+    b = job(3)
+    for i in range(STEPS):
+        for gpu in range(3):
+            at = i * STEP + 100.0
+            for kernel in ("gemm", "softmax"):
+                length = 4_000.0 * (1.5 if gpu == 1 and kernel == "softmax" else 1.0)
+                b.run(gpu, at, length, kernel, launch=i * STEP + 1, launch_length=0.5)
+                at += length + 1
+    f = findings(ahead(b))["replica_imbalance"]
+    assert f.culprits == () and f.evidence["longer_alike_ratio"] == pytest.approx(0.5)
+    assert "No layer is to blame" not in f.why
 
 
 def test_imbalance_below_ten_percent_is_no_finding():
