@@ -98,7 +98,8 @@ def _breakdown(found: Analysis) -> str:
     rows = "".join(f'<li title="{esc(s.part.meaning)}"><i style="background:{s.part.dark}"></i>{esc(s.part.label)}'
                    f"<b>{esc(_share(s.share))}</b><em>{seconds(s.time_s)}</em></li>"
                    for s in sorted(shares, key=lambda s: -s.time_s))
-    return (f"<p>{summary}, as means of the GPUs that took part.</p>"
+    means = " The parts are means over the GPUs that took part." if len(found.gpus) > 1 else ""
+    return (f"<p>{summary}.{means}</p>"
             f'<div class="step" role="img" aria-label="parts of the step">{bar}</div><ul class="legend">{rows}</ul>')
 
 
