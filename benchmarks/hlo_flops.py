@@ -1,9 +1,9 @@
 """FLOPs that gputop counts in XLA's programs against what the mathematics says and XLA's own cost analysis. Needs JAX.
 
-    python benchmarks/hlo_flops.py [--write FILE] [--products FILE] [--trace FILE]
+    python benchmarks/hlo_flops.py [--write FILE] [--blocks FILE] [--products FILE] [--trace FILE]
 
 ``--write`` saves the program of the transformer block's training step, before optimization, for the tests,
-``--products`` those of products and convolutions of every kind, each with the number of FLOPs that its own result
+``--blocks`` all programs of the first table, before and after optimization, ``--products`` those of products and convolutions of every kind, each with the number of FLOPs that its own result
 tells: of ones, the sum of all outputs is the number of products. ``--trace`` saves a capture of two training steps of
 blocks in a scan, run on the CPU. XLA's figure holds element-wise arithmetic, too; the optimized program of the CPU
 keeps dots and convolutions.
@@ -181,6 +181,16 @@ def write_trace(path: Path) -> None:
         path.write_bytes(gzip.compress(found.read_bytes(), mtime=0))
 
 
+def write_blocks(path: Path) -> None:
+    document = {}
+    for name, function, arguments, _ in cases():
+        lowered = jax.jit(function).lower(*arguments)
+        modules = lowered.compiler_ir("hlo"), lowered.compile().runtime_executable().hlo_modules()[0]
+        document[name] = [base64.b64encode(as_proto(module.as_serialized_hlo_module_proto())).decode()
+                          for module in modules]
+    path.write_bytes(gzip.compress(json.dumps(document, indent=1).encode(), mtime=0))
+
+
 def write_products(path: Path) -> None:
     document = {}
     for name, function, arguments in one_of_each():
@@ -194,9 +204,12 @@ def write_products(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", type=Path, default=None)
+    parser.add_argument("--blocks", type=Path, default=None)
     parser.add_argument("--products", type=Path, default=None)
     parser.add_argument("--trace", type=Path, default=None)
     args = parser.parse_args()
+    if args.blocks is not None:
+        write_blocks(args.blocks)
     if args.products is not None:
         write_products(args.products)
     if args.trace is not None:

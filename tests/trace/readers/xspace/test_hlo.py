@@ -23,6 +23,8 @@ PROGRAM = gzip.decompress((Path(__file__).parents[3] / "data" / "training_step.h
 DATA = Path(__file__).parents[3] / "data"
 # By name: FLOPs and the program (benchmarks/hlo_flops.py --products).
 PRODUCTS = json.loads(gzip.decompress((DATA / "products.hlo.json.gz").read_bytes()))
+# Of JAX before and after XLA's optimization for the CPU (benchmarks/hlo_flops.py --blocks).
+BLOCKS = json.loads(gzip.decompress((DATA / "blocks.hlo.json.gz").read_bytes()))
 TOKENS, MODEL, BATCH = 32, 64, 2
 PRODUCT = 2 * BATCH * TOKENS * MODEL * MODEL
 
@@ -146,6 +148,51 @@ def test_products_of_every_kind_are_as_many_as_their_result_tells(name: str) -> 
     found = program(base64.b64decode(module))
     ops = [hlo_op(found, op) for op in found.ids]
     assert sum(n for op in ops if op is not None for _, n in op.flops or ()) == flops > 0
+
+
+def taps(size: int, kernel: int, stride: int) -> int:
+    """Along one dimension the pairs of an output and a place under the kernel that lies in the image, one by one, with
+    XLA's padding to the same size (half of it before, the odd one after)."""
+    outputs = (size + stride - 1) // stride
+    before = max(0, (outputs - 1) * stride + kernel - size) // 2
+    count = 0
+    for output in range(outputs):
+        for place in range(kernel):
+            if 0 <= output * stride - before + place < size:
+                count += 1
+    return count
+
+
+def convolution_flops(size: int, kernel: int, stride: int, in_: int, out: int) -> int:
+    return 2 * BATCH * taps(size, kernel, stride) ** 2 * in_ * out
+
+
+CONVOLUTION = convolution_flops(16, 3, 1, 8, 12)
+# 3x3 with a stride of two, 3x3, and the shortcut of 1x1 with that stride.
+RESNET = convolution_flops(16, 3, 2, 8, 12) + convolution_flops(8, 3, 1, 12, 12) + convolution_flops(16, 1, 2, 8, 12)
+# q, k, v and o, the two of four times the width, scores and their product with the values.
+TRANSFORMER = 4 * PRODUCT + 2 * 4 * PRODUCT + 2 * 2 * BATCH * TOKENS * TOKENS * MODEL
+
+
+@pytest.mark.parametrize("optimized", [False, True], ids=["as written", "optimized"])
+@pytest.mark.parametrize(("name", "flops"), [
+    ("matmul 64 x 128 x 32", 2 * 64 * 128 * 32), ("matmul, gradients of both", 3 * 2 * 64 * 128 * 32),
+    ("batched matmul", 4 * 2 * 16 * 8 * 24), ("convolution 3x3", CONVOLUTION),
+    ("convolution, all gradients", 3 * CONVOLUTION), ("ResNet block, forward", RESNET),
+    # Of each convolution forward, the gradient of its input and that of its kernel take as many.
+    ("ResNet block, training", 3 * RESNET), ("transformer block, forward", TRANSFORMER),
+    # Forward again but for its last product; no gradient of the block's input through q, k and v.
+    ("transformer block, training, recomputed", 4 * TRANSFORMER - 4 * PRODUCT - 3 * PRODUCT),
+])
+def test_products_of_real_programs_are_those_of_the_mathematics(name: str, flops: int, optimized: bool) -> None:
+    found = program(base64.b64decode(BLOCKS[name][optimized]))
+    ops = [(found.instruction(id_), hlo_op(found, op)) for op, id_ in found.ids.items()]
+    counted = sum(n for instruction, op in ops if op is not None and instruction is not None
+                  and instruction.opcode in ("dot", "convolution") for _, n in op.flops or ())
+    if name.endswith("recomputed") and optimized:  # XLA for the CPU computes equal products once
+        assert 3 * TRANSFORMER - 3 * PRODUCT <= counted < flops
+    else:
+        assert counted == flops
 
 
 def test_a_loop_counts_as_often_as_its_body_ran() -> None:
