@@ -94,16 +94,17 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """The verdict in a sentence: "FASTER: 344 → 184 ms per step (−46.5 %), beyond doubt."."""
+        """The verdict in a sentence: "FASTER: 344 → 184 ms per step on average (−46.5 %), beyond doubt.". The step time
+        that is told elsewhere is the median."""
         row = self.decisive
         if row is None:
             return "Step times cannot be compared: there is no capture."
         if row.a is None or row.b is None:
             return f"Whether the step time changed cannot be told: {row.reason}."
         step = "iteration" if max(self.a.iterations, self.b.iterations) > 1 else "step"
-        of = f"per {'typical ' if row.id == 'median_s' else ''}{step}"
+        of = f"per typical {step}" if row.id == "median_s" else f"per {step} on average"
         if row.work != 1.0:
-            of = f"for the samples of a {step} of A"
+            of = f"for as many samples as a {step} of A has"
         change = percent_change(row)
         what = f"{_times(row.a, row.b_alike)} {of}" + ("" if change is None else f" ({signed(change)})")
         if self.verdict in ("better", "worse"):

@@ -107,6 +107,12 @@ class Player:
         return self.recording.times_s[self._index]
 
     @property
+    def place_s(self) -> tuple[float, float]:
+        """Seconds from the first sample to the one that is played, and to the last one."""
+        times = self.recording.times_s
+        return self.now_s() - times[0], times[-1] - times[0]
+
+    @property
     def at_end(self) -> bool:
         return self._index == len(self.recording) - 1
 

@@ -143,7 +143,11 @@ def find_scenario(name: str) -> Scenario:
     """The scenario of that id; raises GputopError (exit status 2) listing all if there is none."""
     scenario = SCENARIOS.get(name.strip().lower().replace("_", "-"))
     if scenario is None:
-        raise GputopError(f"there is no demo scenario {name!r}", f"Scenarios:\n{describe()}", EXIT_USAGE)
+        from difflib import get_close_matches
+
+        near = get_close_matches(name.lower(), SCENARIOS, 1)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        raise GputopError(f"there is no demo scenario {name!r}", f"{meant}Scenarios:\n{describe()}", EXIT_USAGE)
     return scenario
 
 

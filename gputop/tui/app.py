@@ -170,7 +170,7 @@ class GputopApp(TerminalApp):
             self.screen_stack[0].set_class(size.name in fitted.classes, size.name)
         self._table.resize_rows(fitted.lines_per_gpu, fitted.has_axis)
         self._processes.styles.height = fitted.process_lines
-        self._processes.set_class(fitted.process_lines == 1, "single")
+        self._processes.set_class(fitted.bare_processes, "bare")
         self.query_one("#gpus-box").styles.max_height = fitted.max_table_lines
 
     def _refresh_all(self) -> None:
@@ -248,8 +248,8 @@ class GputopApp(TerminalApp):
         session = self.session
         job = self._job
         if session.player is not None:
-            job.show([status_lines.replay_keys(self._terminal_size.width, session.replayed_snapshot is not None,
-                                               session.step_period)])
+            place_s = session.player.place_s if session.replayed_snapshot is None else None
+            job.show([status_lines.replay_line(self._terminal_size.width, place_s, session.step_period)])
             return
         job.show([status_lines.job(session.servers, session.servers_known, messages.status_shown(session),
                                    session.last_capture, session.clock(), self._terminal_size.width,

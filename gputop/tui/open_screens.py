@@ -49,7 +49,10 @@ class MonitorApp(CopyingApp, Protocol):
 
 
 def show_error(app: CopyingApp, error: GputopError) -> None:
-    app.notify(f"{printable(error.message)}\n{printable(error.fix)}", severity="warning")
+    first, *rest = printable(error.message).split(" ")
+    if first.isalpha() and first != "gputop":  # no name, as of a file or a program
+        first = first[:1].upper() + first[1:]
+    app.notify(f"{' '.join((first, *rest))}\n{printable(error.fix)}", severity="warning")
 
 
 def open_finding(app: MonitorApp, chosen: Finding) -> None:

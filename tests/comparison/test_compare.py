@@ -132,7 +132,8 @@ def test_another_batch_size_is_said_and_reckoned(node):
     assert step == pytest.approx(c.decisive.b / c.decisive.a * 160 / 256, rel=0.01)
     text = " ".join(text_report(c).split())
     # The kernels of a batch 1.6 times as large take longer to match: times are compared per sample.
-    assert "FASTER: 343 → 184 ms for the samples of a step of A (−46" in text and "those of B divided by 1.6" in text
+    assert "FASTER: 343 → 184 ms for as many samples as a step of A has (−46" in text
+    assert "those of B divided by 1.6" in text
     assert verdict(c, "steps", "mean_s") == "better" and verdict(c, "breakdown", "compute") != "worse"
     row = c.to_json()["rows"][0]
     assert row["per"] == "sample" and row["change"] == row["b"] - row["a"] != row["change_for_same_work"]
@@ -302,7 +303,7 @@ def test_the_text_fits_and_carries_no_escapes(width):
     text = text_report(compare_sides(replace(a, path="\x1b[1ma"), b), width, everything=True)
     assert "\x1b" not in text and "\x07" not in text
     assert max(map(len, text.splitlines())) <= width
-    assert text.startswith("FASTER: 199 → 100 ms per step (−") and "GONE: " in text
+    assert text.startswith("FASTER: 199 → 100 ms per step on average (−") and "GONE: " in text
 
 
 def test_idle_shares_that_grow_with_a_shorter_step_are_explained():

@@ -242,7 +242,7 @@ async def test_snapshot_into_a_folder_that_cannot_be_written_says_so_and_goes_on
         await pilot.press("s")
         await app.workers.wait_for_complete()
         await pilot.pause()
-        assert any("cannot write" in message for message in notices(app))
+        assert any("Cannot write" in message for message in notices(app))
         assert app.is_running
 
 

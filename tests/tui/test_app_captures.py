@@ -32,7 +32,7 @@ async def test_capture_without_a_server_says_how_to_get_one() -> None:
     app = GputopApp(StillSession().holding())
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.pause()
-        for key, said in (("c", "no profiler server found"), ("x", "No capture is running"), ("t", "No capture yet")):
+        for key, said in (("c", "No profiler server found"), ("x", "No capture is running"), ("t", "No capture yet")):
             await pilot.press(key)
             await pilot.pause()
             (notice,) = messages(app)  # the one before has gone

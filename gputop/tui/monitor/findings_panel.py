@@ -130,7 +130,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         self._line_ids = [""] * len(lines)
         hidden = 0
         if self.findings:
-            found, hidden = self._finding_lines(width, room - len(step))
+            found, hidden = self._finding_lines(width, room - len(step), own)
             lines += found
         step = what_if + step
         room = height - len(step)
@@ -158,12 +158,14 @@ class ActionsPanel(DrawnLines, can_focus=True):
         return finding_lines(finding, width, True, self.has_focus, room, self.numbers.remark(finding), self.step_s,
                              finding.id in self.chosen)
 
-    def _finding_lines(self, width: int, height: int) -> tuple[list[list[StyledText]], int]:
-        """The findings that fit, the selected one among them, and how many do not."""
+    def _finding_lines(self, width: int, height: int,
+                       selected: list[list[StyledText]]) -> tuple[list[list[StyledText]], int]:
+        """The findings that fit, the ``selected`` one among them, and how many do not."""
         lines: list[list[StyledText]] = []
         chosen = self.selected
         index = self.findings.index(chosen) if chosen else 0
-        selected = self._selected_lines(width, height)
+        if len(selected) > height:
+            selected = self._selected_lines(width, height)
         others = min(len(self.findings) - 1, max(0, height - len(selected)))
         first = max(0, min(index, len(self.findings) - 1 - others))
         for i, finding in enumerate(self.findings[first:first + others + 1]):

@@ -48,6 +48,8 @@ _LANES = {column.id: column for column in COLUMNS if column.draw == "spectrogram
 # history there is, and at the latest after so many seconds, as once a slice is that long, or columns that the terminal
 # still moves by itself. The bars and figures beside them follow each sample.
 _MOVE_SHARE, _MOVE_LATEST_S = 0.25, 5.0
+# Of the time in view, at least: to show all of it, slices of twice the length would leave half a lane empty.
+_COVERED = 0.8
 _PARTS = 6  # three lanes, each followed by its newest slice and figures
 
 
@@ -140,7 +142,7 @@ class GpuTable(Widget, can_focus=True):
                 and (oldest_s := self._history.oldest_s) is not None:
             age_s = (self._history.newest_s or oldest_s) - oldest_s
             span_s, shortest_s = min(span_s, age_s), min(self.interval_s, span_s / self._main_width)
-        return TimeView(slice_for(span_s, self._main_width, shortest_s), self.end_s)
+        return TimeView(slice_for(_COVERED * span_s, self._main_width, _COVERED * shortest_s), self.end_s)
 
     @property
     def span_shown_s(self) -> float:

@@ -26,8 +26,8 @@ SIZE_CLASSES = (
 RESERVED_LINES = 13
 _LINES_WITHOUT_GPUS = 6  # header, why there is no GPU, host, job, keys
 # Of the process panel where it is below the recommendations: what it needs, and at most this share of the lines left.
-# One process takes a line without frame and heading.
-_PROCESS_FRAME_LINES, _MIN_PROCESS_LINES, _MAX_PROCESS_SHARE = 3, 4, 2 / 5
+# Where frame and heading would leave it no more rows than these, it has the rows without them, and so one process.
+_PROCESS_FRAME_LINES, _BARE_ROWS, _MAX_PROCESS_SHARE = 3, 2, 2 / 5
 _ONE_PROCESS_BESIDE_FROM = 160  # columns; on a narrower screen it would take them from the recommendations
 
 
@@ -39,6 +39,11 @@ class Layout(NamedTuple):
     has_axis: bool
     max_table_lines: int  # of the GPU table; the GPUs beyond them can be scrolled to
     process_lines: int | None  # None: as high as the recommendations beside it
+
+    @property
+    def bare_processes(self) -> bool:
+        """Whether the process panel has neither frame nor heading."""
+        return self.process_lines is not None and self.process_lines <= _BARE_ROWS
 
 
 def layout(columns: int, lines: int, gpus: int, processes: int) -> Layout:
@@ -54,5 +59,7 @@ def layout(columns: int, lines: int, gpus: int, processes: int) -> Layout:
 
 def _process_lines(lines: int, gpus: int, processes: int) -> int:
     free = lines - RESERVED_LINES if gpus else lines - _LINES_WITHOUT_GPUS
-    most = max(_MIN_PROCESS_LINES, int(free * _MAX_PROCESS_SHARE))
-    return 1 if processes <= 1 else min(processes + _PROCESS_FRAME_LINES, most)
+    most = int(free * _MAX_PROCESS_SHARE)
+    if processes <= 1 or most <= _BARE_ROWS + _PROCESS_FRAME_LINES:
+        return max(1, min(processes, _BARE_ROWS))
+    return min(processes + _PROCESS_FRAME_LINES, most)

@@ -107,7 +107,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
         self.pattern = ""
         self.as_tree = False
         self.selected_pid: int | None = None
-        self._top = 0
+        self._top = self._heads = 0
         self._rows: list[Branch] = []
         self._processes: tuple[ProcessSample, ...] = ()
         self._attached_pids: frozenset[int] = frozenset()
@@ -133,7 +133,10 @@ class ProcessPanel(DrawnLines, can_focus=True):
         found = arrange(self._processes, self.sort, self.pattern)
         rows = self._rows = tree(found) if self.as_tree else [Branch(p) for p in found]
         title = "Processes" + (f" matching “{printable(self.pattern)}”" if self.pattern else "")
-        subtitle = ("tree, " if self.as_tree else "") + f"sorted by {self.sort}"
+        self._heads = heads = 0 if self.has_class("bare") else min(1, height - 1)
+        room, hidden = height - heads, len(rows) - (height - heads)
+        subtitle = ((f"{hidden} more: ↑ ↓   " if hidden > 0 else "") + ("tree, " if self.as_tree else "")
+                    + f"sorted by {self.sort}")
         if (title, subtitle) != self._titles:  # setting them repaints the border
             self._titles = (title, subtitle)
             self.border_title, self.border_subtitle = Content(title), subtitle  # as Content: the pattern is not markup
@@ -148,7 +151,6 @@ class ProcessPanel(DrawnLines, can_focus=True):
                 + f"{'GPU':<{gpu_width}} {'mem':>5} {'sm':>4} {'cpu':>5}"
                 + (f" {'I/O':>{io_width}}" if io_width else "")
                 + (f"  {'container':<{container_width}}" if container_width else "") + "  command")
-        heads = min(1, height - 1)  # a single line has room for a process alone
         lines: list[list[StyledText]] = [[(fit(head, width), DIM)]][:heads]
         if not rows:
             text = "no process matches the filter: / changes it" if self.pattern and self._processes else self._reason
@@ -157,8 +159,11 @@ class ProcessPanel(DrawnLines, can_focus=True):
         at = next((i for i, b in enumerate(rows) if b.process is chosen), 0)
         self._top = max(0, min(max(self._top, at - (height - heads - 1)), at, len(rows) - (height - heads)))
         widths = (pid_width, user_width, gpu_width, io_width, container_width)
-        lines += [self._row(b, width, widths, b.process is chosen and self.has_focus)
-                  for b in rows[self._top:self._top + height - heads]]
+        for i, b in enumerate(rows[self._top:self._top + room]):
+            # Without a frame nothing else says that there are more.
+            more = f" {hidden} more" if not heads and hidden > 0 and i == room - 1 else ""
+            lines.append([*self._row(b, width - len(more), widths, b.process is chosen and self.has_focus),
+                          (more, DIM)])
         self.show(lines)
 
     def _row(self, branch: Branch, width: int, widths: tuple[int, int, int, int, int], here: bool) -> list[StyledText]:
@@ -210,7 +215,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
         row = event.get_content_offset(self)
         if row is None:
             return
-        line = row.y - min(1, self.size.height - 1)
+        line = row.y - self._heads
         if line < 0:
             self.next_sort()
             return

@@ -69,14 +69,27 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     return justify(left, right, width)
 
 
-def replay_keys(width: int, snapshot: bool = False, step_period: StepPeriodEstimate | None = None) -> list[StyledText]:
-    """The keys of a replay, in the place of the training job."""
-    if snapshot:
+def replay_line(width: int, place_s: tuple[float, float] | None = None,
+                step_period: StepPeriodEstimate | None = None) -> list[StyledText]:
+    """In the place of the training job: how far a recording is played and how long it is (``place_s``); None: a
+    snapshot."""
+    if place_s is None:
         keys = "the node as it was  ← →: the minutes before  t: its capture"
         return justify([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
-    keys = "space: pause  + -: speed  , .: a minute back or forward  ← →: scroll the history"
-    left: list[StyledText] = [(" Recording  ", BOLD), (keys, DIM)]
-    return justify(left, _first_that_fits(_step_period(step_period, None), width - _cells(left) - 2), width)
+    played_s, length_s = place_s
+    left: list[StyledText] = [(" Recording  ", BOLD), (f"{_clock(played_s)} of {_clock(length_s)}  ", PLAIN)]
+    period = _first_that_fits(_step_period(step_period, None), width - _cells(left) - _MIN_PLAYED_BAR - 2)
+    room = width - _cells(left) - (_cells(period) + 2 if period else 1)
+    return justify([*left, bar(played_s / length_s if length_s > 0 else 1.0, max(0, room))], period, width)
+
+
+_MIN_PLAYED_BAR = 20  # columns
+
+
+def _clock(time_s: float) -> str:
+    """As players show it: 3:20, 1:03:20."""
+    minutes, rest_s = divmod(int(time_s), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest_s:02}" if minutes >= 60 else f"{minutes}:{rest_s:02}"
 
 
 def time_ago(now_s: float, then_s: float) -> str:

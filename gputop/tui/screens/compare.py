@@ -50,11 +50,13 @@ def label(record: CaptureRecord) -> str:
 
 
 def colored(lines: list[Line]) -> Text:
-    """The lines of a comparison; the first one, its verdict, is bold."""
+    """The lines of a comparison; its verdict is bold, in the color of what it says."""
     out = Text()
+    verdict = bool(lines)
     for i, line in enumerate(lines):
+        verdict = verdict and (i == 0 or line.tone == lines[0].tone != "")
         style = _STYLES[line.tone]
-        out.append(line.text + "\n", style if i else style + BOLD)
+        out.append(line.text + "\n", (style + Style(bold=True) if line.tone else BOLD) if verdict else style)
     return out
 
 

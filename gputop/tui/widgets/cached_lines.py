@@ -143,8 +143,6 @@ class DrawnLines(LinesWidget):
     def on_resize(self) -> None:
         self.draw()
 
-    def on_focus(self) -> None:
-        self.draw()
-
-    def on_blur(self) -> None:
+    def watch_has_focus(self, _has_focus: bool) -> None:  # the events of it come before it has changed
+        super().watch_has_focus(_has_focus)
         self.draw()

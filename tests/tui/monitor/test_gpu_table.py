@@ -61,11 +61,14 @@ def test_the_picture_is_as_short_as_the_history_until_the_user_zooms() -> None:
     for tick in range(400):
         history.append(node_sample(tick, 1))
         spans.append(table.span_shown_s)
-        assert tick <= table.span_shown_s or table.span_shown_s >= table.span_s
+        assert 0.8 * tick <= table.span_shown_s or table.span_shown_s >= 0.8 * table.span_s
     assert spans[0] == width, "a sample takes a column at first"
     assert spans == sorted(spans) and spans[-1] == width * 10.0
     table.end_s = 1.0
     assert table.span_shown_s == width * 10.0, "scrolled back"
+    for columns in range(80, 160):
+        table.end_s, table._fields = None, {field.key: field for field in plan(columns)}
+        assert table.span_shown_s <= 1.1 * 400, "hardly a column is for a time before the first sample"
 
 
 def test_what_is_not_known_is_na() -> None:

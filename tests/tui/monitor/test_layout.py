@@ -12,10 +12,10 @@ from gputop.tui.monitor.layout import layout
     (119, 60, {"narrow"}, 47, 6),
     (200, 19, {"short"}, 12, None),
     (200, 13, {"short", "low"}, 8, None),
-    (80, 24, {"narrow"}, 11, 4),
+    (80, 24, {"narrow"}, 11, 2),
     (200, 11, {"short", "low", "tiny"}, 10, None),
     (39, 60, {"narrow", "tiny"}, 59, 6),
-    (20, 2, {"narrow", "short", "low", "tiny"}, 2, 4),
+    (20, 2, {"narrow", "short", "low", "tiny"}, 2, 2),
 ])
 def test_smaller_terminals_hide_panels_and_leave_the_table_fewer_lines(
         columns: int, lines: int, classes: set[str], table_lines: int, process_lines: int | None) -> None:

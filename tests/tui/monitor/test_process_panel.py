@@ -159,6 +159,30 @@ async def test_selection_tree_and_sorting_by_keys_and_mouse() -> None:
         assert panel.sort == "cpu"
 
 
+async def test_a_low_panel_has_rows_in_place_of_frame_and_heading_and_counts_the_others() -> None:
+    session = StillSession()
+    assert session.sample is not None
+    session.sample = replace(session.sample, processes=(A, B, C))
+    app = GputopApp(session)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        panel = app.query_one(ProcessPanel)
+        panel.focus()
+        await pilot.pause()
+        assert panel.outer_size.height == panel.size.height == 2
+
+        def shown() -> list[str]:
+            return ["".join(text for text, _ in line) for line in panel._lines]
+
+        assert shown()[0].split()[:2] == ["›", "2"]
+        assert shown()[1].split()[0] == "1" and shown()[1].endswith(" 1 more")
+        await pilot.press("down", "down")
+        assert shown()[0].split()[0] == "1" and shown()[1].split()[:2] == ["›", "3"]
+        await pilot.click(ProcessPanel, offset=(5, 0))
+        assert panel.selected is not None and panel.selected.pid == 1
+        assert {len(line) for line in shown()} == {80}
+
+
 async def test_a_single_process_takes_one_line_where_the_panels_are_stacked() -> None:
     async with GputopApp(StillSession(5)).run_test(size=(80, 24)) as pilot:
         await pilot.pause()

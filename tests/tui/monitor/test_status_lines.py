@@ -8,7 +8,7 @@ import pytest
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.telemetry.step_period import TOO_FAST, StepPeriodEstimate
 from gputop.tui.monitor.columns import MAX_LINES_PER_GPU, lines_per_gpu
-from gputop.tui.monitor.status_lines import host, job, replay_keys
+from gputop.tui.monitor.status_lines import host, job, replay_line
 from gputop.tui.screens.details import _period
 from tests.analyses import make_analysis
 from tests.fakes import cgroup_sample, node_sample
@@ -75,8 +75,22 @@ def test_the_period_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> 
 
 
 def test_a_replay_shows_the_period_of_the_recording() -> None:
-    assert "period 2.40 s" in "".join(text for text, _ in replay_keys(160, step_period=FOUND))
-    assert "the minutes before" in "".join(text for text, _ in replay_keys(160, snapshot=True, step_period=None))
+    assert "period 2.40 s" in "".join(text for text, _ in replay_line(160, (200.0, 400.0), FOUND))
+    assert "the minutes before" in "".join(text for text, _ in replay_line(160))
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_a_replay_shows_how_far_it_is(width: int) -> None:
+    def shown(played_s: float, length_s: float) -> str:
+        text = "".join(text for text, _ in replay_line(width, (played_s, length_s)))
+        assert len(text) == width - 1
+        return text
+
+    half = shown(100.0, 200.0)
+    assert half.startswith(" Recording  1:40 of 3:20  █")
+    assert abs(2 * half.count("█") - shown(200.0, 200.0).count("█")) <= 1
+    assert shown(3800.0, 7384.0).startswith(" Recording  1:03:20 of 2:03:04")
+    assert "0:00 of 0:00" in shown(0.0, 0.0), "of a single sample"
 
 
 @pytest.mark.parametrize(("height", "gpus", "lines"), [
