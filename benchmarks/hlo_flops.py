@@ -3,10 +3,10 @@
     python benchmarks/hlo_flops.py [--write FILE] [--blocks FILE] [--products FILE] [--trace FILE]
 
 ``--write`` saves the program of the transformer block's training step, before optimization, for the tests,
-``--blocks`` all programs of the first table, before and after optimization, ``--products`` those of products and convolutions of every kind, each with the number of FLOPs that its own result
-tells: of ones, the sum of all outputs is the number of products. ``--trace`` saves a capture of two training steps of
-blocks in a scan, run on the CPU. XLA's figure holds element-wise arithmetic, too; the optimized program of the CPU
-keeps dots and convolutions.
+``--blocks`` all programs of the first table, before and after optimization, ``--products`` those of products and
+convolutions of every kind, each with the number of FLOPs that its own result tells: of ones, the sum of all outputs is
+the number of products. ``--trace`` saves a capture of two training steps of blocks in a scan, run on the CPU. XLA's
+figure holds element-wise arithmetic, too; the optimized program of the CPU keeps dots and convolutions.
 """
 
 from __future__ import annotations

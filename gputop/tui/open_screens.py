@@ -194,11 +194,15 @@ def offer_server(app: MonitorApp, force: bool = False) -> bool:
     from gputop.profiler.capture.records import usable
     from gputop.tui.screens.start_server import NAME_AN_ADDRESS, StartServer
 
+    pids = {p.local_pid or p.pid for p in processes}
+
     def obsolete() -> str:
-        if served := usable(app.session.servers):
-            job = short_description(served[0].description) or served[0].address
-            return f"{job} has a profiler server now: press c."
-        return "" if app.session.processes_to_serve else "The job has ended."
+        session = app.session
+        for server in usable(session.servers):
+            if server.asked or server.pid in pids:  # not that of another job
+                return f"{short_description(server.description) or server.address} has a profiler server now: press c."
+        running = session.sample is None or any((p.local_pid or p.pid) in pids for p in session.sample.processes)
+        return "" if running else "The job has ended."
 
     def answered(pid: int | None) -> None:
         if pid == NAME_AN_ADDRESS:

@@ -17,6 +17,7 @@ from typing import Any
 from gputop.core.samples import LOST, GpuProcess, GpuSample, NodeSample, Reading, XidEvent
 from gputop.diagnosis.diagnose import examine
 from gputop.diagnosis.report import limit_of, text_report
+from gputop.diagnosis.worker import REPORT_WIDTH
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.replay.player import Player
 from gputop.replay.snapshot import Snapshot, read
@@ -93,7 +94,7 @@ def _trace(scenario: str) -> tuple[bytes, dict[str, Any], str, str]:
             file.seek(0)
             timeline = file.read()
         analysis = facts.analysis
-        report = text_report(analysis, 100).replace(folder, f"traces/{scenario}")
+        report = text_report(analysis, REPORT_WIDTH).replace(folder, f"traces/{scenario}")
         return timeline, analysis, report, limit_of(analysis)
 
 

@@ -73,13 +73,33 @@ async def test_the_question_goes_where_the_job_has_its_own_server_meanwhile(sess
         await pilot.press("c")
         app._refresh_all()
         await pilot.pause()
-        assert isinstance(app.screen, StartServer)
+        session.servers = (Server("127.0.0.1:6010", "other.py", 99),)
+        app._refresh_all()
+        await pilot.pause()
+        assert isinstance(app.screen, StartServer), "that is another job's"
         session.servers = (Server("127.0.0.1:6009", "TensorFlow 2.21.0: /usr/bin/python3 /home/a/train.py", 7380),)
         app._refresh_all()
         await pilot.pause()
         assert not isinstance(app.screen, StartServer)
         assert [n.message for n in app._notifications] == [
             "train.py (TensorFlow 2.21.0) has a profiler server now: press c."]
+
+
+async def test_the_question_goes_with_its_job(session: StillSession) -> None:
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await pilot.pause()
+        await pilot.press("c")
+        assert session.sample is not None
+        session.sample = replace(session.sample, processes=session.sample.processes[1:])
+        app._refresh_all()
+        await pilot.pause()
+        assert isinstance(app.screen, StartServer)
+        session.sample = replace(session.sample, processes=())
+        app._refresh_all()
+        await pilot.pause()
+        assert not isinstance(app.screen, StartServer)
+        assert [n.message for n in app._notifications] == ["The job has ended."]
 
 
 def test_the_capture_follows_the_server_or_the_reason_is_told(session: StillSession,
