@@ -21,6 +21,8 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("input_bound.share", 0.05, "ratio",
                   "XProf: input 5 % of the step is moderate (20 % high); PyTorch's TensorBoard plugin: loader > 5 %"),
             Limit("input_bound.steps", 2, "count", "TraceML: warns from 2 steps on (and is sure from 20)"),
+            Limit("input_bound.empty", 0.9, "ratio",
+                  f"{OWN}a buffer that is empty at nine of ten calls is never ahead: its pipeline sets the pace"),
             Limit("input_bound.second_stage", 0.8, "ratio",
                   f"{OWN}of a real job two stages had 1.33 and 1.31 s of self time, and only one was slow"),
         ),
@@ -252,7 +254,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="step_gap_host", module="trace.host_work", origin="trace", severity="by_share_capped",
-        needs=("step_calls",), shared_limits=("host.steps",),
+        needs=("step_calls",), shared_limits=("host.steps", "input_bound.share", "input_bound.empty"),
         parts=("host",), idle_gaps={"gap": 1},
         follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "long_by_host")),
         limits=(

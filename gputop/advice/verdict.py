@@ -21,6 +21,7 @@ class Verdict:
     gpus: tuple[int, ...]
     share: float = 0.0  # of the step, or of the window without steps, that it costs; 0 where that is not known
     saving: float | None = None  # what a fix would save of the step; None: all of the share
+    saving_unknown: bool = False  # nothing can be said of it, not even a bound
     severity: Severity | None = None  # the rule's own judgment; None: it follows from the share
     id: str | None = None  # of the finding, where the rule has several
     # gputop.analysis.what_if.cure.Cure, which live rules must not import: what the advice changes in the recorded
@@ -76,6 +77,8 @@ def finding(
 
 def bound(verdict: Verdict) -> float | None:
     """At most this share of the step is saved; None where no figure can be given."""
+    if verdict.saving_unknown:
+        return None
     return (verdict.share or None) if verdict.saving is None else verdict.saving
 
 

@@ -9,6 +9,7 @@ from pathlib import PurePath
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, on_host, removed_host_time, waits_for_host
+from gputop.advice.trace.input_wait import paced_by_input
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -64,6 +65,7 @@ class StepGapHost(Verdict):
     silent_s: float | None  # of it, without any event on the host
     work: Sequence[GapWork]  # of the main thread, longest first
     executor_work: Sequence[GapWork]  # of TensorFlow's executors
+    input_s: float | None = None  # what the input pipeline takes for a step's batches, where the steps wait for it
     slow_host: str | None = None  # the rank whose gaps these are, where the others' are far shorter
 
 
@@ -80,8 +82,12 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        f"{how_to_mark_steps(facts.trace)}")
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
+    # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
+    input_s = paced_by_input(facts) if facts.replay is None else None
+    paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
     work = tuple(own for own in host.gap_main if own.s_per_step >= _WORTH_NAMING * host.gap_s)
     return StepGapHost(gpus=facts.active_numbers, share=host.gap_s / facts.period_s, gap_s=host.gap_s,
+                       severity="low" if paced else None, saving_unknown=paced, input_s=input_s if paced else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
                        slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host), cure=Cure(
@@ -108,12 +114,18 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
         where += " and no GPU has work"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
     others = "" if v.slow_host is None else " The other ranks have no such gaps: they wait for it."
+    gain = "at most: the host's time between two calls, if its work ran while the GPUs compute or were not done at all"
+    later = ""
+    if v.input_s is not None:
+        evidence["pipeline_s"] = v.input_s
+        later = (f" But the input pipeline sets the pace: it takes {seconds(v.input_s)} for the batches of a step. Until "
+                 "it is faster, this work costs time only where both need the same CPUs, or Python's lock (GIL).")
+        gain = "the input pipeline sets the pace: make it faster, then capture again"
     return Explanation(
         title=f"Host work between steps takes {percent(v.share)} of the step{of_rank}",
-        why=f"For {seconds(v.gap_s)} of each step, {percent(v.share)}, {where}{of_rank}: {what}.{others}",
+        why=f"For {seconds(v.gap_s)} of each step, {percent(v.share)}, {where}{of_rank}: {what}.{others}{later}",
         evidence=evidence, action=action, snippet=snippet,
-        gain="at most: the host's time between two calls, if its work ran while the GPUs compute or were not done at "
-             "all",
+        gain=gain,
         source=source("step_gap_host.share"),
     )
 

@@ -92,6 +92,7 @@ class InputFix:
     tells: str = ""  # a sentence about the stage that bounds the pipeline
     numbers: Mapping[str, float] | None = None
     stage: str = ""  # the path of the stage that bounds the pipeline
+    beside_s: float | None = None  # what a step's batches take, where they are made beside the step, behind a buffer
 
 
 def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, budget: int | None,
@@ -138,7 +139,8 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
         if most_s is None:
             most_s = cost_s - left_s if apart else cost_s
         expected_s = max(rest_s, left_s, others, floor_s, step_s - most_s)
-        return InputFix(action, snippet, min(expected_s, step_s), how, tells, numbers, slow.path)
+        return InputFix(action, snippet, min(expected_s, step_s), how, tells, numbers, slow.path,
+                        numbers["pipeline_s"] if apart else None)
 
     refill_s = max((stage.refill_s or 0.0 for stage in pipeline.stages), default=0.0)
     if pipeline.wait_s > 0 and refill_s >= _MOST * pipeline.wait_s and max(cost_s, others) <= step_s:

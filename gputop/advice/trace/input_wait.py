@@ -62,6 +62,18 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     )
 
 
+def paced_by_input(facts: TraceFacts) -> float | None:
+    """Seconds that the input pipeline takes for the batches of a step, where the steps follow one another at its pace:
+    it works beside them and is never ahead. What else the loop does meanwhile costs no time. None where that is not
+    so, or not known."""
+    if facts.shares is None or facts.steps is None or facts.shares["input"] < limit("input_bound.share"):
+        return None
+    fix = _input_fix(facts, facts.shares["input"] * facts.period_s)
+    if fix.beside_s is None or (fix.numbers or {}).get("buffer_empty_ratio", 0.0) < limit("input_bound.empty"):
+        return None
+    return fix.beside_s
+
+
 def _culprits(facts: TraceFacts, fix: InputFix, stage: str | None) -> tuple[Culprit, ...]:
     """The slowest stage of tf.data, in its call that lies longest in waits; of PyTorch what runs in the waits."""
     trace, waits = facts.trace, waits_for_input(facts)
