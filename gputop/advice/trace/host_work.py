@@ -118,8 +118,8 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     later = ""
     if v.input_s is not None:
         evidence["pipeline_s"] = v.input_s
-        later = (f" But the input pipeline sets the pace: it takes {seconds(v.input_s)} for the batches of a step. Until "
-                 "it is faster, this work costs time only where both need the same CPUs, or Python's lock (GIL).")
+        later = (f" But the input pipeline sets the pace: it takes {seconds(v.input_s)} for the batches of a step. "
+                 "Until it is faster, this work costs time only where both need the same CPUs, or Python's lock (GIL).")
         gain = "the input pipeline sets the pace: make it faster, then capture again"
     return Explanation(
         title=f"Host work between steps takes {percent(v.share)} of the step{of_rank}",
