@@ -34,7 +34,8 @@ _SLOWER = (
 _SHOW_CLOCKS = "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER"
 _OF_ITS_OWN = 0.5  # of what it takes longer, in ops that the others do not run: these alone are named
 _OTHER = "Give every replica the same share of the work: equal batches, and equally long sequences or graphs in them."
-_WHOLE_BATCH = "ds = ds.batch(per_gpu_batch * strategy.num_replicas_in_sync, drop_remainder=True)"
+_WHOLE_BATCH = ("batch = per_gpu_batch * strategy.num_replicas_in_sync\n"
+                "ds = ds.batch(batch, drop_remainder=True)")
 _REPLICA_STEP = ("@tf.function\n"
                  "def train_step(batch):\n"
                  "    strategy.run(replica_step, args=(batch,)){}")

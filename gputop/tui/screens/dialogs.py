@@ -14,6 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from gputop.render.palette import ACCENT, WARN
+from gputop.render.styled_text import wrap
 from gputop.text.units import printable
 from gputop.tui.keys import key
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
@@ -33,11 +34,28 @@ class Below:
     text: Text
 
 
+_POPUP_COLUMNS, _BESIDE_CODE = 104, 7  # as the style sheet has them: its width, frame and margins
+
+
+def with_comments_above(code: str, columns: int) -> str:
+    """``code`` with the comments of lines that are longer than ``columns`` on lines of their own, above the line."""
+    out: list[str] = []
+    for line in code.splitlines():
+        body, mark, comment = line.partition("# ")
+        if len(line) <= columns or not mark or not (body.isspace() or not body or body.endswith("  ")):
+            out.append(line)
+            continue
+        indent = " " * (len(body) - len(body.lstrip()) if body.strip() else len(body))
+        out += [f"{indent}# {part}" for part in wrap(comment, max(16, columns - len(indent) - len("# ")), len(comment))]
+        out += [body.rstrip()] if body.strip() else []
+    return "\n".join(out)
+
+
 Part = Text | Callable[[int], Text] | Code | Below  # text as it is, or made for a number of columns
 
 
 class Popup(ModalScreen[None]):
-    """A box over the screen; esc and q close it. Code in it scrolls sideways and is never wrapped."""
+    """A box over the screen; esc and q close it. Code in it scrolls sideways and is not wrapped, but its comments."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("y", "copy", "copy", "copy the code (OSC 52, works over SSH)"),
@@ -57,8 +75,10 @@ class Popup(ModalScreen[None]):
         with DialogFrame(self._title, *self._keys, "esc: close", id="popup"):
             for part in self._content:
                 if isinstance(part, Code):
+                    code = "\n".join(map(printable, part.text.splitlines()))
+                    code = with_comments_above(code, min(_POPUP_COLUMNS, self.app.size.width) - _BESIDE_CODE)
                     with HorizontalScroll(classes="code"):
-                        yield Static(Text("\n".join(map(printable, part.text.splitlines())), ACCENT, no_wrap=True))
+                        yield Static(Text(code, ACCENT, no_wrap=True))
                 else:
                     below = isinstance(part, Below)
                     yield WrappedText(part.text if isinstance(part, Below) else part,

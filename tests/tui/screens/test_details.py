@@ -30,7 +30,7 @@ from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.details import host_text, job_text, process_text
-from gputop.tui.screens.dialogs import LivePopup
+from gputop.tui.screens.dialogs import LivePopup, with_comments_above
 from gputop.tui.screens.finding import finding_parts
 from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
 from gputop.tui.screens.tables_screen import TablesScreen
@@ -275,6 +275,17 @@ def test_the_details_of_a_finding_tell_its_rule_its_consequences_and_whose_gpu_n
     assert "GPU 0 of the process = GPU 2 of the node" in text and "Rule  gpu0_oversubscribed" in text
     assert "because of it" in text and "low_sm_active, live" in text and SMALL.why in text
     assert "of the process" not in parts_text(replace(finding, origin="live"), GpuNumbers({0: 2}))
+
+
+def test_a_comment_that_does_not_fit_stands_above_its_line_of_code() -> None:
+    code = ("with scope():  # the job's own, and metrics too\n    fit(a, b)  # short\n    # of two words or more\n"
+            "x = '# no'")
+    assert with_comments_above(code, 100) == code
+    assert with_comments_above(code, 24).split("\n") == [
+        "# the job's own, and", "# metrics too", "with scope():", "    fit(a, b)  # short", "    # of two words or",
+        "    # more", "x = '# no'"]
+    url = "x = get('https://example.org/a#  b', '# c')"
+    assert with_comments_above(url, 20) == url, "that is no comment"
 
 
 def test_the_saving_reads_as_one_in_the_details_too() -> None:
