@@ -11,7 +11,7 @@ from gputop.text.units import percent, printable, ranges, seconds
 PROFILE_KERNEL = "Look at its longest kernel with Nsight Compute:"
 NOTHING_FOUND = "Nothing found that costs time."
 BY_TRACER = ", by the trace's own tracer"  # behind "In Python"
-_SHOWN_CULPRITS, _MIN_NAME = 3, 16
+_SHOWN_CULPRITS, _MIN_NAME, _BRIEFEST = 3, 16, 3
 _NAMED_BY_WHY = ("retracing", "allocation_in_steps")
 _LEADS = {"launch_bound": "Waits for launches of "}  # of findings whose times are not those that the culprits take
 
@@ -80,7 +80,7 @@ def gain_basis(finding: Finding) -> str:
 def culprits_text(finding: Finding, width: int | None = None) -> str:
     """What the finding is about, by name: "Only on GPU 0: teacher/* 159 ms, compute_metrics/* 27 ms per step, and 14
     more ops"; empty where no name is known, or where the finding's own words say
-    all of it. ``width``: fewer names, and of the last one its end, so that it fits."""
+    all of it. ``width``: fewer names, one without what else is told of it, and of that its end, so that it fits."""
     named = [culprit for culprit in finding.culprits if culprit.name]
     if not named or named[0].kind == "stage" or finding.id in _NAMED_BY_WHY:
         return ""
@@ -92,9 +92,13 @@ def culprits_text(finding: Finding, width: int | None = None) -> str:
             text = _culprits(finding, brief, within)
             if width is None or len(text) <= width:
                 return text
+    for less in range(1, _BRIEFEST + 1):
+        text = _culprits(finding, named[:1], "", less)
+        if width is None or len(text) <= width:
+            return text
     name = printable(named[0].name)
     room = max(len(name) - (len(text) - (width or 0)), _MIN_NAME)
-    return _culprits(finding, [replace(named[0], name="…" + name[1 - room:])], "")[:width]
+    return _culprits(finding, [replace(named[0], name="…" + name[1 - room:])], "", _BRIEFEST)[:width]
 
 
 def _within(several: Sequence[Culprit]) -> tuple[str, list[Culprit]]:
@@ -108,19 +112,21 @@ def _within(several: Sequence[Culprit]) -> tuple[str, list[Culprit]]:
         replace(culprit, name="/".join(own[same:])) for culprit, own in zip(several, parts, strict=True)]
 
 
-def _culprits(finding: Finding, shown: Sequence[Culprit], within: str) -> str:
+def _culprits(finding: Finding, shown: Sequence[Culprit], within: str, brief: int = 0) -> str:
+    """``brief``: 1: without their sources, 2: without how many more there are, 3: without what their times are of."""
     found, first = finding.culprits, shown[0]
     kinds = " and ".join(f"{kind}s" for kind in dict.fromkeys(culprit.kind for culprit in shown))
     where = (f"Only on GPU {ranges(first.only_on)}" if first.only_on else
              f"Longer on GPU {ranges(first.more_on)} than on the others" if first.more_on else
              "On the host" if first.kind == "host" else
-             "In Python" + BY_TRACER * first.traced if first.kind == "line" else
+             "In Python" + BY_TRACER * (first.traced and not brief) if first.kind == "line" else
              _LEADS[finding.id] + kinds if finding.id in _LEADS else kinds.capitalize())
     by_gpu: dict[tuple[int, ...], list[str]] = {}
     for culprit in shown:
         time = "" if culprit.time_s is None else f" {'+' * bool(culprit.more_on)}{seconds(culprit.time_s)}"
         by_gpu.setdefault(culprit.only_on or first.only_on, []).append(
-            printable(culprit.name) + time + (f" ({printable(culprit.source)})" if culprit.source else ""))
+            printable(culprit.name) + time
+            + (f" ({printable(culprit.source)})" if culprit.source and not brief else ""))
     listed = ", ".join(by_gpu.pop(first.only_on))
     for gpus, parts in by_gpu.items():
         listed += f"; only on GPU {ranges(gpus)}: {', '.join(parts)}"
@@ -128,4 +134,4 @@ def _culprits(finding: Finding, shown: Sequence[Culprit], within: str) -> str:
     more = sum(culprit.names for culprit in found[len(shown):])
     of_ops = first.kind in ("layer", "op")
     rest = f", and {more} more" + (f" op{'' if more == 1 else 's'}" if of_ops else "") if more else ""
-    return f"{where}{f' in {within}' if within else ''}: {listed}{per}{rest}"
+    return f"{where}{f' in {within}' if within else ''}: {listed}{per * (brief < 3)}{rest * (brief < 2)}"

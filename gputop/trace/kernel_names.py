@@ -209,6 +209,8 @@ def split_op(text: str) -> tuple[str, str]:
 
 _SHORT_FROM = 4_000  # characters of a name that are looked at
 _LENGTH = re.compile(r"[KVRrO]*(\d{1,4})")
+_SUBSTITUTION = re.compile(r"S[0-9A-Z]*_")  # of a name that stood before
+_WRAPPERS = ("Kernel", "Kernel2", "device_kernel", "kentry")  # as in _SAYS_NOTHING
 # Wrappers whose name is the same for all kernels: what they run is their first template argument.
 _SAYS_NOTHING = re.compile(r"(?:cutlass|ck_tile)::(?:\w+::)*(?:Kernel2?|device_kernel|kentry)<([^<>(),]+)")
 
@@ -238,13 +240,26 @@ def short_kernel(name: str) -> str:
 
 
 def _demangled(name: str) -> str:
-    at, parts = 2, list[str]()
+    parts, at = _identifiers(name, 2)
+    arguments = name[at:at + 1] == "I"
+    if arguments and parts[-1:] and parts[-1] in _WRAPPERS and (
+            argument := _identifiers(name, at + 1))[0]:
+        parts, at = argument
+        arguments = name[at:at + 1] == "I"
+    parts = [part for part in parts if not part.startswith("_GLOBAL__N_")]
+    return "::".join(parts) + ("<…>" if parts and arguments else "")
+
+
+def _identifiers(name: str, at: int) -> tuple[list[str], int]:
+    """Those of a mangled name from a place on, and where they end."""
+    parts = list[str]()
     nested = name[at:at + 1] == "N"
     at += nested
+    if nested and (known := _SUBSTITUTION.match(name, at)) is not None:
+        at = known.end()
     while (length := _LENGTH.match(name, at)) is not None and len(parts) < 20:
         at = length.end() + int(length[1])
         parts.append(name[length.end():at])
         if not nested:
             break
-    parts = [part for part in parts if not part.startswith("_GLOBAL__N_")]
-    return "::".join(parts) + ("<…>" if parts and name[at:at + 1] == "I" else "")
+    return parts, at

@@ -182,6 +182,9 @@ def test_the_op_in_an_annotation(text, op):
      "Eigen::internal::EigenMetaKernel<…>"),
     ("_Z11flip_filterIffEvPT0_PKT_iiii", "flip_filter<…>"),
     ("_ZN10tensorflow12_GLOBAL__N_16kernelEv", "tensorflow::kernel"),
+    ("_ZN19cutlass_cudnn_train6KernelINS_4conv6kernel23ImplicitGemmConvolutionINS1_11threadblockE",
+     "conv::kernel::ImplicitGemmConvolution<…>"),
+    ("_ZN7cutlass6KernelILi4EEEvv", "cutlass::Kernel<…>"), ("_ZN7cutlass6KernelI", "cutlass::Kernel<…>"),
     ("_Znonsense", "_Znonsense"), ("_Z9999x", "x"), ("loop_fusion_3", "loop_fusion_3"), ("(", "("), ("", ""),
 ])
 def test_short_names(name, short):

@@ -118,6 +118,6 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
                   if line.share >= _WORTH_NAMING)
     # A stage of the input pipeline is no rival: the lines are what it runs.
     known = max((culprit.time_s or 0.0 for culprit in verdict.culprits if culprit.kind != "stage"), default=0.0)
-    # Functions that the trace names are parts of the lines that its own tracer gives.
-    rivals = [line.s_per_step for line in most.lines][:None if lines and lines[0].traced else 1]
-    return lines if lines and sum(rivals) >= known else ()
+    if lines and lines[0].traced:  # functions that the trace names are what runs in these lines, or calls them
+        return lines if sum(line.s_per_step for line in most.lines) >= _ABOUT_THEM * known else ()
+    return lines if lines and (lines[0].time_s or 0.0) >= known else ()

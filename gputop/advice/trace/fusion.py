@@ -24,7 +24,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import at_most, severity_of
 from gputop.text.units import percent
 from gputop.trace.intervals import coverage
-from gputop.trace.kernel_names import split_op
+from gputop.trace.kernel_names import short_kernel, split_op
 from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_calls, name_mask
 from gputop.trace.model import F64, I32, I64, Kind, Trace
 
@@ -108,6 +108,7 @@ def _longest(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
 
 def plain_name(kernel: str) -> str:
     """A kernel's name without return type, namespaces, template arguments and parameters."""
+    kernel = short_kernel(kernel) if kernel.startswith("_Z") else kernel
     match = _PLAIN_NAME.match(_ANONYMOUS.sub("", kernel))
     return match[1][:60] if match else kernel[:60]
 

@@ -109,7 +109,7 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
     events: Events | None = Events(rows, only_on=(heavy,))
     if alike:
         events = None
-    elif excess is not None and excess.own_ns < _OF_ITS_OWN * excess.total_ns:
+    elif excess is not None:
         events = Events(excess.rows, excess.time_ns, more_on=(heavy,)) if excess.by_op else None
     return Imbalance(
         events=events, longer_alike=excess.alike if excess is not None else None,
@@ -123,12 +123,14 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
 
 
 def _excess(facts: TraceFacts, heavy: int, work: Mapping[int, float]) -> Excess | None:
-    """What the GPU computes longer than those of the others that take part."""
+    """What the GPU computes longer than those of the others that take part; None where that is mostly in ops that the
+    others do not run at all."""
     by_number = {gpu_number(facts.trace, timeline.gpu): timeline for timeline in facts.gpu_timelines}
     others = [by_number[gpu] for gpu in work if gpu != heavy and gpu in by_number]
     if heavy not in by_number or not others:
         return None
-    return excess_of(facts.trace, by_number[heavy], others, facts.judged_spans, facts.calls)
+    found = excess_of(facts.trace, by_number[heavy], others, facts.judged_spans, facts.calls)
+    return found if found is not None and found.own_ns < _OF_ITS_OWN * found.total_ns else None
 
 
 def _alike(excess: Excess, kernels_ratio: float) -> str:

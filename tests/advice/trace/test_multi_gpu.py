@@ -152,6 +152,21 @@ def test_where_all_ops_take_longer_none_is_named(blocks, words):
     assert v.share == pytest.approx(saved / STEP, rel=0.02)
 
 
+def test_a_replica_that_runs_an_op_more_often_is_told_by_that_op():
+    """More kernels, but of ops that the others run, too: as with longer sequences in its part of the batch."""
+    b = job(3)
+    for i in range(STEPS):
+        for gpu in range(3):
+            at = i * STEP + 100.0
+            for op in ["cell/MatMul"] * (16 if gpu == 1 else 8) + ["head/MatMul"] * 2:
+                b.run(gpu, at, 900.0, KERNEL, launch=i * STEP + 1, launch_length=0.5, op=op)
+                at += 901
+    v = verdict(b, "replica_imbalance")
+    assert v.own_work and not v.alike
+    f = findings(ahead(b))["replica_imbalance"]
+    assert culprits_text(f) == "Longer on GPU 1 than on the others: cell/MatMul +7.2 ms per step"
+
+
 def test_ops_without_names_are_compared_by_their_kernels():
     b = job(3)
     for i in range(STEPS):
