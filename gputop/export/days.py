@@ -39,6 +39,7 @@ from gputop.goodput.text import (
     share,
 )
 from gputop.render.step_parts import PART_BY_ID
+from gputop.text.commands import short_command
 from gputop.text.markup import esc, moment
 from gputop.text.units import percent, ranges
 
@@ -81,10 +82,11 @@ def _total(report: Report) -> str:
     all_s = sum(states.values())
     if not all_s:
         return "<section><h2>GPU time</h2><p>N/A: no GPU was recorded for any time.</p></section>"
+    hours = decimals(seconds / HOUR_S for seconds in states.values())
     bar = "".join(f'<span style="flex:{seconds / all_s:.5f};background:{_COLORS[state]}" '
                   f'title="{esc(_share(state, states))}"></span>' for state, seconds in _in_order(states))
     rows = "".join(f'<li title="{esc(MEANING[state])}"><i style="background:{_COLORS[state]}"></i>{esc(state)}'
-                   f"<b>{seconds / 3600:,.1f} h</b><em>{esc(share(seconds, all_s))}</em></li>"
+                   f"<b>{figure(seconds / HOUR_S, hours)} h</b><em>{esc(share(seconds, all_s))}</em></li>"
                    for state, seconds in _in_order(states))
     return (f'<section><h2>GPU time<small>of all GPUs together</small></h2><div class="step" role="img" '
             f'aria-label="GPU time by state">{bar}</div><ul class="legend">{rows}</ul></section>')
@@ -168,7 +170,7 @@ def _row(own: GpuReport | JobReport, shown: Sequence[str], hours: int, kwh: int)
         first = f'<td title="{esc(own.uuid)}">{esc(own.gpu)} {esc(own.name)}</td>'
     else:
         again = "" if not own.restarts else f", {own.restarts} restart{'s' * (own.restarts > 1)}"
-        first = (f'<td class="wrap">{esc(own.job)} <span class="sub">{esc(own.user or "user not known")}, GPU '
+        first = (f'<td class="wrap" title="{esc(own.job)}">{esc(short_command(own.job))} <span class="sub">{esc(own.user or "user not known")}, GPU '
                  f"{esc(', '.join(own.gpus))}{again}</span></td>")
     all_s = sum(own.states_s.values())
     cells = [figure(all_s / HOUR_S, hours), _goodput(own),

@@ -28,7 +28,7 @@ MAX_JOBS = 200
 OTHERS = "other commands"
 WORST_HOURS = 5
 _WORTH_NAMING = 0.02  # of an hour's GPU time; less lost is a few checkpoints
-_SCRIPT_CHARS = 80
+_SCRIPT_CHARS = 300
 
 
 class Survey:

@@ -25,6 +25,7 @@ from gputop.goodput.model import (
 from gputop.goodput.recorded import JOULES_PER_KWH
 from gputop.replay.reader import clock_time
 from gputop.text import units
+from gputop.text.commands import short_command
 from gputop.text.units import NA, bytes_, fit, percent, printable, ranges, ratio
 from gputop.text.wrapping import wrap
 
@@ -113,7 +114,7 @@ def _jobs(report: Report) -> Iterator[str]:
         hours = sum(own.states_s.values()) / 3600
         restarts = "" if not own.restarts else ", restarted once" if own.restarts == 1 else (
             f", restarted {own.restarts} times")
-        yield (f"  {fit(printable(own.job), 60).rstrip()} ({printable(own.user or 'user not known')}, GPU "
+        yield (f"  {fit(printable(short_command(own.job)), 60).rstrip()} ({printable(own.user or 'user not known')}, GPU "
                f"{','.join(own.gpus)}): {figure(hours)} GPU hours, goodput {_ratio(own)}{restarts}")
     if len(report.jobs) > _MAX_ROWS:
         yield f"and {len(report.jobs) - _MAX_ROWS} more, in --json"
