@@ -170,7 +170,8 @@ def _row(own: GpuReport | JobReport, shown: Sequence[str], hours: int, kwh: int)
         first = f'<td title="{esc(own.uuid)}">{esc(own.gpu)} {esc(own.name)}</td>'
     else:
         again = "" if not own.restarts else f", {own.restarts} restart{'s' * (own.restarts > 1)}"
-        first = (f'<td class="wrap" title="{esc(own.job)}">{esc(short_command(own.job))} <span class="sub">{esc(own.user or "user not known")}, GPU '
+        user = esc(own.user or "user not known")
+        first = (f'<td class="wrap" title="{esc(own.job)}">{esc(short_command(own.job))} <span class="sub">{user}, GPU '
                  f"{esc(', '.join(own.gpus))}{again}</span></td>")
     all_s = sum(own.states_s.values())
     cells = [figure(all_s / HOUR_S, hours), _goodput(own),
