@@ -115,7 +115,8 @@ def _jobs(report: Report) -> Iterator[str]:
         restarts = "" if not own.restarts else ", restarted once" if own.restarts == 1 else (
             f", restarted {own.restarts} times")
         job = fit(printable(short_command(own.job)), 60).rstrip()
-        yield (f"  {job} ({printable(own.user or 'user not known')}, GPU {','.join(own.gpus)}): {figure(hours)} GPU hours, goodput {_ratio(own)}{restarts}")
+        yield (f"  {job} ({printable(own.user or 'user not known')}, GPU {','.join(own.gpus)}): "
+               f"{figure(hours)} GPU hours, goodput {_ratio(own)}{restarts}")
     if len(report.jobs) > _MAX_ROWS:
         yield f"and {len(report.jobs) - _MAX_ROWS} more, in --json"
 
