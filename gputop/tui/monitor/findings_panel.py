@@ -121,6 +121,8 @@ class ActionsPanel(DrawnLines, can_focus=True):
         own = self._selected_lines(width, height)
         if len(lead) + len(own) + len(what_if) > height:  # the job line, too, says what is left out
             lead = self._lead_lines(self.lead[:1], width, height) if lead else []
+            if len(lead) + len(own) + len(what_if) > height:
+                lead = self._lead_lines(self.lead[:1], width, 1) if lead else []
         room = max(1, height - len(lead) - len(what_if))
         # The selected finding comes first, then where the step's time goes, then the titles of the others.
         step = step_lines(self.breakdown, width, self.step_s)

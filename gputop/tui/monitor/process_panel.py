@@ -159,9 +159,12 @@ class ProcessPanel(DrawnLines, can_focus=True):
         at = next((i for i, b in enumerate(rows) if b.process is chosen), 0)
         self._top = max(0, min(max(self._top, at - (height - heads - 1)), at, len(rows) - (height - heads)))
         widths = (pid_width, user_width, gpu_width, io_width, container_width)
-        for i, b in enumerate(rows[self._top:self._top + room]):
-            # Without a frame nothing else says that there are more.
-            more = f" {hidden} more" if not heads and hidden > 0 and i == room - 1 else ""
+        for b in rows[self._top:self._top + room]:
+            # Without a frame nothing else says that there are more, or of a filter.
+            more = ""
+            if not heads and b is rows[-1 if hidden <= 0 else self._top + room - 1]:
+                more = f" {hidden} more" if hidden > 0 else ""
+                more += f" with “{printable(self.pattern)}”" if self.pattern else ""
             lines.append([*self._row(b, width - len(more), widths, b.process is chosen and self.has_focus),
                           (more, DIM)])
         self.show(lines)

@@ -181,6 +181,11 @@ async def test_a_low_panel_has_rows_in_place_of_frame_and_heading_and_counts_the
         await pilot.click(ProcessPanel, offset=(5, 0))
         assert panel.selected is not None and panel.selected.pid == 1
         assert {len(line) for line in shown()} == {80}
+        panel.show_matching(".py")
+        assert shown()[1].endswith(" with “.py”")
+        panel.show_matching("a.py")
+        assert shown()[0].endswith(" with “a.py”")
+        assert {len(line) for line in shown()[:1]} == {80}
 
 
 async def test_a_single_process_takes_one_line_where_the_panels_are_stacked() -> None:
