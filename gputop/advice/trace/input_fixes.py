@@ -177,7 +177,7 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
         if last is None:
             action += " and prefetch"
         return made(f"{action}.", _MAP if last else _PARALLEL, cost_s - stage_s + stage_s * slow.workers / threads,
-                    f"the map runs on {round(threads)} threads, and what it does there is not slower")
+                    f"the map runs on {round(threads)} threads and each call takes as long as now")
     if slow.name.startswith(("Batch", "PaddedBatch", "ParallelBatch")):
         return made(_ASSEMBLE, _BATCH, cost_s - stage_s + stage_s * slow.workers / threads,
                     f"batches are assembled on {round(threads)} threads")
@@ -197,7 +197,7 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
 def _cpu_clause(job: JobCpus | None) -> str:
     """What a promise assumes of the CPUs on which the work of the pipeline goes on."""
     if job is None:
-        return ", on CPUs of which the trace does not tell whether they are free, so it is the most to expect"
+        return "; the trace does not tell whether CPUs are free for that, so it is the most to expect"
     quota = f" by its quota of {job.quota:.3g}" if job.quota is not None and job.quota < job.allowed else ""
     text = f", on the {job.free:.3g} CPUs that the job can have{quota}"
     if job.used is not None and job.others is not None:
