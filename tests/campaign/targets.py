@@ -100,13 +100,14 @@ def _simulated() -> bytes:
 
 
 def _xspaces(_: Path) -> list[bytes]:
-    return [tiny(), make_xspace(5, ("an error",), ("a warning",), (1, 2)), *_recorded("jax_run/host.xplane.pb.gz"),
-            _simulated()]
+    return [tiny(), make_xspace(5, ("an error",), ("a warning",), (1, 2)),
+            *_recorded("jax_run/host.xplane.pb.gz", "jax_python.xplane.pb.gz"), _simulated()]
 
 
 def _chrome(_: Path) -> list[bytes]:
     return [few(), json.dumps(kineto()).encode(), json.dumps(kineto(rank=1)).encode(),
-            *_recorded("jax_run/host.trace.json.gz", "jax_run/perfetto_trace.json.gz")]
+            *_recorded("jax_run/host.trace.json.gz", "jax_run/perfetto_trace.json.gz",
+                       "pytorch_stack.pt.trace.json.gz")]
 
 
 def _nsys(folder: Path) -> list[bytes]:

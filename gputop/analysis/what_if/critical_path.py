@@ -412,7 +412,9 @@ def _texts(trace: Trace, *parts: _Times) -> tuple[list[_Times], list[str], list[
 
 def _segments(path: _Times, places: list[str], names: list[str], lo: int, hi: int) -> Iterator[PathSegment]:
     """Stretches that are long by themselves, and of the others as many as lie in a part of the step as one, which is
-    called what mostof it is."""
+    called what most of it is."""
+    if not len(path.start):  # nothing was waited for, in a damaged trace
+        return
     width = max((hi - lo) // _MOST_SEGMENTS, 1)
     length = path.end - path.start
     long, part = length >= width, (path.start - lo) // width

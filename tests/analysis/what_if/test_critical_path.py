@@ -11,6 +11,7 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import Analysis, CriticalPath
 from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.what_if import critical_path as path
+from gputop.analysis.what_if.critical_path import _segments, _Times
 from gputop.analysis.what_if.graph import EVER, LONG_AGO
 from gputop.analysis.what_if.replay import Replay
 from gputop.trace.model import I64, Kind, Trace
@@ -187,3 +188,9 @@ def test_short_stretches_are_told_as_one() -> None:
     assert Analysis.from_json(document).critical_path == out
     del document["critical_path"]  # as before there was one
     assert Analysis.from_json(document).critical_path is None
+
+
+def test_a_path_of_nothing_has_no_segments() -> None:
+    """Found by fuzzing: a damaged file has steps in which nothing was waited for."""
+    nothing = np.empty(0, np.int64)
+    assert list(_segments(_Times(nothing, nothing, nothing, nothing, nothing), [], [], 0, 100)) == []
