@@ -28,8 +28,8 @@ _GPU0 = (
     "(a global batch divisible by the number of GPUs)."
 )
 _SLOWER = (
-    "Compare its clocks, temperature and power with the others' while the job runs, in gputop or nvidia-smi: heat, a "
-    "power limit or fixed clocks hold it back, or it is faulty."
+    "Compare its clocks, temperature, power and processes with the others' while the job runs, in gputop or "
+    "nvidia-smi: heat, a power limit, fixed clocks or another process hold it back, or it is faulty."
 )
 _SHOW_CLOCKS = "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER"
 _OF_ITS_OWN = 0.5  # of what it takes longer, in ops that the others do not run: these alone are named
@@ -157,7 +157,7 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
         evidence["blocks_ratio"] = v.blocks_ratio
     if v.alike == "slower":
         why += (" No layer is to blame: all its kernels take longer alike, and they are as many and as large as the "
-                "others'. The GPU itself is slower.")
+                "others'. The GPU itself is slower, or shared with another process.")
         return Explanation(
             title=f"GPU {v.heavy} of the job takes {ratio:.2f}× the others' time for the same work", why=why,
             evidence=evidence, action=_SLOWER, snippet=_SHOW_CLOCKS,
