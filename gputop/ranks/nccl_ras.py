@@ -18,7 +18,6 @@ from gputop.core.errors import GputopError
 from gputop.profiler.sockets import listening_uid
 from gputop.ranks.model import Answer
 from gputop.ranks.processes import environment, owner
-from gputop.ranks.ras_answers import read_json, read_text
 from gputop.text.units import printable
 
 _PROC = Path("/proc")
@@ -45,6 +44,8 @@ def ask(address: str = DEFAULT_ADDRESS, timeout_s: float = TIMEOUT_S,
     """
     ends_s = time.monotonic() + timeout_s
     data, as_json = _status(address, ends_s, "json")
+    from gputop.ranks.ras_answers import read_json, read_text  # takes 2 MB, and most jobs have no RAS that answers
+
     if not as_json:
         return read_text(data, clock())
     try:

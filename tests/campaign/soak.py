@@ -170,6 +170,11 @@ def fast_clock(gpus: int, filled: int, more: int) -> dict[str, int]:
 
     ``filled`` samples at 10 Hz came before; from :data:`HOST_HISTORY_POINTS` on every list of single samples is full.
     """
+    # What a thread of the session imports when it asks the job's ranks, sooner or later.
+    import encodings.idna  # noqa: F401  by socket, for the name of a host
+    import textwrap  # noqa: F401
+
+    import gputop.ranks.nccl_ras  # noqa: F401
     from gputop.session.session import Session
     from tests.fakes import START_S, StillSource, node_sample
 
