@@ -18,7 +18,8 @@ from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord
-    from gputop.session.options import AutoCaptureOptions, Options
+    from gputop.session.auto_capture_options import AutoCaptureOptions
+    from gputop.session.options import Options
     from gputop.session.session import Session
     from gputop.sources.base import Source
     from gputop.tui.terminal.preferences import Preferences
@@ -69,7 +70,7 @@ def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None
                               EXIT_USAGE)
         return None
     from gputop.session.auto_capture.dip_rules import parse_rule
-    from gputop.session.options import AutoCaptureOptions
+    from gputop.session.auto_capture_options import AutoCaptureOptions
 
     most = args.dip_max or (1 if args.command == "capture" else 20)
     return AutoCaptureOptions(parse_rule(args.on_dip), 60 * args.dip_every, most, args.dip_before)

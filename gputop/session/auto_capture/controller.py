@@ -20,8 +20,9 @@ from gputop.core.samples import NodeSample
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.session.auto_capture.dip_detector import Dip, Trigger
 from gputop.session.auto_capture.retention import mark_removable, remove_oldest
+from gputop.session.auto_capture_options import AutoCaptureOptions
 from gputop.session.captures import choose_servers, record_of_workers, servers_label
-from gputop.session.options import AutoCaptureOptions, Options
+from gputop.session.options import Options
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.continuous import Continuous

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gputop.core.metrics import GPU_METRICS, RATIO
-from gputop.session.options import DipRule
+from gputop.session.auto_capture_options import DipRule
 from gputop.text.units import ratio
 
 if TYPE_CHECKING:

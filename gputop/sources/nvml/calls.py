@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from gputop.text.units import printable
+
+
+def import_pynvml() -> Any:
+    """pynvml, without waiting for ``ctypes.util``, which imports shutil and subprocess: 3 ms of the first frame. Where
+    pynvml asks it to look for a library that the loader does not find, it is imported."""
+    if "pynvml" not in sys.modules and "ctypes.util" not in sys.modules:
+        stand_in = ModuleType("ctypes.util")
+        vars(stand_in)["find_library"] = _find_library
+        sys.modules["ctypes.util"] = stand_in
+        try:
+            import pynvml
+        finally:
+            del sys.modules["ctypes.util"]
+    import pynvml
+
+    return pynvml
+
+
+def _find_library(name: str) -> str | None:
+    from ctypes.util import find_library
+
+    return find_library(name)
 
 
 def start_nvml_thread(nvml: Any, name: str, work: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gputop.core.samples import NodeSample
 from gputop.sources.nvml import status
-from gputop.sources.nvml.calls import nvml_text
+from gputop.sources.nvml.calls import import_pynvml, nvml_text
 from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ class NvmlSource:
         a driver that cannot be talked to, or ``gpus`` that name a GPU which is not there.
         A GPU that is there but cannot be opened, or does not answer, raises nothing: its probe says why.
         """
-        import pynvml as nvml
-
+        nvml = import_pynvml()
         from gputop.sources.nvml.devices import Device, PendingDevice
         from gputop.sources.nvml.xid_watch import XidWatch
 
