@@ -145,13 +145,14 @@ def test_a_job_of_large_steps_is_recorded_in_full(tf_slow_job, tmp_path):
         assert plan.probe.step_s is not None, "whole steps show in the probe"
 
 
-@pytest.mark.parametrize(("keep_s", "least", "below"), [(0.0, 4, 20), (60.0, 20, 1000)])
-def test_the_seconds_before_are_fetched_and_nothing_goes_on_recording(tf_fast_job, tmp_path, keep_s, least, below):
+@pytest.mark.parametrize(("keep_s", "least"), [(0.0, 4), (60.0, 20)])
+def test_the_seconds_before_are_fetched_and_nothing_goes_on_recording(tf_fast_job, tmp_path, keep_s, least):
     recording = Continuous([(tf_fast_job.address, tf_fast_job.pid)])
     recording.start()
     with pytest.raises(GputopError, match="busy"):
         capture(tf_fast_job.address, seconds=0.2, logdir=tmp_path / "second")
     tf_fast_job.wait_steps(20)
+    before = len(tf_fast_job.step_times())
     recording.set_aside(tmp_path, keep_s)
     tf_fast_job.wait_steps(8)
     (result,) = recording.snapshot(tmp_path, ["trainer"]).values()
@@ -159,4 +160,6 @@ def test_the_seconds_before_are_fetched_and_nothing_goes_on_recording(tf_fast_jo
     assert result.path.name == "trainer.xplane.pb" and not recording.on
     assert not stop_continuous(tf_fast_job.address), "there is none left"
     steps = find_steps(load([result.path]))
-    assert steps is not None and least <= steps.count < below, "those since it was handed over, and before if kept"
+    assert steps is not None and steps.count >= least
+    made = len(tf_fast_job.step_times()) - before  # while it went on: a busy machine takes its time for the snapshot
+    assert keep_s or steps.count <= made + 2, "those since it was handed over alone"

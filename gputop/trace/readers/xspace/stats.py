@@ -84,16 +84,16 @@ def op_names(chunk: Chunk, n: int, names: Names, references: IntMap) -> I64:
     op = strings(chunk, "tf_op", n, names, references)
     for nothing in ("", "XlaModule:"):
         op[op == names[nothing]] = -1
-    if "annotation" in chunk.stats and "hlo_op" not in chunk.stats:
+    hlo = strings(chunk, "hlo_op", n, names, references)
+    if "annotation" in chunk.stats and ((op < 0) & (hlo < 0)).any():
         texts = strings(chunk, "annotation", n, names, references)
         op_of = np.full(len(names.list) + 1, -1, np.int64)  # the extra last entry answers index -1
         for i in distinct(texts):
             own = kernel_names.op_of_annotation(names.list[i])
             op_of[i] = names[own] if own else -1
-        op = np.where(op < 0, op_of[texts], op)
+        op = np.where((op < 0) & (hlo < 0), op_of[texts], op)
     if "hlo_op" not in chunk.stats:
         return op
-    hlo = strings(chunk, "hlo_op", n, names, references)
     module = strings(chunk, "hlo_module", n, names, references)
     rows = np.flatnonzero((op < 0) & (hlo >= 0))
     if len(rows):

@@ -147,6 +147,14 @@ def test_random_xspaces_agree_with_protobuf_event_by_event(planes, start, seed):
     check_equal(scrambled(data, NESTED, seed))
 
 
+def test_an_op_that_an_annotation_names_beside_one_of_xla_of_another_kind():
+    """hlo_op as a number, which no profiler writes, is none; found by the test above."""
+    stats = [(STAT_NAMES.index(stat) + 1, value) for stat, value in (
+        ("annotation", ("ref_value", STAT_NAMES.index("x/y:Z") + 1)), ("hlo_op", ("int64_value", 0)))]
+    trace = check_equal(build([("/device:GPU:0", [("python", 0, 0, [(0, 0, 0, stats, False)])], 1)], None))
+    assert trace is not None and trace.names[trace.device.tf_op[0]] == "x/y:Z"
+
+
 @given(st.lists(PLANE, min_size=1, max_size=3), st.data())
 @settings(max_examples=80, deadline=None)
 def test_damage_never_crashes_and_invents_nothing_when_cut(planes, data):
