@@ -13,6 +13,7 @@ from gputop.diagnosis.roofline import picture
 from gputop.render.finding_text import BY_TRACER
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seconds
+from gputop.trace.kernel_names import short_kernel
 
 if TYPE_CHECKING:
     from gputop.analysis.results import Analysis
@@ -349,7 +350,7 @@ def _limit(found: Analysis) -> Table:
 
 def _critical_path(found: Analysis) -> Table:
     columns = (Column("kind"), Column("on path", seconds), Column("share", _share), Column("beside", seconds),
-               Column("slack", _slack), Column("count", _count, spare=True), Column("where", spare=True),
+               Column("slack", _slack), Column("where", spare=True), Column("count", _count, spare=True),
                Column("what", wide=True))
     path = found.critical_path
     if path is None or not path.kinds:
@@ -358,10 +359,10 @@ def _critical_path(found: Analysis) -> Table:
     count = {kind.id: sum(s.stretches for s in path.segments if s.kind == kind.id) for kind in path.kinds}
     rows: list[tuple[Value, ...]] = [
         (path_kind(kind.id)[0], kind.time_s, kind.time_s / path.step_s if path.step_s else None, kind.other_s,
-         0.0 if not kind.other_s else _ANY if kind.slack_s is None else kind.slack_s, count[kind.id], "",
+         0.0 if not kind.other_s else _ANY if kind.slack_s is None else kind.slack_s, "", count[kind.id],
          path_kind(kind.id)[1]) for kind in path.kinds if kind.time_s or kind.other_s]
-    rows += [(path_kind(row.kind)[0], 0.0, 0.0, row.time_s, _ANY if row.slack_s is None else row.slack_s, row.count,
-              row.place, row.name.removeprefix("void ")) for row in path.slack]
+    rows += [(path_kind(row.kind)[0], 0.0, 0.0, row.time_s, _ANY if row.slack_s is None else row.slack_s, row.place,
+              row.count, short_kernel(row.name)) for row in path.slack]
     return Table("Path", columns, tuple(rows), "", (
         f"Step {path.step}, {seconds(path.step_s)}. slack: how much longer work beside the path "
         "could take without delaying the step. " + path.reason).rstrip())
