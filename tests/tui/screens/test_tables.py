@@ -151,7 +151,7 @@ def test_layers_unfold_and_the_limit_is_in_order() -> None:
     assert [row[:5] for row in path.rows] == [
         ("host work", 0.08, pytest.approx(0.8), 0.0, 0.0), ("kernels", 0.02, pytest.approx(0.2), 0.01, 0.05),
         ("kernels", 0.0, 0.0, 0.01, float("inf"))]
-    assert path.columns[4].text(path.rows[2][4]) == "any" and path.rows[2][-2:] == ("GPU 0 stream 7", "gemm")
+    assert path.columns[4].text(path.rows[2][4]) == "any" and path.rows[2][5:] == ("GPU 0 stream 7", 4, "gemm")
     assert "Step 3, 100 ms" in path.note and path.note.endswith("Not sure.")
 
 
