@@ -90,4 +90,4 @@ def _gain(verdict: Verdict, words: Explanation, replayed: float | None, not_repl
         sentence = f"{words.gain[:1].upper()}{words.gain[1:]}."
         return Gain(most, words.gain, words.per, "bound", f"{sentence} {not_replayed}".rstrip())
     how = f"a replay of the recorded steps with the cure; the upper bound is {percent(most)}"
-    return Gain(replayed, how, words.per, "replay", verdict.cure.assumes)
+    return Gain(replayed, how, words.per, "replay", verdict.cure.assumes, at_most=verdict.cure.at_most)

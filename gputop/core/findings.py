@@ -25,6 +25,7 @@ class Gain:
     ``by`` says how a figure of a trace was had: "replay" of the recorded steps with the cure applied, or an upper
     "bound" of what can be saved; None without a figure. ``assumption`` is a sentence that it rests on. ``together`` is
     the share that a replay saves with this cure and those of all findings before it in the list; None: not replayed.
+    ``at_most``: the assumption of a replay is the best case.
     """
 
     step_time: float | None
@@ -33,6 +34,7 @@ class Gain:
     by: Literal["replay", "bound"] | None = None
     assumption: str = ""
     together: float | None = None
+    at_most: bool = False
 
 
 @dataclass(frozen=True, slots=True)

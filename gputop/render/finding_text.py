@@ -18,11 +18,13 @@ _LEADS = {"launch_bound": "Waits for launches of "}  # of findings whose times a
 
 def gain_texts(finding: Finding, step_s: float | None = None) -> tuple[str, ...]:
     """The estimated saving, longest text first: "saves 47 % (344 → 184 ms)", "47 %: 344 → 184 ms", "saves 47 %", an
-    upper bound with "up to"; none where there is no estimate. ``step_s``: the step time of today, where it is known."""
+    upper bound and the best case with "up to"; none where there is no estimate. ``step_s``: the step time of today,
+    where it is known."""
     gain = finding.gain.step_time
     if not gain or gain < 0.005:
         return ()
-    share = f"{'' if finding.gain.by == 'replay' else 'up to '}{100 * gain:.0f} %"
+    sure = finding.gain.by == "replay" and not finding.gain.at_most
+    share = f"{'' if sure else 'up to '}{100 * gain:.0f} %"
     if finding.gain.per == "sample":
         return f"saves {share} per training sample", f"{share} per sample"
     if step_s is None:

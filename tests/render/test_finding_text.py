@@ -17,6 +17,8 @@ def test_a_gain_is_what_is_saved_of_the_step_time_or_per_training_sample() -> No
     assert gain_texts(epoch, 0.344)[0] == "saves up to 20 % per training sample"
     replayed = replace(HEAVY, gain=Gain(0.38, "", by="replay"))
     assert gain_texts(replayed, 0.344) == ("saves 38 % (344 → 213 ms)", "38 %: 344 → 213 ms", "saves 38 %")
+    best = replace(HEAVY, gain=replace(replayed.gain, at_most=True))
+    assert gain_texts(best, 0.344) == gain_texts(HEAVY, 0.344), "a replay of the best case promises no more than that"
     for none in (None, 0.004):
         assert gain_texts(replace(HEAVY, gain=Gain(none, ""))) == ()
 

@@ -92,6 +92,7 @@ class InputFix:
     tells: str = ""  # a sentence about the stage that bounds the pipeline
     numbers: Mapping[str, float] | None = None
     stage: str = ""  # the path of the stage that bounds the pipeline
+    at_most: bool = False  # ``how`` is the best case
     beside_s: float | None = None  # what a step's batches take, where they are made beside the step, behind a buffer
 
 
@@ -129,9 +130,9 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
     apart = _cut_off(stages, slow)
 
     def made(action: str, snippet: str, left_s: float, how: str, *, most_s: float | None = None,
-             removes: bool = False) -> InputFix:
+             removes: bool = False, at_most: bool = False) -> InputFix:
         """``left_s`` is what the segment still takes, ``most_s`` what can go at most, where that is not its own cost;
-        ``removes``: the work is gone, and not done elsewhere or at another time."""
+        ``removes``: the work is gone, and not done elsewhere or at another time. ``at_most``: in the best case."""
         floor_s = 0.0
         if not removes:
             floor_s = step_s * job.used / job.free if job is not None and job.used is not None else 0.0
@@ -140,7 +141,7 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
             most_s = cost_s - left_s if apart else cost_s
         expected_s = max(rest_s, left_s, others, floor_s, step_s - most_s)
         return InputFix(action, snippet, min(expected_s, step_s), how, tells, numbers, slow.path,
-                        numbers["pipeline_s"] if apart else None)
+                        at_most or (job is None and not removes), numbers["pipeline_s"] if apart else None)
 
     refill_s = max((stage.refill_s or 0.0 for stage in pipeline.stages), default=0.0)
     if pipeline.wait_s > 0 and refill_s >= _MOST * pipeline.wait_s and max(cost_s, others) <= step_s:
@@ -161,7 +162,7 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
                     "reading records takes almost no time compared with the generator's Python", removes=True)
     if _MAPS.match(slow.name) and slow.function_s and python_s >= _MOST * slow.function_s:
         return made(_PYTHON_MAP, _NO_PYTHON, cost_s - stage_s,
-                    "nothing is left of the Python code; this is the most to expect", removes=True)
+                    "nothing is left of the Python code; this is the most to expect", removes=True, at_most=True)
     if _under(stages, slow, _SEVERAL) or _READS.match(slow.name) or _SEVERAL.match(slow.name):
         if more:
             return made(_SEVERAL_FILES, _INTERLEAVE, cost_s * slow.workers / threads,
@@ -191,7 +192,7 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
         return made(f"{full}: cache what is the same in every epoch, or do it once and store it.",
                     f"{_CACHE}\n{_THREADS.format(4 * round(threads))}", cost_s - stage_s, _CACHED, removes=True)
     return made(*((_LESS_WORK, _CACHE) if last else (_OVERLAP, _PREFETCH)), cost_s - stage_s,
-                f"nothing is left of {slow.name}, so it is the most to expect", removes=True)
+                f"nothing is left of {slow.name}, so it is the most to expect", removes=True, at_most=True)
 
 
 def _cpu_clause(job: JobCpus | None) -> str:
