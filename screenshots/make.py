@@ -21,6 +21,7 @@ from gputop.sources.simulated import SimulatedSource
 from gputop.tui.app import GputopApp
 
 HERE = Path(__file__).parent
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
 
 
 async def _until(done: Callable[[], object]) -> None:
@@ -64,7 +65,7 @@ async def _report(scenario: str, size: tuple[int, int]) -> None:
         session.close()
         (HERE / "snapshot.svg").write_text(paths[".svg"].read_text())
         print("snapshot.svg")
-        browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
         if browser is None:
             print("no Chromium: report-1280.png is left as it is")
             return
