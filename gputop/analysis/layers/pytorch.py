@@ -108,6 +108,12 @@ def autograd_functions(trace: Trace) -> Mask:
     return mask if mask.any() else name_mask(trace, _BARE_AUTOGRAD)
 
 
+def _backward_calls(trace: Trace, functions: Mask) -> Mask:
+    """The functions of autograd, by the names of the engine's calls and by their own, as :func:`name_mask`."""
+    own = {name.removeprefix(_AUTOGRAD) for name in trace.names if name.startswith(_AUTOGRAD)}
+    return functions | name_mask(trace, _BARE_AUTOGRAD) | np.array([name in own for name in trace.names] + [False])
+
+
 def _stacks(
     trace: Trace, annotations: I64, frames: I64, functions: Mask, line: npt.NDArray, time_ns: I64,
 ) -> tuple[I64, I64, list[tuple[int, ...]]]:
@@ -139,13 +145,13 @@ def _stacks(
 def _linked(trace: Trace, functions: Mask) -> tuple[I64, I64]:
     """Rows of autograd's functions, and for each that of the op whose gradient it computes.
 
-    Both have the sequence number that the op's thread was at; of several ops the last one made the function. Numbers
-    that several threads have, as those of several ranks do, are left out.
+    Both have the sequence number that the op's thread was at; of several ops the last one made the function: one that
+    a class of the user's own derived from ``torch.autograd.Function`` names (``CompiledFunction``), too. Numbers that
+    several threads have, as those of several ranks do, are left out.
     """
     host = trace.host
     rows, number = host_stat(host, "sequence")
-    is_function, is_op = functions[host.name[rows]], name_mask(trace, r"(?!autograd)[\w.]+::")[host.name[rows]]
-    is_op &= ~is_function
+    is_function, is_op = functions[host.name[rows]], ~_backward_calls(trace, functions)[host.name[rows]]
     order = np.flatnonzero(is_op)
     order = order[np.lexsort((host.start_ns[rows[order]], number[order]))]
     first = np.flatnonzero(np.diff(number[order], prepend=-1))

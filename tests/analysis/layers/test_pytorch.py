@@ -109,6 +109,20 @@ def test_a_number_of_several_threads_links_nothing(tmp_path: Path, modules: tupl
     assert found is not None and found.scopes == [Scope("backward", path)]
 
 
+def test_a_function_of_the_users_own_is_the_op_of_its_gradient(tmp_path: Path) -> None:
+    """As torch.compile's CompiledFunction; ops before it that need no gradient have its sequence number, too."""
+    kineto, number = Kineto(), {"Sequence number": 5}
+    kineto.call("Optimizer.zero_grad#SGD.zero_grad", 0, 20, cat="user_annotation")
+    kineto.call("aten::zero_", 5, 15, **number)
+    kineto.call("nn.Module: Net_0", 30, 90, cat="python_function")
+    kineto.call("CompiledFunction", 40, 80, **number)
+    kineto.call(AUTOGRAD + "CompiledFunctionBackward", 100, 150, tid=2, **number)
+    kineto.call("CompiledFunctionBackward", 105, 145, tid=2, **number)
+    kineto.launch(110, tid=2)
+    found = call_scopes(kineto.load(tmp_path))
+    assert found is not None and found.scopes == [Scope("backward", ("Net_0", "CompiledFunctionBackward"))]
+
+
 def test_the_table_and_the_rows_of_the_timeline_have_them(tmp_path: Path) -> None:
     trace = step(Kineto()).load(tmp_path)
     times = layer_times(trace, timelines(trace), None)
