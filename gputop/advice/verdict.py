@@ -55,9 +55,11 @@ class Explanation:
 
 def finding(
     rule: Rule, verdict: Verdict, words: Explanation, caveat: str | None = None, remark: str | None = None,
-    replayed: float | None = None, not_replayed: str = "", culprits: tuple[Culprit, ...] = (),
+    replayed: float | None = None, not_replayed: str = "", culprits: tuple[Culprit, ...] = (), *,
+    severest: Severity = "high",
 ) -> Finding:
     """The finding of a rule. ``caveat`` says what little it rests on: it caps the severity where the rule's does.
+    ``severest`` caps it whatever the rule.
 
     ``remark`` is a sentence that caps nothing. ``replayed`` is what a replay with the verdict's cure saves, None where
     there is none: ``not_replayed`` is a sentence that says why.
@@ -68,6 +70,7 @@ def finding(
         severity = at_most(verdict.severity or "high", severity_of(replayed))
     if caveat and rule.severity == "by_share_capped":
         severity, why = at_most(severity, "medium"), f"{why} {caveat}"
+    severity = at_most(severity, severest)
     return Finding(
         id=verdict.id or rule.id, severity=severity, title=words.title, why=why, evidence=words.evidence,
         action=words.action, source=words.source, gain=_gain(verdict, words, replayed, not_replayed),

@@ -68,7 +68,8 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
         return None
     made = finding(rule, verdict, rule.function("describe")(verdict, job), facts.small_sample_caveat,
-                   facts.few_steps_caveat, replayed, reason, _culprits(rule, verdict, facts))
+                   facts.few_steps_caveat, replayed, reason, _culprits(rule, verdict, facts),
+                   severest="low" if facts.hardly_any_kernels and rule.costs_time else "high")
     if _COMPUTE in rule.events and _COMPUTE in rule.parts:
         made = replace(made, ncu=_ncu(verdict, facts))
     if replayed is not None and verdict.cure is not None:

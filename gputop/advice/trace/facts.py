@@ -63,10 +63,20 @@ class TraceFacts:
         return tuple(gpu.gpu for gpu in self.active)
 
     @property
+    def hardly_any_kernels(self) -> bool:
+        """Whether the GPUs ran so few kernels, and fewer steps than can stand for a job, that nothing weighs much."""
+        steps = self.steps.count if self.steps else 0
+        return bool(self.active) and steps < limit("few.steps") and (
+            self._kernels_per_gpu < limit("few.hardly_any_kernels"))
+
+    @property
+    def _kernels_per_gpu(self) -> float:
+        return sum(gpu.kernels for gpu in self.active) / max(len(self.active), 1)
+
+    @property
     def small_sample_caveat(self) -> str | None:
         """What a finding rests on, in a sentence, where that is too little for a high severity; else None."""
-        steps = self.steps.count if self.steps else 0
-        kernels = sum(gpu.kernels for gpu in self.active) / max(len(self.active), 1)
+        steps, kernels = self.steps.count if self.steps else 0, self._kernels_per_gpu
         if steps >= limit("few.steps") or kernels >= limit("few.kernels"):
             return None
         about = f"{steps} whole step{'' if steps == 1 else 's'} and " if steps else ""

@@ -33,11 +33,11 @@ def with_memory(b: Builder, peak_gib: float, gpus: int = 1) -> Builder:
     return b
 
 
-def test_few_kernels_make_nothing_high():
+def test_few_kernels_make_nothing_high_and_a_handful_nothing_but_low():
     def micro(kernels: int, steps: int) -> tuple[dict[str, Finding], str | None]:
         b = keras_steps(Builder(), steps, STEP, STEP - 50) if steps else Builder()
         for i in range(kernels):
-            t = 50 + i * STEP * max(steps, 1) / kernels
+            t = 50 + i * min(STEP * max(steps, 1) / kernels, 800)
             b.run(0, t, 10, KERNEL, launch=t - 8)
             b.host("gap", t + 20, 5)
         facts = examine(with_memory(b, 1).build())
@@ -47,6 +47,9 @@ def test_few_kernels_make_nothing_high():
         few, caveat = micro(kernels, steps)
         assert {f.severity for f in few.values()} == {"medium"} and set(few) == {"launch_bound", "batch_size_headroom"}
         assert caveat and all(caveat in f.why for f in few.values())
+    assert micro(15, 0)[0]["launch_bound"].severity == micro(15, 1)[0]["launch_bound"].severity == "low"
+    tiny_steps = examine(keras_steps(Builder(), 5, STEP, STEP - 50).run(0, 50, 10, KERNEL).build())
+    assert not tiny_steps.hardly_any_kernels  # seen several times, they are the job
     many, caveat = micro(400, 0)
     assert many["launch_bound"].severity == "high" and caveat is None
 
