@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from gputop.advice.registry import ids_by_part
 from gputop.analysis.results import Analysis, GpuUse
@@ -116,7 +116,7 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
     if c.count_per_step is not None:
         text += f", {c.count_per_step:.3g} per {a.steps.unit if a.steps else 'step'}"
     if c.transfer_s is None or c.waiting is None:
-        text += f"; it is not known how muchof it is waiting: {c.reason}"
+        text += f"; it is not known how much of it is waiting: {c.reason}"
     else:
         text += f": {seconds(c.transfer_s / by.both)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
         if c.last_to_arrive:
@@ -216,23 +216,40 @@ def limit_of(a: Analysis) -> str:
             return ("This trace shows no GPU work, and whether the job is bound by its input could not be judged: the "
                     f"calls for a batch take {percent(a.input.wait_ratio)} of the {'step' if a.steps else 'window'}.")
         return "Nothing to advise: this trace shows no GPU work, and the loop hardly waits for its input."
-    busy = sum(gpu.busy for gpu in active) / len(active)
-    compute = sum(gpu.compute for gpu in active) / len(active)
-    large = "large " if a.findings else ""
-    text = f"No {large}problem found: the GPUs are busy {percent(busy)} of the time"
-    if busy >= 0.9 and compute >= 0.8 * busy:
-        return (f"{text}, bound by compute. Only the compute itself is left to improve: number types, kernels, the "
-                "model.")
-    parts = {"compute": compute, "exposed collectives": sum(g.collectives_exposed for g in active) / len(active),
-             "idle": 1 - busy}
-    copying = [g.copies_exposed for g in active if g.copies_exposed is not None]
-    if copying:
-        parts["exposed copies"] = sum(copying) / len(copying)
-    largest = max(parts, key=lambda name: parts[name])
-    if largest == "idle":
-        return (f"The GPUs are idle {percent(1 - busy)} of the time, and no {large}cause was found in this trace. "
-                "gputop analyze --idle-gaps 10, or b in the timeline, shows where they wait.")
-    return f"{text}; the largest part is {largest} ({percent(parts[largest])})."
+    shares, basis = _shares(a, active)
+    busy, large = 1 - shares["idle"], "large " if a.findings else ""
+    lost = max(("idle", "collectives", "copies"), key=lambda name: shares[name])
+    if busy >= 0.9 and shares["compute"] >= 0.8 * busy:
+        return (f"No {large}problem found: the GPUs are busy {percent(busy)} of the {basis}, bound by compute. Only "
+                "the compute itself is left to improve: number types, kernels, the model.")
+    if shares[lost] < HIGH_SHARE:
+        return (f"No {large}problem found: the GPUs are busy {percent(busy)} of the {basis}, and compute during "
+                f"{percent(shares['compute'])}.")
+    if lost == "idle":
+        return (f"The GPUs are idle {percent(shares['idle'])} of the {basis}, and no {large}cause was found in this "
+                "trace. gputop analyze --idle-gaps 10, or b in the timeline, shows where they wait.")
+    what = "Exposed communication takes" if lost == "collectives" else "Copies that no compute hides take"
+    return f"{what} {percent(shares[lost])} of the {basis}. This trace does not tell how much of that can be saved."
+
+
+def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:
+    """How the GPUs spend their time, as ratios, and of what these are.
+
+    Of the mean step; where there are no steps, of the time from each GPU's first event to its last.
+    """
+    if a.breakdown is not None and a.breakdown.total > 0:
+        of_step = {name: part_s / a.breakdown.total for name, part_s in a.breakdown.known.items()}
+        work = {"compute": of_step["compute"], "collectives": of_step["collectives"],
+                "copies": of_step["h2d"] + of_step["d2h"]}
+        return {**work, "idle": max(1 - sum(work.values()), 0.0)}, a.steps.unit if a.steps is not None else "step"
+
+    def mean(ratios: Iterable[float]) -> float:
+        return sum(ratios) / len(active)
+
+    return {"compute": mean(gpu.compute for gpu in active),
+            "collectives": mean(gpu.collectives_exposed for gpu in active),
+            "copies": mean(gpu.copies_exposed or 0.0 for gpu in active),
+            "idle": 1 - mean(gpu.busy for gpu in active)}, "time"
 
 
 def _number(n: int, what: str) -> str:

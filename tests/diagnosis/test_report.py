@@ -75,8 +75,27 @@ def test_copies_beside_compute_are_not_what_limits():
     a = analyze_trace(b.build())
     use = msgspec.structs.replace(a.gpus[0], busy=0.8, compute=0.3, copies=0.7, copies_exposed=0.1,
                                   collectives_exposed=0.4)
-    assert "exposed collectives (40 %)" in limit_of(msgspec.structs.replace(a, gpus=(use,)))
-    assert "idle 51 %" in limit_of(a) and "copies" not in limit_of(a)
+    assert limit_of(msgspec.structs.replace(a, gpus=(use,), breakdown=None)).startswith(
+        "Exposed communication takes 40 % of the time.")
+    assert "idle 56 % of the step" in limit_of(a) and "opies" not in limit_of(a)
+
+
+def test_a_gpu_that_is_busy_from_its_first_event_to_its_last_may_idle_for_most_of_the_step():
+    b = Builder().run(0, 5_000, 40, launch=4_990).host("train", 0, 90_000, step_num=1)
+    a = analyze_trace(b.build())
+    assert a.gpus[0].busy == 1 and a.breakdown is not None
+    assert "idle 100 % of the step" in limit_of(a) and "No problem" not in text_report(a)
+
+
+def test_much_exposed_communication_is_no_small_problem_where_its_saving_is_not_known():
+    b = job()
+    for i in range(STEPS):
+        b.run(0, i * STEP + 100, 5_000, launch=i * STEP + 20)
+        b.run(0, i * STEP + 5_100, 14_000, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", kind=Kind.COLLECTIVE,
+              launch=i * STEP + 40)
+    a = analyze_trace(b.build())
+    assert [f.severity for f in a.findings if f.id == "communication_exposed"] == ["low"]
+    assert limit_of(a).startswith("Exposed communication takes 70 % of the step.")
 
 
 def test_simulated_traces_are_marked():
