@@ -21,8 +21,8 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("few.kernels", 200, "count",
           f"{OWN}without steps, a finding is high only over what a GPU does in some milliseconds at least"),
     Limit("few.hardly_any_kernels", 20, "count",
-          f"{OWN}a single layer, forward and backward, launches as many; fewer are a script's start or a micro benchmark, "
-          "so what they cost is low at most"),
+          f"{OWN}a single layer, forward and backward, launches as many; fewer are a script's start or a micro "
+          "benchmark, so what they cost is low at most"),
     Limit("precision.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
     Limit("precision.speedup", 3.0, "ratio",
           "NVIDIA, Mixed-Precision Training guide: up to 3x overall; the hardware's peaks are 8x apart"),

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from gputop.analysis.results import KernelRow, Kernels
 from gputop.analysis.steps.model import Steps
+from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, Kind, Trace
 
 # Of the job's first steps, in which it compiles, tries algorithms and fills its caches. gputop's own figure.
@@ -40,8 +41,8 @@ def function_name(kernel: str) -> str:
 
 def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kernels | None:
     """The table with a command line of ``ncu`` for the compute kernels that take most time."""
-    if kernels is None or any(gpu.compute_capability is not None and gpu.sms is None for gpu in trace.gpus):
-        return kernels  # of AMD's GPUs, of which XSpaces tell no number of SMs
+    if kernels is None or _of_amd(trace):
+        return kernels
     device = trace.device
     rows = np.flatnonzero(device.kind == Kind.COMPUTE)
     launched = np.where(device.launch_ns[rows] >= 0, device.launch_ns[rows], device.start_ns[rows])
@@ -77,6 +78,13 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
     worth = [row.name for row in kernels.by_name if not row.collective][:_MAX_KERNELS]
     return replace(kernels, by_name=tuple(
         replace(row, ncu=line(row)) if row.name in worth else row for row in kernels.by_name))
+
+
+def _of_amd(trace: Trace) -> bool:
+    """Whether the kernels ran on GPUs of AMD's, which Nsight Compute does not know. XSpaces tell no number of SMs of
+    them; other files may tell nothing of their GPUs, but have calls of HIP and kernels of Tensile and MIOpen."""
+    return any(gpu.compute_capability is not None and gpu.sms is None for gpu in trace.gpus) or bool(
+        name_mask(trace, r"hip[A-Z]\w*(?:Launch|Mem)|Cijk_A|[Mm][Ii][Oo]pen|__amd_rocclr_").any())
 
 
 def _processes(trace: Trace) -> I64:

@@ -25,7 +25,7 @@ def lines(trace: Trace) -> dict[str, str]:
     return {row.name: row.ncu for row in found.by_name}
 
 
-def training(gpus: int = 1, steps: int = 6) -> Trace:
+def training(gpus: int = 1, steps: int = 6) -> Builder:
     built = keras_steps(Builder(gpus=gpus), steps, 1000, 700)
     for gpu in range(gpus):
         for step in range(steps):
@@ -33,7 +33,7 @@ def training(gpus: int = 1, steps: int = 6) -> Trace:
             for name, length in STEP:
                 built.run(gpu, at + 10, length, name, launch=at + gpu)
                 at += 100
-    return built.build()
+    return built
 
 
 def profiled(line: str, gpus: int = 1) -> tuple[int, str, float]:
@@ -55,14 +55,14 @@ def profiled(line: str, gpus: int = 1) -> tuple[int, str, float]:
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_ncu_gets_to_the_longest_launch_of_a_step_after_the_warm_up(gpus: int) -> None:
-    found = lines(training(gpus))
+    found = lines(training(gpus).build())
     assert profiled(found[GEMM], gpus) == (10, GEMM, 90.0)
     assert profiled(found[OTHER], gpus) == (10, OTHER, 5.0)
     assert profiled(found["volta_sgemm_128x64_nn"], gpus) == (10, "volta_sgemm_128x64_nn", 8.0)
 
 
 def test_the_pattern_is_that_of_one_function() -> None:
-    line = lines(training())["PreGemm"]
+    line = lines(training().build())["PreGemm"]
     assert shlex.split(line)[4] == r"regex:\bPreGemm$" and line.endswith(" -o gputop-kernel python train.py")
 
 
@@ -72,7 +72,7 @@ def test_the_pattern_is_that_of_one_function() -> None:
     ("python $(x) `y`", "python train.py"), ("a\nb", "python train.py"),
 ])
 def test_a_job_s_command_stands_there_where_a_shell_takes_it_as_it_is(job: str, command: str) -> None:
-    trace = training()
+    trace = training().build()
     trace.job = job
     assert lines(trace)[GEMM].endswith(f" -o gputop-kernel {command}")
 
@@ -90,9 +90,12 @@ def test_function_names(kernel: str, function: str) -> None:
 
 
 def test_what_is_no_kernel_of_nvidia_s_or_communicates_has_none() -> None:
-    trace = training()
+    trace = training().build()
     trace.gpus[0] = TraceGpu("node", 0, compute_capability=(9, 4))  # as XSpaces tell AMD's
     assert not any(lines(trace).values())
+    for amd in (training().host("hipExtModuleLaunchKernel", 0, 5),
+                Builder().run(0, 0, 10, "Cijk_Alik_Bljk_BBS_BH_MT128x256x32")):  # files that tell nothing of their GPUs
+        assert not any(lines(amd.build()).values())
     built = Builder().run(0, 0, 10, "ncclDevKernel_AllReduce", kind=Kind.COLLECTIVE).run(0, 20, 10, "_Zgemm$v")
     found = lines(built.build())
     assert found["ncclDevKernel_AllReduce"] == ""
