@@ -8,13 +8,22 @@ import msgspec
 from msgspec import inspect
 
 from gputop.analysis.results import Analysis
+from gputop.analysis.steps.membership import WorkOfSteps, work_of_steps
+from gputop.analysis.steps.steps import find_steps
 from gputop.core.codec import to_document
+from gputop.trace.model import Trace
 
 _ZERO: tuple[tuple[type[inspect.Type], Any], ...] = (
     (inspect.NoneType, None), (inspect.BoolType, False), (inspect.IntType, 0), (inspect.FloatType, 0.0),
     (inspect.StrType, ""), (inspect.LiteralType, "low"), (inspect.DictType, {}), (inspect.VarTupleType, ()),
     (inspect.TupleType, (0, 0, 0)),
 )
+
+
+def of_steps(trace: Trace) -> WorkOfSteps | None:
+    """What the GPUs did in the steps that are found in a trace."""
+    steps = find_steps(trace)
+    return None if steps is None else work_of_steps(trace, steps)
 
 
 def make_analysis(**document: Any) -> Analysis:

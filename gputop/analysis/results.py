@@ -217,7 +217,8 @@ class FunctionUse(Struct, frozen=True):
     """One tf.function in the window. ``modes`` counts its calls by ``tf_function_call``. ``tracings`` are calls that
     traced it, ``retracings`` those that were not its first; ``tracing_s`` building the graph and
     ``tracing_calls_s`` the whole of those calls. ``xla``: whether XLA compiled it, all or in part, None: not told;
-    ``xla_s`` the part of its calls in which the host runs an XLA executable (on a GPU: starts its kernels)."""
+    ``xla_s`` the part of its calls in which the host runs an XLA executable (on a GPU: starts its kernels).
+    Per step: of the calls that begin within the whole steps; None without steps."""
 
     name: str
     calls: int
@@ -230,6 +231,8 @@ class FunctionUse(Struct, frozen=True):
     tracing_count: int | None  # in all since the function was made
     xla: bool | None
     xla_s: float
+    calls_per_step: float | None = None
+    s_per_step: float | None = None
 
 
 class Functions(Struct, frozen=True):
@@ -392,7 +395,8 @@ class GpuPart(Struct, frozen=True):
 class KernelRow(Struct, frozen=True):
     """Kernels with one name, TF op or op type, over all GPUs; the last row of a table sums ``names`` others.
 
-    ``time_s`` sums durations (streams may overlap), ``share`` is of all kernels' time.
+    ``time_s`` sums durations (streams may overlap), ``share`` is of all kernels' time. Per step: over all GPUs, of
+    those that start within the whole steps; None without steps.
     ``types`` are shares of ``time_s`` by number type; ``tensor_core`` is the share of it on
     tensor cores, None where no name tells, ``tensor_core_known`` the share whose name tells.
     ``occupancy`` is the mean weighted by time over the part ``occupancy_known`` of it.
@@ -418,6 +422,8 @@ class KernelRow(Struct, frozen=True):
     collective: bool = False  # all of it
     names: int = 1
     ncu: str = ""
+    count_per_step: float | None = None
+    time_s_per_step: float | None = None
 
 
 class Kernels(Struct, frozen=True):

@@ -36,6 +36,7 @@ from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.layers.limits import limits
 from gputop.analysis.results import Analysis, TraceNote, TraceSummary
 from gputop.analysis.steps.judged import with_steps
+from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.what_if.critical_path import critical_path
@@ -85,6 +86,7 @@ def examine_steps(
     readable = bool(gpu_timelines) or not trace.gpus
     window = trace.window_ns
     ops = host_ops(trace, steps)
+    of_steps = work_of_steps(trace, steps) if steps is not None and steps.count else None
     with pool() as threads:
         do = threads.submit  # the long ones first
         placed = do(parts_by_gpu, trace, gpu_timelines, steps.bounds_ns) if steps and readable else None
@@ -92,12 +94,12 @@ def examine_steps(
         causes = do(host_causes, trace, gpu_timelines, steps, ops)
         waits = do(collective_waits, trace, gpu_timelines, steps)
         compared = do(replicas, trace, gpu_timelines, steps) if gpu_timelines else None
-        table, sizes = do(kernels, trace, gpu_timelines), do(kernel_sizes, trace, gpu_timelines, steps)
+        table, sizes = do(kernels, trace, gpu_timelines, of_steps), do(kernel_sizes, trace, gpu_timelines, steps)
         used = [do(gpu_use, trace, timeline, steps) for timeline in gpu_timelines]
-        one_step, called = do(typical_step, trace, gpu_timelines, steps), do(functions, trace)
-        communicated, input_ = do(collectives, trace, gpu_timelines, steps), do(input_pipeline, trace, steps)
+        one_step, called = do(typical_step, trace, gpu_timelines, steps), do(functions, trace, steps)
+        communicated, input_ = do(collectives, trace, gpu_timelines, of_steps), do(input_pipeline, trace, steps)
         rows_by_gpu = {gpu_number(trace, timeline.gpu): timeline.rows for timeline in gpu_timelines}
-        copied = do(copy_table, trace, rows_by_gpu, steps)
+        copied = do(copy_table, trace, rows_by_gpu, of_steps)
         scaling = do(batch_scaling, trace, gpu_timelines, steps)
         held, clocks = do(memory, trace), do(clock_notes, trace)
         on_cpu = do(cpu_layers, trace, steps)

@@ -1,10 +1,12 @@
-"""What sums over the window of a trace and its GPUs are per step."""
+"""What sums over a trace and its GPUs are per step: of the whole steps where these are known, else of the window."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from gputop.analysis.results import Analysis
+from gputop.analysis.results import Analysis, CollectiveOp, FunctionUse, KernelRow
 
 _FILLED = 0.8  # of the window's work by whole steps; less may be evaluation
 _CUT_STEPS = 2.5  # parts of which are in the window: one at each end, either of them longer than the mean
@@ -13,12 +15,14 @@ _CUT_STEPS = 2.5  # parts of which are in the window: one at each end, either of
 class PerStep(NamedTuple):
     """What to divide by: a sum over the window by ``steps``, one over all GPUs, too, by ``both``.
 
-    ``unit`` is "step" or "period"; "window" where steps do not fill it, and then ``steps`` is 1.
+    ``unit`` is "step" or "period"; "window" where steps do not fill it, and then ``steps`` is 1. ``whole``: the sums
+    are of whole steps alone, per step already.
     """
 
     steps: float
     gpus: int
     unit: str
+    whole: bool = False
 
     @property
     def both(self) -> float:
@@ -34,7 +38,147 @@ class PerStep(NamedTuple):
     @property
     def basis(self) -> str:
         """The same with how it was had: "per step and GPU (mean of the window)"."""
-        return self.text() + (" (mean of the window)" if self.unit != "window" else "")
+        return self.text() + (" (mean of the window)" if self.unit != "window" and not self.whole else "")
+
+
+class KernelsPerStep(NamedTuple):
+    """A row of a table of kernels, of a GPU that runs them. ``share`` is of the time of all kernels, ``gpus`` the part
+    of the GPUs that run it."""
+
+    row: KernelRow
+    share: float
+    count: float
+    time_s: float
+    gpus: float
+
+    @property
+    def of_all_gpus(self) -> tuple[float, float]:
+        """Count and seconds, the mean of all GPUs."""
+        return self.count * self.gpus, self.time_s * self.gpus
+
+
+def kernels_per_step(a: Analysis, table: Sequence[KernelRow]) -> tuple[list[KernelsPerStep], PerStep]:
+    """The rows that have a part in a step, by falling time, and what their figures are."""
+    by = per_step(a)
+    if a.steps is not None and all(row.count_per_step is not None for row in table):
+        by = PerStep(1.0, by.gpus, a.steps.unit, True)
+    sums = [(row, row.count_per_step or 0.0, row.time_s_per_step or 0.0) if by.whole else (row, row.count, row.time_s)
+            for row in table]
+    all_s, rows = sum(time_s for _, _, time_s in sums), []
+    for row, count, time_s in sums:
+        if count:
+            gpus = len(row.by_gpu) or by.gpus
+            of = by.steps * gpus
+            rows.append(KernelsPerStep(row, time_s / all_s if all_s else 0.0, count / of, time_s / of, gpus / by.gpus))
+    return sorted(rows, key=lambda own: (not own.row.name, -own.share)), by
+
+
+class CopiesPerStep(NamedTuple):
+    """Copies of one GPU and way, per step. ``bytes_per_s`` is the rate of a single one."""
+
+    gpu: int
+    direction: str
+    source: str
+    target: str
+    count: float
+    bytes: float | None
+    time_s: float
+    bytes_per_s: float | None
+
+
+class OpCopiesPerStep(NamedTuple):
+    """Copies of one op, per step, the mean of the GPUs."""
+
+    op: str
+    direction: str
+    count: float
+    bytes: float | None
+    time_s: float
+    bytes_per_s: float | None
+
+
+def copies_per_step(a: Analysis) -> tuple[list[CopiesPerStep], list[OpCopiesPerStep], PerStep]:
+    """The copies of each GPU, and of each op where the trace names them: a step has that share of an op's copies that
+    it has of all in that direction."""
+    by, table = per_step(a), a.copies
+    if table is None:
+        return [], [], by
+    if a.steps is not None and all(row.count_per_step is not None for row in table.rows):
+        by = PerStep(1.0, by.gpus, a.steps.unit, True)
+    rows, seen, in_step = [], Counter[str](), Counter[str]()
+    for row in table.rows:
+        count, size, time_s = ((row.count_per_step or 0.0, row.bytes_per_step, row.time_s_per_step or 0.0) if by.whole
+                               else (row.count / by.steps, over(row.bytes, by.steps), row.time_s / by.steps))
+        seen[row.direction] += row.count
+        in_step[row.direction] += count
+        if count:
+            rows.append(CopiesPerStep(row.gpu, row.direction, row.source, row.target, count, size, time_s,
+                                      row.bytes_per_s))
+    ops = []
+    for op in table.by_op or ():
+        each = in_step[op.direction] / seen[op.direction] / by.gpus
+        if each:
+            ops.append(OpCopiesPerStep(op.op, op.direction, op.count * each, None if op.bytes is None else
+                                       op.bytes * each, op.time_s * each,
+                                       op.bytes / op.time_s if op.bytes and op.time_s else None))
+    return rows, ops, by
+
+
+def over(total: float | None, parts: float) -> float | None:
+    """The quotient, or None of what is not known."""
+    return None if total is None else total / parts
+
+
+class CollectivePerStep(NamedTuple):
+    """Collectives of one operation, of a GPU."""
+
+    op: CollectiveOp
+    count: float
+    time_s: float
+    transfer_s: float | None
+    bytes: float | None
+    exposed_s: float | None  # on the GPU where it is longest
+
+
+def collectives_per_step(a: Analysis) -> tuple[list[CollectivePerStep], PerStep]:
+    """How many of each operation a step has, each as long as they are in the window on average."""
+    by, found = per_step(a), a.collectives.operations if a.collectives is not None else ()
+    whole = a.steps is not None and all(op.count_per_step is not None for op in found)
+    rows = []
+    for op in found:
+        count = op.count_per_step if whole and op.count_per_step is not None else op.count / by.both
+        if not count:
+            continue
+        each = count / op.count  # of the sums over all GPUs
+        exposed_s = max(op.exposed_s.values(), default=None)
+        rows.append(CollectivePerStep(
+            op, count, op.time_s * each, None if op.transfer_s is None else op.transfer_s * each,
+            None if op.bytes is None else op.bytes * each,
+            None if exposed_s is None else exposed_s * each * max(len(op.exposed_s), 1)))
+    return rows, PerStep(1.0, by.gpus, a.steps.unit, True) if whole and a.steps is not None else by
+
+
+class FunctionPerStep(NamedTuple):
+    """Calls of a tf.function, per step."""
+
+    use: FunctionUse
+    calls: float
+    time_s: float
+    xla_s: float  # of it, as in the window on average
+
+
+def functions_per_step(a: Analysis) -> tuple[list[FunctionPerStep], PerStep]:
+    """Those called within a step, or without steps all."""
+    by, found = per_step(a), a.functions.functions if a.functions is not None else ()
+    if a.steps is not None and all(use.calls_per_step is not None for use in found):
+        by = PerStep(1.0, by.gpus, a.steps.unit, True)
+    rows = []
+    for use in found:
+        calls, time_s = ((use.calls_per_step or 0.0, use.s_per_step or 0.0) if by.whole else
+                         (use.calls / by.steps, use.seconds / by.steps))
+        if calls or use.tracings:
+            rows.append(FunctionPerStep(use, calls, time_s, use.xla_s / use.seconds * time_s if use.seconds else 0.0))
+    return rows, by
 
 
 def per_step(a: Analysis) -> PerStep:

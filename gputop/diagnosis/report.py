@@ -8,7 +8,7 @@ from gputop.advice.registry import ids_by_part
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
-from gputop.diagnosis.per_step import per_step
+from gputop.diagnosis.per_step import collectives_per_step
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
@@ -111,14 +111,15 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
     c = a.collectives
     if c is None:
         return
-    by = per_step(a)
-    text = f"{seconds(c.summed_s / by.both)} {by.basis}"
+    rows, by = collectives_per_step(a)
+    text = f"{seconds(sum(own.time_s for own in rows))} {by.basis}"
     if c.count_per_step is not None:
         text += f", {c.count_per_step:.3g} per {a.steps.unit if a.steps else 'step'}"
     if c.transfer_s is None or c.waiting is None:
         text += f"; it is not known how much of it is waiting: {c.reason}"
     else:
-        text += f": {seconds(c.transfer_s / by.both)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
+        moving_s = sum(own.transfer_s or 0.0 for own in rows)
+        text += f": {seconds(moving_s)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
         if c.last_to_arrive:
             late = sorted(c.last_to_arrive.items(), key=lambda item: -item[1])
             text += " (" + ", ".join(f"GPU {gpu} last at {n}" for gpu, n in late[:4]) + ")"

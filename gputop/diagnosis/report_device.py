@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from statistics import median
 
 from gputop.analysis.gpu.rank_times import least_median_most
 from gputop.analysis.results import (
     Analysis,
     Concurrency,
-    KernelRow,
     LaunchOrder,
     Limits,
     RankTimes,
     Replicas,
     StepSkew,
 )
-from gputop.diagnosis.per_step import PerStep, per_step
+from gputop.diagnosis.per_step import KernelsPerStep, collectives_per_step, copies_per_step, kernels_per_step
 from gputop.diagnosis.roofline import picture
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
@@ -133,38 +132,43 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
     k = a.kernels
     if k is None:
         return
-    by = per_step(a)
+    rows, by = kernels_per_step(a, k.by_name)
+    shown = [own for own in rows if own.row.name][:_KERNELS_SHOWN]
     occupancy = f"; occupancy {k.occupancy_is}" if k.occupancy_is else ""
-    some = any(0 < len(row.by_gpu) < by.gpus for row in k.by_name[:_KERNELS_SHOWN])
-    on = "; each line: of a GPU that runs it" if some else ""
-    yield from wrap(f"{_count(k.count / by.both)} in {seconds(k.time_s / by.both)} {by.basis}{occupancy}{on}", width,
-                    "Kernels  ")
+    on = "; each line: of a GPU that runs it" if any(0 < len(own.row.by_gpu) < by.gpus for own in shown) else ""
+    count, time_s = _sum(rows)
+    yield from wrap(f"{_count(count)} in {seconds(time_s)} {by.basis}{occupancy}{on}", width, "Kernels  ")
     yield "      time    count     mean type     tensor occ. name"
-    shown = [row for row in k.by_name if row.name][:_KERNELS_SHOWN]
-    for row in shown:
-        yield _kernel(row, by, width)
-    rest = k.count - sum(row.count for row in shown)
+    for own in shown:
+        yield _kernel(own, width)
+    rest = [own for own in rows if own not in shown]
     if rest:
-        rest_s = max(0.0, k.time_s - sum(row.time_s for row in shown))
-        yield f"  {seconds(rest_s / by.both):>8} {_count(rest / by.both):>8}  others"
+        count, time_s = _sum(rest)
+        yield f"  {seconds(time_s):>8} {_count(count):>8}  others"
     if k.by_op_type:
         ops = [f"{printable(row.name)} {percent(row.share)}" for row in k.by_op_type
                if row.name and row.share >= _WORTH_NAMING][:_OPS_SHOWN]
         yield from _labeled("op types", ", ".join(ops), width)
     yield from _sizes(a, width)
-    command = next((row.ncu for row in shown if row.ncu), "")
+    command = next((own.row.ncu for own in shown if own.row.ncu), "")
     if command:
         yield from _labeled("Nsight", "Compute, of the kernel that takes most time (collectives aside):", width)
         yield f"{'':{_INDENT}}{printable(command)}"
 
 
-def _kernel(row: KernelRow, by: PerStep, width: int) -> str:
-    own = by.steps * (len(row.by_gpu) or by.gpus)
+def _sum(rows: Iterable[KernelsPerStep]) -> tuple[float, float]:
+    """Count and seconds, the mean of all GPUs."""
+    counts, times_s = zip(*(own.of_all_gpus for own in rows), strict=True)
+    return sum(counts), sum(times_s)
+
+
+def _kernel(own: KernelsPerStep, width: int) -> str:
+    row = own.row
     tensor = "?" if row.tensor_core is None else "yes" if row.tensor_core > 0.5 else "no"
     kind = "collect." if row.collective else next(iter(row.types), "unknown")
     occupancy = "?" if row.occupancy is None else ratio(row.occupancy)
     name = printable(row.name).removeprefix("void ")
-    return (f"  {seconds(row.time_s / own):>8} {_count(row.count / own):>8} {seconds(row.mean_s):>8} {kind:<8} "
+    return (f"  {seconds(own.time_s):>8} {_count(own.count):>8} {seconds(own.time_s / own.count):>8} {kind:<8} "
             f"{tensor:<6} {occupancy:>4} " + fit(name, width - 50).rstrip())
 
 
@@ -263,27 +267,25 @@ def copies(a: Analysis, width: int) -> Iterator[str]:
     """Copies by direction and memory, the mean of a step and GPU, and the ops that make them."""
     if a.copies is None:
         return
+    rows, of_ops, by = copies_per_step(a)
     ways: dict[tuple[str, str, str], list[float]] = {}
-    for row in a.copies.rows:
+    for row in rows:
         sums = ways.setdefault((row.direction, row.source, row.target), [0.0, 0.0, 0.0, 0.0])
         has_rate = row.bytes_per_s is not None and row.bytes is not None
         for i, value in enumerate((row.count, row.bytes or 0, row.time_s,
                                    (row.bytes or 0) / (row.bytes_per_s or 1) if has_rate else 0.0)):
             sums[i] += value
-    by = per_step(a)
     yield from wrap(f"{by.basis}, rates of a single copy", width, "Copies   ")
     yield f"  {'way':<5} {'memory':<17} {'count':>8} {'time':>8} {'bytes':>6} {'rate':>9}"
     largest = sorted(ways.items(), key=lambda item: -item[1][2])
     for (direction, source, target), (count, size, time, timed_s) in largest[:_COPIES_SHOWN]:
-        amount = f"{bytes_(size / by.both):>6} {rate(size / timed_s):>9}" if timed_s else f"{'?':>6} {'?':>9}"
-        yield (f"  {direction:<5} {source + ' → ' + target:<17} {_count(count / by.both):>8} "
-               f"{seconds(time / by.both):>8} {amount}")
+        amount = f"{bytes_(size / by.gpus):>6} {rate(size / timed_s):>9}" if timed_s else f"{'?':>6} {'?':>9}"
+        yield (f"  {direction:<5} {source + ' → ' + target:<17} {_count(count / by.gpus):>8} "
+               f"{seconds(time / by.gpus):>8} {amount}")
     if len(largest) > _COPIES_SHOWN:
         yield f"  and {len(largest) - _COPIES_SHOWN} more ways, shorter"
-    if a.copies.by_op:
-        ops = [f"{printable(op.op)} {op.direction} {seconds(op.time_s / by.both)}"
-               for op in a.copies.by_op[:_OPS_SHOWN]]
-        yield from _labeled("by op", ", ".join(ops), width)
+    ops = [f"{printable(op.op)} {op.direction} {seconds(op.time_s)}" for op in of_ops[:_OPS_SHOWN]]
+    yield from _labeled("by op", ", ".join(ops), width)
 
 
 def collective_operations(a: Analysis, width: int) -> Iterator[str]:
@@ -292,13 +294,13 @@ def collective_operations(a: Analysis, width: int) -> Iterator[str]:
     if len(operations) < 2 and not any(op.bytes for op in operations):
         return
     yield "  operation       count     time exposed waiting  messages"
-    by = per_step(a)
-    for op in operations:
+    for own in collectives_per_step(a)[0]:
+        op = own.op
         exposed = sum(op.exposed_s.values()) / op.time_s if op.time_s else 0.0
         waiting = "?" if op.waiting is None else ratio(op.waiting)
-        size = "?" if op.bytes is None else bytes_(op.bytes / by.both)
-        yield (f"  {op.operation:<13} {_count(op.count / by.both):>7} {seconds(op.time_s / by.both):>8} "
-               f"{ratio(exposed):>7} {waiting:>7} {size:>9}")
+        size = "?" if own.bytes is None else bytes_(own.bytes)
+        yield (f"  {op.operation:<13} {_count(own.count):>7} {seconds(own.time_s):>8} {ratio(exposed):>7} {waiting:>7} "
+               f"{size:>9}")
 
 
 def _labeled(label: str, text: str, width: int) -> list[str]:

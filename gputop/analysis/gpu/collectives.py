@@ -15,8 +15,7 @@ import numpy as np
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import CollectiveOp, Collectives
-from gputop.analysis.steps.membership import in_steps
-from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.membership import WorkOfSteps
 from gputop.trace.intervals import subtract, union
 from gputop.trace.kernel_names import UNKNOWN
 from gputop.trace.model import I64, Kind, Trace
@@ -51,7 +50,7 @@ def of_gpus(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> tuple[list[Gp
     return [timeline for timeline, rows in found if len(rows)], [rows for _, rows in found if len(rows)]
 
 
-def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], steps: Steps | None) -> Collectives | None:
+def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], of_steps: WorkOfSteps | None) -> Collectives | None:
     """Collectives of the whole trace, or None where no GPU ran any."""
     gpu_timelines, rows = of_gpus(trace, gpu_timelines)
     if not rows:
@@ -59,7 +58,7 @@ def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], steps: Steps | N
     device = trace.device
     operations, matches, reasons = [], [], []
     for name, own in by_operation(trace, rows).items():
-        result, match = _operation(trace, gpu_timelines, own, name, steps)
+        result, match = _operation(trace, gpu_timelines, own, name, of_steps)
         operations.append(result)
         if match is None:
             reasons.append(result.reason or "")
@@ -67,9 +66,7 @@ def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], steps: Steps | N
             matches.append(([timeline.gpu for timeline, r in zip(gpu_timelines, own, strict=True) if len(r)], match))
     operations.sort(key=lambda op: (-op.time_s, op.operation))
     summed = sum(int((device.end_ns[r] - device.start_ns[r]).sum()) for r in rows)
-    per_step = None
-    if steps is not None:
-        per_step = sum(int(in_steps(device.start_ns[r], steps).sum()) for r in rows) / len(rows) / steps.count
+    per_step = _per_step(rows, of_steps)
     if reasons:
         return Collectives(per_step, summed / 1e9, None, None, None, reasons[0], tuple(operations))
     transfer, matched = (sum(getattr(m, part) for _, m in matches) for part in ("transfer", "matched"))
@@ -112,7 +109,7 @@ def operation(kernel: str) -> str:
 
 
 def _operation(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], rows: Sequence[I64], name: str, steps: Steps | None,
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], rows: Sequence[I64], name: str, of_steps: WorkOfSteps | None,
 ) -> tuple[CollectiveOp, _Match | None]:
     device = trace.device
     exposed = {}
@@ -124,18 +121,22 @@ def _operation(
     all_ = np.concatenate(rows)
     known_sizes = device.bytes[all_]
     known_sizes = known_sizes[known_sizes >= 0]
-    per_step = None
-    if steps is not None:
-        per_step = sum(int(in_steps(device.start_ns[r], steps).sum()) for r in rows) / len(rows) / steps.count
     match = _match(trace, rows)
     reason = match if isinstance(match, str) else None
     found = None if isinstance(match, str) else match
     return CollectiveOp(
-        name, len(all_), per_step, int((device.end_ns[all_] - device.start_ns[all_]).sum()) / 1e9,
+        name, len(all_), _per_step(rows, of_steps), int((device.end_ns[all_] - device.start_ns[all_]).sum()) / 1e9,
         int(known_sizes.sum()) if len(known_sizes) else None, exposed,
         found.transfer / 1e9 if found else None,
         1 - found.transfer / found.matched if found and found.matched else None, reason,
     ), found
+
+
+def _per_step(rows: Sequence[I64], of_steps: WorkOfSteps | None) -> float | None:
+    """How many of these events, given by GPU, a step has on one GPU; None without steps."""
+    if of_steps is None:
+        return None
+    return sum(int(of_steps.inside[own].sum()) for own in rows) / len(rows) / of_steps.count
 
 
 def _match(trace: Trace, rows: Sequence[I64]) -> _Match | str:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputop.analysis.results import CopyRow, CopyTable, OpCopies
-from gputop.analysis.steps.membership import in_steps
-from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.membership import WorkOfSteps
 from gputop.trace.kernel_names import split_op
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
 
@@ -62,7 +61,7 @@ def _pageable_s(trace: Trace, rows: I64) -> float | None:
     return int((device.end_ns[pageable] - device.start_ns[pageable]).sum()) / 1e9
 
 
-def copy_table(trace: Trace, rows_of: Mapping[int, I64], steps: Steps | None) -> CopyTable | None:
+def copy_table(trace: Trace, rows_of: Mapping[int, I64], of_steps: WorkOfSteps | None) -> CopyTable | None:
     """All copies by GPU, direction and memory; ``rows_of`` are device rows, in order of time, by the GPU's number.
 
     None where there is no copy.
@@ -76,18 +75,17 @@ def copy_table(trace: Trace, rows_of: Mapping[int, I64], steps: Steps | None) ->
         if not len(own):
             continue
         all_.append(own)
-        inside = None if steps is None else in_steps(device.start_ns[own], steps)
         way = (device.kind[own].astype(np.int64) << 16) | (device.src[own].astype(np.int64) << 8) | device.dst[own]
         for code in np.unique(way).tolist():
             chosen = way == code
             count, size, time, rate = _sums(trace, own[chosen])
             row = (gpu, names[Kind(code >> 16)], _memory(code >> 8 & 255), _memory(code & 255), count, size, time, rate)
-            if inside is None or steps is None:
+            if of_steps is None:
                 out.append(CopyRow(*row))
                 continue
-            of_step = _sums(trace, own[chosen & inside])
-            out.append(CopyRow(*row, of_step[0] / steps.count, None if of_step[1] is None and of_step[0]
-                               else (of_step[1] or 0) / steps.count, of_step[2] / steps.count))
+            sums = _sums(trace, own[chosen & of_steps.inside[own]])
+            out.append(CopyRow(*row, sums[0] / of_steps.count, None if sums[1] is None and sums[0]
+                               else (sums[1] or 0) / of_steps.count, sums[2] / of_steps.count))
     if not all_:
         return None
     by_op, others = _by_op(trace, np.concatenate(all_), names)

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import GpuPart, KernelRow, Kernels, KernelShape, KernelSizes
-from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.membership import WorkOfSteps, in_steps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.kernel_names import UNKNOWN, classify, split_op
+from gputop.trace.lookups import Mask
 from gputop.trace.model import F64, I64, Kind, LaunchShape, Trace
 
 TOP = 50  # rows kept by time over all GPUs
@@ -33,9 +34,13 @@ class _Columns(NamedTuple):
     shape: I64  # index into Trace.launch_shapes; their number where not told
     classes: list[tuple[str, bool | None]]  # number type, tensor cores or not
     gpus: list[int]  # numbers
+    inside: Mask | None  # whether it belongs to the whole steps; None without steps
+    steps: int  # how many these are
 
 
-def kernels(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Kernels | None:
+def kernels(
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], of_steps: WorkOfSteps | None = None,
+) -> Kernels | None:
     """The tables of all kernels, or None where no GPU ran any."""
     device = trace.device
     own = [timeline.kernels for timeline in gpu_timelines]
@@ -44,7 +49,7 @@ def kernels(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Kernels | Non
         return None
     name = device.name[rows].astype(np.int64) + 1
     numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
-    columns = _columns(trace, rows, name, [len(r) for r in own], numbers)
+    columns = _columns(trace, rows, name, [len(r) for r in own], numbers, of_steps)
 
     def table(key: I64, labels: Callable[[int], str], size: int, by_name: bool) -> tuple[KernelRow, ...]:
         return _table(trace, key, labels, size, columns, by_name)
@@ -72,7 +77,9 @@ def kernels(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Kernels | Non
     )
 
 
-def _columns(trace: Trace, rows: I64, name: I64, of_gpu: list[int], gpus: list[int]) -> _Columns:
+def _columns(
+    trace: Trace, rows: I64, name: I64, of_gpu: list[int], gpus: list[int], of_steps: WorkOfSteps | None,
+) -> _Columns:
     device = trace.device
     used = np.flatnonzero(np.bincount(name))
     kinds = [classify(trace.names[i - 1] if i else "")[1:] for i in used.tolist()]
@@ -84,7 +91,8 @@ def _columns(trace: Trace, rows: I64, name: I64, of_gpu: list[int], gpus: list[i
     if len(device.shape):
         shape = np.where(device.shape[rows] >= 0, device.shape[rows], shape)
     return _Columns(gpu + code[name], (device.end_ns[rows] - device.start_ns[rows]).astype(np.float64), shape,
-                    classes, gpus)
+                    classes, gpus, None if of_steps is None else of_steps.inside[rows],
+                    of_steps.count if of_steps is not None else 0)
 
 
 def _per_gpu(columns: _Columns) -> F64:
@@ -108,6 +116,7 @@ def _table(
     counts = np.bincount(at, minlength=math.prod(cells)).reshape(cells).sum(axis=2)
     medians = _medians(group, columns.length, n) if by_name else None
     shapes = _shapes(trace, group, columns, n)
+    per_step = _of_a_step(group, columns, n)
     whole = times.sum(axis=(0, 2))
     out = []
     for i in range(n):
@@ -137,8 +146,18 @@ def _table(
             shapes=shape.kinds if by_name and not rest else 0,
             collective=by_name and not rest and classify(name).kind is Kind.COLLECTIVE,
             names=int((count[place == len(kept)] > 0).sum()) if rest else 1,
+            **{field: float(values[i]) for field, values in per_step.items()},
         ))
     return tuple(out)
+
+
+def _of_a_step(group: I64, columns: _Columns, n: int) -> dict[str, F64]:
+    """By field of :class:`KernelRow`: of each group, in a step."""
+    if columns.inside is None:
+        return {}
+    own = group[columns.inside]
+    return {"count_per_step": np.bincount(own, minlength=n) / columns.steps,
+            "time_s_per_step": _sums(own, columns.length[columns.inside], n) / columns.steps / 1e9}
 
 
 def _kept(key: I64, columns: _Columns, count: npt.NDArray, label: Callable[[int], str]) -> I64:

@@ -8,8 +8,10 @@ from collections import Counter
 import numpy as np
 
 from gputop.analysis.results import Functions, FunctionUse
+from gputop.analysis.steps.membership import in_steps_unsorted
+from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, intersect, union
-from gputop.trace.lookups import COMPILE, host_rows, host_stat, name_mask
+from gputop.trace.lookups import COMPILE, Mask, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 
@@ -22,11 +24,11 @@ _MODULE = re.compile(r"((?:a_inference_\w+?|cluster_\w+?|jit_\w+?))(?:__\w*)?(?:
 _NUMBERED = re.compile(r"(?:__|a_)inference_(.+?)_\d+$")
 
 
-def functions(trace: Trace) -> Functions | None:
+def functions(trace: Trace, steps: Steps | None = None) -> Functions | None:
     """Calls of tf.functions in the window; None where none is traced and XLA neither compiles nor runs."""
     compile_, runs = _spans(trace, host_rows(trace, COMPILE)), _spans(trace, host_rows(trace, XLA_RUN))
     modules = _modules(trace)
-    used = _functions(trace, {m[1] for name in modules if (m := _NUMBERED.match(name))}, runs)
+    used = _functions(trace, {m[1] for name in modules if (m := _NUMBERED.match(name))}, runs, steps)
     if not used and not len(compile_.start) and not len(runs.start) and not modules:
         return None
     return Functions(
@@ -37,12 +39,13 @@ def functions(trace: Trace) -> Functions | None:
     )
 
 
-def _functions(trace: Trace, compiled: set[str], runs: Spans) -> list[FunctionUse]:
+def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | None) -> list[FunctionUse]:
     host = trace.host
     rows, mode = host_stat(host, "tf_function_call")
     counts = dict(zip(*(column.tolist() for column in host_stat(host, "tracing_count")), strict=True))
     length = host.end_ns - host.start_ns
     building = _within(trace, rows, host_rows(trace, TRACING))
+    inside = None if steps is None else in_steps_unsorted(host.start_ns[rows], steps)
     called: dict[str, list[int]] = {}
     for at, name in enumerate(host.name[rows].tolist()):
         called.setdefault(trace.names[name], []).append(at)
@@ -64,8 +67,14 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans) -> list[FunctionUs
             tracing_s=built if built else calls_s, tracing_calls_s=calls_s,
             tracing_count=max(tracing_counts) if tracing_counts else None,
             xla=True if xla else False if any(m.endswith("-nonXla") for m in modes) else None, xla_s=in_xla / 1e9,
+            **_of_a_step(length[rows[own]], inside[own], steps) if inside is not None and steps is not None else {},
         ))
     return out
+
+
+def _of_a_step(length_ns: I64, inside: Mask, steps: Steps) -> dict[str, float]:
+    return {"calls_per_step": int(inside.sum()) / steps.count,
+            "s_per_step": int(length_ns[inside].sum()) / steps.count / 1e9}
 
 
 def _within(trace: Trace, calls: I64, inner: I64) -> I64:

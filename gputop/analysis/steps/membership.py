@@ -1,12 +1,14 @@
-"""Which instants of a trace lie within its training steps."""
+"""Which instants of a trace lie within its training steps, and which work of the GPUs belongs to them."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from gputop.analysis.steps.model import Steps
 from gputop.trace.lookups import Mask
-from gputop.trace.model import I64
+from gputop.trace.model import I64, Kind, Trace
 
 
 def in_steps(sorted_ns: I64, steps: Steps) -> Mask:
@@ -16,3 +18,36 @@ def in_steps(sorted_ns: I64, steps: Steps) -> Mask:
     np.add.at(change, np.searchsorted(sorted_ns, bounds[:, 0]), 1)
     np.subtract.at(change, np.searchsorted(sorted_ns, bounds[:, 1]), 1)
     return np.cumsum(change[:-1]) > 0
+
+
+class WorkOfSteps(NamedTuple):
+    """Which device events belong to whole steps, one for each event, and to how many steps."""
+
+    inside: Mask
+    count: int
+
+
+def work_of_steps(trace: Trace, steps: Steps) -> WorkOfSteps:
+    """By their launches where the steps rest on calls or markers of the host, which may be steps ahead of its GPUs;
+    else, and where the launch is not known, by their starts.
+
+    The last steps are left out where they launched less than the others: the trace ended before the GPUs did that work.
+    """
+    device, edges, count = trace.device, steps.edges_ns, steps.count
+    by_launch = bool(steps.call_ends_ns)
+    at = np.where(device.launch_ns >= 0, device.launch_ns, device.start_ns) if by_launch else device.start_ns
+    step = np.searchsorted(edges[:, 0], at, side="right") - 1
+    inside = (step >= 0) & (at < edges[np.maximum(step, 0), 1])
+    if by_launch:
+        kernels = np.bincount(step[inside & (device.kind <= Kind.COLLECTIVE)], minlength=count)
+        while count > 2 and kernels[count - 1] < np.median(kernels[:count - 1]):
+            count -= 1
+    return WorkOfSteps(inside & (step < count), count)
+
+
+def in_steps_unsorted(ns: I64, steps: Steps) -> Mask:
+    """The same of instants in any order."""
+    order = np.argsort(ns, kind="stable")
+    inside = np.empty(len(ns), bool)
+    inside[order] = in_steps(ns[order], steps)
+    return inside

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gputop.analysis.gpu.rank_times import least_median_most
-from gputop.diagnosis.per_step import per_step
+from gputop.diagnosis.per_step import (
+    collectives_per_step,
+    copies_per_step,
+    functions_per_step,
+    kernels_per_step,
+    over,
+    per_step,
+)
 from gputop.diagnosis.python_lines import line_words, per_basis, worth_showing
 from gputop.diagnosis.roofline import picture
 from gputop.render.finding_text import BY_TRACER
@@ -141,10 +148,10 @@ def _kernels(found: Analysis, by_op: bool) -> Table:
         return Table(name, columns, (),
                      "No kernels: no GPU worked in the window, or the trace was taken without GPU events.")
     table = kernels.by_op if by_op else kernels.by_name
-    by = per_step(found)
-    rows = tuple((r.share, r.time_s / own, r.count / own, r.mean_s, _type(r.types), r.tensor_core, ranges(r.by_gpu),
-                  r.occupancy, r.name.removeprefix("void ") or f"and {r.names} more")
-                 for r in table or () for own in (by.steps * (len(r.by_gpu) or by.gpus),))
+    of_step, by = kernels_per_step(found, table or ())
+    rows = tuple((own.share, own.time_s, own.count, own.time_s / own.count, _type(r.types), r.tensor_core,
+                  ranges(r.by_gpu), r.occupancy, r.name.removeprefix("void ") or f"and {r.names} more")
+                 for own in of_step for r in (own.row,))
     empty = ("No kernel ran in the window." if table is not None else
              "The kernels in this trace name no op: gputop cannot tell which op each belongs to.")
     each = ", of a GPU that runs it" if by.gpus > 1 else ""
@@ -168,20 +175,17 @@ def _collectives(found: Analysis) -> Table:
     collectives = found.collectives
     if collectives is None:
         return Table("Collectives", columns, (), empty)
-    by = per_step(found)
-    rows = tuple((r.operation, r.count / by.both, r.time_s / by.both, _over(r.transfer_s, by.both), r.waiting,
-                  _over(r.bytes, by.both), _over(max(r.exposed_s.values(), default=None), by.steps), r.reason or "")
-                 for r in collectives.operations)
+    of_step, by = collectives_per_step(found)
+    rows = tuple((own.op.operation, own.count, own.time_s, own.transfer_s, own.op.waiting, own.bytes, own.exposed_s,
+                  own.op.reason or "") for own in of_step)
+    note = f"Times, counts and bytes {by.text()}." if rows else ""
     last = collectives.last_to_arrive or {}
-    total = sum(last.values())
-    late = max(last, key=lambda g: last[g], default=None)
-    note = printable(collectives.reason or "") if late is None or not total else (
-        f"GPU {late} arrives last most often, at {percent(last[late] / total)} of them.")
-    return Table("Collectives", columns, rows, empty, f"Times, counts and bytes {by.text()}. {note}" if rows else note)
-
-
-def _over(total: float | None, parts: float) -> float | None:
-    return None if total is None else total / parts
+    if any(last.values()):
+        late = max(last, key=lambda g: last[g])
+        note += f" GPU {late} arrives last most often, at {percent(last[late] / sum(last.values()))} of them."
+    elif collectives.reason:
+        note += f" How much of the time is waiting is not known: {printable(collectives.reason)}."
+    return Table("Collectives", columns, rows, empty, note.lstrip())
 
 
 def _memory(found: Analysis) -> Table:
@@ -211,15 +215,13 @@ def _copies(found: Analysis) -> Table:
     columns = (Column("GPU"), Column("way"), Column("memory"), Column("count", _number), Column("bytes", bytes_),
                Column("time", seconds), Column("rate", rate), Column("TF op", wide=True))
     rows: list[tuple[Value, ...]] = []
-    by_op, by = None, per_step(found)
-    if found.copies is not None:
-        by_op = found.copies.by_op
-        rows += [(f"{r.gpu:>2}", r.direction, _other_end(r.source, r.target), r.count / by.steps,
-                  _over(r.bytes, by.steps), r.time_s / by.steps, r.bytes_per_s, "") for r in found.copies.rows]
-    rows += [("mean" if by.gpus > 1 else "", r.direction, "", r.count / by.both, _over(r.bytes, by.both),
-              r.time_s / by.both, r.bytes / r.time_s if r.bytes and r.time_s else None, r.op) for r in by_op or ()]
+    of_gpus, of_ops, by = copies_per_step(found)
+    rows += [(f"{r.gpu:>2}", r.direction, _other_end(r.source, r.target), r.count, r.bytes, r.time_s, r.bytes_per_s, "")
+             for r in of_gpus]
+    rows += [("mean" if by.gpus > 1 else "", r.direction, "", r.count, r.bytes, r.time_s, r.bytes_per_s, r.op)
+             for r in of_ops]
     note = f"Times, counts and bytes {by.text()}." if rows else ""
-    note += " The copies in this trace name no op." if rows and by_op is None else ""
+    note += " The copies in this trace name no op." if rows and not of_ops else ""
     return Table("Copies", columns, tuple(rows), "No copies to, from or between GPUs in the window.", note)
 
 
@@ -260,10 +262,11 @@ def _functions(found: Analysis) -> Table:
     functions = found.functions
     if functions is None:
         return Table("Functions", columns, (), empty)
-    by = per_step(found)
-    rows = tuple((r.calls / by.steps, r.seconds / by.steps, r.tracings, r.retracings, r.tracing_s,
-                  None if r.xla is None else "yes" if r.xla else "no", r.xla_s / by.steps,
-                  ", ".join(f"{mode} {n}" for mode, n in r.modes.items()), r.name) for r in functions.functions)
+    of_step, by = functions_per_step(found)
+    rows = tuple((own.calls, own.time_s, r.tracings, r.retracings, r.tracing_s,
+                  None if r.xla is None else "yes" if r.xla else "no", own.xla_s,
+                  ", ".join(f"{mode} {n}" for mode, n in r.modes.items()), r.name)
+                 for own in of_step for r in (own.use,))
     compiled = functions.xla_compilations
     note = f"Calls and times {by.text(by_gpu=False)}, tracings in the window." if rows else ""
     times = "once" if compiled == 1 else f"{compiled} times"
@@ -285,7 +288,7 @@ def _input(found: Analysis) -> Table:
     if waits is None:
         return Table("Input", columns, (), empty)
     by = per_step(found)
-    rows = tuple((s.cost_s_per_batch, s.self_s / by.steps, _over(s.function_s, by.steps), s.calls / by.steps, s.workers,
+    rows = tuple((s.cost_s_per_batch, s.self_s / by.steps, over(s.function_s, by.steps), s.calls / by.steps, s.workers,
                   s.parallelism, s.buffer_empty, _stage(s.path)) for p in waits.pipelines for s in p.stages)
     note = f"A step waits {seconds(waits.wait_s_per_step)} for its batch, {percent(waits.wait_ratio)} of it."
     bounding = [_stage(p.bounding) for p in waits.pipelines if p.bounding]

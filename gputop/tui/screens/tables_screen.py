@@ -24,8 +24,8 @@ from gputop.tui.screens.tables import Table, Value, arranged, tables, widths
 from gputop.tui.terminal.clipboard import copy
 from gputop.tui.widgets.cached_lines import LinesWidget
 
-_NOTE_LINES = 2
-_LINES_PER_LINE_OF_TABS = 6  # of the screen
+_MIN_NOTE_LINES = 2
+_LINES_PER_LINE_OF_TABS = 6  # of the screen; a note may have as many lines as the tabs
 
 
 class Tabs(LinesWidget):
@@ -63,7 +63,7 @@ class Tabs(LinesWidget):
         first = max(0, min(current, len(lines) - room))
         lines = lines[first:first + room]
         self._ends = [(line - first, end, i) for line, end, i in ends]
-        notes = [[(" " + line, DIM)] for line in wrap(about, self.size.width - 2, _NOTE_LINES)]
+        notes = [[(" " + line, DIM)] for line in wrap(about, self.size.width - 2, max(_MIN_NOTE_LINES, room))]
         self.styles.height = len(lines) + max(1, len(notes))
         self.show([*lines, *(notes or [[]])])
 

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from gputop.analysis.gpu.collectives import collectives, no_collectives, operation
 from gputop.analysis.gpu.device_time import timelines
-from gputop.analysis.steps.steps import find_steps
 from gputop.trace.model import Kind, QualityNote
+from tests.analyses import of_steps
 from tests.trace.build import Builder, keras_steps
 
 
 def judged(b: Builder):
     trace = b.build()
-    return collectives(trace, timelines(trace), find_steps(trace))
+    return collectives(trace, timelines(trace), of_steps(trace))
 
 
 def reduce(b: Builder, gpu: int, start: float, end: float) -> None:

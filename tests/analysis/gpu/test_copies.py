@@ -9,6 +9,7 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import CopyTable
 from gputop.analysis.steps.steps import find_steps
 from gputop.trace.model import Kind, MemoryKind
+from tests.analyses import of_steps
 from tests.trace.build import Builder, keras_steps
 
 KINDS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D, "p2p": Kind.P2P, "other": Kind.COPY_OTHER}
@@ -17,7 +18,7 @@ MEMORY = list(MemoryKind)
 
 def table(b: Builder) -> CopyTable | None:
     trace = b.build()
-    return copy_table(trace, {timeline.gpu: timeline.rows for timeline in timelines(trace)}, find_steps(trace))
+    return copy_table(trace, {timeline.gpu: timeline.rows for timeline in timelines(trace)}, of_steps(trace))
 
 
 copied = st.lists(st.tuples(
