@@ -31,7 +31,7 @@ from typing import Any
 MODES = ("fast", "slow input", "validation", "host work", "retracing", "tiny ops", "small layers")
 READY_TIMEOUT_S = 240.0  # TensorFlow's import alone takes tens of seconds on a busy machine
 WARM_UP_STEPS = 5  # the first ones hold tracing and allocation
-# What the job itself spends, and a traceof it is to show; no test waits by them.
+# What the job itself spends, and a trace of it is to show; no test waits by them.
 SLOW_INPUT_S = 0.05  # per batch, as a read from slow storage; the step computes for 20-40 ms on two cores
 CALLBACK_S = 0.005  # of Python after each step
 TINY_OPS = 1000  # in a step

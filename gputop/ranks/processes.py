@@ -26,7 +26,7 @@ def local_addresses() -> frozenset[str]:
 
 
 def environment(pid: int, names: Iterable[str], proc: Path = _PROC) -> Mapping[str, str]:
-    """These variables of a process, as far as they are set and may be read; nothing elseof it is kept."""
+    """These variables of a process, as far as they are set and may be read; nothing else of it is kept."""
     try:
         environ = proc_files.read(f"{proc}/{pid}/environ", proc_files.ENVIRON_BYTES)
     except OSError:

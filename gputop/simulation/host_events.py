@@ -40,7 +40,7 @@ def _traced(t: Timeline, step: Step) -> str:
 
 
 def _tracing(step: Step) -> Iterator[HostEvent]:
-    """Python runs the function's body again, and the graphof it is built and optimized."""
+    """Python runs the function's body again, and its graph is built and optimized."""
     if step.trace[1] - step.trace[0] > MS // 2:
         begin, end = step.trace
         yield HostEvent("python", "tf.function-graph_building", begin + 50 * US, begin + (end - begin) * 3 // 4)

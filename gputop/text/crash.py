@@ -25,7 +25,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def tell(error: BaseException) -> None:
-    """Say in three lines what happened, where a reportof it is, and where that may be sent. Never raises.
+    """Say in three lines what happened, where the report of it is, and where that may be sent. Never raises.
 
     What it needs is imported here: nothing of it may cost the first frame a millisecond.
     """

@@ -75,7 +75,7 @@ def test_an_answer_that_ends_before_what_it_announced(logdir, unprobed):
 
 
 def test_a_trace_of_more_than_2_gb_on_the_servers_disk(logdir, monkeypatch):
-    """Nearly allof it is a hole, in a field nobody knows; what follows that is read."""
+    """Nearly all of it is a hole, in a field nobody knows; what follows that is read."""
     monkeypatch.setattr(storage, "_shares_files", lambda pid: True)
     with serve(FakeProfiler(writes_disk=True, hole_bytes=TWO_GIB, after_hole=make_xspace(errors=("late",)))) as server:
         result = capture(server.address, seconds=0.001, logdir=logdir)

@@ -84,7 +84,7 @@ class Effect:
 
 
 class AskedSession(Scene):
-    """Notes what the job and its processes would be asked for; nothingof it is there."""
+    """Notes what the job and its processes would be asked for; nothing of it is there."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

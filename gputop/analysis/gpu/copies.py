@@ -1,4 +1,4 @@
-"""Copies by direction: time, bytes, count, how muchof it is pageable memory; and by kind of memory and TF op."""
+"""Copies by direction: time, bytes, count, how much of it is pageable memory; and by kind of memory and TF op."""
 
 from __future__ import annotations
 

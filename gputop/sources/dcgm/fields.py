@@ -65,7 +65,7 @@ _MEANINGS = {
     FUNCTION_NOT_FOUND: "it lacks the function: client and engine are of different versions",
     CONNECTION_NOT_VALID: "the connection broke",
     -22: "DCGM does not support this GPU",
-    -24: "a limitof it is reached",
+    -24: "a limit of DCGM is reached",
     LIBRARY_NOT_FOUND: "the DCGM library could not be loaded",
     DUPLICATE_KEY: "the name is taken",
     REQUIRES_ROOT: "its host engine does not run as root",

@@ -104,7 +104,7 @@ class TerminalWriter:
         with self._change:
             self._given_up = True
             with contextlib.suppress(OSError, termios.error):
-                termios.tcflush(self._fd, termios.TCOFLUSH)  # before the lastof it is there to be dropped, too
+                termios.tcflush(self._fd, termios.TCOFLUSH)  # before the last of it is there to be dropped, too
             self._queue[:] = [last]
             self._change.notify_all()
 

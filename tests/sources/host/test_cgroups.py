@@ -65,7 +65,7 @@ class Tree:
      {"cpu,cpuacct/a/cpu.cfs_quota_us": "250000", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"}, 2.5),
     (V1.format("/"), "4:cpu,cpuacct:/a\n",
      {"cpu,cpuacct/a/cpu.cfs_quota_us": "-1", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"}, None),
-    # Without a cgroup namespace the path is the host's, and the container's endof it is what is mounted.
+    # Without a cgroup namespace the path is the host's, and the container's end of it is what is mounted.
     (V1.format("/docker/x"), "4:cpu,cpuacct:/docker/x\n",
      {"cpu,cpuacct/cpu.cfs_quota_us": "600000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 6.0),
     ("too short\n", "0::/\n", {"cpu.max": "300000 100000"}, None),

@@ -61,7 +61,7 @@ def frame_of(pilot: Pilot[Any]) -> DialogFrame:
 
 
 def assert_whole(pilot: Pilot[Any]) -> None:
-    """The box is inside the screen with its border, and no lineof it is cut."""
+    """The box is inside the screen with its border, and no line of it is cut."""
     frame = frame_of(pilot)
     assert frame.region in frame.screen.region
     lines = screen_text(cells(pilot.app)).splitlines()
