@@ -54,7 +54,7 @@ def open_regular(path: str | Path, max_bytes: int | None = None, *, follow_links
     try:
         descriptor = os.open(path, _READ | (0 if follow_links else os.O_NOFOLLOW), dir_fd=folder_fd)
     except OSError as error:
-        if not follow_links and error.errno == 40:  # ELOOP
+        if not follow_links and error.errno == errno.ELOOP:
             raise UnsafeFile("it is a symbolic link", path) from None
         raise
     try:
@@ -154,7 +154,8 @@ class Folder:
             raise
         except OSError:  # a file system without hard links
             if self.has(to):
-                raise FileExistsError(17, "there is a file of that name already", str(self.path / to)) from None
+                raise FileExistsError(
+                    errno.EEXIST, "there is a file of that name already", str(self.path / to)) from None
             os.replace(name, to, src_dir_fd=self.fd, dst_dir_fd=self.fd)
             return
         os.unlink(name, dir_fd=self.fd)
@@ -187,7 +188,7 @@ class Folder:
         Raises OSError, FileExistsError where there is something of that name already.
         """
         if self.has(name):
-            raise FileExistsError(17, "there is something of that name already", str(self.path / name))
+            raise FileExistsError(errno.EEXIST, "there is something of that name already", str(self.path / name))
         temporary = f".{name[:200]}.{os.urandom(6).hex()}"
         try:
             with self.make(temporary) as folder:
@@ -319,9 +320,9 @@ def copy_bounded(source: BinaryIO, target: BinaryIO, max_bytes: int,
     while data := source.read(min(_COPY_BYTES, max_bytes - copied + 1)):
         copied += len(data)
         if copied > max_bytes:
-            raise OSError(27, f"it holds more than {max_bytes / 1e6:,.0f} MB")  # EFBIG
+            raise OSError(errno.EFBIG, f"it holds more than {max_bytes / 1e6:,.0f} MB")
         if stopped():
-            raise InterruptedError(4, "stopped")  # EINTR
+            raise InterruptedError(errno.EINTR, "stopped")
         target.write(data)
     return copied
 

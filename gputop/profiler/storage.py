@@ -10,6 +10,7 @@ refused. A file that a server wrote is foreign input: see :class:`ServerDisk`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -176,10 +177,10 @@ class RunFolder:
         disk = os.fstatvfs(self.folder.fd)
         free = disk.f_bavail * disk.f_frsize
         if size > MAX_COPY_BYTES:
-            raise OSError(27, f"it is too large ({size / 1e6:,.0f} MB; at most {MAX_COPY_BYTES / 1e6:,.0f} MB are "
-                              "copied)")  # EFBIG
+            raise OSError(errno.EFBIG, f"it is too large ({size / 1e6:,.0f} MB; at most {MAX_COPY_BYTES / 1e6:,.0f} "
+                                       "MB are copied)")
         if size > free:
-            raise OSError(28, f"{size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free")  # ENOSPC
+            raise OSError(errno.ENOSPC, f"{size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free")
         return min(MAX_COPY_BYTES, free)
 
     def _fill(self, source: BinaryIO, max_bytes: int, stopped: Callable[[], bool]) -> Path:
@@ -192,9 +193,9 @@ class RunFolder:
                 out.flush()
                 os.fsync(self._descriptor)
             if not os.path.samestat(self.folder.state(self._partial), os.fstat(self._descriptor)):
-                raise OSError(116, "it was exchanged meanwhile", str(self.partial))  # ESTALE
+                raise OSError(errno.ESTALE, "it was exchanged meanwhile", str(self.partial))
             if self.folder.has(self.name):
-                raise FileExistsError(17, "there is a trace already", str(self.file))
+                raise FileExistsError(errno.EEXIST, "there is a trace already", str(self.file))
             self.folder.move(self._partial, self.name, replace=False)
         except OSError:
             self.folder.remove(self._partial)
@@ -217,7 +218,7 @@ def _refuse_exchanged(folder: Folder) -> None:
     """Raises GputopError or OSError unless a folder that is held open is the one at its path, and no other user's."""
     refuse_untrusted(folder.path, "--logdir")  # asked again: the folders that were missing before exist now
     if not os.path.samestat(os.fstat(folder.fd), folder.path.stat()):
-        raise OSError(116, "it was exchanged meanwhile", str(folder.path))  # ESTALE
+        raise OSError(errno.ESTALE, "it was exchanged meanwhile", str(folder.path))
 
 
 def _reserved(folder: Folder, host: str) -> tuple[str, int]:
@@ -266,7 +267,7 @@ def _new_folder(parent: Folder, name: str) -> Folder:
     for attempt in range(1, 1000):
         with contextlib.suppress(FileExistsError):
             return parent.make(name if attempt == 1 else f"{name}_{attempt}")
-    raise FileExistsError(17, "no free run name", str(parent.path / name))
+    raise FileExistsError(errno.EEXIST, "no free run name", str(parent.path / name))
 
 
 @dataclass(slots=True)

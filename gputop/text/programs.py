@@ -4,6 +4,7 @@ and bytes."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import subprocess
@@ -91,7 +92,7 @@ def run_on(login: str, login_port: int | None, command: list[str], timeout_s: fl
     if not ended.in_bounds:
         raise GputopError(f"{command[0]} printed more than {max_bytes / 1e6:.0f} MB")
     if login and ended.status == NO_SUCH_PROGRAM:
-        raise FileNotFoundError(2, ended.error, command[0])
+        raise FileNotFoundError(errno.ENOENT, ended.error, command[0])
     if ended.status != 0:
         why = ended.error or f"status {ended.status}"
         raise GputopError(f"{command[0]} " + (f"failed: {why}" if ended.in_time
