@@ -161,6 +161,11 @@ class HostEvents:
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    def stats_of(self, keep: npt.NDArray[np.bool_]) -> dict[str, tuple[I64, I64]]:
+        """The stats of the events in ``keep`` (one for each event), with rows that count those events."""
+        place = np.cumsum(keep) - 1
+        return {name: (place[rows[keep[rows]]], values[keep[rows]]) for name, (rows, values) in self.stats.items()}
+
     @classmethod
     def empty(cls) -> HostEvents:
         return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))

@@ -79,9 +79,7 @@ def note_clipping(
         return window_ns
     for events in host_events:
         keep = events.start_ns <= last
-        place = np.cumsum(keep) - 1
-        events.stats = {name: (place[rows[keep[rows]]], values[keep[rows]])
-                        for name, (rows, values) in events.stats.items()}
+        events.stats = events.stats_of(keep)
         for column in ("line", "name", "start_ns", "end_ns"):
             setattr(events, column, getattr(events, column)[keep])
     missing_s = (host_end - last) / 1e9

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gputop.text.units import seconds
-from gputop.trace.lookups import name_mask
-from gputop.trace.model import QualityNote, Trace
+from gputop.trace.lookups import Mask, name_mask
+from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, QualityNote, Trace
+
+_Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents)
 
 _LAUNCH = r"(?:cu|cuda|hip(?:Ext)?)(?:Module)?(?:Graph)?Launch"
 _MIN_LAUNCHES = 50
@@ -23,15 +24,11 @@ def longest_recording(trace: Trace) -> Trace:
     edges = [begin, *(edge for span in trace.unrecorded_ns for edge in span), end + 1]
     begin, end = max(zip(edges[::2], edges[1::2], strict=True), key=lambda span: span[1] - span[0])
 
-    def within(times: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def within(times: I64) -> Mask:
         return (times >= begin) & (times < end)
 
-    host_rows = within(trace.host.start_ns)
-    host = _taken(trace.host, host_rows)
-    place = np.cumsum(host_rows) - 1
-    host.stats = {name: (place[rows[host_rows[rows]]], values[host_rows[rows]])
-                  for name, (rows, values) in trace.host.stats.items()}
-    return replace(trace, device=_taken(trace.device, within(trace.device.start_ns)), host=host,
+    return replace(trace, device=_taken(trace.device, within(trace.device.start_ns)),
+                   host=_host_taken(trace.host, within(trace.host.start_ns)),
                    allocator=_taken(trace.allocator, within(trace.allocator.time_ns)), unrecorded_ns=())
 
 
@@ -52,21 +49,24 @@ def up_to_last_gpu_event(trace: Trace) -> Trace:
     launches = int(name_mask(trace, _LAUNCH)[host.name[first:]].sum())
     if launches < _MIN_LAUNCHES:
         return trace
-    kept = slice(0, first)
-    events = type(host)(host.line[kept], host.name[kept], host.start_ns[kept], host.end_ns[kept], {
-        name: (rows[:(n := int(np.searchsorted(rows, first)))], values[:n])
-        for name, (rows, values) in host.stats.items()})
     note = QualityNote("clipped", (
         f"GPU events stop {seconds(missing_ns / 1e9)} before the host's, though the host launches {launches:,} times "
         "more: the file is cut off or the profiler's buffers were full. gputop analyzes the time up to there; capture "
         "for a shorter time."))
     window = trace.profile_window_ns
-    return replace(trace, host=events, quality=[*trace.quality, note],
+    return replace(trace, host=_host_taken(host, np.arange(len(host)) < first), quality=[*trace.quality, note],
                    allocator=_taken(trace.allocator, trace.allocator.time_ns <= last),
                    profile_window_ns=window and (window[0], min(window[1], last)))
 
 
-def _taken(events: Any, keep: npt.NDArray[np.bool_]) -> Any:
-    """The rows of ``keep``, in the columns that were read."""
+def _host_taken(events: HostEvents, keep: Mask) -> HostEvents:
+    """The events in ``keep`` with their stats."""
+    taken = _taken(events, keep)
+    taken.stats = events.stats_of(keep)
+    return taken
+
+
+def _taken(events: _Events, keep: Mask) -> _Events:
+    """The events in ``keep``, in the columns that were read; without stats."""
     columns = {f.name: getattr(events, f.name) for f in fields(events) if f.name != "stats"}
     return type(events)(**{name: column[keep] if len(column) else column for name, column in columns.items()})
