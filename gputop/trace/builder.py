@@ -214,11 +214,8 @@ def _first_listed(device: DeviceEvents, lines: Sequence[Line]) -> npt.NDArray[np
                           for line in lines])
     columns = (device.correlation[rows], device.end_ns[rows], device.name[rows], stream_of[device.line[rows]],
                device.start_ns[rows])
-    mixed = columns[0].astype(np.int64)
-    for column in columns[1:]:  # equal rows have equal hashes; to sort these alone is quicker
-        mixed = mixed * _MIX + column
-    mixed.sort()
-    if not (mixed[1:] == mixed[:-1]).any():
+    hashes = np.sort(row_hashes(columns))  # quicker than to sort the rows, and mostly none are equal
+    if not (hashes[1:] == hashes[:-1]).any():
         return None
     order = np.lexsort(columns)  # stable: of equal events the first listed comes first
     same = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in columns])
@@ -227,6 +224,14 @@ def _first_listed(device: DeviceEvents, lines: Sequence[Line]) -> npt.NDArray[np
     keep = np.ones(len(device), bool)
     keep[rows[order[1:][same]]] = False
     return keep
+
+
+def row_hashes(columns: Sequence[npt.NDArray]) -> I64:
+    """A hash of each row of these columns of integers: equal rows have equal ones."""
+    hashes = columns[0].astype(np.int64)
+    for column in columns[1:]:
+        hashes = hashes * _MIX + column
+    return hashes
 
 
 def _joined_stats(pieces: Iterable[HostEvents]) -> dict[str, tuple[I64, I64]]:

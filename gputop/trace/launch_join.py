@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.trace.int_map import IntMap
-from gputop.trace.model import I64
+from gputop.trace.model import I32, I64, DeviceEvents
 
 # Correlation ids are CUPTI's uint32 counters. Larger ones are not joined, so that a key of
 # id and device fits an int64.
@@ -36,6 +36,18 @@ class Launches:
         found = self._plain.find(correlation, None)
         return found if self._exact is None else np.where(
             (exact := self._exact.find(correlation, device_id)) >= 0, exact, found)
+
+
+def set_launches(
+    device: DeviceEvents, call: npt.NDArray[np.intp], start_ns: I64, end_ns: I64, line: I64 | I32,
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Set by which call each event was launched. ``call`` is a row of the other columns, as :meth:`Launches.find` has
+    found it for each event, or -1. Returns the rows of the events that have one, and theirs."""
+    rows = np.flatnonzero(call >= 0)
+    call = call[rows]
+    device.launch_ns[rows], device.launch_end_ns[rows] = start_ns[call], end_ns[call]
+    device.launch_line[rows] = line[call]
+    return rows, call
 
 
 class _Keys:

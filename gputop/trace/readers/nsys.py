@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.trace import kernel_names
-from gputop.trace.builder import MAX_GPUS, TraceBuilder
+from gputop.trace.builder import MAX_GPUS, TraceBuilder, row_hashes
 from gputop.trace.int_map import IntMap
-from gputop.trace.launch_join import Launches
+from gputop.trace.launch_join import Launches, set_launches
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, LaunchShape, Line, MemoryKind, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, theoretical_occupancy
 from gputop.trace.quality import note_messages
@@ -45,7 +45,6 @@ _RANGES = (59, 60)  # NVTX: push/pop and start/end ranges
 _NUMBERING = re.compile(r", (?:op_id|seq) = .*", re.DOTALL)
 _SHAPE = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory",
           "dynamicSharedMemory")
-_MIX = 0x5851F42D4C957F2D  # Knuth's multiplier for 64-bit linear congruences
 _EXPORT = "The command: nsys export --type sqlite report.nsys-rep"
 _MAX_NS = 1 << 61
 _BATCH = 1 << 14
@@ -245,10 +244,8 @@ class _Report:
         """Set the launch shapes of the kernels, which are the first rows, with the occupancy computed from each."""
         builder = self._builder
         gpu = out.gpu[:len(kernels_)].astype(np.int64)
-        mixed = gpu
-        for column in kernels_.T:  # a hash of the row: equal hashes are taken for equal rows
-            mixed = mixed * _MIX + column
-        _, first, where = np.unique(mixed, return_index=True, return_inverse=True)
+        # Equal hashes are taken for equal rows.
+        _, first, where = np.unique(row_hashes((gpu, *kernels_.T)), return_index=True, return_inverse=True)
         shapes = []
         for row, i in zip(kernels_[first].tolist(), gpu[first].tolist(), strict=True):
             x, y, z, bx, by, bz, registers, static, dynamic = row
@@ -265,11 +262,8 @@ class _Report:
         index = np.searchsorted(processes, calls.process)
         calls_of = Launches(np.where(on_gpus, calls.correlation, -1), np.where(on_gpus, index, -1), calls.start_ns,
                             range(len(processes)))
-        found = calls_of.find(out.correlation, np.searchsorted(processes, process))
-        rows = np.flatnonzero(found >= 0)
-        call = found[rows]
-        out.launch_ns[rows], out.launch_end_ns[rows] = calls.start_ns[call], calls.end_ns[call]
-        out.launch_line[rows] = calls.line[call]
+        set_launches(out, calls_of.find(out.correlation, np.searchsorted(processes, process)), calls.start_ns,
+                     calls.end_ns, calls.line)
 
     def _memory_kinds(self) -> Callable[[I64], npt.NDArray[np.uint8]]:
         """The report's own table of memory kinds, else the schema's documented numbers."""

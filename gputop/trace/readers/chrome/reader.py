@@ -18,7 +18,7 @@ from gputop.core.errors import GputopError
 from gputop.trace import kernel_names
 from gputop.trace.builder import MAX_GPUS, TraceBuilder
 from gputop.trace.derived_lines import STEPS, is_derived, streams
-from gputop.trace.launch_join import Launches
+from gputop.trace.launch_join import Launches, set_launches
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file
@@ -234,7 +234,4 @@ def _join(device: DeviceEvents, host: HostEvents, correlation: I64) -> None:
     calls = np.flatnonzero(correlation > 0)
     none = np.full(len(calls), -1, np.int64)
     found = Launches(correlation[calls], none, host.start_ns[calls], ()).find(device.correlation, device.correlation)
-    rows = np.flatnonzero(found >= 0)
-    call = calls[found[rows]]
-    device.launch_ns[rows], device.launch_end_ns[rows] = host.start_ns[call], host.end_ns[call]
-    device.launch_line[rows] = host.line[call]
+    set_launches(device, found, host.start_ns[calls], host.end_ns[calls], host.line[calls])

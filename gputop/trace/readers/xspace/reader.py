@@ -17,7 +17,7 @@ from gputop.trace import kernel_names, limits
 from gputop.trace.builder import IGNORED_EVENT, TraceBuilder
 from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.int_map import IntMap
-from gputop.trace.launch_join import Launches
+from gputop.trace.launch_join import Launches, set_launches
 from gputop.trace.model import (
     I32,
     I64,
@@ -132,75 +132,105 @@ def read_xspaces(
     A file among several that is no XSpace, or needs more memory than ``limit_bytes``, is left out
     with a note. Raises GputopError where that is all of them, NoDataError where none has an event.
     """
-    builder = TraceBuilder()
-    hosts: list[HostSlices] = []
-    windows: list[tuple[int, int] | None] = []
-    missing: list[list[tuple[int, int]]] = []  # of each host, between its recordings
-    wall_clock, simulated, losses = True, False, Losses()
-    cut: set[str] = set()
-    surplus: Counter[str] = Counter()
-    paths: list[str] = []
-    errors: list[GputopError] = []
-    watch = MemoryWatch(limit_bytes)
+    capture = _Capture(damaged, limit_bytes, known_clocks or {})
     with pool() as threads:
         for path, fallback_host, data in files:
-            try:
-                reader = _XSpace(data() if callable(data) else data, path, fallback_host, builder, losses,
-                                 (known_clocks or {}).get(path), len(paths), threads, watch, limit_bytes)
-            except GputopError as error:
-                errors.append(error)
-                continue
-            paths.append(path)
-            if reader.damaged:
-                cut.add(path)
-            surplus.update(reader.surplus)
-            before = len(builder.device), len(builder.host), len(builder.allocator)
-            reader.read()
-            windows.append(note_clipping(builder, reader.host, builder.device[before[0]:], builder.host[before[1]:],
-                                         reader.window_ns))
-            missing.append(reader.unrecorded_ns)
-            hosts.append(HostSlices(
-                reader.host, reader.machine, slice(before[0], len(builder.device)), slice(before[1], len(builder.host)),
-                slice(before[2], len(builder.allocator)), reader.clock))
-            wall_clock = wall_clock and reader.wall_clock
-            simulated = simulated or reader.simulated
-    if errors and not paths:
-        raise errors[0]
-    for bad in errors:
-        builder.note("unreadable_file", f"{bad.message} It is left out.")
-    cut |= set(damaged) & set(paths)
-    events = sum(len(p) for group in (builder.device, builder.host, builder.allocator) for p in group)
-    if cut:
-        builder.note("truncated", f"{', '.join(sorted(cut))}: cut off or damaged. {events} events could be read; what "
-                     "follows the damage is missing. Capture again, or copy the file again.")
-    if any(surplus.values()):
-        builder.note("left_out", "This trace has more than a profiler writes. Left out: "
-                     f"{', '.join(f'{count:,} {what}' for what, count in surplus.items() if count)}.")
-    if losses.malformed:
-        builder.note("truncated", f"Malformed events, left out: {losses.malformed}.")
-    if losses.unnamed:
-        builder.note("truncated" if cut else "unnamed_events",
-                     f"Events whose names the file does not hold, left out: {losses.unnamed}.")
-    moved = [0] * len(hosts)
-    if len(paths) > 1 and not wall_clock:
-        builder.note("no_common_clock", "Not every host's file says when it was captured: times of different hosts "
-                                      "cannot be compared.")
-    elif len(paths) > 1:
-        moved = align(builder, hosts)
-    unrecorded = [(begin + by, end + by) for spans, by in zip(missing, moved, strict=True) for begin, end in spans]
-    begins = [w[0] + by for w, by in zip(windows, moved, strict=True) if w is not None]
-    ends = [w[1] + by for w, by in zip(windows, moved, strict=True) if w is not None]
-    window = (min(begins), max(ends)) if begins else None
-    fix = (f"{INSUFFICIENT_RIGHTS[1]}" if any(q.id == "empty_device_plane" for q in builder.quality) else
-           "Capture while the job trains, for at least a few steps, with host_tracer_level 2.")
-    trace = builder.finish(paths, to_unix_ns=0 if wall_clock else None,
-                           profile_window_ns=window, simulated=simulated, empty_fix=fix)
-    note_serialized(trace)
-    if wall_clock and unrecorded:
-        first = trace.origin_ns
-        trace.unrecorded_ns = tuple((begin - first, end - first) for begin, end in sorted(unrecorded))
-        note_unrecorded(trace)
-    return trace
+            capture.read(path, fallback_host, data, threads)
+    return capture.finish()
+
+
+class _Capture:
+    """The files of one capture, read one after the other into one trace."""
+
+    def __init__(self, damaged: Collection[str], limit_bytes: float, known_clocks: Mapping[str, HostClock]) -> None:
+        self._damaged, self._limit_bytes, self._known_clocks = damaged, limit_bytes, known_clocks
+        self._builder = TraceBuilder()
+        self._watch = MemoryWatch(limit_bytes)
+        self._errors: list[GputopError] = []
+        self._losses = Losses()
+        self._surplus: Counter[str] = Counter()
+        self._simulated, self._wall_clock = False, True
+        self._cut: set[str] = set()
+        # Of each file that was read.
+        self._paths: list[str] = []
+        self._hosts: list[HostSlices] = []
+        self._windows: list[tuple[int, int] | None] = []
+        self._unrecorded: list[list[tuple[int, int]]] = []  # between its recordings
+
+    def read(self, path: str, fallback_host: str, data: Data | Callable[[], Data], threads: ThreadPoolExecutor) -> None:
+        """Read a file; one that cannot be read is remembered with its error. Nothing keeps its bytes afterwards."""
+        builder = self._builder
+        try:
+            reader = _XSpace(data() if callable(data) else data, path, fallback_host, builder, self._losses,
+                             self._known_clocks.get(path), len(self._paths), threads, self._watch, self._limit_bytes)
+        except GputopError as error:
+            self._errors.append(error.with_traceback(None))  # whose frames hold the bytes
+            return
+        self._paths.append(path)
+        if reader.damaged:
+            self._cut.add(path)
+        self._surplus.update(reader.surplus)
+        device, host, allocator = len(builder.device), len(builder.host), len(builder.allocator)
+        reader.read()
+        self._windows.append(note_clipping(builder, reader.host, builder.device[device:], builder.host[host:],
+                                           reader.window_ns))
+        self._unrecorded.append(reader.unrecorded_ns)
+        self._hosts.append(HostSlices(
+            reader.host, reader.machine, slice(device, len(builder.device)), slice(host, len(builder.host)),
+            slice(allocator, len(builder.allocator)), reader.clock))
+        self._wall_clock = self._wall_clock and reader.wall_clock
+        self._simulated = self._simulated or reader.simulated
+
+    def finish(self) -> Trace:
+        """The trace of all files. Raises GputopError where none could be read, NoDataError where none has an event."""
+        if self._errors and not self._paths:
+            raise self._errors[0]
+        builder = self._builder
+        self._note_left_out()
+        moved = self._align()
+        windows = [(window[0] + by, window[1] + by) for window, by in zip(self._windows, moved, strict=True)
+                   if window is not None]
+        fix = (INSUFFICIENT_RIGHTS[1] if any(q.id == "empty_device_plane" for q in builder.quality) else
+               "Capture while the job trains, for at least a few steps, with host_tracer_level 2.")
+        trace = builder.finish(
+            self._paths, to_unix_ns=0 if self._wall_clock else None,
+            profile_window_ns=(min(begin for begin, _ in windows), max(end for _, end in windows)) if windows else None,
+            simulated=self._simulated, empty_fix=fix)
+        note_serialized(trace)
+        unrecorded = sorted((begin + by, end + by) for spans, by in zip(self._unrecorded, moved, strict=True)
+                            for begin, end in spans)
+        if self._wall_clock and unrecorded:
+            trace.unrecorded_ns = tuple((begin - trace.origin_ns, end - trace.origin_ns) for begin, end in unrecorded)
+            note_unrecorded(trace)
+        return trace
+
+    def _note_left_out(self) -> None:
+        """Notes on the files that could not be read, and on what could not be read of the others."""
+        builder, losses = self._builder, self._losses
+        for error in self._errors:
+            builder.note("unreadable_file", f"{error.message} It is left out.")
+        cut = self._cut | set(self._damaged) & set(self._paths)
+        if cut:
+            events = sum(len(p) for group in (builder.device, builder.host, builder.allocator) for p in group)
+            builder.note("truncated", f"{', '.join(sorted(cut))}: cut off or damaged. {events} events could be read; "
+                         "what follows the damage is missing. Capture again, or copy the file again.")
+        if any(self._surplus.values()):
+            builder.note("left_out", "This trace has more than a profiler writes. Left out: "
+                         f"{', '.join(f'{count:,} {what}' for what, count in self._surplus.items() if count)}.")
+        if losses.malformed:
+            builder.note("truncated", f"Malformed events, left out: {losses.malformed}.")
+        if losses.unnamed:
+            builder.note("truncated" if cut else "unnamed_events",
+                         f"Events whose names the file does not hold, left out: {losses.unnamed}.")
+
+    def _align(self) -> list[int]:
+        """Bring the hosts to one clock where that can be done; returns by how much each was moved (ns)."""
+        if len(self._paths) > 1 and self._wall_clock:
+            return align(self._builder, self._hosts)
+        if len(self._paths) > 1:
+            self._builder.note("no_common_clock", "Not every host's file says when it was captured: times of different "
+                                                  "hosts cannot be compared.")
+        return [0] * len(self._hosts)
 
 
 class _XSpace:
@@ -221,7 +251,7 @@ class _XSpace:
         self.damaged = found.damaged
         self._read_planes(*found.pairs(_PLANES), limit_bytes)
         texts = {which: self._texts(found.pairs(which, whole=True)) for which in (_ERRORS, _WARNINGS, _HOSTNAMES)}
-        if not self._planes and not texts[_ERRORS] and not texts[_WARNINGS] and (data and not texts[_HOSTNAMES]):
+        if data and not self._planes and not any(texts.values()):
             raise GputopError(f"{path} is not an XSpace: no plane can be read from it.",
                               "Give the <host>.xplane.pb that the profiler wrote, or copy it again.")
         self._errors, self._warnings = texts[_ERRORS], texts[_WARNINGS]
@@ -546,11 +576,8 @@ class _XSpace:
         _, _, start_ns, end_ns, line, name, details = calls
         names = self._builder.names
         ordinal = self._builder.gpus[int(device.gpu[0])].ordinal  # the events are those of one plane
-        call = launches.find(device.correlation, np.full(len(device), ordinal))
-        rows = np.flatnonzero(call >= 0)
-        call = call[rows]
-        device.launch_ns[rows], device.launch_end_ns[rows] = start_ns[call], end_ns[call]
-        device.launch_line[rows] = line[call]
+        rows, call = set_launches(
+            device, launches.find(device.correlation, np.full(len(device), ordinal)), start_ns, end_ns, line)
         is_copy = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER) & (device.bytes < 0)
         of_copies = np.flatnonzero(is_copy[rows])
         rows, call = rows[of_copies], call[of_copies]

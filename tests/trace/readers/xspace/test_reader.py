@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import gc
 import gzip
 import random
+import weakref
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -428,6 +431,29 @@ def test_several_hosts_share_one_clock():
     assert trace.origin_ns == START + 2
     assert trace.device.start_ns.tolist() == [8, 508]
     assert trace.device.launch_ns.tolist() == [0, 501]
+
+
+class Content(bytearray):
+    """The bytes of a file, of which a test can tell whether anything still holds them."""
+
+
+def test_the_bytes_of_one_file_are_given_back_before_the_next_is_read():
+    b = Builder("node", START)
+    b.event("/device:GPU:0", b.line("/device:GPU:0", "Stream #1(Kernel)", 10), "k", 0, 5, correlation_id=1)
+    held: list[weakref.ref[Content]] = []
+
+    def reader(data: bytes) -> Callable[[], Content]:
+        def read() -> Content:
+            gc.collect()
+            assert [content() for content in held] == [None] * len(held)
+            content = Content(data)
+            held.append(weakref.ref(content))
+            return content
+
+        return read
+
+    trace = read_xspaces([("a", "", reader(b.bytes())), ("b", "", reader(b"no trace")), ("c", "", reader(b.bytes()))])
+    assert len(trace.hosts) == 2 and len(held) == 3
 
 
 def recording(start: int, steps: int, *, markers: bool = True, first_id: int = 1) -> bytes:
