@@ -103,96 +103,189 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
     ``wait_s`` is what a step waits for its batches, ``per_step`` the batches of a step, ``budget`` tf.data's CPU
     budget, ``python_s`` what tf.data's functions spent in Python in the window, ``job`` the CPUs of the captured job.
     """
+    found = _bottleneck(pipeline, step_s, wait_s, per_step, budget, job)
+    if found is None:
+        return None
+    return _fill_buffers(found) or _replace_python(found, python_s) or _use_threads(found) or _do_less(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bottleneck:
+    """The stage that bounds a pipeline, and the times of a step that a fix changes or leaves.
+
+    ``cost_s`` is what the stage's segment takes for the batches of a step, ``stage_s`` the stage itself, ``others_s``
+    the slowest of the other segments, ``rest_s`` what the step takes without its wait for input.
+    """
+
+    pipeline: Pipeline
+    stages: Mapping[str, Stage]
+    stage: Stage
+    step_s: float
+    wait_s: float
+    rest_s: float
+    cost_s: float
+    stage_s: float
+    others_s: float
+    cpus: float | None  # that functions can run on; None: not known
+    job: JobCpus | None
+
+    @property
+    def apart(self) -> bool:
+        """Whether a buffer or workers lie between the step and the stage, so that it runs beside the step."""
+        return any(_CUTS.search(above.name) for above in (self.stage, *_above(self.stages, self.stage)))
+
+    @property
+    def prefetch(self) -> Stage | None:
+        """The buffer next to the training loop; None: there is none."""
+        return next((stage for stage in self.pipeline.stages if stage.name.startswith("Prefetch")), None)
+
+    @property
+    def pipeline_s(self) -> float:
+        """What its slowest segment takes for the batches of a step."""
+        return max(self.cost_s, self.others_s)
+
+    @property
+    def threads(self) -> float:
+        """How many threads the stage can have; tf.data's pool has one for each CPU, and they run on those that are
+        free. No more than it has where a parallel interleave runs it: how many that uses, a trace does not always
+        tell."""
+        if any(above.name.startswith("ParallelInterleave") for above in _above(self.stages, self.stage)):
+            return self.stage.workers
+        threads = max(self.cpus if self.cpus is not None else 4 * self.stage.workers, 1)
+        return threads if self.job is None else max(min(threads, self.job.free), 1)
+
+    @property
+    def on_all_threads_s(self) -> float:
+        """What the segment takes once the stage runs on all threads that it can have."""
+        return self.cost_s - self.stage_s + self.stage_s * self.stage.workers / self.threads
+
+    def under(self, pattern: re.Pattern[str]) -> bool:
+        """Whether a stage of such a name runs this one."""
+        return any(pattern.match(above.name) for above in _above(self.stages, self.stage))
+
+    def fix(self, action: str, snippet: str, left_s: float, how: str, *, most_s: float | None = None,
+            removes: bool = False, at_most: bool = False) -> InputFix:
+        """``left_s`` is what the segment still takes, ``most_s`` what can go at most, where that is not its own cost;
+        ``removes``: the work is gone, and not done elsewhere or at another time. ``at_most``: in the best case."""
+        floor_s, job = 0.0, self.job
+        if not removes:
+            floor_s = self.step_s * job.used / job.free if job is not None and job.used is not None else 0.0
+            how += _cpu_clause(job)
+        if most_s is None:
+            most_s = self.cost_s - left_s if self.apart else self.cost_s
+        expected_s = max(self.rest_s, left_s, self.others_s, floor_s, self.step_s - most_s)
+        return InputFix(action, snippet, min(expected_s, self.step_s), how, self._sentences(), self._evidence(),
+                        self.stage.path, at_most or (job is None and not removes),
+                        self.pipeline_s if self.apart else None)
+
+    def _sentences(self) -> str:
+        stage, last = self.stage, self.prefetch
+        text = f" Its stage {stage.name} takes {seconds(self.stage_s)} for the batches of a step"
+        text += f", on {stage.workers} threads." if stage.workers > 1 else "."
+        if last is None:
+            return text + " There is no prefetch buffer."
+        if last.buffer_empty is not None:
+            text += f" The prefetch buffer was empty at {percent(last.buffer_empty)} of the calls."
+        return text
+
+    def _evidence(self) -> dict[str, float]:
+        numbers = {"slowest_stage_s": self.stage_s, "pipeline_s": self.pipeline_s}
+        if self.prefetch is not None and self.prefetch.buffer_empty is not None:
+            numbers["buffer_empty_ratio"] = self.prefetch.buffer_empty
+        return numbers
+
+
+def _bottleneck(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, budget: int | None,
+                job: JobCpus | None) -> _Bottleneck | None:
+    """What bounds the pipeline; None where that or its cost is not known."""
     cpus = min((n for n in (budget, job and job.limit) if n), default=None)
     stages = {stage.path: stage for stage in pipeline.stages}
     slow = stages.get(pipeline.bounding or "")
     if slow is None or not slow.cost_s_per_batch:
         return None
     segments = _segments(stages)
-    rest_s = max(step_s - wait_s, 0.0)
     costs = {head: sum(_cost(stages[path], cpus) for path in paths) * per_step for head, paths in segments.items()}
     own = next(head for head, paths in segments.items() if slow.path in paths)
     # Stages that overlap, or a window that cuts batches off, can make the costs more than a step was long.
     scale = min(1.0, step_s / costs[own]) if costs[own] > 0 else 1.0
-    cost_s, stage_s = costs[own] * scale, _cost(slow, cpus) * per_step * scale
-    others = max((min(cost, step_s) for head, cost in costs.items() if head != own), default=0.0)
-    last = next((stage for stage in pipeline.stages if stage.name.startswith("Prefetch")), None)
-    numbers = {"slowest_stage_s": stage_s, "pipeline_s": max(cost_s, others)}
-    if last is not None and last.buffer_empty is not None:
-        numbers["buffer_empty_ratio"] = last.buffer_empty
-    tells = f" Its stage {slow.name} takes {seconds(stage_s)} for the batches of a step"
-    tells += f", on {slow.workers} threads." if slow.workers > 1 else "."
-    if last is not None and last.buffer_empty is not None:
-        tells += f" The prefetch buffer was empty at {percent(last.buffer_empty)} of the calls."
-    elif last is None:
-        tells += " There is no prefetch buffer."
+    return _Bottleneck(
+        pipeline, stages, slow, step_s, wait_s, rest_s=max(step_s - wait_s, 0.0), cost_s=costs[own] * scale,
+        stage_s=_cost(slow, cpus) * per_step * scale,
+        others_s=max((min(cost, step_s) for head, cost in costs.items() if head != own), default=0.0),
+        cpus=cpus, job=job)
 
-    apart = _cut_off(stages, slow)
 
-    def made(action: str, snippet: str, left_s: float, how: str, *, most_s: float | None = None,
-             removes: bool = False, at_most: bool = False) -> InputFix:
-        """``left_s`` is what the segment still takes, ``most_s`` what can go at most, where that is not its own cost;
-        ``removes``: the work is gone, and not done elsewhere or at another time. ``at_most``: in the best case."""
-        floor_s = 0.0
-        if not removes:
-            floor_s = step_s * job.used / job.free if job is not None and job.used is not None else 0.0
-            how += _cpu_clause(job)
-        if most_s is None:
-            most_s = cost_s - left_s if apart else cost_s
-        expected_s = max(rest_s, left_s, others, floor_s, step_s - most_s)
-        return InputFix(action, snippet, min(expected_s, step_s), how, tells, numbers, slow.path,
-                        at_most or (job is None and not removes), numbers["pipeline_s"] if apart else None)
-
+def _fill_buffers(found: _Bottleneck) -> InputFix | None:
+    """Where the pipeline is fast enough, and only its buffers do not carry the step over the slow batches."""
+    pipeline, last = found.pipeline, found.prefetch
     refill_s = max((stage.refill_s or 0.0 for stage in pipeline.stages), default=0.0)
-    if pipeline.wait_s > 0 and refill_s >= _MOST * pipeline.wait_s and max(cost_s, others) <= step_s:
-        return made(f"The shuffle buffer is filled again ({seconds(refill_s)} in the window), as it is at the start of "
-                    "an epoch: repeat right after shuffle, and give the steps of an epoch.", _ONE_ITERATOR,
-                    min(cost_s, rest_s),
-                    "the buffer is never filled again", most_s=wait_s * min(1.0, refill_s / pipeline.wait_s))
-    if last is not None and apart and max(cost_s, others) <= rest_s and (last.buffer_empty or 0.0) < 0.5:
-        return made("The pipeline is fast enough on average, but its buffer runs empty now and then: prefetch more "
-                    "batches.", _DEEPER, cost_s, "the buffer lasts over the slow batches", most_s=wait_s)
-    if not apart and cost_s <= rest_s:
-        return made("Prefetch: make the next batch while the step runs.", _PREFETCH, cost_s,
-                    "a batch is made while the step before it runs")
-    threads = _threads(stages, slow, cpus, job)
-    more = slow.workers < round(threads)
-    if slow.name.startswith("Generator"):
-        return made(_RECORD_FILES, _RECORDS, cost_s - stage_s,
-                    "reading records takes almost no time compared with the generator's Python", removes=True)
-    if _MAPS.match(slow.name) and slow.function_s and python_s >= _MOST * slow.function_s:
-        return made(_PYTHON_MAP, _NO_PYTHON, cost_s - stage_s,
-                    "nothing is left of the Python code; this is the most to expect", removes=True, at_most=True)
-    if _under(stages, slow, _SEVERAL) or _READS.match(slow.name) or _SEVERAL.match(slow.name):
+    if pipeline.wait_s > 0 and refill_s >= _MOST * pipeline.wait_s and found.pipeline_s <= found.step_s:
+        return found.fix(
+            f"The shuffle buffer is filled again ({seconds(refill_s)} in the window), as it is at the start of an "
+            "epoch: repeat right after shuffle, and give the steps of an epoch.", _ONE_ITERATOR,
+            min(found.cost_s, found.rest_s), "the buffer is never filled again",
+            most_s=found.wait_s * min(1.0, refill_s / pipeline.wait_s))
+    if last is not None and found.apart and found.pipeline_s <= found.rest_s and (last.buffer_empty or 0.0) < 0.5:
+        return found.fix(
+            "The pipeline is fast enough on average, but its buffer runs empty now and then: prefetch more batches.",
+            _DEEPER, found.cost_s, "the buffer lasts over the slow batches", most_s=found.wait_s)
+    if not found.apart and found.cost_s <= found.rest_s:
+        return found.fix("Prefetch: make the next batch while the step runs.", _PREFETCH, found.cost_s,
+                         "a batch is made while the step before it runs")
+    return None
+
+
+def _replace_python(found: _Bottleneck, python_s: float) -> InputFix | None:
+    """Where the stage runs Python, of which only one call runs at a time."""
+    stage = found.stage
+    if stage.name.startswith("Generator"):
+        return found.fix(_RECORD_FILES, _RECORDS, found.cost_s - found.stage_s,
+                         "reading records takes almost no time compared with the generator's Python", removes=True)
+    if _MAPS.match(stage.name) and stage.function_s and python_s >= _MOST * stage.function_s:
+        return found.fix(_PYTHON_MAP, _NO_PYTHON, found.cost_s - found.stage_s,
+                         "nothing is left of the Python code; this is the most to expect", removes=True, at_most=True)
+    return None
+
+
+def _use_threads(found: _Bottleneck) -> InputFix | None:
+    """Where the stage can run on more threads than it does."""
+    stage, last, threads = found.stage, found.prefetch, round(found.threads)
+    more = stage.workers < threads
+    if found.under(_SEVERAL) or _READS.match(stage.name) or _SEVERAL.match(stage.name):
         if more:
-            return made(_SEVERAL_FILES, _INTERLEAVE, cost_s * slow.workers / threads,
-                        f"files are read on {round(threads)} threads at a time")
-    elif _MAPS.match(slow.name) and more:
-        if _PARALLEL_STAGE.match(slow.name) and slow.parallelism is None and slow.workers == 1:
-            return made("The map is parallel already, on how many threads the trace does not tell: let tf.data choose "
-                        "them, and cache what is the same in every epoch.", _CACHE, cost_s - stage_s, _CACHED,
-                        removes=True)
-        of = f", of {cpus:.3g} CPUs" if cpus else ""
-        action = ("Run the map in parallel (it uses 1 thread now)" if slow.workers == 1 else
-                  f"Let tf.data choose the map's threads (it uses {slow.workers} now{of})")
+            return found.fix(_SEVERAL_FILES, _INTERLEAVE, found.cost_s * stage.workers / found.threads,
+                             f"files are read on {threads} threads at a time")
+    elif _MAPS.match(stage.name) and more:
+        if _PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
+            return found.fix("The map is parallel already, on how many threads the trace does not tell: let tf.data "
+                             "choose them, and cache what is the same in every epoch.", _CACHE,
+                             found.cost_s - found.stage_s, _CACHED, removes=True)
+        of = f", of {found.cpus:.3g} CPUs" if found.cpus else ""
+        action = ("Run the map in parallel (it uses 1 thread now)" if stage.workers == 1 else
+                  f"Let tf.data choose the map's threads (it uses {stage.workers} now{of})")
         if last is None:
             action += " and prefetch"
-        return made(f"{action}.", _MAP if last else _PARALLEL, cost_s - stage_s + stage_s * slow.workers / threads,
-                    f"the map runs on {round(threads)} threads and each call takes as long as now")
-    if slow.name.startswith(("Batch", "PaddedBatch", "ParallelBatch")):
-        return made(_ASSEMBLE, _BATCH, cost_s - stage_s + stage_s * slow.workers / threads,
-                    f"batches are assembled on {round(threads)} threads")
-    if _MAPS.match(slow.name) or _SEVERAL.match(slow.name) or _READS.match(slow.name):
-        fed = max((stage.calls for stage in pipeline.stages if stage.parent == slow.path), default=0)
-        full = ("The work runs on all CPUs already" if job is None or slow.workers >= int(job.limit) else
-                "No CPU is free for more threads")
-        if pipeline.batches and max(slow.calls, fed) >= 2 * pipeline.batches:
-            return made(f"{full}, element by element: do it on whole batches, and cache what is the same in every "
-                        "epoch.", _ONCE_OR_WHOLE, cost_s - stage_s, _CACHED, removes=True)
-        return made(f"{full}: cache what is the same in every epoch, or do it once and store it.",
-                    f"{_CACHE}\n{_THREADS.format(4 * round(threads))}", cost_s - stage_s, _CACHED, removes=True)
-    return made(*((_LESS_WORK, _CACHE) if last else (_OVERLAP, _PREFETCH)), cost_s - stage_s,
-                f"nothing is left of {slow.name}, so it is the most to expect", removes=True, at_most=True)
+        return found.fix(f"{action}.", _MAP if last else _PARALLEL, found.on_all_threads_s,
+                         f"the map runs on {threads} threads and each call takes as long as now")
+    if stage.name.startswith(("Batch", "PaddedBatch", "ParallelBatch")):
+        return found.fix(_ASSEMBLE, _BATCH, found.on_all_threads_s, f"batches are assembled on {threads} threads")
+    return None
+
+
+def _do_less(found: _Bottleneck) -> InputFix:
+    """Where nothing but less work in the stage helps."""
+    stage, left_s, job = found.stage, found.cost_s - found.stage_s, found.job
+    if not (_MAPS.match(stage.name) or _SEVERAL.match(stage.name) or _READS.match(stage.name)):
+        return found.fix(*((_LESS_WORK, _CACHE) if found.prefetch else (_OVERLAP, _PREFETCH)), left_s,
+                         f"nothing is left of {stage.name}, so it is the most to expect", removes=True, at_most=True)
+    fed = max((other.calls for other in found.pipeline.stages if other.parent == stage.path), default=0)
+    full = ("The work runs on all CPUs already" if job is None or stage.workers >= int(job.limit) else
+            "No CPU is free for more threads")
+    if found.pipeline.batches and max(stage.calls, fed) >= 2 * found.pipeline.batches:
+        return found.fix(f"{full}, element by element: do it on whole batches, and cache what is the same in every "
+                         "epoch.", _ONCE_OR_WHOLE, left_s, _CACHED, removes=True)
+    return found.fix(f"{full}: cache what is the same in every epoch, or do it once and store it.",
+                     f"{_CACHE}\n{_THREADS.format(4 * round(found.threads))}", left_s, _CACHED, removes=True)
 
 
 def _cpu_clause(job: JobCpus | None) -> str:
@@ -217,15 +310,6 @@ def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix
     if prefetches:
         action, snippet = action.replace(" and prefetch", ""), snippet.removesuffix(f"\n{_PREFETCH}")
     return InputFix(action, snippet, None, "")
-
-
-def _threads(stages: Mapping[str, Stage], slow: Stage, cpus: float | None, job: JobCpus | None) -> float:
-    """How many threads the stage can have; tf.data's pool has one for each CPU, and they run on those that are free. No
-    more than it has where a parallel interleave runs it: how many that uses, a trace does not always tell."""
-    if any(above.name.startswith("ParallelInterleave") for above in _above(stages, slow)):
-        return slow.workers
-    threads = max(cpus if cpus is not None else 4 * slow.workers, 1)
-    return threads if job is None else max(min(threads, job.free), 1)
 
 
 def _cost(stage: Stage, cpus: float | None) -> float:
@@ -254,12 +338,3 @@ def _above(stages: Mapping[str, Stage], stage: Stage) -> list[Stage]:
         found.append(at)
         at = stages.get(at.parent or "")
     return found
-
-
-def _cut_off(stages: Mapping[str, Stage], stage: Stage) -> bool:
-    """Whether a buffer or workers lie between the step and this stage, so that it runs beside the step."""
-    return any(_CUTS.search(above.name) for above in (stage, *_above(stages, stage)))
-
-
-def _under(stages: Mapping[str, Stage], stage: Stage, pattern: re.Pattern[str]) -> bool:
-    return any(pattern.match(above.name) for above in _above(stages, stage))
