@@ -27,6 +27,8 @@ from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, r
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
+    from gputop.core.findings import Abstained
+    from gputop.profiler.capture.records import CaptureRecord
     from gputop.session.session import Session
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import StepPeriodEstimate
@@ -132,43 +134,11 @@ def to_json(doc: Mapping[str, Any]) -> str:
 def to_text(session: Session) -> str:
     """The snapshot as plain text to paste into a ticket: prose and the analysis within 80 columns; names of
     GPUs, commands and paths are not wrapped."""
-    sample = _sample(session)
-    out: list[str] = []
-    if sample.simulated:
-        out.append("*** SIMULATED: no hardware was measured ***")
+    sample, record = _sample(session), session.last_capture
+    out = ["*** SIMULATED: no hardware was measured ***"] if sample.simulated else []
     stamp = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(sample.time_s))
-    out += [f"gputop {__version__}  {printable(sample.host.hostname)}  {stamp}  {printable(sample.source)}", ""]
-    record = session.last_capture
-    nothing = ": no problem visible yet" if session.live.abstained else ": no problem visible"
-    out += ["What to do" + ("" if session.findings else nothing)]
-    if not session.findings:
-        out += wrap(record.limit if record is not None else session.live.limit, _COLUMNS)
-    for f in session.findings:
-        gain = gain_text(f, record.step_s if record is not None else None)
-        title = f.title + (f" ({gain})" if gain else "")
-        out += [*wrap(title, _COLUMNS, f"- [{f.severity}] ", "  "), *wrap(f.why, _COLUMNS, "    "),
-                *wrap(culprits_text(f), _COLUMNS, "    ", "      "), *wrap(f.action, _COLUMNS, "    -> ")]
-        out += ["", *(f"       {line}" for line in lines(f.snippet).split("\n")), ""] if f.snippet else []
-    out.append("")
-    out += _gpu_lines(sample)
-    for g in sample.gpus:
-        faults = fault_texts(g)
-        if faults:
-            out.append(f"GPU {g.info.label}: {', '.join(faults)}")
-    h = sample.host
-    out += ["", f"Host  CPU {reading(h['cpu_ratio'])}{_cores(h)}  RAM {reading(h['memory_used_bytes'])}/"
-                f"{reading(h['memory_total_bytes'])}  disk read {reading(h['disk_read_bytes_per_s'])}"
-                f"  net in {reading(h['net_rx_bytes_per_s'])}"]
-    if session.step_period is not None and session.step_period.period_s is not None:
-        out.append(f"Step period, an estimate from the load: {seconds(session.step_period.period_s)}, "
-                   f"confidence {session.step_period.confidence:.1f}")
-    out += [_adapter_line(adapter) for adapter in h.adapters]
-    nodes: dict[int, list[int]] = {}
-    for g in sample.gpus:
-        if g.info.numa_node is not None and g.info.mig is None:
-            nodes.setdefault(g.info.numa_node, []).append(g.info.index)
-    if nodes:
-        out.append("  " + "  ".join(f"NUMA node {n}: GPU {ranges(gpus)}" for n, gpus in sorted(nodes.items())))
+    out += [f"gputop {__version__}  {printable(sample.host.hostname)}  {stamp}  {printable(sample.source)}", "",
+            *_finding_lines(session), "", *_gpu_lines(sample), *_fault_lines(sample), "", *_host_lines(session, sample)]
     for p in sample.processes:
         out += _process_lines(p)
     for other in sample.busy_without_gpu:
@@ -178,22 +148,71 @@ def to_text(session: Session) -> str:
         what = server.problem or short_description(server.description)
         out.append(f"  profiler server {printable(server.address)}  {printable(what)}")
     if record is not None:
-        out += ["", f"Captured from {printable(record.address)}, {seconds(record.took_s)}: "
-                    f"{printable(str(record.path))}"]
-        out += [line for n in (*record.remarks, *record.notes) for line in wrap(n, _COLUMNS, "  ")]
-        if record.analysis is not None:
-            from gputop.diagnosis.report import text_report
+        out += ["", *_capture_lines(record)]
+    return "\n".join([*out, *_not_judged_lines(session.live.abstained)]) + "\n"
 
-            out += ["", text_report(record.analysis, _COLUMNS, findings=False).rstrip("\n")]
-        elif record.report:
-            out += ["", lines(record.report)]
-    if session.live.abstained:
-        missing: dict[str, list[str]] = {}
-        for a in session.live.abstained:
-            missing.setdefault(a.missing, []).append(a.id)
-        out += [line for what, ids in missing.items()
-                for line in wrap(f"Not judged: {', '.join(ids)}: {what} is missing", _COLUMNS, rest="  ")]
-    return "\n".join(out) + "\n"
+
+def _finding_lines(session: Session) -> list[str]:
+    """What to do; where nothing was found, what bounds the job."""
+    record = session.last_capture
+    nothing = ": no problem visible yet" if session.live.abstained else ": no problem visible"
+    out = ["What to do" + ("" if session.findings else nothing)]
+    if not session.findings:
+        out += wrap(record.limit if record is not None else session.live.limit, _COLUMNS)
+    for f in session.findings:
+        gain = gain_text(f, record.step_s if record is not None else None)
+        title = f.title + (f" ({gain})" if gain else "")
+        out += [*wrap(title, _COLUMNS, f"- [{f.severity}] ", "  "), *wrap(f.why, _COLUMNS, "    "),
+                *wrap(culprits_text(f), _COLUMNS, "    ", "      "), *wrap(f.action, _COLUMNS, "    -> ")]
+        out += ["", *(f"       {line}" for line in lines(f.snippet).split("\n")), ""] if f.snippet else []
+    return out
+
+
+def _fault_lines(sample: NodeSample) -> Iterator[str]:
+    for g in sample.gpus:
+        faults = fault_texts(g)
+        if faults:
+            yield f"GPU {g.info.label}: {', '.join(faults)}"
+
+
+def _host_lines(session: Session, sample: NodeSample) -> Iterator[str]:
+    h = sample.host
+    yield (f"Host  CPU {reading(h['cpu_ratio'])}{_cores(h)}  RAM {reading(h['memory_used_bytes'])}/"
+           f"{reading(h['memory_total_bytes'])}  disk read {reading(h['disk_read_bytes_per_s'])}"
+           f"  net in {reading(h['net_rx_bytes_per_s'])}")
+    if session.step_period is not None and session.step_period.period_s is not None:
+        yield (f"Step period, an estimate from the load: {seconds(session.step_period.period_s)}, "
+               f"confidence {session.step_period.confidence:.1f}")
+    yield from map(_adapter_line, h.adapters)
+    nodes: dict[int, list[int]] = {}
+    for g in sample.gpus:
+        if g.info.numa_node is not None and g.info.mig is None:
+            nodes.setdefault(g.info.numa_node, []).append(g.info.index)
+    if nodes:
+        yield "  " + "  ".join(f"NUMA node {n}: GPU {ranges(gpus)}" for n, gpus in sorted(nodes.items()))
+
+
+def _capture_lines(record: CaptureRecord) -> Iterator[str]:
+    yield f"Captured from {printable(record.address)}, {seconds(record.took_s)}: {printable(str(record.path))}"
+    for n in (*record.remarks, *record.notes):
+        yield from wrap(n, _COLUMNS, "  ")
+    if record.analysis is not None:
+        from gputop.diagnosis.report import text_report
+
+        yield ""
+        yield text_report(record.analysis, _COLUMNS, findings=False).rstrip("\n")
+    elif record.report:
+        yield ""
+        yield lines(record.report)
+
+
+def _not_judged_lines(abstained: Iterable[Abstained]) -> Iterator[str]:
+    """The rules that could not judge, by what they would need."""
+    missing: dict[str, list[str]] = {}
+    for a in abstained:
+        missing.setdefault(a.missing, []).append(a.id)
+    for what, ids in missing.items():
+        yield from wrap(f"Not judged: {', '.join(ids)}: {what} is missing", _COLUMNS, rest="  ")
 
 
 def _gpu_lines(sample: NodeSample) -> Iterator[str]:

@@ -115,25 +115,43 @@ def _within(several: Sequence[Culprit]) -> tuple[str, list[Culprit]]:
 
 
 def _culprits(finding: Finding, shown: Sequence[Culprit], within: str, brief: int = 0) -> str:
-    """``brief``: 1: without their sources, 2: without how many more there are, 3: without what their times are of."""
-    found, first = finding.culprits, shown[0]
-    kinds = " and ".join(f"{kind}s" for kind in dict.fromkeys(culprit.kind for culprit in shown))
-    where = (f"Only on GPU {ranges(first.only_on)}" if first.only_on else
-             f"Longer on GPU {ranges(first.more_on)} than on the others" if first.more_on else
-             "On the host" if first.kind == "host" else
-             "In Python" + BY_TRACER * (first.traced and not brief) if first.kind == "line" else
-             _LEADS[finding.id] + kinds if finding.id in _LEADS else kinds.capitalize())
+    """``brief`` leaves out: from 1 on their sources, from 2 on how many more there are, from 3 on what their times are
+    of."""
+    first = shown[0]
     by_gpu: dict[tuple[int, ...], list[str]] = {}
     for culprit in shown:
-        time = "" if culprit.time_s is None else f" {'+' * bool(culprit.more_on)}{seconds(culprit.time_s)}"
-        by_gpu.setdefault(culprit.only_on or first.only_on, []).append(
-            printable(culprit.name) + time
-            + (f" ({printable(culprit.source)})" if culprit.source and not brief else ""))
-    listed = ", ".join(by_gpu.pop(first.only_on))
+        by_gpu.setdefault(culprit.only_on or first.only_on, []).append(_name_and_time(culprit, source=not brief))
+    text = _where(finding, shown, who_told=not brief) + (f" in {within}" if within else "")
+    text += f": {', '.join(by_gpu.pop(first.only_on))}"
     for gpus, parts in by_gpu.items():
-        listed += f"; only on GPU {ranges(gpus)}: {', '.join(parts)}"
-    per = "" if first.time_s is None else " in the window" if first.per == "window" else f" per {printable(first.per)}"
-    more = sum(culprit.names for culprit in found[len(shown):])
-    of_ops = first.kind in ("layer", "op")
-    rest = f", and {more} more" + (f" op{'' if more == 1 else 's'}" if of_ops else "") if more else ""
-    return f"{where}{f' in {within}' if within else ''}: {listed}{per * (brief < 3)}{rest * (brief < 2)}"
+        text += f"; only on GPU {ranges(gpus)}: {', '.join(parts)}"
+    if brief < 3 and first.time_s is not None:
+        text += " in the window" if first.per == "window" else f" per {printable(first.per)}"
+    more = sum(culprit.names for culprit in finding.culprits[len(shown):])
+    if brief < 2 and more:
+        text += f", and {more} more"
+        if first.kind in ("layer", "op"):
+            text += " op" if more == 1 else " ops"
+    return text
+
+
+def _where(finding: Finding, shown: Sequence[Culprit], *, who_told: bool) -> str:
+    """Where the culprits are, or what they are: "Only on GPU 0", "On the host", "Layers and ops"."""
+    first = shown[0]
+    if first.only_on:
+        return f"Only on GPU {ranges(first.only_on)}"
+    if first.more_on:
+        return f"Longer on GPU {ranges(first.more_on)} than on the others"
+    if first.kind == "host":
+        return "On the host"
+    if first.kind == "line":
+        return "In Python" + (BY_TRACER if first.traced and who_told else "")
+    kinds = " and ".join(f"{kind}s" for kind in dict.fromkeys(culprit.kind for culprit in shown))
+    return _LEADS[finding.id] + kinds if finding.id in _LEADS else kinds.capitalize()
+
+
+def _name_and_time(culprit: Culprit, *, source: bool) -> str:
+    text = printable(culprit.name)
+    if culprit.time_s is not None:
+        text += f" {'+' if culprit.more_on else ''}{seconds(culprit.time_s)}"
+    return text + (f" ({printable(culprit.source)})" if culprit.source and source else "")
