@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import http.client
+import math
 import os
 import re
 import socket
@@ -132,9 +133,10 @@ def adapters(facts: DriverFacts, root: Path) -> Check:
                      "ibstat   # the state of each port: cables, the switch, and for InfiniBand the subnet manager")
     problems, fixes = [], []
     links = {port.name: link for port in working if (link := port["rdma_max_bytes_per_s"].value)}
-    slow = [name for name, link in links.items() if link < max(links.values())
-            and any(port.link_layer == other.link_layer and links.get(other.name, 0.0) > link
-                    for port in working if port.name == name for other in working)]
+    fastest: dict[str, float] = {}  # by link layer: InfiniBand and Ethernet are not of one speed
+    for port in working:
+        fastest[port.link_layer] = max(fastest.get(port.link_layer, 0.0), links.get(port.name, 0.0))
+    slow = [port.name for port in working if links.get(port.name, math.inf) < fastest[port.link_layer]]
     if slow:
         problems.append(f"{', '.join(slow)} {'is' if len(slow) == 1 else 'are'} slower than the others: the slowest "
                         "holds up a collective")
@@ -202,15 +204,16 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
         if page is None:
             continue
         names = {name.name for own in schema.figures.values() for name in own}
-        values = [float(match[2]) for match in re.finditer(r"^(\w+)(?:\{[^\n]*\})? (\S+)", page, re.M)
-                  if match[1] in names and re.fullmatch(r"[-+\d.eE]+", match[2])]
+        values = [value for match in re.finditer(r"^(\w+)(?:\{[^\n]*\})? (\S+)", page, re.M)
+                  if match[1] in names and (value := _number(match[2])) is not None]
         known = [value for value in values if value < _BLANK]
         where = f"{schema.title} at port {port}"
         if not values and schema_id == "all-smi":
             continue  # that port is Prometheus's own, too
         answers.append(f"{where} answers with {len(known)} figures")
         stamp = re.search(r"^gputop_sample_timestamp_seconds(?:\{[^\n]*\})? (\S+)", page, re.M)
-        age_s = clock() - float(stamp[1]) if stamp and re.fullmatch(r"[-+\d.eE]+", stamp[1]) else 0.0
+        sampled_s = _number(stamp[1]) if stamp else None
+        age_s = 0.0 if sampled_s is None else clock() - sampled_s
         if age_s > _STALE_S:
             problems.append(f"the figures of {where} are {seconds(age_s)} old")
             fixes.append("nvidia-smi   # does the driver hang?")
@@ -225,6 +228,15 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
         return Check(id_, "ok", title, f"none answers at ports {', '.join(map(str, ports))} of this node; only "
                                        "Prometheus needs one. gputop export is such an exporter")
     return Check(id_, "warn" if problems else "ok", title, "; ".join(problems or answers), "\n".join(fixes) or None)
+
+
+def _number(text: str) -> float | None:
+    """A figure of an exporter; None for what is no number, or not finite."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _page(port: int) -> str | None:

@@ -133,6 +133,7 @@ def page() -> Iterator[dict[str, bytes]]:
     ("gputop", 'gputop_gpu_power_watts{gpu="0"} 300\ngputop_sample_timestamp_seconds 1000.0\n', "ok", "1 figures"),
     ("gputop", 'gputop_gpu_power_watts{gpu="0"} 300\ngputop_sample_timestamp_seconds 300.0\n', "warn", "12 min old"),
     ("gputop", "gputop_sample_timestamp_seconds 300.0\n", "warn", "12 min old"),  # which leaves the figures out
+    ("gputop", 'gputop_gpu_power_watts{gpu="0"} e\ngputop_sample_timestamp_seconds -\n', "warn", "without metrics"),
     ("all-smi", "prometheus_build_info 1\n", "ok", "none answers"),
     ("nvitop", 'gpu_power_usage_W{index="0"} NaN\n\xff\xfe', "warn", "without metrics"),
 ])
