@@ -13,7 +13,21 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from gputop.cluster import slurm
-from gputop.cluster.model import NO_JOB, Fleet, Gpu, Group, History, Job, Mapped, Node, Problem, fields_of, together
+from gputop.cluster.model import (
+    NO_JOB,
+    Fleet,
+    Gpu,
+    Group,
+    History,
+    Job,
+    Mapped,
+    Node,
+    Problem,
+    fields_of,
+    less_active,
+    together,
+    upper_median,
+)
 from gputop.cluster.prometheus import Client, Series
 from gputop.cluster.promql import WHAT_IS_THERE, Found, Queries, matchers, which_labels
 from gputop.cluster.schemas import (
@@ -463,18 +477,15 @@ class Collector:
                    for key in sorted(keys)]
             group = together(own)
             low = [s for s in self._low_gpus() if self._key(s.labels) in keys] if whole else []
-            medians = sorted(node.activity for node in own if node.activity is not None)
-            middle = medians[len(medians) // 2] if medians and group.kind != "mixed" else None
-            below = tuple(node for node in own
-                          if middle is not None and node.activity is not None
-                          and node.activity < middle - self._limits.below)
+            middle = upper_median(node.activity for node in own) if whole and group.kind != "mixed" else None
+            below = less_active(own, None if middle is None else middle - self._limits.below)
             each = tuple(self._with_gpus(node, view, job.id) for node in own) if job.id in view.open_jobs else ()
             jobs.append(Job(
                 **{**fields_of(group), "gpus": sum(job.gpus.values())}, id=job.id, number=job.number, mapped=mapped,
                 name=job.name, user=job.user, start_s=job.start_s, nodes=len(job.gpus), node_names=tuple(job.gpus),
                 idle_gpus=sum(_count(self._figures[key], "idle_gpus") or 0 for key in keys) if whole else None,
-                median=middle if whole else None, low_gpus=tuple(self._low_gpu(s, view) for s in low),
-                node_median=middle if whole else None, low_nodes=below if whole else (),
+                median=middle, low_gpus=tuple(self._low_gpu(s, view) for s in low),
+                node_median=middle, low_nodes=below,
                 history=_since(self._history(sorted(keys), "activity", view), job.start_s),
                 idle_history=_since(self._history(sorted(keys), "idle_gpus", view), job.start_s) if whole else None,
                 each=each))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Node(Group):
     each: tuple[Gpu, ...] = ()  # its GPUs, where they were asked for
 
 
+_Member = TypeVar("_Member", Gpu, Node)
 NO_JOB = "(no job)"  # in place of a job's id, where the GPUs of none are shown and asked for
 Mapped = Literal["label", "node", "shared node", "process"]
 
@@ -136,6 +137,18 @@ class Fleet:
 def fields_of(group: Group) -> dict[str, Any]:
     """To make a job or a node of a group's figures."""
     return {name: getattr(group, name) for name in Group.__dataclass_fields__}
+
+
+def upper_median(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known, of an even number the greater of the two in the middle; None: of none."""
+    known = sorted(value for value in values if value is not None)
+    return known[len(known) // 2] if known else None
+
+
+def less_active(members: Iterable[_Member], than: float | None) -> tuple[_Member, ...]:
+    """Those whose activity is known and below this; none where that is not known."""
+    return () if than is None else tuple(
+        member for member in members if member.activity is not None and member.activity < than)
 
 
 def together(groups: Iterable[Group]) -> Group:

@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 
 from gputop.cluster import slurm
 from gputop.cluster.collect import Limits, View
-from gputop.cluster.model import NO_JOB, Gpu, Group, History, Job, Mapped, Node, fields_of, together
+from gputop.cluster.model import (
+    NO_JOB,
+    Gpu,
+    Group,
+    History,
+    Job,
+    Mapped,
+    Node,
+    fields_of,
+    less_active,
+    together,
+    upper_median,
+)
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
 from gputop.text.units import printable
 
@@ -180,24 +192,22 @@ class FleetBuilder:
         pasts = [self._past(gpu) for gpu in gpus]
         enough = whole and own.mapped != "process" and group.kind != "mixed" and all(
             len(past.newest) >= _ENOUGH_SAMPLES for past in pasts)
-        values = sorted(gpu.activity for gpu in gpus if gpu.activity is not None)
-        median = values[len(values) // 2] if values and enough else None
+        median = upper_median(gpu.activity for gpu in gpus) if enough else None
         nodes = [self._node(own.id, name, there) for name, there in _by_node(gpus).items()]
-        node_values = sorted(node.activity for node in nodes if node.activity is not None)
-        node_median = node_values[len(node_values) // 2] if node_values and enough else None
-        low = sorted((gpu for gpu in gpus if median is not None and gpu.activity is not None
-                      and gpu.activity < median - self._limits.below), key=lambda gpu: gpu.activity or 0.0)
+        node_median = upper_median(node.activity for node in nodes) if enough else None
+        below = self._limits.below
+        low = less_active(gpus, None if median is None else median - below)
         return Job(
             **{**fields_of(group), "gpus": own.held or group.gpus}, id=own.id, label=own.label, mapped=own.mapped,
             name=own.name, user=own.user, start_s=own.start_s, number=own.number, nodes=own.nodes or len(nodes),
             node_names=tuple(node.name for node in nodes),
             idle_gpus=sum(map(self._is_idle, pasts)) if whole else None, median=median,
-            mad=None if median is None else _median([abs(value - median) for value in values]), low_gpus=tuple(low),
-            node_median=node_median, low_nodes=tuple(
-                node for node in nodes if node_median is not None and node.activity is not None
-                and node.activity < node_median - self._limits.below),
-            peers={name: _median([gpu.figures[name] for gpu in gpus if name in gpu.figures])
-                   for name in ("sm_clock_hz", "pcie_width") if any(name in gpu.figures for gpu in gpus)},
+            mad=None if median is None else upper_median(
+                abs(gpu.activity - median) for gpu in gpus if gpu.activity is not None),
+            low_gpus=tuple(sorted(low, key=lambda gpu: gpu.activity or 0.0)), node_median=node_median,
+            low_nodes=less_active(nodes, None if node_median is None else node_median - below),
+            peers={name: value for name in ("sm_clock_hz", "pcie_width")
+                   if (value := upper_median(gpu.figures.get(name) for gpu in gpus)) is not None},
             history=_history(pasts, self._view, self._now_s),
             idle_history=_history(pasts, self._view, self._now_s, idle=self._limits.idle) if whole else None,
             each=tuple(nodes) if own.id in self._view.open_jobs else ())
@@ -235,10 +245,6 @@ def _by_node(gpus: Sequence[Gpu]) -> dict[str, tuple[Gpu, ...]]:
     for gpu in gpus:
         out[gpu.node] = (*out.get(gpu.node, ()), gpu)
     return dict(sorted(out.items()))
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _group(gpus: Sequence[Gpu]) -> Group:

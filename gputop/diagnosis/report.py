@@ -124,7 +124,7 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
             late = sorted(c.last_to_arrive.items(), key=lambda item: -item[1])
             text += " (" + ", ".join(f"GPU {gpu} last at {n}" for gpu, n in late[:4]) + ")"
     yield from wrap(text, width, "Collectives  ")
-    yield from report_device.collective_operations(a, width)
+    yield from report_device.collective_operations(a)
 
 
 def _memory(a: Analysis, width: int) -> Iterator[str]:

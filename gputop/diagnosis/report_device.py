@@ -288,7 +288,7 @@ def copies(a: Analysis, width: int) -> Iterator[str]:
     yield from _labeled("by op", ", ".join(ops), width)
 
 
-def collective_operations(a: Analysis, width: int) -> Iterator[str]:
+def collective_operations(a: Analysis) -> Iterator[str]:
     """One line an operation, where there are several or their sizes are known."""
     operations = a.collectives.operations if a.collectives else ()
     if len(operations) < 2 and not any(op.bytes for op in operations):

@@ -144,7 +144,7 @@ def _activity(s: Snapshot) -> str:
     tracks = {uuid: track for uuid, (track,) in grid.gpus.items()}
     coarse = any(track.metric == "gpu_util" for track in tracks.values())
     many = " many" if len(s.sample.gpus) >= _MANY_GPUS else ""
-    rows = "".join(_lane(g, tracks[g.info.uuid], grid, s, many) for g in s.sample.gpus if g.info.uuid in tracks)
+    rows = "".join(_lane(g, tracks[g.info.uuid], grid, many) for g in s.sample.gpus if g.info.uuid in tracks)
     name = "SM active" if not coarse else f"SM active or coarse utilization ({COARSE_MARK})" if any(
         t.metric == "sm_active" for t in tracks.values()) else "Utilization (coarse)"
     help_text = GPU_METRICS["gpu_util" if coarse else "sm_active"].help
@@ -157,7 +157,7 @@ def _activity(s: Snapshot) -> str:
             f"</span>{key}</div></section>")
 
 
-def _lane(g: GpuSample, track: Track, grid: Grid, s: Snapshot, many: str) -> str:
+def _lane(g: GpuSample, track: Track, grid: Grid, many: str) -> str:
     known = [v for v in track.mean if v is not None]
     mean = sum(known) / len(known) if known else None
     now = g.activity()[1]

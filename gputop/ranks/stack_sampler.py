@@ -214,7 +214,7 @@ def read_record(data: bytes, pid: int, clock: Clock, rate_hz: float, counts: tup
         if event.tid not in threads and len(threads) == MAX_THREADS:
             continue
         threads.setdefault(event.tid, _Thread()).take(event, first, tables)
-    kept = [thread.finished(pid, tables) for thread in threads.values()]
+    kept = [thread.finished(pid) for thread in threads.values()]
     kept = _bounded([thread for thread in kept if thread.times_us])
     length_s = max(last - first, 1) / 1e6
     samples, failures = counts or (0, 0)
@@ -276,7 +276,7 @@ class _Thread:
         elif event.ph == "E" and self._open:
             self._open.pop()
 
-    def finished(self, pid: int, tables: _Tables) -> ThreadStacks:
+    def finished(self, pid: int) -> ThreadStacks:
         # The last events end all that is open: not a stack that was seen.
         found = _THREAD.match(self.title)
         number, name = (found[1], found[2] or "") if found else ("", "")

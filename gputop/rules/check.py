@@ -158,7 +158,7 @@ class Checker:
     def _of_rows(self, node: Name, first: Segment) -> Kind:
         tables: Mapping[str, Table] = TABLES if self._where == "trace" else {}
         if first.name not in tables and first.name != "finding":
-            raise self._unknown(node, f"{first.name}(…)", [*tables, "finding", *_PLAIN], first.at)
+            raise self._unknown(f"{first.name}(…)", [*tables, "finding", *_PLAIN], first.at)
         argument = first.arguments[0] if first.arguments and len(first.arguments) == 1 else None
         if not isinstance(argument, Text) or not 0 < len(argument.text) <= 200:
             raise Mistake(f'{first.name} takes one text in quotes: {first.name}("…")', first.at)
@@ -185,7 +185,7 @@ class Checker:
         last = segments[-1]
         name = ".".join(own.name for own in (segments if last.arguments is None else segments[:-1]))
         if any(own.arguments is not None for own in segments[:-1]) or name not in known:
-            raise self._unknown(node, name, known, node.at)
+            raise self._unknown(name, known, node.at)
         quantity = known[name]
         self.per_gpu |= quantity.per_gpu and not self._over_gpus
         window_s = 0.0
@@ -207,7 +207,7 @@ class Checker:
             raise Mistake(f"a time is from {MIN_WINDOW_S:g}s to {MAX_WINDOW_S / 3600:g}h", seconds.at)
         return seconds.value
 
-    def _unknown(self, node: Name, name: str, known: Iterable[str], at: int) -> Mistake:
+    def _unknown(self, name: str, known: Iterable[str], at: int) -> Mistake:
         near = get_close_matches(name, list(known), 1, 0.5)
         other: Source = "trace" if self._where == "live" else "live"
         if name in NAMES[other] or name.removesuffix("(…)") in (TABLES if other == "trace" else ()):

@@ -27,7 +27,7 @@ _ONE_KIND = Missing("one kind of activity for all GPUs of the job: SM activity o
                     "utilization of others (dcgm-exporter: add DCGM_FI_PROF_SM_ACTIVE to its counters on all nodes)")
 
 
-def _threshold(job: Job, median: float, mad: float | None) -> float:
+def _threshold(median: float, mad: float | None) -> float:
     spread = limit("straggler_gpu.mads") * _TO_SIGMA * (mad or 0.0)
     return median - max(limit("straggler_gpu.below"), spread)
 
@@ -121,7 +121,7 @@ def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
         return NO_PAST
     if view.age_s < limit("straggler_gpu.age_s"):
         return None  # its means are still of the time before it, or its ranks still start up
-    most = _threshold(job, job.median, job.mad)
+    most = _threshold(job.median, job.mad)
     low = [gpu for gpu in job.low_gpus if gpu.node not in view.explained and gpu.activity is not None
            and limit("held_idle.activity") < gpu.activity < most]
     if not low or 2 * len(low) >= job.gpus:

@@ -39,7 +39,7 @@ def _grain(length_ns: int) -> int:
     return max(1, 10 ** (len(str(max(1, length_ns))) - 3))
 
 
-def where(timeline: Timeline, row: Row) -> str:
+def where(row: Row) -> str:
     """A row with the GPU or host it belongs to."""
     label = row.label.strip()
     if row.kind == "layer":
@@ -77,7 +77,7 @@ def range_lines(timeline: Timeline, r: Range, linked: Range | None, width: int) 
     if sum(len(t) for t, _ in right) > width * 2 // 3:
         right = [(seconds(length / 1e9) + " ", BOLD)]
     first = justify([(" █ ", KIND_STYLE[r.kind]), (r.name or "(no name)", BOLD)], right, width)
-    parts = [f"{_what(timeline, r)} on {where(timeline, timeline.rows[r.row])}"]
+    parts = [f"{_what(timeline, r)} on {where(timeline.rows[r.row])}"]
     if r.tf_op and r.tf_op != r.name:
         parts.append(f"op {r.tf_op}")
     if linked is not None:
@@ -97,7 +97,7 @@ def link_text(timeline: Timeline, r: Range, linked: Range) -> str:
     """The delay between a kernel and its launch."""
     delay = seconds(abs(linked.start_ns - r.start_ns) / 1e9)
     if timeline.rows[linked.row].kind in ("gpu", "stream"):
-        return f"starts {linked.name} on {where(timeline, timeline.rows[linked.row])} {delay} later"
+        return f"starts {linked.name} on {where(timeline.rows[linked.row])} {delay} later"
     return f"launched {delay} before by {timeline.rows[linked.row].label.strip()}"
 
 
@@ -116,7 +116,7 @@ def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[in
     idle_gap = idle_gap_at(timeline, row, *gap)
     style = PART_STYLE[idle_gap.part if idle_gap is not None else "idle"]
     what = "idle" if row.kind in ("gpu", "stream") else "nothing recorded"
-    on = f"GPUs {ranges(gpus, ', ')}" if len(gpus) > 1 else where(timeline, row)
+    on = f"GPUs {ranges(gpus, ', ')}" if len(gpus) > 1 else where(row)
     first = justify([(" ▒ ", style), (f"{what} on {on}", BOLD)],
                     [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
     if idle_gap is None:
@@ -141,7 +141,7 @@ def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[
     out.append("█ ", KIND_STYLE[r.kind])
     out.append((r.name or "(no name)") + "\n\n", BOLD)
     line("what", _what(timeline, r))
-    line("on", where(timeline, timeline.rows[r.row]))
+    line("on", where(timeline.rows[r.row]))
     line("duration", f"{seconds(length / 1e9)}  ({length:,} ns)")
     line("start", when(timeline, r.start_ns, 1))
     step = step_at(timeline.steps_ns, r.start_ns)
