@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,14 @@ def name_mask(trace: Trace, pattern: str) -> Mask:
     mask.flags.writeable = False
     trace.name_masks[pattern] = mask
     return mask
+
+
+def alphabetical(names: Sequence[str], name: npt.NDArray) -> I64:
+    """For each of these indices of ``names`` (-1: none) a number that rises with the name's text: a key to sort by
+    where the order of the names in a file must not count."""
+    used, which = np.unique(name, return_inverse=True)
+    texts = np.array([names[i] if i >= 0 else "" for i in used.tolist()], object)
+    return np.argsort(np.argsort(texts, kind="stable"))[which]
 
 
 def optimizer_names(trace: Trace) -> Mask:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gputop.trace.lookups import alphabetical
 from gputop.trace.model import I64
 
 
@@ -82,9 +83,7 @@ def nesting_order(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, na
         tied[1:] |= same
         tied[:-1] |= same
         some = order[tied]
-        distinct, which = np.unique(name[some], return_inverse=True)
-        rank = np.argsort(np.argsort(np.array([names[i] for i in distinct.tolist()], object), kind="stable"))
-        order[tied] = some[np.lexsort((rank[which], -end[some], start[some], line[some]))]
+        order[tied] = some[np.lexsort((alphabetical(names, name[some]), -end[some], start[some], line[some]))]
     return order
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gputop.analysis.results import KernelRow, Kernels
 from gputop.analysis.steps.model import Steps
-from gputop.trace.lookups import name_mask
+from gputop.trace.lookups import alphabetical, name_mask
 from gputop.trace.model import I64, Kind, Trace
 
 # Of the job's first steps, in which it compiles, tries algorithms and fills its caches. gputop's own figure.
@@ -56,9 +56,9 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
     codes = {function: i for i, function in enumerate(dict.fromkeys(functions))}
     code_of = np.array([codes[function] for function in functions], np.int64)
     place = {name: i for i, name in enumerate(names)}
-    rank = np.argsort(np.argsort(np.array(names, object), kind="stable"))
     # The launches of a function one after the other; those of one instant not in the order of the file.
-    order = np.lexsort((rank[name_of], device.end_ns[rows], device.start_ns[rows], launched, code_of[name_of]))
+    order = np.lexsort((alphabetical(names, name_of), device.end_ns[rows], device.start_ns[rows], launched,
+                        code_of[name_of]))
     ends = np.cumsum(np.bincount(code_of, weights=np.bincount(name_of, minlength=len(names))).astype(np.int64))
     process = _processes(trace)
     job = trace.job if _PLAIN.fullmatch(trace.job) else _ANY_JOB

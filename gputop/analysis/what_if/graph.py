@@ -19,7 +19,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.host_waits import SYNCHRONIZE
 from gputop.trace.intervals import EMPTY, Spans, intersect, merge, union
-from gputop.trace.lookups import detect_framework, host_rows, name_mask
+from gputop.trace.lookups import alphabetical, detect_framework, host_rows, name_mask
 from gputop.trace.model import I64, Kind, Trace
 
 # A launch takes effect, a stream goes on, and a wait returns within some microseconds (2-10 µs measured; more under
@@ -72,7 +72,9 @@ class Graph:
         self._rank[sorted(range(len(trace.lines)), key=lambda i: (
             trace.lines[i].gpu, trace.lines[i].host, trace.lines[i].name))] = np.arange(len(trace.lines))
         lanes, lane = np.unique(self._rank[device.line[rows]], return_inverse=True)
-        order = np.lexsort((device.launch_ns[rows], device.end_ns[rows], device.start_ns[rows], lane))
+        order = np.lexsort((
+            np.append(self._rank, -1)[device.launch_line[rows]], alphabetical(trace.names, device.name[rows]),
+            device.launch_ns[rows], device.end_ns[rows], device.start_ns[rows], lane))
         self.rows, self.lane, self.lanes = rows[order], lane[order], len(lanes)
         self.unclear_ns = 0
         if not len(rows):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gputop.analysis.gpu.breakdown import breakdown
@@ -133,6 +133,7 @@ def test_parts_sum_to_the_step(device, waiting):
 
 @settings(max_examples=30, deadline=None)
 @given(events, hosts, st.integers(0, 1000))
+@example([(1, 0, 1, 0, 0), (1, 0, 1, 1, 0)], [], 1)  # two of one stream and instant
 def test_the_order_of_events_lines_and_names_does_not_matter(device, waiting, seed):
     b = made(device, waiting)
     assert analyze_trace(b.build()).to_json() == analyze_trace(b.build(shuffle=seed)).to_json()

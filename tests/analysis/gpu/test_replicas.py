@@ -3,7 +3,7 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gputop.analysis.gpu.device_time import timelines
@@ -216,6 +216,7 @@ def test_first_kernels_against_plain_search(events):
 
 @settings(max_examples=40, deadline=None)
 @given(launched, st.integers(0, 1000))
+@example([(0, 0, 1, 0, "python"), (1, 386, 10, 150, "python"), (1, 386, 10, 150, "a")], 0)  # but for who launched them
 def test_the_order_of_events_lines_and_names_does_not_matter(events, seed):
     b = made(events)
     assert analyze_trace(b.build()).to_json() == analyze_trace(b.build(shuffle=seed)).to_json()
