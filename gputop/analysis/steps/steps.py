@@ -295,12 +295,18 @@ def _profiler_steps(trace: Trace) -> _Anchors | None:
     rows = host_rows(trace, r"ProfilerStep#\d+$")
     if not len(rows):
         return None
-    names, which = np.unique(trace.host.name[rows], return_inverse=True)
+    start, end = _first_to_last(trace.host.name[rows], trace.host.start_ns[rows], trace.host.end_ns[rows])
+    return _Anchors("ProfilerStep# markers", "high", start, end, start, min_steps=1)
+
+
+def _first_to_last(name: npt.NDArray, start_ns: I64, end_ns: I64) -> tuple[I64, I64]:
+    """For each name when the first of its events starts and the last one ends; in the order of the names' numbers."""
+    names, which = np.unique(name, return_inverse=True)
     start = np.full(len(names), np.iinfo(np.int64).max)
     end = np.full(len(names), np.iinfo(np.int64).min)
-    np.minimum.at(start, which, trace.host.start_ns[rows])
-    np.maximum.at(end, which, trace.host.end_ns[rows])
-    return _Anchors("ProfilerStep# markers", "high", start, end, start, min_steps=1)
+    np.minimum.at(start, which, start_ns)
+    np.maximum.at(end, which, end_ns)
+    return start, end
 
 
 def _keras_functions(trace: Trace) -> _Anchors | None:
@@ -355,11 +361,7 @@ def _viewer_steps(trace: Trace) -> _Anchors | None:
     events = trace.step_events
     if not len(events):
         return None
-    names, which = np.unique(events.name, return_inverse=True)
-    start = np.full(len(names), np.iinfo(np.int64).max)
-    end = np.full(len(names), np.iinfo(np.int64).min)
-    np.minimum.at(start, which, events.start_ns)
-    np.maximum.at(end, which, events.end_ns)
+    start, end = _first_to_last(events.name, events.start_ns, events.end_ns)
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     end = np.minimum(end, np.append(start[1:], np.iinfo(np.int64).max))
