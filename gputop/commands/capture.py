@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from gputop.profiler.capture.records import CaptureStatus
     from gputop.session.captures import capture_and_analyze, choose_servers, find_named_servers, left_out, too_many
     from gputop.session.counters import CounterWatch
-    from gputop.session.stack_watch import simulated_stacks
+    from gputop.session.stack_watch import StackChoice, simulated_stacks
 
     options = options_of(args)
     if options.auto_capture is not None:
@@ -81,6 +81,6 @@ def run(args: argparse.Namespace) -> int:
     watch = CounterWatch(source, options.interval_s)
     with signal_handlers(termination_handlers(interrupted)), watch.running():
         record = capture_and_analyze(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
-                                     args.force, watch.counters, stacks=options.stacks,
-                                     simulated=simulated_stacks(source))
+                                     args.force, watch.counters,
+                                     stacks=StackChoice(options.stacks, simulated=simulated_stacks(source)))
     return print_capture(record, as_json=args.json)

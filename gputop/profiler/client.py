@@ -133,9 +133,9 @@ def capture(
         try:
             response = call.run(report, stop)
         except TraceLost as error:
-            return _trace_on_server_disk(address, folder, disk, call, error, stop)
+            return _trace_on_server_disk(call.recording, folder, disk, error, stop)
         report(Progress("saving", call.took_s, seconds))
-        return _save(address, folder, disk, call, response, stop)
+        return _save(call.recording, folder, disk, response, stop)
     finally:
         folder.discard()
 
@@ -175,8 +175,10 @@ class _Call:
         self._terminating: Any = None  # kept: gRPC cancels a call whose future is dropped
 
     @property
-    def stopped_early(self) -> bool:
-        return self._terminating is not None and self.took_s < self._until_s
+    def recording(self) -> _Recording:
+        """What it was, once :meth:`run` has ended."""
+        stopped_early = self._terminating is not None and self.took_s < self._until_s
+        return _Recording(self.address, self.sent_s, self.seconds, self.took_s, stopped_early)
 
     def run(self, report: Callable[[Progress], None], stop: threading.Event) -> Any:
         """The server's answer; raises GputopError."""
@@ -275,40 +277,58 @@ def _terminate(channel: grpc.Channel, session_id: str) -> Any:
     return terminate.future(messages.TerminateRequest(session_id=session_id), timeout=_TERMINATE_TIMEOUT_S)
 
 
-def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response: Any, stop: threading.Event,
-          ) -> CaptureResult:
-    warnings: list[str] = []
-    delivered: Literal["response", "server disk"] = "response"
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """A recording that has ended: when it was asked for (Unix time), of how long, and how long that took."""
+
+    address: str
+    sent_s: float
+    asked_s: float
+    took_s: float
+    stopped_early: bool = False
+
+
+def _save(recording: _Recording, run: RunFolder, disk: ServerDisk, response: Any,
+          stop: threading.Event) -> CaptureResult:
+    """Save the trace, from the answer or from the server's disk; raises GputopError, EmptyTrace without an event."""
     if response.xspace:
-        path = run.save(response.xspace)
-        if path != run.file:
-            warnings.append(f"the disk of {run.file} does not hold the trace ({run.save_error}): "
-                            f"it was saved as {path}")
-        size, about = len(response.xspace), outline(response.xspace)
-    else:
-        delivered = "server disk"
-        try:
-            trace = disk.find(address, run)
-        except GputopError:
-            if response.empty_trace:  # TensorFlow 2.21 has nothing to hand over then, and writes nothing
-                raise _empty(address, None, (), call.took_s) from None
-            raise
-        try:
-            path = run.adopt(trace.file, trace.path, _copy_is_stopped(stop))
-            size, about = _outline_saved(run)
-            left = disk.clean_up(trace)
-        finally:
-            trace.close()
-        if left:
-            warnings.append(left)
+        return _save_answer(recording, run, response)
+    address = recording.address
+    try:
+        trace = disk.find(address, run)
+    except GputopError:
+        if response.empty_trace:  # TensorFlow 2.21 has nothing to hand over then, and writes nothing
+            raise _empty(address, None, (), recording.took_s) from None
+        raise
+    try:
+        path = run.adopt(trace.file, trace.path, _copy_is_stopped(stop))
+        size, about = _outline_saved(run)
+        left = disk.clean_up(trace)
+    finally:
+        trace.close()
+    return _result(recording, run, path, size, about, "server disk", (left,) if left else (),
+                   empty=response.empty_trace)
+
+
+def _save_answer(recording: _Recording, run: RunFolder, response: Any) -> CaptureResult:
+    path = run.save(response.xspace)
+    warnings = () if path == run.file else (
+        f"the disk of {run.file} does not hold the trace ({run.save_error}): it was saved as {path}",)
+    return _result(recording, run, path, len(response.xspace), outline(response.xspace), "response", warnings,
+                   empty=response.empty_trace)
+
+
+def _result(recording: _Recording, run: RunFolder, path: Path, size: int, about: Outline,
+            delivered: Literal["response", "server disk"], warnings: tuple[str, ...], *, empty: bool) -> CaptureResult:
+    """Raises EmptyTrace where there is no event in it."""
     if about.damaged:
-        warnings.append("the trace ends early or is damaged; what is readable of it was kept")
-    if response.empty_trace or not about.has_events:
-        raise _empty(address, path, (*about.errors, *about.warnings), call.took_s)
+        warnings = (*warnings, "the trace ends early or is damaged; what is readable of it was kept")
+    if empty or not about.has_events:
+        raise _empty(recording.address, path, (*about.errors, *about.warnings), recording.took_s)
     return CaptureResult(
-        address=address, path=path, run_dir=path.parent, session_id=run.path.name, asked_s=call.seconds,
-        took_s=call.took_s, bytes=size, stopped_early=call.stopped_early, delivered=delivered,
-        errors=about.errors, warnings=(*about.warnings, *warnings), sent_s=call.sent_s,
+        address=recording.address, path=path, run_dir=path.parent, session_id=run.path.name,
+        asked_s=recording.asked_s, took_s=recording.took_s, bytes=size, stopped_early=recording.stopped_early,
+        delivered=delivered, errors=about.errors, warnings=(*about.warnings, *warnings), sent_s=recording.sent_s,
     )
 
 
@@ -325,25 +345,22 @@ def save_response(
     address: str, run: RunFolder, response: Any, recorded_s: float, took_s: float, sent_s: float,
 ) -> CaptureResult:
     """Save a trace that came as an answer; raises GputopError, EmptyTrace where it holds no events."""
-    call = _Call(address, recorded_s, None)
-    call.took_s, call.sent_s = took_s, sent_s
     if not response.xspace:
         raise _empty(address, None, (), took_s)
-    disk = ServerDisk(str(run.path.parent), run.path.name, run.host, None, False)
-    return _save(address, run, disk, call, response, threading.Event())
+    return _save_answer(_Recording(address, sent_s, recorded_s, took_s), run, response)
 
 
 def _trace_on_server_disk(
-    address: str, run: RunFolder, disk: ServerDisk, call: _Call, lost: TraceLost, stop: threading.Event,
+    recording: _Recording, run: RunFolder, disk: ServerDisk, lost: TraceLost, stop: threading.Event,
 ) -> CaptureResult:
     """The trace a server wrote to its disk before it went away; raises ``lost`` where there is none."""
     try:
-        trace = disk.find(address, run)
+        trace = disk.find(recording.address, run)
         size = trace.size
         trace.close()
         if size == 0:
             raise lost
-        result = _save(address, run, disk, call, messages.RawProfileResponse(), stop)
+        result = _save(recording, run, disk, messages.RawProfileResponse(), stop)
     except (GputopError, OSError):
         raise lost from None
     return replace(result, warnings=(*result.warnings, f"{lost.message}; the server had written this trace by then"))

@@ -5,6 +5,7 @@ Owns two threads: one looks for profiler servers every 10 s, one runs the captur
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from gputop.session.captures import (
     too_many,
 )
 from gputop.session.options import Options
-from gputop.session.stack_watch import simulated_stacks
+from gputop.session.stack_watch import StackChoice, simulated_stacks
 from gputop.sources.base import Source
 from gputop.sources.factory import GpusOrHost
 
@@ -326,8 +327,7 @@ class CaptureControl:
         try:
             opened = analyze_saved(record, self._closing)
         except Exception as error:  # noqa: BLE001  thread boundary: the next one must be possible
-            self.set_status(CaptureStatus("failed", name, 0.0, message=f"a bug in gputop: {error!r}",
-                                          fix="Please report this; the trace is kept."))
+            self._fail(name, 0.0, error, "the trace is kept")
             return
         self._receiver.capture_opened(opened)
         if opened.problem is None:
@@ -355,11 +355,8 @@ class CaptureControl:
                 self.set_status(CaptureStatus("failed", name, asked_s, message=f"stopped; {started.line}"))
             else:
                 self._begin_capture((server or Server(started.address, pid=pid),), force, "")
-        except GputopError as error:
-            self.set_status(CaptureStatus("failed", name, asked_s, message=error.message, fix=error.fix))
         except Exception as error:  # noqa: BLE001  thread boundary: the next attempt must be possible
-            self.set_status(CaptureStatus("failed", name, asked_s, message=f"a bug in gputop: {error!r}",
-                                          fix="Please report this; the job itself goes on."))
+            self._fail(name, asked_s, error)
 
     def _begin_capture(self, servers: Sequence[Server], force: bool, reason: str,
                        notices: tuple[str, ...] = ()) -> None:
@@ -381,17 +378,21 @@ class CaptureControl:
         self.status = replace(status, time_s=self._clock())
         self._receiver.capture_changed(self.status)
 
+    def _fail(self, name: str, asked_s: float, error: Exception, goes_on: str = "the job itself goes on") -> None:
+        """The capture ``name`` ended by this error, which is a bug unless it is a GputopError."""
+        if isinstance(error, GputopError):
+            message, fix = error.message, error.fix
+        else:
+            message, fix = f"a bug in gputop: {error!r}", f"Please report this; {goes_on}."
+        self.set_status(CaptureStatus("failed", name, asked_s, message=message, fix=fix))
+
     def _run_capture(self, servers: Sequence[Server], name: str, force: bool, reason: str,
                      notices: tuple[str, ...]) -> None:
         asked_s = self.options.capture_s
         try:
             record = self._capture(servers, asked_s, force, reason)
-        except GputopError as error:
-            self.set_status(CaptureStatus("failed", name, asked_s, message=error.message, fix=error.fix))
-            return
         except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
-            self.set_status(CaptureStatus("failed", name, asked_s, message=f"a bug in gputop: {error!r}",
-                                          fix="Please report this; the job itself goes on."))
+            self._fail(name, asked_s, error)
             return
         record = replace(record, notices=(*notices, *record.notices, *left_out(self.servers, servers)))
         self._receiver.capture_ended(record, servers)
@@ -407,16 +408,13 @@ class CaptureControl:
         auto, logdir = self.auto_capture, self.options.logdir
         live = self._receiver.live_steps()
         agreed = [s.pid for s in servers if s.pid is not None and s.address in self._of_others]
-        simulated = simulated_stacks(self._source)
-        if auto is None:
-            return capture_and_analyze(servers, asked_s, logdir, self._stop_capture, self._closing, self.set_status,
-                                       force, self._receiver.counters, live, self.options.stacks, agreed, simulated)
-        if reason and (preceding := auto.fetch_preceding(servers, self.set_status)) is not None:
+        if auto is not None and reason and (preceding := auto.fetch_preceding(servers, self.set_status)) is not None:
             return auto.finish(analyze(replace(preceding, job=job_of(servers)), self._closing, servers=servers,
                                        counters=self._receiver.counters, live_steps=live,
                                        stacks={server.address: _NO_STACKS_BEFORE for server in servers}), reason)
-        with auto.paused():
-            record = capture_and_analyze(servers, asked_s, auto.logdir if reason else logdir, self._stop_capture,
-                                         self._closing, self.set_status, force, self._receiver.counters, live,
-                                         self.options.stacks, agreed, simulated)
-        return auto.finish(record, reason) if reason else record
+        with auto.paused() if auto is not None else contextlib.nullcontext():
+            record = capture_and_analyze(servers, asked_s, auto.logdir if auto is not None and reason else logdir,
+                                         self._stop_capture, self._closing, self.set_status, force,
+                                         self._receiver.counters, live,
+                                         StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)))
+        return auto.finish(record, reason) if auto is not None and reason else record

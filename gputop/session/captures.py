@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, Choice
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
+from gputop.session.stack_watch import OWN_STACKS, StackChoice, StackWatch
 
 if TYPE_CHECKING:
     from gputop.core.counters import GpuCounters
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from gputop.core.live_steps import LiveSteps
     from gputop.profiler.capture.multi_worker import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
-    from gputop.session.stack_watch import SimulatedStacks
 
 # What was sampled of the GPUs of an analyzed capture of these servers.
 Counters = Callable[[CaptureRecord, Sequence[Server]], "GpuCounters"]
@@ -57,6 +57,7 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
         notes = tuple(discovery.notes)
         discovered |= {s.address: Server(s.address, s.about(), s.pid, owner=s.owner_if_other)
                        for s in discovery.servers}
+
     def check(text: str) -> Server:
         try:
             address = parse_address(text)
@@ -199,21 +200,18 @@ def servers_label(servers: Sequence[Server]) -> str:
 def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path, stop: threading.Event,
                         closing: threading.Event, on_status: Callable[[CaptureStatus], None],
                         force: bool = False, counters: Counters | None = None,
-                        live_steps: LiveSteps | None = None, stacks: bool | None = None,
-                        agreed: Collection[int] = (), simulated: SimulatedStacks | None = None) -> CaptureRecord:
+                        live_steps: LiveSteps | None = None, stacks: StackChoice = OWN_STACKS) -> CaptureRecord:
     """Capture, save and analyze; blocks. ``stop`` ends the recording early and keeps its data.
 
     A probe may shorten it to what does not hurt the job, unless ``force``. Several servers are captured
     at once, as the workers of one job; those with a ``problem`` are named as missing. Raises GputopError
     where there is no trace to keep. A trace that cannot be analyzed is a record with its ``problem``:
-    the file is safe on disk. ``closing`` gives up the analysis. ``stacks``, ``agreed``, ``simulated``: whose Python
-    stacks are sampled meanwhile, see :class:`gputop.session.stack_watch.StackWatch`.
+    the file is safe on disk. ``closing`` gives up the analysis. ``stacks``: whose Python stacks are sampled meanwhile.
     """
     from gputop.profiler.capture.footprint import job_pid
     from gputop.profiler.discovery import crash_risk
     from gputop.profiler.stale_files import remove_stale_files
     from gputop.session.job_cpus import JobCpusWatch
-    from gputop.session.stack_watch import StackWatch
 
     remove_stale_files(logdir)
     answering = [s for s in servers if s.problem is None]
@@ -228,7 +226,7 @@ def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path,
                                 why=plan.why if plan else ""))
 
     job_cpus = JobCpusWatch(pids.items(), lambda p: status(p.phase, p.elapsed_s))
-    with StackWatch(pids.items(), stacks, agreed, job_cpus, simulated) as on_progress:
+    with StackWatch(pids, stacks, job_cpus) as on_progress:
         if len(servers) == 1:
             from gputop.profiler.capture.safe_capture import capture_with_probe
 

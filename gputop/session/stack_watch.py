@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gputop.core.errors import GputopError
@@ -28,20 +29,29 @@ def simulated_stacks(source: object) -> SimulatedStacks | None:
     return source.python_stacks if isinstance(source, SimulatedSource) else None
 
 
+@dataclass(frozen=True, slots=True)
+class StackChoice:
+    """Whose stacks are sampled: with ``wanted`` None those of gputop's own user and of the processes ``agreed`` (PIDs),
+    True those of other users, too, False nobody's. ``simulated``: the stacks of the demo's job, whose server is this
+    process."""
+
+    wanted: bool | None = None
+    agreed: Collection[int] = ()
+    simulated: SimulatedStacks | None = None
+
+
+OWN_STACKS = StackChoice()
+
+
 class StackWatch:
-    """Receives the progress of a capture and hands it on; its jobs' stacks are sampled while they are recorded.
+    """Receives the progress of a capture and hands it on; its jobs' stacks are sampled while they are recorded."""
 
-    ``wanted``: None samples what is gputop's own user's, or in ``agreed`` (PIDs); True those of other users, too.
-    ``simulated``: the stacks of the demo's job, whose server is this process.
-    """
-
-    def __init__(self, pids: Iterable[tuple[str, int | None]], wanted: bool | None, agreed: Collection[int],
-                 report: Callable[[Progress], None], simulated: SimulatedStacks | None = None) -> None:
-        self._pids, self._wanted, self._agreed, self._report = dict(pids), wanted, agreed, report
+    def __init__(self, pids: Mapping[str, int | None], choice: StackChoice, report: Callable[[Progress], None]) -> None:
+        """``pids``: the processes to sample, by the addresses of their servers; None: not known."""
+        self._pids, self._choice, self._report = pids, choice, report
         self._samplers: dict[str, StackSampler] = {}
         self._reasons: dict[str, str] = {}
-        self._began = wanted is False
-        self._simulated = simulated
+        self._began = choice.wanted is False
         self._demo: str | None = None  # the address of the demo's server
         self._begin_s = self._end_s = 0.0
 
@@ -68,8 +78,8 @@ class StackWatch:
         out: dict[str, StackSamples | str] = dict(self._reasons)
         for sampler in self._samplers.values():
             sampler.stop()
-        if self._demo is not None and self._simulated is not None:
-            demo = self._simulated(self._begin_s, self._end_s or time.time())
+        if self._demo is not None and self._choice.simulated is not None:
+            demo = self._choice.simulated(self._begin_s, self._end_s or time.time())
             out |= {} if demo is None else {self._demo: demo}
         for address in list(self._samplers):
             try:
@@ -105,6 +115,6 @@ class StackWatch:
         from gputop.ranks.tracing_rights import user_name
 
         uid = others_of([pid]).get(pid)
-        if uid is not None and not self._wanted and pid not in self._agreed:
+        if uid is not None and not self._choice.wanted and pid not in self._choice.agreed:
             raise GputopError(f"process {pid} belongs to {user_name(uid)}, and you have not allowed gputop to read its "
                               "stacks", "If you want this: --stacks")

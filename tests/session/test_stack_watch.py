@@ -10,7 +10,7 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.profiler.client import Progress
 from gputop.ranks import stack_sampler, stacks
-from gputop.session.stack_watch import StackWatch
+from gputop.session.stack_watch import OWN_STACKS, StackChoice, StackWatch
 from tests.analysis.host.stack_samples import sampled
 
 SAMPLES = sampled({"MainThread": [(0.0, "a.py:1 f")]}, 1.0)
@@ -46,7 +46,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watched(pids: dict[str, int | None], wanted: bool | None = None, agreed: tuple[int, ...] = ()) -> Any:
     told: list[str] = []
-    with StackWatch(pids.items(), wanted, agreed, lambda progress: told.append(progress.phase)) as watch:
+    with StackWatch(pids, StackChoice(wanted, agreed), lambda progress: told.append(progress.phase)) as watch:
         for phase in ("connecting", "probing", "connecting", "recording", "receiving", "saving"):
             watch(Progress(phase, 0.0, 1.0))
         found = watch.samples()
@@ -79,7 +79,7 @@ def test_what_cannot_be_sampled_says_why() -> None:
 
 
 def test_a_capture_that_fails_leaves_no_sampler() -> None:
-    with pytest.raises(GputopError), StackWatch([("a:1", 77)], None, (), lambda progress: None) as watch:
+    with pytest.raises(GputopError), StackWatch({"a:1": 77}, OWN_STACKS, lambda progress: None) as watch:
         watch(Progress("recording", 0.0, 1.0))
         raise GputopError("lost", "")
     assert FakeSampler.made[0].calls[-1] == "discard"
@@ -93,7 +93,8 @@ def test_the_demo_s_stacks_are_those_of_its_job(wanted: bool | None) -> None:
         asked.append((begin_s, end_s))
         return SAMPLES
 
-    with StackWatch({"demo:1": os.getpid(), "a:1": 77}.items(), wanted, (), lambda _: None, simulated) as watch:
+    choice = StackChoice(wanted, simulated=simulated)
+    with StackWatch({"demo:1": os.getpid(), "a:1": 77}, choice, lambda _: None) as watch:
         for phase in ("recording", "receiving"):
             watch(Progress(phase, 0.0, 1.0))
         found = watch.samples()

@@ -233,14 +233,13 @@ def max_safe_duration(servers: Sequence[tuple[str, int | None]], *, seconds: flo
 
 def fetch_preceding(recording: Continuous, logdir: Path) -> MultiWorkerCapture:
     """Fetch what several workers have recorded until now into one run folder; raises GputopError if there is none."""
-    addresses = recording.addresses
-    names = trace_names(list(recording.pids))
+    names = dict(zip(recording.pids, trace_names(list(recording.pids)), strict=True))
     run = RunFolder.create(logdir, "workers")
     try:
-        fetched = recording.snapshot(logdir, [names[list(recording.pids).index(a)] for a in addresses], run.path.name)
+        fetched = recording.snapshot(logdir, [names[address] for address in recording.addresses], run.path.name)
         outcomes = tuple(
             _preceding_outcome(address, name, recording, fetched.get(address, recording.failed.get(address)))
-            for address, name in zip(recording.pids, names, strict=True))
+            for address, name in names.items())
         recorded_s = max((o.result.asked_s for o in outcomes if o.result is not None), default=0.0)
         return _written(outcomes, Plan(recorded_s, round(recorded_s, 1), "recorded all the time"), run)
     finally:
