@@ -49,7 +49,6 @@ class Cost:
 
     queries: int = 0
     bytes: int = 0  # of the answers as they came
-    plain_bytes: int = 0  # unpacked
     seconds: float = 0.0
 
 
@@ -92,7 +91,6 @@ class Client:
         finally:
             self.cost.queries += 1
             self.cost.seconds += time.monotonic() - began_s
-        self.cost.plain_bytes += len(body)
         return _decoded(status, body, kind, self)
 
     def _post(self, path: str, form: bytes) -> tuple[int, bytes]:
@@ -102,7 +100,7 @@ class Client:
         try:
             try:
                 return self._exchange(path, form, deadline_s)
-            except (http.client.BadStatusLine, ConnectionError, BrokenPipeError):
+            except (http.client.BadStatusLine, ConnectionError):
                 self.close()
                 if not kept:
                     raise
@@ -152,10 +150,12 @@ class Client:
                 raise GputopError(f"the answer of {self.endpoint.url} is damaged: {error}",
                                   "Check whether a proxy is in between.") from error
             if came > MAX_BYTES or len(out) > MAX_PLAIN_BYTES:
-                raise GputopError(f"the answer of {self.endpoint.url} is larger than {MAX_PLAIN_BYTES >> 20} MB",
+                most = MAX_BYTES if came > MAX_BYTES else MAX_PLAIN_BYTES
+                raise GputopError(f"the answer of {self.endpoint.url} is larger than {most >> 20} MB"
+                                  + (" unpacked" if most == MAX_PLAIN_BYTES else ""),
                                   "Use a Prometheus that has only this cluster.")
         if unpack is not None and not unpack.eof and came:
-            raise http.client.IncompleteRead(bytes(out[:0]))
+            raise http.client.IncompleteRead(b"")
         if answer.length:  # fewer bytes than were announced
             raise http.client.IncompleteRead(b"", answer.length)
         return bytes(out)

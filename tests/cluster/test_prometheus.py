@@ -150,6 +150,13 @@ def test_a_flood_is_cut(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         client.instant("up")
 
 
+def test_an_answer_too_large_as_it_comes_names_that_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "MAX_BYTES", 1 << 20)
+    with (served(answer(b" " * (2 << 20))) as (client, _),
+          pytest.raises(GputopError, match="is larger than 1 MB$")):
+        client.instant("up")
+
+
 def test_a_kept_connection_that_the_server_closed_is_opened_again() -> None:
     def once(handler: http.server.BaseHTTPRequestHandler) -> None:
         answer(body(ONE))(handler)

@@ -92,6 +92,11 @@ class EngineError(Exception):
         self.code = code
         self.call = call
 
+    @property
+    def fails_all(self) -> bool:
+        """Whether the next call would fail, too: the connection is gone, or the bindings lack the function."""
+        return self.code in fields.CONNECTION_GONE or self.code == fields.FUNCTION_NOT_FOUND
+
 
 @dataclass(frozen=True, slots=True)
 class EngineGpu:
@@ -176,7 +181,7 @@ class Engine:
         try:
             return self._latest(entities, ids)
         except EngineError as error:
-            if error.code in fields.CONNECTION_GONE or error.code == fields.FUNCTION_NOT_FOUND:
+            if error.fails_all:
                 raise
             values, failed = self._read_one_by_one(entities, ids)
             if not values:
@@ -280,7 +285,7 @@ class Engine:
         try:
             self._call("dcgmGroupAddEntity", group, *entity)
         except EngineError as error:
-            if error.code in fields.CONNECTION_GONE or error.code == fields.FUNCTION_NOT_FOUND:
+            if error.fails_all:
                 raise
             return error.code
         return fields.OK
@@ -383,7 +388,7 @@ class Engine:
         try:
             attributes = self._call("dcgmGetDeviceAttributes", gpu)
         except EngineError as error:
-            if error.code in fields.CONNECTION_GONE or error.code == fields.FUNCTION_NOT_FOUND:
+            if error.fails_all:
                 raise
             return EngineGpu((_GPU, gpu), gpu, f"dcgm:{gpu}", f"GPU {gpu}")  # lost, or being reset
         known = attributes.identifiers
