@@ -49,6 +49,7 @@ class Cost:
 
     queries: int = 0
     bytes: int = 0  # of the answers as they came
+    plain_bytes: int = 0  # unpacked
     seconds: float = 0.0
 
 
@@ -91,6 +92,7 @@ class Client:
         finally:
             self.cost.queries += 1
             self.cost.seconds += time.monotonic() - began_s
+        self.cost.plain_bytes += len(body)
         return _decoded(status, body, kind, self)
 
     def _post(self, path: str, form: bytes) -> tuple[int, bytes]:
