@@ -24,7 +24,7 @@ from gputop.text.wrapping import wrap
 _KERNELS_SHOWN = 8
 _OPS_SHOWN = 5
 _COPIES_SHOWN = 6
-_LAYERS_DEEP, _LAYER_SHARE = 3, 0.03  # rows of the tree that are shown
+_LAYER_ROWS, _LAYER_SHARE = 24, 0.03  # rows of the tree that are shown
 _WORTH_NAMING = 0.005  # less rounds to nothing
 _INDENT = 15
 _EVEN = 0.05  # GPUs whose work is this close to the others' are called even
@@ -200,12 +200,14 @@ def layers(a: Analysis, width: int) -> Iterator[str]:
     yield from wrap(f"phases of training and layers of the model in the {unit} of {seconds(table.total_s)}: {what}",
                     width, "Layers   ")
     yield f"   share {'GPU' if table.gpus else 'CPU'} time     idle {'kernels' if table.gpus else 'ops':>8} name"
-    for row, depth in zip(table.rows, table.depths, strict=True):
-        if (depth < _LAYERS_DEEP and row.share >= _LAYER_SHARE) or (depth == 0 and row.share >= _WORTH_NAMING):
+    # A part has no more than what holds it, so whatever is among the largest has all around it there as well.
+    largest = sorted(range(len(table.rows)), key=lambda i: -table.rows[i].share)[:_LAYER_ROWS]
+    for i, (row, depth) in enumerate(zip(table.rows, table.depths, strict=True)):
+        if (i in largest and row.share >= _LAYER_SHARE) or (depth == 0 and row.share >= _WORTH_NAMING):
             yield (f"  {row.share:>6.1%} {seconds(row.device_s):>8} {seconds(row.wait_s):>8} {_count(row.kernels):>8} "
                    + fit("  " * depth + printable(row.name), width - 36).rstrip())
     for row in table.rows:
-        if row.reason and row.share >= _LAYER_SHARE:
+        if row.reason and row.share >= _WORTH_NAMING:
             yield from wrap(f"{row.name}: {row.reason}", width, "  ", "    ")
     if table.sources:
         lines = [f"{printable(line.line)} {percent(line.share)}" for line in table.sources[:_OPS_SHOWN]
@@ -238,7 +240,10 @@ def critical_path(a: Analysis, width: int) -> Iterator[str]:
 def limits(a: Analysis, width: int) -> Iterator[str]:
     """The limit ladder, and MFU."""
     found = a.limits
-    if found is None or not found.gpu:  # without a peak it would repeat the step's parts
+    if found is None:
+        return
+    if not found.gpu:  # without a peak it would repeat the step's parts
+        yield from wrap(f"not known. {found.reason}", width, "Limit    ")
         return
     yield f"From the mean step down to the limit of the {found.gpu}"
     for step in found.steps:

@@ -208,8 +208,10 @@ def _layers(layers: Layers | None) -> str:
 
 def _limits(found: Limits | None) -> str:
     """From the step down to the limit, where the GPU's peak is known, and MFU."""
-    if found is None or not found.gpu or not found.step_s:
+    if found is None or not found.step_s:
         return ""
+    if not found.gpu:
+        return f"<p>The limit of this GPU is not known. {esc(found.reason)}</p>"
     rows = "".join(f'<li title="{esc(limit_step(step.id)[1])}">{esc(limit_step(step.id)[0])}'
                    f"<b>{esc(_share(step.time_s / found.step_s))}</b><em>{seconds(step.time_s)}</em></li>"
                    for step in found.steps if step.id in PART_BY_ID or step.id in COMPUTE_STEPS)

@@ -87,6 +87,7 @@ class TraceBuilder:
     quality: list[QualityNote] = field(default_factory=list)
     shapes: dict[LaunchShape, int] = field(default_factory=dict)
     hlo_ops: list[HloOp] = field(default_factory=list)
+    cuda_graphs: bool = False
     _noted: set[QualityNote] = field(default_factory=set)
 
     def shape(self, shape: LaunchShape | None) -> int:
@@ -150,7 +151,7 @@ class TraceBuilder:
             origin_ns=0 if to_unix_ns is None else first + to_unix_ns,
             profile_window_ns=profile_window_ns and (profile_window_ns[0] - first, profile_window_ns[1] - first),
             simulated=simulated, quality=self.quality, launch_shapes=list(self.shapes), step_events=steps,
-            hlo_ops=self.hlo_ops,
+            hlo_ops=self.hlo_ops, cuda_graphs=self.cuda_graphs,
         )
 
     def _bound_allocators(self, events: AllocatorEvents) -> None:

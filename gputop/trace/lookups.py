@@ -18,7 +18,7 @@ COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaC
            r"backend_compile|(?:Jit|Fusion)Compiler::Compile")
 # Kernels and ops of optimizers in TensorFlow (ResourceApplyAdam), JAX (optax' scopes) and PyTorch
 # (multi_tensor_apply_kernel, which its fused and foreach optimizers run).
-_OPTIMIZER = (r"(?i).*(?:multi_tensor_apply|adam|adagrad|rmsprop|momentum|lamb_|\blars|\bsgd|resourceapply|"
+_OPTIMIZER = (r"(?i).*(?:multi_tensor_apply|adam|adagrad|rm_?sprop|momentum|lamb_|\blars|\bsgd|resourceapply|"
               r"apply_?gradient|optax)")
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 

@@ -247,6 +247,7 @@ class Trace:
     quality: list[QualityNote] = field(default_factory=list)
     launch_shapes: list[LaunchShape] = field(default_factory=list)
     hlo_ops: list[HloOp] = field(default_factory=list)
+    cuda_graphs: bool = False  # whether kernels that name no op ran in CUDA graphs, where the trace tells (XSpace)
     step_events: StepEvents = field(default_factory=StepEvents.empty)
     unrecorded_ns: tuple[tuple[int, int], ...] = ()  # between recordings that were joined into one file
     job_cpus: JobCpus | None = None  # while it was captured, where gputop captured it

@@ -48,6 +48,23 @@ def test_copies_by_way_and_op():
     assert "  d2d   unknown → unknown        1  10.0 µs      ?         ?\n" in text(unknown)
 
 
+def test_layers_are_unfolded_where_the_time_is_however_deep():
+    b = Builder()
+    for i in range(3):
+        b.run(0, i * 100, 90, op=f"net/encoder/stage/block_{i}/attention/MatMul:MatMul")
+        b.run(0, i * 100 + 90, 10, op=f"net/encoder/stage/block_{i}/norm/Mul:Mul")
+    for i in range(100):
+        b.run(0, 300 + i, 1, op=f"net/small/part_{i}/Mul:Mul")
+    lines = [line[36:] for line in text(b).splitlines()]
+    at = lines.index("  net")
+    assert lines[at + 1:at + 4] == ["    encoder/stage", "      block_0", "        attention/MatMul"]
+    assert not any("part_" in line for line in lines)
+
+
+def test_a_step_that_is_not_compared_with_the_limit_says_why():
+    assert "Limit    not known. The peak of this GPU is not known" in text(job())
+
+
 def test_gpus_against_each_other():
     even, uneven = text(job()), " ".join(text(job(750)).split())
     assert "3 GPUs compared\n  work         even: the GPUs compute 300 µs per step at most, each within 0 %" in even

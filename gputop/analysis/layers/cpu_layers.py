@@ -18,9 +18,20 @@ import numpy.typing as npt
 
 from gputop.analysis.host.executors import of_input_pipeline
 from gputop.analysis.host.host_ops import OP, eager_calls
+from gputop.analysis.layers.layers import framework
 from gputop.analysis.layers.pytorch import op_scopes
 from gputop.analysis.layers.scopes import Scope, differentiates
-from gputop.analysis.layers.tree import COMPILED, EAGER, NO_OP_RUNS, Node, place_of, put, source_lines, table_rows
+from gputop.analysis.layers.tree import (
+    COMPILED,
+    EAGER,
+    NO_OP_RUNS,
+    Node,
+    no_layers,
+    place_of,
+    put,
+    source_lines,
+    table_rows,
+)
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, at_or_before, in_order, union
@@ -80,7 +91,7 @@ def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
         return None
     put(root, NO_OP_RUNS, (), Node(wait_ns=float(within.total - active_ns)))
     return Layers(basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=0,
-                  rows=tuple(table_rows(root, count)), sources=source_lines(root, count))
+                  rows=tuple(table_rows(root, count, no_layers(root, framework(trace, bool(ops.scopes))))), sources=source_lines(root, count))
 
 
 class OpSpans(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,21 @@ from gputop.analysis.host.host_ops import eager_types
 from gputop.analysis.layers.device_share import COLLECTIVES, COMPUTE, COPIES, DeviceShare, device_share
 from gputop.analysis.layers.pytorch import CallScopes, call_scopes
 from gputop.analysis.layers.scopes import Scope, differentiates, scope_of
-from gputop.analysis.layers.tree import AFTER, EAGER, NO_CALL, Node, place_of, put, source_lines, table_rows
+from gputop.analysis.layers.tree import (
+    AFTER,
+    EAGER,
+    IN_GRAPHS,
+    LOCAL_COPIES,
+    MAYBE_IN_GRAPHS,
+    NO_CALL,
+    NO_OP,
+    Node,
+    place_of,
+    no_layers,
+    put,
+    source_lines,
+    table_rows,
+)
 from gputop.analysis.results import Layers
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import union
@@ -46,7 +60,7 @@ def layer_times(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
 ) -> LayerTimes | None:
     """The mean step by layer, or without steps the time from the first device event to the last; mean over the GPUs
-    that worked then. None where no device event names an op, or nothing ran.
+    that worked then. None where no device event names an op and none ran in a CUDA graph, or nothing ran.
     """
     device = trace.device
     begins, ends = zip(*(timeline.window_ns for timeline in gpu_timelines), strict=True)
@@ -55,10 +69,11 @@ def layer_times(
     shares = [share for timeline in gpu_timelines
               if (share := device_share(trace, timeline, within)).busy_ns.any()]
     calls = call_scopes(trace)
-    if not shares or not ((device.tf_op >= 0).any() or trace.hlo_ops or calls is not None):
+    if not shares or not ((device.tf_op >= 0).any() or trace.hlo_ops or calls is not None or trace.cuda_graphs):
         return None
     many = len(trace.hlo_ops)
-    size = (many + len(trace.names) if calls is None else len(calls.scopes)) + 1  # of the ops; the last one is none
+    # Of the ops; the last two are none: of a kernel, and of a copy.
+    size = (many + len(trace.names) if calls is None else len(calls.scopes)) + 2
     columns = [_sums(trace, share, many, size, calls) for share in shares]
     device_ns, wait_ns, kernels = (sum(column) for column in zip(*columns, strict=True))
     unit = len(shares) * count
@@ -72,10 +87,12 @@ def layer_times(
         node = Node(float(device_ns[key]), float(wait_ns[key]), float(kernels[key]))
         hlo = trace.hlo_ops[op] if op < many else None
         if calls is not None:
-            phase, path = _place_of_call(calls.scopes[op] if op < size - 1 else None, what)
+            phase, path = _place_of_call(calls.scopes[op] if op < size - 2 else None, what)
         else:
-            name = hlo.op_name if hlo is not None else trace.names[op - many] if op < size - 1 else ""
+            name = hlo.op_name if hlo is not None else trace.names[op - many] if op < size - 2 else ""
             phase, path = _place(name, what, hlo is not None, hlo is not None and modules[op] in training)
+            if phase == NO_OP and op == size - 1:
+                phase = LOCAL_COPIES
             if phase == "other ops" and path == (name.rpartition(":")[2],) and path[0] in eager:
                 phase = EAGER
         if hlo is not None and what == COMPUTE:
@@ -90,7 +107,7 @@ def layer_times(
         put(root, AFTER, (), Node(wait_ns=rest))
     table = Layers(
         basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=len(shares),
-        rows=tuple(table_rows(root, unit)), sources=source_lines(root, unit))
+        rows=tuple(table_rows(root, unit, {**_why_no_op(trace), **no_layers(root, framework(trace, calls is not None))})), sources=source_lines(root, unit))
     return LayerTimes(table, tuple(ops), unit, calls)
 
 
@@ -100,8 +117,8 @@ def _sums(
     """Work, wait and kernels of each op: ``kind * size`` + its number."""
     device, rows = trace.device, share.rows
     key = device.tf_op[rows].astype(np.int64) if calls is None else calls.of_event[rows]
-    key[key < 0] = size - 1 - many
-    key += many
+    copied = np.isin(device.kind[rows], (Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER))
+    key = np.where(key < 0, size - 2 - many + copied, key) + many
     if many:
         hlo = device.hlo[rows]
         key = np.where(hlo >= 0, hlo, key)
@@ -111,6 +128,19 @@ def _sums(
     busy, wait, count = (np.bincount(key, weights, length).astype(np.float64, copy=False)
                          for weights in (share.busy_ns, share.wait_ns, kernel))
     return busy, wait, count
+
+
+def framework(trace: Trace, pytorch: bool) -> str:
+    """The key of :data:`gputop.analysis.layers.tree.NO_LAYERS`; "" for TensorFlow, whose ops name their layers."""
+    if pytorch:
+        return "nsys" if trace.format == "nsys" else "pytorch"
+    return "jax" if any(op.op_name.startswith("jit(") for op in trace.hlo_ops) else ""
+
+
+def _why_no_op(trace: Trace) -> Mapping[str, str]:
+    if trace.cuda_graphs:
+        return IN_GRAPHS
+    return MAYBE_IN_GRAPHS if trace.hlo_ops else {}
 
 
 def _executions(trace: Trace, shares: Sequence[DeviceShare], many: int) -> tuple[F64, list[str]]:

@@ -37,11 +37,13 @@ class CallScopes(NamedTuple):
 
 
 class _Calls(NamedTuple):
-    """The names of calls that the user made and of autograd's functions, and whether there is a backward pass."""
+    """The names of calls that the user made and of autograd's functions, whether there is a backward pass, and whether
+    the user marked the forward pass."""
 
     marked: set[str]
     functions: set[str]
     training: bool
+    forward: bool = False
 
 
 def call_scopes(trace: Trace) -> CallScopes | None:
@@ -68,8 +70,9 @@ def _scopes_at(trace: Trace, line: npt.NDArray, time_ns: I64) -> CallScopes:
     host, many = trace.host, len(line)
     annotations = host_stat(host, "annotation")[0]
     functions = autograd_functions(trace)
-    calls = _Calls({trace.names[i] for i in np.unique(host.name[annotations]).tolist()},
-                   {trace.names[i] for i in np.flatnonzero(functions[:-1]).tolist()}, bool(functions.any()))
+    marked = {trace.names[i] for i in np.unique(host.name[annotations]).tolist()}
+    calls = _Calls(marked, {trace.names[i] for i in np.flatnonzero(functions[:-1]).tolist()}, bool(functions.any()),
+                   any(_range_name(name).lower() == "forward" for name in marked))
     frames, ops = _linked(trace, functions)
     code, function, stacks = _stacks(
         trace, annotations, frames, functions, np.concatenate((line, host.line[ops])),
@@ -200,16 +203,24 @@ def _scope(phase: str, around: list[str], calls: _Calls) -> Scope | None:
                 phase, path = "recomputation", []
             path, op = [*path, call.removeprefix(_MODULE)], ""
         elif call in calls.marked:
-            path, op = (path if _NO_SCOPE.match(call) else [*path, call.strip("# ")]), ""
+            path, op = (path if _NO_SCOPE.match(call) else [*path, _range_name(call)]), ""
         else:
             op = op or call
     if not around or not (path or op):
         return None
     if not phase:
-        phase = "loss" if calls.training and any(LOSS.search(part) for part in (*path, op)) else "forward"
+        outside = calls.forward and not any(call.startswith(_MODULE) or _range_name(call).lower() == "forward"
+                                            for call in around)
+        phase = "loss" if calls.training and any(LOSS.search(part) for part in (*path, op)) else (
+            "other ops" if outside else "forward")
     path = path if (phase == "backward" and path) or not op else [*path, op]
     named = [part for part in path if part.lower() not in PHASES]  # “## forward ##” is told already
     return Scope(phase, tuple(part for i, part in enumerate(named) if named[i - 1:i] != [part]))
+
+
+def _range_name(call: str) -> str:
+    """“forward” of “## forward ##”, as many write their ranges."""
+    return call.strip("# ")
 
 
 def _layers(around: list[str], calls: _Calls) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ LOSS = re.compile(
     r"loss|crossentropy|cross_entropy|mean_(?:squared|absolute)\w*error|hinge|huber|kl_divergence|log_?cosh",
     re.IGNORECASE)
 _OPTIMIZER = re.compile(
-    r"(?:adam(?:w|ax|delta)?|nadam|adagrad|adadelta|adafactor|sgd|momentum|rmsprop|ftrl|lamb|lion|lars|muon|nesterov|"
+    r"(?:adam(?:_?w(?:eight_?decay)?|ax|delta)?|nadam|adagrad|adadelta|adafactor|sgd|momentum|rm_?sprop|ftrl|lamb|lion|"
+    r"lars|muon|nesterov|"
     r"loss_?scale_?optimizer\w*|optimizer\w*)(?:_\d+)?", re.IGNORECASE)
 _UPDATE = re.compile(r"Resource(?:Sparse)?Apply\w+")
 _ASSIGN = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
@@ -47,11 +48,14 @@ def scope_of(op_name: str, training: bool) -> Scope:
         return Scope("other ops", ())
     path: list[str] = []
     wrappers: set[str] = set()
+    scope = ""
     for part in _parts(name):
         scope, used = _unwrapped(part)
         wrappers |= used
         if scope and not _NO_LAYER.fullmatch(scope) and path[-1:] != [scope]:
             path.append(scope)
+    if not path and scope and wrappers & {"jvp", "transpose"}:  # a loop or a call itself, of a phase that is known
+        path.append(scope)
     return Scope(_phase(name, type_, path, wrappers, training), tuple(path))
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from gputop.analysis.layers.scopes import PHASES, scope_of
 from gputop.analysis.results import LayerRow, SourceLine
 
 NO_CALL = "launched by no op"
 NO_OP, NO_PROGRAM, NO_SCOPE = "no op named", "XLA ops without their program", "no layer named"
+LOCAL_COPIES = "copies on the GPU, no op named"
 AFTER, ITSELF = "after the last kernel", "ops of its own"
 EAGER, COMPILED, NO_OP_RUNS = "run eagerly", "compiled functions", "no op runs"
 REASONS = {
-    "other ops": "These ops belong to no layer; mostly they are counters and metrics of the training loop.",
-    NO_OP: ("These kernels name no op. Where XLA runs them as CUDA graphs, a capture with "
-            "XLA_FLAGS=--xla_gpu_enable_command_buffer= shows their ops."),
+    "other ops": ("These ops belong to no phase: mostly counters and metrics of the training loop, or work on the next "
+                  "batch."),
+    NO_OP: "These kernels name no op: the trace does not tell whose they are.",
+    LOCAL_COPIES: ("Copies within a GPU's memory, memsets, and copies of unknown direction that name no op: the "
+                   "framework makes them, for instance for arguments of a program."),
     NO_PROGRAM: "The capture does not hold the compiled program of these ops, which names their layers.",
     NO_SCOPE: "XLA made these ops itself (layouts, copies, constants): they name no layer.",
     NO_CALL: ("The launches of these kernels lie in no op of PyTorch, or are not in the trace, as those of a CUDA "
@@ -26,8 +31,21 @@ REASONS = {
                "newer records the ops, and so does a run without jit_compile."),
     NO_OP_RUNS: "Time in which the CPU runs no op of the model: input, Python, or the time between two ops.",
 }
-_ORDER = (*PHASES, "collectives", "copies", NO_SCOPE, NO_PROGRAM, NO_OP, NO_CALL, EAGER,
+_SWITCHED_OFF = "a capture with XLA_FLAGS=--xla_gpu_enable_command_buffer= switches them off and shows the ops."
+# Why kernels name no op, where XLA's do: as the trace says, and where it says nothing.
+IN_GRAPHS = {NO_OP: f"XLA runs these kernels as CUDA graphs, in which they name no op: {_SWITCHED_OFF}"}
+MAYBE_IN_GRAPHS = {NO_OP: f"These kernels name no op. Where XLA runs them as CUDA graphs, {_SWITCHED_OFF}"}
+# Where ops stand for layers: how to have the layers named, by what wrote the trace.
+NO_LAYERS = {
+    "jax": ("The program names no layers. jax.named_scope around a part of the model shows it here (Flax's Linen "
+            "modules have it, NNX's do not). The lines of source tell meanwhile."),
+    "pytorch": ("The trace names no modules. torch.profiler.profile(with_stack=True, with_modules=True) records them, "
+                "torch.profiler.record_function names a part of the model."),
+    "nsys": "The trace names no modules. torch.cuda.nvtx.range around a part of the model names it.",
+}
+_ORDER = (*PHASES, "collectives", "copies", LOCAL_COPIES, NO_SCOPE, NO_PROGRAM, NO_OP, NO_CALL, EAGER,
           COMPILED, AFTER, NO_OP_RUNS)
+_FEW_LAYERS = 0.1  # of the forward pass in named layers: with less there are none to speak of
 _FOLDED_BELOW = 0.005  # of the whole: one row for all of them
 _MAX_DEPTH, _MAX_ROWS, _MAX_SOURCES = 12, 400, 30
 
@@ -80,8 +98,20 @@ def put(root: Node, phase: str, path: tuple[str, ...], node: Node, source: str =
             whose.sources[source] = whose.sources.get(source, 0.0) + node.device_ns
 
 
-def table_rows(root: Node, unit: int) -> list[LayerRow]:
-    """The tree in order, parents before children, siblings by falling time; what costs little is one row."""
+def no_layers(root: Node, how: str) -> dict[str, str]:
+    """For :func:`table_rows`: ``how``, a key of :data:`NO_LAYERS`, where ops of the forward pass are in no layer."""
+    forward = root.children.get("forward")
+    if forward is None or not how:
+        return {}
+    inside = sum(child.device_ns + child.wait_ns for child in forward.children.values() if child.children)
+    return {"forward": NO_LAYERS[how]} if inside < _FEW_LAYERS * (forward.device_ns + forward.wait_ns) else {}
+
+
+def table_rows(root: Node, unit: int, reasons: Mapping[str, str] = MappingProxyType({})) -> list[LayerRow]:
+    """The tree in order, parents before children, siblings by falling time; what costs little is one row.
+
+    ``reasons``: in place of those of :data:`REASONS`.
+    """
     rows: list[LayerRow] = []
     whole = root.device_ns + root.wait_ns
     least = _FOLDED_BELOW * whole
@@ -94,7 +124,7 @@ def table_rows(root: Node, unit: int) -> list[LayerRow]:
             flops_known=node.known_ns / node.device_ns if node.device_ns else 0.0,
             bytes=node.bytes / unit if node.bytes else None,
             source=max(node.sources, key=lambda s: node.sources[s], default=""),
-            reason=REASONS.get(name, "") if parent is None else ""))
+            reason=reasons.get(name, REASONS.get(name, "")) if parent is None else ""))
 
     def visit(name: str, node: Node, parent: int | None) -> None:
         while len(node.children) == 1:  # a scope that holds nothing but one other

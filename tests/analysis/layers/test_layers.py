@@ -19,7 +19,7 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.layers.limits import limits
 from gputop.analysis.layers.peaks import peak_of
-from gputop.analysis.layers.tree import AFTER, EAGER, ITSELF, NO_OP, NO_PROGRAM, NO_SCOPE
+from gputop.analysis.layers.tree import AFTER, EAGER, ITSELF, LOCAL_COPIES, NO_OP, NO_PROGRAM, NO_SCOPE
 from gputop.analysis.results import Breakdown, GpuUse, LayerRow, Peak, RooflinePoint, StepTimes
 from gputop.analysis.steps.model import Steps
 from gputop.diagnosis.diagnose import analyze
@@ -57,6 +57,44 @@ def test_work_and_waits_go_to_phases_and_layers() -> None:
     assert rows["forward|model|conv/Conv2D"].wait_s == pytest.approx(10e-6)
     assert rows["backward"].share == pytest.approx(0.4) and rows["optimizer"].wait_s == pytest.approx(5e-6)
     assert rows[NO_OP].reason and rows[NO_OP].kernels == 1
+
+
+def test_copies_on_the_gpu_without_an_op_are_no_kernels_without_one() -> None:
+    b = Builder().run(0, 0, 10, op="model/dense/MatMul:MatMul").run(0, 10, 10, "other_kernel")
+    b.run(0, 20, 10, "CopyDeviceToDevice", kind=Kind.D2D).run(0, 30, 10, "Memset", kind=Kind.MEMSET)
+    b.run(0, 40, 10, "copy", kind=Kind.D2D, op="model/dense/Identity:Identity")
+    rows = rows_of(b.build())
+    assert rows[LOCAL_COPIES].device_s == pytest.approx(20e-6) and rows[LOCAL_COPIES].kernels == 0
+    assert rows[NO_OP].device_s == pytest.approx(10e-6) and rows["forward"].device_s == pytest.approx(20e-6)
+
+
+@pytest.mark.parametrize(("program", "graphs", "said", "switch"), [
+    (True, True, "XLA runs these kernels as CUDA graphs", True), (True, False, "Where XLA runs them as", True),
+    (False, False, "the trace does not tell", False), (False, True, "XLA runs these kernels", True)])
+def test_why_kernels_name_no_op(program: bool, graphs: bool, said: str, switch: bool) -> None:
+    op = "jit_step/dot" if program else "m/d/MatMul:MatMul"
+    trace = Builder().run(0, 0, 10, "gemm").run(0, 10, 10, op=op).build()
+    if program:
+        trace.hlo_ops = [HloOp("jit(step)/jvp(Net)/dot_general", "", (), 10)]
+        trace.device.hlo = np.array([-1, 0], np.int32)
+    trace.cuda_graphs = graphs
+    reason = rows_of(trace)[NO_OP].reason
+    assert said in reason and ("XLA_FLAGS=--xla_gpu_enable_command_buffer=" in reason) == switch
+
+
+def test_a_program_all_in_cuda_graphs_has_a_table_that_says_so() -> None:
+    trace = Builder().run(0, 0, 10, "gemm").build()
+    assert layer_times(trace, timelines(trace), None) is None
+    trace.cuda_graphs = True
+    assert [*rows_of(trace)] == [NO_OP]
+
+
+@pytest.mark.parametrize(("op_name", "hint"), [
+    ("jit(step)/jvp()/dot_general", True), ("jit(step)/jvp(Net)/Dense_0/dot_general", False)])
+def test_a_program_without_layers_says_how_to_name_them(op_name: str, hint: bool) -> None:
+    trace = Builder().run(0, 0, 10, op="jit_step/dot").build()
+    trace.hlo_ops, trace.device.hlo = [HloOp(op_name, "", (), 10)], np.zeros(1, np.int32)
+    assert ("jax.named_scope" in rows_of(trace)["forward"].reason) == hint
 
 
 def test_each_instant_counts_once() -> None:

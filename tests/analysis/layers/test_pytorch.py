@@ -91,6 +91,39 @@ EXPECTED = [
     Scope("optimizer", ("Adam.step", "aten::_foreach_add_")), None]
 
 
+@pytest.mark.parametrize(("marked", "phase"), [(True, "other ops"), (False, "forward")])
+def test_what_is_outside_of_a_marked_forward_pass_is_none_of_it(tmp_path: Path, marked: bool, phase: str) -> None:
+    kineto = Kineto()
+    if marked:
+        kineto.call("## forward ##", 0, 100, cat="user_annotation")
+    kineto.call("aten::mm", 10, 90)
+    kineto.launch(50)
+    kineto.call("next batch", 200, 300, cat="user_annotation")
+    kineto.call("aten::to", 210, 290)
+    kineto.launch(250)
+    kineto.call("nn.Module: Net_0", 400, 500, cat="python_function")
+    kineto.call("aten::mm", 410, 490)
+    kineto.launch(450)
+    found = call_scopes(kineto.load(tmp_path))
+    assert found is not None
+    assert [found.scopes[i] for i in found.of_event.tolist()] == [
+        Scope("forward", ("aten::mm",)), Scope(phase, ("next batch", "aten::to")),
+        Scope("forward", ("Net_0", "aten::mm"))]
+
+
+def test_a_trace_without_modules_says_how_to_record_them(tmp_path: Path) -> None:
+    def reason(kineto: Kineto) -> str:
+        trace = kineto.load(tmp_path)
+        times = layer_times(trace, timelines(trace), None)
+        assert times is not None
+        return next(row.reason for row in times.table.rows if row.name == "forward")
+
+    without = Kineto()
+    without.call("aten::mm", 0, 50)
+    without.launch(10)
+    assert "with_modules=True" in reason(without) and not reason(step(Kineto()))
+
+
 def test_each_launch_has_its_phase_and_place(tmp_path: Path) -> None:
     found = call_scopes(step(Kineto()).load(tmp_path))
     assert found is not None

@@ -75,7 +75,7 @@ _MANY_LINES = 256  # in a file with more of them short ones are decoded together
 _EVENT_BYTES = 250
 
 _DEVICE_STATS = ("correlation_id", "memcpy_details", "kernel_details", "tf_op", "annotation", "hlo_op",
-                 "hlo_module", "program_id")
+                 "hlo_module", "program_id", "cuda_graph_id")
 _INTEGER_STATS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements",
                   "id", "parent_id", "parallelism", "buffer_limit", "cpu_budget")
 _STRING_STATS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
@@ -439,6 +439,9 @@ class _XSpace:
         if "hlo_op" in chunk.stats and self._programs:
             op, module = (strings(chunk, stat, n, names, references) for stat in ("hlo_op", "hlo_module"))
             out.hlo = self._hlo(op, module, integers(chunk, "program_id", n))
+        if "cuda_graph_id" in chunk.stats and not self._builder.cuda_graphs:
+            in_graph = integers(chunk, "cuda_graph_id", n) > 0
+            self._builder.cuda_graphs = bool((in_graph & (out.tf_op < 0) & (out.kind <= Kind.COLLECTIVE)).any())
         return out
 
     def _hlo(self, op: I64, module: I64, program: I64) -> I32:
