@@ -17,6 +17,7 @@ import pytest
 from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.pilot import Pilot
+from textual.screen import ModalScreen
 
 import gputop.tui
 from gputop.launch.job import Job
@@ -26,6 +27,7 @@ from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import RunApp
 from gputop.tui.timeline.trace_file import TraceFile
+from gputop.tui.widgets.dialog_frame import DialogFrame
 from gputop.tui.widgets.key_line import KeyLine
 from tests.tui.key_effects import REPLAY, STAGES, AskedSession, Stage
 from tests.tui.textual_private import draw_to_nobody
@@ -183,3 +185,19 @@ async def test_every_key_does_what_it_says(owner: type, stage: Stage, tmp_path: 
                 if not effect.differs(before, after):
                     failed.append(f"{key}, which is to {action}: it was {before!r} and is {after!r}")
         assert not failed, "\n".join([owner.__name__, *failed])
+
+
+@pytest.mark.parametrize("owner", [kind for kind in STAGES if issubclass(kind, ModalScreen)], ids=lambda k: k.__name__)
+async def test_a_box_stands_in_the_middle_of_the_screen(owner: type, tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    stage = STAGES[owner]
+    async with monitor(stage, tmp_path) as (app, pilot):
+        app.query_one(stage.focus or ActionsPanel).focus()
+        await pilot.press(*stage.keys)
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        for box in app.screen.query(DialogFrame):
+            left, top = box.region.x, box.region.y
+            right, bottom = app.size.width - box.region.right, app.size.height - box.region.bottom
+            assert abs(left - right) <= 1 and abs(top - bottom) <= 1, (left, right, top, bottom)
