@@ -35,6 +35,7 @@ from gputop.session.options import Options
 from gputop.session.stack_watch import StackChoice, simulated_stacks
 from gputop.sources.base import Source
 from gputop.sources.factory import GpusOrHost
+from gputop.text.commands import command_of
 
 if TYPE_CHECKING:
     from gputop.core.counters import GpuCounters
@@ -83,11 +84,6 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in b"ZX"
     except OSError:
         return False
-
-
-def _command_of(server: Server) -> str:
-    """The job's command out of "TensorFlow 2.21.0, worker 1: python train.py"."""
-    return server.description.rpartition(": ")[2]
 
 
 class CaptureControl:
@@ -237,7 +233,7 @@ class CaptureControl:
         if job is not None and (job.address, job.pid) in by_key:
             first = by_key[job.address, job.pid]  # more is known of it by now, perhaps
         elif job is not None and ((first.address, first.pid) in self._beside
-                                  or _command_of(first) != _command_of(job)):
+                                  or command_of(first.description) != command_of(job.description)):
             return first
         self._job, self._beside = first, frozenset(by_key)
         return None
@@ -252,7 +248,7 @@ class CaptureControl:
         of_command: dict[str, Server] = {}
         for server in self.servers:
             if server.problem is None and not server.owner and not server.asked:
-                of_command.setdefault(_command_of(server), server)
+                of_command.setdefault(command_of(server.description), server)
         return list(of_command.values())
 
     def watch_job(self, server: Server) -> None:

@@ -128,6 +128,7 @@ class Session:
         if replayed_snapshot is not None:
             self.servers, self.servers_known = replayed_snapshot.servers, True
         self.started_s = self.clock()
+        self._job_restarted_s: float | None = None  # the simulated one, by the user
         self._listeners: list[Callable[[Change], None]] = []
         self._started = False
         self._closing = threading.Event()
@@ -195,6 +196,18 @@ class Session:
     def watch_job(self, server: Server) -> None:
         """See :meth:`CaptureControl.watch_job`."""
         self.capture_control.watch_job(server)
+
+    @property
+    def captured_before_restart(self) -> bool:
+        """Whether the job that is watched now has started after the last capture, which then tells of an earlier job.
+        False where a start is not known."""
+        record, answering = self.last_capture, usable(self.servers)
+        if record is None or self.player is not None or not answering:
+            return False
+        processes = self.sample.processes if self.sample is not None else ()
+        starts = [self._job_restarted_s,
+                  *(p.started_s for p in processes if (p.local_pid or p.pid) == answering[0].pid)]
+        return any(start_s is not None and start_s > record.time_s for start_s in starts)
 
     @property
     def pids_to_read(self) -> tuple[int, ...]:
@@ -268,6 +281,7 @@ class Session:
         title = self.source.next_job() if isinstance(self.source, SimulatedSource) else None
         if title is None:
             raise GputopError("this demo has no other job to run", "gputop --demo input-bound has a cure to try.")
+        self._job_restarted_s = self.clock()
         return title
 
     def signal(self, process: ProcessSample, number: Signals) -> None:

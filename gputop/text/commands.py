@@ -43,12 +43,20 @@ def program_name(command: str) -> str:
     return words[2] if len(words) > 2 and words[1] == "-m" and _PYTHON.fullmatch(words[0]) else words[0]
 
 
+def command_of(about: str) -> str:
+    """The command out of what is known of a server: "TensorFlow 2.21.0, rank 1: python train.py"."""
+    return _split(about)[1]
+
+
 def short_description(about: str) -> str:
     """What is known of a server, with the script first: "train.py --lr 1 (TensorFlow 2.21.0, rank 1)"."""
+    known, command = _split(about)
+    return f"{short_command(command)} ({known})" if known else short_command(command)
+
+
+def _split(about: str) -> tuple[str, str]:
     known, colon, command = about.partition(": ")
-    if colon and "/" not in known and " -" not in known:
-        return f"{short_command(command)} ({known})"
-    return short_command(about)
+    return (known, command) if colon and "/" not in known and " -" not in known else ("", about)
 
 
 def cut_path(path: str, chars: int) -> str:

@@ -204,7 +204,8 @@ class GputopApp(TerminalApp):
         record = session.last_capture
         title = "What to do"
         if record is not None:
-            title += f" · capture {status_lines.time_ago(session.clock(), record.time_s)} + live"
+            earlier = ", of an earlier job" if session.captured_before_restart else ""
+            title += f" · capture {status_lines.time_ago(session.clock(), record.time_s)}{earlier} + live"
         analysis = record.analysis if record is not None else None
         found = analysis.breakdown if analysis is not None else None
         panel = self._actions
@@ -251,8 +252,9 @@ class GputopApp(TerminalApp):
             place_s = session.player.place_s if session.replayed_snapshot is None else None
             job.show([status_lines.replay_line(self._terminal_size.width, place_s, session.step_period)])
             return
+        record = None if session.captured_before_restart else session.last_capture
         job.show([status_lines.job(session.servers, session.servers_known, messages.status_shown(session),
-                                   session.last_capture, session.clock(), self._terminal_size.width,
+                                   record, session.clock(), self._terminal_size.width,
                                    session.step_period,
                                    session.auto_capture.state() if session.auto_capture is not None else "",
                                    session.ended_server)])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.text.commands import cut_path, program_name, short_command, short_description
+from gputop.text.commands import command_of, cut_path, program_name, short_command, short_description
 
 
 @pytest.mark.parametrize(("command", "short", "program"), [
@@ -33,3 +33,8 @@ def test_a_path_is_cut_in_the_middle_to_the_room_there_is(chars: int) -> None:
     path = "/mnt/data/runs/2026/experiment-17/events"
     assert len(cut_path(path, chars)) <= max(6, chars) and cut_path(path, 99) == path
     assert chars < 14 or cut_path(path, chars).endswith("/events")
+
+
+def test_the_command_of_a_server_is_without_what_is_known_of_it() -> None:
+    assert command_of("TensorFlow 2.21.0, rank 1: /opt/bin/python /a/train.py") == "/opt/bin/python /a/train.py"
+    assert command_of("python /a/train.py --name x: y") == "python /a/train.py --name x: y"

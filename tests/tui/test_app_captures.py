@@ -254,3 +254,20 @@ async def test_quitting_during_a_capture_keeps_its_data_unless_asked_twice() -> 
                 session.capture_control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 4.3, "kept"))
             await pilot.pause()
         assert app.return_code == 0
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_a_capture_of_an_earlier_job_is_not_told_as_that_of_the_one_that_runs(later: bool) -> None:
+    session = FoundSession()
+    record = session.last_capture
+    assert session.sample is not None and record is not None
+    first, *others = session.sample.processes
+    started = replace(first, started_s=record.time_s + (5 if later else -5))
+    session.servers = (replace(session.servers[0], pid=started.local_pid or started.pid),)
+    session.sample = replace(session.sample, processes=(started, *others))
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert (", of an earlier job" in str(app._actions.border_title)) is later
+        job = text_of(app._job)
+        assert ("c: capture a trace" in job) is later and ("step time" in job) is not later

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gputop.core.counters import GpuCounters, joined
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
+from gputop.text.commands import command_of
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.readers.capture_file import CaptureFile, capture_of, tightest
 from gputop.trace.readers.content import digest, listed, read_prefix, size_bytes
@@ -49,7 +50,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
     captured = capture_of(trace.paths)
     trace.job_cpus = tightest(captured.files)
     trace.counters = captured.counters or _counters_of_workers(trace, captured)
-    trace.live_steps, trace.job = captured.live_steps, captured.job.rpartition(": ")[2]
+    trace.live_steps, trace.job = captured.live_steps, command_of(captured.job)
     trace.stacks, trace.no_stacks = stacks_of(trace.paths)
     return trace
 

@@ -20,7 +20,7 @@ from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.session.saved_captures import ListedCapture, delete_capture, listed, run_of, saved_captures
 from gputop.session.session import Session
-from gputop.text.commands import short_command
+from gputop.text.commands import command_of, short_command, short_description
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Confirm
@@ -87,7 +87,7 @@ class SavedCaptures(DrawnLines, can_focus=True):
             step = "" if record.analysis is None else "no steps"
             step = step if record.step_s is None else seconds(record.step_s) + "/step" * (width >= _STEP_FROM_COLUMNS)
             left = f"{when(record.time_s, now_s):<13}{step:<{13 if width >= _STEP_FROM_COLUMNS else 10}}"
-            job = printable(short_command(record.job) if record.job else record.address)
+            job = printable(short_command(command_of(record.job)) if record.job else record.address)
             job = fit(job, job_columns - 2) + "  " if job_columns else ""
             rest = max(0, width - 5 - len(left) - len(job))
             lines.append([("›" if here else " ", ACCENT), (mark, ACCENT), (" ● " if is_shown else "   ", ACCENT),
@@ -213,7 +213,7 @@ class CapturesScreen(ModalScreen[None]):
         record = one.record
         out.append("\n")
         if record.job or record.address:
-            out.append(printable("  ".join(filter(None, (short_command(record.job), record.address)))) + "\n")
+            out.append(printable("  ".join(filter(None, (short_description(record.job), record.address)))) + "\n")
         out.append(printable(str(record.path)), DIM)
         for line in record.remarks[:2]:
             out.append("\n" + printable(line), DIM)
