@@ -168,7 +168,7 @@ class ProcessSample:
 
     pid: int
     user: str | None
-    command: str | None  # None: it vanished or may not be read; see ``reason``
+    command: str | None  # None: it vanished or may not be read; see ``reason``. With a reason: that of one that ended
     cpu_cores: Reading  # cores in use: 1.0 is one core full
     rss_bytes: Reading
     threads: int | None = None

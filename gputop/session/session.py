@@ -29,6 +29,7 @@ from gputop.session.options import Options
 from gputop.session.rank_watch import RankWatch
 from gputop.session.sample_feed import Arrival, SampleFeed
 from gputop.sources.base import Source
+from gputop.sources.host.proc_files import ENDED, ZOMBIE
 from gputop.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class Session:
         served = bool(usable(self.servers)) or not self.servers_known  # or not known to be without
         if self.player is not None or self.source.simulated or served:
             return ()
-        return self.sample.processes if self.sample is not None else ()
+        return tuple(p for p in self.sample.processes if p.reason not in (ENDED, ZOMBIE)) if self.sample else ()
 
     def watch_job(self, server: Server) -> None:
         """See :meth:`CaptureControl.watch_job`."""

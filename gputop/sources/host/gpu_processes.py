@@ -133,7 +133,7 @@ class GpuProcessTable:
         rates = self._rates.update(now_s, families, self._is_alive)
         return {
             pid: self._sample(pid, on_gpus, stats[pid], rates[pid]) if pid in stats
-            else missing_process(pid, on_gpus, absent[pid])
+            else missing_process(pid, on_gpus, absent[pid], self._last.get(pid))
             for pid, on_gpus in held.items()
         }, table_cost_s
 
@@ -315,11 +315,13 @@ def _holders(gpus: Iterable[GpuSample]) -> dict[int, dict[int, GpuProcess]]:
     return held
 
 
-def missing_process(pid: int, held: dict[int, GpuProcess], why: str) -> ProcessSample:
-    """A process of which the host knows nothing, with the reason."""
+def missing_process(pid: int, held: dict[int, GpuProcess], why: str,
+                    before: ProcessSample | None = None) -> ProcessSample:
+    """A process of which the host knows nothing, with the reason; of one that has ended, whose it was ``before``."""
     rates = no_rates(why)
+    user, command = (before.user, before.command) if before is not None and why in (ENDED, ZOMBIE) else (None, None)
     return ProcessSample(
-        pid, None, None, Reading.missing(COUNT, why), Reading.missing(BYTES, why), gpus=held, reason=why,
+        pid, user, command, Reading.missing(COUNT, why), Reading.missing(BYTES, why), gpus=held, reason=why,
         io_read_bytes_per_s=rates.io_read_bytes_per_s, io_write_bytes_per_s=rates.io_write_bytes_per_s,
         reasons=dict.fromkeys(("user", "parent_pid", "started_s", "threads", "container", "cuda_visible_devices"), why),
     )

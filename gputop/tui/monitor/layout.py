@@ -26,9 +26,11 @@ SIZE_CLASSES = (
 RESERVED_LINES = 13
 _LINES_WITHOUT_GPUS = 6  # header, why there is no GPU, host, job, keys
 # Of the process panel where it is below the recommendations: what it needs, and at most this share of the lines left.
-# Where frame and heading would leave it no more rows than these, it has the rows without them, and so one process.
+# Where frame and heading would leave it no more rows than these, it has the rows without them, and so has one process
+# beside GPUs.
 _PROCESS_FRAME_LINES, _BARE_ROWS, _MAX_PROCESS_SHARE = 3, 2, 2 / 5
-_ONE_PROCESS_BESIDE_FROM = 160  # columns; on a narrower screen it would take them from the recommendations
+# Columns; on a narrower screen a single process would take them from the recommendations. Without GPUs there are lines.
+_ONE_PROCESS_BESIDE_FROM = 160
 
 
 class Layout(NamedTuple):
@@ -48,7 +50,7 @@ class Layout(NamedTuple):
 
 def layout(columns: int, lines: int, gpus: int, processes: int) -> Layout:
     """The layout for a terminal of this size on a node with so many GPUs and processes on them."""
-    below = processes <= 1 and columns < _ONE_PROCESS_BESIDE_FROM
+    below = (processes <= 1 or not gpus) and columns < _ONE_PROCESS_BESIDE_FROM
     found = [size for size in SIZE_CLASSES
              if columns < size.below_columns or lines < size.below_lines or (below and size is _NARROW)]
     reserved = next((size.reserved_lines for size in found if size.reserved_lines is not None), RESERVED_LINES)
@@ -60,6 +62,6 @@ def layout(columns: int, lines: int, gpus: int, processes: int) -> Layout:
 def _process_lines(lines: int, gpus: int, processes: int) -> int:
     free = lines - RESERVED_LINES if gpus else lines - _LINES_WITHOUT_GPUS
     most = int(free * _MAX_PROCESS_SHARE)
-    if processes <= 1 or most <= _BARE_ROWS + _PROCESS_FRAME_LINES:
+    if processes <= bool(gpus) or most <= _BARE_ROWS + _PROCESS_FRAME_LINES:
         return max(1, min(processes, _BARE_ROWS))
     return min(processes + _PROCESS_FRAME_LINES, most)

@@ -20,6 +20,7 @@ from gputop.tui.keys import key as bind
 from gputop.tui.widgets.cached_lines import DrawnLines
 
 SORTS = ("gpu memory", "sm", "cpu", "pid")
+_SORTS_WITHOUT_GPU = ("pid", "cpu")
 # From these widths of the panel on, these columns are shown beside the command.
 _IO_FROM, _CONTAINER_FROM = 100, 110
 _CONTAINER_WIDTH = 23  # "containerd 0123456789ab"
@@ -103,6 +104,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self._sorts: tuple[str, ...] = SORTS
         self.sort = SORTS[0]
         self.pattern = ""
         self.as_tree = False
@@ -130,6 +132,10 @@ class ProcessPanel(DrawnLines, can_focus=True):
         width, height = self.size.width, self.size.height
         if width <= 0 or height <= 0:
             return
+        # On a node without GPUs their columns would say N/A, of which nothing can be learned.
+        on_gpus = not self._processes or any(p.gpus for p in self._processes)
+        self._sorts = SORTS if on_gpus else _SORTS_WITHOUT_GPU
+        self.sort = self.sort if self.sort in self._sorts else self._sorts[0]
         found = arrange(self._processes, self.sort, self.pattern)
         rows = self._rows = tree(found) if self.as_tree else [Branch(p) for p in found]
         title = "Processes" + (f" matching “{printable(self.pattern)}”" if self.pattern else "")
@@ -142,13 +148,13 @@ class ProcessPanel(DrawnLines, can_focus=True):
             self.border_title, self.border_subtitle = Content(title), subtitle  # as Content: the pattern is not markup
         # The command is what tells processes apart: the other columns take what they need and no more.
         pid_width = max([5, *(len(str(p.pid)) for p in found)])
-        gpu_width = max([3, *(len(devices(p)) for p in found)])
+        gpu_width = max([3, *(len(devices(p)) for p in found)]) if on_gpus else 0
         user_width = 9 if width >= 60 else 0
         io_width = 9 if width >= _IO_FROM else 0
         named = [len(printable(p.container)) for p in found if p.container] if width >= _CONTAINER_FROM else []
         container_width = min(_CONTAINER_WIDTH, max([9, *named])) if named else 0
         head = (f" {'pid':>{pid_width}} {'user':<9}"[:pid_width + 2 + user_width]
-                + f"{'GPU':<{gpu_width}} {'mem':>5} {'sm':>4} {'cpu':>5}"
+                + (f"{'GPU':<{gpu_width}} {'mem':>5} {'sm':>4}" if on_gpus else f"{'RAM':>5}") + f" {'cpu':>5}"
                 + (f" {'I/O':>{io_width}}" if io_width else "")
                 + (f"  {'container':<{container_width}}" if container_width else "") + "  command")
         lines: list[list[StyledText]] = [[(fit(head, width), DIM)]][:heads]
@@ -173,21 +179,25 @@ class ProcessPanel(DrawnLines, can_focus=True):
         pid_width, user_width, gpu_width, io_width, container_width = widths
         p = branch.process
         if p is None:
-            return [(fit(f" {branch.parent_pid:>{pid_width}} parent of these, uses no GPU", width), DIM)]
+            text = f" {branch.parent_pid:>{pid_width}} parent of these" + ", uses no GPU" * bool(gpu_width)
+            return [(fit(text, width), DIM)]
         memory, sm, cpu = p.gpu_memory_bytes, p.mean_sm_ratio, p.cpu_cores.value
         user = fit(printable(p.user or "?"), user_width - 1) + " " if user_width else ""
         io = p.io_bytes_per_s
-        figures = (f"{p.pid:>{pid_width}} {user}{devices(p):<{gpu_width}}"
-                   f" {'N/A' if memory is None else bytes_(memory):>5}"
-                   f" {'N/A' if sm is None else ratio(sm):>4} {'N/A' if cpu is None else ratio(cpu):>5}"
+        rss = p.rss_bytes.value
+        of_gpus = (f"{devices(p):<{gpu_width}} {'N/A' if memory is None else bytes_(memory):>5}"
+                   f" {'N/A' if sm is None else ratio(sm):>4}")
+        figures = (f"{p.pid:>{pid_width}} {user}"
+                   + (of_gpus if gpu_width else f"{'N/A' if rss is None else bytes_(rss):>5}")
+                   + f" {'N/A' if cpu is None else ratio(cpu):>5}"
                    + (f" {'N/A' if io is None else rate(io):>{io_width}}" if io_width else "")
                    + (f"  {fit(printable(p.container or ''), container_width)}" if container_width else "") + "  ")
         mark = "● " if (p.local_pid or p.pid) in self._attached_pids else ""  # servers are found by the PID in here
-        command = printable(short_command(p.command) if p.command is not None
-                            else f"N/A: {p.reason or 'command unknown'}")
+        command = f"N/A: {p.reason or 'command unknown'}" if p.command is None else (
+            "ended: " * (p.reason is not None) + short_command(p.command))
         room = max(0, width - 1 - len(figures) - len(branch.lead) - len(mark))
         return [("›" if here else " ", ACCENT), (figures, PLAIN), (branch.lead, DIM), (mark, ACCENT),
-                (fit(command, room), BOLD if mark or here else PLAIN)]
+                (fit(printable(command), room), BOLD if mark or here else PLAIN)]
 
     def action_move(self, by: int) -> None:
         shown = [b.process for b in self._rows if b.process is not None]
@@ -239,6 +249,6 @@ class ProcessPanel(DrawnLines, can_focus=True):
 
     def next_sort(self) -> str:
         """Sort by the next column; returns its name."""
-        self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+        self.sort = self._sorts[(self._sorts.index(self.sort) + 1) % len(self._sorts)]
         self.draw()
         return self.sort

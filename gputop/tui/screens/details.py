@@ -309,8 +309,12 @@ def job_text(session: Session) -> Text:
         out.append(printable(note) + "\n", DIM)
     if session.step_period is not None:
         out.append("\nStep period\n", BOLD)
-        record = session.last_capture
-        out.append(printable(_period(session.step_period, record.step_s if record is not None else None)) + "\n")
+        step_s = None if session.last_capture is None else session.last_capture.step_s
+        if session.sample is not None and not session.sample.gpus:
+            known = "" if step_s is None else f" By the last capture a step takes {seconds(step_s)}."
+            out.append(f"not known: it is seen in the load of GPUs, and there is none here.{known}\n")
+        else:
+            out.append(printable(_period(session.step_period, step_s)) + "\n")
     return out
 
 
@@ -337,5 +341,5 @@ def capture_text(record: CaptureRecord) -> Text:
     if record.path.exists():
         from gputop.launch.xprof import logdir_of, open_command
 
-        parts.append(f"Open it open it in XProf: {printable(open_command(logdir_of(record.path)))}")
+        parts.append(f"Open it in XProf: {printable(open_command(logdir_of(record.path)))}")
     return Text("\n".join(parts))

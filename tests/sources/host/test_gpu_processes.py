@@ -165,6 +165,20 @@ def test_an_ended_process_and_a_zombie(ticking: Ticking) -> None:
     assert sample.command is None
 
 
+def test_of_a_process_that_has_ended_it_is_known_what_it_was(ticking: Ticking) -> None:
+    process = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
+    table = GpuProcessTable(ticking)
+    (sample,) = table.read(on_gpus(process.pid))
+    assert sample.reason is None and sample.command == "sleep 600"
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    for why in (ZOMBIE, ENDED, ENDED):
+        ticking.now_s += 1.0
+        (sample,) = table.read(on_gpus(process.pid))
+        assert (sample.command, sample.reason) == ("sleep 600", why) and sample.user
+        process.wait()
+
+
 # -- processes that are made up -------------------------------------------------------------------
 
 

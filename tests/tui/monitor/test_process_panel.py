@@ -6,6 +6,7 @@ import pytest
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
+from gputop.sources.host.proc_files import ENDED
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.process_panel import ProcessPanel, arrange, tree
 from gputop.tui.screens.details import gpu_text
@@ -56,11 +57,16 @@ def test_io_is_known_only_where_both_directions_are() -> None:
     assert replace(A, io_read_bytes_per_s=rate(3.0), io_write_bytes_per_s=rate(4.0)).io_bytes_per_s == 7.0
 
 
-async def lines_of(width: int, process: ProcessSample, attached: frozenset[int] = frozenset()) -> list[str]:
-    """Title and row in the panel of a stacked screen of that width, which it fills."""
+async def lines_of(width: int, process: ProcessSample, attached: frozenset[int] = frozenset(), *,
+                   alone: bool = False) -> list[str]:
+    """Title and row in the panel of a stacked screen of that width, which it fills; ``alone``: where there is no GPU."""
     session = StillSession(5)
     assert session.sample is not None
-    async with GputopApp(session.holding(*session.sample.processes, process)).run_test(size=(width, 40)) as pilot:
+    session = session.holding(*session.sample.processes, process)
+    if alone:
+        assert session.sample is not None
+        session.sample = replace(session.sample, gpus=(), processes=(process,))
+    async with GputopApp(session).run_test(size=(width, 40)) as pilot:
         panel = pilot.app.query_one(ProcessPanel)
         panel.update_view((process,), attached)
         return ["".join(text for text, _ in line).rstrip() for line in panel._lines]
@@ -81,6 +87,16 @@ async def test_a_wide_panel_shows_io_and_container_and_mig_instances() -> None:
     head, row = await lines_of(119, A)
     assert "container" not in head, "no column for what nobody has"
     assert row.split() == ["1", "ana", "0-1", "20B", "50%", "300%", "N/A", "a.py"]
+
+
+async def test_without_gpus_their_columns_make_room_for_the_memory_of_the_process() -> None:
+    training = replace(A, gpus={}, rss_bytes=Reading(3.0 * 2**30, "bytes"))
+    ended = replace(training, pid=2, cpu_cores=Reading.missing("cores", ENDED), reason=ENDED)
+    head, row = await lines_of(80, training, alone=True)
+    assert head.split() == ["pid", "user", "RAM", "cpu", "command"]
+    assert row.split() == ["1", "ana", "3.0G", "300%", "a.py"]
+    head, row = await lines_of(80, ended, alone=True)
+    assert row.split() == ["2", "ana", "3.0G", "N/A", "ended:", "a.py"], "what it was stays"
 
 
 @pytest.mark.parametrize("reason", [None, "not supported by this driver"])

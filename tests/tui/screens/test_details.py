@@ -420,3 +420,11 @@ def test_rdma_stands_in_the_host_line_and_each_adapter_with_its_history_in_the_d
     text = str(host_text(sample, 100, history.host(60.0)))
     assert "RDMA adapter mlx5_0  InfiniBand ACTIVE, NUMA node 0" in text and "90% of the link" in text
     assert "▁▅█" in text and "the test says so" in text.partition("mlx5_1")[2]
+
+
+def test_the_job_on_a_node_without_gpus_has_no_step_period_of_them() -> None:
+    session = FoundSession()
+    assert session.sample is not None
+    session.sample = replace(session.sample, gpus=())
+    text = str(job_text(session))
+    assert "there is none here. By the last capture a step takes 412 ms." in text and "GPUs' load" not in text

@@ -10,6 +10,7 @@ from gputop.core.errors import GputopError
 from gputop.launch import attach, target
 from gputop.launch.announcements import Announcement
 from gputop.profiler.capture.records import CaptureStatus, Server
+from gputop.sources.host.proc_files import ZOMBIE
 from gputop.tui.app import GputopApp
 from gputop.tui.screens import start_server
 from gputop.tui.screens.dialogs import Ask
@@ -131,5 +132,9 @@ def test_no_process_is_offered_where_a_server_answers_or_nothing_is_real(
     assert session.processes_to_serve == ()
     session.servers = (Server("127.0.0.1:6009", problem="nothing listens"),)
     assert session.processes_to_serve
+    assert session.sample is not None
+    session.sample = replace(session.sample, processes=tuple(
+        replace(p, reason=ZOMBIE if p.pid == 7 else None) for p in session.sample.processes))
+    assert [p.pid for p in session.processes_to_serve] == [7380], "one that has ended can have none"
     monkeypatch.setattr(session.source, "simulated", True)
     assert session.processes_to_serve == ()
