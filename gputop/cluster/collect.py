@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -29,7 +29,7 @@ from gputop.cluster.model import (
     upper_median,
 )
 from gputop.cluster.prometheus import Client, Series
-from gputop.cluster.promql import WHAT_IS_THERE, Found, Queries, matchers, which_labels
+from gputop.cluster.promql import COMPARED, WHAT_IS_THERE, Found, Queries, matchers, which_labels
 from gputop.cluster.schemas import (
     ACTIVITY,
     JOB_LABELS,
@@ -46,6 +46,7 @@ QUERIES = 4  # of a refresh, at most
 REDISCOVER_S = 600.0
 _GROUPS_AT_ONCE = 60  # whose history is asked for at once
 _LOW_GPUS = 12  # that are looked at
+_PEER_NODES = 32  # of a job, that a node of it is compared with
 _DIGITS = re.compile(r"\d+$")
 
 _NO_JOBS = Problem("no job is known: the metrics have no job label, and there is no squeue here",
@@ -344,10 +345,10 @@ class Collector:
         own = self._gpu_matchers(view)
         if not own:
             return False
-        low = {self._key(series.labels) for series in self._low_gpus()}
-        peers = self._key_matchers(sorted(low))[:1] if self._queries.by_job else []
+        low = {self._key(series.labels) for series in self._low_gpus()[:_LOW_GPUS]}
+        peers = (self._key_matchers(sorted(self._with_peers(low))) or [""]) if low else []
         gpus: dict[str, Gpu] = {}
-        for series in self._client.instant(self._queries.gpus(own, *peers)):
+        for series in self._client.instant(self._queries.gpus(own, peers)):
             figure = _DIGITS.sub("", series.labels.get("figure", ""))
             if figure.startswith("peer_"):
                 self._peers.setdefault(self._key(series.labels), {})[figure.removeprefix("peer_")] = series.value
@@ -360,6 +361,21 @@ class Collector:
                 gpus[uuid] = replace(gpu, figures={**gpu.figures, figure: series.value})
         self._gpus = gpus
         return True
+
+    def _with_peers(self, low: set[Key]) -> set[Key]:
+        """The groups of GPUs that are low, and where groups are nodes, the other nodes of their jobs, some of them."""
+        assert self._queries is not None
+        if self._queries.by_job:
+            return low
+        by_name = self._by_short_name(self._figures)
+        of_jobs = ({by_name[name] for name in map(slurm.short_name, job.gpus) if name in by_name}
+                   for job in self._slurm.jobs)
+        others = (sorted(keys - low)[:_PEER_NODES] for keys in of_jobs if not keys.isdisjoint(low))
+        return low.union(*others)
+
+    def _by_short_name(self, keys: Iterable[Key]) -> dict[str, Key]:
+        """Groups that are nodes, by all that Slurm may call them."""
+        return {name: key for key in keys for name in self._short_names(key)}
 
     def _ask_gpu_history(self, view: View, now_s: float) -> bool:
         assert self._queries is not None
@@ -449,7 +465,7 @@ class Collector:
             name=slurm_job.name if slurm_job is not None else "",
             user=slurm_job.user if slurm_job is not None else None,
             start_s=slurm_job.start_s if slurm_job is not None else None,
-            number=slurm_job.number if slurm_job is not None else "",
+            number="" if slurm_job is None else slurm_job.id if slurm_job.id != key[1] else slurm_job.number,
             nodes=int(own["nodes"]) if "nodes" in own else None, node_names=tuple(node.name for node in nodes),
             idle_gpus=_count(figures, "idle_gpus"), median=apart.get("median") if group.kind != "mixed" else None,
             mad=apart.get("mad"), low_gpus=tuple(self._low_gpu(s, view) for s in low),
@@ -463,7 +479,8 @@ class Collector:
     def _jobs_of_slurm(self, nodes: Mapping[Key, Node], view: View, held: set[Key]) -> list[Job]:
         """Slurm's jobs on the nodes that have figures, which are added to ``held``. A job holds what is on its node
         where nobody else does."""
-        by_name = {name: key for key in nodes for name in self._short_names(key)}
+        by_name = self._by_short_name(nodes)
+        middles = {self._key(s.labels): s.value for s in self._outliers if s.labels.get("figure") == "median"}
         jobs = []
         for job in self._slurm.jobs:
             keys = {by_name[short]: count for node, count in job.gpus.items()
@@ -477,14 +494,20 @@ class Collector:
                    for key in sorted(keys)]
             group = together(own)
             low = [s for s in self._low_gpus() if self._key(s.labels) in keys] if whole else []
-            middle = upper_median(node.activity for node in own) if whole and group.kind != "mixed" else None
+            one_kind = group.kind != "mixed"
+            middle = upper_median(node.activity for node in own) if whole and one_kind else None
+            # Of a node whose GPUs are alike the mean is the median, too.
+            of_gpus = upper_median(middles.get(key, nodes[key].activity) for key in keys
+                                   for _ in range(nodes[key].gpus)) if whole and one_kind else None
+            peers = {figure: value for figure in COMPARED if (value := upper_median(
+                self._peers.get(key, {}).get(figure) for key in keys)) is not None} if whole else {}
             below = less_active(own, None if middle is None else middle - self._limits.below)
             each = tuple(self._with_gpus(node, view, job.id) for node in own) if job.id in view.open_jobs else ()
             jobs.append(Job(
                 **{**fields_of(group), "gpus": sum(job.gpus.values())}, id=job.id, number=job.number, mapped=mapped,
                 name=job.name, user=job.user, start_s=job.start_s, nodes=len(job.gpus), node_names=tuple(job.gpus),
                 idle_gpus=sum(_count(self._figures[key], "idle_gpus") or 0 for key in keys) if whole else None,
-                median=middle, low_gpus=tuple(self._low_gpu(s, view) for s in low),
+                median=of_gpus, low_gpus=tuple(self._low_gpu(s, view) for s in low), peers=peers,
                 node_median=middle, low_nodes=below,
                 history=_since(self._history(sorted(keys), "activity", view), job.start_s),
                 idle_history=_since(self._history(sorted(keys), "idle_gpus", view), job.start_s) if whole else None,

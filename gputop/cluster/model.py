@@ -5,6 +5,7 @@ What is not known is None, or absent. Ratios are 0-1, everything else is in base
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -100,11 +101,13 @@ class Job(Group):
     history: History | None = None  # activity
     idle_history: History | None = None  # GPUs that did nothing
     each: tuple[Node, ...] = ()  # its nodes, where they were asked for
-    number: str = ""  # of Slurm, where ``id`` is a task of an array
+    number: str = ""  # of Slurm's two names, "10" and "3_0" or "4+1", that which is not ``id``
 
     def is_named(self, text: str) -> bool:
-        """Whether a user means this job by ``text``."""
-        return text in (self.id, self.number, self.id.rpartition("/")[2])
+        """Whether a user means this job by ``text``: its own name, or that of the array that it is a task of, or of the
+        heterogeneous job that it is a part of."""
+        names = (self.id, self.number, self.id.rpartition("/")[2])
+        return text in names or any(re.fullmatch(rf"{re.escape(text)}[_+]\d+", name) for name in names)
 
 
 @dataclass(frozen=True, slots=True)

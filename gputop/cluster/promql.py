@@ -38,7 +38,8 @@ DETAILS = ("tensor_active", "memory_used_bytes", "memory_free_bytes", "memory_re
 
 COMPARED = ("sm_clock_hz", "pcie_width", "temperature_c")  # of which the median of the peers is asked
 
-WHAT_IS_THERE = f'count by (__name__, job) ({{__name__=~"{PATTERN}"}})'
+# Without what DCGM prints in place of a missing value: a GPU with that alone has another figure.
+WHAT_IS_THERE = f'count by (__name__, job) ({{__name__=~"{PATTERN}"}} < {LARGEST:g})'
 
 Matchers = Mapping[str, Collection[str]]  # a label, and the values of which it has one
 
@@ -243,12 +244,14 @@ class Queries:
         """For a range query: the activity of each GPU that matches, of each step."""
         return _chained([self.activity(step, own, still=False) for own in matchers], " or ")
 
-    def gpus(self, matchers: Iterable[str], peers: str = "") -> str:
-        """Everything there is of each GPU that matches; and medians of the groups that match ``peers``."""
+    def gpus(self, matchers: Iterable[str], peers: Sequence[str] = ()) -> str:
+        """Everything there is of each GPU that matches; and medians of the groups that match ``peers``, "" being all
+        groups."""
         arms = {}
-        for figure in COMPARED if peers else ():
-            if value := self.figure(figure, peers):
-                arms[f"peer_{figure}"] = f"quantile by ({', '.join(self._group)}) (0.5, {value})"
+        for i, own in enumerate(peers):
+            for figure in COMPARED:
+                if value := self.figure(figure, own):
+                    arms[f"peer_{figure}{i}"] = f"quantile by ({', '.join(self._group)}) (0.5, {value})"
         for i, own in enumerate(matchers):
             arms[f"activity{i}"] = self.activity(RECENT, own)
             arms |= {f"{figure}{i}": value for figure in DETAILS if (value := self.figure(figure, own))}

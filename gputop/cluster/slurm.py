@@ -89,10 +89,11 @@ def _job(job: Mapping[str, Any]) -> SlurmJob | None:
 
 
 def _id(job: Mapping[str, Any], number: int) -> str:
-    """As squeue prints it: a task of an array by the array's number."""
-    array, task = _number(job.get("array_job_id")), _number(job.get("array_task_id"))
-    if array and task is not None:
-        return f"{array:.0f}_{task:.0f}"
+    """As squeue prints it: a task of an array by the array's number, a part of a heterogeneous job by the first's."""
+    for whole, part, mark in (("array_job_id", "array_task_id", "_"), ("het_job_id", "het_job_offset", "+")):
+        first, own = _number(job.get(whole)), _number(job.get(part))
+        if first and own is not None:
+            return f"{first:.0f}{mark}{own:.0f}"
     return str(number)
 
 

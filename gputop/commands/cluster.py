@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--remote-command", default=None, metavar="COMMAND",
                         help="the command that starts gputop on these nodes, as a shell there reads it (gputop)")
     parser.add_argument("--job", default=None, metavar="ID",
-                        help="show only this job: a Slurm number or a pod. Inside a job the default is that job, and "
-                             f"'{_ALL}' shows all")
+                        help="show only this job: a Slurm number (of an array all its tasks, or one: 4711_3) or a pod. "
+                             f"Inside a job the default is that job, and '{_ALL}' shows all")
     parser.add_argument("--once", action="store_true", help="print one sample as text, without a screen")
     parser.add_argument("--json", action="store_true", help="print one sample as a JSON document")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE",

@@ -11,7 +11,7 @@ from gputop.cluster.collect import QUERIES, Collector, View
 from gputop.cluster.model import NO_JOB
 from gputop.core.errors import GputopError, NoDataError
 from gputop.export.cluster import summary
-from tests.cluster.fleets import LIMITS, NOW, CannedClient
+from tests.cluster.fleets import LIMITS, NOW, CannedClient, Rows
 from tests.cluster.test_slurm import squeue
 
 DCGM = {"DCGM_FI_PROF_SM_ACTIVE": 1600, "DCGM_FI_DEV_GPU_UTIL": 1600, "DCGM_FI_DEV_POWER_USAGE": 1600}
@@ -49,6 +49,48 @@ def test_jobs_come_from_labels_and_their_people_from_slurm() -> None:
     assert fleet.free is not None and fleet.free.gpus == 16 and fleet.kinds == ("sm_active",)
     (problem,) = fleet.problems
     assert problem.message.startswith("1 of 5 exporters does not answer: n9;")
+
+
+@pytest.mark.parametrize(("fields", "label", "names", "not_named"), [
+    ({"job_id": 10, "array_job_id": 3, "array_task_id": 0}, "10", ("10", "3_0", "3"), ("1", "0", "")),
+    ({"job_id": 5, "het_job_id": 4, "het_job_offset": 1}, "5", ("5", "4+1", "4"), ("1",)),
+    ({"job_id": 7}, "7", ("7",), ("",)),
+])
+def test_tasks_of_arrays_and_parts_of_jobs_have_both_names(fields: dict[str, object], label: str,
+                                                           names: tuple[str, ...], not_named: tuple[str, ...]) -> None:
+    own = {"hpc_job": label}
+    client = CannedClient(DCGM, ["hpc_job"], activity=[(own, 0.9)], gpus=[(own, 8)])
+    (job,) = collector(client, squeue(**fields)).refresh(View()).jobs
+    assert all(map(job.is_named, names)) and not any(map(job.is_named, not_named)) and job.id == label
+
+
+def straggler(**arms: Rows) -> CannedClient:
+    slow = {**NODE_1, "UUID": "GPU-1", "gpu": "3"}
+    return CannedClient({**DCGM, "DCGM_FI_DEV_SM_CLOCK": 1600}, sm_clock_hz=[(slow, 1.1e9)], **arms)
+
+
+def test_a_straggler_has_its_peers_where_its_job_is_the_only_one() -> None:
+    low = [({**JOB, **NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.5)]
+    client = straggler(activity=[(JOB, 0.9)], gpus=[(JOB, 32)], lowest=[(JOB, 0.5)], median=[(JOB, 0.9)], low_gpu=low,
+                       peer_sm_clock_hz=[(JOB, 1.98e9)])
+    client._labels = ["hpc_job"]
+    own = collector(client)
+    for _ in range(4):
+        fleet = own.refresh(View())
+    assert fleet.jobs[0].peers == {"sm_clock_hz": 1.98e9}
+    assert any("peer_sm_clock_hz" in query for query in client.queries)
+
+
+def test_where_groups_are_nodes_the_peers_are_all_nodes_of_the_job_and_the_median_is_of_gpus() -> None:
+    client = straggler(activity=[(NODE_1, 0.8), (NODE_2, 0.9)], gpus=[(NODE_1, 8), (NODE_2, 8)],
+                       lowest=[(NODE_1, 0.1), (NODE_2, 0.9)], median=[(NODE_1, 0.91)],
+                       low_gpu=[({**NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.1)],
+                       peer_sm_clock_hz=[(NODE_1, 1.97e9), (NODE_2, 1.98e9)])
+    own = collector(client, squeue())
+    for _ in range(4):
+        fleet = own.refresh(View())
+    (job,) = fleet.jobs
+    assert job.peers == {"sm_clock_hz": 1.98e9} and job.median == 0.91 and job.node_median == 0.9
 
 
 def test_a_refresh_has_at_most_four_queries_and_what_is_known_is_not_asked_again() -> None:

@@ -21,8 +21,9 @@ def squeue(**fields: object) -> bytes:
 
 def test_running_jobs_with_gpus_of_a_real_slurm() -> None:
     jobs = {job.id: job for job in parse_squeue(SAID.read_bytes())}
-    # 7, 8 and the rest of the array wait, 9 has no GPU; tasks of the array are named by it, het parts by themselves.
-    assert set(jobs) == {"1", "2", "3_0", "3_1", "4", "5", "6"}
+    # 7, 8 and the rest of the array wait, 9 has no GPU; tasks of the array are named by it, parts of a heterogeneous
+    # job by its first part.
+    assert set(jobs) == {"1", "2", "3_0", "3_1", "4+0", "4+1", "6"}
     assert dict(jobs["1"].gpus) == {"gpu1": 3, "gpu2": 3} and jobs["1"].user == "root"
     assert jobs["3_0"].number == "10" and dict(jobs["3_0"].gpus) == {"gpu1": 1}
     assert jobs["1"].start_s == 1795344322

@@ -12,6 +12,7 @@ from gputop.advice.fleet.job_view import (
     FleetVerdict,
     FleetWords,
     JobView,
+    brief,
     evidence,
     lasting,
 )
@@ -23,6 +24,7 @@ from gputop.text.units import percent
 _TO_SIGMA = 1.4826  # of the median absolute deviation, for a normal distribution
 # NVML's clock event reasons, by bit (nvml.h): those that somebody can mend.
 _THERMAL, _POWER = 0x20 | 0x40, 0x04 | 0x80
+_IDLE = 0x01  # the clocks are low because the GPU has nothing to do: no cause of that
 _ONE_KIND = Missing("one kind of activity for all GPUs of the job: SM activity of some GPUs cannot be compared with "
                     "utilization of others (dcgm-exporter: add DCGM_FI_PROF_SM_ACTIVE to its counters on all nodes)")
 
@@ -92,7 +94,7 @@ def describe_slow_node(v: SlowNode) -> FleetWords:
         action="Look at the host of that node with gputop (h): its CPUs, disks and network, and other programs on it. "
                "If the job gives its nodes unequal work, that is the cause.",
         gain=NO_STEP, source=source("straggler_gpu.below"),
-        label=f"slow node {v.places[0] if v.places else '?'}",
+        label=f"slow node {brief(v.places[0]) if v.places else '?'}",
     )
 
 
@@ -138,15 +140,11 @@ def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
 
 
 def _reason(gpu: Gpu, job: Job) -> tuple[str, float | None, float | None]:
-    """What explains that a GPU is slow, the surest first."""
+    """What explains that a GPU is slow: first what slows it now, then faults that may be old."""
     own = gpu.figures
-    if own.get("rows_remap_failed"):
-        return "remap", own["rows_remap_failed"], None
-    if own.get("ecc_uncorrected"):
-        return "ecc", own["ecc_uncorrected"], None
     clock, usual = own.get("sm_clock_hz"), job.peers.get("sm_clock_hz")
-    if clock is not None and usual and clock < limit("straggler_gpu.clock") * usual:
-        bits = int(own.get("clock_reasons", 0))
+    bits = int(own.get("clock_reasons", 0))
+    if clock is not None and usual and clock < limit("straggler_gpu.clock") * usual and bits != _IDLE:
         hot = own.get("temperature_c", 0.0) >= limit("straggler_gpu.hot_c")
         power, most = own.get("power_w", 0.0), own.get("power_limit_w")
         if bits & _THERMAL or (hot and not bits & _POWER):
@@ -157,6 +155,10 @@ def _reason(gpu: Gpu, job: Job) -> tuple[str, float | None, float | None]:
     width, usual = own.get("pcie_width"), job.peers.get("pcie_width")
     if width and usual and width < usual:
         return "pcie", width, usual
+    if own.get("rows_remap_failed"):
+        return "remap", own["rows_remap_failed"], None
+    if own.get("ecc_uncorrected"):
+        return "ecc", own["ecc_uncorrected"], None
     if own.get("xid"):  # the last one, however long ago
         return "xid", own["xid"], None
     return "", None, None
@@ -179,7 +181,7 @@ def _because(v: Straggler) -> tuple[str, str]:
                   "removes a lock of the clocks."),
         "pcie": (f"Its PCIe link runs with {value:.0f} lanes; the others have {usual:.0f}.",
                  "Drain the node and reseat the board. If that does not help, replace the board or the riser."),
-        "xid": (f"Its last Xid event is {value:.0f}; the time of the event is not known.",
+        "xid": (f"No exported metric tells the reason. Its last Xid event is {value:.0f}, at a time that is not known.",
                 f"Look up Xid {value:.0f} in the kernel log of its node (dmesg)."),
     }.get(v.why, ("No exported metric tells the reason.",
                   "Look at its process and its host: the CPU may be shared or far from the GPU, the input of that rank "
@@ -196,5 +198,5 @@ def describe_straggler_gpu(v: Straggler) -> FleetWords:
             f"{percent(v.median)}. {reason}{more}",
         evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
         action=action, gain=NO_STEP, source=source("straggler_gpu.mads", "straggler_gpu.below"),
-        label=f"straggler {first}",
+        label=f"straggler {brief(first)}",
     )

@@ -55,9 +55,15 @@ def _found(job: Job, report: Report) -> Any:
     return order[own[0].severity] if own else 3, -(own[0].gpu_hours_lost or 0.0) if own else 0.0, job.id
 
 
+def _natural(name: str) -> Any:
+    """To sort by the numbers in names: 9999 before 10001."""
+    return [(not part.isdecimal(), int(part[:18]) if part.isdecimal() else 0, part)
+            for part in re.split(r"(\d+)", name) if part]
+
+
 ORDERS: Mapping[str, Callable[[Job, Report], Any]] = {
     "found": _found,
-    "job": lambda job, _: job.id,
+    "job": lambda job, _: _natural(job.id),
     "user": lambda job, _: (job.user is None, job.user or "", job.id),
     "GPUs": lambda job, _: (-job.gpus, job.id),
     "activity": lambda job, _: (job.activity is None, job.activity or 0.0, job.id),
@@ -88,7 +94,7 @@ class State:
             jobs.append(Job(**fields_of(fleet.free), id=NO_JOB, nodes=len(fleet.free_nodes), each=fleet.free_nodes,
                             node_names=tuple(node.name for node in fleet.free_nodes)))
         for job in jobs:
-            texts = (job.id, job.name, job.user or "", *job.node_names, label(self.report.of_job(job.id)))
+            texts = (job.id, job.number, job.name, job.user or "", *job.node_names, label(self.report.of_job(job.id)))
             if not any(pattern in text.lower() for text in texts):
                 continue
             out.append(Row(job))
@@ -225,7 +231,8 @@ def details(state: State, row: Row | None, width: int, lines: int) -> list[list[
         nothing = "No job matches the filter: / changes it." if state.pattern else "No job is known."
         return [[(f" {nothing}", DIM)]]
     job = row.job
-    title = "GPUs of no job" if job.id == NO_JOB else f"Job {job.id}"
+    other = f" ({job.number})" if job.number not in ("", job.id) else ""
+    title = "GPUs of no job" if job.id == NO_JOB else f"Job {job.id}{other}"
     texts = (title, job.name, job.user or "", ", ".join(job.node_names[:6]))
     who = " · ".join(text for text in texts if text)
     out: list[list[StyledText]] = [[(" " + fit(printable(who), width - 2), BOLD)]]
@@ -240,7 +247,8 @@ def details(state: State, row: Row | None, width: int, lines: int) -> list[list[
         out += [[("   " + text, ACCENT)] for text in wrap("→ " + finding.action, width - 4, 4)]
     if len(out) == 1:
         text = remark(job) or ("Nobody holds these GPUs, or gputop cannot tell who does." if job.id == NO_JOB else
-                               "No finding for this job.")
+                               "No finding yet: its activity of the past hours is not known."
+                               if job.history is None else "No finding for this job.")
         out.append([(f"   {text}", DIM)])
     return out[:lines]
 

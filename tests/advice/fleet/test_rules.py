@@ -67,7 +67,9 @@ def test_a_job_that_uses_some_of_its_gpus() -> None:
     ({"sm_clock_hz": 1.1e9, "clock_reasons": 64.0}, "too hot"),
     ({"sm_clock_hz": 1.1e9}, "1100 MHz; the others run at 1980 MHz."),
     ({"sm_clock_hz": 1.98e9, "pcie_width": 4.0}, "4 lanes; the others have 16"),
-    ({"rows_remap_failed": 1.0, "sm_clock_hz": 1.1e9}, "could not be replaced"),
+    ({"sm_clock_hz": 3.45e8, "clock_reasons": 1.0}, "tells the reason"),  # low because it has nothing to do
+    ({"rows_remap_failed": 1.0, "sm_clock_hz": 1.1e9}, "1100 MHz"),  # what slows it now, before what may be old
+    ({"rows_remap_failed": 1.0, "sm_clock_hz": 1.98e9}, "could not be replaced"),
     ({"ecc_uncorrected": 2.0}, "2 memory errors"),
     ({"xid": 79.0}, "Xid event is 79"),
     ({"sm_clock_hz": 1.98e9, "pcie_width": 16.0, "xid": 0.0, "temperature_c": 88.0}, "tells the reason"),
