@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gputop.analysis.results import Analysis, CollectiveOp, FunctionUse, KernelRow
@@ -41,7 +42,8 @@ class PerStep(NamedTuple):
         return self.text() + (" (mean of the window)" if self.unit != "window" and not self.whole else "")
 
 
-class KernelsPerStep(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KernelsPerStep:
     """A row of a table of kernels, of a GPU that runs them. ``share`` is of the time of all kernels, ``gpus`` the part
     of the GPUs that run it."""
 
@@ -73,7 +75,8 @@ def kernels_per_step(a: Analysis, table: Sequence[KernelRow]) -> tuple[list[Kern
     return sorted(rows, key=lambda own: (not own.row.name, -own.share)), by
 
 
-class CopiesPerStep(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CopiesPerStep:
     """Copies of one GPU and way, per step. ``bytes_per_s`` is the rate of a single one."""
 
     gpu: int
@@ -86,7 +89,8 @@ class CopiesPerStep(NamedTuple):
     bytes_per_s: float | None
 
 
-class OpCopiesPerStep(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OpCopiesPerStep:
     """Copies of one op, per step, the mean of the GPUs."""
 
     op: str
@@ -105,7 +109,9 @@ def copies_per_step(a: Analysis) -> tuple[list[CopiesPerStep], list[OpCopiesPerS
         return [], [], by
     if a.steps is not None and all(row.count_per_step is not None for row in table.rows):
         by = PerStep(1.0, by.gpus, a.steps.unit, True)
-    rows, seen, in_step = [], Counter[str](), Counter[str]()
+    rows = []
+    seen: dict[str, float] = defaultdict(float)
+    in_step: dict[str, float] = defaultdict(float)
     for row in table.rows:
         count, size, time_s = ((row.count_per_step or 0.0, row.bytes_per_step, row.time_s_per_step or 0.0) if by.whole
                                else (row.count / by.steps, over(row.bytes, by.steps), row.time_s / by.steps))
@@ -129,7 +135,8 @@ def over(total: float | None, parts: float) -> float | None:
     return None if total is None else total / parts
 
 
-class CollectivePerStep(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CollectivePerStep:
     """Collectives of one operation, of a GPU."""
 
     op: CollectiveOp

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -146,18 +147,26 @@ def _table(
             shapes=shape.kinds if by_name and not rest else 0,
             collective=by_name and not rest and classify(name).kind is Kind.COLLECTIVE,
             names=int((count[place == len(kept)] > 0).sum()) if rest else 1,
-            **{field: float(values[i]) for field, values in per_step.items()},
+            count_per_step=None if per_step is None else float(per_step.count[i]),
+            time_s_per_step=None if per_step is None else float(per_step.time_s[i]),
         ))
     return tuple(out)
 
 
-def _of_a_step(group: I64, columns: _Columns, n: int) -> dict[str, F64]:
-    """By field of :class:`KernelRow`: of each group, in a step."""
+@dataclass(frozen=True, slots=True)
+class _PerStep:
+    """Of each group."""
+
+    count: F64
+    time_s: F64
+
+
+def _of_a_step(group: I64, columns: _Columns, n: int) -> _PerStep | None:
     if columns.inside is None:
-        return {}
+        return None
     own = group[columns.inside]
-    return {"count_per_step": np.bincount(own, minlength=n) / columns.steps,
-            "time_s_per_step": _sums(own, columns.length[columns.inside], n) / columns.steps / 1e9}
+    return _PerStep(np.bincount(own, minlength=n) / columns.steps,
+                    _sums(own, columns.length[columns.inside], n) / columns.steps / 1e9)
 
 
 def _kept(key: I64, columns: _Columns, count: npt.NDArray, label: Callable[[int], str]) -> I64:

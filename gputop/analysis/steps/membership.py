@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +20,8 @@ def in_steps(sorted_ns: I64, steps: Steps) -> Mask:
     return np.cumsum(change[:-1]) > 0
 
 
-class WorkOfSteps(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WorkOfSteps:
     """Which device events belong to whole steps, one for each event, and to how many steps."""
 
     inside: Mask

@@ -53,8 +53,8 @@ def test_of_steps_that_rest_on_kernels_their_starts_count() -> None:
     trace = b.build()
     steps = find_steps(trace)
     assert steps is not None and not steps.call_ends_ns
-    inside, count = work_of_steps(trace, steps)
-    assert count == steps.count and inside.sum() == 12 * count
+    found = work_of_steps(trace, steps)
+    assert found.count == steps.count and found.inside.sum() == 12 * found.count
 
 
 def test_kernels_outside_of_steps_have_no_part_in_them() -> None:
