@@ -11,8 +11,9 @@ FLEET_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("held_idle.activity", 0.01, "ratio", f"{OWN}only a GPU that did practically nothing counts"),
             Limit("held_idle.window_s", 900.0, "s",
-                  f"{OWN}start-up, compiling, loading of data and of checkpoints are over"),
-            Limit("held_idle.high_gpu_hours", 8.0, "GPU hours", f"{OWN}it is a node of eight GPUs for an hour"),
+                  f"{OWN}start-up, compiling and loading of data and checkpoints are over by then"),
+            Limit("held_idle.high_gpu_hours", 8.0, "GPU hours", f"{OWN}it is as much as a node of eight GPUs in an "
+                                                                "hour"),
         ),
     ),
     Rule(
@@ -26,35 +27,38 @@ FLEET_RULES: tuple[Rule, ...] = (
         id="slow_node", module="fleet.stragglers", origin="fleet", yields_to=("held_idle",),
         shared_limits=("straggler_gpu.below", "straggler_gpu.high", "straggler_gpu.age_s"),
         limits=(
-            Limit("slow_node.nodes", 3, "count", f"{OWN}of two nodes that differ neither is known to be the slow one"),
+            Limit("slow_node.nodes", 3, "count", f"{OWN}two nodes are not compared: it is not known which one is slow"),
         ),
     ),
     Rule(
         id="straggler_gpu", module="fleet.stragglers", origin="fleet", yields_to=("held_idle", "slow_node"),
         shared_limits=("held_idle.activity",),
         limits=(
-            Limit("straggler_gpu.peers", 3, "count", f"{OWN}a median has a majority to stand for"),
+            Limit("straggler_gpu.peers", 3, "count", f"{OWN}the median stands for a majority of the GPUs"),
             Limit("straggler_gpu.age_s", 600.0, "s",
-                  f"{OWN}ranks start up unevenly, and a mean of five minutes holds what ran there before"),
+                  f"{OWN}the uneven start of ranks is over, and a mean of five minutes holds this job only"),
             Limit("straggler_gpu.below", 0.15, "ratio",
                   f"{OWN}GPUs of one job differ by less where nothing is wrong"),
-            Limit("straggler_gpu.leave", 0.10, "ratio", f"{OWN}a moment nearer to its peers does not end it"),
+            Limit("straggler_gpu.leave", 0.10, "ratio", f"{OWN}a short time nearer to the other GPUs does not end the "
+                                                        "finding"),
             Limit("straggler_gpu.mads", 3.0, "ratio",
-                  "Leys and others, Detecting outliers (2013): three scaled absolute deviations, the strict choice"),
+                  "Leys and others, Detecting outliers (2013): three scaled median absolute deviations, the strict "
+                  "choice"),
             Limit("straggler_gpu.high", 0.30, "ratio", f"{OWN}the job clearly waits for it"),
-            Limit("straggler_gpu.clock", 0.90, "ratio", "as power_capped.clock_enter"),
+            Limit("straggler_gpu.clock", 0.90, "ratio", "same as power_capped.clock_enter"),
             Limit("straggler_gpu.hot_c", 83.0, "°C",
                   f"{OWN}GPUs of data centers stay below it unless their cooling fails"),
-            Limit("straggler_gpu.power", 0.95, "ratio", f"{OWN}the draw is at the limit, noise left out"),
+            Limit("straggler_gpu.power", 0.95, "ratio", f"{OWN}the power is at the limit, apart from noise"),
         ),
     ),
     Rule(
         id="activity_drop", module="fleet.drops", origin="fleet", yields_to=("held_idle",),
         limits=(
-            Limit("activity_drop.before_s", 1800.0, "s", f"{OWN}the level before is no phase of a warm-up"),
-            Limit("activity_drop.after_s", 900.0, "s", f"{OWN}a validation or a checkpoint is over"),
-            Limit("activity_drop.before", 0.20, "ratio", f"{OWN}it was work that fell, not noise"),
-            Limit("activity_drop.ratio", 0.60, "ratio", f"{OWN}two fifths less is more than another data set makes"),
+            Limit("activity_drop.before_s", 1800.0, "s", f"{OWN}the level before is not that of a warm-up"),
+            Limit("activity_drop.after_s", 900.0, "s", f"{OWN}a validation or a checkpoint is over by then"),
+            Limit("activity_drop.before", 0.20, "ratio", f"{OWN}GPUs that did almost nothing before are not compared"),
+            Limit("activity_drop.ratio", 0.60, "ratio", f"{OWN}a smaller drop, as another data set causes, is not "
+                                                        "reported"),
             Limit("activity_drop.steady", 0.75, "ratio", f"{OWN}work that comes and goes is not called a drop"),
         ),
     ),

@@ -21,7 +21,7 @@ from gputop.rules.units import OF_METRIC, SECONDS, Unit
 from gputop.text.units import ranges
 
 Figures = Mapping[str, tuple[float, Quantity]]  # as of gputop.rules.expression.Outcome
-_NO_GAIN = "a rule of yours: its cost is not known"
+_NO_GAIN = "not known, because this is a rule of yours"
 _NO_ACTION = "The rule names no action."
 # What the windows of the live rules are cut into: with other values the rules would not do what they say.
 _FIXED = frozenset({"coverage", "slice_s", "min_readings"})
@@ -76,7 +76,7 @@ def _limit_problem(given: LimitText) -> str | None:
                                                                                     "--limits has all")
     own = LIMITS[given.id]
     if given.id in _FIXED:
-        return f"{given.id} cannot be set: the windows of all rules are made of it"
+        return f"{given.id} cannot be set, because the windows of all rules depend on it"
     if given.unit not in (Unit(), _UNITS.get(own.unit, Unit())):
         return f"{given.id} is in {own.unit}"
     low, high = own.value / _WITHIN, own.value * _WITHIN

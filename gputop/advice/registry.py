@@ -19,7 +19,7 @@ RULES: tuple[Rule, ...] = (*TRACE_RULES, *LIVE_RULES, *FLEET_RULES)
 SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("few.steps", 3, "count", f"{OWN}one odd step in a short capture does not make a finding high"),
     Limit("few.kernels", 200, "count",
-          f"{OWN}without steps, a finding is high only over what a GPU does in some milliseconds at least"),
+          f"{OWN}without steps, a finding is high only if GPUs worked for some milliseconds at least"),
     Limit("few.hardly_any_kernels", 20, "count",
           f"{OWN}a single layer, forward and backward, launches as many; fewer are a script's start or a micro "
           "benchmark, so what they cost is low at most"),
@@ -33,15 +33,15 @@ SHARED_LIMITS: tuple[Limit, ...] = (
           "it"),
     Limit("causes.late_by_host", 0.5, "ratio",
           f"{OWN}most of the lateness is time in which the late GPU had no launch, and the others had"),
-    Limit("host.steps", 2, "count", "as input_bound.steps"),
+    Limit("host.steps", 2, "count", "same as input_bound.steps"),
     Limit("window_s", 30.0, "s",
           f"{OWN}dozens of ordinary steps (0.1-1 s) lie in it and one odd step does not decide"),
     Limit("coverage", 0.8, "ratio", f"{OWN}a rule judges only a window it has really seen"),
     Limit("slice_s", 5.0, "s", f"{OWN}a slice holds several steps; a rule can ask for most slices to agree"),
-    Limit("min_readings", 5.0, "count", f"{OWN}a mean rests on more than a few ticks at slow intervals"),
+    Limit("min_readings", 5.0, "count", f"{OWN}a mean has more than a few samples at long intervals"),
     Limit("live_limit.work", 0.8, "ratio", f"{OWN}GPUs with less SM activity are not called fully at work"),
     Limit("live_limit.tensor", 0.4, "ratio", f"{OWN}matrix kernels of ordinary efficiency reach it"),
-    Limit("merge.fresh_s", 900.0, "s", f"{OWN}a trace tells of what is running now, not of an earlier job"),
+    Limit("merge.fresh_s", 900.0, "s", f"{OWN}a trace describes the job that runs now, not an earlier one"),
 )
 
 LIMITS: Mapping[str, Limit] = {own.id: own for own in (*SHARED_LIMITS, *(own for rule in RULES for own in rule.limits))}

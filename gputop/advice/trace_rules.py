@@ -24,7 +24,8 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("input_bound.empty", 0.9, "ratio",
                   f"{OWN}a buffer that is empty at nine of ten calls is never ahead: its pipeline sets the pace"),
             Limit("input_bound.second_stage", 0.8, "ratio",
-                  f"{OWN}of a real job two stages had 1.33 and 1.31 s of self time, and only one was slow"),
+                  f"{OWN}no stage is blamed if a second one takes nearly as long (in one real job 1.33 and 1.31 s, and "
+                  "only one was slow)"),
         ),
     ),
     Rule(
@@ -40,13 +41,14 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("launch_bound.share", 0.03, "ratio",
                   "XProf: kernel launch 3 % of the step is moderate (15 % high)"),
             Limit("launch_bound.deep_queue_s", 0.01, "s",
-                  f"{OWN}a queue tens of milliseconds deep, as of a V100 that is 98 % busy, is called healthy"),
+                  f"{OWN}a queue of tens of milliseconds, as of a V100 that is 98 % busy, is called healthy"),
             Limit("launch_bound.short_kernel_s", 40e-6, "s",
                   "launch latency in TensorFlow is 20-40 µs: shorter kernels leave the GPU waiting"),
             Limit("launch_bound.recording_s", 0.4e-6, "s",
                   "measured with PyTorch 2.13: 0.3-0.6 µs of the host's time for each op that its profiler records "
                   "(0.5-1.1 µs with shapes), 0.3-0.5 µs for each Python function"),
-            Limit("launch_bound.recording_share", 0.1, "ratio", f"{OWN}less changes no verdict"),
+            Limit("launch_bound.recording_share", 0.1, "ratio", f"{OWN}a smaller part, which changes no verdict, is "
+                                                                "not named"),
         ),
     ),
     Rule(
@@ -57,11 +59,11 @@ TRACE_RULES: tuple[Rule, ...] = (
                       Cause("optimizer_unfused", "most_of_it", wholly=True)),
         limits=(
             Limit("small_kernels.kernel_s", 20e-6, "s",
-                  "launching takes TensorFlow 20-40 µs: shorter kernels cannot keep the GPU fed one by one"),
-            Limit("small_kernels.count", 0.5, "ratio", f"{OWN}short kernels are the rule, not the exception"),
-            Limit("small_kernels.share", 0.03, "ratio", "as launch_bound.share"),
+                  "TensorFlow takes 20-40 µs for a launch: shorter kernels, one by one, cannot keep the GPU busy"),
+            Limit("small_kernels.count", 0.5, "ratio", f"{OWN}most kernels are short"),
+            Limit("small_kernels.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("small_kernels.pace_s", 20e-6, "s",
-                  "launching takes TensorFlow 20-40 µs: where it takes less the host is not the slow part"),
+                  "TensorFlow takes 20-40 µs for a launch: with faster launches the host is not the slow part"),
         ),
     ),
     Rule(
@@ -73,9 +75,9 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: straggler, warning at 10 % (critical at 20 %)"),
             Limit("replica_imbalance.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
             Limit("replica_imbalance.own_kernels", 0.5, "ratio",
-                  f"{OWN}the extra time is work of its own where extra kernels account for half of it"),
+                  f"{OWN}extra time counts as extra work if extra kernels account for half of it"),
             Limit("replica_imbalance.alike", 0.9, "ratio",
-                  f"{OWN}no layer is blamed where nearly all take longer alike"),
+                  f"{OWN}no layer is blamed if nearly all take longer by the same factor"),
             Limit("replica_imbalance.same_work", 0.02, "ratio",
                   f"{OWN}kernels as many and as large as the others' are the same work"),
             Limit("replica_imbalance.took_part", 0.10, "ratio",
@@ -100,7 +102,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         # A late GPU is late because it has more to do; a serial job is late by design.
         follows_from=(*(Cause(id_, "same_gpus") for id_ in _UNEVEN), Cause("serial_gpus", wholly=True)),
         limits=(
-            Limit("staggered_launch.share", 0.03, "ratio", "as launch_bound.share"),
+            Limit("staggered_launch.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("staggered_launch.turn", 0.5, "ratio",
                   f"{OWN}a thread that launches half of a GPU's step before it turns to the next one serves them "
                   "one by one"),
@@ -128,8 +130,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("allreduce_count.message_bytes", 4e6, "bytes",
                   f"{OWN}messages that use the links well (NCCL's bandwidth saturates at some MB) count as merged"),
             Limit("allreduce_count.latency_s", 250e-6, "s",
-                  f"{OWN}an AllReduce that short, sizes unknown, is latency for the most part on any link (NCCL: "
-                  "15-200 µs)"),
+                  f"{OWN}an AllReduce this short, of unknown size, is mostly latency on any link (NCCL: 15-200 µs)"),
         ),
     ),
     Rule(
@@ -137,9 +138,10 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), shared_limits=("collectives.share",), training_only=True,
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
-            Limit("allreduce_slow.factor", 2.0, "ratio", f"{OWN}NCCL's own losses, tens of per cent, pass"),
+            Limit("allreduce_slow.factor", 2.0, "ratio", f"{OWN}NCCL's own losses of tens of percent are not reported"),
             Limit("allreduce_slow.latency_s", 50e-6, "s",
-                  f"{OWN}each AllReduce may take that long beside its bytes (NCCL in a node: 15-50 µs)"),
+                  f"{OWN}each AllReduce may take that long in addition to the time for its bytes (NCCL in a node: "
+                  "15-50 µs)"),
         ),
     ),
     Rule(
@@ -152,7 +154,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
         limits=(
             Limit("collective_waiting.one", 2 / 3, "ratio",
-                  f"{OWN}one GPU is named alone only where it causes most of the wait"),
+                  f"{OWN}a single GPU is named only if it causes most of the wait"),
         ),
     ),
     Rule(
@@ -165,7 +167,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("copies_excessive.share", 0.05, "ratio",
                   "XProf: input (which holds H2D) and output 5 % of the step are moderate (20 % high)"),
             Limit("copies_excessive.pageable", 0.5, "ratio",
-                  f"{OWN}pinning is advised only where most of the copy time is known to be pageable"),
+                  f"{OWN}pinning is advised only if most of the copy time is known to be pageable"),
         ),
     ),
     Rule(
@@ -173,8 +175,9 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",),
         parts=("h2d", "d2h"), events=_COPIES,
         limits=(
-            Limit("copies_pageable.share", 0.03, "ratio", "as small_kernels.share; nsys rule: pageable async copies"),
-            Limit("copies_pageable.part", 0.5, "ratio", "as copies_excessive.pageable"),
+            Limit("copies_pageable.share", 0.03, "ratio",
+                  "same as small_kernels.share; nsys rule: pageable async copies"),
+            Limit("copies_pageable.part", 0.5, "ratio", "same as copies_excessive.pageable"),
             Limit("copies_pageable.bytes", 65536, "bytes",
                   "CUDA C++ Programming Guide: copies to the device of 64 KB or less are asynchronous with any "
                   "memory"),
@@ -210,7 +213,8 @@ TRACE_RULES: tuple[Rule, ...] = (
                   "NVIDIA, Matrix Multiplication Background: dimensions of multiples of 16 bytes run fastest, up "
                   f"to several times; {OWN}the estimate is on the safe side"),
             Limit("dims_unaligned.bytes", 4, "bytes",
-                  f"NVIDIA: tensor cores want operands aligned to 16 bytes; {OWN}8 bytes, which cost little, pass"),
+                  f"NVIDIA: tensor cores want operands aligned to 16 bytes; {OWN}8 bytes, which cost little, are not "
+                  "reported"),
         ),
     ),
     Rule(
@@ -218,7 +222,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("gpu_activity",), training_only=True, shared_limits=("copies_pageable.bytes",),
         parts=("launch", "host"), idle_gaps={"after_copy": 2},
         limits=(
-            Limit("loss_scaling.share", 0.02, "ratio", f"{OWN}static scaling, a per mille or so, is not reported"),
+            Limit("loss_scaling.share", 0.02, "ratio", f"{OWN}static scaling, which takes about 0.1 %, is not "
+                                                       "reported"),
         ),
     ),
     Rule(
@@ -237,9 +242,10 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("batch_size_headroom.factor", 2.0, "ratio",
                   f"{OWN}the batch can at least double even if all memory in use grew with it"),
             Limit("batch_size_headroom.factor_max", 8.0, "ratio",
-                  f"{OWN}one change does not alter the optimization problem beyond recognition"),
+                  f"{OWN}one change of the batch does not change the training too much"),
             Limit("batch_size_headroom.share", 0.05, "ratio",
-                  f"contract of severities: 5 % is medium; {OWN}less is not worth another course of the training"),
+                  f"contract of severities: 5 % is medium; {OWN}a smaller saving, not worth a change of the training, "
+                  "is not reported"),
         ),
     ),
     Rule(
@@ -259,9 +265,10 @@ TRACE_RULES: tuple[Rule, ...] = (
         follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "long_by_host")),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
-                  f"XProf: any other part of 3 % of the step is moderate (15 % high); {OWN}Keras' own loop passes"),
+                  f"XProf: any other part of 3 % of the step is moderate (15 % high); {OWN}the time of Keras' own loop "
+                  "is not reported"),
             Limit("step_gap_host.named", 0.5, "ratio",
-                  f"{OWN}a cause is named as the main one only if it fills half of the gap"),
+                  f"{OWN}a cause is called the main one only if it fills half of the gap"),
         ),
     ),
     Rule(
@@ -272,7 +279,7 @@ TRACE_RULES: tuple[Rule, ...] = (
                       Cause("thread_contention", "long_for_host"), Cause("host_placement", "long_for_host")),
         limits=(
             Limit("long_steps.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
-            Limit("long_steps.named", 0.4, "ratio", f"{OWN}work is named that fills most of what is long"),
+            Limit("long_steps.named", 0.4, "ratio", f"{OWN}work is named only if it fills most of the extra time"),
         ),
     ),
     Rule(
@@ -280,11 +287,12 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("launch_threads",), silent_for=("pytorch",),
         parts=("launch", "host"), idle_gaps={"dispatch": 1},
         limits=(
-            Limit("thread_contention.share", 0.03, "ratio", "as launch_bound.share"),
+            Limit("thread_contention.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("thread_contention.busy", 0.5, "ratio",
-                  f"{OWN}tf.data's threads fill the cores: logical CPUs are mostly two to a core"),
+                  f"{OWN}tf.data's threads fill the cores (most cores have two logical CPUs)"),
             Limit("thread_contention.stalled", 0.5, "ratio",
-                  f"{OWN}single launches are late by far, as of a thread without a CPU; slow launching is even"),
+                  f"{OWN}single launches are far later than others, as those of a thread without a CPU; slow launching "
+                  "delays all alike"),
             Limit("thread_contention.together", 0.5, "ratio",
                   f"{OWN}tf.data works during most of the late launches (it may produce in bursts)"),
         ),
@@ -295,7 +303,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("launch", "host"), idle_gaps={"eager": 1, "dispatch": 3},
         limits=(
             Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10 %"),
-            Limit("eager_execution.cost", 0.03, "ratio", "as launch_bound.share"),
+            Limit("eager_execution.cost", 0.03, "ratio", "same as launch_bound.share"),
         ),
     ),
     Rule(
@@ -327,8 +335,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("attention_unfused.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
             Limit("attention_unfused.count", 2, "count",
-                  f"{OWN}one softmax in a step may be that of the outputs; FlashAttention (Dao et al. 2022) on what "
-                  "unfused attention reads and writes"),
+                  f"{OWN}one softmax in a step, which may be that of the outputs, is not reported; FlashAttention (Dao "
+                  "et al. 2022) on what unfused attention reads and writes"),
         ),
     ),
     Rule(
@@ -348,7 +356,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         follows_from=(Cause("attention_unfused"),),
         limits=(
             Limit("elementwise_unfused.share", 0.05, "ratio",
-                  f"{OWN}what only a try can tell is named where it may be medium"),
+                  f"{OWN}a saving that only a test can confirm is named only if it may be medium"),
         ),
     ),
     Rule(
@@ -358,11 +366,12 @@ TRACE_RULES: tuple[Rule, ...] = (
         follows_from=(*_DELAYS_LAUNCHES, *(Cause(id_, "part_of_it", wholly=True, keeps_cure=True) for id_ in (
             "launch_bound", "small_kernels"))),
         limits=(
-            Limit("optimizer_unfused.share", 0.03, "ratio", "as launch_bound.share"),
+            Limit("optimizer_unfused.share", 0.03, "ratio", "same as launch_bound.share"),
             Limit("optimizer_unfused.count", 50, "count",
                   f"{OWN}fused optimizers, which take hundreds of variables at a time, stay below"),
             Limit("optimizer_unfused.kernel_s", 5e-6, "s",
-                  f"{OWN}a kernel that does nothing takes 2 µs; one of 5 µs moves a few megabytes at most"),
+                  f"{OWN}kernels that do little work count: one that does nothing takes 2 µs, one of 5 µs moves a few "
+                  "megabytes at most"),
         ),
     ),
     Rule(
@@ -371,10 +380,10 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("launch", "host"), idle_gaps={"after_copy": 4},
         limits=(
             Limit("allocation_in_steps.share", 0.03, "ratio",
-                  "as launch_bound.share; CUDA Programming Guide: cudaMalloc and cudaFree synchronize implicitly"),
+                  "same as launch_bound.share; CUDA Programming Guide: cudaMalloc and cudaFree synchronize implicitly"),
             Limit("allocation_in_steps.recurring", 0.5, "ratio",
-                  f"{OWN}caching allocators, which fill in the first steps, are not accused"),
-            Limit("allocation_in_steps.steps", 3, "count", f"{OWN}there are steps beside the first of all"),
+                  f"{OWN}caching allocators, which fill in the first steps, are not reported"),
+            Limit("allocation_in_steps.steps", 3, "count", f"{OWN}there are steps after the first one"),
         ),
     ),
     Rule(
@@ -382,7 +391,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("busy_gpus",),
         parts=("compute", "h2d", "d2h"), events=_COPIES,
         limits=(
-            Limit("managed_memory.share", 0.03, "ratio", "as copies_pageable.share"),
+            Limit("managed_memory.share", 0.03, "ratio", "same as copies_pageable.share"),
             Limit("managed_memory.back", 0.25, "ratio",
                   f"{OWN}results that are read once at the end of a step are not called oversubscription"),
         ),
@@ -393,7 +402,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("h2d", "d2h"), events=_COPIES,
         limits=(
             Limit("default_stream.share", 0.03, "ratio",
-                  "as copies_pageable.share; CUDA C++ Best Practices Guide: overlap needs streams other than the "
+                  "same as copies_pageable.share; CUDA C++ Best Practices Guide: overlap needs streams other than the "
                   "default one and pinned memory"),
         ),
     ),

@@ -214,8 +214,8 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
                             "ranks on each). The machines are those of --attach without a port, or of TF_CONFIG, or of "
                             "SLURM_JOB_NODELIST")
     watch.add_argument("--source", choices=("auto", "nvml", "dcgm", "simulated"), default="auto",
-                       help="where measurements come from. auto: the NVIDIA driver, and for missing ones a DCGM host "
-                            "engine that already watches them. nvml: the driver only. dcgm: the host engine only")
+                       help="where measurements come from. auto: the NVIDIA driver, and for what it lacks a DCGM host "
+                            "engine that already watches it. nvml: the driver only. dcgm: the host engine only")
     watch.add_argument("--stacks", action=argparse.BooleanOptionalAction, default=None,
                        help="sample the job's Python stacks during a capture, with py-spy (pip install "
                             "'gputop-tf[stacks]'): idle gaps then show the line of code. The default is your own jobs "
@@ -227,9 +227,9 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
     watch.add_argument("--dcgm-watch", action="store_true", default=False,
                        help="let the DCGM host engine read the profiling fields (SM, tensor, DRAM activity) for "
                             "gputop, until gputop ends. Before Hopper this is off by default: it occupies the GPU's "
-                            "counters, so that ncu, nsys and other profilers fail meanwhile, and on A10 and A40 it "
-                            "made GPUs hang (Xid 119, reboot). From Hopper on the engine reads them through GPM, which "
-                            "occupies no counters; --source dcgm does so without this option")
+                            "counters, so ncu, nsys and other profilers fail meanwhile, and on A10 and A40 it made "
+                            "GPUs hang until a reboot (Xid 119). From Hopper on the engine reads them through GPM, "
+                            "which occupies no counters; --source dcgm does so without this option")
 
 
 def rules_options(rules: argparse._ActionsContainer) -> None:
@@ -242,18 +242,18 @@ def rules_options(rules: argparse._ActionsContainer) -> None:
 def dip_options(dips: argparse._ActionsContainer) -> None:
     """When to capture automatically."""
     dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
-                      help=f"capture automatically when a GPU dips, into <logdir>/black-box (bounded); default rule: "
+                      help="capture automatically when a GPU dips, into <logdir>/black-box (bounded); default rule: "
                            f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', "
-                           "'power<200W'; or a condition as rules of your own have it: 'sm_active.mean(10s) < 40%% and "
+                           "'power<200W'; or a condition as in rules of your own: 'sm_active.mean(10s) < 40%% and "
                            "power_w > 200W for 5s'")
     dips.add_argument("--dip-every", type=minutes, default=10.0, metavar="MINUTES",
-                      help="minutes between two automatic captures, at least (10)")
+                      help="minimum minutes between two automatic captures (10)")
     dips.add_argument("--dip-max", type=count, default=None, metavar="N",
-                      help="number of automatic captures, at most (20; gputop capture: 1)")
+                      help="maximum number of automatic captures (20; gputop capture: 1)")
     dips.add_argument("--dip-before", type=seconds_before_dip, default=0.0, metavar="S",
                       help="also keep a trace of the S seconds before the dip. gputop then records the job all the "
-                           "time, which slows it as any capture does. TensorFlow 2.21 or newer and JAX only; others "
-                           "get the seconds after the dip")
+                           "time, which slows it down as any capture does. Only TensorFlow 2.21 or newer and JAX can "
+                           "do this; for others the trace begins after the dip")
 
 
 def screen_options(screen: argparse._ActionsContainer) -> None:

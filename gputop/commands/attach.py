@@ -43,8 +43,8 @@ def _agreed(pid: int, user: str, command: str) -> bool:
                           "To start it without the question: gputop attach PID --yes", EXIT_USAGE)
     from gputop.launch.target import WHAT_STARTING_DOES
 
-    what = (f"{WHAT_STARTING_DOES} Ctrl-c, TERM and HUP wait until it is released; after kill -9 the thread returns by "
-            "itself, and the server may start or not.")
+    what = (f"{WHAT_STARTING_DOES} Ctrl-c, TERM and HUP to gputop wait until the thread is released. After kill -9 of "
+            "gputop the thread returns by itself, and the server may or may not start.")
     shown = console.one_line(short_command(command), 200)
     console.note(f"Process {pid} of {console.one_line(user, 40)}: {shown}\n{textwrap.fill(what, width())}")
     try:

@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "the setting prometheus. Credentials come from the environment "
                              "(GPUTOP_PROMETHEUS_TOKEN, _USER, _PASSWORD, _CA) or the settings")
     parser.add_argument("--nodes", default=None, metavar="LIST",
-                        help="without Prometheus: ask gputop on these nodes, by ssh without a password: n[01-16], "
-                             "n01,n02, or @FILE. Their history begins now")
+                        help="without Prometheus: ask gputop on these nodes by ssh, without a password: n[01-16], "
+                             "n01,n02, or @FILE. The history then begins at the start")
     parser.add_argument("--remote-command", default=None, metavar="COMMAND",
                         help="the command that starts gputop on these nodes, as a shell there reads it (gputop)")
     parser.add_argument("--job", default=None, metavar="ID",
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="write one sample to a file: .json, .html, otherwise text")
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
                         help="folder for the snapshots of the key s (./gputop-traces)")
-    parser.add_argument("--hours", type=hours, default=3.0, metavar="H", help="of history (3)")
+    parser.add_argument("--hours", type=hours, default=3.0, metavar="H", help="hours of history (3)")
     parser.add_argument("--refresh", type=refresh_s, default=None, metavar="S",
                         help="seconds between samples (15; with --nodes 30)")
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     once = args.once or args.json or args.output is not None
     unfit = "" if once else unfit_terminal()
     if unfit:
-        say(f"{unfit}: one sample as text in place of the screen")
+        say(f"{unfit}: gputop prints one sample as text instead of the screen")
     with _collector(args) as (collector, login):
         if once or unfit:
             return _print(once_report(collector, view, job), args)
@@ -102,7 +102,7 @@ def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]
     if args.nodes is not None and args.prometheus:
         raise GputopError("--nodes and --prometheus cannot be combined", "", EXIT_USAGE)
     if args.remote_command is not None and args.nodes is None:
-        raise GputopError("--remote-command is for --nodes", "gputop cluster --nodes n[01-16] --remote-command COMMAND",
+        raise GputopError("--remote-command needs --nodes", "gputop cluster --nodes n[01-16] --remote-command COMMAND",
                           EXIT_USAGE)
     if args.nodes is None:
         with _of_prometheus(args) as found:

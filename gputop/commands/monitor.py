@@ -28,9 +28,9 @@ def run(args: argparse.Namespace) -> int:
         from gputop.commands import snapshot
 
         gc.enable()
-        say(f"{unfit}: one snapshot as text in place of the monitor (gputop snapshot has more forms)")
+        say(f"{unfit}: gputop prints one snapshot as text instead of the monitor (gputop snapshot has more forms)")
         if args.export is not None:
-            say("--export serves nothing without the monitor; gputop export does")
+            say("--export needs the monitor; gputop export works without it")
         return snapshot.run(argparse.Namespace(**{**vars(args), "format": "text", "output": None, "seconds": 2.0}))
     check_export(args)
     check_notify(args)
@@ -83,7 +83,7 @@ def unfit_terminal() -> str:
         return "standard input is not a terminal, so no key can be read"
     term = os.environ.get("TERM", "")
     if term in ("", "dumb", "unknown"):
-        return f"TERM is {term}, a terminal on which nothing can be placed" if term else "TERM is not set"
+        return f"TERM is {term}, a terminal without cursor control" if term else "TERM is not set"
     return ""
 
 

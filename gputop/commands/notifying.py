@@ -20,8 +20,8 @@ def check_notify(args: argparse.Namespace) -> None:
         from gputop.session.notifier import parse_ways
 
         if parse_ways(args.notify).bell and args.command not in (None, "run"):
-            raise GputopError("--notify bell rings the terminal of the monitor, which this command has not",
-                              "Without a screen: command:LINE or webhook.", EXIT_USAGE)
+            raise GputopError("--notify bell rings the monitor's terminal, but this command has no monitor",
+                              "Use command:LINE or webhook.", EXIT_USAGE)
 
 
 @contextlib.contextmanager

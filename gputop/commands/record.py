@@ -29,8 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=positive_seconds, default=None, metavar="S",
                         help="length of the recording (default: until ctrl-c)")
     parser.add_argument("--rotate", nargs="?", type=part_bounds, const=DEFAULT_ROTATION, default=None,
-                        metavar="WHEN", help="for days: -o is a folder, and a new file begins at this age or size "
-                                             f"({DEFAULT_ROTATION}). It continues after a kill or a reboot")
+                        metavar="WHEN", help="for recordings of days: -o is a folder, and a new file begins at this "
+                                             f"age or size ({DEFAULT_ROTATION}). A later start continues in the same "
+                                             "folder")
     parser.add_argument("--keep", type=bounds, default=None, metavar="LIST",
                         help=f"limits of the folder, by age, size or number of files: the oldest are removed "
                              f"({DEFAULT_KEEP})")

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _DEMO = "default"
 _TRACE_S, _AGO_S = 4.0, 20.0  # of the demo's trace, as a capture takes
 _ACTIONS = {
-    "list": "all rules, and the limits that you set; --limits: all limits",
-    "check": "whether FILE… has mistakes; without one: the files that gputop reads by itself",
-    "explain": "a rule, by its ID: what it asks for, its limits and where they come from",
-    "names": "the names that an expression can use",
-    "test": "the rules of FILE over a TRACE, an analysis or a recording, or with --demo",
+    "list": "list all rules, and the limits that you set; --limits: all limits",
+    "check": "look for mistakes in FILE… (default: the files that gputop reads by itself)",
+    "explain": "explain a rule, by its ID: its condition, its limits and where they come from",
+    "names": "list the names that an expression can use",
+    "test": "test the rules of FILE on a TRACE, an analysis or a recording, or with --demo",
 }
 
 
@@ -37,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=tuple(_ACTIONS), metavar="ACTION",
                         help="; ".join(f"{name}: {text}" for name, text in _ACTIONS.items()))
     parser.add_argument("words", nargs="*", metavar="WORD", help="the ID, or FILE and TRACE")
-    parser.add_argument("--limits", action="store_true", help="of list: also the limits of all rules")
+    parser.add_argument("--limits", action="store_true", help="with list: also the limits of all rules")
     parser.add_argument("--demo", nargs="?", const=_DEMO, default=argparse.SUPPRESS, metavar="SCENARIO",
-                        help="of test: over the simulated job of a scenario")
-    parser.add_argument("--json", action="store_true", help="of list and test: print one JSON document")
+                        help="with test: test on the simulated job of a scenario")
+    parser.add_argument("--json", action="store_true", help="with list and test: print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,6 +104,7 @@ def _check(args: argparse.Namespace) -> int:
     from gputop.advice.own import install
     from gputop.advice.own_registry import Own
     from gputop.rules.files import RulePath, load_rules
+    from gputop.text.units import counted
 
     paths = [RulePath(word, "named") for word in args.words] or list(Own.paths or ())
     if not paths:
@@ -124,7 +125,7 @@ def _check(args: argparse.Namespace) -> int:
         whose = "" if file.owner in (os.geteuid(), 0) else f" (belongs to another user, uid {file.owner})"
         counts = ((len(file.rules), "rule"), (len(file.limits), "limit"), (len(file.budgets), "budget"),
                   (sum(problem.file == file.name for problem in problems), "mistake"))
-        console.write_text(f"{file.name}{whose}: {', '.join(_count(*own) for own in counts)}")
+        console.write_text(f"{file.name}{whose}: {', '.join(counted(*own) for own in counts)}")
     return EXIT_FAILED if problems or unread else EXIT_OK
 
 
@@ -136,10 +137,6 @@ def _lines_of(path: str) -> list[str]:
         return read_regular(path, MAX_BYTES).decode("utf-8-sig", "replace").splitlines()
     except OSError:
         return []
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _explain(args: argparse.Namespace) -> int:

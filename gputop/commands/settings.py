@@ -62,7 +62,7 @@ def _addresses(value: object) -> Value:
         try:
             parse_address(text)
         except GputopError as error:
-            raise ValueError(f"holds what is no HOST:PORT: {error.message}") from None
+            raise ValueError(f"has an entry that is not HOST:PORT: {error.message}") from None
     return tuple(texts)
 
 
@@ -87,14 +87,16 @@ SETTINGS = {s.key: s for s in (
     Setting("metric", "activity", _one_of("activity", *(m for m in LANE_METRICS if m != "sm_active")),
             "metric that the lanes show at start: activity, " + ", ".join(LANE_METRICS[1:4]) + ", …"),
     Setting("span", 240.0, _number(60, 12 * 3600), "seconds of history that the lanes show at start"),
-    Setting("logdir", "gputop-traces", _text, "where traces and snapshots go; ~ is your home", "--logdir"),
-    Setting("attach", (), _addresses, "profiler servers to capture from; none: find those of the node", "--attach"),
+    Setting("logdir", "gputop-traces", _text, "folder for traces and snapshots; ~ is your home folder", "--logdir"),
+    Setting("attach", (), _addresses, "profiler servers to capture from (default: find those of this "
+                                      "node)", "--attach"),
     Setting("prometheus", "", _text_or_none, "the Prometheus of gputop cluster: http://HOST:9090, ssh://LOGIN/http://HOST:9090",
             "--prometheus"),
     Setting("prometheus_token_file", "", _text_or_none, "a file with the bearer token for this Prometheus"),
-    Setting("prometheus_user", "", _text_or_none, "or a user, …"),
-    Setting("prometheus_password_file", "", _text_or_none, "… and a file with the password"),
-    Setting("prometheus_ca", "", _text_or_none, "a file with the certificates that signed its own; or the system's"),
+    Setting("prometheus_user", "", _text_or_none, "user name for this Prometheus, instead of a token"),
+    Setting("prometheus_password_file", "", _text_or_none, "a file with this user's password"),
+    Setting("prometheus_ca", "", _text_or_none, "a file with the certificates of the authority that signed this "
+                                                "Prometheus's (default: the system's)"),
     Setting("low_bandwidth", "auto", _one_of("auto", True, False),
             "draw only every 5 s: on a slow connection (auto), always or never", "--low-bandwidth"),
     Setting("color", "auto", _one_of("auto", "truecolor", "256", "16", "none"),
@@ -217,7 +219,7 @@ def _checked(path: Path, lines: list[str], found: list[tuple[int, str, object]],
 
 
 def _no_value() -> Value:
-    raise ValueError('is no value: texts stand in "quotes"')
+    raise ValueError('is not a value: put text in "quotes"')
 
 
 def _shown(text: str) -> str:

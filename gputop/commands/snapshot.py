@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, watch_options, rules_options)
     parser.add_argument("--format", choices=("json", "text", "svg", "html"), default=None,
                         help="html: one page for a ticket; default: by FILE's ending (.json, .svg, .html), else text")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to stdout")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
     parser.add_argument("--seconds", type=positive_seconds, default=2.0, metavar="S", help="how long to sample (2)")
 
 
@@ -48,5 +48,5 @@ def run(args: argparse.Namespace) -> int:
     else:
         there = args.output.is_file()
         write_file(args.output, text.encode(), make_folder=False, devices=True)
-        say(f"wrote {args.output}{', in place of what was there' if there else ''}")
+        say(f"wrote {args.output}{', and replaced the old file' if there else ''}")
     return EXIT_OK

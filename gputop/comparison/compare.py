@@ -23,13 +23,14 @@ _Path = str | os.PathLike[str]
 MAX_REPEATS = 10  # captures of each job: nobody makes more
 _STEPS = ("count", "anchor", "median_s", "mean_s", "p95_s")
 METHOD = (
-    "A change is better or worse when its interval excludes 0 (Welch 1947) with "
-    f"{percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table as a whole, and "
-    f"when it is at least {percent(MIN_EFFECT)} of the step, or a percentage point of a share. All else is noise. The "
-    f"interval holds how {BLOCKS} blocks of each capture differ over time; by how much reruns of an unchanged job "
-    f"differ (standard deviation {percent(CPU_DRIFT)} on CPUs, measured; {percent(GPU_DRIFT)} with GPUs, assumed), or "
-    "by how much the live step period differed in the minutes before; and, where the CPUs were full, what other "
-    "processes left to the job. A change that the live step period of those minutes rules out is noise."
+    "A change is called better or worse only if its interval excludes 0 (Welch 1947, with "
+    f"{percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table as a whole) and if "
+    f"it is at least {percent(MIN_EFFECT)} of the step, or a percentage point of a share. All else is noise. Three "
+    f"things widen the interval. First, the spread over time, by {BLOCKS} blocks of each capture. Second, the spread "
+    f"between runs of an unchanged job: a standard deviation of {percent(CPU_DRIFT)} on CPUs (measured) and of "
+    f"{percent(GPU_DRIFT)} with GPUs (assumed), or the spread of the live step period in the minutes before. Third, "
+    "where the CPUs were full, the CPU time that other processes left to the job. A change that the live step period "
+    "of those minutes excludes is noise, too."
 )
 
 
@@ -182,7 +183,7 @@ def compare(a: _Path, b: _Path, *, again_a: Sequence[_Path] = (), again_b: Seque
     same = len(given) == 1
     for path in (*again_a, *again_b):
         if (place := Path(path).resolve()) in given:
-            raise GputopError(f"{os.fspath(path)} is given twice, and a capture is no other run of itself",
+            raise GputopError(f"{os.fspath(path)} is given twice, but two runs need two captures",
                               "Name another capture of the job, or leave it out.", EXIT_USAGE)
         given.add(place)
     only = read(a)

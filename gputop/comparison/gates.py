@@ -46,7 +46,8 @@ def parse_gates(texts: Iterable[str], *, of_comparison: bool) -> tuple[str, ...]
         if gate not in known and not (of_comparison and _REGRESSION.fullmatch(gate)):
             raise GputopError(f"there is no gate {printable(gate)}", (
                 "regression, regression:5%, or budget" if of_comparison else
-                "high, medium, low: a finding as grave as that; the id of a finding; or budget"), EXIT_USAGE)
+                "high, medium or low (a finding of this severity or higher), the id of a finding, or "
+                "budget"), EXIT_USAGE)
     if _BUDGET in gates and not Own.budgets:
         raise GputopError("there is no budget", "Write [budget] in gputop.toml here, or name its file with --rules: "
                           "docs/RULES.md.", EXIT_USAGE)
@@ -62,7 +63,7 @@ def gates_of_analysis(gates: Sequence[str], analysis: Analysis) -> list[GateResu
         elif gate in _SEVERITIES:
             grave = [f for f in analysis.findings if _SEVERITIES.index(f.severity) >= _SEVERITIES.index(gate)]
             out.append(GateResult(gate, "failed" if grave else "passed", "; ".join(
-                f"{f.title} [{f.id}, {f.severity}]" for f in grave) or f"no finding is {gate}, or graver"))
+                f"{f.title} [{f.id}, {f.severity}]" for f in grave) or f"no finding is {gate} or higher"))
         else:
             out.append(_finding(gate, analysis))
     return out

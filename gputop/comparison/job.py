@@ -37,7 +37,7 @@ def notes(a: Side, b: Side) -> list[Note]:
 def _reality(a: Side, b: Side) -> Iterator[Note]:
     if a.simulated != b.simulated:
         which, other = ("A", "B") if a.simulated else ("B", "A")
-        yield Note("simulated_against_real", f"{which} is SIMULATED and {other} is not: what differs says nothing "
+        yield Note("simulated_against_real", f"{which} is SIMULATED and {other} is not: the differences say nothing "
                                              "about a real job.")
     elif a.simulated:
         yield Note("simulated", "SIMULATED: both come from gputop's simulation, not from real GPUs.")
@@ -78,11 +78,11 @@ def _work(a: Side, b: Side) -> Iterator[Note]:
     if factor is not None and other_batch(factor):
         copies = f"A step of B copies {factor:.3g} times the bytes of A's to the GPUs"
         if work_ratio(a, b) != 1.0:
-            text = (f"{copies}, and its kernels take correspondingly longer or shorter: a different batch size. Times "
+            text = (f"{copies}, and the time of its kernels changes in proportion: the batch size is different. Times "
                     f"are compared per sample, those of B divided by {factor:.3g}.")
         else:
-            text = (f"{copies}, but its kernels do not change accordingly: the batch size or the data may differ. "
-                    "Compare the shares of the step.")
+            text = (f"{copies}, but the time of its kernels does not change in proportion: the batch size or the data "
+                    "may differ. Compare the shares of the step.")
         yield Note("other_batch", text)
 
 
@@ -156,8 +156,8 @@ def _steps(a: Side, b: Side) -> Iterator[Note]:
         return
     per = a.iterations, b.iterations
     if max(per) > 1:
-        yield Note("per_iteration", f"A step packs {per[0]:.4g} iterations in A and {per[1]:.4g} in B: times and "
-                                    "kernels are per iteration.")
+        yield Note("per_iteration", f"A step has {per[0]:.4g} iterations in A and {per[1]:.4g} in B: times and kernels "
+                                    "are per iteration.")
     if not same_phase(a, b):
         yield Note("other_phase", f"A's steps are {steps[0].phase}, B's {steps[1].phase}: not the same work. Only the "
                                   "parts' shares of the step are compared.")
@@ -168,5 +168,5 @@ def _steps(a: Side, b: Side) -> Iterator[Note]:
                                  "that uses all of its CPUs.")
     low = [name for name, s in zip("AB", steps, strict=True) if s.confidence == "low"]
     if low:
-        yield Note("unsure_steps", f"What a step is in {' and '.join(low)} is not sure: check that the steps of both "
-                                   "sides are the same work.")
+        yield Note("unsure_steps", f"The steps of {' and '.join(low)} were found with low confidence: check that the "
+                                   "steps of both sides are the same work.")

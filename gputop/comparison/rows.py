@@ -46,12 +46,12 @@ _GPU_UNITS = {"launch_delay_s": SECONDS, "kernels": COUNT}
 _LANES = {"sm_active": 1, "gpu_util": 1, "tensor_active": 1}
 _NO_STEPS = "no training steps were found in {}"
 _NO_SERIES = "no figures of single steps from {}: compare the traces themselves"
-REPEAT = "within what one job differs by over time and between runs"
+REPEAT = "within the usual difference of one job over time and between runs"
 _WITHIN_RERUNS = f"the difference of {{}} is {REPEAT}"
-_NOT_LIVE = f"the live step period of the minutes before changed by {{:+.1%}} only: the difference is {REPEAT}"
+_NOT_LIVE = f"the live step period in the minutes before changed by {{:+.1%}} only: the difference is {REPEAT}"
 _SMALL = "a change too small to matter"
 _OTHER_WORK = "a step of A and one of B do different work"
-_TOO_FEW_STEPS = f"too few steps, {MIN_STEPS} are needed on each side"
+_TOO_FEW_STEPS = f"too few steps: each side needs {MIN_STEPS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +333,8 @@ def live_rows(a: Side, b: Side) -> list[Row]:
             minimum = max(minimum, _MIN_RATE)
         rows.append(_row("live", metric, unit, means[0], means[1], _LANES.get(metric, 0), gpu=gpu, minimum=minimum,
                          interval=difference([first], [second], 1 - error),
-                         reason=f"a snapshot must look back on {MIN_STEPS} or more slices of 5 s on each side: "
-                                "gputop snapshot --seconds 60"))
+                         reason=f"each snapshot needs at least {MIN_STEPS} slices of 5 s: gputop snapshot --seconds "
+                                "60"))
     return rows
 
 

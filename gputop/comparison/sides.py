@@ -80,7 +80,7 @@ def read_side(path: str | os.PathLike[str]) -> Side:
     snapshot = from_document(saved, text)
     analysis = snapshot.capture.analysis if snapshot.capture is not None else None
     if analysis is None and not snapshot.sample.gpus:
-        raise NoDataError(f"The snapshot {text} holds neither a GPU nor a capture.", _FIX)
+        raise NoDataError(f"The snapshot {text} has neither a GPU nor a capture.", _FIX)
     names = tuple(gpu.info.name for gpu in snapshot.sample.gpus if gpu.info.name)
     return Side(text, "snapshot", analysis, snapshot, gpu_names=names)
 
@@ -125,7 +125,7 @@ def _saved(path: Path) -> dict[str, Any] | None:
         document = parse(read_all(path, damaged, 4 * _SAVED_BYTES))
     except ValueError as error:
         if ours:
-            raise GputopError(f"{path} is damaged: no whole JSON document ({error}).",
+            raise GputopError(f"{path} is damaged: it is not a complete JSON document ({error}).",
                               "Save or copy it again.") from error
         return None
     schema = document.get("schema")

@@ -12,7 +12,7 @@ from gputop.diagnosis.per_step import collectives_per_step
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
-from gputop.text.units import bytes_, percent, printable, ranges, seconds
+from gputop.text.units import counted, percent, printable, ranges, seconds, size
 from gputop.text.wrapping import wrap
 from gputop.trace.readers.registry import WRITERS
 
@@ -50,7 +50,7 @@ def _head(a: Analysis, width: int) -> Iterator[str]:
     yield f"Trace    {paths[0] if paths else '(in memory)'}{more}"
     trace = a.trace
     yield from wrap(f"{WRITERS.get(trace.format, trace.format)}, {trace.events:,} events over "
-                    f"{seconds(trace.window_s)}, {_number(len(a.gpus), 'GPU')}"
+                    f"{seconds(trace.window_s)}, {counted(len(a.gpus), 'GPU')}"
                     + (f", host {', '.join(trace.hosts)}" if trace.hosts else ""),
                     width, "         ")
 
@@ -67,7 +67,7 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
         return
     yield from wrap(f"{seconds(s.median_s)} median, {seconds(s.mean_s)} mean, {seconds(s.p95_s)} 95th percentile",
                     width, f"{s.unit.capitalize():<9}")
-    text = f"{_number(s.count, s.unit)} by {s.anchor}, confidence {s.confidence}"
+    text = f"{counted(s.count, s.unit)} by {s.anchor}, confidence {s.confidence}"
     if s.dropped:
         text += f"; {s.dropped} incomplete or warm-up left out"
     if s.iterations_per_step > 1:
@@ -116,7 +116,7 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
     if c.count_per_step is not None:
         text += f", {c.count_per_step:.3g} per {a.steps.unit if a.steps else 'step'}"
     if c.transfer_s is None or c.waiting is None:
-        text += f"; it is not known how much of it is waiting: {c.reason}"
+        text += f"; how much of it is waiting is not known: {c.reason}"
     else:
         moving_s = sum(own.transfer_s or 0.0 for own in rows)
         text += f": {seconds(moving_s)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
@@ -130,10 +130,10 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
 def _memory(a: Analysis, width: int) -> Iterator[str]:
     fullest = sorted(a.memory, key=lambda use: -use.peak_bytes / max(use.capacity_bytes, 1))
     for i, use in enumerate(fullest[:3]):
-        text = f"{printable(use.allocator)}: peak {bytes_(use.peak_bytes)}"
+        text = f"{printable(use.allocator)}: peak {size(use.peak_bytes)}"
         if use.capacity_bytes:
             share = use.peak_bytes / use.capacity_bytes
-            text += f" of {bytes_(use.capacity_bytes)}, {percent(share) if share >= 0.005 else 'under 1 %'}"
+            text += f" of {size(use.capacity_bytes)}, {percent(share) if share >= 0.005 else 'under 1 %'}"
         yield f"{'' if i else 'Memory':<9}{text}"
     if len(fullest) > 3:
         yield f"         and {len(fullest) - 3} more, less full"
@@ -167,7 +167,7 @@ def _not_judged(a: Analysis, width: int) -> Iterator[str]:
 def not_judged(a: Analysis) -> str:
     """How many causes this trace cannot show, in a sentence; empty where it can show all."""
     n = len(a.abstained)
-    return f"{_number(n, 'cause')} could not be judged from this trace." if n else ""
+    return f"{counted(n, 'cause')} could not be judged from this trace." if n else ""
 
 
 def _unexplained(a: Analysis) -> str:
@@ -251,7 +251,3 @@ def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], st
             "collectives": mean(gpu.collectives_exposed for gpu in active),
             "copies": mean(gpu.copies_exposed or 0.0 for gpu in active),
             "idle": 1 - mean(gpu.busy for gpu in active)}, "time"
-
-
-def _number(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -137,7 +137,7 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
     occupancy = f"; occupancy {k.occupancy_is}" if k.occupancy_is else ""
     on = "; each line: of a GPU that runs it" if any(0 < len(own.row.by_gpu) < by.gpus for own in shown) else ""
     count, time_s = _sum(rows)
-    yield from wrap(f"{_count(count)} in {seconds(time_s)} {by.basis}{occupancy}{on}", width, "Kernels  ")
+    yield from wrap(f"{_count(count)}, {seconds(time_s)} {by.basis}{occupancy}{on}", width, "Kernels  ")
     yield "      time    count     mean type     tensor occ. name"
     for own in shown:
         yield _kernel(own, width)
@@ -183,7 +183,7 @@ def _sizes(a: Analysis, width: int) -> Iterator[str]:
     bars = "".join(_BARS[round(c / highest * (len(_BARS) - 1))] if c else " " for c in counts)
     # What another framework takes is another figure.
     pace = ": TensorFlow takes 20-40 µs to launch one" if a.trace.format == "xspace" else ""
-    yield from _labeled("sizes", (
+    yield from _labeled("durations", (
         f"{percent(below[20e-6])} are shorter than 20 µs, {percent(below[40e-6])} than 40 µs{pace}. "
         "Counts by duration, which doubles from bar to bar:"), width)
     yield f"{'':{_INDENT}}{seconds(bounds[0])} |{bars}| {seconds(bounds[-1])}"
@@ -298,7 +298,7 @@ def collective_operations(a: Analysis) -> Iterator[str]:
     operations = a.collectives.operations if a.collectives else ()
     if len(operations) < 2 and not any(op.bytes for op in operations):
         return
-    yield "  operation       count     time exposed waiting  messages"
+    yield "  operation       count     time exposed waiting     bytes"
     for own in collectives_per_step(a)[0]:
         op = own.op
         exposed = sum(op.exposed_s.values()) / op.time_s if op.time_s else 0.0

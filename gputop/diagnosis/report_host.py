@@ -8,7 +8,7 @@ from gputop.analysis.results import Analysis, LaunchThreads, Pipeline, Stage
 from gputop.diagnosis.per_step import PerStep, per_step
 from gputop.diagnosis.python_lines import cost_words, gap_words, worth_showing
 from gputop.diagnosis.python_lines import lines_of_gaps as python_lines
-from gputop.text.units import bytes_, percent, printable, ratio, seconds
+from gputop.text.units import counted, percent, printable, ratio, seconds, size
 from gputop.text.wrapping import wrap
 
 _NAMES = 5  # shown in a list
@@ -26,9 +26,10 @@ def pipelines(a: Analysis, width: int) -> Iterator[str]:
     for pipeline in a.input.pipelines[:_NAMES]:
         text = pipeline.dataset or "tf.data"
         if pipeline.batches:
-            text += f", {pipeline.batches} batches, {seconds(pipeline.wait_s / pipeline.batches)} in the call for each"
+            text += (f", {counted(pipeline.batches, 'batch', 'es')}, {seconds(pipeline.wait_s / pipeline.batches)} per "
+                     "call for a batch")
         if pipeline.bounding is not None and pipeline.bounding_s_per_batch is not None:
-            text += (f"; bound by {pipeline.bounding.rpartition('::')[2]}, its segment costs "
+            text += (f"; bound by {pipeline.bounding.rpartition('::')[2]}, whose segment takes "
                      f"{seconds(pipeline.bounding_s_per_batch)} per batch")
         yield from _labeled("Input", text, width)
         if a.input.wait_ratio >= _WORTH_A_TREE and pipeline.batches:
@@ -116,11 +117,11 @@ def functions(a: Analysis, width: int) -> Iterator[str]:
         return
     for use in f.functions[:_NAMES]:
         if use.tracings:
-            yield from _labeled("Tracing", f"{use.name} traced {use.tracings} times in {use.calls} calls, "
-                                            f"{seconds(use.tracing_s)} building graphs, {seconds(use.tracing_calls_s)} "
-                                            "in those calls", width)
-    parts = [f"compiled {f.xla_compilations} times, {seconds(f.xla_compile_s)}"] if f.xla_compilations else []
-    for xla, what in ((True, "runs"), (False, "does not run")):
+            yield from _labeled("Tracing", f"{use.name} was traced {use.tracings}× in {counted(use.calls, 'call')}: "
+                                           f"{seconds(use.tracing_s)} for building graphs, "
+                                           f"{seconds(use.tracing_calls_s)} for these calls in total", width)
+    parts = [f"{counted(f.xla_compilations, 'compilation')}, {seconds(f.xla_compile_s)}"] if f.xla_compilations else []
+    for xla, what in ((True, "used for"), (False, "not used for")):
         names = [use.name for use in f.functions[:_NAMES] if use.xla is xla]
         parts += [f"{what} {', '.join(names)}"] if names else []
     if parts:
@@ -161,14 +162,14 @@ def holders(a: Analysis, width: int) -> Iterator[str]:
     use = max(sized, key=lambda use: (use.peak_in_window_bytes or 0) / use.capacity_bytes)
     if use.headroom_bytes is None:
         return
-    text = f"{use.allocator}: {bytes_(use.headroom_bytes)} free at the peak of this window"
+    text = f"{use.allocator}: {size(use.headroom_bytes)} free at the peak of this window"
     if use.fragmentation_at_peak is not None:
         text += f", fragmentation {percent(use.fragmentation_at_peak)}"
     if use.holders:
-        names = (f"{_short(h.op, _NAME_WIDTH)} {bytes_(h.bytes)}" for h in use.holders[:_NAMES])
+        names = (f"{_short(h.op, _NAME_WIDTH)} {size(h.bytes)}" for h in use.holders[:_NAMES])
         text += f"; held by {', '.join(names)}"
         if use.unattributed_bytes:
-            text += f", {bytes_(use.unattributed_bytes)} allocated before the capture or by no named op"
+            text += f"; {size(use.unattributed_bytes)} was allocated before the capture or by no named op"
     yield from _labeled("", text, width)
 
 

@@ -52,7 +52,7 @@ def start_server(process: target.Target, port: int = 0) -> Announcement:
         raise GputopError(
             f"Process {process.pid} did not answer within {ANSWER_TIMEOUT_S:.0f} s: its main thread runs native code "
             "or nothing at all, not Python, or the job may open no socket (seccomp).",
-            f"py-spy dump --pid {process.pid} shows where it is. The request has lapsed; nothing was changed.")
+            f"py-spy dump --pid {process.pid} shows where it is. The request is no longer valid; nothing was changed.")
     if announced.address is None:
         raise GputopError(announced.line, "The job itself goes on.")
     probe(announced.address)
@@ -126,7 +126,7 @@ def _wait_for_listener(pid: int, before: set[int]) -> Announcement | None:
                 if server.pid == pid:
                     return Announcement(server.address, f"profiler server at {server.address} (process {pid})")
             if discovery.notes:
-                raise GputopError(discovery.notes[0], "Its server has been started all the same.")
+                raise GputopError(discovery.notes[0], "The server was started anyway.")
         time.sleep(_POLL_PERIOD_S)
     return None
 

@@ -24,7 +24,7 @@ def functions_of(data: bytes, names: Collection[str]) -> tuple[dict[str, int], l
     try:
         header = _HEADER.unpack_from(data)
         if header[0][:6] != b"\x7fELF\x02\x01":
-            raise ValueError("no 64-bit little-endian ELF file")
+            raise ValueError("not a 64-bit little-endian ELF file")
         segments = [_SEGMENT.unpack_from(data, header[5] + i * header[9]) for i in range(header[10])]
         sections = [_SECTION.unpack_from(data, header[6] + i * header[11]) for i in range(header[12])]
         wanted = {name.encode(): name for name in names}
@@ -71,5 +71,5 @@ def addresses_in(pid: int, names: Collection[str]) -> dict[str, int]:
             for segment_offset, address in segments:
                 if mapped == path and offset == segment_offset & ~0xFFF:
                     return {name: start - (address & ~0xFFF) + value for name, value in found.items()}
-    raise GputopError(f"process {pid} is no Python, or one that does not show its functions",
+    raise GputopError(f"process {pid} is not Python, or its Python does not show its functions",
                       "Name the Python process itself, not the shell or launcher that started it.")

@@ -59,8 +59,8 @@ def call_with_text(pid: int, memory: int, function: int, first: int, text: bytes
                 if borrowed is not None:
                     return _call(memory, *borrowed, gadgets, function, first, text)
         time.sleep(_PERIOD_S)
-    raise GputopError(f"no thread of process {pid} sleeps at a place where gputop can borrow it",
-                      "The process is frozen (a paused container?) or never sleeps; try again.")
+    raise GputopError(f"no thread of process {pid} sleeps where gputop can use it for a moment",
+                      "The process is frozen (a paused container?) or never sleeps. Try again.")
 
 
 def _maps(pid: int) -> str:
@@ -73,7 +73,7 @@ def _maps(pid: int) -> str:
 def _check_shadow_stack(pid: int) -> None:
     with contextlib.suppress(OSError):
         if re.search(r"^x86_Thread_features:.*\bshstk\b", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
-            raise GputopError(f"process {pid} runs with a shadow stack, which a borrowed thread cannot return past",
+            raise GputopError(f"process {pid} runs with a shadow stack, so gputop cannot use one of its threads",
                               "Restart the job with gputop run.")
 
 

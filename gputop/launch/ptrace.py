@@ -64,7 +64,7 @@ class Tracee:
         try:
             self.request(SEIZE, None, _O_TRACESYSGOOD)
         except OSError as error:
-            raise GputopError(f"the kernel does not let gputop take hold of thread {self.tid}: {error.strerror}",
+            raise GputopError(f"the kernel does not let gputop stop thread {self.tid}: {error.strerror}",
                               "A debugger or strace may hold it; otherwise run gputop attach as root.") from None
         self.held = True
 

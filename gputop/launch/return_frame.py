@@ -77,7 +77,7 @@ def gadgets_in(memory: int, maps: str) -> Gadgets:
         if len(found) == 4:
             break
     if "sigreturn" not in found or "syscall" not in found:
-        raise GputopError("the job's C library has no code that lets a borrowed thread return",
+        raise GputopError("the job's C library has no code that returns a thread to its work",
                           "Restart the job with gputop run.")
     return Gadgets(found["syscall"], found["sigreturn"], found["after_sigreturn"], found.get("store"))
 

@@ -103,7 +103,7 @@ def where(host: str, port: int, token: str, local: bool) -> list[str]:
     """What to open, and how to reach it from another machine."""
     every = host in ("0.0.0.0", "::")
     shown = socket.gethostname() if every else f"[{host}]" if ":" in host else host
-    lines = [f"the monitor is at http://{shown}:{port}/{token}/ for whoever has this address; ctrl-c ends it"]
+    lines = [f"the monitor is at http://{shown}:{port}/{token}/ for everyone who has this address; ctrl-c ends it"]
     if local:
         lines.append(f"from another machine, first: ssh -L {port}:{shown}:{port} {socket.gethostname()}")
     return lines

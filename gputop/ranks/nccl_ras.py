@@ -102,7 +102,7 @@ def _read_all(own: socket.socket, ends_s: float) -> bytes:
         parts.append(part)
         size += len(part)
         if size > _MAX_BYTES:
-            raise GputopError(f"NCCL's answer is larger than {_MAX_BYTES >> 20} MB", "It is not read.")
+            raise GputopError(f"NCCL's answer is larger than {_MAX_BYTES >> 20} MB", "gputop does not read it.")
 
 
 def _wait(own: socket.socket, ends_s: float) -> None:
@@ -117,7 +117,8 @@ def split(address: str) -> tuple[str, int]:
     host, _, port = address.strip().rpartition(":")
     host = host.strip("[]")
     if not host or not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536):
-        raise GputopError(f"{ADDRESS_VARIABLE}={printable(address)[:80]} is not HOST:PORT", "As localhost:28028.")
+        raise GputopError(f"{ADDRESS_VARIABLE}={printable(address)[:80]} is not HOST:PORT", "Write it as "
+                                                                                            "localhost:28028.")
     return host, int(port)
 
 
@@ -133,7 +134,7 @@ def ask_job(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
         uid, owners = listening_uid(_PROC, split(address)[1]), {owner(pid) for pid in pids}
         if uid is not None and pids and uid not in owners | {0}:
             raise GputopError(f"user {uid}, who runs none of these processes, listens at {address}",
-                              f"If it is the job nevertheless, set {ADDRESS_VARIABLE}={address} for gputop.")
+                              f"If this is the job anyway, set {ADDRESS_VARIABLE}={address} for gputop.")
     return ask(address)
 
 
@@ -147,7 +148,8 @@ def address_of(own: Mapping[str, str], of_jobs: Iterable[Mapping[str, str]], loc
         return own[ADDRESS_VARIABLE]
     for environ in of_jobs:
         if environ.get(ENABLE_VARIABLE) == "0":
-            raise GputopError("the job has NCCL's RAS turned off (NCCL_RAS_ENABLE=0)", "Start it without.")
+            raise GputopError("the job has NCCL's RAS turned off (NCCL_RAS_ENABLE=0)", "Start the job without this "
+                                                                                       "setting.")
         with contextlib.suppress(GputopError):
             host, port = split(environ.get(ADDRESS_VARIABLE, ""))
             if (here := _here(host, local)) is not None:

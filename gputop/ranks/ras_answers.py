@@ -106,7 +106,7 @@ def _of_json(own: _Rank) -> Rank:
     errors = [("an error while it was set up", status.init_state), ("an asynchronous error", status.async_error)]
     trouble = next((f"{what} ({code})" for what, code in errors if code not in (_SUCCESS, _IN_PROGRESS)), "")
     if status.considered_dead:
-        trouble = "it is considered dead"
+        trouble = "NCCL considers it dead"
     elif status.unresponsive:
         trouble = "it does not answer"
     elif status.abort_flag:
@@ -207,7 +207,7 @@ def _number(text: str | None) -> int:
 
 def _bounded(number: int) -> int:
     if not 0 <= number < _MAX_COUNT:
-        raise GputopError("NCCL's answer has a number that cannot be", "Another program may have its port.")
+        raise GputopError("NCCL's answer has an impossible number", "Another program may have its port.")
     return number
 
 

@@ -38,7 +38,7 @@ class StackGroup:
         named = [call for call in self.calls if "<" not in call] or list(self.calls)  # not a wrapper's <locals>
         called = " → ".join(dict.fromkeys(named[:1] + named[-1:]))
         if self.line is None:
-            return called or "native code alone"
+            return called or "native code only"
         return f"{called or self.line.function} at {short_file(self.line.file)}:{self.line.line}"
 
 
@@ -104,7 +104,7 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
         yield f"{sentence(groups)}."
     if odd := odd_ones(groups):
         whom = "it" if len(odd) == 1 else "them"
-        yield f"Look at {_labels(odd)} first: most are at another place, and may wait for {whom}."
+        yield f"Look at {_labels(odd)} first: most ranks are at another place, and may wait for {whom}."
     for own in reversed(groups) if odd else groups:
         yield ""
         yield f"{_labels(own.processes)}: {own.place}"

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 DISCOVERY_PERIOD_S = 10.0
 _QUICK_PERIOD_S, _QUICK_SEARCHES = 1.0, 10  # while a named server does not answer
-_NO_STACKS_BEFORE = ("no stacks are sampled before a drop: it would go on all day. --on-dip without --dip-before, "
-                     "and c, sample them")
+_NO_STACKS_BEFORE = ("stacks are not sampled for the time before a dip, as this would go on all day; --on-dip without "
+                     "--dip-before, and c, sample stacks")
 _FIRST_SAMPLE_POLL_S = 0.1  # before the first sample there are no processes whose servers could be found
 
 
@@ -181,7 +181,7 @@ class CaptureControl:
         except GputopError as error:
             servers, notes = (), (error.in_one_line,)
         except Exception as error:  # noqa: BLE001  thread boundary: the next search may succeed
-            servers, notes = (), (f"looking for profiler servers failed, a bug in gputop: {error!r}",)
+            servers, notes = (), (f"the search for profiler servers failed, a bug in gputop: {error!r}",)
         from gputop.text.redaction import command
 
         servers = tuple(self._as_allowed(replace(s, description=command(s.description))) for s in servers)
@@ -307,7 +307,7 @@ class CaptureControl:
         if workers is not None:
             chosen = tuple(s for s in chosen if s.address in workers)
         if all(s.problem is not None for s in chosen):
-            raise NoDataError("none of the chosen workers answers any more",
+            raise NoDataError("none of the chosen workers answers now",
                               "Press c again: gputop then proposes others.")
         self._begin_capture(chosen, force, reason, notices)
 

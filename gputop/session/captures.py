@@ -117,7 +117,7 @@ class ServerOfAnotherUser(GputopError):
 
     def __init__(self, server: Server) -> None:
         super().__init__(
-            f"the profiler server at {server.address} belongs to user {server.owner} and was not named",
+            f"the profiler server at {server.address} belongs to user {server.owner}, and you did not name it",
             f"A capture slows that job down and copies what it does. If you want this: --attach {server.address}")
         self.server = server
 
@@ -151,8 +151,8 @@ class ManyWorkers(GputopError):
 
 
 def too_many(count: int) -> GputopError:
-    return GputopError(f"{count} workers are never all captured: at most {MAX_ALL_WORKERS} at once",
-                       "Name those that are meant: --attach n[01-08]:6009.", EXIT_USAGE)
+    return GputopError(f"gputop captures at most {MAX_ALL_WORKERS} workers at once, not {count}",
+                       "Name the workers to capture: --attach n[01-08]:6009.", EXIT_USAGE)
 
 
 def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:

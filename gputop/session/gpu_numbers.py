@@ -142,7 +142,7 @@ def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_no
     entries = [entry.strip() for entry in text.split(",")]
     how = f"By CUDA_VISIBLE_DEVICES={printable(text)}."
     if not entries or not entries[0]:
-        return unknown("CUDA_VISIBLE_DEVICES is empty: it hides every GPU, so it was changed since the process began")
+        return unknown("CUDA_VISIBLE_DEVICES is empty: it hides every GPU, so it was changed after the process began")
     if entries[0].startswith(("GPU-", "MIG-")):
         found: dict[int, int] = {}
         for ordinal, entry in enumerate(entries):
@@ -173,12 +173,13 @@ def _in_order(gpus: Sequence[GpuInfo], process: ProcessSample, numbers: Sequence
               how: str = "CUDA_VISIBLE_DEVICES is not set.") -> GpuNumbers:
     """``numbers`` into CUDA's order of the GPUs, None for all of them."""
     if any(g.mig_mode or g.mig is not None for g in gpus):
-        return unknown("numbers of MIG instances follow no order that is known outside of the process")
+        return unknown("the order of MIG instances is known only inside the process")
     order = process.cuda_device_order
     bus = sorted(g.index for g in gpus)
     if order != "PCI_BUS_ID" and not _alike(gpus, bus):
         why = "could not be read" if "cuda_visible_devices" in process.reasons else "is not PCI_BUS_ID"
-        return unknown(f"the GPUs differ and CUDA_DEVICE_ORDER {why}: CUDA puts the fastest first")
+        return unknown(f"the GPUs are of different models and CUDA_DEVICE_ORDER {why}, so CUDA counts the fastest "
+                       "first")
     how += (" CUDA_DEVICE_ORDER is PCI_BUS_ID." if order == "PCI_BUS_ID"
             else " GPUs of one model are numbered in the order of the PCI bus.")
     if numbers is None:

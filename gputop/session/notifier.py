@@ -49,11 +49,12 @@ def parse_ways(texts: Sequence[str]) -> Ways:
             try:
                 words = tuple(shlex.split(text.removeprefix(_COMMAND)))
             except ValueError as error:
-                raise GputopError(f"--notify {text}: {error}", "Quote the command as a shell takes it.",
+                raise GputopError(f"--notify {text}: {error}", "Quote the command as for a shell.",
                                   EXIT_USAGE) from error
             if of_shell := [word for word in words if word.endswith(";") or word in _OF_SHELL]:
-                raise GputopError(f"--notify {text}: no shell starts the command, and {of_shell[0]!r} is one's",
-                                  "Write a script and name it, or: --notify \"command:sh -c '…'\".", EXIT_USAGE)
+                raise GputopError(f"--notify {text}: gputop starts the command without a shell, and {of_shell[0]!r} "
+                                  "needs one", "Write a script and name it, or: --notify \"command:sh -c '…'\".",
+                                  EXIT_USAGE)
             if words:
                 commands.append(words)
                 continue

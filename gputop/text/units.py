@@ -57,6 +57,22 @@ def bytes_(value: float) -> str:
     raise AssertionError("unreachable")
 
 
+def size(value: float) -> str:
+    """The same in a sentence: 71.2 GiB, 820 MiB, 12 B."""
+    text = bytes_(value)
+    return f"{text[:-1]} {text[-1].removesuffix('B')}{'iB' if text[-1] != 'B' else 'B'}"
+
+
+def count(value: float) -> str:
+    """How many, also on average: 12,300, 25, 0.25, without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def counted(n: int, what: str, ending: str = "s") -> str:
+    """A noun with its number: 1 step, 3 steps."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}{ending}"
+
+
 def rate_gb(value: float) -> str:
     """Bytes per second as decimal GB/s, the unit of PCIe and NVLink."""
     gigabytes = value / 1e9
@@ -144,8 +160,7 @@ def figure(name: str, value: float) -> str:
     if name.endswith("_per_s"):
         return f"{value:,.0f}/s"
     if name.endswith("_bytes") or "_bytes_" in name or name.startswith("bytes_per_"):  # h2d_bytes_per_step
-        size = bytes_(value)
-        return f"{size[:-1]} {size[-1].removesuffix('B')}{'iB' if size[-1] != 'B' else 'B'}"
+        return size(value)
     if name.endswith(("_ratio", "_share")):
         return percent(value)
     if name in ("ratio", "factor", "times_peers"):
@@ -155,7 +170,7 @@ def figure(name: str, value: float) -> str:
     for suffix, unit in (("_w", WATTS), ("_c", CELSIUS), ("_hz", HERTZ)):
         if name.endswith(suffix):
             return reading(Reading(value, unit))
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+    return count(value)
 
 
 def compact(value: float, unit: str) -> str:

@@ -87,7 +87,7 @@ def test_each_trace_is_read_and_analyzed_once(monkeypatch, tmp_path, capsys):
     assert main(["compare", str(a), str(tmp_path / "logs"), "--fail-on", "regression", "--json"]) == 0
     assert whole == [a, b] and analyzed == [str(a), str(b)]
     assert main(["compare", str(a), str(b), "--again-a", str(tmp_path / "link")]) == EXIT_USAGE
-    assert "no other run of itself" in capsys.readouterr().err and len(whole) == 2
+    assert "two runs need two captures" in capsys.readouterr().err and len(whole) == 2
     whole.clear(), analyzed.clear()
     assert main(["compare", str(a), str(tmp_path / "link")]) == 0 and whole == [a] and len(analyzed) == 1
     assert main(["analyze", str(b), "--save-baseline", "main", "--logdir", str(tmp_path)]) == 0
@@ -332,7 +332,7 @@ def test_nothing_changed_and_nothing_known_are_sentences():
     text = text_report(compare_sides(side(0), side(0)))
     assert text.startswith("NO CHANGE: 199") and "did not change beyond noise (31). --verbose" in text
     few = text_report(compare_sides(side(0, 3), side(1, 3)))
-    assert few.startswith("UNDECIDED: 2") and "; too few steps, 5 are needed" in " ".join(few.split())
+    assert few.startswith("UNDECIDED: 2") and "; too few steps: each side needs 5" in " ".join(few.split())
 
 
 @pytest.mark.parametrize(("name", "cause", "length_s"), [

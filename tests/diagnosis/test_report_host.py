@@ -20,7 +20,7 @@ def test_a_pipeline_that_is_waited_for_is_shown_as_a_tree():
     for i in range(10):
         b.host("IteratorGetNextOp::DoCompute", i * 100, 12, CALLER)
     text = report(b.build())
-    assert "bound by ParallelMapV2, its segment costs 30.0 µs per batch" in " ".join(text.split())
+    assert "bound by ParallelMapV2, whose segment takes 30.0 µs per batch" in " ".join(text.split())
     lines = text.splitlines()
     assert next(line for line in lines if line.startswith("        ParallelMapV2")).endswith("◀  ×2")
     assert next(line for line in lines if line.startswith("    Prefetch")).endswith("empty 50%")
@@ -50,8 +50,8 @@ def test_retracing_and_xla_and_eager_ops():
         b.host("m/Where:Where", i * 100 + 5, 10, "tf_Compute/1")
     b.host("compiled", 500, 50, tf_function_call="notTraced-xla").host("GpuCompiler::RunBackend", 501, 40)
     text = words(b.build())
-    assert "train_step traced 4 times in 4 calls" in text
-    assert "XLA compiled 1 times, 40.0 µs; runs compiled; does not run train_step" in text
+    assert "train_step was traced 4× in 4 calls" in text
+    assert "XLA 1 compilation, 40.0 µs; used for compiled; not used for train_step" in text
     assert "Host ops 10.0 µs per step: Where 10.0 µs" in text
     assert "Eager 38 % of the time in ops and functions, 1 ops per step: Square 30.0 µs" in text
 

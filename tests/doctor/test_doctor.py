@@ -281,7 +281,7 @@ def test_host_engine_with_a_lost_gpu(dcgm_node: Scene) -> None:
 def test_host_engine_of_gpus_without_profiling(dcgm_node: Scene) -> None:
     dcgm_node.engine.gpus[0].profiling = None
     some = engine_check(dcgm_node)
-    assert "not available on GPU 0: its profiling module is not loaded" in some.detail and some.fix
+    assert "not available on GPU 0: the engine's profiling module is not loaded" in some.detail and some.fix
     dcgm_node.engine.gpus[1].profiling = None
     none = engine_check(dcgm_node)
     assert "GPU 0-1:" in none.detail and none.fix is None

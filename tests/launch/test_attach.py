@@ -145,7 +145,7 @@ def test_in_a_network_of_its_own_what_listened_before_is_not_taken_for_it(python
         assert len(before) == 1
         with pytest.raises(GputopError, match="cannot be reached from here") as caught:
             attach.start_server(_target(process, same_network=False))
-        assert "has been started all the same" in caught.value.fix
+        assert "was started anyway" in caught.value.fix
         assert len(attach._listening(process.pid) - before) == 1
 
 

@@ -1,4 +1,4 @@
-"""A real job of two workers, one of which does not come to a collective: the stacks name the line where it stands."""
+"""A real job of two workers, one of which does not reach a collective: the stacks name the line at which it is."""
 
 from __future__ import annotations
 

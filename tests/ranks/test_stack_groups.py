@@ -59,5 +59,5 @@ def test_jobs_are_not_compared_with_each_other() -> None:
 def test_processes_without_stacks_are_told() -> None:
     native = ProcessStacks(8, "", "", (ThreadStack("", True, True, (Frame("main", "a.out", 0, native=True),)),))
     text = "\n".join(report([[ProcessStacks(7, problem=GputopError("it has ended", "")), native]]))
-    assert "pid 7: it has ended." in text and "1 process in native code alone" in text
+    assert "pid 7: it has ended." in text and "1 process in native code only" in text
     assert list(report([[]])) == list(report([])) == []

@@ -56,11 +56,11 @@ def judge_activity_drop(view: JobView) -> ActivityDrop | Missing | None:
 def describe_activity_drop(v: ActivityDrop) -> FleetWords:
     return FleetWords(
         title=f"The activity of job {v.job} has fallen to {percent(v.after)}",
-        why=f"Its {v.count} GPUs were active {percent(v.before)} of the time, and are active {percent(v.after)} of it"
-            f"{lasting(v)}.",
+        why=f"Its {v.count} GPUs were active {percent(v.before)} of the time. They have been active {percent(v.after)} "
+            f"of the time{lasting(v)}.",
         evidence=evidence(v, {"before_ratio": v.before, "after_ratio": v.after}),
-        action="Look in its log for what changed at that time: another phase of the training, another data set, or "
-               "slower storage. gputop compare shows what differs between two captures.",
+        action="Look in the job's log for what changed at that time: another phase of the training, another data set, "
+               "or slower storage. gputop compare shows what differs between two captures.",
         gain=NO_STEP, source=source("activity_drop.ratio", "activity_drop.after_s"),
         label=f"fell {percent(v.before)} → {percent(v.after)}",
     )

@@ -17,7 +17,7 @@ from gputop.advice.registry import limit
 from gputop.advice.verdict import Missing
 from gputop.text.units import percent, seconds
 
-_SOURCE = "Princeton's jobstats: GPUs that a job holds without using them; limits: gputop"
+_SOURCE = "Princeton's jobstats: GPUs that a job holds without using them; gputop's own limits"
 _NOTHING_YET = Missing("activity of all GPUs of the job")
 
 
@@ -50,15 +50,15 @@ def _is_young(view: JobView) -> bool:
 
 
 def describe_held_idle(v: HeldIdle) -> FleetWords:
-    memory = "" if v.memory_used_ratio is None else f" Of the memory {percent(v.memory_used_ratio)} is in use."
+    memory = "" if v.memory_used_ratio is None else f" {percent(v.memory_used_ratio)} of the memory is in use."
     return FleetWords(
         title=f"Job {v.job} holds " + ("a GPU and does not use it" if v.count == 1 else
                                        f"{v.count} GPUs and does not use them"),
         why=f"{'The GPU has' if v.count == 1 else 'The GPUs have'} done nothing{lasting(v)}.{memory}",
         evidence=evidence(v, {"gpus_count": v.count} | (
             {} if v.memory_used_ratio is None else {"memory_used_ratio": v.memory_used_ratio})),
-        action="Ask its owner whether it hangs, waits for data, or is a forgotten session. gputop on a node of the "
-               "job names the processes.",
+        action="Ask the job's owner whether it hangs, waits for data, or is a forgotten session. gputop on a node of "
+               "the job names the processes.",
         gain=NO_STEP, source=_SOURCE,
         label=f"held, idle {'' if v.since_exact else '> '}{seconds(v.lasts_s or 0.0)}",
     )

@@ -95,5 +95,5 @@ def evidence(verdict: FleetVerdict, more: Mapping[str, float]) -> dict[str, floa
             **{name: value for name, value in known.items() if value is not None}}
 
 
-NO_PAST = Missing("the job's activity of the hours before")
-NO_STEP = "the metrics of a cluster show no steps; the evidence has the GPU hours lost"
+NO_PAST = Missing("the job's activity in the hours before")
+NO_STEP = "not known, because a cluster's metrics show no steps; the evidence has the GPU hours lost"

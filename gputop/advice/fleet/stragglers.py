@@ -85,14 +85,14 @@ def judge_slow_node(view: JobView) -> SlowNode | Missing | None:
 
 
 def describe_slow_node(v: SlowNode) -> FleetWords:
-    others = f" These are below it, too: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
+    others = f" Also below the median: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
     return FleetWords(
-        title=f"Node {v.places[0] if v.places else '?'} works less than the others of job {v.job}",
-        why=f"Its GPUs are active {percent(v.activity)} of the time{lasting(v)}, those of the job's other nodes "
-            f"{percent(v.median)}.{others}",
+        title=f"Node {v.places[0] if v.places else '?'} is less active than the other nodes of job {v.job}",
+        why=f"Its GPUs have been active {percent(v.activity)} of the time{lasting(v)}; the median of the job's nodes "
+            f"is {percent(v.median)}.{others}",
         evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
-        action="Look at the host of that node with gputop (h): its CPUs, disks and network, and other programs on it. "
-               "If the job gives its nodes unequal work, that is the cause.",
+        action="Look at that node's host with gputop (h): CPUs, disks, network, and other programs. If the job gives "
+               "its nodes unequal work, that is the cause.",
         gain=NO_STEP, source=source("straggler_gpu.below"),
         label=f"slow node {brief(v.places[0]) if v.places else '?'}",
     )
@@ -190,10 +190,10 @@ def _because(v: Straggler) -> tuple[str, str]:
 
 def describe_straggler_gpu(v: Straggler) -> FleetWords:
     reason, action = _because(v)
-    more = f" These are below it, too: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
+    more = f" Also below the median: {', '.join(v.places[1:])}." if len(v.places) > 1 else ""
     first = v.places[0] if v.places else "?"
     return FleetWords(
-        title=f"GPU {first} is behind the others of job {v.job}",
+        title=f"GPU {first} is less active than the other GPUs of job {v.job}",
         why=f"It is active {percent(v.activity)} of the time{lasting(v)}, the median of the job's {v.count} GPUs is "
             f"{percent(v.median)}. {reason}{more}",
         evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),

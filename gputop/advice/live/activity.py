@@ -143,10 +143,11 @@ def describe_spinning(v: Spinning) -> Explanation:
     low = (f"SM activity {percent(figures['sm_active_ratio'])}, tensor pipe and memory idle, "
            if "sm_active_ratio" in figures else "")
     wait = (f"They may wait for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
-            f"They may wait for {gpus_text(v.busy_gpus)} of the same job, which works." if v.busy_gpus else
+            f"They may wait for {gpus_text(v.busy_gpus)} of the same job, which "
+            f"{'works' if len(v.busy_gpus) == 1 else 'work'}." if v.busy_gpus else
             "This is typical of a collective that one GPU or rank never joined, or of a kernel that polls.")
     if not v.sure:
-        wait += " Work in single tiny kernels can look the same."
+        wait += " Work in very small kernels, one at a time, can look the same."
     return Explanation(
         title=f"{gpus_text(v.gpus)}: a kernel runs all the time but does nothing",
         why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: utilization {percent(figures['gpu_util_ratio'])}, "
@@ -156,7 +157,7 @@ def describe_spinning(v: Spinning) -> Explanation:
                "others. NCCL 2.24 and newer names that rank if its RAS service answers on this node; gputop keeps "
                "asking it.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else "NCCL_DEBUG=INFO python train.py",
-        gain="no step ends while they wait" if v.stuck else _NO_FIGURE,
+        gain="no step ends while the ranks wait" if v.stuck else _NO_FIGURE,
         source="NVML utilization against GPM/DCGM SM, tensor and DRAM activity and power; "
                + source("spinning.sm_enter", "spinning.varies_enter"),
     )
@@ -230,15 +231,15 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
     how = ""
     if v.gpu_util is not None:
         evidence["gpu_util_ratio"] = v.gpu_util
-        how = (f" No kernel ran in {percent(1 - v.gpu_util)} of the time: the GPU waits for input, for launches or for "
-               "the host." if v.gpu_util < limit("low_sm_active.gaps") else
+        how = (f" No kernel ran for {percent(1 - v.gpu_util)} of the time: the GPU waits for input, for launches or "
+               "for the host." if v.gpu_util < limit("low_sm_active.gaps") else
                " Kernels run nearly all the time but fill few SMs: small kernels, a small batch, or waiting in NCCL.")
     if v.busier_peers:
-        how += f" {gpus_text(v.busier_peers)} of the same job work more: the others may wait for them."
+        how += (f" {gpus_text(v.busier_peers)} of the same job {'works' if len(v.busier_peers) == 1 else 'work'} more "
+                "and may hold up the others.")
     if v.full_cores >= 1:
         evidence["full_cpu_cores"] = v.full_cores
-        how += (f" Meanwhile {v.full_cores:.0f} CPU core{'s have' if round(v.full_cores) != 1 else ' has'} no time "
-                "left.")
+        how += (f" Meanwhile {v.full_cores:.0f} CPU core{'s are' if round(v.full_cores) != 1 else ' is'} fully busy.")
     fine = v.metric == "sm_active"
     what = "SM activity" if fine else "coarse utilization, which SM activity cannot exceed,"
     return Explanation(
@@ -289,13 +290,14 @@ def judge_dram_bound(view: NodeView) -> TensorSpare | Missing | None:
 
 def describe_dram_bound(v: TensorSpare) -> Explanation:
     return Explanation(
-        title=f"{gpus_text(v.gpus)} limited by device memory",
-        why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: memory moved data in {percent(v.worst.busy)} of its "
-            f"cycles; about 80 % is the most it can reach. Tensor cores were busy {percent(v.worst.tensor)} of the "
-            "time. The kernels wait for memory, not for arithmetic: this is a limit of the work, not a fault.",
+        title=f"{gpus_text(v.gpus)} limited by memory bandwidth",
+        why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: device memory moved data in {percent(v.worst.busy)} "
+            "of its cycles; about 80 % is the most that can be reached. Tensor cores were busy "
+            f"{percent(v.worst.tensor)} of the time. The kernels wait for memory, not for arithmetic. This is the "
+            "limit of these kernels, not a fault.",
         evidence={"window_s": v.window_s, "dram_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
-        action="Move fewer bytes: let XLA fuse elementwise operations, keep activations in 16 bit, use fused attention "
-               "and optimizers. A larger batch changes little.",
+        action="Move fewer bytes: let XLA fuse element-wise operations, keep activations in 16 bits, use fused "
+               "attention and optimizers. A larger batch changes little.",
         snippet='tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")\n'
                 "model.compile(…, jit_compile=True)",
         gain="depends on how many bytes fusion and precision save; " + _NO_FIGURE,
@@ -324,9 +326,10 @@ def judge_tensor_idle(view: NodeView) -> TensorSpare | Missing | None:
 def describe_tensor_idle(v: TensorSpare) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)}: tensor cores unused",
-        why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: {percent(v.worst.busy)} SM activity, but "
-            f"{v.worst.tensor:.1%} on the tensor pipe. If the model has matrix products or convolutions, they run on "
-            "the ordinary cores, at a fraction of the speed; if it has none, nothing is wrong.",
+        why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: SM activity was {percent(v.worst.busy)}, but tensor "
+            f"cores were active {v.worst.tensor * 100:.1f} % of the time. If the model has matrix products or "
+            "convolutions, these run on the ordinary cores, at a fraction of the speed. If it has none, nothing is "
+            "wrong.",
         evidence={"window_s": v.window_s, "sm_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
         action="If there are matrix products: use mixed precision or leave TF32 on, and give layers sizes that are "
                "multiples of 8. A capture (c) names the kernels.",

@@ -38,14 +38,14 @@ def live_limit(view: NodeView) -> str | None:
 
 def _bound(view: NodeView, sm: list[float], tensor: list[float]) -> str:
     if view.found("dram_bound"):
-        return "bound by device memory"
+        return "limited by memory bandwidth"
     if view.found("power_capped"):
-        return "bound by the power limit"
+        return "limited by the power limit"
     if sum(sm) / len(sm) < limit("live_limit.work"):
-        return "neither idle nor at a limit; a trace tells what the rest of the time is"
+        return "neither idle nor at a limit; a capture (c) shows what fills the rest of the time"
     if tensor and sum(tensor) / len(tensor) >= limit("live_limit.tensor"):
         return "compute bound"
-    return "the SMs are busy; a trace tells which kernels they run"
+    return "the SMs are busy; a capture (c) shows which kernels they run"
 
 
 def _means(view: NodeView, gpus: Iterable[GpuSample], metric: str, window_s: float) -> list[float]:

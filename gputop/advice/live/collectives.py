@@ -58,36 +58,36 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
     evidence = {"unchanged_s": v.unchanged_s, "absent_ranks_count": float(a.absent_count),
                 "waiting_ranks_count": float(a.waiting_count)}
     return Explanation(
-        title=title(a), why=f"{counts_text(a)} Nothing has moved for {seconds(v.unchanged_s)}. "
+        title=title(a), why=f"{counts_text(a)} No rank has launched a collective for {seconds(v.unchanged_s)}. "
                             + (f"{where}." if where else f"NCCL does not name {who}."),
         evidence=evidence,
         action="Compare the stack of the absent rank with those of the others (S in the monitor): they wait for the "
-               "line where it is." if not a.silent else
+               "line at which it is." if not a.silent else
                "Look at the process on its node: it has ended, is stopped, or its node is lost. The job cannot "
                "continue without it.",
-        snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step ends while they wait",
+        snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step ends while the ranks wait",
         source=f"RAS of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"),
     )
 
 
 def title(a: Absence) -> str:
-    """ "Rank 5 did not come to AllReduce 6650"."""
+    """ "Rank 5 did not reach AllReduce 6650"."""
     who = ranks_text(a)
     who = who[:1].upper() + who[1:]
     if a.silent:
         return f"{who} {'does' if a.absent_count == 1 else 'do'} not answer NCCL: the others may wait forever"
     if a.circle:
-        return f"Ranks wait for each other: {who} did not come to {_operation(a)}"
-    return f"{who} did not come to {_operation(a)}"
+        return f"Ranks wait for each other: {who} did not reach {_operation(a)}"
+    return f"{who} did not reach {_operation(a)}"
 
 
 def counts_text(a: Absence) -> str:
     """What the counts say, in a sentence or two."""
     if a.silent:
-        return f"Of {a.absent_count + a.waiting_count} ranks {a.absent_count} gave NCCL no answer."
+        return f"{a.absent_count} of {a.absent_count + a.waiting_count} ranks did not answer NCCL."
     waiting = f"{a.waiting_count} rank{'s' if a.waiting_count != 1 else ''}"
     of = f"{a.operation}s" if a.operation else "collectives"
-    text = (f"{waiting} launched {a.waiting_at:,} {of}, {ranks_text(a)} {a.absent_at:,}.")
+    text = (f"{waiting} launched {a.waiting_at:,} {of}, but {ranks_text(a)} only {a.absent_at:,}.")
     if a.crossed:
         text += " In another collective the other ranks are behind: the ranks run different code."
     if a.circle:

@@ -62,7 +62,7 @@ def describe_hardware_error(v: HardwareError) -> Explanation:
         title=f"{gpus_text(worst.gpus)} {worst.what}", why=_sentences(worst.why, also), evidence=evidence,
         action=worst.action,
         snippet="\n".join([worst.snippet, *(f"sudo nvidia-smi --gpu-reset -i {index}" for index in resets)]),
-        gain="the job on it fails or hangs; there is no step to shorten", source=worst.source,
+        gain="none: the job on this GPU fails or hangs, so there is no step to shorten", source=worst.source,
     )
 
 
@@ -98,7 +98,7 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
     yield _Fault(
         "high", indices, f"{'is' if len(indices) == 1 else 'are'} {what}",
         sick[0].message or f"NVML reports the state {sick[0].state!r}.",
-        "Stop the jobs on it, and find the Xid in the kernel log before training on it again.", evidence, _NVML,
+        "Stop the jobs on that GPU, and find the Xid in the kernel log before you train on it again.", evidence, _NVML,
     )
 
 
@@ -159,7 +159,7 @@ def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Fault]:
             "high", _indices(lossy), "had memory errors that ECC could not correct",
             f"{errors:.0f} uncorrectable ECC error{'s' if errors > 1 else ''} since the driver was loaded: data was "
             "lost, and the job it hit has failed.",
-            "When no job needs it, reset the GPU so that bad rows are replaced; if the count rises again, have the "
+            "Reset the GPU when no job needs it, so that bad rows are replaced. If the count rises again, have the "
             "board examined.", {"ecc_uncorrected_count": float(errors)}, _ECC, "nvidia-smi -q -d ECC,ROW_REMAPPER",
             reset=True,
         )

@@ -152,30 +152,30 @@ def describe_host_cpu_saturated(v: HostCpuSaturated) -> Explanation:
     if v.limited_by == "node":
         if v.cores is not None:
             evidence["cpu_cores"] = v.cores
-        return _full(v, evidence, f"all {f'{cores:.0f} ' if v.cores is not None else ''}cores were "
+        return _full(v, evidence, f"the node's {f'{cores:.0f} ' if v.cores is not None else ''}CPU cores were "
                                   f"{percent(v.cpu)} busy")
     evidence["cpu_limit_cores"] = cores
     if v.of_limit is not None:
         evidence["cpu_of_limit_ratio"] = v.of_limit
     if v.limited_by == "container" or v.group is None:
-        return _full(v, evidence, f"the {cores:g} cores that the container or cpuset grants were {percent(of_limit)} "
-                                  "busy")
-    granted = f"the {cores:g} cores that the control group {v.group.name} grants"
+        return _full(v, evidence, f"the {cores:g} CPU cores that the container or cpuset allows were "
+                                  f"{percent(of_limit)} busy")
+    granted = f"the {cores:g} CPU cores that the control group {v.group.name} allows"
     if v.throttled is None:
         return _full(v, evidence, f"{granted} were {percent(of_limit)} busy")
     evidence["cpu_throttled_ratio"] = v.throttled
-    return _full(v, evidence, f"{granted} were used up in {percent(v.throttled)} of the scheduler's periods; all "
-                              "threads then stopped until the next period", "CPU quota used up")
+    return _full(v, evidence, f"{granted} were used up in {percent(v.throttled)} of the scheduler's periods, and all "
+                              "threads stopped until the next period", "CPU quota used up")
 
 
 def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str = "CPU full") -> Explanation:
     return Explanation(
         title=f"{title} while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
-        why=f"Over the last {v.window_s:.0f} s {what}. Meanwhile the GPUs were active as little as "
-            f"{percent(min(v.waiting.values()))} of the time: input, launches and Python compete for cores.",
+        why=f"Over the last {v.window_s:.0f} s {what}. Meanwhile the least active GPU was active "
+            f"{percent(min(v.waiting.values()))} of the time. Input, launches and Python compete for cores.",
         evidence=evidence,
         action="Give the job more cores or less CPU work: cache or prepare the input, decode fewer pixels, and keep "
-               "other programs off the node. A capture (c) tells which thread waits.",
+               "other programs off the node. A capture (c) shows which thread waits.",
         snippet=_INPUT, gain=_NO_FIGURE,
         source="/proc/stat, control groups; " + source(
             f"{_RULE}.{'throttled' if v.throttled is not None else 'cpu'}_enter", f"{_RULE}.waiting_enter"),
@@ -186,12 +186,12 @@ def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str
     cores, full, util = v.cores or 0.0, v.full_core or 0.0, v.gpu_util or 0.0
     return Explanation(
         title=f"One CPU thread holds up {gpus_text(v.gpus)}",
-        why=f"{name_of(process)} used {cores:.1f} cores over the last {v.window_s:.0f} s, one of them full in "
-            f"{percent(full)} of the samples, while no kernel ran in {percent(1 - util)} of the time: its main thread "
-            "(Python runs one at a time) does not keep up.",
+        why=f"{name_of(process)} used {cores:.1f} CPU cores over the last {v.window_s:.0f} s, and one core was full in "
+            f"{percent(full)} of the samples. Meanwhile no kernel ran for {percent(1 - util)} of the time: the main "
+            "thread (Python runs one thread at a time) is too slow.",
         evidence=evidence | {"process_cpu_cores": cores, "full_core_share_ratio": full, "gpu_util_ratio": util},
-        action="Take work off the main thread: more steps per call of the compiled function, input by parallel tf.data "
-               "maps or worker processes, callbacks and metrics less often.",
+        action="Give the main thread less work: run more steps per call of the compiled function, prepare input in "
+               "parallel tf.data maps or worker processes, and run callbacks and metrics less often.",
         snippet="model.compile(…, steps_per_execution=32, jit_compile=True)\n"
                 "dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)",
         gain=_NO_FIGURE,

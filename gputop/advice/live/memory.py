@@ -53,8 +53,8 @@ def judge_memory_pressure(view: NodeView) -> MemoryPressure | Missing | None:
         judged = True
     if not tight:
         if reserves:
-            return Missing(f"the allocator's peak on {gpus_text(reserves)}: memory used may be reserved at start and "
-                           "says nothing; capture a trace (c)")
+            return Missing(f"the allocator's peak on {gpus_text(reserves)}: memory in use may only be reserved; "
+                           "capture a trace (c)")
         return None if judged else Missing(f"{window_s:.0f} s of memory used and the total of a held GPU")
     return MemoryPressure(gpus=tuple(sorted(t.gpu for t in tight)), severity="medium", window_s=window_s,
                           tightest=min(tight, key=lambda t: t.free))
@@ -77,15 +77,15 @@ def describe_memory_pressure(v: MemoryPressure) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)}: processes compete for the last memory",
         why=f"{tight.processes} processes hold GPU {tight.gpu}; {percent(tight.free)} of its memory was free over the "
-            f"last {v.window_s:.0f} s, and what they hold still changed. The next process that needs more fails with "
-            "an out-of-memory error.",
+            f"last {v.window_s:.0f} s, and the memory they use still changed. The next process that needs more fails "
+            "with an out-of-memory error.",
         evidence={"window_s": v.window_s, "free_of_total_ratio": tight.free,
                   "processes_count": float(tight.processes), "memory_span_bytes": tight.span_bytes},
         action="Give each process a GPU of its own, or a memory limit that leaves room for the others.",
         snippet="gpu = tf.config.list_physical_devices('GPU')[0]\n"
                 "tf.config.set_logical_device_configuration(\n"
                 "    gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=30_000)])  # MiB",
-        gain="this prevents a failure; it saves no time",
+        gain="none: this prevents a failure and saves no time",
         source="NVML memory used, reserved and total, process list; " + source("memory_pressure.free_enter"),
     )
 
@@ -123,13 +123,13 @@ def judge_memory_preallocated(view: NodeView) -> MemoryPreallocated | Missing | 
 
 def describe_memory_preallocated(v: MemoryPreallocated) -> Explanation:
     return Explanation(
-        title=f"{gpus_text(v.gpus)}: memory used says nothing about headroom",
+        title=f"{gpus_text(v.gpus)}: memory in use does not show how much is free for the job",
         why=f"{percent(v.used)} of the memory is held and has not changed for {v.window_s:.0f} s. TensorFlow reserves "
-            "nearly all of it at start (JAX 75 %), so this figure hides what the job really needs.",
+            "nearly all memory at its start (JAX 75 %), so this figure does not show what the job really needs.",
         evidence={"window_s": v.window_s, "memory_used_of_total_ratio": v.used},
-        action="Capture (c): the allocator's peak in the trace is the true headroom, for a larger batch for example; "
-               "TF_FORCE_GPU_ALLOW_GROWTH=true lets TensorFlow take only what it needs.",
+        action="Capture (c): the trace has the allocator's peak, which tells whether a larger batch fits. "
+               "TF_FORCE_GPU_ALLOW_GROWTH=true makes TensorFlow take only what it needs.",
         snippet="TF_FORCE_GPU_ALLOW_GROWTH=true python train.py",
-        gain="this explains a figure; nothing is wrong",
-        source="TensorFlow GPU guide: memory is mapped at start; limits: gputop",
+        gain="none: nothing is wrong, this explains a figure",
+        source="TensorFlow GPU guide: memory is mapped at start; gputop's own limits",
     )

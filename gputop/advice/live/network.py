@@ -94,13 +94,13 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
     again = ""
     if v.retransmits:
         evidence["retransmits_count"] = v.retransmits
-        again = f" Meanwhile the adapters had to send data again {v.retransmits:.0f} times."
+        again = f" Meanwhile the adapters sent data again {v.retransmits:.0f} times (retransmits)."
     some = "" if v.full_adapters == v.adapters else (
         f" {v.full_adapters} of {v.adapters} adapters are full: the others could carry a part.")
     return Explanation(
         title=f"The network is full while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
         why=f"RDMA adapter {v.adapter} {v.way} {rate(v.rdma_bytes_per_s)} over the last {v.window_s:.0f} s, "
-            f"{percent(share)} of what its link carries, and GPUs were active as little as "
+            f"{percent(share)} of its link's rate. Meanwhile the least active GPU was active "
             f"{percent(min(v.waiting.values()))} of the time.{some}{again}",
         evidence=evidence,
         action="Send less data between the nodes, or overlap it with compute: gradients in bf16, accumulation over "
@@ -108,6 +108,6 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
                "uses every adapter (NCCL_IB_HCA); gputop doctor lists the adapters. A capture (c) shows the "
                "collectives.",
         snippet="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET python train.py 2>&1 | grep -i 'NET/IB'",
-        gain="depends on what of the communication is exposed: a capture (c) gives the figure",
+        gain="depends on how much of the communication is exposed: a capture (c) gives the figure",
         source="port counters of /sys/class/infiniband; " + source(f"{_RULE}.rate_enter", f"{_RULE}.waiting_enter"),
     )

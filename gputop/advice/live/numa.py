@@ -49,11 +49,11 @@ def describe_numa_remote(v: NumaRemote) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)}: {'its' if len(v.gpus) == 1 else 'their'} "
               f"{'processes run' if v.others else 'process runs'} on another NUMA node",
-        why=f"{name_of(v.process)} may only use CPUs of NUMA node {ranges(v.bound_nodes, ', ')}, and "
-            f"{gpus_text(v.far)} {'is' if len(v.far) == 1 else 'are'} on another: launches, copies and input cross the "
-            f"link between the sockets.{more}",
+        why=f"{name_of(v.process)} may only use CPUs of NUMA node {ranges(v.bound_nodes, ', ')}, but "
+            f"{gpus_text(v.far)} {'is' if len(v.far) == 1 else 'are'} on another node. Launches, copies and input "
+            f"cross the link between the sockets.{more}",
         evidence={"bound_nodes_count": float(len(v.bound_nodes)), "far_gpus_count": float(len(v.far))},
-        action=f"Let it use the CPUs and the memory of NUMA node{plural} {nodes}"
+        action=f"Let the process use the CPUs and the memory of NUMA node{plural} {nodes}"
                + (", or start one process for each GPU, each bound to its own node." if several else
                   ". Under Slurm: --gpu-bind=closest, with the cores of each GPU in gres.conf."),
         snippet=f"numactl --cpunodebind={nodes} --membind={nodes} python train.py",

@@ -107,13 +107,13 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
         trained = (f" (generation {gen:.0f} × {width:.0f} instead of "
                    f"{gpu.info.pcie_gen_max} × {gpu.info.pcie_width_max})")
     return Explanation(
-        title=f"{gpus_text(v.gpus)}: PCIe link slower than it could be",
-        why=f"At work, the link of GPU {gpu.info.index} ran at {rate(link.bytes_per_s)}{trained} over the last "
-            f"{v.window_s:.0f} s; GPU and board can do {rate(link.max_bytes_per_s)}. Copies and input take "
-            "correspondingly longer.",
+        title=f"{gpus_text(v.gpus)}: PCIe link below its full rate",
+        why=f"While GPU {gpu.info.index} worked in the last {v.window_s:.0f} s, its link ran at "
+            f"{rate(link.bytes_per_s)}{trained}. GPU and board support {rate(link.max_bytes_per_s)}, so copies and "
+            "input take longer than they need to.",
         evidence=evidence,
-        action="Have the card reseated and slot, riser and BIOS settings of the link checked; some virtual machines "
-               "and shared slots give fewer lanes on purpose.",
+        action="Have the card reseated, and have the link's slot, riser and BIOS settings checked. Some virtual "
+               "machines and shared slots have fewer lanes on purpose.",
         snippet=f"nvidia-smi -q -i {gpu.info.index} | grep -A 12 'GPU Link Info'",
         gain="depends on how much is copied; " + _NO_FIGURE,
         source="NVML current and maximum PCIe generation and width; " + source("pcie_link_degraded.busy"),
@@ -178,13 +178,13 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
     if v.activity is not None:
         evidence[f"{v.activity[0]}_ratio"] = v.activity[1]
         if v.severity == "medium":
-            waits = f" while the GPU was active {percent(v.activity[1])} of the time"
+            waits = f" The GPU was active {percent(v.activity[1])} of the time."
     coarse = ", from samples of 20 ms," if reading.coarse else ""
     return Explanation(
         title=f"{gpus_text(v.gpus)}: PCIe link full",
         why=f"GPU {worst.gpu.info.index} over the last {worst.window_s:.0f} s: {_WAYS[worst.metric]} traffic "
-            f"was{coarse} {rate(worst.bytes_per_s)} of the link's raw {rate(worst.link_bytes_per_s)}, of which 80-90 % "
-            f"can be reached{waits}.",
+            f"was{coarse} {rate(worst.bytes_per_s)}. The link's raw rate is {rate(worst.link_bytes_per_s)}, of which "
+            f"80-90 % can be reached.{waits}",
         evidence=evidence,
         action="Copy less: send input in its smallest type (uint8 images) and decode or cast on the GPU, keep what is "
                "used again on the GPU, and stop offloading if there is enough memory. A capture (c) names the copies.",
@@ -214,6 +214,6 @@ def _no_traffic(gpu: GpuSample, metric: str, window_s: float) -> str:
         if gpu[name].reason is not None:
             return f"{name} of {gpus_text([gpu])}: {gpu[name].reason}"
     if gpu[metric].coarse:
-        return (f"{limit('pcie_saturated.coarse_count'):.0f} different 20-ms samples of the traffic in "
-                f"{window_s:.0f} s: single ones say little")
+        return (f"{limit('pcie_saturated.coarse_count'):.0f} different 20-ms samples of the traffic in {window_s:.0f} "
+                "s: single samples say little")
     return f"{window_s:.0f} s of PCIe traffic"

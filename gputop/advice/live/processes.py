@@ -89,17 +89,17 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
         holds, spreads, back = f"{held} of the GPUs watched", "spreads over the idle GPUs too", ""
     return Explanation(
         title=f"{gpus_text(idle)} held but not used",
-        why=f"{name_of(process)} holds {holds}; {gpus_text(idle)} did nothing over the last {v.window_s:.0f} s while "
+        why=f"{name_of(process)} holds {holds}; {gpus_text(idle)} did nothing over the last {v.window_s:.0f} s, while "
             f"the others were active {percent(busy)} of the time.",
         evidence={"window_s": v.window_s, "idle_gpus_count": float(len(idle)), "busy_gpus_activity_ratio": busy,
                   "held_gpus_count" if v.complete else "held_gpus_watched_count": float(held)},
-        action="Spread the training over all GPUs with a distribution strategy, or hide the idle ones from the process "
-               "so that others can have them.",
+        action="Spread the training over all GPUs with a distribution strategy, or hide the idle GPUs from the process "
+               "so that other jobs can use them.",
         snippet="strategy = tf.distribute.MirroredStrategy()\n"
                 "with strategy.scope():\n    model = build_and_compile()" + back,
-        gain=f"at best the work {spreads}; {_NO_FIGURE}",
+        gain=f"at best, the work {spreads}; {_NO_FIGURE}",
         source="TensorFlow guide: a process takes the memory of all visible GPUs but runs on one unless distributed; "
-               "limits: gputop",
+               "gputop's own limits",
     )
 
 
@@ -114,16 +114,16 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
     cause = ": it compiles, loads, waits or is stuck"
     action = "Look at what its Python threads do; if it is a forgotten notebook, stop it to free the GPUs."
     if not v.complete:
-        cause = "; what it does on GPUs that are not watched does not show here"
-        action = "Look at all GPUs of the node, without --gpus: where the process works on others, spread the " \
-                 "training over all or hide the idle ones from it; where it works on none, look at what its threads do."
+        cause = ". What it does on GPUs that are not watched is not known"
+        action = ("Look at all GPUs of the node, without --gpus. If the process works on other GPUs, spread the "
+                  "training over all, or hide the idle ones from it. If it works on none, look at what its threads do.")
     return Explanation(
-        title=f"{gpus_text(v.gpus)} held, all idle for {v.window_s:.0f} s",
+        title=f"{gpus_text(v.gpus)} held but not used for {v.window_s:.0f} s",
         why=f"{name_of(process)} holds {gpus_text(idle)} and has not used {'it' if len(idle) == 1 else 'them'} for "
             f"{v.window_s:.0f} s{cause}.{doing}",
         evidence=evidence, action=action, snippet=f"gputop stacks {process.pid}",
         gain="no step runs" if v.complete else _NO_FIGURE,
-        source="limits: gputop",
+        source="gputop's own limits",
     )
 
 
@@ -153,13 +153,14 @@ def judge_unused_gpu(view: NodeView) -> UnusedGpu | Missing | None:
 
 def describe_unused_gpu(v: UnusedGpu) -> Explanation:
     return Explanation(
-        title=f"{gpus_text(v.gpus)} free",
-        why=f"No process has used {gpus_text(v.gpus)} for {v.window_s:.0f} s while others are busy.",
+        title=f"{gpus_text(v.gpus)} not used by any process",
+        why=f"No process has used {gpus_text(v.gpus)} for {v.window_s:.0f} s, while other GPUs are busy.",
         evidence={"window_s": v.window_s, "unused_gpus_count": float(len(v.gpus)),
                   "gpus_count": float(v.gpus_count), "busiest_activity_ratio": v.busiest},
-        action="If they belong to your allocation, make them visible to the job and distribute the training over them.",
-        gain="may be on purpose; " + _NO_FIGURE,
-        source="NVML process lists; limits: gputop",
+        action="If these GPUs belong to your allocation, make them visible to the job and distribute the training over "
+               "them.",
+        gain="not known, as this may be on purpose; " + _NO_FIGURE,
+        source="NVML process lists; gputop's own limits",
     )
 
 
@@ -243,21 +244,22 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
     what = "SM activity" if v.metric == "sm_active" else "coarse utilization"
     others = gpus_text(v.peers) + ("" if v.complete else " (of those watched)")
     return Explanation(
-        title=f"GPU {index} works {times:.1f}× as much as its peers",
-        why=f"{what} of {name_of(v.process)} over the last {v.window_s:.0f} s: {percent(v.first_activity)} on GPU "
-            f"{index}, {percent(v.peers_activity)} on {others}. In synchronous training the others wait for GPU "
+        title=f"GPU {index} works {times:.1f}× as much as the others",
+        why=f"{name_of(v.process)} over the last {v.window_s:.0f} s: {what} was {percent(v.first_activity)} on GPU "
+            f"{index} and {percent(v.peers_activity)} on {others}. In synchronous training the others wait for GPU "
             f"{index} at every step.",
         evidence={"window_s": v.window_s, f"first_gpu_{v.metric}_ratio": v.first_activity,
                   f"peers_{v.metric}_ratio": v.peers_activity, "times_peers": times, "slices_share_ratio": v.slices},
-        action=f"Keep everything that is not a replica's share off GPU {index}: metrics, summaries, evaluation and "
-               "variables on the CPU or mirrored; capture (c) to see which operations they are.",
+        action=f"Let GPU {index} compute its share of the batch only: put metrics, summaries and evaluation on the "
+               f"CPU, and mirror variables. A capture (c) shows which operations run on GPU {index} only.",
         snippet="# where the job makes its strategy: NCCL, not ReductionToOneDevice\n"
                 "strategy = tf.distribute.MirroredStrategy(\n"
                 "    cross_device_ops=tf.distribute.NcclAllReduce())\n"
                 "# metrics and summaries off the GPU:\n"
                 "with tf.device('/CPU:0'):\n    ...",
         gain=_NO_FIGURE,
-        source="compares the GPUs of one process; limits: gputop, above the straggler limits of HTA and TraceML (20 %)",
+        source="the GPUs of one process compared; gputop's own limits, above the straggler limits of HTA and TraceML "
+               "(20 %)",
     )
 
 
@@ -333,7 +335,7 @@ def describe_shared_gpu(v: SharedGpu) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)} shared by two jobs",
         why=f"{name_of(a)} of {a.user or 'an unknown user'} and {name_of(b)} of {b.user or 'an unknown user'} are both "
-            f"on GPU {v.gpu}: their kernels take turns and neither gets all of its memory.",
+            f"on GPU {v.gpu}. Their kernels take turns, and neither can use all of its memory.",
         evidence=evidence,
         action="Give each job GPUs of its own.",
         snippet="CUDA_VISIBLE_DEVICES=0,1 python first.py\nCUDA_VISIBLE_DEVICES=2,3 python second.py",

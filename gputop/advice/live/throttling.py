@@ -45,8 +45,8 @@ def judge_thermal_throttled(view: NodeView) -> ThermalThrottled | Missing | None
            and heat.clock <= view.limit(rule, "clock_", heat.gpu)]
     if not hot:
         return None if known else Missing(
-            f"{window_s:.0f} s of SM clock with its maximum, and clock event reasons or the core temperature with that "
-            "at which clocks are slowed down")
+            f"{window_s:.0f} s of SM clock with its maximum, and clock event reasons or the core temperature with its "
+            "slowdown limit")
     worst = min(hot, key=lambda heat: heat.clock)
     leave = "leave" if view.was_shown_as(rule, "high") else "enter"
     return ThermalThrottled(
@@ -78,12 +78,12 @@ def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
         at = f" at {worst.temperature_c:.0f} °C"
     if worst.slowdown_c is not None:
         evidence["temperature_slowdown_c"] = worst.slowdown_c
-        at += f" (slowdown at {worst.slowdown_c:.0f} °C)"
+        at += f" (slowdown begins at {worst.slowdown_c:.0f} °C)"
     return Explanation(
         title=f"{gpus_text(v.gpus)} slowed down by heat",
-        why=f"GPU {worst.gpu}{at} ran at {percent(worst.clock)} of its highest SM clock, and was held down by heat in "
+        why=f"GPU {worst.gpu}{at} ran at {percent(worst.clock)} of its highest SM clock. Heat slowed it down for "
             f"{percent(worst.share)} of the last {v.window_s:.0f} s. In synchronous training all GPUs wait for the "
-            "slowest.",
+            "slowest one.",
         evidence=evidence,
         action="Have the cooling checked: fans, dust, air flow, inlet temperature, neighbors in the rack. Until "
                "then a lower power limit keeps the clock even.",
@@ -153,13 +153,13 @@ def describe_power_capped(v: PowerCapped) -> Explanation:
         evidence["power_of_limit_ratio"] = worst.power
     at = f"the power limit of {worst.limit_w:.0f} W" if worst.limit_w is not None else "the power limit"
     return Explanation(
-        title=f"{gpus_text(v.gpus)} held back by the power limit",
+        title=f"{gpus_text(v.gpus)} slowed down by the power limit",
         why=f"GPU {worst.gpu} ran at {percent(worst.clock)} of its highest SM clock over the last {v.window_s:.0f} s "
             f"because of {at}. Kernels bound by arithmetic slow down with the clock; those bound by memory hardly do.",
         evidence=evidence,
-        action="Compare the limit with the card's default; if somebody lowered it, have it raised. At the default "
-               "limit this is the card's speed: fewer or cheaper operations (lower precision) help, not tuning.",
+        action="Compare the limit with the card's default. If somebody lowered it, have it raised. At the default "
+               "limit this is the card's full speed, and only fewer or cheaper operations (lower precision) help.",
         snippet="nvidia-smi -q -d POWER" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
-        gain="depends on how much of the step is bound by the clock; live samples do not show that",
-        source="NVML clock event reason 'SW power cap', power against enforced limit; limits: gputop",
+        gain="depends on how much of the step depends on the clock; live samples do not show that",
+        source="NVML clock event reason 'SW power cap', power against enforced limit; gputop's own limits",
     )

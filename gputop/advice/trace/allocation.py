@@ -14,7 +14,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.core.findings import Culprit
-from gputop.text.units import bytes_, percent, seconds
+from gputop.text.units import count, percent, seconds, size
 from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, MemoryKind
@@ -55,7 +55,7 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
     if not len(rows):
         return None
     if steps is None or steps.count < limit("allocation_in_steps.steps"):
-        return Missing(f"three steps, to tell calls that recur ({_call_names(facts, rows)[0]}) from those at the start "
+        return Missing(f"three steps, to tell calls that recur ({_call_names(facts, rows)[0]}) from calls at the start "
                        "of a job")
     edges = steps.edges_ns
     at = np.searchsorted(edges[:, 0], host.start_ns[rows], side="right") - 1
@@ -104,13 +104,13 @@ def _call_names(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
 def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
     return Explanation(
         title=f"Allocating device memory in the steps costs {percent(v.share)} of the {job.basis}",
-        why=f"{v.count:.3g} calls per {job.basis} ({', '.join(v.names)}) allocate or free memory through the driver "
-            f"and take {seconds(v.calls_s)} on the host; {v.frees:.3g} of them free memory, which can wait for all "
-            f"work on the GPU. The GPU is idle for {percent(v.share)} of the {job.basis} because of them.",
+        why=f"{count(v.count)} calls per {job.basis} ({', '.join(v.names)}) allocate or free memory through the driver "
+            f"and take {seconds(v.calls_s)} on the host. {count(v.frees)} of them free memory, and such a call can "
+            f"wait for all work on the GPU. The GPU is idle for {percent(v.share)} of the {job.basis} because of them.",
         evidence={"idle_after_calls_s": v.idle_s, "calls_s": v.calls_s, "calls_per_step": v.count,
                   "frees_per_step": v.frees, "share_ratio": v.share},
-        action="Keep memory between the steps: an allocator with a cache or a pool. Where the framework has one, find "
-               "what empties it: memory so full that the cache is dropped and filled again, or a call that does so.",
+        action="Keep memory between the steps, with an allocator that has a cache or a pool. If the framework has one, "
+               "find what empties it: memory that is so full that the cache is dropped, or a call that does so.",
         snippet=_ALLOCATORS.get(job.framework),
         gain="at most: the idle time that disappears when the launches are replayed without these calls",
         source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
@@ -167,12 +167,12 @@ def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
 def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
     back = ""
     if v.to_host_bytes >= limit("managed_memory.back") * v.to_gpu_bytes:
-        back = " It moves both ways: either the host touches it, too, or it is more than fits into the GPU's memory."
+        back = " It moves both ways: either the host uses it too, or it does not fit into the GPU's memory."
     return Explanation(
         title=f"Managed memory moves between host and GPU for {percent(v.share)} of the {job.basis}",
-        why=f"{v.count:.3g} migrations per {job.basis} and GPU move {bytes_(round(v.to_gpu_bytes))} to the GPU and "
-            f"{bytes_(round(v.to_host_bytes))} to the host, as a kernel or the host touches pages that are not there. "
-            f"They take {percent(v.share)} of the {job.basis}, in which kernels wait for their pages.{back}",
+        why=f"{count(v.count)} migrations per {job.basis} and GPU move {size(v.to_gpu_bytes)} of memory to the GPU and "
+            f"{size(v.to_host_bytes)} to the host, because a kernel or the host uses pages that are not there. They "
+            f"take {percent(v.share)} of the {job.basis}, in which kernels wait for their pages.{back}",
         evidence={"migrations_s": v.migration_s, "migrations_count": v.count, "to_gpu_bytes": v.to_gpu_bytes,
                   "to_host_bytes": v.to_host_bytes, "share_ratio": v.share},
         action="Prefetch what the next kernels read, or keep it in device memory; where it does not fit, use a smaller "

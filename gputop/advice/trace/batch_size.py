@@ -17,7 +17,7 @@ from gputop.advice.trace.launch import judge_launch_bound
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.results import AllocatorUse, FewBlocks
 from gputop.core.findings import at_most, severity_of
-from gputop.text.units import bytes_, percent, seconds
+from gputop.text.units import percent, seconds, size
 
 _PAPERS = ("Goyal et al. 2017 and Malladi et al. 2022: learning rate and batch; McCandlish et al. 2018: noise scale of "
            "the gradient")
@@ -149,27 +149,26 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
         ("few_blocks_s", v.few_blocks_s), ("last_wave_s", v.last_wave_s), ("under_one_wave_s", v.under_one_wave_s),
         ("input_pipeline_s", v.input_s)) if value is not None}
     listed = ", ".join(f"{what} {seconds(part)}" for what, part in named.items())
-    fixed = (f"{percent(v.fixed_s / job.period_s)} of the {job.basis} is time that does not grow with the batch: "
-             f"{listed}.")
+    fixed = (f"{percent(v.fixed_s / job.period_s)} of the {job.basis} does not grow with the batch: {listed}.")
     much = f"{v.factor:.0f}×"
     assumed = ["that time stays as it is" + (" (AllReduces carry gradients)" if "exposed AllReduces" in named else "")
                ] if named else []
     if v.filled_s >= _WORTH_TELLING * job.period_s:
-        assumed.append("kernels below 10 µs use idle SMs")
+        assumed.append("kernels below 10 µs fill idle SMs")
     assumed.append(f"all else takes {much} as long" + (
         ", as far as the input pipeline keeps up" if v.input_s is not None else ""))
     return Explanation(
-        title=f"A larger batch takes {percent(v.share)} less time per sample"
-              + (f", and memory has room for {much}" if v.memory else ""),
+        title=f"A larger batch would take {percent(v.share)} less time per sample"
+              + (f", and memory has room for {much} the batch" if v.memory else ""),
         why=" ".join([*([fixed] if named else []), *_empty(v, job), _memory(v), *([v.caveat] if v.caveat else [])]),
         evidence=evidence,
-        action=f"Raise the batch size per GPU, {f'up to {much}' if v.memory else 'if memory allows'}. An "
-               "epoch then has fewer updates: scale the learning rate with the batch for SGD, with its square root "
-               "for Adam, warm it up, and watch the validation loss. Beyond the noise scale of the gradient, more "
-               "samples per step bring little.",
+        action=f"Raise the batch size per GPU, {f'up to {much}' if v.memory else 'if memory allows'}. An epoch then "
+               "has fewer updates: scale the learning rate with the batch for SGD, with the square root of the batch "
+               "for Adam, warm it up, and watch the validation loss. Beyond the gradient's noise scale, more samples "
+               "per step help little.",
         snippet=(f"batch_size *= {v.factor:.0f}  # per GPU; warm the learning rate up to its new value"
                  if v.memory else _ASK_FOR_ROOM.get(job.framework)),
-        gain=f"assumes that at {much} the batch {', '.join(assumed)}; the step gets longer"
+        gain=f"assumes that with {much} the batch {', '.join(assumed)}; the step itself gets longer"
              + ("; not in addition to launch_bound" if "waiting for launches" in named else ""),
         per="sample", source=f"{source('batch_size_headroom.memory', 'batch_size_headroom.share')}; {_PAPERS}",
     )
@@ -188,14 +187,15 @@ def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
         yield (f"Kernels with fewer blocks than the GPU's {v.sms} SMs run for {seconds(v.few_blocks_s or 0.0)}: "
                f"{longest}. Whether their grids grow with the batch is not known, so only those below 10 µs count.")
     if (v.last_wave_s or 0.0) >= least:
-        yield f"Last waves of blocks that are not full leave up to {seconds(v.last_wave_s or 0.0)} of SM time unused."
+        yield (f"Up to {seconds(v.last_wave_s or 0.0)} of SM time is unused because the last wave of a kernel's blocks "
+               "is not full.")
     if (v.under_one_wave_s or 0.0) >= least:
-        yield f"Kernels whose blocks do not fill the GPU once run for {seconds(v.under_one_wave_s or 0.0)}."
+        yield f"Kernels that have too few blocks to fill the GPU once run for {seconds(v.under_one_wave_s or 0.0)}."
 
 
 def _memory(v: BatchSizeHeadroom) -> str:
     if v.memory is None:
-        return "Whether memory has room for it is not in this trace."
+        return "This trace does not tell whether memory has room for it."
     peak, capacity = v.memory
-    return (f"At its peak the fullest GPU uses {percent(peak / capacity)} of the {bytes_(capacity)} that its allocator "
-            "has.")
+    return (f"At its peak the fullest GPU uses {percent(peak / capacity)} of the {size(capacity)} that its allocator "
+            "can have.")

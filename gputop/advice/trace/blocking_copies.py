@@ -18,7 +18,7 @@ from gputop.analysis.host.host_causes import late_by_cause
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.analysis.what_if.host_waits import before_steps, host_waits
-from gputop.text.units import percent
+from gputop.text.units import count, percent
 from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
 from gputop.trace.model import Kind, MemoryKind
 
@@ -47,8 +47,8 @@ _ACTIONS = {
            "memory without waiting.",
     "d2h": "Do not read values back within the step: keep losses, metrics and conditions on the GPU, and fetch them "
            "every so many steps.",
-    "sync": "Do not synchronize within the step: order on a stream needs no wait of the host, and CUDA events measure "
-            "times without one.",
+    "sync": "Do not synchronize within the step: a stream keeps its order without the host, and CUDA events measure "
+            "times without a wait.",
 }
 _LARGE_BYTES = 1_000_000  # copies that run at the link's rate
 
@@ -109,10 +109,9 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
     evidence = {"pageable_s": v.pageable_s, "share_ratio": v.share, "pageable_of_copies_ratio": v.pageable_of_copies,
                 "pageable_bytes_per_s": v.bytes_per_s}
     down = v.way == "d2h"
-    why = (f"For {percent(v.share)} of the {job.basis} the GPUs do nothing but copy from or to pageable memory, "
-           f"{'most of it back to the host' if down else 'most of it to the GPU'}, at "
-           f"{v.bytes_per_s / 1e9:.1f} GB/s: the driver stages such copies through a buffer of its own, and the host "
-           "waits meanwhile.")
+    why = (f"For {percent(v.share)} of the {job.basis} the GPUs only copy from or to pageable memory, mostly "
+           f"{'back to the host' if down else 'to the GPU'}, at {v.bytes_per_s / 1e9:.1f} GB/s. The driver moves such "
+           "copies through a buffer of its own, and the host waits meanwhile.")
     if v.pinned_bytes_per_s is not None:
         evidence["pinned_bytes_per_s"] = v.pinned_bytes_per_s
         why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
@@ -120,10 +119,10 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
     return Explanation(
         title=f"Copies with pageable memory take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=fetch if down else (
-            "Feed from pinned memory (tf.data's own buffers, a pinned DataLoader) and copy the next batch while this "
+            "Copy from pinned memory (tf.data's own buffers, a pinned DataLoader), and copy the next batch while this "
             "one computes."),
         snippet=fetch_snippet if down else _PIN.get("keras" if is_keras(job) else job.framework),
-        gain="at most: pinned copies run at the link's rate and beside compute",
+        gain="at most: all of this time, if pinned copies ran at the link's rate and beside compute",
         source=source("copies_pageable.share", "copies_pageable.bytes"),
     )
 
@@ -216,17 +215,17 @@ def describe_sync_copies(v: SyncCopies, job: Job) -> Explanation:
     made = []
     if v.count:
         evidence |= {f"copies_per_{job.basis}": v.count, "mean_bytes": v.mean_bytes}
-        made.append(f"{v.count:.3g} {_WAYS.get(v.way, 'copies')} per {job.basis} and GPU ({v.mean_bytes:,.0f} bytes "
+        made.append(f"{count(v.count)} {_WAYS.get(v.way, 'copies')} per {job.basis} and GPU ({v.mean_bytes:,.0f} bytes "
                     "each on average)")
     if v.syncs:
         evidence[f"syncs_per_{job.basis}"] = v.syncs
-        made.append(f"{v.syncs:.3g} calls per {job.basis} and GPU that synchronize")
+        made.append(f"{count(v.syncs)} calls per {job.basis} and GPU that synchronize")
     what = "the GPU" if v.way == "sync" else "copies"
     return Explanation(
         title=f"Waiting for {what} in the middle of the step costs {percent(v.share)} of the {job.basis}",
-        why=f"{' and '.join(made)} make the host wait for all work before them. Only then the host launches again, "
-            f"into an empty queue. The GPU is idle until the host is ahead again: {percent(v.share)} of the "
-            f"{job.basis} in total.",
+        why=f"{' and '.join(made)} make the host wait for all earlier work on the GPU. Only then does the host launch "
+            f"again, and the GPU's queue is empty. The GPU is idle until the host is ahead again: {percent(v.share)} "
+            f"of the {job.basis} in total.",
         evidence=evidence, action=_ACTIONS.get(v.way, _ACTIONS["d2h"]),
         snippet=_WITHOUT_WAITING.get(v.way, FETCH).get(job.framework),
         gain="at most: the idle time that disappears when the launches are replayed without these waits",

@@ -19,7 +19,7 @@ from gputop.analysis.gpu.collectives import by_operation, of_gpus
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import CollectiveOp
 from gputop.analysis.what_if.cure import Cure
-from gputop.text.units import percent, ranges, seconds
+from gputop.text.units import percent, ranges, rate, seconds
 from gputop.trace.model import I64, Kind
 
 # By tf.distribute's strategy, and by framework. Arguments are of the object that the job has already.
@@ -141,7 +141,7 @@ def _free_compute(facts: TraceFacts) -> float:
 def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explanation:
     exposed, alone = v.exposed_s / job.period_s, v.waiting_s is None
     title = f"Exposed communication takes {percent(exposed)} of the {job.basis}"
-    free = f"{v.free_compute_s * 1e3:.3g} ms of compute per {job.basis} have no communication beside them."
+    free = f"{seconds(v.free_compute_s)} of compute per {job.basis} has no communication beside it and could hide some."
     evidence = {"exposed_collectives_s" if v.waiting_s is None else "exposed_transfer_s": v.exposed_s,
                 "share_ratio": exposed, **({} if v.waiting_s is None else {"exposed_waiting_s": v.waiting_s}),
                 "free_compute_s": v.free_compute_s,
@@ -149,8 +149,8 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
     return Explanation(
         title=f"{title} on GPU {ranges(v.gpus)}" if alone else title,
         why=f"For {percent(exposed)} of the {job.basis} GPU {ranges(v.gpus)} is in collectives and computes nothing; "
-            f"{free} The trace is of one rank: it does not tell how much of this moves data and how much waits for "
-            "other ranks."
+            f"{free} The trace is of one rank and does not tell how much of this time moves data and how much waits "
+            "for other ranks."
             if alone else
             f"For {percent(exposed)} of the {job.basis} all GPUs exchange data and compute nothing; waiting for late "
             f"GPUs is not counted. {free}",
@@ -160,9 +160,9 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
                "Reduce gradients in a few packs while the backward pass is still running, or communicate less often by "
                "accumulating gradients.",
         snippet=_OVERLAP.get(job.strategy or job.framework),
-        gain="at most: this rank's exposed collectives, as far as there is compute to hide them behind; overlap saves "
-             "none of the waiting" if alone else
-             "at most: the exposed transfer, as far as there is compute to hide it behind",
+        gain="at most: this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
+             "waiting" if alone else
+             "at most: the exposed transfer, as far as there is compute to hide it",
         source=source("collectives.share") + "; nsys-ai: overlap below 30 %",
     )
 
@@ -230,8 +230,8 @@ def describe_collective_waiting(v: CollectiveWaiting, job: Job) -> Explanation:
                "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
                "process that the others do not have.",
         snippet=_NUMA if v.alone else None,
-        gain="if the last GPU came to each collective together with the others (their median); a faster network does "
-             "not help",
+        gain="if the last GPU came to each collective at the same time as the others (their median); a faster network "
+             "does not help",
         source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the shortest duration "
                                              "over the GPUs",
     )
@@ -272,7 +272,7 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
         needed = max(1, math.ceil(moved / steps.times.iterations_per_step / limit("allreduce_count.bucket_bytes")))
     elif typical > limit("allreduce_count.latency_s"):
         return Missing(f"the model's parameters (--params N): whether {count:.0f} AllReduces per step of "
-                       f"{typical * 1e3:.2g} ms are too small is not known")
+                       f"{seconds(typical)} are too small is not known")
     else:
         per, needed = None, 1
     share = savings.merged(count, needed, least, waits.allreduce_exposed,
@@ -298,17 +298,16 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
     size = ""
     if v.message_bytes is not None:
         evidence["mean_message_bytes"] = v.message_bytes
-        size = f" of {v.message_bytes / 1e6:.2g} MB on average"
+        size = f" of {v.message_bytes / 1e6:,.1f} MB on average"
     return Explanation(
         title=f"{v.count:.0f} AllReduces per step, where {v.needed} would be enough",
-        why=f"Each step runs {v.count:.0f} AllReduces{size}, {v.median_s * 1e6:.3g} µs each (median), which is mostly "
-            f"their latency; packed into {v.needed} the same gradients pay it {v.needed} "
-            f"time{'' if v.needed == 1 else 's'}.",
+        why=f"Each step runs {v.count:.0f} AllReduces{size}, {seconds(v.median_s)} each (median). Most of that time is "
+            f"latency. Packed into {v.needed}, the same gradients pay the latency "
+            f"{'once' if v.needed == 1 else f'{v.needed} times'}.",
         evidence=evidence,
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
         snippet=_MERGE.get(job.strategy or job.framework),
-        gain="assumes that each AllReduce that is avoided saves the time of one of the shortest, as far as it is "
-             "exposed",
+        gain="assumes that each avoided AllReduce saves the time of one of the shortest, as far as it is exposed",
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
 
@@ -337,12 +336,12 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
         return None
     moved = _bytes(facts, op, gpus)
     if moved is None:
-        return Missing("the model's parameters (--params N): how long an AllReduce of them should take")
+        return Missing("the model's parameters (--params N): they tell how long an AllReduce should take")
     if len({gpu.host for gpu in facts.trace.gpus}) > 1:
         return Missing("the bandwidth between the hosts of this job")
     rate = pinned_rate(facts)
     if rate is None:
-        return Missing("the links' bandwidth: the trace has no large pinned copy to measure PCIe by")
+        return Missing("the links' bandwidth: the trace has no large pinned copy that shows PCIe's rate")
     count = len(waits.durations_s) / steps
     wanted_s = 2 * (gpus - 1) / gpus * moved / rate + count * limit("allreduce_slow.latency_s")
     if transfer_s < limit("allreduce_slow.factor") * wanted_s:
@@ -359,18 +358,19 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
 
 def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
     return Explanation(
-        title=f"AllReduce takes {v.transfer_s / v.wanted_s:.1f}× what its bytes need",
-        why=f"{v.moved_bytes / 1e6:,.0f} MB per {job.basis} are reduced in {v.transfer_s * 1e3:.3g} ms, waiting left "
-            f"out: {v.moved_bytes / v.transfer_s / 1e9:.2g} GB/s. Even over PCIe, at the "
-            f"{v.link_bytes_per_s / 1e9:.1f} GB/s of this trace's pinned copies, a ring would take "
-            f"{v.wanted_s * 1e3:.3g} ms.",
+        title=f"AllReduces take {v.transfer_s / v.wanted_s:.1f}× the time that their bytes need",
+        why=f"AllReduces of {v.moved_bytes / 1e6:,.0f} MB per {job.basis} take {seconds(v.transfer_s)} without "
+            f"waiting, which is {rate(v.moved_bytes / v.transfer_s)}. Even over PCIe, at the "
+            f"{v.link_bytes_per_s / 1e9:.1f} GB/s of this trace's pinned copies, a ring AllReduce would take "
+            f"{seconds(v.wanted_s)}.",
         evidence={"transfer_s": v.transfer_s, "wanted_s": v.wanted_s, f"bytes_per_{job.basis}": v.moved_bytes,
                   "bytes_per_s": v.moved_bytes / v.transfer_s, "link_bytes_per_s": v.link_bytes_per_s,
                   "exposed_ratio": v.exposed, "share_ratio": v.share},
-        action="Check which transport NCCL uses: direct GPU-to-GPU (NVLink, PCIe P2P) is wanted, not sockets or "
-               "copies through host memory; check NCCL_P2P_DISABLE, ACS/IOMMU settings and the container's /dev/shm.",
+        action="Check which transport NCCL uses. It should be direct from GPU to GPU (NVLink, PCIe P2P), not by "
+               "sockets or copies through host memory. Check NCCL_P2P_DISABLE, the ACS and IOMMU settings and the "
+               "container's /dev/shm.",
         snippet=_DEBUG,
-        gain="if it ran at the rate of the PCIe link, as far as it is exposed; NVLink is faster still",
+        gain="if AllReduces ran at the rate of the PCIe link, as far as they are exposed; NVLink is faster still",
         source=source("allreduce_slow.factor", "allreduce_slow.latency_s")
         + "; a ring moves 2(n-1)/n of the bytes over each link",
     )

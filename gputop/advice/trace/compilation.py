@@ -57,7 +57,7 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     if functions is None or host is None:
         if facts.analysis.ops is not None and facts.analysis.ops.eager_share == 1.0:
             return None  # nothing is a function
-        return Missing(f"calls of tf.functions, which say whether they traced, or of jitted ones{HOST_EVENTS}")
+        return Missing(f"calls of tf.functions, which say whether they traced, or of jitted functions{HOST_EVENTS}")
     if steps is None or steps.count < limit("host.steps"):
         return Missing("two whole steps: one tracing may be the first of all; capture longer")
     name, count, calls = _most_traced(functions, host.compiled)
@@ -98,13 +98,13 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
         title=f"{v.function} is {traced} again and again: {percent(v.share)} of the step",
         why=f"{v.function} was {traced} again {v.count} times in the window"
             + (f", in {v.count} of {v.calls} calls" if v.calls else "")
-            + f"; that takes {seconds(v.tracing_s)} of the mean step, {percent(v.share)}"
+            + f". That takes {seconds(v.tracing_s)} of the mean step, {percent(v.share)}"
             + (", while the GPUs wait." if v.gpus else "."),
         evidence=evidence,
         action="Call the function with the same shapes and types each time: pad or drop the last batch, pass Python "
                "values as tensors, and create the function once.",
         snippet=_RETRACED.get(job.loop, _RETRACED_CUSTOM),
-        gain="the time from such a call to its first op, if all calls used a function made before",
+        gain="the time from such a call to its first op, if all calls used a function that exists already",
         source=source("retracing.share", "retracing.count"),
     )
 
@@ -153,7 +153,7 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
     each = "Ops"
     if v.ops_per_step is not None:
         evidence["eager_ops_per_step"] = v.ops_per_step
-        each = f"{v.ops_per_step:.0f} ops a step"
+        each = f"{v.ops_per_step:.0f} ops per step"
     waits = "the GPU waits for Python" if v.gpus else "Python takes"
     return Explanation(
         title=f"Eager ops cost {percent(v.share)} of the {job.basis}",
@@ -162,7 +162,7 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
         evidence=evidence,
         action="Put the whole training step into a tf.function.",
         snippet=_EAGER_SNIPPETS.get(job.loop, _EAGER_CUSTOM),
-        gain="at most: all of Python's time from op to op, if a function launched them ahead of the GPU",
+        gain="at most: all of Python's time between ops, if a function launched the ops ahead of the GPU",
         source=source("eager_execution.share"),
     )
 
@@ -205,15 +205,15 @@ def describe_xla_off(v: XlaOff, job: Job) -> Explanation:
     chained = v.chained_s / job.period_s
     return Explanation(
         title=f"XLA is off and could fuse kernels: up to {percent(v.share)} of the {job.basis}",
-        why=f"No function is compiled by XLA, and {percent(chained)} of the {job.basis} goes into {v.chains:.0f} "
-            "chains of element-wise kernels, one after the other over the same tensors. Fused they might save up to "
-            f"{percent(v.share)}; only a test tells whether XLA does so for this model.",
+        why=f"No function is compiled by XLA. {percent(chained)} of the {job.basis} goes into {v.chains:.0f} chains of "
+            "element-wise kernels that run one after the other over the same tensors. Fusing them might save up to "
+            f"{percent(v.share)}. Only a test shows whether XLA does so for this model.",
         evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains,
                   "share_ratio": v.share},
         action="Try XLA on the step: compile it and compare the step time after the first, slow step.",
         snippet=xla_on_step(job),
-        gain="at most, and not sure: a fused chain reads two tensors and writes one; now each kernel reads and writes "
-             "its own",
+        gain="at most, and not sure: a fused chain reads two tensors and writes one, while now each kernel reads and "
+             "writes its own",
         source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off",
     )
 

@@ -26,8 +26,8 @@ _H2D = (
     "on the GPU, and copy the next batch while this one computes."
 )
 _PAGEABLE = (
-    "Most of the copy time is from or to pageable memory: feed by tf.data instead of NumPy arrays and copy ahead, so "
-    "that copies use pinned buffers and run beside compute."
+    "Most of the copy time is from or to pageable memory. Use tf.data instead of NumPy arrays and copy ahead, so that "
+    "copies use pinned buffers and run beside compute."
 )
 FETCH = {
     "tensorflow": "loss_sum.assign_add(loss)  # stay on the GPU in the loop; loss_sum.numpy() every 100 steps\n"
@@ -37,8 +37,8 @@ FETCH = {
 }
 _D2H = "Read results back less often: keep losses and metrics on the GPU and fetch them every so many steps."
 _SUMMARIES = "Write summaries and histograms every few hundred steps: each one fetches its tensors from the GPU."
-_PLACED = ("Keep these ops on the GPU, or take their results from it once in many steps: what runs on the host fetches "
-           "its inputs from the GPU.")
+_PLACED = ("Keep these ops on the GPU, or fetch their results once in many steps: an op on the host fetches its inputs "
+           "from the GPU.")
 _KERAS_FETCH = "model.compile(optimizer, loss, steps_per_execution=16)  # logs come back every 16 steps"
 _PLACEMENT = "tf.debugging.set_log_device_placement(True)  # before the model is built: says where each op runs"
 # What the op is that most of the copies to the host are for, and the cure: in Keras, and in a loop of one's own.
@@ -134,20 +134,20 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
         if v.pageable >= limit("copies_excessive.pageable"):
             action = _PAGEABLE
         else:
-            pinned = " The memory is pinned already, so only fewer bytes or overlap help."
+            pinned = " The memory is pinned already, so only fewer bytes or overlap with compute help."
     rate = v.rates.get(f"{v.worst}_bytes_per_s")
     name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[v.worst]
     why = f"For {percent(v.share)} of the {basis} the GPUs copy data and do nothing else, "
-    why += name if within else f"most of it {name}"
+    why += name if within else f"mostly {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
     other = "d2h" if v.worst == "h2d" else "h2d"
     if not within and v.ways[other] >= limit("copies_excessive.share"):
         action += f" {fetch if other == 'd2h' else _H2D}"
     if within:
-        how = " or overlapped with compute; the share of the device window stands for that of the step"
+        how = " or overlapped with compute; the share of the device window is taken as that of the step"
     else:  # copies hide behind no more compute than there is
         how = " or overlapped with compute" if v.compute >= v.share else (
-            f"; overlap with the compute there is saves {percent(v.compute)}")
+            f"; overlap with the existing compute saves {percent(v.compute)}")
     return Explanation(
         title=f"Copies{' within the GPU' if within else ''} take {percent(v.share)} of the {basis}",
         why=why + pinned, evidence=evidence, action=action,
@@ -241,13 +241,13 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
 
 def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
     return Explanation(
-        title=f"Copies on the stream of the kernels cost {percent(v.share)} of the {job.basis}",
-        why=f"All kernels and copies of a GPU are on one stream ({', '.join(v.streams)}), so that one waits for the "
-            f"other. Pinned copies with the host take {percent(v.exposed_s / job.period_s)} of the {job.basis}, at "
+        title=f"Copies on the same stream as the kernels cost {percent(v.share)} of the {job.basis}",
+        why=f"All kernels and copies of a GPU are on one stream ({', '.join(v.streams)}), so they wait for each other. "
+            f"Pinned copies from and to the host take {percent(v.exposed_s / job.period_s)} of the {job.basis}, at "
             f"{v.bytes_per_s / 1e9:.1f} GB/s, and could run beside compute.",
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
         action="Copy the next batch on a stream of its own while this one computes.",
         snippet=_OWN_STREAM.get(job.framework),
-        gain="at most: the copies that fit beside the compute there is, if none of them needs a result of this step",
+        gain="at most: the copies that fit beside the existing compute, if none of them needs a result of this step",
         source=source("default_stream.share"),
     )

@@ -80,7 +80,7 @@ class TraceFacts:
         if steps >= limit("few.steps") or kernels >= limit("few.kernels"):
             return None
         about = f"{steps} whole step{'' if steps == 1 else 's'} and " if steps else ""
-        return f"This rests on {about}{kernels:.0f} kernels per GPU only; capture longer to be sure."
+        return f"Only {about}{kernels:.0f} kernels per GPU are in this window; capture longer to be sure."
 
     @property
     def few_steps_caveat(self) -> str | None:
@@ -88,8 +88,8 @@ class TraceFacts:
         steps = self.steps.count if self.steps else 0
         if not 0 < steps < limit("few.steps") or self.small_sample_caveat is not None:
             return None
-        return (f"The window holds {steps} whole step{'' if steps == 1 else 's'}: whether the job's other steps are "
-                "like that is not known.")
+        return (f"The window holds {steps} whole step{'' if steps == 1 else 's'}, so it is not known whether the job's "
+                "other steps are alike.")
 
     @property
     def steps_or_window(self) -> int:

@@ -22,7 +22,7 @@ from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import at_most, severity_of
-from gputop.text.units import percent
+from gputop.text.units import count, percent
 from gputop.trace.intervals import coverage
 from gputop.trace.kernel_names import short_kernel, split_op
 from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_calls, name_mask
@@ -143,8 +143,8 @@ _ATTENTION = {
 _KERAS_ON_JAX = ("\n# XLA makes scale, mask and softmax one kernel; Keras 3 has fused attention with\n"
                  "# KERAS_BACKEND=jax: keras.config.enable_flash_attention(), 16-bit types")
 _NO_FLASH_KERNEL = (
-    "scaled_dot_product_attention runs here as separate kernels. Give it what its fused kernels take: FP16 or BF16, a "
-    "head size of at most 256 and a mask without gradient.")
+    "scaled_dot_product_attention runs here as separate kernels. Its fused kernels need FP16 or BF16, a head size of "
+    "at most 256 and a mask without gradient.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
         names=_longest(facts, rows),
         fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))),
         events=Events(kernels[between]), cure=Cure(scaled=((kernels[between], 0.0),), assumes=(
-            "The kernels between the two products disappear; the time of the fused kernel is not added.")))
+            "The kernels between the two products disappear, and the time of the fused kernel is not added.")))
 
 
 def _softmaxes(trace: Trace, kernels: I64) -> Mask:
@@ -223,21 +223,21 @@ def _batched(trace: Trace, kernels: I64) -> Mask:
 
 def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
     part = v.between_s / job.period_s
-    action = ("Use fused attention, which keeps the scores on the chip: softmax, scale, mask and dropout are then "
-              "parts of one kernel.")
+    action = ("Use fused attention: it computes softmax, scale, mask and dropout in one kernel and keeps the scores on "
+              "the chip.")
     return Explanation(
-        title=f"Unfused attention: {percent(part)} of the {job.basis} between its two matrix products",
-        why=f"{v.count:.3g} times per {job.basis} and GPU a softmax, with what scales and masks, runs in kernels of "
-            f"its own between two batched matrix products: {percent(part)} of the {job.basis}. Each of them reads and "
-            "writes all scores, whose number grows with the square of the sequence's length."
+        title=f"Unfused attention takes {percent(part)} of the {job.basis} between its two matrix products",
+        why=f"Softmax, scaling and masks run as separate kernels between two batched matrix products, {count(v.count)} "
+            f"times per {job.basis} and GPU. They take {percent(part)} of the {job.basis}. Each of these kernels reads "
+            "and writes all scores, whose number grows with the square of the sequence length."
             + _named("Kernels", v.names),
         evidence={"between_products_s": v.between_s, "softmax_s": v.softmax_s, "share_ratio": part,
                   "attentions_count": v.count},
         action=_NO_FLASH_KERNEL if v.fallback else action,
         snippet=None if v.fallback else xla_on_step(job) + _KERAS_ON_JAX if job.framework == "tensorflow" else (
             _ATTENTION.get(job.framework)),
-        gain="at most: these kernels, as far as launches do not hold the GPU up; the fused kernel itself takes time, "
-             "and the products save some memory traffic",
+        gain="at most: these kernels, as far as launches do not delay the GPU; the fused kernel itself takes time, and "
+             "the products save some memory traffic",
         source=source("attention_unfused.share", "attention_unfused.count"),
     )
 
@@ -279,21 +279,21 @@ def judge_layout_conversions(facts: TraceFacts) -> LayoutConversions | None:
         return None
     return LayoutConversions(gpus=facts.active_numbers, share=share, conversions_s=seconds,
                              count=len(rows) / _per(facts), names=_longest(facts, rows), events=Events(rows),
-                             cure=Cure(scaled=((rows, 0.0),), assumes="No tensor is converted any more."))
+                             cure=Cure(scaled=((rows, 0.0),), assumes="No tensor is converted."))
 
 
 def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
     part = v.conversions_s / job.period_s
     return Explanation(
         title=f"Conversions between NCHW and NHWC take {percent(part)} of the {job.basis}",
-        why=f"{v.count:.3g} kernels per {job.basis} and GPU, {percent(part)} of the {job.basis}, only transpose "
-            "tensors between the layout of the model and the layout that the kernels of its convolutions need."
+        why=f"{count(v.count)} kernels per {job.basis} and GPU only transpose tensors between the model's layout and "
+            f"the layout that its convolution kernels need. They take {percent(part)} of the {job.basis}."
             + _named("Kernels", v.names),
         evidence={"conversions_s": v.conversions_s, "conversions_count": v.count, "share_ratio": part},
         action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
-               "for those in FP32 without them.",
+               "for convolutions in FP32 without tensor cores.",
         snippet=_LAYOUT.get(job.framework),
-        gain="at most: all conversions, as far as launches do not hold the GPU up",
+        gain="at most: all conversions, as far as launches do not delay the GPU",
         source=source("layout_conversions.share"),
     )
 
@@ -330,14 +330,14 @@ def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation
     part = v.chained_s / job.period_s
     return Explanation(
         title=f"A compiler could fuse element-wise kernels: up to {percent(v.share)} of the {job.basis}",
-        why=f"{percent(part)} of the {job.basis} goes into {v.chains:.0f} chains of element-wise kernels, one after "
-            f"the other over the same tensors. Fused they might save up to {percent(v.share)}; only a test tells how "
-            "much of that this model gains.",
+        why=f"{percent(part)} of the {job.basis} goes into {v.chains:.0f} chains of element-wise kernels that run one "
+            f"after the other over the same tensors. Fusing them might save up to {percent(v.share)}. Only a test "
+            "shows how much of that this model gains.",
         evidence={"chained_s": v.chained_s, "chained_ratio": part, "chains_count": v.chains, "share_ratio": v.share},
         action="Try torch.compile on the model and compare the step time after the first, slow steps.",
         snippet="model = torch.compile(model)",
-        gain="at most, and not sure: a fused chain reads two tensors and writes one; now each kernel reads and writes "
-             "its own",
+        gain="at most, and not sure: a fused chain reads two tensors and writes one, while now each kernel reads and "
+             "writes its own",
         source=source("elementwise_unfused.share", "xla_off.chain"),
     )
 
@@ -367,7 +367,7 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | N
     if count < limit("optimizer_unfused.count"):
         return None
     if facts.steps is None:
-        return Missing("steps, of which to tell how many kernels the optimizer has in each")
+        return Missing("steps, to count the optimizer's kernels in each")
     length = device.end_ns[rows] - device.start_ns[rows]
     short_ns = int(length[length < limit("optimizer_unfused.kernel_s") * 1e9].sum())
     pauses_ns = _pauses_ns(facts, rows)
@@ -394,13 +394,13 @@ def _pauses_ns(facts: TraceFacts, rows: I64) -> int:
 
 def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:
     return Explanation(
-        title=f"The optimizer's {v.count:.0f} kernels cost {percent(v.share)} of the {job.basis}",
-        why=f"The optimizer updates each variable by kernels of its own: {v.count:.0f} per {job.basis} and GPU, with "
-            f"{percent(v.pauses_s / job.period_s)} of the {job.basis} in pauses between them."
+        title=f"The optimizer's {v.count:,.0f} kernels cost {percent(v.share)} of the {job.basis}",
+        why=f"The optimizer updates each variable with separate kernels: {v.count:,.0f} per {job.basis} and GPU. The "
+            f"pauses between them take {percent(v.pauses_s / job.period_s)} of the {job.basis}."
             + _named("Kernels", v.names),
         evidence={"kernels_per_step": v.count, "optimizer_kernels_s": v.kernels_s, "pauses_s": v.pauses_s,
                   "share_ratio": v.share},
-        action="Update all variables in a few kernels: a fused optimizer, or one that a compiler fuses.",
+        action="Update all variables in a few kernels, with a fused optimizer or one that a compiler fuses.",
         snippet=xla_on_step(job) if job.framework == "tensorflow" else (
             _FUSED_OPTIMIZER if job.framework == "pytorch" else None),
         gain="at most: the pauses, and the kernels that are too short to do much work",

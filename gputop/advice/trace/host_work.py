@@ -78,7 +78,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     host, steps = facts.host, facts.steps
     assert host is not None and host.gap_s is not None
     if steps is None or steps.count < limit("host.steps"):
-        return Missing("two whole steps: what lies between them is the gap; capture longer, or mark steps with "
+        return Missing("two whole steps, as the gap is between them: capture longer, or mark steps with "
                        f"{how_to_mark_steps(facts.trace)}")
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
@@ -92,8 +92,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
                        slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host), cure=Cure(
                            host=removed_host_time(facts, "gap"),
-                           assumes="The host's work between two calls runs while the GPUs compute, or is not done at "
-                                   "all."))
+                           assumes="The host's work between two calls is done while the GPUs compute, or is removed."))
 
 
 def _rank_name(trace: Trace, host: str) -> str:
@@ -113,17 +112,18 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     if v.gpus:
         where += " and no GPU has work"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
-    others = "" if v.slow_host is None else " The other ranks have no such gaps: they wait for it."
-    gain = "at most: the host's time between two calls, if its work ran while the GPUs compute or were not done at all"
+    others = "" if v.slow_host is None else " The other ranks have no such gaps and wait for this rank."
+    gain = "at most: the host's time between two calls, if this work were done while the GPUs compute or were removed"
     later = ""
     if v.input_s is not None:
         evidence["pipeline_s"] = v.input_s
-        later = (f" But the input pipeline sets the pace: it takes {seconds(v.input_s)} for the batches of a step. "
-                 "Until it is faster, this work costs time only where both need the same CPUs, or Python's lock (GIL).")
-        gain = "the input pipeline sets the pace: make it faster, then capture again"
+        later = (f" But the input pipeline is slower: it takes {seconds(v.input_s)} for the batches of a step. Until "
+                 "the pipeline is faster, this work costs time only where both need the same CPUs or Python's lock "
+                 "(GIL).")
+        gain = "not known, because the input pipeline is slower: make it faster, then capture again"
     return Explanation(
         title=f"Host work between steps takes {percent(v.share)} of the step{of_rank}",
-        why=f"For {seconds(v.gap_s)} of each step, {percent(v.share)}, {where}{of_rank}: {what}.{others}{later}",
+        why=f"For {seconds(v.gap_s)} of each step ({percent(v.share)}), {where}{of_rank}: {what}.{others}{later}",
         evidence=evidence, action=action, snippet=snippet,
         gain=gain,
         source=source("step_gap_host.share"),
@@ -139,25 +139,25 @@ def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
             return f"{what} ({_named(named)})", action, snippets.get(loop)
     what = _gap_content(v, most)
     if loop in _KERAS:
-        return what, ("Run several steps per call of Python, and take work out of on_train_batch_* callbacks and "
-                      "metrics (.numpy(), get_weights(), print)."), _FEWER
+        return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
+                      "on_train_batch_* callbacks and metrics."), _FEWER
     if loop == PYTORCH:
-        return what, ("Take it out of the loop or do it every hundred steps: logging, metrics, gc.collect(), saving; "
-                      "prepare data in the DataLoader's workers; read no result at each step."), _SELDOM
+        return what, ("Move logging, metrics, gc.collect() and saving out of the loop, or do them every hundred steps. "
+                      "Prepare data in the DataLoader's workers. Do not read results at each step."), _SELDOM
     if loop in (CUSTOM, EAGER, JAX):
-        return what, ("Do what is between the steps inside the step's function or every hundred steps, and read no "
-                      "result at each step, so that the loop runs ahead of the GPU."), _SELDOM
-    return what, "Find out what Python does between the steps and take it out of the loop.", _MEASURED
+        return what, ("Move the work between the steps into the step's function, or do it every hundred steps. Do not "
+                      "read results at each step, so that the loop runs ahead of the GPU."), _SELDOM
+    return what, "Find out what Python does between the steps, and move it out of the loop.", _MEASURED
 
 
 def _gap_content(v: StepGapHost, most: float) -> str:
     """What fills a gap of which no known kind of work fills most."""
     silent, shown = v.silent_s or 0.0, _named(v.work)
     if silent >= most or not shown:
-        what = f"{seconds(silent)} of it without any event, which is Python (callbacks, logging, data handling)"
-        return what + (f"; else {shown}" if shown else "")
+        what = f"{seconds(silent)} of it has no event, which means Python (callbacks, logging, data handling)"
+        return what + (f"; the rest is {shown}" if shown else "")
     return f"mostly {shown}" + (
-        f", and {seconds(silent)} without any event, which is Python" if silent >= 0.1 * v.gap_s else "")
+        f", and {seconds(silent)} without any event, which means Python" if silent >= 0.1 * v.gap_s else "")
 
 
 def _named(work: Iterable[GapWork]) -> str:
@@ -176,18 +176,18 @@ _LOGGED = ("# before the model is built: says where each op runs\n"
 _NOT_TENSORFLOW = {
     "pytorch": (
         "PyTorch ops",
-        "Keep these ops' tensors on the GPU, or compute them in the DataLoader's workers: a tensor made without "
+        "Keep the tensors of these ops on the GPU, or run the ops in the DataLoader's workers. A tensor made without "
         "device= is on the CPU.",
         "x = torch.zeros(n, device=logits.device)  # and no .cpu() in the middle of the step"),
     "jax": (
         "Python callbacks",
-        "Write what jax.pure_callback, io_callback or debug.print does in jax.numpy, or return the values and use them "
-        "outside the step every so many steps.",
+        "Write in jax.numpy what jax.pure_callback, io_callback or debug.print does, or return the values and use them "
+        "outside the step, every hundred steps for example.",
         "params, loss = train_step(params, batch)  # no callback inside\n" + _SELDOM),
 }
 _CALLBACK_GAIN = "at most: the time of the callbacks, if they were outside the step"
-_PLACEMENT_GAIN = ("the time of ops on the host while the GPU has nothing to do, if they ran in the input pipeline or "
-                   "took no longer on the GPU than launching them")
+_PLACEMENT_GAIN = ("the time of ops on the host while the GPU is idle, if they ran in the input pipeline or took no "
+                   "time on the GPU beyond their launch")
 _PYTHON_OPS = re.compile(r"(?:Eager)?PyFunc(?:Stateless)?$|NumpyFunction|PyFuncStateless$")
 _INPUT_OPS = re.compile(
     r"\w*(?:String|Regex|Decode|Parse|Lookup|Hash(?!Table)|Unicode|Sparse|Ragged|Unique|Encode|ReadFile)\w*$")
@@ -226,7 +226,7 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     evidence = {"host_ops_s": v.wait_s, "share_ratio": v.share}
     held_up = "the GPU waits" if v.gpus else "the compiled function waits"
     run = "Python callbacks run" if job.framework == "jax" else "ops run on the CPU"
-    why = f"For {percent(v.share)} of the {job.basis} {held_up} while {run} in the middle of it."
+    why = f"For {percent(v.share)} of the {job.basis} {held_up} while {run} in the middle of the step."
     if job.framework in _NOT_TENSORFLOW:
         kind, action, snippet = _NOT_TENSORFLOW[job.framework]
     else:
@@ -234,8 +234,8 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
         why += " Their inputs are copied from the GPU and their results back to it."
         action, snippet = _placement_fix(v.work[0].name.rsplit(":", 1)[-1])
     return Explanation(
-        title=f"{kind} on the host hold the {'GPU' if v.gpus else 'compiled function'} up {percent(v.share)} of the "
-              f"{job.basis}", why=why, evidence=evidence, action=action, snippet=snippet,
+        title=f"{'GPU' if v.gpus else 'Compiled function'} waits {percent(v.share)} of the {job.basis} for {kind} on "
+              "the host", why=why, evidence=evidence, action=action, snippet=snippet,
         gain=_CALLBACK_GAIN if job.framework == "jax" else _PLACEMENT_GAIN,
         source=source("host_placement.share"),
     )

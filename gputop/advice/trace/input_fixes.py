@@ -55,9 +55,9 @@ _ONE_ITERATOR = ("ds = ds.shuffle(buffer_size).repeat()  # nothing in between\n"
                  "model.fit(ds.batch(batch_size).prefetch(2), steps_per_epoch=steps, epochs=epochs)\n"
                  "# a loop of your own: options.experimental_warm_start = True, the next iter(ds) before an epoch ends")
 _PYTHON_MAP = ("The map's function is Python (py_function or numpy_function), and only one such call runs at a time, "
-               "whatever num_parallel_calls says. Write it in TensorFlow ops, or do it once and store TFRecords; where "
-               "CPUs are free, run it in processes of its own. More parallel calls help only Python that waits for "
-               "storage or network.")
+               "whatever num_parallel_calls says. Write it in TensorFlow ops, or run it once and store TFRecords. If "
+               "CPUs are free, run it in separate processes. More parallel calls help only if the Python code waits "
+               "for storage or network.")
 _MOST = 0.5  # of the time waited, or of a function's
 _CACHED = "the stage's results are cached; this is the most to expect"
 _CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
@@ -67,14 +67,14 @@ _READS = re.compile(r"TFRecord|TextLine|FixedLengthRecord|Csv|SqlDataset|LMDB|Gl
 _SEVERAL = re.compile(r"FlatMap|Interleave")
 
 
-_RECORD_FILES = "Replace from_generator, which runs Python under its lock, by TFRecord files and TensorFlow ops."
-_SEVERAL_FILES = "Read several files at once: interleave with parallel calls, the work on a file inside it."
+_RECORD_FILES = "Replace from_generator by TFRecord files and TensorFlow ops: it runs Python, one thread at a time."
+_SEVERAL_FILES = "Read several files at once: use interleave with parallel calls, and do the work on a file inside it."
 _OVERLAP = "Overlap the input pipeline with the step: prefetch, and run its slow stages in parallel."
-_LESS_WORK = "Give the pipeline less to do: run its slow stages in parallel, cache what is the same in every epoch."
+_LESS_WORK = "Make the pipeline faster: run its slow stages in parallel, and cache what is the same in every epoch."
 _ASSEMBLE = "Assemble batches in parallel."
 _BY_NAME = (
-    (re.compile(r"Parallel|MapAndBatch"), "The stage is parallel already: cache what is the same in every epoch, or do "
-     "the work on whole batches.", _ONCE_OR_WHOLE),
+    (re.compile(r"Parallel|MapAndBatch"), "The stage is parallel already. Cache what is the same in every epoch, or do "
+                                          "the work on whole batches.", _ONCE_OR_WHOLE),
     (re.compile(r"Generator"), _RECORD_FILES, _RECORDS), (_SEVERAL, _SEVERAL_FILES, _INTERLEAVE),
     (_READS, _SEVERAL_FILES, _INTERLEAVE), (re.compile(r"Batch|PaddedBatch"), _ASSEMBLE, _BATCH),
     (_MAPS, "Run the map in parallel and prefetch.", _PARALLEL),
@@ -221,14 +221,14 @@ def _fill_buffers(found: _Bottleneck) -> InputFix | None:
     refill_s = max((stage.refill_s or 0.0 for stage in pipeline.stages), default=0.0)
     if pipeline.wait_s > 0 and refill_s >= _MOST * pipeline.wait_s and found.pipeline_s <= found.step_s:
         return found.fix(
-            f"The shuffle buffer is filled again ({seconds(refill_s)} in the window), as it is at the start of an "
-            "epoch: repeat right after shuffle, and give the steps of an epoch.", _ONE_ITERATOR,
+            f"The shuffle buffer is filled again at the start of each epoch ({seconds(refill_s)} in this window). Call "
+            "repeat right after shuffle, and set the steps of an epoch.", _ONE_ITERATOR,
             min(found.cost_s, found.rest_s), "the buffer is never filled again",
             most_s=found.wait_s * min(1.0, refill_s / pipeline.wait_s))
     if last is not None and found.apart and found.pipeline_s <= found.rest_s and (last.buffer_empty or 0.0) < 0.5:
         return found.fix(
-            "The pipeline is fast enough on average, but its buffer runs empty now and then: prefetch more batches.",
-            _DEEPER, found.cost_s, "the buffer lasts over the slow batches", most_s=found.wait_s)
+            "The pipeline is fast enough on average, but its buffer is sometimes empty. Prefetch more batches.",
+            _DEEPER, found.cost_s, "the buffer has enough batches while slow ones are made", most_s=found.wait_s)
     if not found.apart and found.cost_s <= found.rest_s:
         return found.fix("Prefetch: make the next batch while the step runs.", _PREFETCH, found.cost_s,
                          "a batch is made while the step before it runs")
@@ -243,7 +243,7 @@ def _replace_python(found: _Bottleneck, python_s: float) -> InputFix | None:
                          "reading records takes almost no time compared with the generator's Python", removes=True)
     if _MAPS.match(stage.name) and stage.function_s and python_s >= _MOST * stage.function_s:
         return found.fix(_PYTHON_MAP, _NO_PYTHON, found.cost_s - found.stage_s,
-                         "nothing is left of the Python code; this is the most to expect", removes=True, at_most=True)
+                         "the Python code takes no time; this is the most to expect", removes=True, at_most=True)
     return None
 
 
@@ -257,12 +257,12 @@ def _use_threads(found: _Bottleneck) -> InputFix | None:
                              f"files are read on {threads} threads at a time")
     elif _MAPS.match(stage.name) and more:
         if _PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
-            return found.fix("The map is parallel already, on how many threads the trace does not tell: let tf.data "
-                             "choose them, and cache what is the same in every epoch.", _CACHE,
+            return found.fix("The map is parallel already, but the trace does not tell on how many threads. Let tf.data "
+                             "choose their number, and cache what is the same in every epoch.", _CACHE,
                              found.cost_s - found.stage_s, _CACHED, removes=True)
         of = f", of {found.cpus:.3g} CPUs" if found.cpus else ""
-        action = ("Run the map in parallel (it uses 1 thread now)" if stage.workers == 1 else
-                  f"Let tf.data choose the map's threads (it uses {stage.workers} now{of})")
+        action = ("Run the map in parallel (now on 1 thread)" if stage.workers == 1 else
+                  f"Let tf.data choose the number of the map's threads (now {stage.workers}{of})")
         if last is None:
             action += " and prefetch"
         return found.fix(f"{action}.", _MAP if last else _PARALLEL, found.on_all_threads_s,
@@ -277,25 +277,26 @@ def _do_less(found: _Bottleneck) -> InputFix:
     stage, left_s, job = found.stage, found.cost_s - found.stage_s, found.job
     if not (_MAPS.match(stage.name) or _SEVERAL.match(stage.name) or _READS.match(stage.name)):
         return found.fix(*((_LESS_WORK, _CACHE) if found.prefetch else (_OVERLAP, _PREFETCH)), left_s,
-                         f"nothing is left of {stage.name}, so it is the most to expect", removes=True, at_most=True)
+                         f"{stage.name} takes no time, so this is the most to expect", removes=True, at_most=True)
     fed = max((other.calls for other in found.pipeline.stages if other.parent == stage.path), default=0)
     full = ("The work runs on all CPUs already" if job is None or stage.workers >= int(job.limit) else
             "No CPU is free for more threads")
     if found.pipeline.batches and max(stage.calls, fed) >= 2 * found.pipeline.batches:
-        return found.fix(f"{full}, element by element: do it on whole batches, and cache what is the same in every "
-                         "epoch.", _ONCE_OR_WHOLE, left_s, _CACHED, removes=True)
-    return found.fix(f"{full}: cache what is the same in every epoch, or do it once and store it.",
+        return found.fix(f"{full}. Do it on whole batches instead of single elements, and cache what is the same in "
+                         "every epoch.", _ONCE_OR_WHOLE, left_s, _CACHED, removes=True)
+    return found.fix(f"{full}. Cache what is the same in every epoch, or do it once and store it.",
                      f"{_CACHE}\n{_THREADS.format(4 * round(found.threads))}", left_s, _CACHED, removes=True)
 
 
 def _cpu_clause(job: JobCpus | None) -> str:
     """What a promise assumes of the CPUs on which the work of the pipeline goes on."""
     if job is None:
-        return "; the trace does not tell whether CPUs are free for that, so it is the most to expect"
+        return "; the trace does not tell whether CPUs are free for that, so this is the most to expect"
     quota = f" by its quota of {job.quota:.3g}" if job.quota is not None and job.quota < job.allowed else ""
     text = f", on the {job.free:.3g} CPUs that the job can have{quota}"
     if job.used is not None and job.others is not None:
-        text += f" (while it was captured it used {job.used:.2g}, all else {job.others:.2g} of {job.allowed:.3g})"
+        text += (f" (during the capture the job used {job.used:.2g} and all other programs {job.others:.2g} of "
+                 f"{job.allowed:.3g} CPUs)")
     return text
 
 

@@ -43,7 +43,7 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     share = facts.shares["input"]
     # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
     if steps is not None and max(steps.count, _waits_like(facts, share)) < limit("input_bound.steps"):
-        return Missing("a second wait for a batch: one can be an accident; capture longer")
+        return Missing("a second wait for a batch, as one can be chance: capture longer")
     if share < limit("input_bound.share"):
         return None
     fix = _input_fix(facts, share * facts.period_s)
@@ -142,11 +142,11 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     why += v.fix.tells
     if v.slowest_stage is not None:
         evidence["slowest_stage_s"] = v.slowest_stage[1]
-        why += f" Most of tf.data's time goes into its stage {v.slowest_stage[0]}."
+        why += f" tf.data spends most of its time in its stage {v.slowest_stage[0]}."
     evidence.update(v.fix.numbers or {})
-    gain = "all waiting for input while no GPU works, if every batch were ready when asked for"
+    gain = "all input wait while no GPU works, if every batch were ready in time"
     if v.fix.step_s is not None:
-        gain = f"the step follows its slowest part that is left, assuming that {v.fix.how}"
+        gain = f"the step then takes as long as its slowest remaining part, assuming that {v.fix.how}"
     return Explanation(
         title=f"Input wait takes {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=v.fix.action, snippet=v.fix.snippet, gain=gain, source=source("input_bound.share"),

@@ -42,7 +42,7 @@ def _batch_waits(facts: TraceFacts) -> str | None:
 
 def _idle_gpus_in_waits(facts: TraceFacts) -> str | None:
     return None if facts.shares is not None else (
-        "GPU activity: whether the GPUs stand still while the loop waits for a batch; see `gputop doctor` for the "
+        "GPU activity, to tell whether GPUs are idle while the loop waits for a batch; `gputop doctor` checks the "
         "right to profile")
 
 

@@ -16,7 +16,7 @@ from gputop.advice.trace.snippets import xla_on_step
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
-from gputop.text.units import percent
+from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, coverage, intersect
 from gputop.trace.model import Kind
 
@@ -53,16 +53,15 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
     share = savings.removed(pauses_s, facts.period_s)
     if share < limit("small_kernels.share"):
         return None
-    kernels = sum(gpu.kernels for gpu in gpus) / len(gpus)
+    per_step = [sum(size.count_per_step) for size in sizes if size.count_per_step is not None]
     return SmallKernels(
         gpus=facts.active_numbers, share=share, short_ratio=short, pauses_s=pauses_s,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
-        kernels_per_step=None if facts.steps is None else (
-            kernels * facts.period_s * len(gpus) / sum(gpu.window_s for gpu in gpus)),
+        kernels_per_step=sum(per_step) / len(per_step) if per_step else None,
         events=_short(facts), cure=Cure(launching=True, pauses=True, assumes=(
-            "The kernels' work is done in a few large ones, without pauses between them and without time for launching "
-            "them; it takes as long as now.")),
+            "A few large kernels do the work of these kernels in the same time, without pauses between them and "
+            "without time for launches.")),
     )
 
 
@@ -92,16 +91,16 @@ def _pauses_s(facts: TraceFacts) -> float:
 def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
     evidence = {"below_20us_ratio": v.short_ratio, "kernel_median_s": v.kernel_median_s, "pauses_s": v.pauses_s,
                 "share_ratio": v.share, "kernels_per_s": v.kernels_per_s}
-    median_us = f"{v.kernel_median_s * 1e6:.2g} µs"
-    why = (f"{percent(v.short_ratio)} of the kernels run for less than 20 µs (median {median_us}), which is what "
-           f"launching one takes; the pauses between kernels are {percent(v.share)} of the {job.basis}.")
+    median = f"{seconds(v.kernel_median_s)}"
+    why = (f"{percent(v.short_ratio)} of the kernels run for less than 20 µs (median {median}), which is the time that "
+           f"one launch takes. The pauses between kernels take {percent(v.share)} of the {job.basis}.")
     if v.pace_s is not None:
         evidence["launch_pace_s"] = v.pace_s
-        why += f" The host launches one every {v.pace_s * 1e6:.2g} µs."
+        why += f" The host launches one kernel every {seconds(v.pace_s)}."
     if v.kernels_per_step is not None:
         evidence["kernels_per_step"] = v.kernels_per_step
     return Explanation(
-        title=f"Pauses between {median_us} kernels take {percent(v.share)} of the {job.basis}", why=why,
+        title=f"Pauses between short kernels (median {median}) take {percent(v.share)} of the {job.basis}", why=why,
         evidence=evidence,
         action="Do the same work in fewer, larger kernels: fuse them with XLA, batch small ops together, use fused "
                "layers and optimizers, and raise the batch size if memory allows.",

@@ -67,8 +67,8 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         recording_s=None if recorded is None else recorded * limit("launch_bound.recording_s"),
         events=Events(late, idle_ns[late], idle=True),
         cure=Cure(host=waits, assumes=(
-            "Each launch is there before its GPU waits for it, as with one call for many kernels; kernels take as long "
-            "as now.")),
+            "Each kernel is launched before its GPU waits for it, as with one call for many kernels; kernels take as "
+            "long as now.")),
     )
 
 

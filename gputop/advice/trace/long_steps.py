@@ -28,24 +28,24 @@ _WORTH_NAMING = 0.01  # of the longest work
 _SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is shown
 # What is long by the part of the step, where no name says more: what it is, and what to do.
 _PARTS = {
-    "input": ("waiting for a batch", "Look at what some batches need more than others (a file that is opened, a "
-                                     "shuffle buffer that is filled), and prefetch enough of them to last over it."),
-    "compute": ("longer kernels", "Keep shapes alike from batch to batch: pad or bucket what is longer."),
+    "input": ("waiting for a batch", "Look at what only some batches need (a file that is opened, a shuffle buffer "
+                                     "that is filled), and prefetch enough batches for that time."),
+    "compute": ("longer kernels", "Keep the same shapes in all batches: pad longer examples or put them into buckets."),
     "collectives": ("collectives", "Find out which GPU comes late in these steps, and what it does before."),
-    "h2d": ("copies to the GPU", "Look at what these steps copy, and copy it ahead."),
+    "h2d": ("copies to the GPU", "Look at what these steps copy, and copy it earlier."),
     "d2h": ("copies back to the host", "Read results back less often."),
-    "host": ("Python (no events)", "Look at what the loop does every so many steps (callbacks, logging, "
-                                             "saving, garbage collection), and do it less often or in the background."),
+    "host": ("Python (no events)", "Look at what the loop does only in some steps (callbacks, logging, saving, garbage "
+                                   "collection), and do it less often or in the background."),
 }
 _PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
 _MORE = (
     (r"tf\.function-graph_building|.*(?:Compile|Compiler::)", "tracing or compiling a function",
      "Call functions with the same shapes and types each time."),
     (r"(?:Python )?(?:gc|GC)\b|[Gg]arbage", "garbage collection",
-     "Freeze what lives long and collect at times of your own: gc.freeze(), gc.disable(), gc.collect() every so many "
-     "steps."),
+     "Freeze long-lived objects and choose when to collect: gc.freeze(), gc.disable(), and gc.collect() every few "
+     "hundred steps."),
     (r".*(?:ReadFile|WriteFile|OpenFile|posix_fs|FileSystem)", "files",
-     "Read and write files beside the loop: in the input pipeline, or in a thread."),
+     "Read and write files outside the loop: in the input pipeline, or in a thread."),
 )
 
 
@@ -65,7 +65,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     """A few steps are far longer than the others. What they have more of names the cause."""
     steps = facts.steps
     if steps is None or steps.count < MIN_STEPS:
-        return Missing(f"{MIN_STEPS} whole steps: fewer do not tell long ones from the usual spread; capture longer")
+        return Missing(f"{MIN_STEPS} whole steps, to tell long steps from the usual spread: capture longer")
     edges = steps.edges_ns
     length = (edges[:, 1] - edges[:, 0]) / 1e9
     by_part = {}
@@ -142,7 +142,7 @@ def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
     which = f"Every {_ordinal(v.every)} step takes" if v.every else f"{len(v.steps)} of {v.of} steps take"
     listed = ", ".join(map(str, v.steps[:_SHOWN])) + (", …" if len(v.steps) > _SHOWN else "")
     why = (f"Steps {listed} of the {v.of} in the window take {seconds(v.more_s)} longer than the usual "
-           f"{seconds(v.usual_s)}: {what}. Over the run that is {percent(v.share)} of the time, in no other step.")
+           f"{seconds(v.usual_s)}: {what}. On average that is {percent(v.share)} of the time.")
     evidence = {"more_s": v.more_s, "usual_step_s": v.usual_s, "share_ratio": v.share,
                 "long_steps": float(len(v.steps))}
     if v.every:
@@ -150,7 +150,7 @@ def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
     evidence |= {f"{name}_more_s": time for name, time in v.parts.items()}
     return Explanation(
         title=f"{which} {seconds(v.more_s)} longer: {what}", why=why, evidence=evidence, action=action,
-        snippet=snippet, gain="all of what these steps take longer, if they were like the others",
+        snippet=snippet, gain="all of the extra time, if these steps were like the others",
         source=source("long_steps.share"),
     )
 

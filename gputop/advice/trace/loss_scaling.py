@@ -77,11 +77,11 @@ def _scaling_events(facts: TraceFacts) -> Mask:
 def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
     why = (f"Scaling, unscaling and checking gradients takes {percent(v.checks_s / job.period_s)} of the "
            f"{job.basis} on the GPU")
-    why += (f", and waiting for the result on the host {percent(v.verdict_wait_s / job.period_s)}."
+    why += (f", and the GPU waits {percent(v.verdict_wait_s / job.period_s)} for the host to read the result."
             if v.verdict_wait_s else ".")
     action = {
         True: "Train in BF16, whose range needs no loss scaling.",
-        False: "Use a static loss scale once a value is known to hold, and let XLA fuse the checks.",
+        False: "Use a static loss scale once you know a value that works, and let XLA fuse the checks.",
         None: "Train in BF16, which needs no loss scaling (Ampere and newer), or use a static loss scale.",
     }[v.has_bf16]
     return Explanation(
@@ -89,7 +89,7 @@ def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
         evidence={"checks_s": v.checks_s, "verdict_wait_s": v.verdict_wait_s, "share_ratio": v.share,
                   "kernels": float(v.kernels)},
         action=action, snippet=_snippet(job, bool(v.has_bf16)),
-        gain="all of it: BF16 needs no scaling; a static scale fused by XLA takes almost no time",
+        gain="all of this time: BF16 needs no scaling, and a static scale that XLA fuses takes almost no time",
         source=source("loss_scaling.share") + "; TensorFlow mixed-precision guide",
     )
 

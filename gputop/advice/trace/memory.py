@@ -11,7 +11,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import KERAS3
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.core.findings import Severity
-from gputop.text.units import bytes_, percent
+from gputop.text.units import percent, size
 
 _ROOM = {
     KERAS3: "optimizer = keras.optimizers.Adam(gradient_accumulation_steps=4)  # with a batch a quarter the size",
@@ -60,20 +60,20 @@ def describe_memory_pressure(v: MemoryPressure, job: Job) -> Explanation:
     full, left = v.peak_bytes / v.capacity_bytes, v.capacity_bytes - v.peak_bytes
     evidence = {"peak_bytes": float(v.peak_bytes), "capacity_bytes": float(v.capacity_bytes), "peak_ratio": full,
                 "left_bytes": float(left)}
-    why = f"At its peak the allocator of GPU {v.fullest} had {bytes_(left)} of {bytes_(v.capacity_bytes)} left."
+    why = f"At its peak the allocator of GPU {v.fullest} had {size(left)} of {size(v.capacity_bytes)} left."
     if v.fragmentation is not None:
         evidence["fragmentation_ratio"] = v.fragmentation
         if v.in_pieces:
             why += f" Up to {percent(v.fragmentation)} of its free memory was outside the largest free block."
     if v.holder is not None:
-        why += f" {v.holder[0]} held most of what was allocated in the window: {bytes_(v.holder[1])}."
+        why += f" {v.holder[0]} held most of the memory that was allocated in the window: {size(v.holder[1])}."
     fragments_less = v.in_pieces and job.framework == "tensorflow"
     return Explanation(
         title=f"GPU {v.fullest}'s allocator was {percent(full)} full", why=why, evidence=evidence,
-        action="Make room before it fails: a smaller batch with gradient accumulation, mixed precision, or "
-               "recomputation of activations"
+        action="Make room before an allocation fails: use a smaller batch with gradient accumulation, mixed precision, "
+               "or recomputation of activations"
                + ("; TensorFlow's asynchronous allocator fragments less." if fragments_less else "."),
         snippet=_ROOM.get(job.loop, _ROOM.get(job.framework)),
-        gain="no time; it keeps the job from running out of memory",
+        gain="none: this prevents an out-of-memory error and saves no time",
         source=source("trace_memory.warn", "trace_memory.critical"),
     )

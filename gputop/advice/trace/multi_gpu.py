@@ -21,15 +21,15 @@ from gputop.analysis.layers.excess import Excess, excess_of
 from gputop.analysis.results import LaunchOrder, Replicas, ReplicaWork
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
-from gputop.text.units import percent, ranges
+from gputop.text.units import percent, ranges, seconds
 
 _GPU0 = (
-    "Keep metrics, evaluation and variables off it and give every replica the same share of the batch "
-    "(a global batch divisible by the number of GPUs)."
+    "Keep metrics, evaluation and variables off this GPU, and give every replica the same share of the batch (a global "
+    "batch divisible by the number of GPUs)."
 )
 _SLOWER = (
     "Compare its clocks, temperature, power and processes with the others' while the job runs, in gputop or "
-    "nvidia-smi: heat, a power limit, fixed clocks or another process hold it back, or it is faulty."
+    "nvidia-smi: heat, a power limit, fixed clocks or another process can slow it down, or it is faulty."
 )
 _SHOW_CLOCKS = "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER"
 _OF_ITS_OWN = 0.5  # of what it takes longer, in ops that the others do not run: these alone are named
@@ -145,10 +145,10 @@ def _alike(excess: Excess, kernels_ratio: float) -> str:
 
 def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
     ratio = v.compute_s / v.others_compute_s
-    why = (f"GPU {v.heavy} (by the job's numbers) computes {v.compute_s * 1e3:.3g} ms per {job.basis}, the others "
-           f"{v.others_compute_s * 1e3:.3g} ms (median). The others wait for it at every synchronization.")
+    why = (f"GPU {v.heavy} (by the job's numbers) computes {seconds(v.compute_s)} per {job.basis}, the others "
+           f"{seconds(v.others_compute_s)} (median). The others wait for it at every synchronization.")
     if v.own_work:
-        why += f" It runs {v.kernels_ratio:.2g}× as many kernels: work that the others do not have."
+        why += f" It runs {v.kernels_ratio:.2f}× as many kernels, so it has work that the others do not have."
     evidence = {"compute_s": v.compute_s, "others_compute_s": v.others_compute_s, "ratio": ratio,
                 "kernels_count_ratio": v.kernels_ratio, "share_ratio": v.share, f"{job.basis}_s": job.period_s}
     if v.longer_alike is not None:
@@ -156,24 +156,26 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
     if v.blocks_ratio is not None:
         evidence["blocks_ratio"] = v.blocks_ratio
     if v.alike == "slower":
-        why += (" No layer is to blame: all its kernels take longer alike, and they are as many and as large as the "
-                "others'. The GPU itself is slower, or shared with another process.")
+        why += (" All its kernels take longer by the same factor, not those of one layer, and their number and size "
+                "are the same as on the others. The GPU itself is slower, or shared with another process.")
         return Explanation(
             title=f"GPU {v.heavy} of the job takes {ratio:.2f}× the others' time for the same work", why=why,
             evidence=evidence, action=_SLOWER, snippet=_SHOW_CLOCKS,
-            gain="at most: if it were as fast as the others, and the step follows its slowest GPU",
+            gain="at most: if this GPU were as fast as the others, and the step takes as long as its slowest GPU",
             source=source("replica_imbalance.ratio", "replica_imbalance.share", "replica_imbalance.alike",
                           "replica_imbalance.same_work"))
     if v.alike in ("larger", "unknown"):
-        why += (" No layer is to blame: all its kernels take longer alike. "
-                + ("They are larger: it has a larger part of each batch." if v.alike == "larger" else
-                   "It has a larger part of each batch, or it is slower (clocks); the trace does not tell which."))
+        why += (" All its kernels take longer by the same factor, not those of one layer. "
+                + ("They are larger: this GPU has a larger part of each batch." if v.alike == "larger" else
+                   "This GPU has a larger part of each batch, or it is slower (clocks); the trace does not tell "
+                   "which."))
     return Explanation(
         title=f"GPU {v.heavy} of the job does {ratio:.1f}× the others' work", why=why, evidence=evidence,
         action=_GPU0 if v.heavy == 0 else _OTHER,
         snippet=_even_batches(job),
-        gain="at most: if it had as little to do as the others, and the step follows its slowest GPU" if v.own_work
-        else "if the same work were spread evenly and the step follows its slowest GPU",
+        gain="at most: if this GPU had as little to do as the others, and the step takes as long as its slowest "
+             "GPU" if v.own_work
+        else "if the same work were spread evenly and the step takes as long as its slowest GPU",
         source=source("replica_imbalance.ratio", "replica_imbalance.share"),
     )
 
@@ -224,7 +226,7 @@ def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
 def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
     return Explanation(
         title=f"GPUs {ranges(v.gpus)} work one after the other",
-        why=f"For {percent(v.one_alone)} of the time in which any GPU computes, only one does; with independent GPUs "
+        why=f"Only one GPU computes in {percent(v.one_alone)} of the time in which any GPU does; with independent GPUs "
             f"it would be {percent(v.one_alone_by_chance)}. Each GPU waits for the one before it.",
         evidence={"one_alone_ratio": v.one_alone, "one_alone_by_chance_ratio": v.one_alone_by_chance,
                   "any_active_ratio": v.any_active, "share_ratio": v.share, "most_work_s": v.most_work_s},
@@ -232,7 +234,7 @@ def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
                "pipeline micro-batches through its parts.",
         snippet=f"{_STRATEGY}with strategy.scope():\n    model = build_model()"
         if job.framework == "tensorflow" and not job.strategy else None,
-        gain="if the same work ran side by side and the step followed the GPU with most of it",
+        gain="if the same work ran in parallel and the step took as long as the GPU with the most work",
         source=source("serial_gpus.overlap", "serial_gpus.share"),
     )
 
@@ -307,8 +309,8 @@ def _even(delay: dict[int, float], launches: LaunchOrder) -> bool:
 
 
 def describe_staggered_launch(v: StaggeredLaunch, job: Job) -> Explanation:
-    why = (f"GPU {v.last}'s first kernel of a step is launched {v.last_launched_s * 1e3:.3g} ms after GPU {v.first}'s "
-           f"(median), each GPU about {v.per_gpu_s * 1e3:.3g} ms after the one before.")
+    why = (f"The first kernel of a step is launched on GPU {v.last} {seconds(v.last_launched_s)} later than on GPU "
+           f"{v.first} (median), and on each GPU about {seconds(v.per_gpu_s)} later than on the one before.")
     if v.in_turns:
         why += " One thread launches a GPU's step before it turns to the next GPU."
     evidence = {"last_begins_late_s": v.late_s, "share_ratio": v.share, "per_gpu_s": v.per_gpu_s,
@@ -316,11 +318,12 @@ def describe_staggered_launch(v: StaggeredLaunch, job: Job) -> Explanation:
     if v.launches_per_turn is not None:
         evidence["launches_per_turn"] = float(v.launches_per_turn)
     return Explanation(
-        title=f"GPU {v.last} begins its step {v.late_s * 1e3:.3g} ms after GPU {v.first}", why=why, evidence=evidence,
-        action="Launch to all GPUs at once, from a thread or a process of each, instead of looping over them.",
+        title=f"GPU {v.last} begins its step {seconds(v.late_s)} after GPU {v.first}", why=why, evidence=evidence,
+        action="Launch on all GPUs at the same time, with one thread or process for each GPU, instead of a loop over "
+               "the GPUs.",
         snippet=("" if job.strategy else _STRATEGY) + _REPLICA_STEP.format(
             "  # not a Python loop over tf.device('/GPU:i')")
         if job.framework == "tensorflow" and not is_keras(job) else None,
-        gain="if the last GPU began together with the first one, as far as it is idle now",
+        gain="if the last GPU began at the same time as the first one, as far as it is idle now",
         source=source("staggered_launch.share", "staggered_launch.turn", "staggered_launch.jump"),
     )

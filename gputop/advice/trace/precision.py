@@ -179,9 +179,9 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
 
 def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
     why = (f"{percent(v.fp32_part)} of the kernel time is matrix multiplication in FP32 on the ordinary cores (FFMA); "
-           f"these GPUs' tensor cores do it {'as TF32 or BF16' if v.tf32 else 'in FP16'} at a multiple of the rate.")
+           f"these GPUs' tensor cores are several times as fast {'with TF32 or BF16' if v.tf32 else 'with FP16'}.")
     if v.tf32 and job.framework == "tensorflow":
-        why += " TensorFlow uses TF32 by default, so something has turned it off or the type is forced."
+        why += " TensorFlow uses TF32 by default, so something has turned it off or has set the type."
     return Explanation(
         title=f"FP32 without tensor cores takes {percent(v.fp32_part)} of the kernel time", why=why,
         evidence={"fp32_matmul_of_kernels_ratio": v.fp32_part, "fp32_matmul_s": v.fp32_s,
@@ -237,13 +237,13 @@ def judge_fp16_fallback(facts: TraceFacts) -> Fp16Fallback | None:
 def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
     part = v.fallback_part
     return Explanation(
-        title=f"Mixed precision is on, but {percent(part)} of the kernel time falls back from tensor cores",
-        why=f"{percent(v.sixteen_bit)} of the kernel time is in 16 bits, and matrix kernels for {percent(part)} of it "
-            f"({percent(v.plain_16)} in 16 bits, {percent(v.plain_fp32)} in FP32) run on the ordinary cores.",
+        title=f"Mixed precision is on, but {percent(part)} of the kernel time does not use tensor cores",
+        why=f"Kernels in 16 bits take {percent(v.sixteen_bit)} of the kernel time. Matrix kernels on the ordinary "
+            f"cores take {percent(part)} of it ({percent(v.plain_16)} in 16 bits, {percent(v.plain_fp32)} in FP32).",
         evidence={"fallback_of_kernels_ratio": part, "fallback_16_bit_ratio": v.plain_16,
                   "fallback_fp32_ratio": v.plain_fp32, "sixteen_bit_ratio": v.sixteen_bit,
                   "share_ratio": v.fallback_s / job.period_s},
-        action="Find the layers behind these kernels: give them channels and units in multiples of 8, NHWC layout, "
+        action="Find the layers behind these kernels. Give them channels and units in multiples of 8, NHWC layout, "
                "ordinary instead of depthwise convolutions, and inputs in the compute type.",
         snippet="layer = keras.layers.Dense(units=-(-units // 8) * 8)  # multiples of 8; convolutions: filters "
                 "likewise\n"
@@ -286,9 +286,10 @@ def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
 
 def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
     return Explanation(
-        title=f"Unaligned dimensions slow down {percent(v.unaligned_part)} of the kernel time",
-        why=f"Matrix kernels for {percent(v.unaligned_part)} of the kernel time use tensor cores by variants for "
-            f"operands aligned to {v.least_bytes} bytes only, because a dimension is no multiple of 8 (16 bytes).",
+        title=f"Unaligned dimensions slow down kernels that take {percent(v.unaligned_part)} of the kernel time",
+        why=f"Matrix kernels that take {percent(v.unaligned_part)} of the kernel time use tensor cores in slower "
+            f"variants, for operands that are aligned to {v.least_bytes} bytes only. The reason is a dimension that is "
+            "not a multiple of 8 (16 bytes).",
         evidence={"unaligned_of_kernels_ratio": v.unaligned_part, "unaligned_s": v.unaligned_s,
                   "aligned_bytes": float(v.least_bytes or 0), "tensor_core_of_kernels_ratio": v.tensor_part,
                   "share_ratio": v.unaligned_s / job.period_s},

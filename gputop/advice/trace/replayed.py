@@ -32,16 +32,17 @@ class Cures:
         if verdict.cure is None or most is None or self._replay is None:
             return None, ""
         if self._replay.error > TOLERANCE:
-            return None, (f"It is not replayed: a replay of the unchanged {self._facts.basis} misses its time by "
-                          f"{percent(self._replay.error)}, so the trace does not show all that the GPUs wait for.")
+            return None, (f"The saving is not from a replay: a replay of the unchanged {self._facts.basis} misses its "
+                          f"time by {percent(self._replay.error)}, so the trace does not show everything that the GPUs "
+                          "wait for.")
         saved = max(self._replay.saved(verdict.cure), 0.0)
         if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0) if self._replay.unclear else saved
         if abs(min(saved, most) - min(if_waiting, most)) >= MIN_SHARE:
             return None, (f"The trace does not show whether the host waits for the GPUs in its pauses: a replay saves "
                           f"{percent(if_waiting)} if it does and {percent(saved)} if it is busy.")
         if saved - most >= MIN_SHARE:
-            return None, (f"A replay of the recorded {self._facts.basis} saves more, {percent(saved)}, but part of "
-                          "that is time which this finding does not count.")
+            return None, (f"A replay of the recorded {self._facts.basis} saves more ({percent(saved)}), but part of "
+                          "that time does not belong to this finding.")
         return saved, ""
 
     def rest(self, effect: str, cause: str) -> float | None:

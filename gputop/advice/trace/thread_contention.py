@@ -48,7 +48,7 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
     cpus = pool if host.input_shared_threads >= limit("thread_contention.busy") * pool > 0 else threads.cpus
     if cpus is None:
         return Missing("the CPUs that the job may use (tf.data's cpu_budget in its iterators' events): launches are "
-                       "held up while tf.data works, but whether it fills the CPUs is not told")
+                       "late while tf.data works, but the trace does not tell whether tf.data fills the CPUs")
     at_work = host.input_threads or 0.0
     if at_work < limit("thread_contention.busy") * cpus:
         return None
@@ -76,27 +76,27 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
     limited = (f"options = tf.data.Options()\n"
                f"options.threading.private_threadpool_size = {min(workers, max(v.cpus // 2, 1))}\n"
                f"ds = ds.with_options(options)")
-    why = (f"For {percent(v.launch_wait_s / job.period_s)} of the {job.basis} the GPU waits inside the step for a "
-           f"launch, {percent(v.held_up)} of that for single launches that come far later than the others. Meanwhile "
-           f"{v.threads_at_work:.0f} threads of tf.data work on {v.cpus} CPUs"
+    why = (f"For {percent(v.launch_wait_s / job.period_s)} of the {job.basis} the GPU waits for a launch inside the "
+           f"step. {percent(v.held_up)} of that wait is for single launches that come far later than the others. "
+           f"Meanwhile {v.threads_at_work:.0f} threads of tf.data work on {v.cpus} CPUs"
            + (", and launches come from the pool that all of TensorFlow shares." if v.pool == "global" else "."))
     if v.shared >= 0.5:
-        why += f" {v.shared:.0f} of them are threads of that pool: the model's ops wait until one is free."
+        why += f" {v.shared:.0f} of these threads belong to that pool, and the model's ops wait until one is free."
     if v.collective_wait_s >= limit("thread_contention.share") * job.period_s:
         why += (f" For another {percent(v.collective_wait_s / job.period_s)} of the time, GPUs wait in collectives for "
-                "a GPU that was held up this way.")
+                "a GPU that was delayed in this way.")
     return Explanation(
-        title=f"tf.data's threads hold launches up {percent(v.share)} of the {job.basis}", why=why,
+        title=f"tf.data's threads delay launches for {percent(v.share)} of the {job.basis}", why=why,
         evidence={
             "launch_wait_s": v.launch_wait_s, "collective_wait_s": v.collective_wait_s, "share_ratio": v.share,
             "held_up_ratio": v.held_up, "input_threads_at_work": v.threads_at_work, "cpus": float(v.cpus),
             "input_working_meanwhile_ratio": v.input_meanwhile,
         },
-        action=("Leave CPUs to the threads that launch: limit tf.data's own threads." if private else
-                "Give the GPUs launching threads of their own, and limit tf.data's threads."),
+        action=("Limit tf.data's own threads, so that the threads that launch have free CPUs." if private else
+                "Give each GPU its own launching threads, and limit tf.data's threads."),
         snippet=limited if private else f"{_PRIVATE_LAUNCHES}\n# and in the input pipeline:\n{limited}",
-        gain="at most: all waiting for launches inside the step, and for GPUs whose launches came late, if the "
-             "launching threads always had a CPU",
+        gain="at most: all waiting for launches inside the step and for GPUs with late launches, if the launching "
+             "threads always had a CPU",
         source=source("thread_contention.busy", "thread_contention.stalled")
         + "; TensorFlow's GPU performance guide: GPU host thread contention",
     )

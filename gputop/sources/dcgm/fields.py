@@ -45,38 +45,38 @@ PROFILING_NOT_SUPPORTED = -36
 CONNECTION_GONE = frozenset((CONNECTION_NOT_VALID, TIMEOUT, UNINITIALIZED))
 
 _MEANINGS = {
-    BADPARAM: "it refuses a parameter",
-    GENERIC_ERROR: "it reports an error without a cause",
-    -4: "it is out of memory",
+    BADPARAM: "the engine refuses a parameter",
+    GENERIC_ERROR: "the engine reports an error without a cause",
+    -4: "the engine is out of memory",
     -5: "not configured",
     NOT_SUPPORTED: "not supported by this GPU",
-    -8: "NVML fails in it",
+    -8: "NVML fails in the engine",
     -9: "still pending",
-    UNINITIALIZED: "it is not initialized",
-    TIMEOUT: "it did not answer in time",
+    UNINITIALIZED: "the engine is not initialized",
+    TIMEOUT: "the engine did not answer in time",
     -12: "client and engine do not understand each other's version",
-    -13: "it does not know the field",
+    -13: "the engine does not know the field",
     NO_DATA: "no value yet",
-    STALE_DATA: "its value is stale",
+    STALE_DATA: "the value is stale",
     NOT_WATCHED: "nobody watches it",
     NO_PERMISSION: "no permission",
     GPU_IS_LOST: "the GPU is lost",
     RESET_REQUIRED: "the GPU needs a reset",
-    FUNCTION_NOT_FOUND: "it lacks the function: client and engine are of different versions",
+    FUNCTION_NOT_FOUND: "the engine lacks the function: client and engine have different versions",
     CONNECTION_NOT_VALID: "the connection broke",
     -22: "DCGM does not support this GPU",
-    -24: "a limit of DCGM is reached",
+    -24: "a limit of the engine is reached",
     LIBRARY_NOT_FOUND: "the DCGM library could not be loaded",
-    DUPLICATE_KEY: "the name is taken",
-    REQUIRES_ROOT: "its host engine does not run as root",
-    MODULE_NOT_LOADED: "its profiling module is not loaded: profiling is not supported here",
-    IN_USE: "something else uses the counters",
+    DUPLICATE_KEY: "the name is in use",
+    REQUIRES_ROOT: "the host engine does not run as root",
+    MODULE_NOT_LOADED: "the engine's profiling module is not loaded: profiling is not supported here",
+    IN_USE: "another program uses the counters",
     PROFILING_NOT_SUPPORTED: "profiling is not supported on this GPU",
-    -37: "its profiling library failed",
-    -54: "it is paused",
-    -56: "it has no NVML",
-    -57: "the driver does not answer it",
-    -67: "its GPUs are detached",
+    -37: "the engine's profiling library failed",
+    -54: "the engine is paused",
+    -56: "the engine has no NVML",
+    -57: "the driver does not answer the engine",
+    -67: "the engine's GPUs are detached",
 }
 
 # dcgm_structs.h: a blank is the base or above it, by how much says why.
@@ -211,7 +211,7 @@ def decode(status: int, is_double: bool, integer: int, double: float, time_us: i
             return _blank(integer - _INT_BLANK, time_us)
         value = float(integer)
     if value < 0:
-        return FieldValue(None, f"DCGM gave {value:g}, unusable", time_us)
+        return FieldValue(None, f"DCGM gave {value:g}, which cannot be used", time_us)
     return FieldValue(value, "", time_us)
 
 

@@ -19,7 +19,7 @@ from gputop.diagnosis.python_lines import line_words, per_basis, worth_showing
 from gputop.diagnosis.roofline import picture
 from gputop.render.finding_text import BY_TRACER
 from gputop.render.step_parts import limit_step, path_kind
-from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seconds
+from gputop.text.units import NA, bytes_, count, percent, printable, ranges, rate, seconds
 from gputop.trace.kernel_names import short_kernel
 
 if TYPE_CHECKING:
@@ -134,13 +134,9 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
-
-
 def _kernels(found: Analysis, by_op: bool) -> Table:
     kernels = found.kernels
-    columns = (Column("share", _share), Column("time", seconds), Column("count", _number), Column("mean", seconds),
+    columns = (Column("share", _share), Column("time", seconds), Column("count", count), Column("mean", seconds),
                Column("type", spare=True), Column("tensor", _share, spare=True), Column("GPUs", spare=True),
                Column("occup.", _share, spare=True), Column("TF op" if by_op else "kernel", wide=True))
     name = "By op" if by_op else "Kernels"
@@ -167,7 +163,7 @@ def _type(types: Mapping[str, float]) -> str | None:
 
 
 def _collectives(found: Analysis) -> Table:
-    columns = (Column("operation"), Column("count", _number), Column("time", seconds), Column("transfer", seconds),
+    columns = (Column("operation"), Column("count", count), Column("time", seconds), Column("transfer", seconds),
                Column("waiting", _share), Column("bytes", bytes_, spare=True),
                Column("exposed", seconds, spare=True), Column("remark", wide=True))
     empty = ("The trace has one GPU: there is no other to exchange data with." if len(found.gpus) == 1 else
@@ -212,7 +208,7 @@ def _memory(found: Analysis) -> Table:
 
 
 def _copies(found: Analysis) -> Table:
-    columns = (Column("GPU"), Column("way"), Column("memory"), Column("count", _number), Column("bytes", bytes_),
+    columns = (Column("GPU"), Column("way"), Column("memory"), Column("count", count), Column("bytes", bytes_),
                Column("time", seconds), Column("rate", rate), Column("TF op", wide=True))
     rows: list[tuple[Value, ...]] = []
     of_gpus, of_ops, by = copies_per_step(found)
@@ -235,7 +231,7 @@ def _host_ops(found: Analysis) -> Table:
     ops, by = found.ops, per_step(found)
     has_gpus = bool(found.gpus) or (ops is not None and any(r.device_s for r in ops.types))
     on_gpus = (Column("GPU time", seconds),) if has_gpus else ()
-    columns = (Column("type"), Column("on"), Column("count", _number), Column("host time", seconds),
+    columns = (Column("type"), Column("on"), Column("count", count), Column("host time", seconds),
                *on_gpus, Column("longest", wide=True))
     rows: list[tuple[Value, ...]] = []
     if ops is not None:
@@ -255,7 +251,7 @@ def _host_ops(found: Analysis) -> Table:
 
 
 def _functions(found: Analysis) -> Table:
-    columns = (Column("calls", _number), Column("time", seconds), Column("tracings", _count),
+    columns = (Column("calls", count), Column("time", seconds), Column("tracings", _count),
                Column("retracings", _count), Column("tracing", seconds, spare=True), Column("XLA"),
                Column("XLA run", seconds, spare=True), Column("modes", spare=True), Column("tf.function", wide=True))
     empty = "No calls of a tf.function in the window: an eager loop, or another framework."
@@ -281,7 +277,7 @@ def _stage(path: str) -> str:
 
 def _input(found: Analysis) -> Table:
     columns = (Column("per batch", seconds), Column("own time", seconds), Column("function", seconds, spare=True),
-               Column("calls", _number, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
+               Column("calls", count, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
                Column("buffer empty", _share), Column("stage", wide=True))
     empty = "No tf.data stages in the window: the job does not use tf.data, or all batches were ready before."
     waits = found.input
@@ -301,7 +297,7 @@ def _layers(found: Analysis) -> Table:
     table = found.layers or found.cpu_layers
     on_cpu = table is not None and not table.gpus
     columns = (Column("share", _share), Column("CPU time" if on_cpu else "GPU time", seconds), Column("idle", seconds),
-               Column("ops" if on_cpu else "kernels", _number), Column("FLOPs", _flops, spare=True),
+               Column("ops" if on_cpu else "kernels", count), Column("FLOPs", _flops, spare=True),
                Column("FLOP/s", _flops, spare=True), Column("bytes", bytes_, spare=True), Column("layer", wide=True))
     empty = ("The kernels in this trace name no op: gputop cannot tell which layer each belongs to." if found.gpus else
              "Neither kernels nor ops in this trace: gputop cannot tell where the time goes.")

@@ -234,4 +234,4 @@ def test_bound_by_device_memory(dram: float, tensor: float, found: bool) -> None
 def test_memory_bound_is_a_limit_and_no_fault_of_the_tensor_cores() -> None:
     advice = after(with_others(0.9, dram_active=0.75, tensor_active=0.0), 200)
     assert ids(advice) == ["dram_bound"] and get(advice, "dram_bound").severity == "low"
-    assert "bound by device memory" in advice.limit
+    assert "limited by memory bandwidth" in advice.limit

@@ -15,8 +15,8 @@ def test_other_limits() -> None:
     def limit_text(**other: float) -> str:
         return after(Scene(dict.fromkeys(range(8), 0.9), other=other), 200).limit
 
-    assert "bound by the power limit" in limit_text(power_w=699.0, sm_clock_hz=1.6e9)
-    assert "bound by device memory" in limit_text(dram_active=0.7, tensor_active=0.2)
+    assert "limited by the power limit" in limit_text(power_w=699.0, sm_clock_hz=1.6e9)
+    assert "limited by memory bandwidth" in limit_text(dram_active=0.7, tensor_active=0.2)
     assert "which kernels they run" in limit_text(tensor_active=0.2)
     assert "neither idle nor at a limit" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit
 
@@ -34,4 +34,4 @@ def test_nothing_is_said_where_nothing_is_known_or_time_is_lost() -> None:
     assert after(Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3)), 200).limit == ""
     without_power = after(Scene(other={"power_w": None, "tensor_active": None}), 200).limit
     assert without_power == (
-        "GPUs 0-7 work at 90 % SM active, 32 % DRAM: the SMs are busy; a trace tells which kernels they run.")
+        "GPUs 0-7 work at 90 % SM active, 32 % DRAM: the SMs are busy; a capture (c) shows which kernels they run.")

@@ -22,7 +22,7 @@ def test_what_it_says() -> None:
     assert finding.severity == "medium" and finding.gpus == tuple(range(8))
     assert finding.evidence == pytest.approx(
         {"window_s": 120.0, "cpu_ratio": 0.97, "gpu_activity_ratio": 0.4, "cpu_cores": 64.0})
-    assert "64 cores" in finding.why and "97 %" in finding.why
+    assert "64 CPU cores" in finding.why and "97 %" in finding.why
 
 
 @pytest.mark.parametrize(("cores", "limit_cores", "found"), [
@@ -33,7 +33,7 @@ def test_the_cores_that_the_container_grants(cores: float, limit_cores: float | 
     advice = after(Scene(WAITING, cpu=0.2, jobs=[Job(cores=cores)], cpu_limit_cores=limit_cores), 200)
     assert ("host_cpu_saturated" in ids(advice)) == found
     if found:
-        assert "8 cores" in get(advice, "host_cpu_saturated").why
+        assert "8 CPU cores" in get(advice, "host_cpu_saturated").why
 
 
 @pytest.mark.parametrize(("cores", "throttled", "found"), [
@@ -49,7 +49,7 @@ def test_what_the_jobs_control_group_grants(cores: float, throttled: float, foun
     assert ("host_cpu_saturated" in ids(advice)) == found
     if found:
         finding = get(advice, "host_cpu_saturated")
-        assert "8 cores" in finding.why and "slurm 7" in finding.why
+        assert "8 CPU cores" in finding.why and "slurm 7" in finding.why
         assert finding.evidence["cpu_limit_cores"] == 8.0
         assert finding.evidence["cpu_of_limit_ratio"] == pytest.approx(cores / 8)
         assert finding.evidence.get("cpu_throttled_ratio") == (pytest.approx(throttled) if throttled else None)
@@ -77,7 +77,7 @@ def test_one_thread_at_its_limit(cores: float, full: float, util: float, found: 
     assert ("host_cpu_saturated" in ids(advice)) == found
     if found:
         finding = get(advice, "host_cpu_saturated")
-        assert "train.py (pid 100)" in finding.why and "1.0 cores" in finding.why
+        assert "train.py (pid 100)" in finding.why and "1.0 CPU cores" in finding.why
         assert finding.evidence["full_core_share_ratio"] == 1.0 and finding.evidence["gpu_util_ratio"] == 0.5
     else:
         assert "low_sm_active" in ids(advice)

@@ -60,7 +60,7 @@ def test_small_or_hidden_copies_are_no_finding():
 
 
 @pytest.mark.parametrize(("op", "words"), [
-    ("image_summary/write:WriteImageSummary", "summaries"), ("model/EagerPyFunc:EagerPyFunc", "runs on the host"),
+    ("image_summary/write:WriteImageSummary", "summaries"), ("model/EagerPyFunc:EagerPyFunc", "an op on the host"),
     ("metrics/mean/div:DivNoNan", "Read results back less often"),
 ])
 def test_copies_to_the_host_are_told_with_the_ops_that_ask_for_them(op, words):

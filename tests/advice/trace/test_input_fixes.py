@@ -55,7 +55,8 @@ def test_a_shuffle_buffer_that_is_filled_anew_needs_no_deeper_prefetch():
     p = pipeline(("Prefetch", 0, 1), ("Shuffle", 0.0, 1), ("Map", 0.03, 1), empty=0.2)
     stages = tuple(replace(s, refill_s=0.8) if s.name == "Shuffle" else s for s in p.stages)
     filled = cured(replace(p, stages=stages), 0.1, 0.06)
-    assert "filled again (800 ms in the window)" in filled.action and "shuffle(buffer_size).repeat()" in filled.snippet
+    assert "filled again at the start of each epoch (800 ms in this window)" in filled.action
+    assert "shuffle(buffer_size).repeat()" in filled.snippet
     assert filled.step_s == pytest.approx(0.052), "four fifths of the wait"
     assert "prefetch(16)" not in filled.snippet
     little = tuple(replace(s, refill_s=0.4) if s.name == "Shuffle" else s for s in p.stages)
@@ -68,7 +69,7 @@ def test_python_in_a_map_gets_no_more_parallel_calls():
     assert found is not None and "is Python" in found.action and "num_parallel_calls=" not in found.snippet
     assert "TFRecordWriter" in found.snippet and "most to expect" in found.how
     other = suggest_fix(p, 0.1, 0.08, 1.0, 8, python_s=0.5)
-    assert other is not None and "2 now, of 8 CPUs" in other.action
+    assert other is not None and "now 2, of 8 CPUs" in other.action
 
 
 def test_a_serial_map_runs_on_all_cpus():
@@ -121,7 +122,7 @@ def test_python_gains_nothing_from_more_threads_whatever_cpus_are_free():
 
 def test_a_map_on_few_of_the_cpus_gets_more_and_a_buffer_only_where_there_is_none():
     c = cured(pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.1, 2)), wait=0.08)
-    assert "2 now, of 8 CPUs" in c.action
+    assert "now 2, of 8 CPUs" in c.action
     assert "prefetch" not in c.snippet
     assert c.step_s == pytest.approx(0.025)
     bare = cured(pipeline(("BatchV2", 0.0, 1), ("ParallelMapV2", 0.1, 2)), wait=0.08)
@@ -187,6 +188,6 @@ def test_without_costs_there_is_no_figure():
 
 def test_a_stage_unlike_the_others_gets_general_advice():
     fix = cured(pipeline(("Prefetch", 0, 1), ("Shuffle", 0.1, 1)))
-    assert "less to do" in fix.action and "prefetch" not in f"{fix.action} {fix.snippet}"
+    assert "Make the pipeline faster" in fix.action and "prefetch" not in f"{fix.action} {fix.snippet}"
     for stage in ("Map", "Shuffle", "BatchV2", "TFRecord", "ParallelMapV2", None):
         assert "prefetch(" not in suggest_fix_by_name(stage, prefetches=True).snippet

@@ -26,3 +26,13 @@ def test_pauses_between_short_kernels(kernel, gap, there):
         f = found["small_kernels"]
         assert f.gain.step_time == pytest.approx(gap / (kernel + gap), abs=0.01) and f.severity == "high"
         assert f.evidence["below_20us_ratio"] == 1 and f.evidence["launch_pace_s"] == pytest.approx(12e-6)
+
+
+def test_kernels_per_step_are_those_of_the_steps_where_the_window_is_longer():
+    def kernels_of(b: Builder) -> float:
+        return findings(b.build())["small_kernels"].evidence["kernels_per_step"]
+
+    b = many(10, 2)
+    alone = kernels_of(b)
+    b.run(0, 20 * STEPS * STEP, 10, KERNEL)  # something else long after the last step
+    assert kernels_of(b) == pytest.approx(alone) and alone > 100

@@ -322,14 +322,14 @@ def test_consent_watches_what_each_gpu_has(make_scene: Callable[..., Scene]) -> 
     scene.step()
     assert (scene.value(1004, 0), scene.value(1002, 1)) == (0.5, 0.5)
     assert str(scene.value(1004, 1)) == "nobody watches it (DCGM -16)"
-    assert "cannot be watched: its profiling module is not loaded" in str(scene.value(1002, 2))
+    assert "cannot be watched: the engine's profiling module is not loaded" in str(scene.value(1002, 2))
     scene.client.close()
     scene.client._disconnect()
     assert not scene.engine.watched()
 
 
 @pytest.mark.parametrize(("code", "words"), [
-    (fields.REQUIRES_ROOT, "does not run as root"), (fields.IN_USE, "something else uses the counters"),
+    (fields.REQUIRES_ROOT, "does not run as root"), (fields.IN_USE, "another program uses the counters"),
     (fields.MODULE_NOT_LOADED, "profiling module is not loaded"), (fields.NO_PERMISSION, "no permission"),
 ])
 def test_a_refused_profiling_watch_says_why_and_the_rest_goes_on(scene: Scene, code: int, words: str) -> None:
