@@ -257,8 +257,8 @@ def _use_threads(found: _Bottleneck) -> InputFix | None:
                              f"files are read on {threads} threads at a time")
     elif _MAPS.match(stage.name) and more:
         if _PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
-            return found.fix("The map is parallel already, but the trace does not tell on how many threads. Let tf.data "
-                             "choose their number, and cache what is the same in every epoch.", _CACHE,
+            return found.fix("The map is parallel already, but the trace does not tell on how many threads. Let "
+                             "tf.data choose their number, and cache what is the same in every epoch.", _CACHE,
                              found.cost_s - found.stage_s, _CACHED, removes=True)
         of = f", of {found.cpus:.3g} CPUs" if found.cpus else ""
         action = ("Run the map in parallel (now on 1 thread)" if stage.workers == 1 else
