@@ -12,7 +12,7 @@ from gputop.commands.arguments import add_shared, rules_options
 from gputop.commands.common import width
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
-from gputop.text.units import bytes_, seconds
+from gputop.text.units import bytes_, counted, seconds
 from gputop.text.wrapping import wrap
 
 
@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
 def _sides(args: argparse.Namespace) -> tuple[str | Path, str]:
     wanted = 1 if args.baseline is not None else 2
     if len(args.paths) != wanted:
-        raise GputopError(f"compare takes {'A and B' if wanted == 2 else 'B alone beside --baseline'}, "
-                          f"not {len(args.paths)} paths", "gputop compare A B, or gputop compare --baseline NAME B",
-                          EXIT_USAGE)
+        raise GputopError(f"compare takes {'A and B' if wanted == 2 else 'only B with --baseline'}, "
+                          f"not {counted(len(args.paths), 'path')}",
+                          "gputop compare A B, or gputop compare --baseline NAME B", EXIT_USAGE)
     if args.baseline is None:
         return args.paths[0], args.paths[1]
     from gputop.comparison.baselines import saved_baseline

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _DEMO = "default"
 _TRACE_S, _AGO_S = 4.0, 20.0  # of the demo's trace, as a capture takes
 _ACTIONS = {
-    "list": "list all rules, and the limits that you set; --limits: all limits",
-    "check": "look for mistakes in FILE… (default: the files that gputop reads by itself)",
-    "explain": "explain a rule, by its ID: its condition, its limits and where they come from",
-    "names": "list the names that an expression can use",
-    "test": "test the rules of FILE on a TRACE, an analysis or a recording, or with --demo",
+    "list": "all rules, and the limits that you set; --limits: all limits",
+    "check": "mistakes in FILE… (default: in the files that gputop reads by itself)",
+    "explain": "one rule, by its ID: its condition, its limits and where they come from",
+    "names": "the names that an expression can use",
+    "test": "the rules of FILE on a TRACE, an analysis or a recording, or with --demo",
 }
 
 

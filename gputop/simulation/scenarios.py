@@ -82,7 +82,7 @@ _ALL = (
         job=_vit(batch_per_gpu=160, compute_ms=150.0, gpu0_extra_ms=186.0, gpu0_extra_kernels=150, gather_mb=96.0,
                  produce_ms=210.0, allocator_peak_gib=41, gpu0_memory=_allocator_share(67)),
         batch_per_gpu=160, steps_per_epoch=215, eval_steps=90,
-        cure="teacher model and metrics run on all GPUs, on more input threads",
+        cure="teacher model and metrics run on all GPUs, with more input threads",
         cured={"gpu0_extra_ms": 0.0, "gpu0_extra_kernels": 0, "gather_mb": 0.0, "gpu0_memory": 0.0,
                "compute_ms": 150.0 + 186.0 / GPU_COUNT, "produce_ms": 150.0},
     ),
@@ -108,7 +108,7 @@ _ALL = (
     ),
     Scenario(
         id="slow-callback",
-        title="Python between the steps holds the GPUs up",
+        title="Python between the steps makes the GPUs wait",
         description="after each step a callback computes a confusion matrix on the CPU: the stacks of the capture name "
                     "its line",
         job=_vit(batch_per_gpu=160, compute_ms=150.0, gap_ms=110.0, produce_ms=130.0, allocator_peak_gib=62),
@@ -118,7 +118,7 @@ _ALL = (
     Scenario(
         id="hang",
         title="A rank hangs, the others wait for it",
-        description="rank 5 does not come to an all-reduce: wait a minute and a half, then press S",
+        description="rank 5 does not reach an AllReduce: wait 90 s, then press S",
         job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
         batch_per_gpu=256, dataset_on_network=True, steps_per_epoch=250, eval_steps=50, hangs=True,
         cure="the dataset is read from the local disk",

@@ -13,6 +13,8 @@ import pytest
 from gputop.cli import main
 from gputop.commands.arguments import COMMANDS, parser
 from gputop.commands.completion import FILES
+from gputop.export.schemas import SCHEMAS
+from gputop.simulation.scenarios import SCENARIOS
 
 
 def printed(what: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -36,10 +38,24 @@ def test_they_are_those_of_today(what: str, capsys: pytest.CaptureFixture[str]) 
     assert set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)) <= own
 
 
+@pytest.mark.parametrize("what", ["bash", "zsh", "fish"])
+def test_scenarios_and_schemas_are_completed(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(what, capsys)
+    assert not [word for word in (*SCENARIOS, *SCHEMAS) if not re.search(rf"(?<![\w-]){word}(?![\w-])", text)]
+
+
+def test_the_man_page_has_a_line_for_whatis_and_loses_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("man", capsys)
+    assert ".SH NAME\ngputop \\- " in text and "Generated" not in text
+    assert not [line for line in text.splitlines() if re.match(r"\.(?![A-Za-z]{1,2}( |$))|'", line)]
+    assert ".xplane.pb, run folder" in text
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 @pytest.mark.parametrize(("words", "found"), [
     (["gputop", "sn"], ["snapshot"]), (["gputop", "capture", "--sec"], ["--seconds"]),
-    (["gputop", "--ver"], ["--version"]), (["gputop", "completion", "f"], ["fish"])])
+    (["gputop", "--ver"], ["--version"]), (["gputop", "completion", "f"], ["fish"]),
+    (["gputop", "--demo", "inp"], ["input-bound"]), (["gputop", "schema", "analyze-"], ["analyze-all"])])
 def test_bash_completes(words: list[str], found: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     script = printed("bash", capsys) + f"""
 COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}
