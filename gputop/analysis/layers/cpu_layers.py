@@ -90,8 +90,9 @@ def cpu_layers(trace: Trace, steps: Steps | None) -> Layers | None:
     if not root.device_ns:
         return None
     put(root, NO_OP_RUNS, (), Node(wait_ns=float(within.total - active_ns)))
+    how = no_layers(root, framework(trace, bool(ops.scopes)))
     return Layers(basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=0,
-                  rows=tuple(table_rows(root, count, no_layers(root, framework(trace, bool(ops.scopes))))), sources=source_lines(root, count))
+                  rows=tuple(table_rows(root, count, how)), sources=source_lines(root, count))
 
 
 class OpSpans(NamedTuple):

@@ -21,8 +21,8 @@ from gputop.analysis.layers.tree import (
     NO_CALL,
     NO_OP,
     Node,
-    place_of,
     no_layers,
+    place_of,
     put,
     source_lines,
     table_rows,
@@ -105,9 +105,10 @@ def layer_times(
     rest = float(sum(share.rest_ns for share in shares))
     if rest:
         put(root, AFTER, (), Node(wait_ns=rest))
+    reasons = {**_why_no_op(trace), **no_layers(root, framework(trace, calls is not None))}
     table = Layers(
         basis=steps.times.unit if steps is not None else "window", total_s=within.total / count / 1e9, gpus=len(shares),
-        rows=tuple(table_rows(root, unit, {**_why_no_op(trace), **no_layers(root, framework(trace, calls is not None))})), sources=source_lines(root, unit))
+        rows=tuple(table_rows(root, unit, reasons)), sources=source_lines(root, unit))
     return LayerTimes(table, tuple(ops), unit, calls)
 
 

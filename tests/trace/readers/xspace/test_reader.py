@@ -255,11 +255,11 @@ def test_gpus_launches_copies_and_operations():
 
 def test_kernels_without_an_op_in_cuda_graphs():
     assert not sample().read().cuda_graphs
-    for graph, op, expected in ((7, None, True), (0, None, False), (7, "layer/MatMul:MatMul", False)):
+    for graph, op, told in ((7, None, True), (0, None, False), (7, "layer/MatMul:MatMul", False)):
         b = sample()
         line = b.line("/device:GPU:0", "Stream #15(Kernel)", 3000)
         b.event("/device:GPU:0", line, "gemm", 0, 10, cuda_graph_id=graph, **({"tf_op": (op,)} if op else {}))
-        assert b.read().cuda_graphs == expected
+        assert b.read().cuda_graphs == told
 
 
 def test_launch_shapes_of_kernels():
