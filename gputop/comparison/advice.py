@@ -175,7 +175,7 @@ def _outcome(entry: Followed, gain: Gain, step: Row | None, promises: list[float
 
 
 def _fulfilled(estimated: float, low: float, high: float, measured: float) -> Fulfilled:
-    """Kept where it fits or more was gained; else partly, where anything surely was."""
+    """Whether the measured saving is what was estimated, or more; else whether it is surely above zero."""
     if measured >= estimated or _against(estimated, measured, low, high) == "as promised":
         return "kept"
     return "partly kept" if low > 0 else "broken"

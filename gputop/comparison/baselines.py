@@ -32,7 +32,7 @@ def baseline_path(logdir: Path, name: str) -> Path:
 
 
 def saved_baseline(logdir: Path, name: str) -> Path:
-    """The file of a baseline that there is; raises GputopError that names those that there are."""
+    """The file of a saved baseline. Raises GputopError that lists the saved ones where there is none of that name."""
     path = baseline_path(logdir, name)
     if not path.is_file():
         known = ", ".join(own.stem for own in _files(logdir)) or "none"

@@ -51,8 +51,8 @@ class GpuCounters(Struct, frozen=True):
 def joined(workers: Mapping[int, tuple[GpuCounters, str]], gpus: Mapping[int, tuple[int, int]]) -> GpuCounters | None:
     """The samples of several workers that were captured together, by the numbers of their GPUs in the trace.
 
-    ``workers`` has them and a worker's name, ``gpus`` the worker and its own number of each of these GPUs. A worker's
-    samples count where they are of the same instants as those of most others, as those of one machine are.
+    ``workers`` has each worker's samples and name, ``gpus`` the worker of each GPU and its number there. A worker that
+    was sampled at other times than most, as on another machine, is left out, with the reason.
     """
     if not workers:
         return None

@@ -199,7 +199,7 @@ class Folder:
             raise
 
     def has(self, name: str) -> bool:
-        """Whether there is anything of that name in it, be it a link that leads nowhere."""
+        """Whether there is an entry of that name, a broken link included."""
         try:
             os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -211,7 +211,7 @@ class Folder:
         return os.listdir(self.fd)  # noqa: PTH208  a descriptor is no path
 
     def state(self, name: str) -> os.stat_result:
-        """Of what has that name in it, be it a link. Raises OSError."""
+        """The status of the entry of that name; of a link the link's own. Raises OSError."""
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
     def remove(self, name: str) -> None:

@@ -45,7 +45,7 @@ def bounds_of_call(sent_s: float, received_s: float, window_ns: tuple[int, int])
     """From our Unix times of request and answer, and the server's of begin and end of the recording."""
     began_s, ended_s = window_ns[0] / 1e9, window_ns[1] / 1e9
     low_s, high_s = ended_s - received_s, began_s - sent_s
-    if low_s > high_s:  # its clock or ours was set meanwhile: what is known is that it jumped so far
+    if low_s > high_s:  # one of the two clocks was set during the call: the offset lies between the two
         low_s, high_s = high_s, low_s
     return ClockBounds(low_s, high_s)
 

@@ -121,7 +121,7 @@ def _culprits(finding: Finding, shown: Sequence[Culprit], within: str, brief: in
     by_gpu: dict[tuple[int, ...], list[str]] = {}
     for culprit in shown:
         by_gpu.setdefault(culprit.only_on or first.only_on, []).append(_name_and_time(culprit, source=not brief))
-    text = _where(finding, shown, who_told=not brief) + (f" in {within}" if within else "")
+    text = _where(finding, shown, name_tracer=not brief) + (f" in {within}" if within else "")
     text += f": {', '.join(by_gpu.pop(first.only_on))}"
     for gpus, parts in by_gpu.items():
         text += f"; only on GPU {ranges(gpus)}: {', '.join(parts)}"
@@ -135,7 +135,7 @@ def _culprits(finding: Finding, shown: Sequence[Culprit], within: str, brief: in
     return text
 
 
-def _where(finding: Finding, shown: Sequence[Culprit], *, who_told: bool) -> str:
+def _where(finding: Finding, shown: Sequence[Culprit], *, name_tracer: bool) -> str:
     """Where the culprits are, or what they are: "Only on GPU 0", "On the host", "Layers and ops"."""
     first = shown[0]
     if first.only_on:
@@ -145,7 +145,7 @@ def _where(finding: Finding, shown: Sequence[Culprit], *, who_told: bool) -> str
     if first.kind == "host":
         return "On the host"
     if first.kind == "line":
-        return "In Python" + (BY_TRACER if first.traced and who_told else "")
+        return "In Python" + (BY_TRACER if first.traced and name_tracer else "")
     kinds = " and ".join(f"{kind}s" for kind in dict.fromkeys(culprit.kind for culprit in shown))
     return _LEADS[finding.id] + kinds if finding.id in _LEADS else kinds.capitalize()
 

@@ -18,7 +18,7 @@ SYNC_PERIOD_S = 30.0  # what a crash of the machine, not of gputop, may lose
 
 
 class RecordingGone(GputopError):
-    """The file that is written to was removed: nobody can read what is written on."""
+    """The file being written was removed: what is written from now on could not be read."""
 
 
 class RecordingWriter:

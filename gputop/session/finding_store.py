@@ -100,7 +100,8 @@ class FindingStore:
         self.taken = tuple(record if one.path == record.path else one for one in self.taken)
 
     def _bounded(self, record: CaptureRecord) -> CaptureRecord:
-        """Without what a comparison needs, where many others have been read since; it would be read again."""
+        """The record without its data for a comparison, unless it is among the last ones read: so memory is bounded.
+        A comparison then reads the trace again."""
         if record.compared is None or record.path in self._compared:
             return record
         return replace(record, compared=None)

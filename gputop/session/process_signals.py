@@ -25,7 +25,7 @@ SIGNALS: tuple[tuple[signal.Signals, str], ...] = (
     (signal.SIGSTOP, "pauses it; GPU memory stays in use, other ranks wait and may time out"),
     (signal.SIGCONT, "resumes it after SIGSTOP"),
 )
-_SAME_START_S = 1.0  # the boot time in /proc/stat moves by up to a second with the clock
+_SAME_START_S = 1.0  # the boot time in /proc/stat changes by up to a second when the clock is adjusted
 
 
 def send(process: ProcessSample, number: signal.Signals, *, proc: Path = Path("/proc"),

@@ -33,7 +33,7 @@ LEVELS = 8
 _SLICE_TOLERANCE = 1e-5
 
 _EMPTY = -2**63  # the slot number of a row that holds nothing
-_MOST = 2**16 - 1  # that is counted of readings in a slice
+_MOST = 2**16 - 1  # readings counted in a slice: the tables hold 16 bits
 _CAUGHT_UP_AT_ONCE = 20  # samples that are added to the finest tier with a new one, so that none takes long
 
 Series = list[float]
@@ -214,7 +214,7 @@ class Rings:
         self._kept = min(self._raw_samples, self._kept + 1)
         lags = self._lagging > 0 or samples_reach_s >= finest.slice_s * finest.rows
         self._lagging += lags
-        # Both are kept with the precision of the tables, so that all of them tell the same.
+        # As the tables hold them, in 32 bits: so all resolutions give the same figures.
         self._add_to_tiers(time_s, self._values[head], self._scales[head], range(int(lags), len(self._tiers)))
 
     def _catch_up(self, samples: int) -> None:

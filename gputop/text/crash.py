@@ -1,4 +1,4 @@
-"""What a fault of gputop's own is told with: three lines, and a private file to attach to a report.
+"""How a bug in gputop is reported: in three lines on standard error, and in a private file to attach to an issue.
 
 Neither holds the value of a variable: a monitor that runs as root holds other users' command lines. Messages and
 command lines in it lose their secrets as a snapshot's do. No traceback of another form reaches the terminal.
@@ -71,7 +71,7 @@ def report_text(error: BaseException) -> str:
 
 
 def install_hooks() -> None:
-    """From now on a fault in any thread, and what Python could not raise, is told like one in the main thread."""
+    """Report uncaught exceptions of any thread as those of the main one, and those that Python ignores in one line."""
     reported = False
 
     def in_thread(fault: Any) -> None:

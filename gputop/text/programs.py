@@ -35,10 +35,11 @@ class Ended(NamedTuple):
 
 def run_program(words: Sequence[str], timeout_s: float, max_bytes: int,
                 started: Callable[[subprocess.Popen[bytes]], None] = lambda process: None) -> Ended:
-    """Run it to its end, or to that of the time or of the bytes it may print. Raises OSError where it cannot start.
+    """Run a program until it ends, ``timeout_s`` have passed, or it has printed more than ``max_bytes``; it is then
+    killed. Raises OSError where it cannot start.
 
-    ``started`` is given the process, so that somebody else can end it. What it has started itself and left behind may
-    go on; it is not waited for, though it holds the pipe open.
+    ``started`` is given the process, so that the caller can end it. Processes that the program itself started may go
+    on: they are not waited for, even where they hold the pipe open.
     """
     with unnamed_file(Path(tempfile.gettempdir())) as err:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err,

@@ -72,8 +72,8 @@ class Writer:
         self._put(bytes(_HEAD.size))
 
     def column(self, name: str, dtype: npt.DTypeLike, pieces: Iterable[npt.NDArray], room: int = 0) -> None:
-        """A column of the pieces one after the other, with room for so many more elements; in the place of one of that
-        name before."""
+        """Write the pieces as one column, with room for ``room`` more elements behind it. Replaces an earlier column of
+        that name."""
         kind = np.dtype(dtype).newbyteorder("<")
         self._put(bytes(-self._at % _ALIGN))
         offset = self._at

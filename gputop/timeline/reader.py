@@ -54,8 +54,8 @@ class Timeline:
 
     @classmethod
     def open(cls, file: str | Path | BinaryIO, place: Place | None = None) -> Timeline:
-        """From a path or an open file, which may be closed afterwards; with ``place`` what one that is still being
-        written has by now. Raises GputopError for what is no timeline."""
+        """Open a timeline from a path or an open file, which may be closed afterwards. ``place``: where the rows lie in
+        one that is still being written. Raises GputopError for a file that is no timeline."""
         try:
             if isinstance(file, (str, Path)):
                 with Path(file).open("rb") as opened:

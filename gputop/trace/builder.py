@@ -37,7 +37,7 @@ _Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents, StepEven
 
 
 class Names:
-    """Strings, each stored once, by number. Raises GputopError where they take many times the room of the file."""
+    """Strings, each stored once, by number. Raises GputopError where they need many times the memory of the file."""
 
     def __init__(self) -> None:
         self.list: list[str] = []

@@ -45,7 +45,7 @@ def judge_held_idle(view: JobView) -> HeldIdle | Missing | None:
 
 
 def _is_young(view: JobView) -> bool:
-    """Whether the job has not been there for the window, in which its nodes may have been idle without it."""
+    """Whether the job is younger than the window: its nodes may have been idle before it started."""
     return view.age_s is not None and view.age_s < limit("held_idle.window_s")
 
 

@@ -12,7 +12,7 @@ from gputop.trace.intervals import Spans, intersect
 
 _PAIRS_KEPT = 28  # all of eight GPUs
 _MAX_FOR_PAIRS = 16
-_CODE_BITS = _MAX_FOR_PAIRS  # of an edge; its time has the others, which hold a day of nanoseconds
+_CODE_BITS = _MAX_FOR_PAIRS  # the low bits of an edge; the others hold its time, up to a day in nanoseconds
 _LONGEST_NS = 86_400 * 10**9
 
 

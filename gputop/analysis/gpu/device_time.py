@@ -218,12 +218,12 @@ def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] 
 
 
 def waits_for_another(timeline: GpuTimeline, others: list[GpuTimeline], at_least_ns: int, share: float) -> Spans:
-    """Idle time of this GPU that another one works through: it waits for that GPU, not for launches.
+    """Idle time of this GPU in which it waits for another GPU, not for launches.
 
-    Counted are stretches of ``at_least_ns`` or more for at least ``share`` of which one single
-    other GPU is busy, short holes included; a GPU that starves for launches itself is busy
-    in specks only. An idle time in the midst of the other's work is none: who waits goes on when the other is
-    done, or stopped when that one began.
+    Counted are idle stretches of ``at_least_ns`` or more during which a single other GPU is busy for at least
+    ``share`` of the time, short pauses included: a GPU that itself waits for launches is busy for short moments only.
+    A stretch that begins and ends in the middle of the other GPU's work does not count: a GPU that waits for another
+    one stops when that one begins, or goes on when that one is done.
     """
     near_ns = at_least_ns // 10
     length = timeline.gaps.end - timeline.gaps.start

@@ -67,14 +67,14 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
 
 
 def by_line(line: npt.NDArray) -> dict[int, I64]:
-    """Where each line occurs."""
+    """The places at which each number of a line stands in this column."""
     order = np.argsort(line.astype(np.uint16) if len(line) and line.max() < 1 << 16 else line, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(line[order])) + 1)
     return {int(line[part[0]]): part for part in parts if len(part)}
 
 
 def work_by_line(trace: Trace) -> dict[int, Spans]:
-    """When each host thread shows an event; a thread of tf.data's one of its work."""
+    """When each host thread has an event; of tf.data's threads only the events that are work count."""
     host = trace.host
     rows = np.arange(len(host))
     of_input = lines_of(trace, INPUT)

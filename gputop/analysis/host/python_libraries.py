@@ -64,7 +64,7 @@ _FILE_NAMES = """
     ufunclike ufuncs variable_mapping variable_scope variablelib vectorize weak_tensor weak_tensor_ops while_v2
     windowed_reductions xla xla_bridge xla_client xla_metadata xla_metadata_lib zip_op
 """
-# Of JAX, TensorFlow and Keras too, and of many a project: whose it is the function tells that calls it.
+# Names of files in JAX, TensorFlow and Keras and in many projects as well: the calling function tells whose it is.
 _SHARED_NAMES = (
     "base common compiler config core device errors function functions layer linalg ops random "
     "record structure tensor tracking trainer types util utils variables "

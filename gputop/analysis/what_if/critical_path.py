@@ -1,9 +1,9 @@
 """The critical path of a typical step, and by how much what is not on it could grow.
 
-Of each event of the replay's graph the recorded times tell which of the things that it waited for came last. The path
-is walked back from the end of the step after the typical one (what runs across the end of a step is then followed to
-what waits for it) and cut where the typical step begins and ends. The slack is that of the critical path method, by a
-pass through the same graph from its end: by how much something can end later, once, before the step after it does.
+For each event of the replay's graph the recorded times tell which of its dependencies came last. The path is followed
+back along these, from the end of the step after the typical one, so that work across the end of the typical step is
+followed to what waits for it; then it is cut to the typical step. The slack is that of the critical path method, from
+a backward pass through the same graph: by how much an event can end later before the step after it ends later.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _begun_last(replay: Replay, at: int) -> I64:
 
 
 class _Walk:
-    """From an event back to what it waited for last, and so on, as far as the step goes."""
+    """Follows the path back from an event to the dependency that came last, and so on to the begin of the step."""
 
     def __init__(self, replay: Replay, lo: int, hi: int) -> None:
         self._replay, self._lo, self._hi = replay, lo, hi
@@ -148,8 +148,8 @@ class _Walk:
             self._out.append(_Times(*(np.array([value], np.int64) for value in (begin, end, kind, line, name))))
 
     def _at_end(self, at: int) -> int:
-        """Note the event and those that it followed at once, and go to what the first of these waited for: the event
-        that the path comes from, -1 where it begins before the step."""
+        """Add the event to the path, and those right before it in its stream that each followed at once. Returns the
+        event that the first of these waited for, -1 where that is before the step."""
         replay, device = self._replay, self._replay.trace.device
         number = int(replay.collective[at])
         if number >= 0 and replay.begun[number] < replay.end[at]:

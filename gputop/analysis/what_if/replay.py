@@ -42,9 +42,12 @@ class _Durations(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A replay that was made: when each piece ends, and by how much earlier than ``by_launch`` what it launched was
-    launched; by how much each host lane is ahead after each of its waits, and how much more it is by collectives that
-    came after the wait and before the next; ``removed`` is the time that host lanes no longer need."""
+    """The result of a replay, in ns.
+
+    ``removed`` is by host lane the time that it no longer needs. ``ends`` is when each piece ends, ``earlier`` by how
+    much earlier than ``durations.by_launch`` its events were launched. ``sooner`` is by how much a host lane is ahead
+    of the recording after each wait, ``gained`` what it gains in addition by collectives before its next wait.
+    """
 
     durations: _Durations
     removed: dict[int, Spans]

@@ -31,7 +31,7 @@ def memory_limit() -> float:
 
 
 class MemoryWatch:
-    """Holds the decoding of traces to a limit while it runs, and leaves a reserve where others take memory, too."""
+    """Limits the memory that decoding traces takes, and keeps a reserve free for other processes."""
 
     def __init__(self, limit_bytes: float) -> None:
         self._limit_bytes = limit_bytes
@@ -39,7 +39,7 @@ class MemoryWatch:
         self._next_s = 0.0
 
     def check(self, path: str) -> None:
-        """Raises GputopError; a few times a second it costs a tenth of a millisecond, else nothing."""
+        """Raises GputopError above the limit. Measures a few times a second only, in a tenth of a millisecond."""
         if self._limit_bytes == float("inf") or time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + _CHECK_PERIOD_S

@@ -50,7 +50,8 @@ _MAX_NS = 1 << 61
 _BATCH = 1 << 14
 _MAX_MESSAGES, _MAX_MESSAGE_CHARS = 5, 300  # of each severity that become notes
 _SCHEMA_BYTES = 1 << 16  # SQLite's description of a table may be longer than the text in the file
-# Steps of SQLite's virtual machine: some forty a row of ten bytes and more; _STEPS for what does not grow with it.
+# Most steps of SQLite's virtual machine for a file: a row of ten bytes or more takes about forty; _STEPS is the part
+# that does not grow with the file.
 _STEPS, _STEPS_PER_BYTE, _STEPS_AT_ONCE = 10_000_000, 20, 10_000
 _ROW_BYTES = 4  # at least: its place on the page, length, id and header
 
