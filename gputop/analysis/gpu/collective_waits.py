@@ -65,19 +65,8 @@ def collective_waits(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: 
     if len(ran) == 1:
         return _of_one_rank(trace, ran[0], rows[0], steps)
     late_of = late_by_host(trace, gpu_timelines, steps.bounds_ns if steps is not None else (trace.window_ns,))
-    gpu_timelines = ran
-    beside = [merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other) for timeline in gpu_timelines]
-    per = steps.count if steps is not None else 1
-    within = None if steps is None else steps.spans
-    waits: list[list[Spans]] = [[EMPTY] for _ in gpu_timelines]
-    moves: list[list[Spans]] = [[EMPTY] for _ in gpu_timelines]
-    reduces = [EMPTY for _ in gpu_timelines]
-    late = np.zeros(len(gpu_timelines))
-    times = np.zeros(len(gpu_timelines), np.int64)
-    durations: list[float] = []
+    sums = _Sums(trace, ran, [late_of.get(timeline.gpu, EMPTY) for timeline in ran])
     unmatched: dict[str, str] = {}
-    count = bare_ns = exposed_ns = all_ns = 0
-    by_host_ns = 0.0
     for name, own in by_operation(trace, rows).items():
         there = [i for i, r in enumerate(own) if len(r)]
         found = matched(trace, [own[i] for i in there])
@@ -86,51 +75,77 @@ def collective_waits(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: 
             continue
         if steps is not None:
             found = found[_begun_in_steps(device.start_ns[found].max(axis=1), steps)]
-        if not len(found):
-            continue
-        start, end = device.start_ns[found], device.end_ns[found]
+        if len(found):
+            sums.add(name, there, device.start_ns[found], device.end_ns[found])
+    return sums.result(steps, unmatched)
+
+
+class _Sums:
+    """What the matched collectives of all operations add up to, by the GPUs that ran some (places in ``timelines``)."""
+
+    def __init__(self, trace: Trace, timelines: Sequence[GpuTimeline], waits_for_host: Sequence[Spans]) -> None:
+        self._numbers = [gpu_number(trace, timeline.gpu) for timeline in timelines]
+        self._waits_for_host = waits_for_host
+        self._beside = [merge(own.compute, own.h2d, own.d2h, own.other) for own in timelines]
+        self._waits: list[list[Spans]] = [[EMPTY] for _ in timelines]
+        self._moves: list[list[Spans]] = [[EMPTY] for _ in timelines]
+        self._allreduces = [EMPTY for _ in timelines]
+        self._late_ns = np.zeros(len(timelines))
+        self._late_times = np.zeros(len(timelines), np.int64)
+        self._late_by_host_ns = 0.0
+        self._count = self._bare_ns = 0
+        self._allreduce_s: list[float] = []
+        self._allreduce_bare_ns = self._allreduce_ns = 0
+
+    def add(self, operation: str, there: Sequence[int], start: I64, end: I64) -> None:
+        """Add the collectives of one operation, by when they started and ended: shape (collectives, GPUs ``there``)."""
         begun = start.max(axis=1)
-        count += len(found)
+        self._count += len(start)
         waiting, hidden, bare = begun[:, None] - start, np.empty_like(start), np.empty_like(start)
         for j, i in enumerate(there):
-            waits[i].append(union(start[:, j], begun))
-            moves[i].append(union(begun, end[:, j]))
-            hidden[:, j] = coverage(beside[i], start[:, j], begun)
-            bare[:, j] = end[:, j] - begun - coverage(beside[i], begun, end[:, j])
-        bare_ns += int(bare.min(axis=1).sum())
+            self._waits[i].append(union(start[:, j], begun))
+            self._moves[i].append(union(begun, end[:, j]))
+            hidden[:, j] = coverage(self._beside[i], start[:, j], begun)
+            bare[:, j] = end[:, j] - begun - coverage(self._beside[i], begun, end[:, j])
+        bare_ns = int(bare.min(axis=1).sum())
+        self._bare_ns += bare_ns
         whole = waiting.sum(axis=1)
         exposed = np.where(whole > 0, 1 - hidden.sum(axis=1) / np.maximum(whole, 1), 0.0)
         ahead = np.median(np.sort(start, axis=1)[:, :-1], axis=1)
         last = np.argmax(start, axis=1)
-        behind = _behind_by_host([late_of.get(gpu_timelines[i].gpu, EMPTY) for i in there], start, begun, last)
-        by_host_ns += float((np.minimum(behind, begun - ahead) * exposed).sum())
-        np.add.at(late, np.array(there)[last], (begun - ahead) * exposed)
-        np.add.at(times, np.array(there)[last[whole > 0]], 1)
-        if name == "AllReduce":
+        behind = _behind_by_host([self._waits_for_host[i] for i in there], start, begun, last)
+        self._late_by_host_ns += float((np.minimum(behind, begun - ahead) * exposed).sum())
+        np.add.at(self._late_ns, np.array(there)[last], (begun - ahead) * exposed)
+        np.add.at(self._late_times, np.array(there)[last[whole > 0]], 1)
+        if operation == "AllReduce":
             for i in there:
-                reduces[i] = moves[i][-1]
-            durations = ((end - start).min(axis=1) / 1e9).tolist()
-            exposed_ns += int(bare.min(axis=1).sum())
-            all_ns += int((end - begun[:, None]).min(axis=1).sum())
-    numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
+                self._allreduces[i] = self._moves[i][-1]
+            self._allreduce_s = ((end - start).min(axis=1) / 1e9).tolist()
+            self._allreduce_bare_ns = bare_ns
+            self._allreduce_ns = int((end - begun[:, None]).min(axis=1).sum())
 
-    def exposed_of(i: int, spans: Spans, less: Spans) -> Spans:
-        left = subtract(subtract(spans, beside[i]), less)
-        return left if within is None else intersect(left, within)
+    def result(self, steps: Steps | None, unmatched: Mapping[str, str]) -> CollectiveWaits:
+        """Per step where there are steps, and then of the time within them."""
+        per = steps.count if steps is not None else 1
+        within = None if steps is None else steps.spans
 
-    moved = [merge(*own) for own in moves]
-    waiting_of = {n: exposed_of(i, merge(*waits[i]), moved[i]) for i, n in enumerate(numbers)}
-    transfer = {n: exposed_of(i, moved[i], EMPTY).total / per / 1e9 for i, n in enumerate(numbers)}
-    return CollectiveWaits(
-        waiting_s={n: spans.total / per / 1e9 for n, spans in waiting_of.items()},
-        transfer_s=transfer, bare_s=min(bare_ns / per / 1e9, *transfer.values()),
-        late_s={n: float(s) / per / 1e9 for n, s in zip(numbers, late, strict=True) if s > 0},
-        late_times={n: int(k) for n, k in zip(numbers, times, strict=True) if k},
-        late_by_host_s=by_host_ns / per / 1e9, count=count, durations_s=tuple(durations),
-        allreduce_exposed=exposed_ns / all_ns if all_ns else 0.0, unmatched=unmatched,
-        waiting=waiting_of,
-        allreduce_s={n: exposed_of(i, reduces[i], EMPTY).total / per / 1e9 for i, n in enumerate(numbers)},
-    )
+        def exposed(i: int, spans: Spans, less: Spans = EMPTY) -> Spans:
+            left = subtract(subtract(spans, self._beside[i]), less)
+            return left if within is None else intersect(left, within)
+
+        numbers, moved = self._numbers, [merge(*own) for own in self._moves]
+        waiting = {n: exposed(i, merge(*self._waits[i]), moved[i]) for i, n in enumerate(numbers)}
+        transfer_s = {n: exposed(i, moved[i]).total / per / 1e9 for i, n in enumerate(numbers)}
+        return CollectiveWaits(
+            waiting_s={n: spans.total / per / 1e9 for n, spans in waiting.items()}, transfer_s=transfer_s,
+            bare_s=min(self._bare_ns / per / 1e9, *transfer_s.values()),
+            late_s={n: float(ns) / per / 1e9 for n, ns in zip(numbers, self._late_ns, strict=True) if ns > 0},
+            late_times={n: int(k) for n, k in zip(numbers, self._late_times, strict=True) if k},
+            late_by_host_s=self._late_by_host_ns / per / 1e9, count=self._count, durations_s=tuple(self._allreduce_s),
+            allreduce_exposed=self._allreduce_bare_ns / self._allreduce_ns if self._allreduce_ns else 0.0,
+            unmatched=unmatched, waiting=waiting,
+            allreduce_s={n: exposed(i, self._allreduces[i]).total / per / 1e9 for i, n in enumerate(numbers)},
+        )
 
 
 def _of_one_rank(trace: Trace, timeline: GpuTimeline, rows: I64, steps: Steps | None) -> CollectiveWaits:
