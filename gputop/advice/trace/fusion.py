@@ -16,7 +16,7 @@ from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import xla_on_step
+from gputop.advice.trace.snippets import GRAPH_BREAKS, xla_on_step
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.membership import in_steps
@@ -334,8 +334,11 @@ def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation
             f"after the other over the same tensors. Fusing them might save up to {percent(v.share)}. Only a test "
             "shows how much of that this model gains.",
         evidence={"chained_s": v.chained_s, "chained_ratio": part, "chains_count": v.chains, "share_ratio": v.share},
-        action="Try torch.compile on the model and compare the step time after the first, slow steps.",
-        snippet="model = torch.compile(model)",
+        action="A part of the model is compiled already, but by a backend that does not fuse these kernels, or without "
+               "them: use the backend inductor, and find what breaks the graph." if job.compiled else
+               "Try torch.compile on the model and compare the step time after the first, slow steps.",
+        snippet=f'model = torch.compile(model, backend="inductor")\n{GRAPH_BREAKS}' if job.compiled else
+                "model = torch.compile(model)",
         gain="at most, and not sure: a fused chain reads two tensors and writes one, while now each kernel reads and "
              "writes its own",
         source=source("elementwise_unfused.share", "xla_off.chain"),

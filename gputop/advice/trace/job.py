@@ -8,7 +8,11 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.training_loop import training_loop
 from gputop.trace.lookups import name_mask
 
-JITTED = r"PjitFunction\("  # a call of a function that jax.jit made
+# Calls of what jax.jit made; of what torch.compile made: TorchDynamo's regions, and AOTAutograd's functions.
+_COMPILED = {
+    "jax": r"PjitFunction\(",
+    "pytorch": r"Torch-Compiled Region|(?:autograd::engine::evaluate_function: )?CompiledFunction(?:Backward)?$",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +22,14 @@ class Job:
     framework: str  # tensorflow, jax, pytorch or unknown
     loop: str  # how the training loop is written (gputop.advice.trace.training_loop)
     gpus: tuple[int, ...]  # those that ran kernels
-    jitted: bool = False  # JAX: the loop calls compiled functions
+    compiled: bool = False  # JAX: the loop calls jitted functions; PyTorch: torch.compile compiled a part of the model
     strategy: str = ""  # how it is distributed: mirrored or multi_worker (tf.distribute), ddp, fsdp; "": not told
 
     @classmethod
     def of(cls, facts: TraceFacts) -> Job:
+        calls = _COMPILED.get(facts.framework)
         return cls(facts.basis, facts.period_s, facts.framework, training_loop(facts), facts.active_numbers,
-                   bool(name_mask(facts.trace, JITTED).any()), _strategy(facts))
+                   calls is not None and bool(name_mask(facts.trace, calls).any()), _strategy(facts))
 
 
 def _strategy(facts: TraceFacts) -> str:

@@ -12,7 +12,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.launch import launch_pace_s
-from gputop.advice.trace.snippets import xla_on_step
+from gputop.advice.trace.snippets import GRAPH_BREAKS, xla_on_step
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
@@ -22,7 +22,12 @@ from gputop.trace.model import Kind
 
 # A pause between two queued kernels, or one launch; longer ones have other causes.
 _PAUSE_NS = 40_000
-_SCAN = "state, outputs = jax.lax.scan(layer, state, stacked_params)  # layers or time steps alike, in place of a loop"
+_COMPILED = {
+    "jax": "state, outputs = jax.lax.scan(layer, state, stacked_params)  # layers or time steps alike, in place of a "
+           "loop",
+    "pytorch": GRAPH_BREAKS,
+}
+_COMPILER = {"tensorflow": " with XLA", "jax": " with XLA", "pytorch": " with torch.compile"}
 _FUSE = {
     "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # one jit around the whole step; lax.scan over time "
            "steps",
@@ -102,10 +107,10 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
     return Explanation(
         title=f"Pauses between short kernels (median {median}) take {percent(v.share)} of the {job.basis}", why=why,
         evidence=evidence,
-        action="Do the same work in fewer, larger kernels: fuse them with XLA, batch small ops together, use fused "
-               "layers and optimizers, and raise the batch size if memory allows.",
-        snippet=_SCAN if job.jitted else (
-            xla_on_step(job) if job.framework == "tensorflow" else _FUSE.get(job.framework)),
+        action=f"Do the same work in fewer, larger kernels: fuse them{_COMPILER.get(job.framework, '')}, batch small "
+               "ops together, use fused layers and optimizers, and raise the batch size if memory allows.",
+        snippet=xla_on_step(job) if job.framework == "tensorflow" else (
+            _COMPILED if job.compiled else _FUSE).get(job.framework),
         gain="at most: all pauses between kernels, if the same work were done in a few large ones",
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels below 10 µs",
     )

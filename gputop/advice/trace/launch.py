@@ -10,7 +10,7 @@ import numpy as np
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, idle_before
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import xla_on_step
+from gputop.advice.trace.snippets import GRAPH_BREAKS, xla_on_step
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.host.launch_threads import by_line
 from gputop.analysis.layers.culprits import Events
@@ -22,10 +22,12 @@ from gputop.trace.model import Kind
 
 _SNIPPETS = {
     "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # the whole step, update included",
-    "jax, jitted": "state, losses = jax.lax.scan(train_step, state, batches)  # several steps in one call, inside jit",
+    "jax, compiled": "state, losses = jax.lax.scan(train_step, state, batches)  # several steps in a call, inside jit",
     "pytorch": 'model = torch.compile(model, mode="reduce-overhead")  # fuses kernels, replays them as a CUDA graph',
     # A CUDA graph cannot be captured over a call that waits for the GPU.
     "pytorch, with waits": "model = torch.compile(model)  # a CUDA graph only once the step waits for no copy",
+    "pytorch, compiled": f'{GRAPH_BREAKS}\nmodel = torch.compile(model, mode="reduce-overhead")  # replays CUDA graphs',
+    "pytorch, compiled, with waits": GRAPH_BREAKS,
 }
 
 
@@ -114,15 +116,17 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         evidence["recording_s"] = v.recording_s
         why += (f" About {seconds(v.recording_s)} of this wait is the profiler's own work: it records "
                 f"{v.recorded:,.0f} ops and Python functions. Without the profiler the wait is shorter.")
-    kind = ""
-    if v.waits and f"{job.framework}, with waits" in _SNIPPETS:
-        kind = ", with waits"
-    action = ("Launch fewer, larger kernels: compile the step so that kernels are fused; then raise the batch size "
-              "if memory allows.")
-    if job.jitted:
-        kind = ", jitted"
+    kind = f"{', compiled' if job.compiled else ''}{', with waits' if v.waits else ''}"
+    if job.compiled and job.framework == "jax":
+        kind = ", compiled"
         action = ("The step is compiled already: run several steps in one call, put separate calls into one function, "
                   "and raise the batch size if memory allows.")
+    elif job.compiled:
+        action = ("A part of the model is compiled already: find what breaks its graph and what is compiled again, and "
+                  "compile the rest; then raise the batch size if memory allows.")
+    else:
+        action = ("Launch fewer, larger kernels: compile the step so that kernels are fused; then raise the batch size "
+                  "if memory allows.")
     return Explanation(
         title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=action,

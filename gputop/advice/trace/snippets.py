@@ -8,6 +8,9 @@ from gputop.advice.trace.training_loop import KERAS2, KERAS3
 # Keras does not compile whole steps under tf.distribute; clusters leave the collectives out.
 _CLUSTERS = "# compiles clusters, leaves the collectives out\nTF_XLA_FLAGS=--tf_xla_auto_jit=2 python train.py"
 
+# PyTorch: what torch.compile does not compile, and what it compiles again and again.
+GRAPH_BREAKS = "TORCH_LOGS=graph_breaks,recompiles python train.py"
+
 
 def is_keras(job: Job) -> bool:
     """Whether Keras' fit runs the loop."""

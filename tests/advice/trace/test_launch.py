@@ -81,6 +81,23 @@ def test_launch_abstains_without_launches():
     assert "correlation" in abstained(a)["launch_bound"] and not a.findings
 
 
+def test_a_model_that_torch_compile_has_compiled_is_not_told_to_be_compiled():
+    def snippet(*calls: str) -> tuple[str, str]:
+        b = Builder(format="chrome")
+        for i in range(STEPS):
+            b.host(f"ProfilerStep#{i}", i * STEP, STEP - 1, line="thread 1", step_num=i)
+            for call in ("aten::linear", *calls):
+                b.host(call, i * STEP + 10, 20, line="thread 1")
+        fill(b, 0, 50, STEP, 10, 30)
+        f = findings(b)["launch_bound"]
+        return f.action, f.snippet or ""
+
+    assert "compiled already" not in snippet()[0] and "torch.compile(model" in snippet()[1]
+    for call in ("Torch-Compiled Region: 0/0", "CompiledFunction"):
+        action, code = snippet(call)
+        assert "compiled already" in action and "graph_breaks" in code
+
+
 def test_a_jitted_function_is_not_told_to_be_jitted():
     b = Builder()
     for i in range(STEPS):
