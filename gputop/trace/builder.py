@@ -177,8 +177,9 @@ class TraceBuilder:
 
 
 def no_events(paths: Sequence[str], reasons: Sequence[str], fix: str) -> NoDataError:
-    because = f": {' '.join(reasons)}" if reasons else "."
-    return NoDataError(f"There is no trace event in {', '.join(paths)}{because}", fix)
+    where = ", ".join(paths)
+    because = f": {' '.join(reason.removeprefix(f'{where}: ') for reason in reasons)}" if reasons else "."
+    return NoDataError(f"There is no trace event in {where}{because}", fix)
 
 
 def _joined(pieces: list[_Events], empty: _Events) -> _Events:

@@ -129,6 +129,10 @@ def test_an_xspace_without_events(tmp_path):
     with pytest.raises(NoDataError) as caught:
         load([put(tmp_path / "a.xplane.pb", Builder().bytes())])
     assert caught.value.exit_code == 3
+    cut = put(tmp_path / "b.xplane.pb", Builder().bytes() + b"\x0a\x7f/device")
+    with pytest.raises(NoDataError, match="cut off") as caught:
+        load([cut])
+    assert caught.value.message.count(str(cut)) == 1, "the file is named once"
 
 
 def test_a_cut_compressed_file_keeps_its_beginning(tmp_path):
