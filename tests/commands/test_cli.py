@@ -216,7 +216,7 @@ def test_output_names_decide_the_format_and_no_folder_is_made(
     assert snapshot("a.svg")[0] == 0
     assert "SIMULATED" in (tmp_path / "a.svg").read_text().split("<rect")[0]
     _, said = snapshot("a.json", "--format", "html")
-    assert "in place of what was there" in said and (tmp_path / "a.json").read_text().startswith("<!DOCTYPE")
+    assert "and replaced the old file" in said and (tmp_path / "a.json").read_text().startswith("<!DOCTYPE")
     status, said = snapshot("a.png")
     assert status == 2 and ".svg" in said and not (tmp_path / "a.png").exists()
     assert snapshot("a.log")[0] == 0, "text, whatever the name"

@@ -176,8 +176,8 @@ def test_evidence_has_its_units_and_small_memory_is_not_nothing():
     text = text_report(analyze_trace(b.build()), 120)
     assert re.search(r"evidence: wait for launches [\d.]+ ms; share of the time \d+ %", " ".join(text.split()))
     memory = [line for line in text.splitlines() if "_bfc: peak" in line]
-    assert memory == ["Memory   GPU_0_bfc: peak 4.0M of 39.0G, under 1 %",
-                      "         GPU_1_bfc: peak 4.0M of 39.0G, under 1 %"]
+    assert memory == ["Memory   GPU_0_bfc: peak 4.0 MiB of 39.0 GiB, under 1 %",
+                      "         GPU_1_bfc: peak 4.0 MiB of 39.0 GiB, under 1 %"]
 
 
 def test_what_launching_takes_tensorflow_is_said_of_its_traces_alone():

@@ -32,7 +32,7 @@ def text(b: Builder, width: int = 100) -> str:
 def test_kernels_by_time_with_type_and_occupancy():
     lines = text(job()).splitlines()
     at = next(i for i, line in enumerate(lines) if line ==
-              "Kernels  2 in 350 µs per step and GPU; occupancy theoretical")
+              "Kernels  2, 350 µs per step and GPU; occupancy theoretical")
     assert " ".join(lines[at + 2].split()) == "300 µs 1 300 µs bf16 yes 50% ampere_bf16_s16816gemm<layout>"
     assert lines[at + 3].split() == ["50.0", "µs", "1", "50.0", "µs", "collect.", "?", "?", NCCL]
     assert lines[at + 4].split()[:4] == ["op", "types", "MatMul", "86"]

@@ -164,7 +164,7 @@ def test_a_command_that_fails_or_is_missing_stops_nobody(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("way", "says"), [
     ("mail", "is not a way to notify"), ("command:", "is not a way to notify"), ("command:'x", "No closing quotation"),
-    ("command:cat >> log", "'>>' is one's"), ("command:cat; ls", "'cat;' is one's"),
+    ("command:cat >> log", "'>>' needs one"), ("command:cat; ls", "'cat;' needs one"),
     ("webhook", "needs the address in GPUTOP_WEBHOOK_URL"),
 ])
 def test_what_is_no_way_is_wrong_usage(way: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:

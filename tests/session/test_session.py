@@ -275,7 +275,7 @@ def test_of_many_workers_a_few_are_proposed_and_all_are_possible(monkeypatch: py
     assert [captured for captured, _ in begun] == [few, addresses, few, addresses[:8]]
     assert [bool(notices) for _, notices in begun] == [False, False, True, False]
     session.servers = tuple(replace(server, problem="down") for server in session.servers[:1]) + session.servers[1:]
-    with pytest.raises(NoDataError, match="answers any more"):
+    with pytest.raises(NoDataError, match="answers now"):
         session.start_capture(workers=addresses[:1])
 
 

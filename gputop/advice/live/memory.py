@@ -123,7 +123,7 @@ def judge_memory_preallocated(view: NodeView) -> MemoryPreallocated | Missing | 
 
 def describe_memory_preallocated(v: MemoryPreallocated) -> Explanation:
     return Explanation(
-        title=f"{gpus_text(v.gpus)}: memory in use does not show how much is free for the job",
+        title=f"{gpus_text(v.gpus)}: memory used is not what the job needs",
         why=f"{percent(v.used)} of the memory is held and has not changed for {v.window_s:.0f} s. TensorFlow reserves "
             "nearly all memory at its start (JAX 75 %), so this figure does not show what the job really needs.",
         evidence={"window_s": v.window_s, "memory_used_of_total_ratio": v.used},
