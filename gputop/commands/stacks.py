@@ -120,7 +120,7 @@ def _nccl(first: Answer | GputopError, last: Answer | GputopError) -> tuple[list
             "absence": _absence(absence) if absence is not None else None, "problem": None}
     if absence is not None:
         places = [f"       {place_text(rank)}." for rank in absence.absent[:16]]
-        moved = f"       {counts_text(absence)} Nothing moved for {seconds:.1f} s."
+        moved = f"       {counts_text(absence)} No rank launched a collective for {seconds:.1f} s."
         return [f"NCCL   {title(absence)}.", moved, *places], nccl
     if not last.counts_all:
         says = (f"its ranks agree. NCCL {last.nccl} does not tell whether they make progress; 2.28.7 and newer do"

@@ -78,4 +78,5 @@ def test_the_fullest_allocator_names_its_holders():
     b.memory(2, "gpu_host_bfc", 1, 2**30, 1)
     text = words(b.build())
     assert "GPU_0_bfc: 4.0 GiB free at the peak of this window, fragmentation 25 %; held by" in text
-    assert "m/attention/einsum/Einsum:Einsum 1.0 GiB; 5.0 GiB was allocated before the capture or by no named op" in text
+    assert ("m/attention/einsum/Einsum:Einsum 1.0 GiB; 5.0 GiB was allocated before the capture or by no named op"
+            in text)

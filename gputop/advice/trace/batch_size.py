@@ -151,8 +151,8 @@ def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
     listed = ", ".join(f"{what} {seconds(part)}" for what, part in named.items())
     fixed = (f"{percent(v.fixed_s / job.period_s)} of the {job.basis} does not grow with the batch: {listed}.")
     much = f"{v.factor:.0f}×"
-    assumed = ["the time that does not grow stays as it is" + (" (AllReduces carry gradients)" if "exposed AllReduces" in named else "")
-               ] if named else []
+    assumed = ["the time that does not grow stays as it is"
+               + (" (AllReduces carry gradients)" if "exposed AllReduces" in named else "")] if named else []
     if v.filled_s >= _WORTH_TELLING * job.period_s:
         assumed.append("kernels below 10 µs fill idle SMs")
     assumed.append(f"all else takes {much} as long" + (
