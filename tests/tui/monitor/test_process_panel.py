@@ -59,7 +59,7 @@ def test_io_is_known_only_where_both_directions_are() -> None:
 
 async def lines_of(width: int, process: ProcessSample, attached: frozenset[int] = frozenset(), *,
                    alone: bool = False) -> list[str]:
-    """Title and row in the panel of a stacked screen of that width, which it fills; ``alone``: where there is no GPU."""
+    """Title and row in the panel of a stacked screen of that width, which it fills; ``alone``: without GPUs."""
     session = StillSession(5)
     assert session.sample is not None
     session = session.holding(*session.sample.processes, process)
