@@ -108,6 +108,7 @@ class Collector:
         self._past_of: dict[Key, int] = {}  # the newest slot that was asked for
         self._gpu_past: dict[str, dict[int, float]] = {}  # by UUID
         self._gpus: dict[str, Gpu] = {}  # by UUID
+        self._holders: dict[str, set[Key]] = {}  # by UUID: the groups that a GPU is in
         self._peers: dict[Key, dict[str, float]] = {}
         self._nodes: dict[Key, list[Node]] = {}  # of open jobs
         self._node_past: dict[tuple[Key, str], dict[int, float]] = {}
@@ -348,18 +349,20 @@ class Collector:
         low = {self._key(series.labels) for series in self._low_gpus()[:_LOW_GPUS]}
         peers = (self._key_matchers(sorted(self._with_peers(low))) or [""]) if low else []
         gpus: dict[str, Gpu] = {}
+        holders: dict[str, set[Key]] = {}
         for series in self._client.instant(self._queries.gpus(own, peers)):
             figure = _DIGITS.sub("", series.labels.get("figure", ""))
             if figure.startswith("peer_"):
                 self._peers.setdefault(self._key(series.labels), {})[figure.removeprefix("peer_")] = series.value
                 continue
             uuid = _uuid(series.labels)
+            holders.setdefault(uuid, set()).add(self._key(series.labels))
             gpu = gpus.get(uuid) or Gpu(node=node_of(series.labels), gpu=gpu_of(series.labels), uuid=uuid)
             if figure == "activity":
                 gpus[uuid] = replace(gpu, activity=series.value, kind=series.labels.get("kind", self._queries.kind))
             else:
                 gpus[uuid] = replace(gpu, figures={**gpu.figures, figure: series.value})
-        self._gpus = gpus
+        self._gpus, self._holders = gpus, holders
         return True
 
     def _with_peers(self, low: set[Key]) -> set[Key]:
@@ -458,7 +461,7 @@ class Collector:
         low = [s for s in self._low_gpus() if self._key(s.labels) == key]
         slurm_job = next((job for job in self._slurm.jobs if key[1] in (job.number, job.id)), None)
         group = self._group(figures, self._kinds.get(key, ""))
-        nodes = tuple(self._with_gpus(self._with_history(node, key, view), view, key[1])
+        nodes = tuple(self._with_gpus(self._with_history(node, key, view), view, key[1], key)
                       for node in self._nodes.get(key, ()))
         return Job(
             **fields_of(group), id=key[1], label=key[0], labels=self._group_labels.get(key, {}),
@@ -530,11 +533,12 @@ class Collector:
         past = self._node_past.get((key, node.name))
         return replace(node, history=self._grid([past], [1], view)) if past else node
 
-    def _with_gpus(self, node: Node, view: View, job: str) -> Node:
+    def _with_gpus(self, node: Node, view: View, job: str, group: Key | None = None) -> Node:
+        """With its GPUs, if they are wanted; of a ``group`` only those that are in it."""
         if (job, node.name) not in view.open_nodes:
             return node
         own = [replace(gpu, history=self._gpu_history(gpu.uuid, view)) for gpu in self._gpus.values()
-               if gpu.node == node.name]
+               if gpu.node == node.name and (group is None or group in self._holders.get(gpu.uuid, ()))]
         return replace(node, each=tuple(sorted(own, key=lambda gpu: (len(gpu.gpu), gpu.gpu))))
 
     def _low_gpu(self, series: Series, view: View) -> Gpu:

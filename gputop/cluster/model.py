@@ -137,6 +137,12 @@ class Fleet:
     figures_s: float | None = None  # when the figures are from; None: there are none
 
 
+def brief(place: str) -> str:
+    """A place for a cell of a table: its node without the domain, "n07:3" for "n07.cluster.example:3"."""
+    node, colon, gpu = place.partition(":")
+    return place if re.fullmatch(r"[\d.]+", node) else node.partition(".")[0] + colon + gpu
+
+
 def fields_of(group: Group) -> dict[str, Any]:
     """To make a job or a node of a group's figures."""
     return {name: getattr(group, name) for name in Group.__dataclass_fields__}

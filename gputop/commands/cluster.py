@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="without Prometheus: ask gputop on these nodes by ssh, without a password: n[01-16], "
                              "n01,n02, or @FILE. The history then begins at the start")
     parser.add_argument("--remote-command", default=None, metavar="COMMAND",
-                        help="the command that starts gputop on these nodes, as a shell there reads it (gputop)")
+                        help="the command that starts gputop on the nodes, as a shell there reads it (gputop)")
     parser.add_argument("--job", default=None, metavar="ID",
                         help="show only this job: a Slurm number (of an array all its tasks, or one: 4711_3) or a pod. "
                              f"Inside a job the default is that job, and '{_ALL}' shows all")
@@ -98,12 +98,9 @@ def wanted_job(named: str | None, environ: os._Environ[str] | dict[str, str]) ->
 
 @contextlib.contextmanager
 def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]:
-    """What asks for the fleet, and the login node that leads to the others, "" without."""
+    """What asks for the fleet, and the login node that leads to the others, with its port if it has one; "" without."""
     if args.nodes is not None and args.prometheus:
         raise GputopError("--nodes and --prometheus cannot be combined", "", EXIT_USAGE)
-    if args.remote_command is not None and args.nodes is None:
-        raise GputopError("--remote-command needs --nodes", "gputop cluster --nodes n[01-16] --remote-command COMMAND",
-                          EXIT_USAGE)
     if args.nodes is None:
         with _of_prometheus(args) as found:
             yield found
@@ -152,7 +149,8 @@ def _of_prometheus(args: argparse.Namespace) -> Iterator[tuple[Collector, str]]:
         if tunnel is not None:
             tunnel.path(may_ask=os.isatty(0))
         client = parts.enter_context(contextlib.closing(Client(endpoint, own, tunnel)))
-        yield Collector(client, asked_limits(), _squeue(endpoint.login, endpoint.login_port)), endpoint.login
+        port = "" if endpoint.login_port is None else f":{endpoint.login_port}"
+        yield Collector(client, asked_limits(), _squeue(endpoint.login, endpoint.login_port)), endpoint.login + port
 
 
 def _squeue(login: str = "", port: int | None = None) -> Callable[[], bytes]:

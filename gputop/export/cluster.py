@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gputop.cluster.model import brief
 from gputop.core.version import __version__
 from gputop.render.evidence_words import evidence_label
 from gputop.render.palette import BLANK, SEVERITY_MARK
@@ -76,7 +77,7 @@ def layout(width: int, jobs: Sequence[Job], indent: int = 0) -> Layout:
     room = max(0, width - used - 1)
     found = min(room, max(_FINDING_MIN, room // 3))
     longest = max((len(name) for job in jobs for name in (f"{job.id}{' ' * (indent // 2)}", *(
-        f"{' ' * indent}{node}" for node in job.node_names))), default=0)
+        f"{' ' * indent}{brief(node)}" for node in job.node_names))), default=0)
     wider = max(0, min(longest, _JOB_MAX) - COLUMNS["job"].width)
     wider = min(wider, max(0, room - found - _HISTORY_GOOD))
     widths = {name: COLUMNS[name].width + wider * (name == "job") for name in names}
@@ -185,7 +186,8 @@ def to_document(report: Report) -> dict[str, Any]:
 def summary(fleet: Fleet) -> str:
     from gputop.cluster.schemas import ACTIVITY_TITLES
 
-    parts = [f"{len(fleet.jobs)} job{'' if len(fleet.jobs) == 1 else 's'}", f"{fleet.gpus} GPUs"]
+    parts = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in ((len(fleet.jobs), "job"),
+                                                                              (fleet.gpus, "GPU"))]
     if fleet.free is not None:
         parts.append(f"{fleet.free.gpus} of them of no job ({activity(fleet.free)} active)")
     kinds = ", ".join(ACTIVITY_TITLES.get(kind, kind) for kind in fleet.kinds)

@@ -246,9 +246,10 @@ def test_open_nodes_have_their_gpus() -> None:
     client = by_label()
     own = collector(client)
     view = View(open_jobs=("7",), open_nodes=(("7", "n1"),))
-    client.arms["activity"] = [({**JOB, **NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.5), *client.arms["activity"]]
+    client.arms["activity"] = [({**JOB, **NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.5),
+                               ({**OTHER, **NODE_1, "UUID": "GPU-2", "gpu": "4"}, 0.6), *client.arms["activity"]]
     for _ in range(4):
         fleet = own.refresh(view)
     opened = next(n for n in fleet.jobs[0].each if n.name == "n1")
-    assert [(g.gpu, g.activity) for g in opened.each] == [("3", 0.5)]
+    assert [(g.gpu, g.activity) for g in opened.each] == [("3", 0.5)]  # not those that others hold there
     assert replace(view) == view

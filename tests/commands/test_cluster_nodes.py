@@ -80,7 +80,6 @@ def test_the_jobs_are_those_of_a_real_slurm(folder: Path, tmp_path: Path, monkey
 
 
 def test_wrong_usage_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--nodes=-oProxyCommand=id"], ["--nodes", "n1", "--prometheus", "http://p:9090"],
-                  ["--prometheus", "http://p:9090", "--remote-command", "gputop"], []):
+    for words in (["--nodes=-oProxyCommand=id"], ["--nodes", "n1", "--prometheus", "http://p:9090"], []):
         assert main(["cluster", *words, "--once"]) == 2, words
     assert "gputop cluster --nodes n[01-16]" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -81,12 +80,6 @@ def lasting(verdict: FleetVerdict) -> str:
     if not verdict.lasts_s:
         return ""
     return f" for {'' if verdict.since_exact else 'more than '}{seconds(verdict.lasts_s)}"
-
-
-def brief(place: str) -> str:
-    """A place for a cell of a table: its node without the domain, "n07:3" for "n07.cluster.example:3"."""
-    node, colon, gpu = place.partition(":")
-    return place if re.fullmatch(r"[\d.]+", node) else node.partition(".")[0] + colon + gpu
 
 
 def evidence(verdict: FleetVerdict, more: Mapping[str, float]) -> dict[str, float]:

@@ -12,13 +12,12 @@ from gputop.advice.fleet.job_view import (
     FleetVerdict,
     FleetWords,
     JobView,
-    brief,
     evidence,
     lasting,
 )
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Missing
-from gputop.cluster.model import Gpu, History, Job
+from gputop.cluster.model import Gpu, History, Job, brief
 from gputop.text.units import percent
 
 _TO_SIGMA = 1.4826  # of the median absolute deviation, for a normal distribution

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import subprocess
 import threading
 import time
@@ -16,7 +18,8 @@ from gputop.cluster.model import Fleet, Problem
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.core.files import unused_name, write_file
 from gputop.export.cluster import Report, render
-from gputop.text.console import say
+from gputop.text.console import note, say
+from gputop.text.programs import NO_SUCH_PROGRAM
 from gputop.tui.cluster.rows import Commands, State
 from gputop.tui.cluster.screen import ClusterScreen, FleetTable
 from gputop.tui.screens.help import help_box
@@ -119,6 +122,24 @@ class ClusterApp(TerminalApp):
         self.notify(f"Wrote {paths[0]}, .json and .html")
 
 
+def run_program(command: list[str]) -> None:
+    """Give the terminal to a program. What it says where it fails stays until somebody has read it."""
+    try:
+        status = subprocess.run(command).returncode
+    except OSError as error:
+        status, cause = None, f"{command[0]} cannot be started: {error.strerror or error}"
+    else:
+        cause = f"{shlex.join(command)} ended with status {status}"
+    if status == 0:
+        return
+    say(cause)
+    if status == NO_SUCH_PROGRAM:
+        note("  The node has no such command: gputop cluster --remote-command /PATH/gputop names it.")
+    note("  enter: back to the cluster")
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        input()
+
+
 def _with_problem(fleet: Fleet, problem: Problem) -> Fleet:
     return replace(fleet, problems=(problem,))
 
@@ -133,9 +154,6 @@ def run(collector: FleetCollector, make: MakeReport, view: View, period_s: float
             command = ClusterApp(state, asker, commands, folder, preferences, period_s).run()
             if not isinstance(command, list):
                 return EXIT_OK
-            try:
-                subprocess.run(command)
-            except OSError as error:
-                say(f"{command[0]} cannot be started: {error.strerror or error}")
+            run_program(command)
     finally:
         asker.close()

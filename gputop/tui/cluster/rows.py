@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gputop.cluster.collect import View
-from gputop.cluster.model import NO_JOB, Gpu, History, Job, Node, fields_of
+from gputop.cluster.model import NO_JOB, Gpu, History, Job, Node, brief, fields_of
 from gputop.export.cluster import (
     COLUMNS,
     Layout,
@@ -196,7 +196,8 @@ def _texts(state: State, row: Row) -> tuple[dict[str, str], History | None]:
         return {"job": f"    {row.gpu.gpu}", **gpu_cells(row.gpu)}, row.gpu.history
     if row.node is not None:
         mark = "▾" if (row.job.id, row.node.name) in state.open_nodes else "▸"
-        return {"job": f"  {mark} {row.node.name}", "size": f"{row.node.gpus}", **figures(row.node)}, row.node.history
+        node = row.node
+        return {"job": f"  {mark} {brief(node.name)}", "size": f"{node.gpus}", **figures(node)}, node.history
     mark = "▾" if row.job.id in state.open_jobs else "▸"
     own = cells(row.job, now_s)
     return {**own, "job": f"{mark} {own['job']}"}, row.job.history

@@ -12,7 +12,7 @@ from gputop.cluster.collect import View
 from gputop.cluster.model import NO_JOB, Problem, together
 from gputop.core.errors import GputopError
 from gputop.export.cluster import Report
-from gputop.tui.cluster import rows
+from gputop.tui.cluster import app, rows
 from gputop.tui.cluster.app import ClusterApp
 from gputop.tui.cluster.rows import ORDERS, State
 from tests.cluster.fleets import NOW, StillAsker, fleet, gpu, job, node, past
@@ -156,3 +156,28 @@ def test_gpus_of_no_job_are_the_last_row_and_unfold_to_their_nodes() -> None:
     assert own.rows()[-2].gpu is not None and own.asked([row]).open_jobs == (NO_JOB,)
     own.pattern = "n8"
     assert ids(own)[0] == NO_JOB
+
+
+def test_a_program_that_fails_leaves_its_words_until_they_are_read(monkeypatch: pytest.MonkeyPatch,
+                                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    read: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda: read.append("enter") or "")
+    app.run_program(["sh", "-c", "exit 0"])
+    assert not read and not capsys.readouterr().err
+    app.run_program(["sh", "-c", "exit 127"])
+    said = capsys.readouterr().err
+    assert read == ["enter"] and "ended with status 127" in said and "--remote-command /PATH/gputop" in said
+    app.run_program(["/no/such/program"])
+    assert read == ["enter"] * 2 and "cannot be started" in capsys.readouterr().err
+
+
+def test_a_job_whose_past_is_not_known_is_not_called_healthy() -> None:
+    own = state()
+    unknown = own.rows()[-1]._replace(job=replace(job(id="1"), history=None))
+    assert "No finding yet" in plain(rows.details(own, unknown, 80, 7)[1])
+
+
+def test_jobs_are_sorted_by_the_numbers_in_their_names() -> None:
+    own = State(View(), Report(fleet(*(job(id=name) for name in ("10001", "9999", "ml/b-10", "ml/b-9"))), (), ()),
+                order="job")
+    assert ids(own) == ["9999", "10001", "ml/b-9", "ml/b-10"]
