@@ -72,14 +72,9 @@ class _Group(NamedTuple):
     cost: int
 
 
-def find_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> tuple[IdleGap, ...]:
-    """The most costly idle gaps, at most ``limit``; empty where no GPU of the trace ran anything."""
-    return tuple(found.idle_gap for found in rank_idle_gaps(facts, limit).ranked)
-
-
 def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) -> IdleGaps:
-    """The same with the events that ended them, and the totals; with ``per_cause`` further gaps of each cause that has
-    fewer than that among the costliest."""
+    """The most costly idle gaps, at most ``limit``, with the events that ended them, and the totals; none where no GPU
+    of the trace ran anything. ``per_cause``: further gaps of each cause that has fewer than that among the costliest."""
     trace, gpu_timelines, waits = facts.trace, facts.gpu_timelines, facts.waits
     parts = facts.parts
     idle_spans = []

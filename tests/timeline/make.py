@@ -5,13 +5,20 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 
+from gputop.advice.trace.facts import TraceFacts
 from gputop.diagnosis.diagnose import examine
 from gputop.timeline.build import build
-from gputop.timeline.model import KINDS, Range
+from gputop.timeline.idle_gaps import LIMIT, rank_idle_gaps
+from gputop.timeline.model import KINDS, IdleGap, Range
 from gputop.timeline.reader import Timeline
 from gputop.trace.model import Trace
 
 FIRST = ("compute", "d2d", "memset", "copy", "collective", "p2p", "h2d", "d2h", "input", "host")
+
+
+def find_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> tuple[IdleGap, ...]:
+    """The most costly idle gaps alone."""
+    return tuple(found.idle_gap for found in rank_idle_gaps(facts, limit).ranked)
 
 
 def timeline_of(trace: Trace) -> Timeline:

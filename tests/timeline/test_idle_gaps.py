@@ -14,7 +14,7 @@ from gputop.diagnosis.diagnose import examine
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
-from gputop.timeline.idle_gaps import find_idle_gaps, rank_idle_gaps
+from gputop.timeline.idle_gaps import rank_idle_gaps
 from gputop.timeline.model import CAUSES, IdleTotal
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
@@ -22,7 +22,7 @@ from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.advice.labeled.cases import fault_case
 from tests.advice.trace.test_blocking_copies import fetching
 from tests.advice.trace.traces import fill, healthy, input_bound, job, launch_bound, uneven
-from tests.timeline.make import timeline_of
+from tests.timeline.make import find_idle_gaps, timeline_of
 from tests.trace.build import Builder, keras_steps
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -9,11 +9,12 @@ import pytest
 
 from gputop.cli import main
 from gputop.diagnosis.diagnose import examine
-from gputop.timeline.idle_gaps import find_idle_gaps, rank_idle_gaps
+from gputop.timeline.idle_gaps import rank_idle_gaps
 from gputop.timeline.report import text_of, to_json
 from gputop.tui.timeline.descriptions import idle_gap_lines, idle_total_lines
 from tests.advice.trace.traces import healthy, input_bound, job
 from tests.analysis.host.stack_samples import sampled
+from tests.timeline.make import find_idle_gaps
 from tests.trace.build import Builder, keras_steps
 from tests.tui.timelines import timeline_of
 

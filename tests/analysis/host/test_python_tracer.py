@@ -19,11 +19,12 @@ from gputop.analysis.results import Analysis, GapLines
 from gputop.core.host_stacks import StackFrame
 from gputop.diagnosis.diagnose import analyze_trace, examine
 from gputop.diagnosis.report import text_report
-from gputop.timeline.idle_gaps import find_idle_gaps, rank_idle_gaps
+from gputop.timeline.idle_gaps import rank_idle_gaps
 from gputop.timeline.report import text_of, to_json
 from gputop.trace.model import Trace
 from gputop.trace.readers.load import load
 from tests.analysis.host.stack_samples import sampled
+from tests.timeline.make import find_idle_gaps
 from tests.trace.build import Builder, keras_steps
 
 DATA = Path(__file__).resolve().parents[2] / "data"
