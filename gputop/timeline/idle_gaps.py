@@ -74,7 +74,7 @@ class _Group(NamedTuple):
 
 def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT, per_cause: int = 0) -> IdleGaps:
     """The most costly idle gaps, at most ``limit``, with the events that ended them, and the totals; none where no GPU
-    of the trace ran anything. ``per_cause``: further gaps of each cause that has fewer than that among the costliest."""
+    of the trace ran anything. ``per_cause``: further gaps of each cause that has fewer among the costliest."""
     trace, gpu_timelines, waits = facts.trace, facts.gpu_timelines, facts.waits
     parts = facts.parts
     idle_spans = []
