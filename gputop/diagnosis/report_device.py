@@ -158,8 +158,8 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
 
 def _sum(rows: Iterable[KernelsPerStep]) -> tuple[float, float]:
     """Count and seconds, the mean of all GPUs."""
-    counts, times_s = zip(*(own.of_all_gpus for own in rows), strict=True)
-    return sum(counts), sum(times_s)
+    figures = [own.of_all_gpus for own in rows]
+    return sum(count for count, _ in figures), sum(time_s for _, time_s in figures)
 
 
 def _kernel(own: KernelsPerStep, width: int) -> str:
