@@ -61,8 +61,8 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
         title=title(a), why=f"{counts_text(a)} No rank has launched a collective for {seconds(v.unchanged_s)}. "
                             + (f"{where}." if where else f"NCCL does not name {who}."),
         evidence=evidence,
-        action="Compare the stack of the absent rank with those of the others (S in the monitor): they wait for the "
-               "line at which it is." if not a.silent else
+        action="Compare the stack of the absent rank with those of the others (S in the monitor): its line of code "
+               "shows why they wait." if not a.silent else
                "Look at the process on its node: it has ended, is stopped, or its node is lost. The job cannot "
                "continue without it.",
         snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step ends while the ranks wait",
