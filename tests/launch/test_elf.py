@@ -21,7 +21,7 @@ def test_addresses_are_those_the_loader_gave():
 
 
 def test_a_function_that_is_not_there():
-    with pytest.raises(GputopError, match="is no Python"):
+    with pytest.raises(GputopError, match="is not Python"):
         addresses_in(os.getpid(), ("Py_NoSuchFunction",))
 
 
@@ -33,7 +33,7 @@ def test_a_truncated_file_is_reported(size):
 
 
 def test_another_kind_of_file_is_reported():
-    with pytest.raises(ValueError, match="no 64-bit"):
+    with pytest.raises(ValueError, match="not a 64-bit"):
         functions_of(b"\x7fELF\x01\x01" + bytes(200), _NAMES)
     shell = shutil.which("sh")
     assert shell is not None
