@@ -113,7 +113,7 @@ LABELS = {
     "input_working_meanwhile_ratio": "late launches with tf.data at work",
     "kernel_median_s": "length of a kernel (median)",
     "kernels": "kernels",
-    "kernels_count_ratio": "its kernels, compared with the others'",
+    "kernels_count_ratio": "its number of kernels, to the others'",
     "blocks_ratio": "its blocks of threads, to the others'",
     "longer_alike_ratio": "time in ops that take longer alike",
     "kernels_per_s": "kernels started",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from signal import Signals
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -233,6 +234,12 @@ class Session:
     def allow(self, server: Server) -> None:
         """See :meth:`CaptureControl.allow`."""
         self.capture_control.allow(server)
+
+    def forget_failure(self) -> None:
+        """The user has read why the last capture failed."""
+        if self.status is not None and self.status.phase == "failed":
+            self.status = replace(self.status, time_s=0.0)
+            self._notify("capture")
 
     def stop_capture(self) -> bool:
         """See :meth:`CaptureControl.stop_capture`."""

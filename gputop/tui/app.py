@@ -428,6 +428,7 @@ class GputopApp(TerminalApp):
         """Escape on the main screen: back to now; where that is shown, every process again."""
         if self._table.time.time_s is None and self._table.end_s is None:
             self._processes.show_matching("")
+            self.session.forget_failure()
         self.action_scroll_to_now()
 
     def action_scroll_to_now(self) -> None:

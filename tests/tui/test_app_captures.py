@@ -271,3 +271,16 @@ async def test_a_capture_of_an_earlier_job_is_not_told_as_that_of_the_one_that_r
         assert (", of an earlier job" in str(app._actions.border_title)) is later
         job = text_of(app._job)
         assert ("c: capture a trace" in job) is later and ("step time" in job) is not later
+
+
+async def test_escape_clears_why_a_capture_failed() -> None:
+    session = FoundSession()
+    session.status = CaptureStatus("failed", "127.0.0.1:6009", 10.0, message="it is busy", fix="Wait.",
+                                   time_s=session.clock())
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert "it is busy" in text_of(app._job) + text_of(app._actions)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "it is busy" not in text_of(app._job) + text_of(app._actions)

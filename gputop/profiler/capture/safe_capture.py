@@ -166,8 +166,8 @@ def capture_with_probe(
             if probed is None:
                 raise
             kept = keep_probe(probed, logdir).path
-            raise GputopError(f"{error.message}; the only data is the probe of {probe.seconds:g} s, kept as {kept}",
-                              f"{error.fix} gputop analyze {kept}") from None
+            raise GputopError(f"{error.message}; the only data is the probe of {probe.seconds:g} s",
+                              f"{error.fix} To look at the probe: gputop analyze {kept}") from None
         chosen = growth_guard.plan_as_recorded(chosen)
     return result, chosen, watch.cost(result, chosen.chosen_s)
 

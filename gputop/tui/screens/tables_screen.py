@@ -81,7 +81,7 @@ class TablesScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("tab,right_curly_bracket", "turn(1)", "next table", "the next table"),
-        key("shift+tab,left_curly_bracket", "turn(-1)", "previous table", "the table before"),
+        key("shift+tab,left_curly_bracket", "turn(-1)", "previous table", "the previous table"),
         key("j", "move(1)", "down", "the row below"),
         key("k", "move(-1)", "up", "the row above"),
         key("1", "table(0)", "first table", "the table with that number: 1 to 9, 0"),

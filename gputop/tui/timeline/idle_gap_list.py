@@ -172,7 +172,9 @@ class IdleGapList(DrawnLines, can_focus=True):
             return runs
         b = self.timeline.idle_gaps[gap]
         step = step_at(self.timeline.steps_ns, b.start_ns)
-        runs += [("    ", DIM), (fit(seconds(b.cost_ns / 1e9), 8, right=True), strong),
+        # As long as it is to be seen on each of its GPUs: their sum would be longer than the cause's whole mean.
+        each = f"{len(b.gpus)}× " if len(b.gpus) > 1 else ""
+        runs += [(fit(each + seconds(b.cost_ns / 1e9 / max(1, len(b.gpus))), 12, right=True), strong),
                  (fit(f"  GPU {ranges(b.gpus)}", 7 + gpus), DIM)]
         if width >= 44:
             runs.append((fit("" if step is None else f" step {step + 1}", 10), DIM))
