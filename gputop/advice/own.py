@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Literal
 
 from gputop.advice.own_registry import Own
-from gputop.advice.registry import FINDING_IDS, LIMITS
-from gputop.advice.rule import Limit
+from gputop.advice.registry import FINDING_IDS, LIMITS, RULES
+from gputop.advice.rule import Limit, Rule
 from gputop.core import metrics
 from gputop.core.findings import Finding, Gain
-from gputop.rules.names import Quantity
+from gputop.rules.names import Quantity, Source
 from gputop.rules.rule_file import Budget, LimitText, Problem, RuleFile, RuleText
 from gputop.rules.toml_places import Place
 from gputop.rules.units import OF_METRIC, SECONDS, Unit
@@ -37,7 +37,12 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
     limits: dict[str, Limit] = {}
     problems: list[Problem] = []
     for file in files:
+        first = len(problems)
         problems += file.problems
+        asked = [(own.condition.source, own.asked) for own in file.rules]
+        for source, places in (*asked, *((own.condition.source, own.asked) for own in file.budgets)):
+            problems += [Problem(file.name, place, text) for id_, place in places.items()
+                         if (text := _never_found(id_, source))]
         for rule in file.rules:
             taken = rules[rule.id].origin if rule.id in rules else "gputop's own" if rule.id in FINDING_IDS else None
             if taken is None:
@@ -54,8 +59,26 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
             else:
                 problems.append(Problem(file.name, set_.place, problem))
         budgets |= {budget.id: budget for budget in file.budgets}
+        problems[first:] = sorted(problems[first:], key=lambda problem: problem.place)
     Own.rules, Own.limits, Own.budgets = tuple(rules.values()), limits, tuple(budgets.values())
     return problems
+
+
+def _never_found(id_: str, source: Source) -> str | None:
+    """Why a rule on this source cannot ask for a finding; None where it can."""
+    from gputop.advice.python_rules import python_rules
+
+    rules: list[Rule] = [rule for rule in RULES if id_ in rule.ids]
+    if not rules:
+        rules = [rule for rule in (*python_rules("live"), *python_rules("trace")) if id_ in rule.ids]
+    if any(rule.origin == source for rule in rules):
+        return None
+    if rules:
+        return f"{id_} is a finding of rules with on = \"{rules[0].origin}\""
+    from difflib import get_close_matches
+
+    near = get_close_matches(id_, FINDING_IDS, 1)
+    return f"gputop has no rule {id_}" + (f": did you mean {near[0]}?" if near else ": gputop rules list has all")
 
 
 def _line(origin: str) -> Place:
@@ -82,7 +105,11 @@ def _limit_problem(given: LimitText) -> str | None:
     low, high = own.value / _WITHIN, own.value * _WITHIN
     if own.unit == metrics.RATIO and own.value <= 1:
         high = min(high, 1.0)
-    return None if low <= given.value <= high else f"{given.id} is from {low:g} to {high:g} {own.unit}"
+    if low <= given.value <= high:
+        return None
+    if own.unit == metrics.RATIO and high <= 1:
+        return f"{given.id} is from {100 * low:g}% to {100 * high:g}%"
+    return f"{given.id} is from {low:g} to {high:g} {own.unit}"
 
 
 # -- findings ---------------------------------------------------------------------------------------
@@ -100,6 +127,15 @@ def own_finding(rule: RuleText, origin: Literal["live", "trace"], gpus: Sequence
         why=f"{why}{rule.condition.text} holds{where}{held}.{mean}",
         evidence=_evidence(figures), action=rule.action or _NO_ACTION, snippet=rule.snippet,
         gain=Gain(None, _NO_GAIN), gpus=tuple(gpus), source=f"yours: {rule.origin}", origin=origin, yours=rule.origin)
+
+
+def in_words(missing: Iterable[str]) -> str:
+    """What figures are missing for (``NAME: WHAT`` each), once for all that miss the same."""
+    names: dict[str, list[str]] = {}
+    for text in dict.fromkeys(missing):
+        name, _, what = text.partition(": ")
+        names.setdefault(what or name, []).append(name if what else "")
+    return "; ".join(f"{', '.join(own)}: {what}" if any(own) else what for what, own in names.items())
 
 
 def _evidence(figures: Sequence[Figures]) -> dict[str, float]:

@@ -31,6 +31,6 @@ def use_own_rules(args: argparse.Namespace, config: Config) -> list[str]:
     problems = use_rules(paths)
     named = [text for text in problems if text.startswith(tuple(f"{path}{end}" for path in args.rules for end in ": "))]
     if named:
-        raise GputopError(named[0], "\n".join(named[1:]), EXIT_USAGE)
+        raise GputopError(named[0], "\n  ".join(named[1:]), EXIT_USAGE)
     # "rules check" and "rules test" say so themselves, of the files that they are given.
     return [] if args.command == "rules" and args.action in ("check", "test") else problems

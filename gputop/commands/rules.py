@@ -221,7 +221,7 @@ def _test(args: argparse.Namespace) -> int:
     problems = use_rules([RulePath(args.words[0], "named")])
     Own.python_rules = ()
     if problems:
-        raise GputopError(problems[0], "\n".join(problems[1:]), EXIT_USAGE)
+        raise GputopError(problems[0], "\n  ".join(problems[1:]), EXIT_USAGE)
     if not Own.rules and not Own.budgets:
         raise GputopError(f"{args.words[0]} has no rule and no budget", "docs/RULES.md shows some.", EXIT_USAGE)
     analysis, samples = _demo(args.demo) if args.demo is not None else _subject(args.words[1])

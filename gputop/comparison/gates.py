@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gputop.advice.own_registry import Own
-from gputop.advice.registry import FINDING_IDS
+from gputop.advice.python_rules import python_rules
+from gputop.advice.registry import RULES
 from gputop.advice.trace.own_rules import missing, over_budget
 from gputop.analysis.results import Analysis
 from gputop.comparison.compare import Comparison, signed
@@ -41,17 +42,24 @@ class GateResult:
 def parse_gates(texts: Iterable[str], *, of_comparison: bool) -> tuple[str, ...]:
     """The gates that ``--fail-on`` names, several with commas; raises GputopError (wrong usage)."""
     gates = tuple(word.strip() for text in texts for word in text.split(",") if word.strip())
-    known = {_BUDGET, *(() if of_comparison else (*_SEVERITIES, *FINDING_IDS, *(rule.id for rule in Own.rules)))}
+    known = {_BUDGET, *(() if of_comparison else (*_SEVERITIES, *_ids_on_traces()))}
     for gate in gates:
         if gate not in known and not (of_comparison and _REGRESSION.fullmatch(gate)):
             raise GputopError(f"there is no gate {printable(gate)}", (
                 "regression, regression:5%, or budget" if of_comparison else
-                "high, medium or low (a finding of this severity or higher), the id of a finding, or "
-                "budget"), EXIT_USAGE)
+                "high, medium or low (a finding of this severity or higher), the id of a rule on traces (gputop rules "
+                "list), or budget"), EXIT_USAGE)
     if _BUDGET in gates and not Own.budgets:
         raise GputopError("there is no budget", "Write [budget] in gputop.toml here, or name its file with --rules: "
                           "docs/RULES.md.", EXIT_USAGE)
     return gates
+
+
+def _ids_on_traces() -> Iterator[str]:
+    """Of all rules that judge traces: the others find nothing there."""
+    for rule in (*RULES, *python_rules("trace")):
+        yield from rule.ids if rule.origin == "trace" else ()
+    yield from (rule.id for rule in Own.rules if rule.condition.source == "trace")
 
 
 def gates_of_analysis(gates: Sequence[str], analysis: Analysis) -> list[GateResult]:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from gputop.rules.lexer import Mistake
-from gputop.rules.names import AGGREGATES, MAX_WINDOW_S, MIN_WINDOW_S, NAMES, TABLES, Quantity, Source, Table
+from gputop.rules.names import AGGREGATES, MAX_WINDOW_S, MIN_WINDOW_S, NAMES, PARTS_OF, TABLES, Quantity, Source, Table
 from gputop.rules.parser import COMPARISONS, Binary, Name, Node, Number, Segment, Text, Truth, Unary
 from gputop.rules.units import EXAMPLE, NONE, SECONDS, Unit
 
@@ -42,10 +42,12 @@ class Call(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a part yields: a figure of a unit, or a condition (``unit`` None); ``zero``: 0, which is of any unit."""
+    """What a part yields: a figure of a unit, or a condition (``unit`` None); ``zero``: 0, which is of any unit;
+    ``share``: a ratio of at most 1."""
 
     unit: Unit | None
     zero: bool = False
+    share: bool = False
 
     def __str__(self) -> str:
         return "a condition" if self.unit is None else "a number without a unit" if self.unit == NONE else (
@@ -95,11 +97,29 @@ class Checker:
         if what == "*":
             return Kind(self._unit(left.unit.times(right.unit), node.at))
         if what == "/":
-            return Kind(self._unit(left.unit.over(right.unit), node.at))
+            return Kind(self._unit(left.unit.over(right.unit), node.at), share=self._is_part(node.left, node.right))
         if left.unit != right.unit and not left.zero and not right.zero:
             raise Mistake(f"{left} and {right} cannot be {'compared' if what in COMPARISONS else 'added'}"
                           f"{_hint(left.unit, right.unit, node)}", node.at)
-        return _CONDITION if what in COMPARISONS else Kind(right.unit if left.zero else left.unit)
+        if what not in COMPARISONS:
+            return Kind(right.unit if left.zero else left.unit)
+        for kind, other in ((left, node.right), (right, node.left)):
+            if kind.share and isinstance(other, Number) and other.value > 1:
+                raise self._no_share(node.left if kind is left else node.right, other)
+        return _CONDITION
+
+    def _no_share(self, figure: Node, number: Number) -> Mistake:
+        """Of a comparison that holds always or never."""
+        what = self._text(figure) if isinstance(figure, Name) else "this figure"
+        percent = re.match(r"[^\s%]*\s?%", self._source[number.at:]) is not None
+        instead = f": write {number.value:g}%" if not percent and number.value <= 100 else ""
+        return Mistake(f"{what} is a share, 100 % at most{instead}", number.at)
+
+    def _is_part(self, above: Node, below: Node) -> bool:
+        """Whether one is a part of the other, so that their quotient is a share."""
+        names = [own.quantity.name for node in (above, below) if isinstance(own := self.meanings.get(
+            node.at) if isinstance(node, Name) else None, Reference)]
+        return len(names) == 2 and names[0] in PARTS_OF.get(names[1], ())
 
     def _unit(self, unit: Unit, at: int) -> Unit:
         if max(map(abs, unit)) > 4:
@@ -131,7 +151,7 @@ class Checker:
         if None in units or len(units) > 1:
             raise Mistake(f"{call.name} takes figures of one unit: {' and '.join(map(str, kinds))}", call.at)
         self.meanings[node.at] = Call(call.name, arguments)
-        return Kind(units.pop()) if units else kinds[0]
+        return Kind(units.pop(), share=all(kind.share for kind in kinds)) if units else kinds[0]
 
     def _of_gpus(self, node: Name) -> Kind:
         call = node.segments[1]
@@ -149,7 +169,9 @@ class Checker:
                           f"not {kind}", call.at)
         self.meanings[node.at] = Call(call.name, call.arguments, self._text(node), Quantity(
             "", kind.unit or NONE, "", ratio=call.name != "count" and self._is_ratio(call.arguments[0])))
-        return Kind(NONE) if call.name == "count" else _CONDITION if kind.unit is None else kind
+        if call.name in ("count", "sum"):
+            return Kind(kind.unit or NONE)
+        return _CONDITION if kind.unit is None else kind
 
     def _is_ratio(self, node: Node) -> bool:
         own = self.meanings.get(node.at) if isinstance(node, Name) else None
@@ -171,7 +193,7 @@ class Checker:
                           chosen.at if chosen is not None else node.at)
         quantity = table.fields[chosen.name]
         self.meanings[node.at] = Reference(self._text(node), quantity, table=table, pattern=argument.text)
-        return Kind(quantity.unit)
+        return Kind(quantity.unit, share=quantity.ratio)
 
     def _finding(self, node: Name, argument: Text) -> Kind:
         if len(node.segments) > 1 or not _ID.fullmatch(argument.text):
@@ -192,11 +214,13 @@ class Checker:
         if last.arguments is not None:
             window_s = self._window(quantity, last)
         self.meanings[node.at] = Reference(self._text(node), quantity, last.name if window_s else "", window_s)
-        return Kind(quantity.unit)
+        return Kind(quantity.unit, share=quantity.ratio)
 
     def _window(self, quantity: Quantity, call: Segment) -> float:
         if call.name not in AGGREGATES:
-            raise Mistake(f"a name has {', '.join(f'.{own}(30s)' for own in AGGREGATES)}, not .{call.name}", call.at)
+            meant = ": write .mean" if call.name in ("avg", "average") else ""
+            raise Mistake(f"a name has {', '.join(f'.{own}(30s)' for own in AGGREGATES)}, not .{call.name}{meant}",
+                          call.at)
         if not quantity.past:
             why = "a trace has no past" if self._where == "trace" else f"no history of {quantity.name} is kept"
             raise Mistake(f"{why}: write {quantity.name} alone", call.at)

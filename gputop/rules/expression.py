@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gputop.rules.check import Checker, Kind, Meaning, Reference
+from gputop.rules.check import Call, Checker, Kind, Meaning, Reference
 from gputop.rules.evaluate import Evaluation, Value, Values
 from gputop.rules.lexer import Mistake
 from gputop.rules.names import Quantity, Source
-from gputop.rules.parser import Node, parse
+from gputop.rules.parser import Binary, Node, Number, parse, walk
 
 
 class Outcome(NamedTuple):
@@ -36,6 +36,16 @@ class Condition:
     def references(self) -> tuple[Reference, ...]:
         """The names that it uses."""
         return tuple(own for own in self.meanings.values() if isinstance(own, Reference))
+
+    @property
+    def is_monotonic(self) -> bool:
+        """Whether the ends of a range decide for all values of a name between: not where equality with another
+        number than 0 is asked for, or ``abs`` is."""
+        equal = [node for node in walk(self.tree) if isinstance(node, Binary) and node.operator in ("==", "!=")]
+        zero = [node for node in equal for side in (node.left, node.right)
+                if isinstance(side, Number) and side.value == 0]
+        return len(equal) == len(zero) and not any(
+            isinstance(own, Call) and own.function == "abs" for own in self.meanings.values())
 
     def judge(self, values: Values) -> dict[int | None, Outcome]:
         """For each GPU where ``per_gpu``, else once, for None. Raises nothing of its own."""

@@ -18,7 +18,8 @@ _WORD = re.compile(rf"""
   | (?P<operator><=|>=|==|!=|[-+*/<>().,])
 """, re.VERBOSE)
 _ATTACHED = re.compile(r"[\w°%]{1,12}")
-_INSTEAD = {"=": "==", "&": "and", "|": "or", "!": "not", "^": "a product", "[": "(…)", "{": "(…)"}
+_INSTEAD = {"=": "==", "&": "and", "|": "or", "!": "not", "^": "a product", "{": "(…)",
+            "[": "gpu.index == 0 and …, where GPU 0 is meant"}
 
 
 class Mistake(ValueError):

@@ -111,6 +111,12 @@ _TRACE = _by_name(
 )
 
 NAMES: Mapping[Source, Mapping[str, Quantity]] = {"live": _LIVE, "trace": _TRACE}
+# What is a part of another figure: the quotient of both is a share.
+PARTS_OF: Mapping[str, tuple[str, ...]] = {
+    "step.time": tuple(name for name in _TRACE if name.startswith("step.") and _TRACE[name].path.startswith(
+        ("breakdown.", "input."))),
+    "memory_total_bytes": ("memory_used_bytes", "memory_reserved_bytes"),
+    "host.memory_total_bytes": ("host.memory_used_bytes",)}
 
 
 class Table(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ _MAX_NESTING = 40
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _BINDING = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "+": 5, "-": 5, "*": 6, "/": 6}
 _NOT, _SIGN = 3, 7
+_WORDS = ("and", "or", "not")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,20 @@ def parse(source: str) -> Node:
     return tree
 
 
+def walk(node: Node) -> Iterator[Node]:
+    """A tree's nodes, those inside parentheses of names among them."""
+    yield node
+    parts: tuple[Node, ...] = ()
+    if isinstance(node, Binary):
+        parts = (node.left, node.right)
+    elif isinstance(node, Unary):
+        parts = (node.operand,)
+    elif isinstance(node, Name):
+        parts = tuple(part for segment in node.segments for part in segment.arguments or ())
+    for part in parts:
+        yield from walk(part)
+
+
 class _Parser:
     def __init__(self, source: list[Word]) -> None:
         self._words = source
@@ -108,7 +124,9 @@ class _Parser:
         word = self._take()
         if word.kind != what and (word.kind, word.text) != ("operator", what):
             found = "the end of the expression" if word.kind == "end" else f"“{word.text}”"
-            raise Mistake(f"{found} where {meant} belongs", word.at)
+            lower = word.text.lower()
+            instead = f": write {lower}" if lower in _WORDS and word.text not in _WORDS else ""
+            raise Mistake(f"{found} where {meant} belongs{instead}", word.at)
         return word
 
     def expression(self, power: int) -> Node:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from gputop.core.findings import Severity
+from gputop.rules.check import Reference
 from gputop.rules.expression import Condition, condition
 from gputop.rules.lexer import Mistake, words
 from gputop.rules.names import Source
@@ -18,6 +19,7 @@ from gputop.text.units import printable
 
 MAX_BYTES = 1 << 18
 MAX_ENTRIES = 200  # rules of a file, and budgets
+T = TypeVar("T")
 _ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MAX_CHARS = {"title": 200, "action": 1000, "snippet": 4000, "why": 1000}
 _MAX_HOLD_S = 3600.0
@@ -37,7 +39,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """One ``[[rule]]``. ``hold_s``: for how long its condition has to hold (live)."""
+    """One ``[[rule]]``. ``hold_s``: for how long its condition has to hold (live). ``asked``: where each finding
+    stands that its condition asks for, by id."""
 
     id: str
     condition: Condition
@@ -48,6 +51,7 @@ class RuleText:
     snippet: str | None
     hold_s: float
     origin: str  # file:line
+    asked: Mapping[str, Place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Budget:
     id: str
     condition: Condition
     origin: str
+    asked: Mapping[str, Place]
 
 
 @dataclass(slots=True)
@@ -107,9 +112,9 @@ def quantity(value: object) -> tuple[float, Unit]:
 
 
 class _Wrong(Exception):
-    """A value that cannot be used: what is wrong, in which key, at which of its characters."""
+    """A value that cannot be used: what is wrong, in which key, at which of its characters (None: the key itself)."""
 
-    def __init__(self, message: str, key: str = "", at: int = 0) -> None:
+    def __init__(self, message: str, key: str = "", at: int | None = 0) -> None:
         super().__init__(message)
         self.message, self.key, self.at = message, key, at
 
@@ -123,7 +128,7 @@ class _Reader:
                                                      "budget": self._budgets}
         for key, value in document.items():
             if key not in readers:
-                place = self._places.table(key) if isinstance(value, (dict, list)) else self._places.value("", 0, key)
+                place = self._places.table(key) if isinstance(value, (dict, list)) else self._places.key("", 0, key)
                 self._problem(place, f"there is no {_quoted(key)} here{_near(key, readers)}: "
                                      "[[rule]], [limits] and [budget] are read")
             else:
@@ -145,26 +150,40 @@ class _Reader:
         if len(tables) > MAX_ENTRIES:
             self._problem(self._places.table("rule", MAX_ENTRIES), f"a file has at most {MAX_ENTRIES} rules")
         for number, table in enumerate(tables[:MAX_ENTRIES]):
-            try:
-                self._file.rules.append(self._rule(table, self._places.table("rule", number)))
-            except _Wrong as wrong:
-                place = self._places.value("rule", number, wrong.key, table.get(wrong.key), wrong.at)
-                self._problem(place, wrong.message)
+            self._rule(table, number)
 
-    def _rule(self, table: Mapping[str, Any], place: Place) -> RuleText:
-        for key in table:
-            if key not in _RULE_KEYS:
-                raise _Wrong(f"a rule has no {_quoted(key)}{_near(key, _RULE_KEYS)}", key)
-        id_ = _text(table, "id", _ID)
-        source = cast("Source", _one_of(table, "on", ("live", "trace"), None))
-        hold_s = 0.0
-        if "for" in table:
-            hold_s = _hold(table, source)
-        return RuleText(
-            id_, _condition(table, "when", source),
-            cast("Severity", _one_of(table, "severity", ("low", "medium", "high"), "medium")),
-            printable(_text(table, "title")), printable(_text(table, "why", default="")),
-            printable(_text(table, "action", default="")), _snippet(table), hold_s, self._origin(place))
+    def _rule(self, table: Mapping[str, Any], number: int) -> None:
+        """One rule, or all that is wrong with it."""
+        places, wrong = self._places, list[_Wrong]()
+
+        def read(of: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
+            try:
+                return of(table, *arguments, **options)
+            except _Wrong as own:
+                wrong.append(own)
+                return None
+
+        wrong += [_Wrong(f"a rule has no {_quoted(key)}{_near(key, _RULE_KEYS)}", key, None)
+                  for key in table if key not in _RULE_KEYS]
+        id_, source = read(_text, "id", _ID), read(_one_of, "on", ("live", "trace"), None)
+        when = read(_condition, "when", source) if source is not None else None
+        hold_s = read(_hold, source) if source is not None and "for" in table else 0.0
+        severity = read(_one_of, "severity", ("low", "medium", "high"), "medium")
+        title, snippet = read(_text, "title"), read(_snippet)
+        why, action = read(_text, "why", default=""), read(_text, "action", default="")
+        for own in wrong:
+            self._problem(places.key("rule", number, own.key) if own.at is None else
+                          places.value("rule", number, own.key, table.get(own.key), own.at), own.message)
+        if not wrong:
+            self._file.rules.append(RuleText(
+                id_ or "", cast("Condition", when), cast("Severity", severity), printable(title or ""),
+                printable(why or ""), printable(action or ""), snippet, hold_s or 0.0,
+                self._origin(places.table("rule", number)),
+                self._asked(cast("Condition", when), "rule", number, "when", table["when"])))
+
+    def _asked(self, own: Condition, table: str, number: int, key: str, text: str) -> Mapping[str, Place]:
+        return {meaning.finding: self._places.value(table, number, key, text, at)
+                for at, meaning in own.meanings.items() if isinstance(meaning, Reference) and meaning.finding}
 
     # -- limits and budgets -------------------------------------------------------------------------
 
@@ -185,9 +204,10 @@ class _Reader:
             try:
                 own = _condition({"budget": value}, "budget", "trace")
             except _Wrong as wrong:
-                self._problem(self._places.value("budget", 0, key, value, wrong.at), wrong.message)
+                self._problem(self._places.value("budget", 0, key, value, wrong.at or 0), wrong.message)
             else:
-                self._file.budgets.append(Budget(key, own, self._origin(place)))
+                self._file.budgets.append(Budget(key, own, self._origin(place),
+                                                 self._asked(own, "budget", 0, key, value)))
 
     def _entries(self, name: str, table: Any) -> Iterator[tuple[str, Any, Place]]:
         """The keys of a table with their values; of tables inside, as dotted keys make them, joined by dots."""

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]\n]+?)\s*\]")
 _PART = r"(?:[A-Za-z0-9_-]+|\"[^\"\n]*\"|'[^'\n]*')"
 _KEY = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=[ \t]*")
+_ONE_LINE = re.compile(r'"(?!"")')  # the begin of a text in which escapes count
+_ESCAPE = re.compile(r"\\(?:u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)")
 _AT = re.compile(r"(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)", re.S)
 
 
@@ -53,6 +55,7 @@ class Places:
     def __init__(self, text: str) -> None:
         self._text = text
         self._values: dict[tuple[str, int, str], int] = {}
+        self._keys: dict[tuple[str, int, str], int] = {}
         self._tables: dict[tuple[str, int], int] = {}
         self._scan()
 
@@ -61,7 +64,7 @@ class Places:
         return self._at(self._tables.get((name, number), 0))
 
     def value(self, table: str, number: int, key: str, value: object = None, at: int = 0) -> Place:
-        """A value; of a text its character ``at``, where it stands in the document as it is read (no escapes)."""
+        """A value; of a text its character ``at``, also behind escapes where it stands in one line."""
         start = self._values.get((table, number, key))
         if start is None:
             return self.table(table, number)
@@ -69,7 +72,14 @@ class Places:
             found = self._text.find(value, start, start + len(value) + 8)
             if found >= 0:
                 start = found + at
+            elif _ONE_LINE.match(self._text, start):
+                start = _behind_escapes(self._text, start + 1, at)
         return self._at(start)
+
+    def key(self, table: str, number: int, key: str) -> Place:
+        """The key of a value."""
+        start = self._keys.get((table, number, key))
+        return self.table(table, number) if start is None else self._at(start)
 
     def _at(self, offset: int) -> Place:
         before = self._text[:offset]
@@ -91,9 +101,18 @@ class Places:
                 self._tables[table, number] = start
             elif key := _KEY.match(line):
                 self._values[table, number, _plain(key[1])] = start + key.end()
+                self._keys[table, number, _plain(key[1])] = start + key.start(1)
                 rest = line[key.end():]
                 if rest[:3] in ('"""', "'''") and rest[:3] not in rest[3:]:
                     closing = rest[:3]
+
+
+def _behind_escapes(text: str, start: int, count: int) -> int:
+    """Where the character ``count`` (from 0) of a text stands that begins at ``start``."""
+    for _ in range(count):
+        escape = _ESCAPE.match(text, start)
+        start = escape.end() if escape else start + 1
+    return min(start, len(text))
 
 
 def _plain(key: str) -> str:

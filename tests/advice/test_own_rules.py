@@ -9,16 +9,17 @@ from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from msgspec.structs import replace as replace_row
 
 from gputop.advice import python_rules
 from gputop.advice.live.advise import live_advice
 from gputop.advice.live.own_rules import KEPT_S, HeldConditions
 from gputop.advice.merge import merge_findings
-from gputop.advice.own import install
+from gputop.advice.own import in_words, install
 from gputop.advice.own_registry import Own
 from gputop.advice.registry import LIMITS, limit
 from gputop.advice.rule import PythonRule
-from gputop.advice.trace.own_rules import judged
+from gputop.advice.trace.own_rules import judged, missing
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.results import Analysis, GpuUse, KernelRow, LayerRow
 from gputop.core.codec import convert, to_document
@@ -146,6 +147,40 @@ def test_layers_are_summed_once() -> None:
         assert judged(condition(f'abs(layer("{pattern}").time - {time_s}s) < 1us', "trace"), analysis)[0], pattern
 
 
+@pytest.mark.parametrize(("when", "holds"), [
+    ('kernel("gemm*").share > 60%', True), ('kernel("gemm*").share > 75%', None),
+    ('kernel("gemm*").share > 95%', False),
+    ('kernel("other").count > 0', None), ('kernel("gemm*").count == 0', False), ('kernel("gemm*").count == 20', None),
+    ('kernel("*").count == 30', True), ('abs(kernel("gemm*").time - 0.75s) < 0.01s', None),
+    ('kernel("other").count > 0 or kernel("gemm*").count > 3', True),
+    ('kernel("gemm*").time > 3 * kernel("relu").time', None),
+])
+def test_kernels_without_a_row_of_their_own_may_be_among_those_that_a_pattern_chooses(
+        when: str, holds: bool | None) -> None:
+    row = analyzed(input_bound()).kernels.by_name[0]
+    rows = [replace_row(row, name=name, count=count, time_s=share, share=share, names=names)
+            for name, count, share, names in (("gemm_a", 10, 0.4, 1), ("gemm_b", 5, 0.3, 1), ("relu", 5, 0.1, 1),
+                                              ("", 10, 0.2, 7))]
+    kernels = replace_row(analyzed(input_bound()).kernels, by_name=tuple(rows))
+    found, outcomes = judged(condition(when, "trace"), make_analysis(kernels=kernels))
+    assert found is holds
+    assert holds is not None or "a row for each kernel: 7 names with 20 % of the time" in missing(outcomes)
+
+
+def test_what_several_figures_lack_is_said_once() -> None:
+    assert in_words(["a.b: steps", "c: GPUs", "d: steps", "a.b: steps", "a divisor"]) == (
+        "a.b, d: steps; c: GPUs; a divisor")
+
+
+@pytest.mark.parametrize(("on", "id_", "message"), [
+    ("trace", "input_bond", "5:13: gputop has no rule input_bond: did you mean input_bound?"),
+    ("live", "input_bound", '5:13: input_bound is a finding of rules with on = "trace"'),
+    ("trace", "mine", "5:13: gputop has no rule mine"), ("live", "idle_gpu", None)])
+def test_a_rule_cannot_ask_for_what_is_never_found(on: str, id_: str, message: str | None) -> None:
+    problems = use(live_rule(f'not finding("{id_}")').replace("live", on))
+    assert (message is None) is (not problems) and all(message in problem for problem in problems)
+
+
 def test_ids_are_taken_once() -> None:
     text = live_rule("sm_active < 1")
     assert "in use: r.toml:1" in use(text + text)[0]
@@ -167,7 +202,7 @@ def test_a_limit_that_is_set_counts_and_the_finding_says_whose_it_is() -> None:
 
 @pytest.mark.parametrize(("line", "message"), [
     ("input_bound.shar = 0.1", "did you mean input_bound.share"), ("input_bound.share = '3s'", "is in ratio"),
-    ("input_bound.share = 2", "from 0.005 to 0.5"), ("slice_s = 3", "cannot be set"),
+    ("input_bound.share = 2", "from 0.5% to 50%"), ("slice_s = 3", "cannot be set"),
     ("idle_gpu.enter = -1", "a number with its unit"),
     ("idle_gpu.window_s = '1h'", "from 6 to 600"), ("idle_gpu.window_s = '5 %'", "from 6"),
 ])

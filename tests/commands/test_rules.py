@@ -12,7 +12,7 @@ import pytest
 
 from gputop.cli import main
 from gputop.commands.rules import names_table
-from gputop.core.samples import GpuSample, Reading
+from gputop.core.samples import GpuSample, NodeSample, Reading
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.own_rules import use_rules
 from gputop.diagnosis.rule_trials import over_samples, over_trace
@@ -50,8 +50,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # -- the cookbook -----------------------------------------------------------------------------------
 
-ON_TRACES = {"loader_share": "input-bound", "uneven_work": "gpu0-oversubscribed", "nccl_share": "gpu0-oversubscribed",
-             "tiny_kernels": "launch-bound", "traced_again": "tf_retracing", "long_tail": "keras3_slow_input"}
+ON_TRACES = {"loader_share": "input-bound", "uneven_work": "gpu0-oversubscribed",
+             "exposed_communication": "gpu0-oversubscribed", "tiny_kernels": "launch-bound",
+             "traced_again": "tf_retracing", "long_tail": "keras3_slow_input"}
 
 
 def hot(gpu: GpuSample, t: float) -> GpuSample:
@@ -59,14 +60,17 @@ def hot(gpu: GpuSample, t: float) -> GpuSample:
                                   "temperature_slowdown_c": Reading(87.0, "°C")})
 
 
-def creeping(gpu: GpuSample, t: float) -> GpuSample:
-    return replace(gpu, readings={**gpu.readings, "memory_used_bytes": Reading(72 * 2**30 + t * 2**25, "bytes")})
+ON_SAMPLES: dict[str, tuple[Scene, int]] = {  # with its seconds
+    "one_gpu_ahead": (Scene({0: 0.95, 1: 0.6, 2: 0.6}, gpus=3), 150),
+    "held_and_idle": (Scene({0: 0.0}, gpus=1, util=0.0), 620),
+    "near_slowdown": (Scene({0: 0.9}, gpus=1, change=hot), 150),
+    "host_memory": (Scene({0: 0.9}, gpus=1), 150)}
 
 
-ON_SAMPLES: dict[str, Scene] = {
-    "one_gpu_ahead": Scene({0: 0.95, 1: 0.6, 2: 0.6}, gpus=3),
-    "burning_idle": Scene({0: 0.1}, gpus=1, other={"power_w": 300.0}),
-    "near_slowdown": Scene({0: 0.9}, gpus=1, change=hot), "last_memory": Scene({0: 0.9}, gpus=1, change=creeping)}
+def filled(sample: NodeSample) -> NodeSample:
+    readings = {**sample.host.readings, "memory_total_bytes": Reading(2.0 ** 38, "bytes"),
+                "memory_used_bytes": Reading(0.95 * 2 ** 38, "bytes")}
+    return replace(sample, host=replace(sample.host, readings=readings))
 
 
 def cookbook(tmp_path: Path) -> None:
@@ -89,8 +93,9 @@ def test_each_rule_of_the_cookbook_on_traces_holds_where_it_should_alone(tmp_pat
 
 def test_each_live_rule_of_the_cookbook_holds_where_it_should_alone(tmp_path: Path) -> None:
     cookbook(tmp_path)
-    for id_, scene in ON_SAMPLES.items():
-        trials = over_samples(scene.sample(float(t)) for t in range(150))
+    for id_, (scene, seconds) in ON_SAMPLES.items():
+        change = filled if id_ == "host_memory" else lambda sample: sample
+        trials = over_samples(change(scene.sample(float(t))) for t in range(seconds))
         assert {trial.id for trial in trials if trial.outcome == "holds"} == {id_}
     assert not any(trial.outcome == "holds" for trial in over_samples(
         Scene(dict.fromkeys(range(4), 0.9), gpus=4).sample(float(t)) for t in range(150)))
@@ -205,7 +210,8 @@ def test_on_dip_takes_a_condition() -> None:
 
 @pytest.mark.parametrize(("rule", "message"), [("sm_activ < 40%  and power_w > 3W", "did you mean sm_active"),
                                                ("host.cpu_ratio > 90%", "for each GPU"),
-                                               ("sm_active > 1 for 2h", "1 to 3600")])
+                                               ("sm<0.6*medan for 5s", "sm<0.6.median, sm<40%"),
+                                               ("power > 3", "power<200W"), ("sm_active < 1 for 2h", "1 to 3600")])
 def test_what_is_no_condition_for_a_dip(rule: str, message: str) -> None:
     from gputop.core.errors import GputopError
     from gputop.session.auto_capture.dip_rules import parse_rule

@@ -99,7 +99,7 @@ def test_budgets() -> None:
 
 @pytest.mark.parametrize(("gate", "of_comparison"), [
     ("regresion", True), ("regression:x%", True), ("high", True), ("regression", False), ("no_such", False),
-    ("budget", True), ("budget", False)])
+    ("budget", True), ("budget", False), ("idle_gpu", False)])  # a rule on live samples finds nothing in a trace
 def test_what_is_no_gate_is_wrong_usage(gate: str, of_comparison: bool) -> None:
     with pytest.raises(GputopError) as caught:
         parse_gates([gate], of_comparison=of_comparison)

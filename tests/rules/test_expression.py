@@ -99,6 +99,10 @@ def test_what_is_of_all_gpus_is_computed_once_and_told() -> None:
     ("sm_active.__class__ > 0", 0, "no name"),
     ("__import__('os').system('x') > 0", 0, "no name"), ("(lambda: 1)() > 0", 7, ":"), ("gpus > 1", 0, "no name gpus"),
     ("9" * 400 + " > 1", 0, "too large"), ("1>0 or " * 400 + "1>0", MAX_CHARS, "characters"),
+    ("sm_active.mean(30s) < 40", 22, "is a share, 100 % at most: write 40%"), ("400% > sm_active", 0, "at most"),
+    ("gpus.max(activity) > 2", 21, "write 2%"), ("max(sm_active, tensor_active) < 300", 32, "at most"),
+    ("memory_used_bytes / memory_total_bytes > 90", 41, "write 90%"), ("sm_active.avg(30s) > 0", 10, "write .mean"),
+    ("sm_active < 4% AND 1 > 0", 15, "write and"), ("gpu[0].x > 1", 3, "gpu.index == 0"),
     ("-" * 300 + "1 > 0", 40, "nested"), ("1+" * 300 + "1 > 0", 199, "parts"),
 ])
 def test_a_mistake_is_shown_where_it_is(text: str, at: int, message: str) -> None:
@@ -106,6 +110,13 @@ def test_a_mistake_is_shown_where_it_is(text: str, at: int, message: str) -> Non
         condition(text, "live")
     assert message in caught.value.message
     assert caught.value.at == at
+
+
+@pytest.mark.parametrize("text", [
+    "gpus.sum(sm_active) < 3", "sm_active / tensor_active > 5", "power_w.max(30s) / power_w.min(30s) > 2",
+    "sm_active == 1", "sm_active * 100 < 40", "gpus.count(sm_active < 40%) >= 2"])
+def test_what_is_no_share_may_be_above_1(text: str) -> None:
+    assert condition(text, "live")
 
 
 def test_patterns_are_of_traces() -> None:

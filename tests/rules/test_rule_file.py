@@ -37,14 +37,15 @@ def test_a_whole_file() -> None:
     (RULE.replace("sm_active", "sm_activ"), "4:9: there is no name sm_activ: did you mean sm_active?"),
     (RULE.replace('"sm_active < 0.4"', "'''\n sm_active <\n  power_w'''"),
     "5:12: a number without a unit and a figure in W"),
-    (RULE.replace("0.4", "0.4 \\u0041"), '4:8: “A” where the end'),  # escapes: the place is the value
-    (RULE + 'titel = "x"\n', "6:10: a rule has no “titel” (did you mean title?)"),
+    (RULE.replace("0.4", "0.4 \\u0041"), '4:25: “A” where the end'),
+    ('[[rule]]\nid = "a"\non = "trace"\ntitle = "T"\nwhen = "kernel(\\"*\\").time > 3"\n', "5:28: a figure in s"),
+    (RULE + 'titel = "x"\n', "6:1: a rule has no “titel” (did you mean title?)"),
     (RULE + "for = 4000\n", '6:7: for is a time up to 1h'), (RULE + 'severity = "bad"\n', "6:13: severity is one of"),
     (RULE.replace("live", "both"), '3:7: on is one of live, trace'),
     (RULE.replace('id = "a_rule"', ""), "1:1: a rule needs id"),
     (RULE.replace("a_rule", "A rule"), "2:7: id is of a-z"), ('[[rule]]\n"""x"""=1', "2:"),
     ("rule = 3", "1:1: rules stand under"),
-    ("[limit]\nx = 1", "1:1: there is no “limit” here (did you mean limits?)"), ("x = 1", "1:5: there is no “x” here"),
+    ("[limit]\nx = 1", "1:1: there is no “limit” here (did you mean limits?)"), ("x = 1", "1:1: there is no “x” here"),
     ("[limits]\na = [1]\nb = inf", "2:5: a number with its unit"), ('[budget]\nA = "1>0"', "2:6: the name of a budget"),
     ('[budget]\na = "sm_active > 0"', '2:6: sm_active is a name of rules with on = "live"'),
     ("a = [", "1:1: this is no TOML"),
@@ -54,6 +55,11 @@ def test_a_whole_file() -> None:
 ])
 def test_a_mistake_has_its_line_and_column(text: str, shown: str) -> None:
     assert any(own.startswith(shown) for own in problems(text)), problems(text)
+
+
+def test_all_that_is_wrong_with_a_rule_is_told() -> None:
+    assert [own.partition(": ")[0] for own in problems(
+        RULE.replace("sm_active", "sm") + 'for = "x"\nseverity = "bad"\ntags = 3\n')] == ["4:9", "6:8", "7:13", "8:1"]
 
 
 def test_one_mistake_does_not_cost_the_other_rules() -> None:

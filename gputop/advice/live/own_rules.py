@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gputop.advice.live.node_view import NodeView
-from gputop.advice.own import Figures, own_finding
+from gputop.advice.own import Figures, in_words, own_finding
 from gputop.advice.own_registry import Own
 from gputop.advice.registry import limit
 from gputop.core.findings import Abstained, Finding
@@ -127,7 +127,7 @@ def _outcome(rule: RuleText, values: LiveValues, now_s: float, held: HeldConditi
     if shown:
         return own_finding(rule, "live", [gpu for gpu in shown if gpu is not None], list(shown.values()))
     if len(missing) and not any(key[0] == rule.id for key in held):
-        return Abstained(rule.id, "; ".join(dict.fromkeys(missing)))
+        return Abstained(rule.id, in_words(missing))
     return Abstained(rule.id, "a GPU that can be read") if not outcomes else None
 
 

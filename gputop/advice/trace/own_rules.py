@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import chain, combinations
 from typing import Any
 
-from gputop.advice.own import Figures, own_finding
+from gputop.advice.own import Figures, in_words, own_finding
 from gputop.advice.own_registry import Own
 from gputop.advice.trace.inputs import GPU_ALLOCATOR
 from gputop.analysis.results import Analysis, KernelRow, LayerRow
@@ -16,13 +17,22 @@ from gputop.rules.check import Reference
 from gputop.rules.evaluate import Value
 from gputop.rules.expression import Condition, Outcome
 from gputop.rules.rule_file import Budget, RuleText
+from gputop.text.units import percent
+
+_MAX_BETWEEN = 3  # names whose figure is only known to be between two: all combinations of the ends are judged
 
 
 class TraceValues:
-    """The values of names in one analysis, with its findings."""
+    """The values of names in one analysis, with its findings.
 
-    def __init__(self, analysis: Analysis) -> None:
-        self._analysis = analysis
+    An analysis has rows for the kernels that take most time, and one for the rest. A pattern may also choose kernels of
+    the rest: its figure is then between that of its rows and the same with the rest. ``with_rest`` has the names that
+    get it, None: such figures are not known. ``between`` has those that were asked for, and what is missing for them.
+    """
+
+    def __init__(self, analysis: Analysis, with_rest: Collection[str] | None = ()) -> None:
+        self._analysis, self._with_rest = analysis, with_rest
+        self.between: dict[str, str] = {}
 
     @cached_property
     def gpus(self) -> list[int]:
@@ -36,9 +46,7 @@ class TraceValues:
             return self._finding(reference.finding)
         if reference.table is not None:
             rows = self._rows(reference.table.name, reference.pattern)
-            if rows is None:
-                return None, reference.table.needs
-            return float(sum(getattr(row, quantity.path) for row in rows)), ""
+            return (None, reference.table.needs) if rows is None else self._sum(rows, reference)
         if quantity.name.startswith("memory."):
             value = self._memory(quantity.path)
         elif gpu is not None:
@@ -59,7 +67,19 @@ class TraceValues:
             return None if self._analysis.layers is None else self._layers(pattern)
         kernels = self._analysis.kernels
         rows = None if kernels is None else kernels.by_name if table == "kernel" else kernels.by_op
-        return None if rows is None else [row for row in rows if row.name and fnmatchcase(row.name, pattern)]
+        return None if rows is None else [row for row in rows if not row.name or fnmatchcase(row.name, pattern)]
+
+    def _sum(self, rows: Sequence[LayerRow | KernelRow], reference: Reference) -> tuple[Value, str]:
+        """The figure of these rows, the rest of a table among them."""
+        rest = rows[-1] if rows and isinstance(rows[-1], KernelRow) and not rows[-1].name else None
+        if rest is not None and reference.pattern.strip("*"):
+            lacks = f"a row for each kernel: {rest.names:,} names with {percent(rest.share)} of the time are summed"
+            self.between[reference.text] = f"{reference.text}: {lacks}"
+            if self._with_rest is None:
+                return None, lacks
+            if reference.text not in self._with_rest:
+                rows = rows[:-1]
+        return float(sum(getattr(row, reference.quantity.path) for row in rows)), ""
 
     def _layers(self, pattern: str) -> list[LayerRow]:
         """Rows by path, or by the path without the phase; none below another one, whose figures hold its."""
@@ -100,7 +120,16 @@ def _at(value: Any, path: str) -> Any:
 
 def judged(condition: Condition, analysis: Analysis) -> tuple[bool | None, dict[int | None, Outcome]]:
     """Whether a condition holds, of each GPU where it is asked for each: for any of them. None: that is not known."""
-    outcomes = condition.judge(TraceValues(analysis))
+    values = TraceValues(analysis)
+    outcomes = condition.judge(values)
+    names = sorted(values.between)
+    if names and condition.is_monotonic and len(names) <= _MAX_BETWEEN:
+        for chosen in chain.from_iterable(combinations(names, n + 1) for n in range(len(names))):
+            others = condition.judge(TraceValues(analysis, chosen))
+            outcomes = {gpu: own if own.holds is others[gpu].holds else own._replace(
+                holds=None, missing=own.missing or tuple(values.between.values())) for gpu, own in outcomes.items()}
+    elif names:
+        outcomes = condition.judge(TraceValues(analysis, None))
     found = [outcome.holds for outcome in outcomes.values()]
     return (True if any(found) else None if not found or None in found else False), outcomes
 
@@ -124,7 +153,7 @@ def own_outcome(rule: RuleText, analysis: Analysis) -> Finding | Abstained | Non
 
 def missing(outcomes: dict[int | None, Outcome]) -> str:
     """What it would take to judge."""
-    return "; ".join(dict.fromkeys(text for own in outcomes.values() for text in own.missing)) or "GPUs in the trace"
+    return in_words(text for own in outcomes.values() for text in own.missing) or "GPUs in the trace"
 
 
 def over_budget(budget: Budget, analysis: Analysis) -> tuple[bool | None, dict[int | None, Outcome]]:

@@ -24,6 +24,7 @@ _METRICS = {"sm": ("sm_active", "gpu_util"), "util": ("gpu_util",), "tensor": ("
             "dram": ("dram_active",), "power": ("power_w",)}
 _RULE = re.compile(r"(?P<metric>[a-z]+)\s*<\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>\*\s*median|%|w)?"
                    r"(?:\s+for\s+(?P<hold>\d+(?:\.\d+)?)\s*s)?", re.IGNORECASE)
+_SHORT = re.compile(r"\s*([a-z]+)\s*[<>=]", re.IGNORECASE)
 
 
 def parse_rule(text: str) -> DipRule:
@@ -50,6 +51,10 @@ def parse_rule(text: str) -> DipRule:
 
 
 def _condition(text: str) -> DipRule:
+    short = _SHORT.match(text)
+    if short is not None and short[1].lower() in _METRICS:
+        raise _usage(text, f"after {short[1]} < belongs a level, or a part of the median: {short[1]}<0.6*median, "
+                           f"{short[1]}<{'200W' if short[1].lower() == 'power' else '40%'}, each with for 5s")
     when, _, lasts = text.rpartition(" for ")
     try:
         hold_s, unit = quantity(lasts.strip()) if when else (_DEFAULT_HOLD_S, SECONDS)
