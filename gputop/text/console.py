@@ -9,6 +9,7 @@ A standard stream that is closed takes nothing. A stream that cannot be written 
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from gputop.text.units import printable
 MESSAGE_CHARS = 2000  # of one message; its end is left out
 LINE_CHARS = 4000  # of one line of a report
 FIX_LINES = 40  # of what to do about an error: commands to paste, one a line
+_LEAST_WIDTH = 20  # of a terminal, for words to be kept whole
 _COLOR = re.compile(r"(\x1b\[(?:0|3[1-7])m)")
 
 
@@ -38,8 +40,8 @@ def clean(text: str, max_line_chars: int | None = None) -> str:
 
 
 def say(message: object) -> None:
-    """A message on standard error: one line that names the program."""
-    _write(sys.stderr, f"gputop: {one_line(message)}\n")
+    """A message on standard error, which names the program: one line, or on a terminal as many as it needs."""
+    _write(sys.stderr, _fitted(f"gputop: {one_line(message)}", "  ") + "\n")
 
 
 def print_error(error: GputopError) -> None:
@@ -50,8 +52,12 @@ def print_error(error: GputopError) -> None:
 
 
 def note(text: str) -> None:
-    """Several lines on standard error, such as a question, without the program's name."""
-    _write(sys.stderr, clean(text, MESSAGE_CHARS).rstrip("\n") + "\n")
+    """Text on standard error, such as a question, without the program's name. Several lines stay as they are: they may
+    be commands to paste."""
+    lines = clean(text, MESSAGE_CHARS).rstrip("\n")
+    if "\n" not in lines:
+        lines = _fitted(lines, " " * (len(lines) - len(lines.lstrip())))
+    _write(sys.stderr, lines + "\n")
 
 
 def write_text(text: str, *, end: str = "\n") -> None:
@@ -92,6 +98,23 @@ def _clean_line(line: str, max_chars: int | None) -> str:
     if line.isprintable():
         return line
     return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in line)
+
+
+def _fitted(line: str, rest: str) -> str:
+    """``line`` between words, in lines as wide as the terminal that standard error is; elsewhere in one line. ``rest``
+    stands before all but the first."""
+    try:
+        if sys.stderr is None or not sys.stderr.isatty():
+            return line
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return line
+    if not _LEAST_WIDTH <= width < len(line):
+        return line
+    from gputop.text.wrapping import wrap  # not for the first frame
+
+    margin = line[:len(line) - len(line.lstrip())]
+    return "\n".join(wrap(line.lstrip(), width, margin, rest))
 
 
 def _write(stream: TextIO | None, text: str) -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import fcntl
 import io
 import json
+import os
+import pty
+import struct
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -75,6 +81,37 @@ def test_what_is_printable_stays_as_it_is(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == text + text
     console.print_error(GputopError("cause", "one\n  two"))
     assert capsys.readouterr().err == "gputop: cause\n  one\n  two\n"
+
+
+def _all_of(terminal: int) -> str:
+    """What was written to a terminal whose other side is closed."""
+    read = b""
+    with contextlib.suppress(OSError):  # EIO at its end
+        while part := os.read(terminal, 4096):
+            read += part
+    os.close(terminal)
+    return read.decode()
+
+
+def test_messages_on_a_terminal_are_wrapped_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "the job at 10.0.0.7:6009 ended, or the connection to it broke, before its trace arrived"
+    command = f"  {message}\n  gputop attach {'x' * 60}"
+    told = {}
+    for columns in (40, 0):  # a terminal whose size is not known is no reason to fail
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
+            monkeypatch.setattr(sys, "stderr", terminal)
+            console.print_error(GputopError(message, f"Capture fewer seconds. {message}."))
+            console.note(command)
+        told[columns] = _all_of(ours).replace("\r\n", "\n")
+    prose, rest = told[40].split(command)
+    assert rest == "\n", "lines of several, as commands to paste are, stay whole"
+    lines = prose.splitlines()
+    assert len(lines) > 5 and max(map(len, lines)) <= 40
+    assert [line for line in lines if not line.startswith("  ")] == lines[:1]
+    assert " ".join(prose.split()) == f"gputop: {message} Capture fewer seconds. {message}."
+    assert len(told[0].splitlines()) == 4
 
 
 def test_colors_of_gputops_own_pass(capsys: pytest.CaptureFixture[str]) -> None:
