@@ -243,10 +243,12 @@ class _Call:
             )
         if code.name == "UNIMPLEMENTED":
             return no_profiler_service(self.address)
-        if code.name == "UNAVAILABLE":
+        if code.name == "UNAVAILABLE":  # gRPC's own words, "Stream removed (Socket closed)", say no more
             return TraceLost(
-                f"the profiler server at {self.address} went away {took_s:.1f} s after the capture began{reason}",
-                "See the job's own output for why it ended. A capture needs host memory: try fewer seconds.",
+                f"the job at {self.address} ended, or the connection to it broke, {took_s:.1f} s after the capture "
+                "began, before its trace arrived",
+                "See the job's own output for why. Where the node ran out of memory, capture fewer seconds: a capture "
+                "needs host memory.",
             )
         if code.name == "DEADLINE_EXCEEDED":
             return self._too_late(took_s)

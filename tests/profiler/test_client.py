@@ -291,7 +291,7 @@ def test_damaged_trace_is_kept_and_said(logdir):
         ("UNAVAILABLE", "Another profile session running.", "is busy"),
         ("ALREADY_EXISTS", "A profiling session is already running.", "is busy"),
         ("UNIMPLEMENTED", "", "without the profiler service"),
-        ("UNAVAILABLE", "Socket closed", "went away"),
+        ("UNAVAILABLE", "Socket closed", "the connection to it broke"),
         ("DEADLINE_EXCEEDED", "", "did not send"),
         ("RESOURCE_EXHAUSTED", "Sent message larger than max", "too large"),
         ("INTERNAL", "out of luck", "INTERNAL: out of luck"),
@@ -310,7 +310,7 @@ def test_server_that_dies_while_recording(logdir):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = process.stdout.readline().strip()
-            with pytest.raises(GputopError, match="went away"):
+            with pytest.raises(GputopError, match="the connection to it broke"):
                 capture(address, seconds=LONG_S, logdir=logdir,
                         on_progress=lambda p: p.phase == "recording" and process.kill())
         finally:

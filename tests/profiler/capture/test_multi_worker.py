@@ -143,7 +143,7 @@ def test_a_server_that_is_gone_after_the_probe(logdir):
 
     with serving(FakeProfiler(on_call=vanish), FakeProfiler()) as servers:
         done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
-    assert "went away" in done.outcomes[0].error.message and done.outcomes[1].result is not None
+    assert "the connection to it broke" in done.outcomes[0].error.message and done.outcomes[1].result is not None
 
 
 def test_where_none_works_the_reasons_of_all_are_reported_and_nothing_is_left(logdir):

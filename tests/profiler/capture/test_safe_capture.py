@@ -146,7 +146,7 @@ def test_a_server_that_dies_after_the_probe_leaves_the_probe(logdir):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = process.stdout.readline().strip()
-            with pytest.raises(GputopError, match=r"went away .* the only data is the probe of 0.05 s") as caught:
+            with pytest.raises(GputopError, match=r"it broke.* the only data is the probe of 0.05 s") as caught:
                 capture_with_probe(address, seconds=60, logdir=logdir, pid=process.pid,
                                 on_progress=lambda p: p.phase == "recording" and process.kill())
         finally:
@@ -264,7 +264,7 @@ class TestServersThatWriteThemselves:
         with serve(FakeProfiler(writes_disk=True, on_call=write_and_vanish)) as server:
             result, _, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)
         assert files_below(logdir) == [result.path]
-        assert any("went away" in w and "had written this trace" in w for w in result.warnings)
+        assert any("the connection to it broke" in w and "had written this trace" in w for w in result.warnings)
 
 
 class TestDisksThatFill:
