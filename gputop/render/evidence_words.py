@@ -176,7 +176,7 @@ LABELS = {
     "rdma_bytes_per_s": "traffic of the adapter, the fuller direction",
     "retracings_count": "times traced again in the window",
     "retransmits_count": "times that data was sent again",
-    "share_ratio": "share of the time",
+    "share_ratio": "share of the time recorded",
     "shared_gpus_count": "GPUs with several jobs",
     "shared_launches_ratio": "launches by threads of several GPUs",
     "silent_s": "no answer for",
@@ -227,6 +227,7 @@ _SPELLED = {"gpu": "GPU", "gpus": "GPUs", "gpu0": "GPU 0", "sm": "SM", "dram": "
 # Endings that the figure's unit says again.
 _UNITS = ("_bytes_per_s", "_per_s", "_bytes", "_ratio", "_count", "_ns", "_s", "_w", "_c", "_hz")
 PER = re.compile(r"_(per|in|of)_(step|window|period)(?=_|$)")
+_SHARE, _SHARE_OF = "share_ratio", re.compile(r"\b(?:of the|per) (step|window|period)\b")
 
 
 def evidence_label(name: str) -> str:
@@ -249,5 +250,12 @@ def _spelled(name: str) -> str:
 
 def evidence(finding: Finding) -> list[tuple[str, str]]:
     """Each figure of the evidence: in words, and its value with a unit."""
-    return [(evidence_label(name), figure(name, value)) for name, value in finding.evidence.items()]
+    return [(_share_label(finding) if name == _SHARE else evidence_label(name), figure(name, value))
+            for name, value in finding.evidence.items()]
+
+
+def _share_label(finding: Finding) -> str:
+    """The share is of what the finding's own sentences are about, which no name in a document says."""
+    basis = _SHARE_OF.search(f"{finding.title} {finding.why}")
+    return f"share of the {basis[1]}" if basis is not None else evidence_label(_SHARE)
 

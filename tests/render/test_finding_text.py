@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gputop.core.findings import Culprit, Gain
-from gputop.render.evidence_words import evidence_label
+from gputop.render.evidence_words import evidence, evidence_label
 from gputop.render.finding_text import culprits_text, gain_texts, what_if_text
 from tests.tui.found import COMBINED, HEAVY, SMALL
 
@@ -39,10 +41,19 @@ def test_what_is_left_with_the_chosen_cures_and_what_then_saves_most() -> None:
 
 def test_evidence_is_told_in_words() -> None:
     assert evidence_label("launch_wait_s") == "wait for launches"
-    assert evidence_label("share_ratio") == "share of the time"
+    assert evidence_label("share_ratio") == "share of the time recorded"
     assert evidence_label("first_gpu_sm_active_ratio") == "SM activity of GPU 0"
     assert evidence_label("h2d_bytes_per_step") == "bytes to the GPU, per step"
     assert evidence_label("pcie_rx_bytes_per_s") == "PCIe traffic to the GPU"
+
+
+@pytest.mark.parametrize(("why", "share"), [
+    ("For 24 % of the step the GPUs wait.", "share of the step"),
+    ("8 calls per window synchronize.", "share of the window"),
+    ("Each GPU waits for the one before it.", "share of the time recorded")])
+def test_a_share_says_what_it_is_of(why: str, share: str) -> None:
+    finding = replace(HEAVY, title="GPUs wait", why=why, evidence={"share_ratio": 0.24})
+    assert evidence(finding) == [(share, "24 %")]
 
 
 def test_culprits_are_told_by_name_with_their_time() -> None:

@@ -24,7 +24,7 @@ from gputop.core.findings import Culprit
 from gputop.text.units import percent, ranges, seconds
 
 _GPU0 = (
-    "Keep metrics, evaluation and variables off this GPU, and give every replica the same share of the batch (a global "
+    "Keep metrics, evaluation and variables off GPU 0, and give every replica the same share of the batch (a global "
     "batch divisible by the number of GPUs)."
 )
 _SLOWER = (
