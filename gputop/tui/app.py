@@ -15,7 +15,7 @@ from textual.containers import Container, VerticalScroll
 from textual.message import Message
 from textual.screen import Screen
 
-from gputop.core.errors import EXIT_OK, GputopError
+from gputop.core.errors import EXIT_OK, GputopError, NoDataError
 from gputop.session.captures import ManyWorkers, ServerOfAnotherJob, ServerOfAnotherUser, SeveralJobs
 from gputop.session.session import Change, Session
 from gputop.text.units import printable
@@ -74,6 +74,7 @@ class GputopApp(TerminalApp):
         self._fitted_processes = 0  # that the layout is for
         self._attaching: str | None = None
         self._shown_warning = ""  # of the running capture
+        self._refused: NoDataError | None = None  # why there was nothing to capture from when it was asked for
         self.error: GputopError | None = None
         self.trace: TraceFile | None = None  # of the last capture, once its timeline has been opened
         self._queued_changes: set[Change] = set()
@@ -208,11 +209,15 @@ class GputopApp(TerminalApp):
             title += f" · capture {status_lines.time_ago(session.clock(), record.time_s)}{earlier} + live"
         analysis = record.analysis if record is not None else None
         found = analysis.breakdown if analysis is not None else None
+        if self._refused is not None and messages.has_server(session):
+            self._refused = None
+        intro = (messages.panel_intro(session, self.no_server_hint()) if self._refused is None
+                 else messages.refused(self._refused, self.no_server_hint()))
         panel = self._actions
         panel.numbers = session.gpu_numbers
-        panel.update_view(session.findings, title, messages.panel_intro(session, self.no_server_hint()),
+        panel.update_view(session.findings, title, intro,
                           {} if found is None else found.known, None if record is None else record.step_s,
-                          record is not None, analysis.what_if if analysis is not None else ())
+                          record is not None, analysis.what_if if analysis is not None else (), answer=self._refused is not None)
 
     def no_server_hint(self) -> tuple[str, ...]:
         """What to do while no profiler server is known."""
@@ -295,7 +300,12 @@ class GputopApp(TerminalApp):
         except ManyWorkers as error:
             open_screens.ask_workers(self, error.choice, force)
         except GputopError as error:
-            if not open_screens.offer_server(self, force):
+            if open_screens.offer_server(self, force):
+                return
+            if isinstance(error, NoDataError):  # it stays so until there is a server: no notice that goes
+                self._refused = error
+                self._refresh_actions()
+            else:
                 open_screens.show_error(self, error)
 
     def _watch_selected_process(self) -> None:
@@ -429,6 +439,8 @@ class GputopApp(TerminalApp):
         if self._table.time.time_s is None and self._table.end_s is None:
             self._processes.show_matching("")
             self.session.forget_failure()
+            self._refused = None
+            self._refresh_actions()
         self.action_scroll_to_now()
 
     def action_scroll_to_now(self) -> None:

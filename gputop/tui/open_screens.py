@@ -16,7 +16,7 @@ from gputop.core.findings import Finding
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.text.commands import short_description
 from gputop.text.units import printable
-from gputop.tui.monitor.messages import no_capture
+from gputop.tui.monitor.messages import begun_as_sentence, no_capture
 from gputop.tui.terminal.clipboard import CopyingApp
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ class MonitorApp(CopyingApp, Protocol):
 
 
 def show_error(app: CopyingApp, error: GputopError) -> None:
-    first, *rest = printable(error.message).split(" ")
-    if first.isalpha() and first != "gputop":  # no name, as of a file or a program
-        first = first[:1].upper() + first[1:]
-    app.notify(f"{' '.join((first, *rest))}\n{printable(error.fix)}", severity="warning")
+    app.notify(f"{begun_as_sentence(printable(error.message))}\n{printable(error.fix)}", severity="warning")
 
 
 def open_finding(app: MonitorApp, chosen: Finding) -> None:

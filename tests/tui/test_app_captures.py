@@ -32,7 +32,12 @@ async def test_capture_without_a_server_says_how_to_get_one() -> None:
     app = GputopApp(StillSession().holding())
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.pause()
-        for key, said in (("c", "No profiler server found"), ("x", "No capture is running"), ("t", "No capture yet")):
+        panel = app.query_one(ActionsPanel)
+        await pilot.press("c")
+        await pilot.pause()
+        assert "No profiler server found on this node." in text_of(panel) and "gputop attach PID" in text_of(panel)
+        assert "HOST:PORT" in text_of(panel) and not messages(app), "it stays true: no notice that goes"
+        for key, said in (("x", "No capture is running"), ("t", "No capture yet")):
             await pilot.press(key)
             await pilot.pause()
             (notice,) = messages(app)  # the one before has gone
@@ -41,10 +46,34 @@ async def test_capture_without_a_server_says_how_to_get_one() -> None:
         await pilot.press("escape")
         await pilot.pause()
         assert not messages(app) and app.query_one(GpuTable).time.time_s is None, "one press clears and steps back"
+        await pilot.press("escape")
+        assert "HOST:PORT" not in text_of(panel) and "No profiler server found" in text_of(panel)
         await pilot.press("question_mark", "y")
         await pilot.pause()
         await pilot.press("escape")
         assert len(app.screen_stack) == 1 and not messages(app)
+
+
+@pytest.mark.parametrize("findings", [True, False])
+async def test_why_there_was_nothing_to_capture_from_is_told_whole_until_there_is(findings: bool) -> None:
+    session = FoundSession().holding()
+    server, session.servers = session.servers, ()
+    if not findings:
+        session.last_capture = None
+        session.finding_store.refresh()
+    app = GputopApp(session)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await pilot.pause()
+        panel = app.query_one(ActionsPanel)
+        await pilot.press("c")
+        await pilot.pause()
+        told = " ".join(text_of(panel).split())
+        assert "gputop --attach HOST:PORT." in told and "esc: close" in str(panel.border_subtitle)
+        assert not findings or session.findings[0].title in told, "the finding keeps what is left"
+        session.servers = server
+        await pilot.pause()
+        app._refresh_all()
+        assert "HOST:PORT" not in text_of(panel) and "esc: close" not in str(panel.border_subtitle)
 
 
 async def test_before_the_first_capture_from_a_server_of_another_user_there_is_a_question(

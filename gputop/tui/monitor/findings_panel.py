@@ -78,6 +78,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         super().__init__(id=id)
         self.findings: tuple[Finding, ...] = ()
         self.lead: tuple[str, ...] = ()
+        self.answer = False
         self.breakdown: Mapping[str, float | None] = {}
         self.step_s: float | None = None
         self.captured = False
@@ -97,13 +98,14 @@ class ActionsPanel(DrawnLines, can_focus=True):
 
     def update_view(self, findings: tuple[Finding, ...], title: str, lead: tuple[str, ...] = (),
                     breakdown: Mapping[str, float | None] | None = None, step_s: float | None = None,
-                    captured: bool = False, what_if: tuple[CombinedGain, ...] = ()) -> None:
+                    captured: bool = False, what_if: tuple[CombinedGain, ...] = (), answer: bool = False) -> None:
         """``lead`` is said before the findings (what there is to say where nothing is wrong);
         ``breakdown`` of the step is drawn below them where there is room. ``step_s``: the step time of the capture,
-        ``captured``: whether there is one, ``what_if``: what it saves to cure several of its findings at once."""
+        ``captured``: whether there is one, ``what_if``: what it saves to cure several of its findings at once. ``answer``: the lead answers a key, and is shown whole."""
         self.captured, self._what_if = captured, what_if
         self.chosen &= {finding.id for finding in findings if finding.gain.by == "replay"}
         self.findings, self.lead, self.breakdown, self.step_s = findings, lead, breakdown or {}, step_s
+        self.answer = answer
         if title != self.border_title:  # setting it repaints the whole border
             self.border_title = title
         self.draw()
@@ -119,7 +121,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
             most = 2 if height >= _MIN_HEIGHT_OF_TWO_LINES else 1
             what_if = [[(" " + part, GAIN)] for part in wrap(text, width - 2, most)]
         own = self._selected_lines(width, height)
-        if len(lead) + len(own) + len(what_if) > height:  # the job line, too, says what is left out
+        if self.answer:
+            lead = self._lead_lines(self.lead, width, height)[:max(1, height - bool(self.findings) - len(what_if))]
+        elif len(lead) + len(own) + len(what_if) > height:  # the job line, too, says what is left out
             lead = self._lead_lines(self.lead[:1], width, height) if lead else []
             if len(lead) + len(own) + len(what_if) > height:
                 lead = self._lead_lines(self.lead[:1], width, 1) if lead else []
@@ -137,6 +141,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         step = what_if + step
         room = height - len(step)
         keys = [f"{hidden} more: ↑ ↓"] if hidden > 0 else []
+        keys += ["esc: close"] if self.answer else []
         keys += ["enter: details"] if self.findings else []
         keys += ["t: timeline", "T: tables", "B: compare"] if self.captured else []
         keys += ["space: what if"] if self.check_action("choose", ()) else []

@@ -44,6 +44,22 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     return (*nothing, NO_SERVER[0], OFFER) if offered else (*nothing, *no_server)
 
 
+def has_server(session: Session) -> bool:
+    """Whether there is a server to capture from, or a capture under way."""
+    return bool(usable(session.servers)) or _under_way(session)
+
+
+def refused(error: GputopError, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
+    """Why there was nothing to capture from, and the ways out: those of ``no_server`` where it knows more of the job."""
+    return (begun_as_sentence(sentences(error.message)), *((error.fix,) if no_server is NO_SERVER else no_server))
+
+
+def begun_as_sentence(message: str) -> str:
+    """An error's message with a capital letter; a name that it begins with, as of a file or a program, stays."""
+    first, space, rest = message.partition(" ")
+    return (first[:1].upper() + first[1:] if first.isalpha() and first != "gputop" else first) + space + rest
+
+
 def attached(server: Server) -> str:
     """The answer to an address that the user entered."""
     if server.problem is None:

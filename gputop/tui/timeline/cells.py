@@ -145,14 +145,15 @@ def spread_out(text: str) -> list[str]:
 
 
 def put_bar(lines: Sequence[Line], first: int, last: int, name: str, code: int) -> None:
-    """Draw a bar over these cells, with a thin left edge that separates it from a neighbor of the same kind.
+    """Draw a bar over these cells, with a thin left edge that separates it from a neighbor of the same kind. Where
+    there is no room for its name, the coverage that is drawn already stays.
 
     On a single line it fills the cells; on several lines a gap at the top separates it from the row above, as
     :data:`FULL` does.
     """
     room = last - first
     if len(name) >= room and room < _MIN_CELLS_FOR_CUT_NAME:
-        name = ""  # cut to a letter or two it would say nothing
+        return  # cut to a letter or two it would say nothing, and an empty bar among full ones looks like a gap
     text = ["▏", *spread_out(fit(name, room - 1))]
     named = 0 if len(lines) == 1 else 1
     for i, line in enumerate(lines):

@@ -39,6 +39,7 @@ class TraceFile:
     findings: tuple[Finding, ...] = ()
     report: Text = field(default_factory=lambda: Text("The trace is being analyzed."))
     analyzed: bool = False  # findings and report are there
+    step_s: float | None = None  # median step time, where it has steps and is analyzed
     open: Open = _in_worker
     timeline: Timeline | None = None
 
@@ -55,6 +56,7 @@ class TraceFile:
     def _take(self, found: Diagnosis) -> None:
         self.report = Text(found.report)
         self.findings = found.analysis.findings
+        self.step_s = found.analysis.steps.median_s if found.analysis.steps is not None else None
         self.analyzed = True
 
     def all_findings(self) -> Iterator[Finding]:
@@ -84,4 +86,4 @@ def trace_of(record: CaptureRecord, before: TraceFile | None) -> TraceFile:
     from gputop.tui.screens.details import capture_text
 
     title = f"{record.path.parent.name}/{record.path.name}"  # TensorBoard names a run folder after the time
-    return TraceFile(paths, title, record.findings, capture_text(record), analyzed=True)
+    return TraceFile(paths, title, record.findings, capture_text(record), analyzed=True, step_s=record.step_s)

@@ -109,8 +109,9 @@ def test_a_bar_has_its_name_as_far_as_it_fits() -> None:
     [line] = blank(20)
     put_bar([line], 2, 14, "sgemm_128x64_nn", 1)
     assert "".join(line.glyphs) == "  ▏sgemm_128x…      "
+    line.put(14, "▇▇▇▇▆", 1)
     put_bar([line], 14, 18, "sgemm", 1)
-    assert "".join(line.glyphs)[14:] == "▏     ", "a letter and an ellipsis tell nothing"
+    assert "".join(line.glyphs)[14:] == "▇▇▇▇▆ ", "a letter and an ellipsis tell nothing, an empty bar looks like a gap"
     assert line.codes[2] & styles.BAR and not line.codes[1]
 
 

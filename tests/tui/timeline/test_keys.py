@@ -236,6 +236,14 @@ async def test_a_gap_tells_of_its_finding() -> None:
         assert "The GPUs wait for launches" in box_text(pilot.app)
 
 
+async def test_a_gaps_finding_has_the_step_times_that_the_panel_has() -> None:
+    async with shown(findings=[LAUNCH_BOUND]) as (pilot, screen, _):
+        screen.trace.step_s = 0.2
+        await pilot.press("g", "enter", "down", "enter")
+        assert isinstance(pilot.app.screen, FindingPopup)
+        assert "saves up to 40 % (200 → 120 ms)" in box_text(pilot.app)
+
+
 async def test_a_place_without_a_finding_tells_of_itself() -> None:
     async with shown() as (pilot, _, _canvas):
         await pilot.press("g", "enter", "down", "enter")
