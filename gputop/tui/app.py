@@ -217,7 +217,8 @@ class GputopApp(TerminalApp):
         panel.numbers = session.gpu_numbers
         panel.update_view(session.findings, title, intro,
                           {} if found is None else found.known, None if record is None else record.step_s,
-                          record is not None, analysis.what_if if analysis is not None else (), answer=self._refused is not None)
+                          record is not None, analysis.what_if if analysis is not None else (),
+                          answer=self._refused is not None)
 
     def no_server_hint(self) -> tuple[str, ...]:
         """What to do while no profiler server is known."""

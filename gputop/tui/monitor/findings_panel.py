@@ -101,7 +101,8 @@ class ActionsPanel(DrawnLines, can_focus=True):
                     captured: bool = False, what_if: tuple[CombinedGain, ...] = (), answer: bool = False) -> None:
         """``lead`` is said before the findings (what there is to say where nothing is wrong);
         ``breakdown`` of the step is drawn below them where there is room. ``step_s``: the step time of the capture,
-        ``captured``: whether there is one, ``what_if``: what it saves to cure several of its findings at once. ``answer``: the lead answers a key, and is shown whole."""
+        ``captured``: whether there is one, ``what_if``: what it saves to cure several of its findings at once.
+        ``answer``: the lead answers a key, and is shown whole."""
         self.captured, self._what_if = captured, what_if
         self.chosen &= {finding.id for finding in findings if finding.gain.by == "replay"}
         self.findings, self.lead, self.breakdown, self.step_s = findings, lead, breakdown or {}, step_s
