@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gputop.analysis.layers.gradients import bucket_name, gradient_buckets
 from gputop.analysis.layers.scopes import LOSS, PHASES, Scope
 from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
@@ -51,7 +52,7 @@ def call_scopes(trace: Trace) -> CallScopes | None:
     device = trace.device
     if trace.hlo_ops or (device.tf_op >= 0).any() or not len(host_rows(trace, _LAUNCHING)):
         return None
-    return _scopes_at(trace, device.launch_line, device.launch_ns)
+    return _with_buckets(trace, _scopes_at(trace, device.launch_line, device.launch_ns))
 
 
 def op_scopes(trace: Trace) -> tuple[I64, CallScopes] | None:
@@ -90,6 +91,23 @@ def _scopes_at(trace: Trace, line: npt.NDArray, time_ns: I64) -> CallScopes:
     known = np.array([scope is not None for scope in found], bool)
     number = np.where(known, np.cumsum(known) - 1, -1)
     return CallScopes(number[which], _below_their_parents(trace, [scope for scope in found if scope is not None]))
+
+
+def _with_buckets(trace: Trace, calls: CallScopes) -> CallScopes:
+    """Collectives that DistributedDataParallel launched are of the gradients that they reduce."""
+    buckets = list(gradient_buckets(trace, autograd_functions(trace)))
+    if not buckets:
+        return calls
+    host, of_event = trace.host, calls.of_event.copy()
+    rows = np.concatenate([bucket.functions for bucket in buckets])
+    found = _scopes_at(trace, host.line[rows], host.start_ns[rows])
+    paths = [found.scopes[i].path if i >= 0 else ("",) for i in found.of_event.tolist()]
+    named: dict[str, int] = {}
+    for bucket in buckets:
+        own, paths = paths[:len(bucket.functions)], paths[len(bucket.functions):]
+        name = bucket_name(bucket.number, own)
+        of_event[bucket.events] = len(calls.scopes) + named.setdefault(name, len(named))
+    return CallScopes(of_event, [*calls.scopes, *(Scope("backward", (name,)) for name in named)])
 
 
 def _below_their_parents(trace: Trace, scopes: list[Scope]) -> list[Scope]:

@@ -270,3 +270,72 @@ def test_a_real_job_spends_its_time_where_its_own_marks_say() -> None:
     told = {phase: roots[phase].device_s for phase in marked}
     told["forward"] += roots["loss"].device_s
     assert told == pytest.approx(marked, rel=0.003)
+
+
+def ddp(kineto: Kineto, linears: list[tuple[str, list[int], int | None]], at: int = 0, sequence: int = 9,
+        message: str = "nccl:all_reduce") -> Kineto:
+    """The backward pass of these layers, each a name, its weight's shape, and how many elements a bucket that its
+    gradient fills has (None: it fills none)."""
+    for i, (module, shape, bucket) in enumerate(linears):
+        begin, number = at + 1000 * i, sequence - i
+        if module:
+            kineto.call("nn.Module: Net_0", at - 900 + 10 * i, at - 892 + 10 * i, cat="python_function")
+            kineto.call(f"nn.Module: {module}", at - 899 + 10 * i, at - 893 + 10 * i, cat="python_function")
+        kineto.call("aten::addmm", at - 898 + 10 * i, at - 895 + 10 * i, **{"Sequence number": number})
+        kineto.call(AUTOGRAD + "AddmmBackward0", begin, begin + 200, tid=2, **{"Sequence number": number})
+        kineto.call(AUTOGRAD + "TBackward0", begin + 200, begin + 250, tid=2)
+        kineto.call(AUTOGRAD + "torch::autograd::AccumulateGrad", begin + 300, begin + 600, tid=2)
+        kineto.call("torch::autograd::AccumulateGrad", begin + 310, begin + 350, tid=2,
+                    **({"Input Dims": [shape]} if shape else {}))
+        if bucket is not None:
+            kineto.call(message, begin + 400, begin + 500, tid=2, cat="user_annotation",
+                        **({"Input Dims": [[bucket]]} if bucket else {}))
+            kineto.launch(begin + 410, tid=2, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL")
+    return kineto
+
+
+def reduced(trace: Trace) -> list[tuple[str, ...]]:
+    calls = call_scopes(trace)
+    assert calls is not None
+    return [calls.scopes[i].path for i in calls.of_event[trace.device.kind == Kind.COLLECTIVE].tolist()]
+
+
+@pytest.mark.parametrize(("layers", "names"), [
+    ([("Linear_2", [4, 3], None), ("Linear_1", [2], 14), ("Linear_0", [5], 5)],
+     [("bucket 1: gradients in Linear_1, Linear_2",), ("bucket 2: gradients in Net_0/Linear_0",)]),
+    ([("", [], None), ("", [], 0), ("", [], 0)],
+     [("bucket 1: gradients of 2 AddmmBackward0",), ("bucket 2: gradients of 1 AddmmBackward0",)]),
+    # Two models side by side: the second one's bucket is full first.
+    ([("", [4, 3], None), ("", [7], 7), ("", [5], 17)],
+     [("bucket 1: gradients of 1 AddmmBackward0",), ("bucket 2: gradients of 2 AddmmBackward0",)]),
+    # What does not add up is not told.
+    ([("", [4, 3], None), ("", [2], 99)], [("torch::autograd::AccumulateGrad",)]),
+])
+def test_a_collective_of_ddp_is_named_by_the_gradients_it_reduces(
+    tmp_path: Path, layers: list, names: list[tuple[str, ...]],
+) -> None:
+    assert reduced(ddp(Kineto(), layers, at=1000).load(tmp_path)) == names
+
+
+def test_each_backward_pass_counts_its_buckets_and_keeps_its_gradients(tmp_path: Path) -> None:
+    passed = ddp(Kineto(), [("", [], None)], at=1000)  # accumulated without a reduction
+    ddp(passed, [("", [], 0), ("", [], 0)], at=5000, sequence=20)
+    ddp(passed, [("", [], 0)], at=9000, sequence=30)
+    one = "gradients of 1 AddmmBackward0"
+    assert reduced(passed.load(tmp_path)) == [(f"bucket {n}: {one}",) for n in (1, 2, 1)]
+
+
+def test_buckets_of_a_real_job_have_the_sizes_of_their_gradients() -> None:
+    """ResNet-50: the first bucket is the classifier's weight and bias, the second that of layer4's last five
+    convolutions and their norms, by the shapes of the model."""
+    file = SHARED / "kineto/a100_launch_bound.json.gz"
+    if not file.exists():
+        pytest.skip("no shared traces")
+    trace = load([file])
+    first, second = 2048 * 1000 + 1000, 3 * 2048 * 512 + 2 * 512 * 512 * 9 + 2 * (2 * 2048 + 3 * 512)
+    names = dict(zip(reduced(trace), (trace.device.bytes[trace.device.kind == Kind.COLLECTIVE] / 4).tolist(),
+                     strict=True))
+    assert names[("bucket 1: gradients of 2 AddmmBackward0",)] == first
+    assert names[("bucket 2: gradients of 10 CudnnBatchNormBackward0, 5 ConvolutionBackward0",)] == second
+    assert sum(size for (name, *_), size in ((path or ("",), size) for path, size in names.items())
+               if name.startswith("bucket")) == 25_557_032

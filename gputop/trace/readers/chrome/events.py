@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,8 @@ _STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
 _COPY_ENDS = re.compile(r"\((\w+) -> (\w+)\)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>$")  # of the object whose method is called: another name for each
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|node)[_-]?(\d{1,6})", re.IGNORECASE)
+_GRADIENT, _REDUCES = "torch::autograd::AccumulateGrad", re.compile(r"nccl:(?:all_?reduce|_?reduce_scatter)")
+_MAX_DIMENSIONS = 64  # as many as a tensor of PyTorch can have
 _BATCH = 1 << 14
 _MAX_DEVICE = 1 << 20
 
@@ -143,6 +146,11 @@ class _Events:
             if value >= 0:
                 self._append_stat(name, value)
 
+    def _keep_elements(self, args: dict[str, Any]) -> None:
+        elements = _elements(args.get("Input Dims", args.get("Input dims")))
+        if elements >= 0:
+            self._append_stat("elements", elements)
+
     def _append_stat(self, name: str, value: int) -> None:
         rows, values = self._stats.setdefault(name, (array("q"), array("q")))
         rows.append(len(self._pieces) * _BATCH + len(self._batch))
@@ -179,6 +187,8 @@ class _Events:
         args = args if isinstance(args, dict) else {}
         if category == "user_annotation":
             self._append_stat("annotation", 1)
+            if _REDUCES.match(name):
+                self._keep_elements(args)
         elif category == "python_function":
             name = _ADDRESS.sub(">", name)
             if isinstance(args.get("CallFrom"), str):
@@ -190,6 +200,8 @@ class _Events:
             correlation, sequence = integer(args.get("correlation")), integer(args.get("Sequence number"))
             if sequence >= 0:
                 self._append_stat("sequence", sequence)
+            if name == _GRADIENT:
+                self._keep_elements(args)
             self._batch.append((ts, dur, correlation, _step(name, args), -1, -1, row, row, index, -1, -1, -1, kind, 0,
                                 0))
         else:
@@ -229,6 +241,16 @@ def _finite(value: Any) -> bool:
 def _step(name: str, args: dict[str, Any]) -> int:
     marker = _STEP.match(name) if name.startswith("ProfilerStep#") else None
     return int(marker[1]) if marker else integer(args["step_num"]) if "step_num" in args else -1
+
+
+def _elements(shapes: Any) -> int:
+    """Elements of the first input, a tensor (``[2, 3]``) or a list of tensors (``[[2], [3]]``); -1: not told."""
+    first = shapes[0] if isinstance(shapes, list) and shapes else None
+    if not isinstance(first, list) or not first:
+        return -1
+    sizes = [math.prod(size if 0 <= (size := integer(n)) < 1 << 40 else -1 for n in shape[:_MAX_DIMENSIONS])
+             for shape in (first if isinstance(first[0], list) else [first]) if isinstance(shape, list)]
+    return integer(sum(sizes)) if min(sizes, default=-1) >= 0 else -1
 
 
 def _copy(name: str, args: dict[str, Any]) -> tuple[int, int, int]:
