@@ -64,9 +64,15 @@ def picture(found: Limits, width: int = 72, height: int = 12) -> list[str]:
     for number, point in reversed(list(enumerate(found.points, 1))):
         put(point.flops_per_byte, point.flops_per_s, str(number) if number <= _NAMED else "*")
     lines = ["".join(row).rstrip() for row in grid]
-    scale = (f"{axes.x[0]:.3g} to {axes.x[1]:.3g} FLOP per byte, "
-             f"{axes.y[0] / 1e12:.3g} to {axes.y[1] / 1e12:.3g} TFLOP/s, both logarithmic")
-    return [*lines, scale, *legend(found)]
+    return [*lines, axes_text(found), *legend(found)]
+
+
+def axes_text(found: Limits) -> str:
+    """From where to where the axes go; empty where there is nothing to draw."""
+    axes = _axes(found)
+    return "" if axes is None else (
+        f"{axes.x[0]:.3g} to {axes.x[1]:.3g} FLOP per byte, "
+        f"{axes.y[0] / 1e12:.3g} to {axes.y[1] / 1e12:.3g} TFLOP/s, both logarithmic")
 
 
 def legend(found: Limits) -> Iterator[str]:

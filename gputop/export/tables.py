@@ -11,7 +11,7 @@ from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, RATI
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.diagnosis.python_lines import cost_words, gap_words, lines_of_gaps, per_basis, worth_showing
 from gputop.diagnosis.report_device import mfu_text, rank_label
-from gputop.diagnosis.roofline import svg
+from gputop.diagnosis.roofline import axes_text, legend, svg
 from gputop.export import pictures
 from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits, fault_texts, flags_of
 from gputop.render.step_parts import COMPUTE_STEPS, PART_BY_ID, limit_step, path_kind
@@ -196,13 +196,15 @@ def _layers(layers: Layers | None) -> str:
                   f'background:{_PHASE_COLORS.get(phase[i], _OTHER_COLOR)}" title="{esc(about)}">{esc(row.name)}</b>')
     lines = "".join(f"<li>{esc(line.line)}<b>{esc(_share(line.share))}</b><em>{seconds(line.device_s)}</em></li>"
                     for line in (layers.sources or ())[:_LINES_SHOWN])
+    reasons = "".join(f'<p class="fine"><b>{esc(row.name)}</b>, {_share(row.share)}: {esc(row.reason)}</p>'
+                      for row in layers.rows if row.reason)
     what = "captured window" if layers.basis == "window" else f"mean {layers.basis}"
     of_what = ("the GPU's time, and its idle time that their kernels end" if layers.gpus else
                "the time in which the CPU runs their ops; ops side by side share it")
     by_line = f"<h3>By line of source, of the {processor}'s time</h3>"
     return (f"<h3>The {esc(what)} of {seconds(layers.total_s)} by phase and layer: {of_what}. "
             "Click a box to see it alone, click again to go back.</h3>"
-            f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>'
+            f'<div class="plate icicle" style="height:{22 * (max(depth) + 1)}px">{boxes}</div>{reasons}'
             + (f'{by_line}<ul class="legend">{lines}</ul>' if lines else ""))
 
 
@@ -214,12 +216,13 @@ def _limits(found: Limits | None) -> str:
         return f"<p>The limit of this GPU is not known. {esc(found.reason)}</p>"
     rows = "".join(f'<li title="{esc(limit_step(step.id)[1])}">{esc(limit_step(step.id)[0])}'
                    f"<b>{esc(_share(step.time_s / found.step_s))}</b><em>{seconds(step.time_s)}</em></li>"
-                   for step in found.steps if step.id in PART_BY_ID or step.id in COMPUTE_STEPS)
+                   for step in found.steps if step.time_s and (step.id in PART_BY_ID or step.id in COMPUTE_STEPS))
     drawing = svg(found)
+    points = "".join(f'<p class="fine">{esc(line)}</p>' for line in (axes_text(found), *legend(found)))
     roofline = ("<h3>Roofline: FLOP per byte to the right, FLOP/s upward, both logarithmic; the more time an op takes "
-                f'the larger its circle</h3><div class="plate">{drawing}</div>') if drawing else ""
+                f'the larger its circle</h3><div class="plate">{drawing}</div>{points}') if drawing else ""
     return (f"<h3>From the mean step down to the limit of the {esc(found.gpu)}</h3>"
-            f'<ul class="legend">{rows}</ul><p>MFU {esc(mfu_text(found))}.</p>{roofline}')
+            f'<ul class="legend">{rows}</ul><p>MFU {esc(mfu_text(found).rstrip("."))}.</p>{roofline}')
 
 
 NO_LAUNCHES = "the launches are not in the trace"

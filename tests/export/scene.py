@@ -13,6 +13,8 @@ from gputop.analysis.results import (
     Analysis,
     Breakdown,
     CriticalPath,
+    LayerRow,
+    Layers,
     Limits,
     LimitStep,
     PathKind,
@@ -52,7 +54,9 @@ def _analysis() -> tuple[Analysis, str]:
     shown = msgspec.structs.replace(
         found, breakdown=Breakdown(input=0.13, h2d=0.002, compute=0.15, collectives=0.01, d2h=0.0, launch=0.0,
                                    host=0.005, idle=0.003),
-        critical_path=path, limits=_limits(),
+        critical_path=path, limits=_limits(), layers=Layers("step", 0.3, 8, (
+            LayerRow("forward", None, 0.2, 0.05, 0.8, 10.0), LayerRow(HOSTILE, 0, 0.2, 0.05, 0.8, 10.0),
+            LayerRow("no op named", None, 0.05, 0.0, 0.2, 2.0, reason="These kernels name no op.")), None),
         typical_step=TypicalStep(3, 0.3, 400, tuple(StepRuns(g, RUNS) for g in range(8))))
     return shown, text_report(found, 80)
 

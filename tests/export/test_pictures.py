@@ -28,7 +28,8 @@ from tests.analyses import make_analysis
 from tests.export.scene import HOSTILE, SECRET, session
 from tests.fakes import StillSession
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, (
+    "chromium", "chromium-headless-shell", "chromium-browser", "google-chrome"))), None)
 browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 _SVG = "{http://www.w3.org/2000/svg}"
 _DRAWN = {"svg", "g", "rect", "path", "polyline", "circle", "text", "title"}
@@ -105,6 +106,13 @@ def test_the_svg_shows_the_ops_below_the_roofs() -> None:
     texts = ["".join(text.itertext()) for text in root.iter(f"{_SVG}text")]
     assert {"Roofline", "1", "2"} <= set(texts)
     assert any(text.startswith("1 Dense_0/dot_general: 400 T") for text in texts)
+
+
+def test_the_page_names_the_ops_of_the_roofline_and_says_why_a_row_is_no_layer() -> None:
+    words = " ".join(_Page(to_html(document(session()))).texts)
+    assert "1 Dense_0/dot_general: 400 TFLOP/s in bf16, 900 FLOP per byte" in words and "both logarithmic" in words
+    assert "MFU none." in words and "0 s" not in words[words.index("From the mean step"):words.index("MFU none")]
+    assert "no op named , 20 %: These kernels name no op." in words, "not only as a hint on hover"
 
 
 def test_the_svg_needs_nothing_from_outside() -> None:

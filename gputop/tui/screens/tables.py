@@ -16,6 +16,7 @@ from gputop.diagnosis.per_step import (
     per_step,
 )
 from gputop.diagnosis.python_lines import line_words, per_basis, worth_showing
+from gputop.diagnosis.report_device import mfu_text
 from gputop.diagnosis.roofline import picture
 from gputop.render.finding_text import BY_TRACER
 from gputop.render.step_parts import limit_step, path_kind
@@ -342,8 +343,7 @@ def _limit(found: Analysis) -> Table:
     rows = tuple((step.time_s / limits.step_s if limits.step_s else None, step.time_s, *limit_step(step.id))
                  for step in limits.steps)
     on = f" of the {printable(limits.gpu)}" if limits.gpu else ""
-    mfu = "no MFU: " + printable(limits.reason) if limits.mfu is None else f"MFU {percent(limits.mfu)}"
-    return Table("Limit", columns, rows, "", f"From the mean step down to the limit{on}; {mfu}",
+    return Table("Limit", columns, rows, "", f"From the mean step down to the limit{on}. MFU {printable(mfu_text(limits))}",
                  picture=tuple(picture(limits)))
 
 

@@ -73,7 +73,8 @@ def found(**changes: Any) -> Analysis:
             {"name": "no op named", "parent": None, "device_s": 0.02, "wait_s": 0.0, "share": 0.2, "kernels": 2.0,
              "reason": "CUDA graphs"}]},
         "limits": {"step_s": 0.1, "steps": [{"id": "launch", "time_s": 0.02}, {"id": "limit", "time_s": 0.08}],
-                   "gpu": "H100 SXM", "mfu": 0.4},
+                   "gpu": "H100 SXM", "mfu": 0.4, "hfu": 0.5, "flops": 4e13, "coverage": 0.9, "peaks": [
+                       {"dtype": "bf16", "flops_per_s": 989.4e12, "source": "a data sheet"}]},
         "critical_path": {"step": 3, "start_ns": 0, "end_ns": 100_000_000, "kinds": [
             {"id": "host", "time_s": 0.08}, {"id": "kernel", "time_s": 0.02, "other_s": 0.01, "slack_s": 0.05}],
             "slack": [{"kind": "kernel", "name": "gemm", "place": "GPU 0 stream 7", "count": 4, "time_s": 0.01,
@@ -147,7 +148,8 @@ def test_layers_unfold_and_the_limit_is_in_order() -> None:
     assert layers.branch(1, {0})[-1] == "  ▸ dense  (train.py:7)" and "CUDA graphs" in str(layers.rows[3][-1])
     assert layers.rows[1][4:6] == (4e9, pytest.approx(2e11))
     assert [row[2] for row in limit.rows] == ["launch wait", "the work at the limit"]
-    assert "MFU 40 %" in limit.note and "H100 SXM" in limit.note
+    assert "limit of the H100 SXM. MFU 40.0%, HFU 50.0% with what is computed again" in limit.note
+    assert "90 % of the compute time, at bf16 989.4 TFLOP/s (a data sheet)" in limit.note
     assert [row[:5] for row in path.rows] == [
         ("host work", 0.08, pytest.approx(0.8), 0.0, 0.0), ("kernels", 0.02, pytest.approx(0.2), 0.01, 0.05),
         ("kernels", 0.0, 0.0, 0.01, float("inf"))]
