@@ -28,8 +28,8 @@ _MAX_PARTS = 3  # of the model, or kinds of functions, that a name lists
 
 class Bucket(NamedTuple):
     """Gradients that ``events``, rows of the device, reduce. ``number`` counts the buckets of a backward pass from 1
-    on, 0: not known; ``functions`` has for each gradient the host's row of the function of autograd that computed it,
-    in order of time."""
+    on, 0: not known, as the trace begins within the pass; ``functions`` has for each gradient the host's row of the
+    function of autograd that computed it, in order of time."""
 
     events: I64
     number: int
@@ -53,19 +53,23 @@ def _of_thread(trace: Trace, own: I64, accumulate: Mask, reduced: I64) -> Iterat
     """``own``: rows of the thread's functions, ``accumulate``: which of the host's events accumulate, ``reduced``: rows
     of the collectives that it launched."""
     host = trace.host
-    sequence = dict(zip(*(column.tolist() for column in host_stat(host, "sequence")), strict=True))
+    numbered, numbers = host_stat(host, "sequence")
+    at_number = np.searchsorted(numbered, own)
+    known = np.append(numbered, -1)[at_number] == own
+    sequence = np.where(known, np.append(numbers, -1)[at_number], -1).tolist()
     sized, elements = host_stat(host, "elements")
     here = host.line[sized] == host.line[own[0]]
     sized, elements = sized[here], elements[here]
     is_gradient, launch = name_mask(trace, _ACCUMULATE)[host.name[sized]], trace.device.launch_ns[reduced]
     pending: list[tuple[int, int]] = []  # since the bucket before: the gradient's function, and its elements or -1
-    source, until, at, number = -1, -1, -1, 0
-    for row in own.tolist():
+    source, until, at, number, whole = -1, -1, -1, 0, False
+    for row, now in zip(own.tolist(), sequence, strict=True):
         begin, end = int(host.start_ns[row]), int(host.end_ns[row])
         if begin >= until:
             until = end
-            if (now := sequence.get(row, -1)) > at >= 0:  # in a backward pass they fall, from op to op back
+            if now > at:  # in a backward pass they fall, from op to op back
                 pending, number, source = [], 0, -1
+                whole = bool((numbers[:np.searchsorted(numbered, row)] == now).any())  # else the trace begins within it
             at = now if now >= 0 else at
         if not accumulate[row]:
             source = source if _PASSES_ON.match(trace.names[host.name[row]]) else row
@@ -76,17 +80,18 @@ def _of_thread(trace: Trace, own: I64, accumulate: Mask, reduced: I64) -> Iterat
         events = reduced[(launch >= begin) & (launch < end)]
         if len(events):
             number += 1
-            held = _held([size for _, size in pending], int(of_message.sum()) if len(of_message) else -1)
+            message = int(of_message.sum()) if len(of_message) else -1
+            held = _held([size for _, size in pending], message, len(pending) if whole else 0)
             bucket, pending = pending[len(pending) - held:], pending[:len(pending) - held]
             if held and all(function >= 0 for function, _ in bucket):
-                yield Bucket(events, number if at >= 0 else 0, [function for function, _ in bucket])
+                yield Bucket(events, number if whole else 0, [function for function, _ in bucket])
 
 
-def _held(sizes: Sequence[int], message: int) -> int:
-    """How many of the last gradients a message of so many elements holds; all where a size is not told (-1), none
-    where they do not add up."""
+def _held(sizes: Sequence[int], message: int, otherwise: int) -> int:
+    """How many of the last gradients a message of so many elements holds; ``otherwise`` where a size is not told (-1),
+    0 where they do not add up."""
     if message < 0 or min(sizes) < 0:
-        return len(sizes)
+        return otherwise
     sums = np.cumsum(sizes[::-1])
     found = np.flatnonzero(sums == message)
     return int(found[0]) + 1 if len(found) else 0

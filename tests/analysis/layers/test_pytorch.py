@@ -325,6 +325,14 @@ def test_each_backward_pass_counts_its_buckets_and_keeps_its_gradients(tmp_path:
     assert reduced(passed.load(tmp_path)) == [(f"bucket {n}: {one}",) for n in (1, 2, 1)]
 
 
+@pytest.mark.parametrize(("shapes", "path"), [(True, "gradients of 1 AddmmBackward0"),
+                                              (False, "torch::autograd::AccumulateGrad")])
+def test_of_a_pass_that_had_begun_before_the_trace_only_sizes_tell(tmp_path: Path, shapes: bool, path: str) -> None:
+    begun = ddp(Kineto(), [("", [5], 5 if shapes else 0)], at=1000)
+    begun.events = [event for event in begun.events if event["tid"] != 1 or event["ts"] > 1000]  # without its forward
+    assert reduced(begun.load(tmp_path)) == [(path,)]
+
+
 def test_buckets_of_a_real_job_have_the_sizes_of_their_gradients() -> None:
     """ResNet-50: the first bucket is the classifier's weight and bias, the second that of layer4's last five
     convolutions and their norms, by the shapes of the model."""
