@@ -343,7 +343,8 @@ def _limit(found: Analysis) -> Table:
     rows = tuple((step.time_s / limits.step_s if limits.step_s else None, step.time_s, *limit_step(step.id))
                  for step in limits.steps)
     on = f" of the {printable(limits.gpu)}" if limits.gpu else ""
-    note = f"From the mean step down to the limit{on}. MFU {printable(mfu_text(limits))}"
+    note = f"From the mean step down to the limit{on}. MFU {printable(mfu_text(limits).rstrip('.'))}."
+    note += " enter: the roofline." if limits.points else ""
     return Table("Limit", columns, rows, "", note, picture=tuple(picture(limits)))
 
 

@@ -149,7 +149,8 @@ def test_layers_unfold_and_the_limit_is_in_order() -> None:
     assert layers.rows[1][4:6] == (4e9, pytest.approx(2e11))
     assert [row[2] for row in limit.rows] == ["launch wait", "the work at the limit"]
     assert "limit of the H100 SXM. MFU 40.0%, HFU 50.0% with what is computed again" in limit.note
-    assert "90 % of the compute time, at bf16 989.4 TFLOP/s (a data sheet)" in limit.note
+    assert "90 % of the compute time, at bf16 989.4 TFLOP/s (a data sheet)." in limit.note
+    assert "enter" not in limit.note and "No roofline" in limit.picture[0]
     assert [row[:5] for row in path.rows] == [
         ("host work", 0.08, pytest.approx(0.8), 0.0, 0.0), ("kernels", 0.02, pytest.approx(0.2), 0.01, 0.05),
         ("kernels", 0.0, 0.0, 0.01, float("inf"))]
