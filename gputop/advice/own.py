@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from gputop.advice.own_registry import Own
-from gputop.advice.registry import FINDING_IDS, LIMITS, RULES
+from gputop.advice.registry import FINDING_IDS, LIMITS, RULES, default_limits
 from gputop.advice.rule import Limit, Rule
 from gputop.core import metrics
 from gputop.core.findings import Finding, Gain
@@ -52,10 +52,10 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
         for set_ in file.limits:
             problem = _limit_problem(set_)
             if problem is None:
-                before = LIMITS[set_.id]
+                before = default_limits()[set_.id]
                 limits[set_.id] = replace(before, value=set_.value, source=(
-                    f"yours ({set_.origin}): {_figure(set_.value, before)}; gputop's is {_figure(before.value, before)}"
-                    f" ({before.source})"))
+                    f"yours ({set_.origin}): {_figure(set_.value, before)}; the default is "
+                    f"{_figure(before.value, before)} ({before.source})"))
             else:
                 problems.append(Problem(file.name, set_.place, problem))
         budgets |= {budget.id: budget for budget in file.budgets}
@@ -92,12 +92,17 @@ def _figure(value: float, limit: Limit) -> str:
 def _limit_problem(given: LimitText) -> str | None:
     """Why a limit cannot be set so; None where it can."""
     if given.id not in LIMITS:
+        from gputop.advice.python_rules import python_rules
+
+        python_rules("trace")  # loads their limits
+    limits = default_limits()
+    if given.id not in limits:
         from difflib import get_close_matches
 
-        near = get_close_matches(given.id, LIMITS, 1)
+        near = get_close_matches(given.id, limits, 1)
         return f"there is no limit {given.id}" + (f": did you mean {near[0]}?" if near else ": gputop rules list "
                                                                                     "--limits has all")
-    own = LIMITS[given.id]
+    own = limits[given.id]
     if given.id in _FIXED:
         return f"{given.id} cannot be set, because the windows of all rules depend on it"
     if given.unit not in (Unit(), _UNITS.get(own.unit, Unit())):

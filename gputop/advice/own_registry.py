@@ -21,10 +21,12 @@ class Own:
     limits: Mapping[str, Limit] = {}
     budgets: tuple[Budget, ...] = ()
     python_rules: tuple[PythonRule, ...] | None = ()  # None: not loaded yet
+    python_limits: Mapping[str, Limit] = {}  # the limits of the rules in Python
     not_loaded: tuple[Abstained, ...] = ()  # entry points that cannot be used
     paths: tuple[RulePath, ...] | None = None  # of the files all this was read from; None: nothing of the user's
 
     @classmethod
     def clear(cls) -> None:
         """Nothing of the user's."""
-        cls.rules, cls.limits, cls.budgets, cls.python_rules, cls.not_loaded, cls.paths = (), {}, (), (), (), None
+        cls.rules, cls.limits, cls.budgets, cls.paths = (), {}, (), None
+        cls.python_rules, cls.python_limits, cls.not_loaded = (), {}, ()

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputop.advice.own_registry import Own
-from gputop.advice.registry import FINDING_IDS
+from gputop.advice.registry import FINDING_IDS, LIMITS
 from gputop.advice.rule import Origin, PythonRule, Rule
 from gputop.core.findings import Abstained, Finding
 from gputop.text.units import printable
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
 
 GROUP = "gputop.rules"
 _MESSAGE_CHARS = 300
+_ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 def python_rules(origin: Origin) -> tuple[PythonRule, ...]:
     """The user's rules in Python, imported when they are asked for first."""
     if Own.python_rules is None:
         Own.python_rules, Own.not_loaded = _load()
+        Own.python_limits = {own.id: own for rule in Own.python_rules for own in rule.limits}
     return tuple(rule for rule in Own.python_rules if rule.origin == origin)
 
 
@@ -42,17 +45,33 @@ def _load() -> tuple[tuple[PythonRule, ...], tuple[Abstained, ...]]:
     rules: dict[str, PythonRule] = {}
     failed: list[Abstained] = []
     for point in _entry_points():
+        name = f"{_package(point)}:{printable(point.name)}"[:64]  # never an id, which may be that of a rule of gputop's
         try:
-            loaded = _rules_of(point)
+            loaded = [(rule, _unusable(rule, rules)) for rule in _rules_of(point)]
         except Exception as error:  # noqa: BLE001  somebody else's code
-            failed.append(Abstained(printable(point.name)[:64], f"the rules of {_package(point)}: {_failure(error)}"))
+            failed.append(Abstained(name, f"the rules of {_package(point)}: {_failure(error)}"))
             continue
-        for rule in loaded:
-            if rule.id in rules or rule.id in FINDING_IDS:
-                failed.append(Abstained(rule.id, f"another id for the rule of {_package(point)}: this one is taken"))
-            else:
+        for rule, why in loaded:
+            if why is None and rule.id not in rules:
                 rules[rule.id] = replace(rule, package=_package(point))
+            else:
+                failed.append(Abstained(name, why or f"another id for its second rule {rule.id}"))
     return tuple(rules.values()), tuple(failed)
+
+
+def _unusable(rule: PythonRule, loaded: Container[str]) -> str | None:
+    """What a rule has to have that it has not; None where it can be used."""
+    shown = printable(str(rule.id))[:64]
+    if _ID.fullmatch(rule.id) is None:
+        return f"an id of a-z, 0-9 and _ for its rule {shown}"
+    if rule.id in loaded or not FINDING_IDS.isdisjoint(rule.ids):
+        return f"another id for its rule {shown}, which is taken"
+    if rule.origin not in ("trace", "live"):
+        return f'origin "trace" or "live" in its rule {shown}, not {printable(str(rule.origin))[:64]}'
+    for own in rule.limits:
+        if not own.id.startswith(f"{rule.id}.") or own.id in LIMITS:
+            return f"limits whose ids begin with {shown}. in its rule {shown}, not {printable(own.id)[:64]}"
+    return None
 
 
 def _entry_points() -> Iterable[EntryPoint]:

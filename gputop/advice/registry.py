@@ -59,7 +59,12 @@ def limit(limit_id: str) -> float:
 
 def limit_record(limit_id: str) -> Limit:
     """A limit as it counts: the user's where there is one; raises KeyError for an id that is not in the tables."""
-    return Own.limits.get(limit_id) or LIMITS[limit_id]
+    return Own.limits.get(limit_id) or default_limits()[limit_id]
+
+
+def default_limits() -> Mapping[str, Limit]:
+    """All limits as the rules bring them, those in Python too where these have been loaded."""
+    return {**LIMITS, **Own.python_limits} if Own.python_limits else LIMITS
 
 
 def source(*limit_ids: str) -> str:

@@ -53,16 +53,17 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     from gputop.advice.own_registry import Own
     from gputop.advice.python_rules import python_rules
-    from gputop.advice.registry import LIMITS, RULES, limit_record
+    from gputop.advice.registry import RULES, default_limits, limit_record
 
     built_in = [*RULES, *python_rules("live"), *python_rules("trace")]
-    shown = list(map(limit_record, LIMITS if args.limits or args.json else Own.limits))
+    defaults = default_limits()
+    shown = list(map(limit_record, defaults if args.limits or args.json else Own.limits))
     if args.json:
         console.write_json({
             "schema": "gputop.rules/1",
             "rules": [_rule_json(rule) for rule in Own.rules] + [
                 {"id": rule.id, "on": rule.origin, "origin": _by(rule)} for rule in built_in],
-            "limits": [_limit_json(own, LIMITS[own.id]) for own in shown],
+            "limits": [_limit_json(own, defaults[own.id]) for own in shown],
             "budgets": [{"id": own.id, "keep": own.condition.text, "origin": own.origin} for own in Own.budgets]})
         return EXIT_OK
     lines = [f"{'rule':<26}{'on':<7}from"]
@@ -71,8 +72,8 @@ def _list(args: argparse.Namespace) -> int:
     lines += [f"{rule.id:<26}{rule.origin:<7}{_by(rule)}" for rule in built_in]
     lines += [f"{failed.id:<26}{'?':<7}not loaded: {failed.missing}" for failed in Own.not_loaded]
     if shown:
-        lines += ["", f"{'limit':<34}{'value':>12} {'gputop’s':>12}  source"]
-        lines += [f"{own.id:<34}{_value(own):>12} {_value(LIMITS[own.id]):>12}  {own.source}" for own in shown]
+        lines += ["", f"{'limit':<34}{'value':>12} {'default':>12}  source"]
+        lines += [f"{own.id:<34}{_value(own):>12} {_value(defaults[own.id]):>12}  {own.source}" for own in shown]
     elif not args.limits:
         lines += ["", "You have set no limit; --limits shows all."]
     console.write_text("\n".join(lines))

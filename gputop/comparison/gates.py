@@ -7,6 +7,7 @@ known. What cannot be judged is said, and has a status of its own: a gate that w
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,11 +16,12 @@ from gputop.advice.own_registry import Own
 from gputop.advice.python_rules import python_rules
 from gputop.advice.registry import RULES
 from gputop.advice.trace.own_rules import missing, over_budget
+from gputop.advice.trace_rules import TRACE_RULES
 from gputop.analysis.results import Analysis
 from gputop.comparison.compare import Comparison, signed
 from gputop.comparison.rows import percent_change
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, EXIT_USAGE, GputopError
-from gputop.text.units import figure, printable, ranges
+from gputop.text.units import counted, figure, printable, ranges
 
 _SEVERITIES = ("low", "medium", "high")
 _REGRESSION = re.compile(r"regression(?::(\d{1,3}(?:\.\d+)?) ?%)?")
@@ -69,12 +71,23 @@ def gates_of_analysis(gates: Sequence[str], analysis: Analysis) -> list[GateResu
         if gate == _BUDGET:
             out += budgets(analysis)
         elif gate in _SEVERITIES:
-            grave = [f for f in analysis.findings if _SEVERITIES.index(f.severity) >= _SEVERITIES.index(gate)]
-            out.append(GateResult(gate, "failed" if grave else "passed", "; ".join(
-                f"{f.title} [{f.id}, {f.severity}]" for f in grave) or f"no finding is {gate} or higher"))
+            out.append(_severity(gate, analysis))
         else:
             out.append(_finding(gate, analysis))
     return out
+
+
+def _severity(gate: str, analysis: Analysis) -> GateResult:
+    grave = [f for f in analysis.findings if _SEVERITIES.index(f.severity) >= _SEVERITIES.index(gate)]
+    if grave:
+        return GateResult(gate, "failed", "; ".join(f"{f.title} [{f.id}, {f.severity}]" for f in grave))
+    abstained = {own.id for own in analysis.abstained}
+    # Explanations find no time, and rules that are silent for a framework may not have been asked.
+    if all(rule.id in abstained for rule in TRACE_RULES if rule.costs_time and not rule.silent_for):
+        lacks = Counter(own.missing for own in analysis.abstained).most_common(1)[0][0]
+        return GateResult(gate, "cannot be told", f"no rule could judge this trace: most need {lacks}")
+    unjudged = f"; {counted(len(abstained), 'cause')} could not be judged" if abstained else ""
+    return GateResult(gate, "passed", f"no finding is {gate} or higher{unjudged}")
 
 
 def _finding(id_: str, analysis: Analysis) -> GateResult:

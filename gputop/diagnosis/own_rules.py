@@ -14,8 +14,8 @@ def use_rules(paths: Sequence[RulePath]) -> list[str]:
     """Judge by the rules, limits and budgets of these files from now on, and by the rules in Python of installed
     packages; returns what is wrong with the files, ``FILE:LINE:COLUMN: what`` each."""
     files, unread = load_rules(paths)
+    Own.paths, Own.python_rules = tuple(paths), None  # before install, which asks for the limits of those in Python
     problems = install(files)
-    Own.paths, Own.python_rules = tuple(paths), None
     return [*unread, *map(str, problems)]
 
 

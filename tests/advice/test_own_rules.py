@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
@@ -18,7 +20,7 @@ from gputop.advice.merge import merge_findings
 from gputop.advice.own import in_words, install
 from gputop.advice.own_registry import Own
 from gputop.advice.registry import LIMITS, limit
-from gputop.advice.rule import PythonRule
+from gputop.advice.rule import Limit, PythonRule
 from gputop.advice.trace.own_rules import judged, missing
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.results import Analysis, GpuUse, KernelRow, LayerRow
@@ -28,9 +30,12 @@ from gputop.rules.expression import condition
 from gputop.rules.names import NAMES, TABLES
 from gputop.rules.rule_file import read_rules
 from gputop.telemetry.history import History
+from gputop.trace.model import DeviceEvents
 from tests.advice.live.scene import Scene, after
 from tests.advice.trace.traces import analyzed, findings, healthy, input_bound, uneven
 from tests.analyses import make_analysis
+
+ROOT = Path(__file__).parents[2]
 
 
 def use(text: str) -> list[str]:
@@ -276,6 +281,38 @@ def test_one_that_fails_is_said_and_the_rest_goes_on(monkeypatch: pytest.MonkeyP
     analysis = analyzed(input_bound())
     assert "input_bound" in {f.id for f in analysis.findings} and "theirs" not in {f.id for f in analysis.findings}
     assert any(said in own.missing for own in analysis.abstained), analysis.abstained
+
+
+def test_the_example_of_the_documentation_finds_and_its_limit_can_be_set(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    example = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "RULES.md").read_text(), re.DOTALL)
+    assert example is not None
+    module: dict[str, Any] = {"__name__": __name__}
+    exec(example[1], module)
+    installed(monkeypatch, module["RULES"])
+    analysis = analyzed(input_bound())
+    assert "long_kernels" not in {own.id for own in (*analysis.findings, *analysis.abstained)}
+    rule, device = module["RULES"], DeviceEvents.empty(100)
+    device.end_ns[:] = 20_000_000
+    facts = SimpleNamespace(trace=SimpleNamespace(device=device), active_numbers=(0,))
+    assert rule.judge(facts).p99_s == 0.02 and rule.describe(rule.judge(facts), None).evidence == {"p99_s": 0.02}
+    facts.trace.device = DeviceEvents.empty(10)
+    assert "100 events" in rule.judge(facts).what
+    assert not use('[limits]\nlong_kernels.p99_s = "2ms"\n') and limit("long_kernels.p99_s") == 0.002
+    assert "from 0.001 to 0.1 s" in use('[limits]\nlong_kernels.p99_s = "2s"\n')[0]
+    assert "did you mean long_kernels.p99_s" in use("[limits]\nlong_kernels.p9_s = 1\n")[0]
+
+
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"id": "Slow one"}, "an id of"), ({"also": ("input_bound",)}, "taken"), ({"origin": "traces"}, "not traces"),
+    ({"limits": (Limit("input_bound.share", 1.0, "s", "mine"),)}, "begin with theirs."),
+    ({"limits": 3}, "TypeError")])
+def test_one_that_cannot_be_used_is_named_by_its_entry_point(
+        monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], said: str) -> None:
+    installed(monkeypatch, [replace(python_rule(), **changed)])
+    analysis = analyzed(input_bound())
+    (failed,) = (own for own in analysis.abstained if own.id == "their-rules:theirs")
+    assert said in failed.missing and "input_bound" in {f.id for f in analysis.findings}
 
 
 def test_entry_points_are_looked_for_where_a_package_names_the_group(tmp_path, monkeypatch):

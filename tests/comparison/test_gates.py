@@ -9,8 +9,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputop.advice.own import install
+from gputop.advice.trace_rules import TRACE_RULES
 from gputop.analysis.results import Analysis
 from gputop.cli import main
 from gputop.comparison.compare import Comparison, compare_sides
@@ -25,6 +27,7 @@ from gputop.comparison.gates import (
 from gputop.comparison.markdown import markdown
 from gputop.comparison.sides import Side
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, GputopError
+from gputop.core.findings import Abstained
 from gputop.diagnosis.diagnose import analyze
 from gputop.rules.rule_file import read_rules
 from gputop.simulation.loop import TrainingLoop
@@ -82,6 +85,16 @@ def test_gates_of_an_analysis() -> None:
                             ("communication_exposed,high", EXIT_GATE)):
         found = gates_of_analysis(parse_gates([gates], of_comparison=False), analysis)
         assert exit_status(found) == expected, found
+
+
+def test_a_severity_says_what_could_not_be_judged_and_is_not_passed_where_nothing_could() -> None:
+    analysis = replace(analyze(TRACE), findings=())
+    (passed,) = gates_of_analysis(["high"], analysis)
+    assert passed.outcome == "passed" and f"{len(analysis.abstained)} causes could not be judged" in passed.why
+    nothing = replace(analysis, abstained=tuple(Abstained(rule.id, "a whole step") for rule in TRACE_RULES))
+    (unjudged,) = gates_of_analysis(["low"], nothing)
+    assert unjudged.outcome == "cannot be told" and "a whole step" in unjudged.why
+    assert gates_of_analysis(["high"], replace(nothing, findings=analyze(TRACE).findings))[0].outcome == "failed"
 
 
 def test_budgets() -> None:
