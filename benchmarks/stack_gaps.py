@@ -162,6 +162,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=3.0)
     args = parser.parse_args()
+    from gputop.ranks.stacks import find_py_spy
+
+    if find_py_spy() is None:
+        raise SystemExit("py-spy, which samples the stacks, is not installed: pip install py-spy, or put it on PATH.")
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder))
         try:

@@ -8,6 +8,7 @@ import threading
 
 from gputop.commands.arguments import add_shared, dip_options, notify_options, rules_options, watch_options
 from gputop.commands.common import options_of, print_capture, source_of
+from gputop.commands.notifying import check_notify, notifying_of_capture
 from gputop.commands.option_types import positive_seconds
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.text.console import say
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         from gputop.commands import capture_on_dip
 
         return capture_on_dip.run(args, options)
+    check_notify(args)
     own: dict[str, str] = {}
     source = source_of(args)
     if source.simulated:
@@ -79,8 +81,9 @@ def run(args: argparse.Namespace) -> int:
             say(status.message)
 
     watch = CounterWatch(source, options.interval_s)
-    with signal_handlers(termination_handlers(interrupted)), watch.running():
-        record = capture_and_analyze(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
-                                     args.force, watch.counters,
-                                     stacks=StackChoice(options.stacks, simulated=simulated_stacks(source)))
-    return print_capture(record, as_json=args.json)
+    with notifying_of_capture(args, simulated=source.simulated) as made:
+        with signal_handlers(termination_handlers(interrupted)), watch.running():
+            made.append(capture_and_analyze(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
+                                            args.force, watch.counters,
+                                            stacks=StackChoice(options.stacks, simulated=simulated_stacks(source))))
+        return print_capture(made[0], as_json=args.json)

@@ -67,11 +67,11 @@ class Timeline:
         if not self._parts:
             raise NoDataError(f"there is no recording with a sample in {', '.join(map(str, paths))}",
                               "Give files or a folder that gputop record has written.")
-        hosts = sorted({part.host for part in self._parts})
+        hosts = sorted({part.host for part in self._parts if part.host})  # none: a file before the host was read
         if len(hosts) > 1:
             raise GputopError(f"these are recordings of several nodes: {', '.join(hosts)}",
                               "Make a report of each node.", EXIT_USAGE)
-        self.host = hosts[0]
+        self.host = hosts[0] if hosts else ""
         self.interval_s = _interval_s(part.times_s for part in self._parts)
         self.read_every = 1 + (sum(len(part.times_s) for part in self._parts) - 1) // MAX_SAMPLES
         self.overlapping = 0  # samples left out since another recording holds their time

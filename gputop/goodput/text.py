@@ -76,7 +76,7 @@ def energy_sentence(report: Report) -> str:
     total = report.total
     if total.energy_j is None:
         return "Energy: N/A, no reading of power."
-    cost = "" if report.cost is None else f", {report.cost:,.2f} at {report.price_per_kwh:g} a kWh"
+    cost = "" if report.cost is None else f", {_cost(report.cost)} at {report.price_per_kwh:g} a kWh"
     all_s = sum(total.states_s.values())
     missing = ("" if not total.energy_unknown_s else
                f" {share(total.energy_unknown_s, all_s)} of the GPU time is without a reading and not in it.")
@@ -256,3 +256,8 @@ def figure(value: float, digits: int | None = None) -> str:
     digits = decimals([value]) if digits is None else digits
     least = 10.0**-digits
     return f"<{least:.{digits}f}" if 0 < value < least / 2 else f"{value:,.{digits}f}"
+
+
+def _cost(cost: float) -> str:
+    """Two decimals, and two digits of what would be 0.00."""
+    return f"{cost:,.2f}" if cost >= 0.1 or cost == 0 else f"{cost:.2g}"

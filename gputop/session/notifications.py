@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from gputop.text.units import printable, seconds
 
 if TYPE_CHECKING:
+    from gputop.profiler.capture.records import CaptureRecord
     from gputop.session.session import Change, Session
 
 Kind = Literal["finding", "fault", "capture", "job"]
@@ -43,6 +44,12 @@ class Notification:
         return {"schema": "gputop.notification/1", "kind": self.kind, "time_s": self.time_s, "host": self.host,
                 "title": self.title, "details": self.text, "simulated": self.simulated, "left_out": self.left_out,
                 "text": self.line, "content": self.line}
+
+
+def captured(record: CaptureRecord) -> str:
+    """The title of what is told of a capture."""
+    first = record.findings[0].title if record.findings else record.limit
+    return f"captured {record.address} for {seconds(record.took_s)}" + (f": {first}" if first else "")
 
 
 @dataclass(slots=True)
@@ -102,8 +109,7 @@ class News:
         if status.phase == "failed":
             yield "capture", f"the capture of {status.address} failed", f"{status.message} {status.fix}"
         elif record is not None:
-            first = record.findings[0].title if record.findings else record.limit
-            yield "capture", f"captured {status.address} for {seconds(record.took_s)}: {first}", str(record.path)
+            yield "capture", captured(record), str(record.path)
 
     def _limited(self, kind: Kind, title: str, text: str, now_s: float) -> Notification | None:
         """The notification, or None where the same or too many others were told lately."""

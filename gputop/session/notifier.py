@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -82,20 +83,17 @@ class Notifier:
         self._session, self._bell = session, ways.bell
         self._news = News(session)
         self._lock = threading.Lock()
-        self._receivers = [_Receiver(shlex.join(words), partial(run_command, words)) for words in ways.commands]
-        if ways.webhook:
-            self._receivers.append(_Receiver("the webhook", partial(post, ways.webhook, ways.token)))
+        self._receivers = _receivers(ways)
         session.listen(self._changed)
 
     @property
     def problem(self) -> str:
         """The ways that failed last, and why; empty: none."""
-        return "; ".join(receiver.problem for receiver in self._receivers if receiver.problem)
+        return _problem(self._receivers)
 
-    def close(self) -> None:
-        """Tell no more; what is being told is not waited for."""
-        for receiver in self._receivers:
-            receiver.put(None)
+    def close(self, wait_s: float = 0.0) -> None:
+        """Tell no more; what is being told, and what waits to be, has so long to be told."""
+        _close(self._receivers, wait_s)
 
     def _changed(self, change: Change) -> None:
         with self._lock:
@@ -107,6 +105,32 @@ class Notifier:
                 receiver.put(notification)
 
 
+def tell(ways: Ways, notification: Notification) -> str:
+    """Tell this alone, and return what failed; a receiver that hangs is left after its time. Not by the bell."""
+    receivers = _receivers(ways)
+    for receiver in receivers:
+        receiver.put(notification)
+    _close(receivers, TIMEOUT_S + 1)
+    return _problem(receivers)
+
+
+def _receivers(ways: Ways) -> list[_Receiver]:
+    found = [_Receiver(shlex.join(words), partial(run_command, words)) for words in ways.commands]
+    return [*found, _Receiver("the webhook", partial(post, ways.webhook, ways.token))] if ways.webhook else found
+
+
+def _close(receivers: Sequence[_Receiver], wait_s: float) -> None:
+    for receiver in receivers:
+        receiver.put(None)
+    end_s = time.monotonic() + wait_s
+    for receiver in receivers:
+        receiver.join(max(0.0, end_s - time.monotonic()))
+
+
+def _problem(receivers: Sequence[_Receiver]) -> str:
+    return "; ".join(receiver.problem for receiver in receivers if receiver.problem)
+
+
 class _Receiver:
     """One that is told: what comes while it is slow waits, and what is too much is dropped."""
 
@@ -114,11 +138,15 @@ class _Receiver:
         self.problem = ""
         self._name, self._tell = name, tell
         self._waiting: queue.Queue[Notification | None] = queue.Queue(MAX_WAITING)
-        threading.Thread(target=self._run, name="gputop-notify", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="gputop-notify", daemon=True)
+        self._thread.start()
 
     def put(self, notification: Notification | None) -> None:
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(notification)
+
+    def join(self, wait_s: float) -> None:
+        self._thread.join(wait_s)
 
     def _run(self) -> None:
         while (notification := self._waiting.get()) is not None:

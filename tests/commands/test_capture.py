@@ -27,6 +27,20 @@ def test_what_handled_signals_before_does_so_again(status, arguments, tmp_path):
     assert {number: signal.getsignal(number) for number in _HANDLED} == before
 
 
+def test_the_end_of_a_capture_is_told_and_a_way_that_fails_changes_nothing(tmp_path, capsys):
+    file = tmp_path / "told"
+    assert main(["capture", "--demo", "--seconds", "0.5", "--logdir", str(tmp_path), "--notify",
+                 f"command:sh -c 'cat > {file}'", "--notify", "command:false"]) == 0
+    told = json.loads(file.read_text())
+    assert told["kind"] == "capture" and told["text"].startswith("SIMULATED demo-node: captured 127.0.0.1:")
+    assert "--notify: false failed: it ended with status 1" in capsys.readouterr().err
+
+
+def test_what_is_no_way_to_tell_ends_the_capture_before_it_begins(tmp_path):
+    assert main(["capture", "--demo", "--logdir", str(tmp_path), "--notify", "mail"]) == 2
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("number", _HANDLED)
 def test_a_capture_that_is_interrupted_keeps_its_data(number, tmp_path):
     with signal_handlers({number: signal.SIG_DFL}):  # whatever this suite was started under

@@ -162,6 +162,15 @@ def test_a_command_that_fails_or_is_missing_stops_nobody(tmp_path: Path) -> None
     assert "/no/such/command failed" in notifier.problem and "it ended with status 1" in notifier.problem
 
 
+def test_what_is_told_last_is_waited_for(tmp_path: Path) -> None:
+    session, file = Told(), tmp_path / "told"
+    notifier = Notifier(session, Ways(False, (("sh", "-c", f"cat > {file}"),)))
+    session.ended_server = Server("127.0.0.1:1", "train.py", 7)
+    notifier._changed("sample")
+    notifier.close(60)
+    assert json.loads(file.read_text())["kind"] == "job" and not notifier.problem
+
+
 @pytest.mark.parametrize(("way", "says"), [
     ("mail", "is not a way to notify"), ("command:", "is not a way to notify"), ("command:'x", "No closing quotation"),
     ("command:cat >> log", "'>>' needs one"), ("command:cat; ls", "'cat;' needs one"),
