@@ -10,6 +10,8 @@ history at once. Needs prometheus and promtool (Debian: prometheus). Planted, by
     4003  uses four of the eight GPUs of each node
     4004  the GPUs of one node do half of what those of the others do
     4005  its activity has fallen from 90 % to 40 % an hour ago
+    4006  GPU n022:5 is busy all the time at a low clock for half an hour, its power is held down; the others wait
+    4007  its first four nodes run at other clocks than the last four, on purpose: nothing to find
     team-a/notebook-…  two pods share a GPU by time-slicing: each of its metrics is there twice
 The rest is healthy, or free. In the last quarter of the nodes the label of the node is called ``hostname``; a GPU is
 divided into MIG instances; some nodes print DCGM's "no value" (9223372036854775794); from 50 nodes on an exporter
@@ -40,7 +42,8 @@ from pathlib import Path
 GPUS = 8
 HISTORY_S = 3 * 3600.0
 HISTORY_STEP_S = 60.0
-IDLE_S, FELL_S = 43 * 60.0, 3600.0
+IDLE_S, FELL_S, HELD_S = 43 * 60.0, 3600.0, 1800.0
+LOW_CLOCK = (21, 5)
 BLANK = "9223372036854775794"
 _MEMORY_MIB = 81559.0
 
@@ -77,7 +80,16 @@ class Cluster:
             level = 0.45
         elif job == 4005 and time_s >= self.began_s - FELL_S:
             level = 0.4
+        elif job == 4006:
+            level = 0.97 if (node, gpu) == LOW_CLOCK else 0.9
         return max(0.0, level + wave) if level else 0.0
+
+    def sm_clock_mhz(self, node: int, gpu: int, time_s: float) -> int:
+        if not self.sm_active(node, gpu, time_s):
+            return 345
+        if (node, gpu) == LOW_CLOCK:
+            return 1980 if time_s < self.began_s - HELD_S else 1290
+        return 1110 if (node, gpu) == (3, 3) else 1410 if 28 <= node < 32 else 1980 - 15 * ((node + gpu) % 3)
 
     def page(self, node: int, time_s: float) -> str:
         """What the exporter of a node prints, without timestamps."""
@@ -109,7 +121,9 @@ class Cluster:
         active = self.sm_active(node, gpu, time_s)
         slow = (node, gpu) == (3, 3)
         job = self.job(node) is not None
-        yield "DCGM_FI_DEV_SM_CLOCK", "1110" if slow else "1980" if active else "345"
+        yield "DCGM_FI_DEV_SM_CLOCK", f"{self.sm_clock_mhz(node, gpu, time_s)}"
+        held_s = max(0.0, time_s - self.began_s + HELD_S) if (node, gpu) == LOW_CLOCK else 0.0
+        yield "DCGM_FI_DEV_POWER_VIOLATION", f"{1e9 * held_s:.0f}"
         yield "DCGM_FI_DEV_GPU_TEMP", f"{88 if slow else 35 + 30 * active:.0f}"
         yield "DCGM_FI_DEV_POWER_USAGE", f"{75 + 600 * active * (0.5 if slow else 1):.3f}"
         if not mig:
@@ -127,6 +141,12 @@ class Cluster:
 
     def history(self) -> Iterator[str]:
         """The activity of the hours before, as OpenMetrics with timestamps, labeled as if it had been scraped."""
+        yield "# TYPE DCGM_FI_DEV_SM_CLOCK gauge\n"
+        node, gpu = LOW_CLOCK
+        labels = f'{self.labels(node, gpu)},instance="n{node + 1:03d}:9400",job="dcgm"'
+        for i in range(int(HISTORY_S / HISTORY_STEP_S) if self.job(node) is not None else 0):
+            at_s = self.began_s - HISTORY_S + i * HISTORY_STEP_S
+            yield f"DCGM_FI_DEV_SM_CLOCK{{{labels}}} {self.sm_clock_mhz(node, gpu, at_s)} {at_s:.3f}\n"
         yield "# TYPE DCGM_FI_PROF_SM_ACTIVE gauge\n"
         for node in range(self.nodes):
             for gpu in range(GPUS):

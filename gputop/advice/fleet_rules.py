@@ -52,6 +52,25 @@ FLEET_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="low_clock_gpu", module="fleet.stragglers", origin="fleet",
+        yields_to=("held_idle", "slow_node", "straggler_gpu"),
+        shared_limits=("straggler_gpu.peers", "straggler_gpu.age_s", "straggler_gpu.below", "straggler_gpu.mads",
+                       "straggler_gpu.hot_c", "straggler_gpu.power"),
+        limits=(
+            Limit("low_clock_gpu.busy", 0.20, "ratio", f"{OWN}the clocks of a GPU with little to do say nothing"),
+            Limit("low_clock_gpu.clock", 0.85, "ratio",
+                  f"{OWN}boards of one model at the same work and the same power limit differ by less"),
+            Limit("low_clock_gpu.leave", 0.90, "ratio", f"{OWN}a short time nearer to the other GPUs does not end the "
+                                                        "finding"),
+            Limit("low_clock_gpu.high", 0.70, "ratio",
+                  f"{OWN}steps bound by computing take two fifths longer at least"),
+            Limit("low_clock_gpu.spread", 0.05, "ratio",
+                  f"{OWN}a median absolute deviation above it: the GPUs have unequal work or are set differently"),
+            Limit("low_clock_gpu.share", 0.25, "ratio", f"{OWN}more GPUs of the job are no outliers: they are set, or "
+                                                        "loaded, differently"),
+        ),
+    ),
+    Rule(
         id="activity_drop", module="fleet.drops", origin="fleet", yields_to=("held_idle",),
         limits=(
             Limit("activity_drop.before_s", 1800.0, "s", f"{OWN}the level before is not that of a warm-up"),

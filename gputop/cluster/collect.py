@@ -20,6 +20,7 @@ from gputop.cluster.model import (
     Group,
     History,
     Job,
+    LowClock,
     Mapped,
     Node,
     Problem,
@@ -58,11 +59,14 @@ Key = tuple[str, str]  # of a group: its label and value; of a node: "" and its 
 
 class Limits(NamedTuple):
     """What is asked for: GPUs that have not passed the activity ``idle`` for ``idle_s``, and GPUs whose activity is
-    ``below`` the median by so much. The rules decide."""
+    ``below`` the median by so much; and those more active than ``busy`` whose SM clock is below ``clock`` of the
+    median. The rules decide."""
 
     idle: float
     idle_s: float
     below: float
+    busy: float
+    clock: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ class Collector:
         self._past: dict[Key, dict[str, dict[int, float]]] = {}  # by group: figure, slot
         self._past_of: dict[Key, int] = {}  # the newest slot that was asked for
         self._gpu_past: dict[str, dict[int, float]] = {}  # by UUID
+        self._clock_past: dict[str, dict[int, float]] = {}  # by UUID; of GPUs with a low clock
+        self._clocks: dict[tuple[Key, str], dict[str, float]] = {}  # by group and model: how they spread
         self._gpus: dict[str, Gpu] = {}  # by UUID
         self._holders: dict[str, set[Key]] = {}  # by UUID: the groups that a GPU is in
         self._peers: dict[Key, dict[str, float]] = {}
@@ -213,7 +219,7 @@ class Collector:
         """What differs, and what is wanted most of the rest."""
         assert self._queries is not None
         if view.step_s != self._step_s:
-            self._past, self._past_of, self._gpu_past, self._node_past = {}, {}, {}, {}
+            self._past, self._past_of, self._gpu_past, self._node_past, self._clock_past = {}, {}, {}, {}, {}
             self._step_s = view.step_s
         asks: dict[str, Callable[[], bool]] = {
             "history": lambda: self._ask_history(view, now_s), "gpus": lambda: self._ask_gpus(view),
@@ -246,7 +252,8 @@ class Collector:
         assert self._queries is not None
         keys = [key for key in self._figures if key[1] and self._differs(key)]
         of_these = (self._key_matchers(keys) or [""]) if keys else []
-        asked = self._client.instant(self._queries.outliers(self._limits.below, of_these))
+        asked = self._client.instant(self._queries.outliers(self._limits.below, of_these, self._limits.busy,
+                                                            self._limits.clock))
         empty = set(self._target_names("empty_target"))
         self._outliers = [Series({**s.labels, "figure": _DIGITS.sub("", s.labels.get("figure", ""))}, s.points)
                           for s in asked]
@@ -326,14 +333,13 @@ class Collector:
         low = [s for s in self._outliers if s.labels.get("figure") == "low_gpu" and self._key(s.labels)[1]]
         return sorted(low, key=lambda s: s.value)
 
+    def _low_clocks(self) -> list[Series]:
+        low = [s for s in self._outliers if s.labels.get("figure") == "low_clock" and self._key(s.labels)[1]]
+        return sorted(low, key=lambda s: s.value)[:_LOW_GPUS]
+
     def _gpu_matchers(self, view: View) -> list[str]:
-        uuids: dict[str, list[str]] = {}
-        for series in self._low_gpus()[:_LOW_GPUS]:
-            label = next((label for label in UUID_LABELS if series.labels.get(label)), "")
-            if label:
-                uuids.setdefault(label, []).append(series.labels[label])
-        out = [matchers({label: set(own)}) for label, own in uuids.items()]
-        return out + [self._node_matcher(node) for _, node in view.open_nodes if self._node_matcher(node)]
+        return _uuid_matchers([*self._low_gpus()[:_LOW_GPUS], *self._low_clocks()]) + [
+            self._node_matcher(node) for _, node in view.open_nodes if self._node_matcher(node)]
 
     def _node_matcher(self, node: str) -> str:
         for own in (*(n for nodes in self._nodes.values() for n in nodes), *self._node_rows().values()):
@@ -346,12 +352,20 @@ class Collector:
         own = self._gpu_matchers(view)
         if not own:
             return False
-        low = {self._key(series.labels) for series in self._low_gpus()[:_LOW_GPUS]}
-        peers = (self._key_matchers(sorted(self._with_peers(low))) or [""]) if low else []
+        slow = {self._key(series.labels) for series in self._low_clocks()}
+        low = slow | {self._key(series.labels) for series in self._low_gpus()[:_LOW_GPUS]}
+        peers, of_clocks = ((self._key_matchers(sorted(self._with_peers(keys))) or [""]) if keys else []
+                            for keys in (low, slow))
         gpus: dict[str, Gpu] = {}
         holders: dict[str, set[Key]] = {}
-        for series in self._client.instant(self._queries.gpus(own, peers)):
+        self._clocks = {}
+        for series in self._client.instant(self._queries.gpus(own, peers, of_clocks, self._limits.busy,
+                                                              self._limits.clock)):
             figure = _DIGITS.sub("", series.labels.get("figure", ""))
+            if figure in ("clock_median", "clock_mad", "clocks", "low_clocks"):
+                model = series.labels.get("model", "")
+                self._clocks.setdefault((self._key(series.labels), model), {})[figure] = series.value
+                continue
             if figure.startswith("peer_"):
                 self._peers.setdefault(self._key(series.labels), {})[figure.removeprefix("peer_")] = series.value
                 continue
@@ -384,19 +398,29 @@ class Collector:
         assert self._queries is not None
         own = self._gpu_matchers(view)
         first, last = self._slots(view, now_s)
-        wanted = [_uuid(s.labels) for s in self._low_gpus()[:_LOW_GPUS]]
+        slow = self._low_clocks()
+        wanted = [_uuid(s.labels) for s in [*self._low_gpus()[:_LOW_GPUS], *slow]]
         wanted += [gpu.uuid for gpu in self._gpus.values()]
         missing = [uuid for uuid in wanted if last not in self._gpu_past.get(uuid, {})]
+        missing += [uuid for s in slow if (uuid := _uuid(s.labels)) not in self._clock_past]
         if not own or not missing:
             return False
         known = [max(self._gpu_past[uuid], default=first) if uuid in self._gpu_past else first - 1 for uuid in missing]
-        begin = max(first, min(known) + 1)
-        for series in self._client.range(self._queries.gpu_history(f"{view.step_s:g}s", own), begin * view.step_s,
-                                         last * view.step_s, view.step_s):
-            past = self._gpu_past.setdefault(_uuid(series.labels), {})
+        without = [s for s in slow if _uuid(s.labels) not in self._clock_past]
+        begin = first if without else max(first, min(known) + 1)
+        step = f"{view.step_s:g}s"
+        query = self._queries.gpu_history(step, own)
+        if slow:
+            clocks = self._queries.clock_history(step, _uuid_matchers(slow))
+            query = f'{query} or label_replace({clocks}, "figure", "clock", "", "")'
+        for series in self._client.range(query, begin * view.step_s, last * view.step_s, view.step_s):
+            pasts = self._clock_past if series.labels.get("figure") == "clock" else self._gpu_past
+            past = pasts.setdefault(_uuid(series.labels), {})
             past.update((round(at_s / view.step_s), value) for at_s, value in series.points)
         for uuid in wanted:  # asked for, if without an answer
             self._gpu_past.setdefault(uuid, {}).setdefault(last, float("nan"))
+        for series in slow:
+            self._clock_past.setdefault(_uuid(series.labels), {})
         return True
 
     def _ask_node_history(self, view: View, now_s: float) -> bool:
@@ -472,7 +496,7 @@ class Collector:
             nodes=int(own["nodes"]) if "nodes" in own else None, node_names=tuple(node.name for node in nodes),
             idle_gpus=_count(figures, "idle_gpus"), median=apart.get("median") if group.kind != "mixed" else None,
             mad=apart.get("mad"), low_gpus=tuple(self._low_gpu(s, view) for s in low),
-            node_median=apart.get("node_median"),
+            low_clocks=self._with_low_clocks({key}, view), node_median=apart.get("node_median"),
             low_nodes=tuple(Node(gpus=0, activity=s.value, name=node_of(s.labels), labels=s.labels)
                             for s in self._outliers
                             if s.labels.get("figure") == "low_node" and self._key(s.labels) == key),
@@ -511,7 +535,7 @@ class Collector:
                 name=job.name, user=job.user, start_s=job.start_s, nodes=len(job.gpus), node_names=tuple(job.gpus),
                 idle_gpus=sum(_count(self._figures[key], "idle_gpus") or 0 for key in keys) if whole else None,
                 median=of_gpus, low_gpus=tuple(self._low_gpu(s, view) for s in low), peers=peers,
-                node_median=middle, low_nodes=below,
+                low_clocks=self._with_low_clocks(set(keys), view) if whole else (), node_median=middle, low_nodes=below,
                 history=_since(self._history(sorted(keys), "activity", view), job.start_s),
                 idle_history=_since(self._history(sorted(keys), "idle_gpus", view), job.start_s) if whole else None,
                 each=each))
@@ -548,6 +572,30 @@ class Collector:
         return Gpu(node=node_of(series.labels), gpu=gpu_of(series.labels), uuid=uuid, activity=series.value,
                    kind=series.labels.get("kind", self._queries.kind), figures=known.figures if known else {},
                    history=self._gpu_history(uuid, view))
+
+    def _with_low_clocks(self, keys: set[Key], view: View) -> tuple[LowClock, ...]:
+        """The GPUs of a job, whose groups are ``keys``, with low clocks, as far as is known how those of all spread."""
+        assert self._queries is not None
+        out = []
+        for series in self._low_clocks():
+            model, uuid = series.labels.get("model", ""), _uuid(series.labels)
+            all_of = [own for (key, name), own in self._clocks.items() if key in keys and name == model]
+            known = self._gpus.get(uuid)
+            if self._key(series.labels) not in keys or known is None or not all_of:
+                continue
+            median, mad = (upper_median(own.get(name) for own in all_of) for name in ("clock_median", "clock_mad"))
+            if median is None or mad is None:
+                continue
+            past = self._clock_past.get(uuid)
+            out.append(LowClock(
+                gpu=replace(known, history=self._gpu_history(uuid, view)), clock_hz=series.value, median_hz=median,
+                # Where groups are nodes, these may differ more than the GPUs of each.
+                mad_hz=max(mad, upper_median(abs(own["clock_median"] - median) for own in all_of
+                                             if "clock_median" in own) or 0.0),
+                gpus=int(sum(own.get("clocks", 0.0) for own in all_of)),
+                low=int(sum(own.get("low_clocks", 0.0) for own in all_of)),
+                history=self._grid([past], [1], view) if past else None))
+        return tuple(out)
 
     def _gpu_history(self, uuid: str, view: View) -> History | None:
         past = self._gpu_past.get(uuid)
@@ -621,6 +669,14 @@ def _since(history: History | None, start_s: float | None) -> History | None:
 def _some(names: Sequence[str], count: int) -> str:
     shown = ", ".join(names[:4])
     return shown if count <= len(names[:4]) else f"{shown} and {count - len(names[:4])} more"
+
+
+def _uuid_matchers(gpus: Iterable[Series]) -> list[str]:
+    uuids: dict[str, set[str]] = {}
+    for series in gpus:
+        if label := next((label for label in UUID_LABELS if series.labels.get(label)), ""):
+            uuids.setdefault(label, set()).add(series.labels[label])
+    return [matchers({label: own}) for label, own in uuids.items()]
 
 
 def _uuid(labels: Mapping[str, str]) -> str:

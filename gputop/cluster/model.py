@@ -46,6 +46,19 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LowClock:
+    """A busy GPU whose mean SM clock of late is far below that of the job's busy GPUs of its model, and these."""
+
+    gpu: Gpu
+    clock_hz: float
+    median_hz: float
+    mad_hz: float  # median absolute deviation
+    gpus: int  # of that model, that are busy
+    low: int  # of which so many are low
+    history: History | None = None  # of the GPU's clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """The figures of some GPUs together: of a job, of a node."""
 
@@ -95,6 +108,7 @@ class Job(Group):
     median: float | None = None  # of the activity of its GPUs; only asked for where they differ
     mad: float | None = None  # median absolute deviation from it
     low_gpus: tuple[Gpu, ...] = ()  # the GPUs far below the median, the lowest first
+    low_clocks: tuple[LowClock, ...] = ()  # the lowest first
     node_median: float | None = None  # of the means of its nodes
     low_nodes: tuple[Node, ...] = ()
     peers: Mapping[str, float] = field(default_factory=dict)  # medians of what may tell why a GPU is slow

@@ -18,6 +18,7 @@ from gputop.cluster.model import (
     Group,
     History,
     Job,
+    LowClock,
     Mapped,
     Node,
     fields_of,
@@ -36,7 +37,8 @@ _FIGURES = ("tensor_active", "memory_used_bytes", "memory_total_bytes", "power_w
             "temperature_c", "memory_temperature_c", "pcie_width", "ecc_uncorrected")
 _OTHER_NAMES = {"row_remap_failed": "rows_remap_failed"}
 # NVML's bits of the reasons for low clocks (nvml.h), by gputop's names for them.
-_REASON_BITS = {"power cap": 0x04, "hw slowdown": 0x08, "thermal": 0x20, "hw thermal": 0x40, "power brake": 0x80}
+_REASON_BITS = {"idle": 0x01, "application clocks": 0x02, "power cap": 0x04, "hw slowdown": 0x08, "thermal": 0x20,
+                "hw thermal": 0x40, "power brake": 0x80}
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ class GpuPast:
     kind: str = ""
     slots: dict[int, tuple[float, int]] = field(default_factory=dict)
     newest: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
+    clock_slots: dict[int, tuple[float, int]] = field(default_factory=dict)  # as slots, of the SM clock
+    clocks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
 
 
 @dataclass(slots=True)
@@ -69,8 +73,8 @@ class Watched:
             metric, activity = gpu.activity()
             past = self.gpus.get(gpu.info.uuid)
             if past is None or now_s - past.seen_s > gap_s:
-                slots = {} if past is None else past.slots
-                past = self.gpus[gpu.info.uuid] = GpuPast(now_s, now_s, now_s, slots=slots)
+                slots, clock_slots = ({}, {}) if past is None else (past.slots, past.clock_slots)
+                past = self.gpus[gpu.info.uuid] = GpuPast(now_s, now_s, now_s, slots=slots, clock_slots=clock_slots)
             if activity.value is None:
                 continue
             kind = "sm_active" if metric == "sm_active" else "util"
@@ -82,10 +86,17 @@ class Watched:
                 past.busy_s = now_s
             past.newest.append((now_s, float(activity.value)))
             slot = int(now_s // view.step_s) + 1  # which ends after it
-            total, count = past.slots.get(slot, (0.0, 0))
-            past.slots[slot] = (total + float(activity.value), count + 1)
-            for old in [old for old in past.slots if old <= oldest]:
-                del past.slots[old]
+            _add(past.slots, slot, float(activity.value), oldest)
+            if (clock := gpu["sm_clock_hz"].value) is not None:
+                past.clocks.append((now_s, float(clock)))
+                _add(past.clock_slots, slot, float(clock), oldest)
+
+
+def _add(slots: dict[int, tuple[float, int]], slot: int, value: float, oldest: int) -> None:
+    total, count = slots.get(slot, (0.0, 0))
+    slots[slot] = (total + value, count + 1)
+    for old in [old for old in slots if old <= oldest]:
+        del slots[old]
 
 
 class FleetBuilder:
@@ -205,12 +216,32 @@ class FleetBuilder:
             mad=None if median is None else upper_median(
                 abs(gpu.activity - median) for gpu in gpus if gpu.activity is not None),
             low_gpus=tuple(sorted(low, key=lambda gpu: gpu.activity or 0.0)), node_median=node_median,
+            low_clocks=self._low_clocks(own, gpus) if enough else (),
             low_nodes=less_active(nodes, None if node_median is None else node_median - below),
-            peers={name: value for name in ("sm_clock_hz", "pcie_width")
+            peers={name: value for name in ("sm_clock_hz", "pcie_width", "power_limit_w")
                    if (value := upper_median(gpu.figures.get(name) for gpu in gpus)) is not None},
             history=_history(pasts, self._view, self._now_s),
             idle_history=_history(pasts, self._view, self._now_s, idle=self._limits.idle) if whole else None,
             each=tuple(nodes) if own.id in self._view.open_jobs else ())
+
+
+    def _low_clocks(self, own: _Job, gpus: Sequence[Gpu]) -> tuple[LowClock, ...]:
+        """The busy GPUs of a job whose clocks are low among those of their model."""
+        by_model: dict[str, list[tuple[float, Gpu]]] = {}
+        for (_, sample), gpu in zip(own.gpus, gpus, strict=True):
+            past = self._past(gpu)
+            recent = [hz for at_s, hz in past.clocks if at_s > self._nodes[gpu.node].got_s - MEAN_S]
+            if len(recent) >= _ENOUGH_SAMPLES and (gpu.activity or 0.0) > self._limits.busy and sample.info.name:
+                by_model.setdefault(sample.info.name, []).append((sum(recent) / len(recent), gpu))
+        out = []
+        for clocks in by_model.values():
+            median = upper_median(hz for hz, _ in clocks)
+            assert median is not None
+            mad = upper_median(abs(hz - median) for hz, _ in clocks) or 0.0
+            low = [(hz, gpu) for hz, gpu in clocks if hz < self._limits.clock * median]
+            out += [LowClock(gpu=gpu, clock_hz=hz, median_hz=median, mad_hz=mad, gpus=len(clocks), low=len(low),
+                             history=_grid([self._past(gpu).clock_slots], self._view, self._now_s)) for hz, gpu in low]
+        return tuple(sorted(out, key=lambda low: low.clock_hz))
 
 
 @dataclass(slots=True)
@@ -256,11 +287,16 @@ def _group(gpus: Sequence[Gpu]) -> Group:
 
 def _history(pasts: Sequence[GpuPast], view: View, now_s: float, idle: float | None = None) -> History:
     """The mean activity of some GPUs by slot; with ``idle`` how many of them were not above that."""
+    return _grid([past.slots for past in pasts], view, now_s, idle)
+
+
+def _grid(slots_of: Sequence[Mapping[int, tuple[float, int]]], view: View, now_s: float,
+          idle: float | None = None) -> History:
     last = int(now_s // view.step_s) + 1
     first = last - int(view.span_s // view.step_s) + 1
     values: list[float | None] = []
     for slot in range(first, last + 1):
-        means = [total / count for past in pasts for total, count in [past.slots.get(slot, (0.0, 0))] if count]
+        means = [total / count for slots in slots_of for total, count in [slots.get(slot, (0.0, 0))] if count]
         values.append(None if not means else sum(means) / len(means) if idle is None
                       else float(sum(mean <= idle for mean in means)))
     return History(first * view.step_s, view.step_s, tuple(values))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gputop.cluster.prometheus import LARGEST
 from gputop.cluster.schemas import (
     ACTIVITY,
+    COUNTERS,
     GPU_LABELS,
     JOB_LABELS,
     MIG_LABELS,
@@ -34,9 +35,9 @@ _MOST_ACTIVE = 1.05  # an activity above it is no measurement
 SUMMED = ("memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes", "memory_total_bytes", "power_w")
 DETAILS = ("tensor_active", "memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes", "memory_total_bytes",
            "power_w", "power_limit_w", "sm_clock_hz", "temperature_c", "memory_temperature_c", "pcie_width", "xid",
-           "rows_remap_failed", "ecc_uncorrected", "clock_reasons")
+           "rows_remap_failed", "ecc_uncorrected", "clock_reasons", *COUNTERS)
 
-COMPARED = ("sm_clock_hz", "pcie_width", "temperature_c")  # of which the median of the peers is asked
+COMPARED = ("sm_clock_hz", "pcie_width", "temperature_c", "power_limit_w")  # of which the median of the peers is asked
 
 # Without what DCGM prints in place of a missing value: a GPU with that alone has another figure.
 WHAT_IS_THERE = f'count by (__name__, job) ({{__name__=~"{PATTERN}"}} < {LARGEST:g})'
@@ -111,8 +112,16 @@ class Queries:
     # -- one figure of single GPUs -----------------------------------------------------------------
 
     def figure(self, figure: str, matchers: str = "", *, mig: bool = True) -> str:
-        """The newest value of a figure in its base unit, one series a GPU; "" where nobody exports it."""
-        return self._of_schemas([self._one(s, figure, matchers, mig=mig) for s in self.schemas])
+        """The newest value of a figure in its base unit, of a counter its increase of late; one series a GPU; "" where
+        nobody exports it."""
+        window = RECENT if figure in COUNTERS else ""
+        return self._of_schemas([self._one(s, figure, matchers, window, mig=mig) for s in self.schemas])
+
+    def busy_clock(self, busy: float, matchers: str = "") -> str:
+        """The mean SM clock of late of each GPU that is active more than ``busy``, with its ``model``; a GPU whose
+        model nobody tells is left out. "" where nobody exports clocks."""
+        clocks = self._of_schemas([self._one(s, "sm_clock_hz", matchers, RECENT, model=True) for s in self.schemas])
+        return clocks and f"({clocks} and ignoring (model, kind) ({self.activity(RECENT, matchers)} > {busy:g}))"
 
     def activity(self, window: str = "", matchers: str = "", over: str = "avg", *, still: bool = True,
                  since_s: float = 0.0) -> str:
@@ -138,17 +147,20 @@ class Queries:
         return _chained(there, " or on (UUID) ")
 
     def _one(self, schema: Schema, figure: str, matchers: str, window: str = "", over: str = "avg", *,
-             still: bool = True, since_s: float = 0.0, mig: bool = True) -> str:
+             still: bool = True, since_s: float = 0.0, mig: bool = True, model: bool = False) -> str:
         if self.found.divided and schema.jobs and mig and "mig" not in matchers:
             # A GPU beside its instances would be counted once more.
             parts, whole = (self._one(schema, figure, ", ".join(filter(None, (matchers, own))), window, over,
-                                      still=still, since_s=since_s) for own in ('mig!=""', 'mig=""'))
+                                      still=still, since_s=since_s, model=model) for own in ('mig!=""', 'mig=""'))
             names = "|".join(name.name for name in self.found.spellings(schema, figure))
             return parts and f'({whole} unless on (instance, uuid) {{__name__=~"{names}", mig!=""}} or {parts})'
         arms = []
+        if model and not schema.info:
+            matchers = ", ".join(filter(None, (matchers, f'{schema.model}!=""')))
+        function = "increase" if figure in COUNTERS else f"{over}_over_time"
         for name in self.found.spellings(schema, figure):
             now = f"{name.name}{{{matchers}}}" if matchers else name.name
-            value = f"{over}_over_time({now}[{window}])" if window else now
+            value = f"{function}({now}[{window}])" if window else now
             if window and still:
                 value = f"({value} and {now})"
             for part in range(1, _SINCE_PARTS + 1) if since_s else ():
@@ -157,12 +169,17 @@ class Queries:
             if name.factor != 1.0:
                 value = f"{value} * {name.factor:.17g}"
             value = f"{value} <= {_MOST_ACTIVE}" if figure in ACTIVITY else f"{value} < {LARGEST:g}"
+            on = ", ".join(schema.join)
+            if model and schema.info:
+                value = f"({value}) * on ({on}) group_left ({schema.model}) topk by ({on}) (1, {schema.info})"
+            if model:
+                value = f'label_replace({value}, "model", "$1", "{schema.model}", "(.+)")'
             if schema.jobs in self.found.names:
-                on = ", ".join(schema.join)
                 jobs = f"({schema.jobs} and {schema.jobs} offset {since_s:g}s)" if since_s else schema.jobs
                 joined = f"({value}) * on ({on}) group_left (slurm_job_id) topk by ({on}) (1, {jobs})"
                 value = f"{joined} or on ({on}) ({value})"
             key = self._key if mig else [label for label in self._key if label not in MIG_LABELS]
+            key = [*key, "model"] if model else key
             arms.append(f"max by ({', '.join(key)}) ({value})")
         return _chained(arms, " or ")
 
@@ -197,10 +214,13 @@ class Queries:
                 arms[figure] = f"sum by ({', '.join(group)}) ({value})"
         return arms
 
-    def outliers(self, below: float, matchers: Sequence[str]) -> str:
+    def outliers(self, below: float, matchers: Sequence[str], busy: float, clock: float) -> str:
         """Of the groups that match: how far their GPUs differ, and the GPUs and nodes that are ``below`` the median;
-        and the targets that do not answer."""
+        of all groups the ``busy`` GPUs whose SM clock is below the median of their model by the ratio ``clock``; and
+        the targets that do not answer."""
         arms = {}
+        if clocks := self.busy_clock(busy):
+            arms["low_clock"] = f"bottomk by ({', '.join(self._group)}) ({_OUTLIERS}, {self._low(clocks, clock)})"
         group = ", ".join([*self._group, *self._kind])
         for i, own in enumerate(matchers):
             recent = self.activity(RECENT, own)
@@ -244,10 +264,27 @@ class Queries:
         """For a range query: the activity of each GPU that matches, of each step."""
         return _chained([self.activity(step, own, still=False) for own in matchers], " or ")
 
-    def gpus(self, matchers: Iterable[str], peers: Sequence[str] = ()) -> str:
-        """Everything there is of each GPU that matches; and medians of the groups that match ``peers``, "" being all
-        groups."""
-        arms = {}
+    def _low(self, clocks: str, ratio: float) -> str:
+        by = ", ".join([*self._group, "model"])
+        return f"({clocks} < on ({by}) group_left () ({ratio:g} * quantile by ({by}) (0.5, {clocks})))"
+
+    def clock_history(self, step: str, matchers: Iterable[str]) -> str:
+        """For a range query: the mean SM clock of each GPU that matches, of each step."""
+        return _chained([self._of_schemas([self._one(s, "sm_clock_hz", own, step, still=False) for s in self.schemas])
+                         for own in matchers], " or ")
+
+    def gpus(self, matchers: Iterable[str], peers: Sequence[str] = (), of_clocks: Sequence[str] = (),
+             busy: float = 0.0, clock: float = 0.0) -> str:
+        """Everything there is of each GPU that matches; medians of the groups that match ``peers``, "" being all
+        groups; and how the SM clocks of ``busy`` GPUs spread in the groups that match ``of_clocks``, by model."""
+        arms: dict[str, str] = {}
+        by = ", ".join([*self._group, "model"])
+        for i, own in enumerate(of_clocks):
+            clocks = self.busy_clock(busy, own)
+            middle = f"quantile by ({by}) (0.5, {clocks})"
+            arms |= {f"clock_median{i}": middle, f"clocks{i}": f"count by ({by}) ({clocks})",
+                     f"clock_mad{i}": f"quantile by ({by}) (0.5, abs({clocks} - on ({by}) group_left () {middle}))",
+                     f"low_clocks{i}": f"count by ({by}) {self._low(clocks, clock)}"}
         for i, own in enumerate(peers):
             for figure in COMPARED:
                 if value := self.figure(figure, own):

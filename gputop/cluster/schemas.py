@@ -28,11 +28,14 @@ def _either(*names: str, factor: float = 1.0) -> tuple[Name, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """One exporter. ``figures``: the spellings of each figure, of which a target has one."""
+    """One exporter. ``figures``: the spellings of each figure, of which a target has one. ``model``: the label with the
+    GPU's model; of ``info``, joined by ``join``, where that is a metric of its own."""
 
     id: str
     title: str
     figures: Mapping[str, tuple[Name, ...]]
+    model: str
+    info: str = ""
     jobs: str = ""  # metric with the jobs of a GPU as a label, joined by ``join``
     join: tuple[str, ...] = field(default=())
 
@@ -43,7 +46,7 @@ ACTIVITY = ("sm_active", "gr_active", "util")
 ACTIVITY_TITLES = {"sm_active": "SM active", "gr_active": "GR engine active, coarse", "util": "utilization, coarse"}
 
 SCHEMAS: tuple[Schema, ...] = (
-    Schema("dcgm", "dcgm-exporter", figures={
+    Schema("dcgm", "dcgm-exporter", model="modelName", figures={
         "sm_active": _either("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"),
         "gr_active": _either("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"),
         "util": (Name("DCGM_FI_DEV_GPU_UTIL", _PERCENT), Name("DCGM_FI_DEV_GPU_UTIL_RATIO", _PERCENT)),
@@ -61,8 +64,10 @@ SCHEMAS: tuple[Schema, ...] = (
         "rows_remap_failed": _either("DCGM_FI_DEV_ROW_REMAP_FAILURE"),
         "ecc_uncorrected": _either("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"),
         "clock_reasons": _either("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"),
+        "thermal_violation": _either("DCGM_FI_DEV_THERMAL_VIOLATION"),
+        "power_violation": _either("DCGM_FI_DEV_POWER_VIOLATION"),
     }),
-    Schema("gputop", "gputop export", jobs="gputop_gpu_job_info",
+    Schema("gputop", "gputop export", model="name", info="gputop_gpu_info", jobs="gputop_gpu_job_info",
            join=("instance", "uuid", "mig"), figures={
         "sm_active": _either("gputop_gpu_sm_active_ratio"),
         "gr_active": _either("gputop_gpu_gr_active_ratio"),
@@ -79,7 +84,7 @@ SCHEMAS: tuple[Schema, ...] = (
         "rows_remap_failed": _either("gputop_gpu_row_remap_failed"),
         "ecc_uncorrected": _either("gputop_gpu_ecc_uncorrected_total"),
     }),
-    Schema("nvitop", "nvitop-exporter", figures={
+    Schema("nvitop", "nvitop-exporter", model="devicename", figures={
         "util": _either("gpu_utilization_Percentage", factor=_PERCENT),
         "memory_used_bytes": _either("gpu_memory_used_MiB", factor=_MIB),
         "memory_total_bytes": _either("gpu_memory_total_MiB", factor=_MIB),
@@ -88,7 +93,7 @@ SCHEMAS: tuple[Schema, ...] = (
         "sm_clock_hz": _either("gpu_clock_sm_MHz", factor=_MHZ),
         "temperature_c": _either("gpu_temperature_C"),
     }),
-    Schema("all-smi", "all-smi", figures={
+    Schema("all-smi", "all-smi", model="gpu", figures={
         "util": _either("all_smi_gpu_utilization", "all_smi_mig_instance_utilization_gpu", factor=_PERCENT),
         "memory_used_bytes": _either("all_smi_gpu_memory_used_bytes"),
         "memory_total_bytes": _either("all_smi_gpu_memory_total_bytes"),
@@ -99,6 +104,8 @@ SCHEMAS: tuple[Schema, ...] = (
         "pcie_width": _either("all_smi_gpu_pcie_width_current"),
     }),
 )
+# Time that a limit held the clocks down, in a unit that releases disagree on: only that it grows says anything.
+COUNTERS = ("thermal_violation", "power_violation")
 # The metrics by which it is asked what is there.
 PATTERN = "DCGM_FI_(DEV|PROF)_.+|gputop_gpu_.+|gpu_.+_(Percentage|MiB|W|MHz|C)|all_smi_gpu_.+|all_smi_mig_instance_.+"
 

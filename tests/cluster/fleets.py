@@ -14,7 +14,7 @@ from gputop.cluster.prometheus import Cost, Series
 from gputop.core.errors import GputopError
 
 NOW = 1_800_000_000.0
-LIMITS = Limits(0.01, 900.0, 0.15)
+LIMITS = Limits(0.01, 900.0, 0.15, 0.2, 0.85)
 STEP_S = 120.0
 Rows = Sequence[tuple[Mapping[str, str], float]]
 

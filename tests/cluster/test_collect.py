@@ -81,6 +81,26 @@ def test_a_straggler_has_its_peers_where_its_job_is_the_only_one() -> None:
     assert any("peer_sm_clock_hz" in query for query in client.queries)
 
 
+LOW = {**NODE_1, "UUID": "GPU-1", "gpu": "3"}
+H100 = {"model": "H100"}
+
+
+def test_a_low_clock_has_its_peers_its_past_and_no_more_queries_than_four() -> None:
+    client = CannedClient({**DCGM, "DCGM_FI_DEV_SM_CLOCK": 1600}, ["hpc_job"],
+                          activity=[(JOB, 0.9), ({**JOB, **LOW}, 0.97)], gpus=[(JOB, 32)],
+                          low_clock=[({**JOB, **LOW, **H100}, 1.2e9)], clock_median=[({**JOB, **H100}, 2e9)],
+                          clock_mad=[({**JOB, **H100}, 1e7)], clocks=[({**JOB, **H100}, 31)],
+                          low_clocks=[({**JOB, **H100}, 1)], clock=[(LOW, 1.2e9)])
+    client.history = lambda labels, at_s: 1.2e9 if "UUID" in labels and "hpc_job" not in labels else 0.97
+    own = collector(client)
+    for _ in range(4):
+        fleet = own.refresh(View())
+        assert fleet.queries <= QUERIES
+    (low,) = fleet.jobs[0].low_clocks
+    assert (low.gpu.name, low.clock_hz, low.median_hz, low.gpus, low.low) == ("n1:3", 1.2e9, 2e9, 31, 1)
+    assert any('"figure", "clock", ' in query and "DCGM_FI_DEV_SM_CLOCK" in query for query in client.queries)
+
+
 def test_where_groups_are_nodes_the_peers_are_all_nodes_of_the_job_and_the_median_is_of_gpus() -> None:
     client = straggler(activity=[(NODE_1, 0.8), (NODE_2, 0.9)], gpus=[(NODE_1, 8), (NODE_2, 8)],
                        lowest=[(NODE_1, 0.1), (NODE_2, 0.9)], median=[(NODE_1, 0.91)],

@@ -30,6 +30,8 @@ class Cluster:
         self.work = work
         self.problems: dict[str, NodeProblem] = {}
         self.changes = changes
+        self.clock_hz: Callable[[str, int, float], float] = lambda node, gpu, at_s: 1.98e9
+        self.model: Callable[[str], str] = lambda node: "NVIDIA H100"
         self.closed = False
 
     def __call__(self) -> float:
@@ -41,8 +43,9 @@ class Cluster:
 
         def change(gpu: GpuSample, tick: int) -> GpuSample:
             index = gpu.info.index
-            return replace(gpu, info=replace(gpu.info, uuid=f"{node}-{index}"), readings={
-                **gpu.readings, "sm_active": Reading(self.work(node, index, self.now_s), "ratio", "GPM")})
+            return replace(gpu, info=replace(gpu.info, uuid=f"{node}-{index}", name=self.model(node)), readings={
+                **gpu.readings, "sm_active": Reading(self.work(node, index, self.now_s), "ratio", "GPM"),
+                "sm_clock_hz": Reading(self.clock_hz(node, index, self.now_s), "Hz", "NVML")})
 
         sample = node_sample(0, change=change)
         process = replace(sample.processes[0], **self.changes)
@@ -82,6 +85,21 @@ def test_a_job_of_slurm_by_its_control_groups_and_its_straggler() -> None:
     n2 = next(node for node in fleet.jobs[0].each if node.name == "n2")
     assert [gpu.gpu for gpu in n2.each] == [str(i) for i in range(8)] and n2.each[3].activity == pytest.approx(0.4)
     assert fleet.jobs[0].history.values[-1] == pytest.approx((23 * 0.9 + 0.4) / 24)
+
+
+def test_a_busy_gpu_at_a_low_clock_is_found_among_gpus_of_its_model() -> None:
+    cluster = Cluster(lambda node, gpu, at_s: 0.97 if (node, gpu) == ("n2", 3) else 0.9, container="slurm 4711",
+                      started_s=NOW - 7200.0)
+    cluster.clock_hz = lambda node, gpu, at_s: 1.2e9 if (node, gpu) == ("n2", 3) and at_s > NOW + 300 else 1.98e9
+    asked = collector(cluster, ["n1", "n2", "n3"])
+    assert not fleet_advice(watch(cluster, asked, 360))[0]  # its mean is still that of before
+    found, = fleet_advice(watch(cluster, asked, 540))[0]
+    assert found.id == "low_clock_gpu" and found.places == ("n2:3",) and "1200 MHz" in found.why
+    assert found.since_s == pytest.approx(NOW + 300, abs=60) and found.since_exact
+    cluster.model = lambda node: "NVIDIA A100" if node == "n2" else "NVIDIA H100"
+    cluster.clock_hz = lambda node, gpu, at_s: 1.41e9 if node == "n2" else 1.98e9
+    asked = collector(cluster, ["n1", "n2", "n3"])
+    assert not fleet_advice(watch(cluster, asked, 900))[0]
 
 
 def test_a_job_that_has_stopped_is_held_idle_after_a_quarter_of_an_hour_of_it() -> None:

@@ -44,9 +44,12 @@ def test_what_is_planted_is_found_and_nothing_else(prometheus: str, capsys: pyte
     found = {(own["job"], own["id"]): own for own in document["findings"]}
     pods = {("team-a/notebook-a", "held_idle"), ("team-a/notebook-b", "held_idle")}  # idle, and free nodes are no job
     assert set(found) == {("4001", "straggler_gpu"), ("4002", "held_idle"), ("4003", "partly_used_job"),
-                          ("4004", "slow_node"), ("4005", "activity_drop"), *pods}
+                          ("4004", "slow_node"), ("4005", "activity_drop"), ("4006", "low_clock_gpu"), *pods}
     straggler = found["4001", "straggler_gpu"]
     assert straggler["places"] == ["n004:3"] and "1110 MHz" in straggler["why"] and "too hot" in straggler["why"]
+    low = found["4006", "low_clock_gpu"]
+    assert low["places"] == ["n022:5"] and "power is limited" in low["why"]
+    assert low["since_exact"] and low["evidence"]["lasts_s"] == pytest.approx(1800, abs=300)
     assert found["4002", "held_idle"]["evidence"]["lasts_s"] == pytest.approx(43 * 60, abs=300)
     assert found["4004", "slow_node"]["places"] == ["n014"]
     jobs = {own["id"]: own for own in document["jobs"]}

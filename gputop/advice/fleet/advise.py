@@ -19,7 +19,7 @@ _NOT_ITS_OWN = ("the GPUs of the job: other jobs hold GPUs of the same nodes, an
 # What a user runs by one program may be several jobs: their GPUs need not do the same.
 _NOT_ONE_JOB = ("GPUs that surely belong to one job: Slurm names no job here, and several jobs can have the same user "
                 "and program")
-_COMPARE_PEERS = ("slow_node", "straggler_gpu")
+_COMPARE_PEERS = ("slow_node", "straggler_gpu", "low_clock_gpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,8 @@ class FleetFinding(Finding):
 
 def asked_limits() -> Limits:
     """What a Prometheus has to be asked for, so that the rules can judge."""
-    return Limits(limit("held_idle.activity"), limit("held_idle.window_s"), limit("straggler_gpu.below"))
+    return Limits(limit("held_idle.activity"), limit("held_idle.window_s"), limit("straggler_gpu.below"),
+                  limit("low_clock_gpu.busy"), limit("low_clock_gpu.clock"))
 
 
 def fleet_advice(fleet: Fleet) -> tuple[tuple[FleetFinding, ...], tuple[Abstained, ...]]:
@@ -77,7 +78,7 @@ def _of_job(job: Job, fleet: Fleet) -> Iterator[FleetFinding | Abstained]:
         elif isinstance(verdict, FleetVerdict):
             words: FleetWords = rule.function("describe")(verdict)
             seen.add(rule.id)
-            view.explained |= set(verdict.nodes)
+            view.explained |= {*verdict.nodes, *verdict.places}
             own = finding(rule, verdict, words)
             yield FleetFinding(
                 **{name: getattr(own, name) for name in Finding.__dataclass_fields__}, job=job.id, label=words.label,

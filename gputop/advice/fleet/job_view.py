@@ -16,7 +16,7 @@ _GAP_STEPS = 3  # slices of the history without a measurement are bridged up to 
 
 @dataclass(slots=True)
 class JobView:
-    """A job at ``now_s`` (Unix time). ``explained``: nodes that a finding has named."""
+    """A job at ``now_s`` (Unix time). ``explained``: nodes and GPUs that a finding has named."""
 
     job: Job
     now_s: float

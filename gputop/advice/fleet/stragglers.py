@@ -1,8 +1,9 @@
-"""What holds up a job: a GPU, or all GPUs of a node, that work less than the others of the job."""
+"""What holds up a job: a GPU, or all GPUs of a node, that work less than the others of the job; or a busy GPU whose
+clocks are low."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gputop.advice.fleet.job_view import (
@@ -17,12 +18,12 @@ from gputop.advice.fleet.job_view import (
 )
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Missing
-from gputop.cluster.model import Gpu, History, Job, brief
+from gputop.cluster.model import Gpu, History, Job, LowClock, brief
 from gputop.text.units import percent
 
 _TO_SIGMA = 1.4826  # of the median absolute deviation, for a normal distribution
 # NVML's clock event reasons, by bit (nvml.h): those that somebody can mend.
-_THERMAL, _POWER = 0x20 | 0x40, 0x04 | 0x80
+_THERMAL, _POWER, _SET = 0x20 | 0x40, 0x04 | 0x80, 0x02
 _IDLE = 0x01  # the clocks are low because the GPU has nothing to do: no cause of that
 _ONE_KIND = Missing("one kind of activity for all GPUs of the job: SM activity of some GPUs cannot be compared with "
                     "utilization of others (dcgm-exporter: add DCGM_FI_PROF_SM_ACTIVE to its counters on all nodes)")
@@ -144,13 +145,30 @@ def _reason(gpu: Gpu, job: Job) -> tuple[str, float | None, float | None]:
     clock, usual = own.get("sm_clock_hz"), job.peers.get("sm_clock_hz")
     bits = int(own.get("clock_reasons", 0))
     if clock is not None and usual and clock < limit("straggler_gpu.clock") * usual and bits != _IDLE:
-        hot = own.get("temperature_c", 0.0) >= limit("straggler_gpu.hot_c")
-        power, most = own.get("power_w", 0.0), own.get("power_limit_w")
-        if bits & _THERMAL or (hot and not bits & _POWER):
-            return "thermal", clock, usual
-        if bits & _POWER or (most and power >= limit("straggler_gpu.power") * most):
-            return "power", clock, usual
-        return "clock", clock, usual
+        return _limiter(own, job.peers), clock, usual
+    return _fault(own, job)
+
+
+def _limiter(own: Mapping[str, float], peers: Mapping[str, float]) -> str:
+    """What holds the clocks of a GPU down, "clock" where no figure tells."""
+    bits = int(own.get("clock_reasons", 0))
+    hot = own.get("temperature_c", 0.0) >= limit("straggler_gpu.hot_c")
+    power, most, usual = own.get("power_w", 0.0), own.get("power_limit_w"), peers.get("power_limit_w")
+    if bits & _THERMAL or (hot and not bits & _POWER):
+        return "thermal"
+    if most and usual and most < limit("straggler_gpu.power") * usual and power >= limit("straggler_gpu.power") * most:
+        return "power limit"
+    if bits & _POWER or (most and power >= limit("straggler_gpu.power") * most):
+        return "power"
+    if bits & _SET:
+        return "set"
+    if own.get("thermal_violation"):
+        return "thermal"
+    return "power" if own.get("power_violation") else "clock"
+
+
+def _fault(own: Mapping[str, float], job: Job) -> tuple[str, float | None, float | None]:
+    """What else can slow a GPU."""
     width, usual = own.get("pcie_width"), job.peers.get("pcie_width")
     if width and usual and width < usual:
         return "pcie", width, usual
@@ -163,21 +181,32 @@ def _reason(gpu: Gpu, job: Job) -> tuple[str, float | None, float | None]:
     return "", None, None
 
 
-def _because(v: Straggler) -> tuple[str, str]:
+# What holds clocks down, and what to do about it.
+_HELD = {
+    "thermal": ("it is too hot", "Check its cooling: air flow, fans, room temperature."),
+    "power": ("its power is limited",
+              "Compare its power limit with the others' (nvidia-smi -q -d POWER), and look at the node's power "
+              "supply."),
+    "power limit": ("its power limit is lower than theirs",
+                    "Compare its power limit with the others' (nvidia-smi -q -d POWER); nvidia-smi -pl sets it."),
+    "set": ("its application clocks are set low",
+            "Compare them with the others' (nvidia-smi -q -d CLOCK); nvidia-smi -rac takes the setting back."),
+    "clock": ("", "Run nvidia-smi -q -d PERFORMANCE on its node: it shows what limits the clocks. nvidia-smi -rgc "
+                  "removes a lock of the clocks."),
+}
+
+
+def _because(v: Straggler | LowClockGpu) -> tuple[str, str]:
     """Why the worst of them is slow, and what to do about it."""
     value, usual = v.value or 0.0, v.usual or 0.0
     clocks = f"Its SM clock is {value / 1e6:.0f} MHz; the others run at {usual / 1e6:.0f} MHz"
+    if v.why in _HELD:
+        reason, action = _HELD[v.why]
+        return f"{clocks}{f': {reason}' if reason else ''}.", action
     return {
         "remap": ("A row of its memory could not be replaced.", "Drain the node: the board is due for service."),
         "ecc": (f"It has {value:.0f} memory errors that could not be corrected.",
                 "Drain the node and reset the GPU; if errors return, the board is due for service."),
-        "thermal": (f"{clocks}: it is too hot.", "Check its cooling: air flow, fans, room temperature."),
-        "power": (f"{clocks}: its power is limited.",
-                  "Compare its power limit with the others' (nvidia-smi -q -d POWER), and look at the node's power "
-                  "supply."),
-        "clock": (f"{clocks}.",
-                  "Run nvidia-smi -q -d PERFORMANCE on its node: it shows what limits the clocks. nvidia-smi -rgc "
-                  "removes a lock of the clocks."),
         "pcie": (f"Its PCIe link runs with {value:.0f} lanes; the others have {usual:.0f}.",
                  "Drain the node and reseat the board. If that does not help, replace the board or the riser."),
         "xid": (f"No exported metric tells the reason. Its last Xid event is {value:.0f}, at a time that is not known.",
@@ -198,4 +227,94 @@ def describe_straggler_gpu(v: Straggler) -> FleetWords:
         evidence=evidence(v, {"activity_ratio": v.activity, "median_ratio": v.median}),
         action=action, gain=NO_STEP, source=source("straggler_gpu.mads", "straggler_gpu.below"),
         label=f"straggler {brief(first)}",
+    )
+
+
+# -- low_clock_gpu ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowClockGpu(FleetVerdict):
+    """``why``: what holds the clock of the lowest down, or what else is known of it; ``others``: how many more."""
+
+    activity: float
+    clock_hz: float
+    median_hz: float
+    others: int
+    held: str
+    why: str
+    value: float | None
+    usual: float | None
+
+
+def judge_low_clock_gpu(view: JobView) -> LowClockGpu | Missing | None:
+    """Busy GPUs run at a lower SM clock than the others of their job, which wait for them in collectives."""
+    job = view.job
+    if not job.low_clocks or job.gpus <= limit("straggler_gpu.peers"):
+        return None
+    if job.kind == "mixed":
+        return _ONE_KIND
+    if view.age_s is None:
+        return NO_PAST
+    if view.age_s < limit("straggler_gpu.age_s"):
+        return None  # its means are still of the time before it, or its ranks still start up
+    low = [own for own in job.low_clocks if _is_low(own, job)
+           and view.explained.isdisjoint((own.gpu.node, own.gpu.name))]
+    if not low:
+        return None
+    worst = min(low, key=lambda own: own.clock_hz / own.median_hz)
+    if worst.mad_hz > limit("low_clock_gpu.spread") * worst.median_hz \
+            or worst.low > limit("low_clock_gpu.share") * worst.gpus:
+        return Missing("the same clocks for most GPUs of the job: their SM clocks differ so much that none of them is "
+                       "an outlier")
+    own = worst.gpu
+    lasts_s, seen = _lasts_low(view, worst)
+    held = _limiter(own.figures, job.peers)
+    why, value, usual = _fault(own.figures, job) if held == "clock" else ("", None, None)
+    behind = sum(1.0 - one.clock_hz / one.median_hz for one in low)
+    return LowClockGpu(
+        gpus=(), job=job.id, count=worst.gpus, places=tuple(one.gpu.name for one in low), lasts_s=lasts_s or None,
+        since_exact=seen, gpu_hours_lost=behind * lasts_s / HOUR_S if lasts_s else None,
+        activity=own.activity or 0.0, clock_hz=worst.clock_hz, median_hz=worst.median_hz,
+        others=max(worst.low, len(low)) - 1, held=held, why=why, value=value, usual=usual,
+        severity="high" if worst.clock_hz <= limit("low_clock_gpu.high") * worst.median_hz else "medium")
+
+
+def _is_low(own: LowClock, job: Job) -> bool:
+    """Whether a clock is low though the GPU works as much as the others, and they are enough to tell."""
+    least = max(limit("low_clock_gpu.busy"), (job.activity or 0.0) - limit("straggler_gpu.below"))
+    spread = limit("straggler_gpu.mads") * _TO_SIGMA * own.mad_hz
+    return (own.gpus > limit("straggler_gpu.peers") and own.gpu.activity is not None and own.gpu.activity >= least
+            and own.clock_hz < min(limit("low_clock_gpu.clock") * own.median_hz, own.median_hz - spread)
+            and int(own.gpu.figures.get("clock_reasons", 0)) != _IDLE)
+
+
+def _lasts_low(view: JobView, own: LowClock) -> tuple[float, bool]:
+    """How long the GPU has been busy at a clock this far below what the others run at now."""
+    of_job = dict(view.past(view.job.history))
+    active = dict(view.past(own.gpu.history))
+    past = [(time_s, clock if active.get(time_s, 0.0) > limit("low_clock_gpu.busy") else own.median_hz)
+            for time_s, clock in view.past(own.history) if time_s in of_job]
+    return view.lasts_s(past, lambda _, clock: clock < limit("low_clock_gpu.leave") * own.median_hz)
+
+
+def describe_low_clock_gpu(v: LowClockGpu) -> FleetWords:
+    reason, action = _HELD.get(v.held, _HELD["clock"])
+    fault = f" {_because(v)[0]}" if v.why else ""
+    named = ", ".join(v.places[1:])
+    unnamed = v.others - len(v.places) + 1
+    also = (f" Also low: {named}{f' and {unnamed} more' if unnamed > 0 else ''}." if named
+            else f" So {'is one other GPU' if v.others == 1 else f'are {v.others} other GPUs'}." if v.others else "")
+    first = v.places[0] if v.places else "?"
+    return FleetWords(
+        title=f"GPU {first} runs at a lower clock than the other GPUs of job {v.job}",
+        why=f"Its SM clock is {v.clock_hz / 1e6:.0f} MHz in the mean of five minutes"
+            f"{f', and has been low{lasting(v)}' if v.lasts_s else ''}; the median of the {v.count} busy GPUs of the "
+            f"same model is {v.median_hz / 1e6:.0f} MHz.{f' The reason: {reason}.' if reason else ''} It is not idle: "
+            f"it is active {percent(v.activity)} of the time. In synchronous training the others wait for it."
+            f"{fault}{also}",
+        evidence=evidence(v, {"sm_clock_hz": v.clock_hz, "median_sm_clock_hz": v.median_hz,
+                              "activity_ratio": v.activity}),
+        action=action, gain=NO_STEP, source=source("low_clock_gpu.clock", "straggler_gpu.mads"),
+        label=f"low clock {brief(first)}",
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gputop.advice.fleet.advise import FleetFinding, fleet_advice
-from gputop.cluster.model import Job
+from gputop.cluster.model import Job, LowClock
 from tests.cluster.fleets import NOW, fleet, gpu, job, node, past
 
 
@@ -90,6 +92,62 @@ def test_what_is_no_straggler(changes: dict[str, object]) -> None:
     assert found(job(**{"low_gpus": (gpu(0.55),), **changes})) == []
 
 
+def low_clock(activity: float = 0.97, clock_hz: float = 1.29e9, **changes: float) -> LowClock:
+    figures = {name: value for name, value in changes.items() if name not in ("mad_hz", "gpus", "low")}
+    return LowClock(gpu=gpu(activity, history=past((180, activity)), **figures), clock_hz=clock_hz, median_hz=1.98e9,
+                    mad_hz=changes.get("mad_hz", 1.5e7), gpus=int(changes.get("gpus", 32)),
+                    low=int(changes.get("low", 1)), history=past((150, 1.98e9), (30, clock_hz)))
+
+
+@pytest.mark.parametrize(("figures", "word"), [
+    ({"clock_reasons": 4.0}, "The reason: its power is limited."),
+    ({"clock_reasons": 64.0}, "The reason: it is too hot."),
+    ({"clock_reasons": 2.0}, "application clocks are set low"),
+    ({"power_w": 399.0, "power_limit_w": 400.0}, "The reason: its power limit is lower than theirs."),
+    ({"power_w": 300.0, "power_limit_w": 400.0, "power_violation": 5e9}, "The reason: its power is limited."),
+    ({"thermal_violation": 5e9}, "The reason: it is too hot."), ({"power_violation": 0.0, "xid": 79.0}, "event is 79"),
+    ({"pcie_width": 4.0}, "4 lanes; the others have 16"),
+])
+def test_a_busy_gpu_with_a_low_clock_is_what_the_others_wait_for(figures: dict[str, float], word: str) -> None:
+    finding = only(job(low_clocks=(low_clock(**figures),), peers={"power_limit_w": 700.0, "pcie_width": 16.0}))
+    assert (finding.id, finding.severity, finding.label) == ("low_clock_gpu", "high", "low clock n4:3")
+    assert "1290 MHz in the mean of five minutes, and has been low for 30 min;" in finding.why
+    assert word in finding.why and finding.places == ("n4:3",)
+    assert NOW - finding.since_s == pytest.approx(1800, abs=1) and finding.since_exact
+    assert finding.gpu_hours_lost == pytest.approx(0.5 * (1 - 1.29 / 1.98))
+
+
+def test_a_low_clock_without_a_history_says_no_time() -> None:
+    finding = only(job(low_clocks=(replace(low_clock(), history=None),)))
+    assert finding.since_s is None and finding.gpu_hours_lost is None and "five minutes; the median" in finding.why
+
+
+def test_a_low_clock_of_a_time_in_which_the_gpu_idled_does_not_count() -> None:
+    own = low_clock()
+    idled = replace(own, gpu=replace(own.gpu, history=past((170, 0.0), (10, 0.97))), history=past((180, 1.29e9)))
+    assert NOW - only(job(low_clocks=(idled,))).since_s == pytest.approx(600, abs=1)
+
+
+@pytest.mark.parametrize("low", [
+    low_clock(0.5), low_clock(clock_hz=1.75e9), low_clock(gpus=3), low_clock(clock_reasons=1.0), low_clock(0.1),
+    low_clock(clock_hz=1.6e9, mad_hz=0.09e9),
+], ids=["works less", "near", "too few", "idle", "hardly busy", "spread"])
+def test_what_is_no_low_clock(low: LowClock) -> None:
+    assert found(job(low_clocks=(low,))) == []
+
+
+@pytest.mark.parametrize("low", [low_clock(low=9), low_clock(mad_hz=0.12e9)], ids=["many", "spread"])
+def test_clocks_that_differ_everywhere_are_no_outliers(low: LowClock) -> None:
+    findings, abstained = fleet_advice(fleet(job(low_clocks=(low,))))
+    assert findings == () and [a.id for a in abstained] == ["low_clock_gpu"]
+
+
+def test_a_straggler_with_a_low_clock_is_found_once() -> None:
+    low = low_clock(0.97, sm_clock_hz=1.29e9)
+    own = job(low_gpus=(gpu(0.5, sm_clock_hz=1.29e9),), low_clocks=(low,), peers={"sm_clock_hz": 1.98e9})
+    assert [f.id for f in found(own)] == ["straggler_gpu"]
+
+
 def test_a_slow_node_explains_its_gpus() -> None:
     low = tuple(gpu(0.4, f"n2:{i}", past((120, 0.9), (60, 0.4))) for i in range(4))
     finding = only(job(low_gpus=low, low_nodes=(node(0.45),)))
@@ -123,7 +181,7 @@ def test_what_is_no_drop(history: object) -> None:
 def test_on_shared_nodes_and_with_two_kinds_of_activity_nothing_is_judged() -> None:
     findings, abstained = fleet_advice(fleet(job(mapped="shared node", idle_gpus=32), job(mapped="shared node")))
     assert findings == () and {a.id for a in abstained} == {"held_idle", "partly_used_job", "slow_node",
-                                                            "straggler_gpu", "activity_drop"}
+                                                            "straggler_gpu", "low_clock_gpu", "activity_drop"}
     assert all("other jobs hold GPUs of the same nodes" in a.missing and "(2 jobs)" in a.missing for a in abstained)
     findings, abstained = fleet_advice(fleet(job(kind="mixed", median=None, low_gpus=(gpu(0.3),))))
     assert findings == () and {a.id for a in abstained} == {"slow_node", "straggler_gpu"}
