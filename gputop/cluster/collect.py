@@ -33,6 +33,7 @@ from gputop.cluster.prometheus import Client, Series
 from gputop.cluster.promql import COMPARED, WHAT_IS_THERE, Found, Queries, matchers, which_labels
 from gputop.cluster.schemas import (
     ACTIVITY,
+    CLUSTER_LABEL,
     JOB_LABELS,
     NODE_LABELS,
     SCHEMAS,
@@ -101,6 +102,7 @@ class Collector:
         self._found_s = -1e9
         self._slurm = slurm.JobQueue(squeue)
         self._simulated = False
+        self._clusters: set[str] = set()  # by their label; empty where there is only one
         self._asked = dict.fromkeys(("history", "gpus", "nodes", "gpu_history", "node_history"), -1.0)
         self._tried_once: set[str] = set()
         self._round = 0.0
@@ -151,6 +153,11 @@ class Collector:
             problems.append(self._slurm.problem)
         elif not self._slurm.is_there and self._queries is not None and not self._queries.by_job:
             problems.append(_NO_JOBS)
+        if self._clusters and self._slurm.jobs and not any(map(self._is_here, self._slurm.jobs)):
+            problems.append(Problem(
+                f"this Prometheus has {len(self._clusters)} clusters, and none of their labels names that of squeue: "
+                "its jobs cannot be told from those of the others, so that users, names and ages are missing",
+                "Let the label cluster be the ClusterName of Slurm's slurm.conf."))
         jobs, free, free_nodes = self._jobs(view)
         queries = self._queries
         names = ", ".join(s.title for s in queries.schemas) if queries is not None else ""
@@ -181,12 +188,15 @@ class Collector:
             raise GputopError(
                 f"{self._client.endpoint.url} has no metrics of GPUs",
                 "It must scrape dcgm-exporter, gputop export, nvitop-exporter or all-smi on the nodes.", EXIT_NO_DATA)
-        labels = {series.labels.get("figure") for series in self._client.instant(which_labels(found))}
+        there = self._client.instant(which_labels(found))
+        labels = {series.labels.get("figure") for series in there}
+        clusters = {s.labels.get(CLUSTER_LABEL, "") for s in there if s.labels.get("figure") == "cluster"}
+        self._clusters = clusters if len(clusters) > 1 else set()
         self._simulated = "simulated" in labels
         if "exported_pod" in labels:
             labels.discard("pod")  # then it is the exporter's own
         self._queries = Queries(replace(found, job_labels=tuple(label for label in JOB_LABELS if label in labels),
-                                        divided="divided" in labels))
+                                        clusters=bool(self._clusters), divided="divided" in labels))
         self._found_s = now_s
 
     def _ask_figures(self) -> None:
@@ -302,17 +312,22 @@ class Collector:
             return sorted(keys, key=lambda key: key[1] not in view.jobs)
         if NO_JOB in view.open_jobs:
             return list(self._figures)
-        held = {node for job in self._slurm.jobs for node in map(slurm.short_name, job.gpus)}
-        return [key for key in self._figures if self._is_held(key, held)]
+        held = {self._slurm_name(job, node) for job in self._slurm.jobs for node in job.gpus}
+        return [key for key in self._figures if not held.isdisjoint(self._short_names(key))]
 
-    def _is_held(self, key: Key, held: set[str]) -> bool:
-        return not held.isdisjoint(self._short_names(key))
+    def _is_here(self, job: slurm.SlurmJob) -> bool:
+        return not self._clusters or job.cluster in self._clusters
+
+    def _slurm_name(self, job: slurm.SlurmJob, node: str) -> str:
+        """As :meth:`_short_names` have it."""
+        return f"{job.cluster}/{slurm.short_name(node)}" if self._clusters else slurm.short_name(node)
 
     def _short_names(self, key: Key) -> set[str]:
         """All that Slurm may call a node."""
         labels = self._group_labels.get(key, {})
-        names = {labels[label] for label in NODE_LABELS if labels.get(label)} | {key[1]}
-        return {slurm.short_name(name.rpartition(":")[0] if name.rpartition(":")[2].isdecimal() else name)
+        cluster = f"{labels.get(CLUSTER_LABEL, '')}/" if self._clusters else ""
+        names = {labels[label] for label in NODE_LABELS if labels.get(label)} | {key[1].removeprefix(cluster)}
+        return {cluster + slurm.short_name(name.rpartition(":")[0] if name.rpartition(":")[2].isdecimal() else name)
                 for name in names}
 
     def _key_matchers(self, keys: Sequence[Key]) -> list[str]:
@@ -385,7 +400,7 @@ class Collector:
         if self._queries.by_job:
             return low
         by_name = self._by_short_name(self._figures)
-        of_jobs = ({by_name[name] for name in map(slurm.short_name, job.gpus) if name in by_name}
+        of_jobs = ({by_name[name] for node in job.gpus if (name := self._slurm_name(job, node)) in by_name}
                    for job in self._slurm.jobs)
         others = (sorted(keys - low)[:_PEER_NODES] for keys in of_jobs if not keys.isdisjoint(low))
         return low.union(*others)
@@ -483,7 +498,10 @@ class Collector:
         apart = {s.labels["figure"]: s.value for s in self._outliers
                  if self._key(s.labels) == key and s.labels.get("figure") in ("median", "mad", "node_median")}
         low = [s for s in self._low_gpus() if self._key(s.labels) == key]
-        slurm_job = next((job for job in self._slurm.jobs if key[1] in (job.number, job.id)), None)
+        prefix = f"{self._group_labels.get(key, {}).get(CLUSTER_LABEL, '')}/" if self._clusters else ""
+        number = key[1].removeprefix(prefix)
+        slurm_job = next((job for job in self._slurm.jobs if number in (job.number, job.id)
+                          and (not self._clusters or f"{job.cluster}/" == prefix)), None)
         group = self._group(figures, self._kinds.get(key, ""))
         nodes = tuple(self._with_gpus(self._with_history(node, key, view), view, key[1], key)
                       for node in self._nodes.get(key, ()))
@@ -492,7 +510,7 @@ class Collector:
             name=slurm_job.name if slurm_job is not None else "",
             user=slurm_job.user if slurm_job is not None else None,
             start_s=slurm_job.start_s if slurm_job is not None else None,
-            number="" if slurm_job is None else slurm_job.id if slurm_job.id != key[1] else slurm_job.number,
+            number="" if slurm_job is None else slurm_job.id if slurm_job.id != number else slurm_job.number,
             nodes=int(own["nodes"]) if "nodes" in own else None, node_names=tuple(node.name for node in nodes),
             idle_gpus=_count(figures, "idle_gpus"), median=apart.get("median") if group.kind != "mixed" else None,
             mad=apart.get("mad"), low_gpus=tuple(self._low_gpu(s, view) for s in low),
@@ -511,7 +529,7 @@ class Collector:
         jobs = []
         for job in self._slurm.jobs:
             keys = {by_name[short]: count for node, count in job.gpus.items()
-                    if (short := slurm.short_name(node)) in by_name}
+                    if (short := self._slurm_name(job, node)) in by_name}
             if not keys:
                 continue
             held |= set(keys)
@@ -655,7 +673,10 @@ class Collector:
         return out
 
     def _target_names(self, figure: str) -> list[str]:
-        return sorted(node_of(s.labels) for s in self._outliers if s.labels.get("figure") == figure)
+        own = [s.labels for s in self._outliers if s.labels.get("figure") == figure]
+        if not self._clusters:
+            own = [{name: text for name, text in labels.items() if name != CLUSTER_LABEL} for labels in own]
+        return sorted(map(node_of, own))
 
 
 def _since(history: History | None, start_s: float | None) -> History | None:
@@ -688,7 +709,8 @@ def _uuid(labels: Mapping[str, str]) -> str:
 
 def _node_matchers(labels: Mapping[str, str]) -> str:
     label = next((label for label in NODE_LABELS if labels.get(label)), "")
-    return matchers({label: [labels[label]]}) if label else ""
+    own = {name: [labels[name]] for name in (label, CLUSTER_LABEL) if labels.get(name)}
+    return matchers(own) if label else ""
 
 
 def _count(figures: Mapping[str, Series], figure: str) -> int | None:

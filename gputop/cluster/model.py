@@ -154,7 +154,7 @@ class Fleet:
 def brief(place: str) -> str:
     """A place for a cell of a table: its node without the domain, "n07:3" for "n07.cluster.example:3"."""
     node, colon, gpu = place.partition(":")
-    return place if re.fullmatch(r"[\d.]+", node) else node.partition(".")[0] + colon + gpu
+    return place if re.fullmatch(r"(.*/)?[\d.]+", node) else node.partition(".")[0] + colon + gpu
 
 
 def fields_of(group: Group) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gputop.cluster.prometheus import LARGEST
 from gputop.cluster.schemas import (
     ACTIVITY,
+    CLUSTER_LABEL,
     COUNTERS,
     GPU_LABELS,
     JOB_LABELS,
@@ -52,6 +53,7 @@ class Found:
     names: Mapping[str, int]
     scrape_jobs: tuple[str, ...] = ()
     job_labels: tuple[str, ...] = ()
+    clusters: bool = False  # several, told apart by a label
     divided: bool = False  # gputop export tells of GPUs beside their MIG instances
 
     def schemas(self) -> tuple[Schema, ...]:
@@ -81,6 +83,7 @@ def which_labels(found: Found) -> str:
     one = sorted(names) + [s.jobs for s in found.schemas() if s.jobs in found.names]
     arms = {label: f'count({{__name__=~"{"|".join(one)}", {label}!=""}})' for label in JOB_LABELS}
     arms["divided"] = f'count({{__name__=~"{"|".join(one)}", mig!=""}})'
+    arms["cluster"] = f'count by ({CLUSTER_LABEL}) ({{__name__=~"{"|".join(one)}"}})'
     arms["simulated"] = f'count({{__name__=~"{"|".join(one)}", simulated="true"}})'
     return _joined(arms)
 
@@ -99,8 +102,9 @@ class Queries:
         jobs = [*found.job_labels, *(NAMESPACE_OF[label] for label in found.job_labels if label in NAMESPACE_OF)]
         self.several_kinds = len({kind for s in self.schemas for kind in found.kinds(s)}) > 1
         self._kind = ["kind"] if self.several_kinds else []
-        self._nodes = [*NODE_LABELS]
-        self._jobs = jobs
+        cluster = [CLUSTER_LABEL] if found.clusters else []
+        self._nodes = [*NODE_LABELS, *([] if self.by_job else cluster)]
+        self._jobs = jobs = [*jobs, *(cluster if self.by_job else [])]
         self._key = [*UUID_LABELS, *MIG_LABELS, *GPU_LABELS, *self._nodes, *jobs]
         self._group = jobs if self.by_job else self._nodes
 

@@ -121,14 +121,24 @@ GPU_LABELS = ("gpu_index", "index", "gpu")  # all-smi's "gpu" is the name of the
 MIG_LABELS = ("GPU_I_ID", "mig", "mig_instance")
 
 
+# Of a Prometheus that has several clusters, in which nodes and jobs may have the same names. Only then do the queries
+# keep it.
+CLUSTER_LABEL = "cluster"
+
+
 def node_of(labels: Mapping[str, str]) -> str:
-    """The node that a series is of; "" where no label says it."""
+    """The node that a series is of, "cluster/node" where a label names the cluster; "" where no label says it."""
     for label in NODE_LABELS[:-1]:
         if labels.get(label):
-            return labels[label]
+            return _in_cluster(labels, labels[label])
     instance = labels.get("instance", "")
     host, _, port = instance.rpartition(":")
-    return (host if host and port.isdecimal() else instance).strip("[]")
+    return _in_cluster(labels, (host if host and port.isdecimal() else instance).strip("[]"))
+
+
+def _in_cluster(labels: Mapping[str, str], name: str) -> str:
+    cluster = labels.get(CLUSTER_LABEL, "")
+    return f"{cluster}/{name}" if cluster and name else name
 
 
 def gpu_of(labels: Mapping[str, str]) -> str:
@@ -139,7 +149,8 @@ def gpu_of(labels: Mapping[str, str]) -> str:
 
 
 def job_of(labels: Mapping[str, str]) -> tuple[str, str]:
-    """The label that names the job, and the job: a number of Slurm, or "namespace/pod". ("", "") without one.
+    """The label that names the job, and the job: a number of Slurm, or "namespace/pod"; ("", "") without one. With
+    "cluster/" before it where a label names the cluster.
 
     A pod of an exporter is not the one that holds the GPU.
     """
@@ -147,5 +158,5 @@ def job_of(labels: Mapping[str, str]) -> tuple[str, str]:
         text = labels.get(label, "")
         if text and not (label in NAMESPACE_OF and "exporter" in text):
             namespace = labels.get(NAMESPACE_OF.get(label, ""), "")
-            return label, f"{namespace}/{text}" if namespace else text
+            return label, _in_cluster(labels, f"{namespace}/{text}" if namespace else text)
     return "", ""

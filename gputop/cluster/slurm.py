@@ -36,6 +36,7 @@ class SlurmJob:
     user: str
     start_s: float | None
     gpus: Mapping[str, int]
+    cluster: str = ""  # Slurm's own name of it
 
 
 def parse_squeue(text: bytes) -> tuple[SlurmJob, ...]:
@@ -85,7 +86,7 @@ def _job(job: Mapping[str, Any]) -> SlurmJob | None:
         return None
     start_s = _number(job.get("start_time"))
     return SlurmJob(_id(job, int(number)), f"{number:.0f}", _text(job.get("name")), _text(job.get("user_name")),
-                    start_s or None, held)
+                    start_s or None, held, _text(job.get("cluster")))
 
 
 def _id(job: Mapping[str, Any], number: int) -> str:

@@ -22,21 +22,23 @@ Rows = Sequence[tuple[Mapping[str, str], float]]
 class CannedClient:
     """Answers an arm of a query, by its ``figure``, with rows; ``fails`` are words of queries that are refused."""
 
-    def __init__(self, names: Mapping[str, int], labels: Sequence[str] = (), **arms: Rows) -> None:
+    def __init__(self, names: Mapping[str, int], labels: Sequence[str] = (), clusters: Sequence[str] = (),
+                 **arms: Rows) -> None:
         self.endpoint = parse_endpoint("http://prom:9090")
         self.cost, self.warnings = Cost(), []
         self.queries: list[str] = []
         self.arms = dict(arms)
         self.fails: dict[str, GputopError] = {}
         self.history: Callable[[Mapping[str, str], float], float] = lambda labels, at_s: 0.9
-        self._names, self._labels = names, labels
+        self._names, self._labels, self._clusters = names, labels, clusters
 
     def instant(self, query: str, at_s: float | None = None) -> list[Series]:
         self._count(query)
         if query.startswith("count by (__name__"):
             return [Series({"__name__": name, "job": "dcgm"}, [(NOW, float(n))]) for name, n in self._names.items()]
         if query.startswith("label_replace(count({__name__"):
-            return [Series({"figure": label}, [(NOW, 1.0)]) for label in self._labels]
+            clusters = [Series({"figure": "cluster", "cluster": name}, [(NOW, 1.0)]) for name in self._clusters]
+            return [*clusters, *(Series({"figure": label}, [(NOW, 1.0)]) for label in self._labels)]
         return [Series({**labels, "figure": figure}, [(NOW, value)]) for figure in self._figures(query)
                 for labels, value in self.arms.get(re.sub(r"\d+$", "", figure), ())]
 

@@ -248,6 +248,35 @@ def test_what_lacks_of_the_fleet_is_told_before_what_slurm_lacks() -> None:
     assert "1 of 5 exporters does not answer: n9" in first.message and "squeue" in last.message
 
 
+A, B = {"cluster": "a"}, {"cluster": "b"}
+
+
+def test_jobs_and_nodes_with_one_name_in_two_clusters_stay_apart() -> None:
+    client = CannedClient(DCGM, ["hpc_job"], activity=[({**JOB, **A}, 0.9), ({**JOB, **B}, 0.1)],
+                          gpus=[({**JOB, **A}, 8), ({**JOB, **B}, 16)], clusters=("a", "b"))
+    jobs = {own.id: own for own in collector(client, squeue(cluster="b")).refresh(View()).jobs}
+    assert {name: (own.gpus, own.user) for name, own in jobs.items()} == {"a/7": (8, None), "b/7": (16, "ada")}
+    assert all(own.is_named("7") for own in jobs.values()) and jobs["b/7"].is_named("b/7")
+    assert any("avg by (hpc_job, cluster)" in query for query in client.queries)
+    *_, problem = collector(client, squeue(cluster="c")).refresh(View()).problems
+    assert "2 clusters" in problem.message
+
+
+def test_slurms_nodes_are_those_of_its_own_cluster() -> None:
+    nodes = [({**NODE_1, **A}, 0.9), ({**NODE_2, **A}, 0.9), ({**NODE_1, **B}, 0.1), ({**NODE_2, **B}, 0.3)]
+    client = CannedClient(DCGM, (), activity=nodes, gpus=[(own, 8) for own, _ in nodes], clusters=("a", "b"))
+    fleet = collector(client, squeue(cluster="b")).refresh(View())
+    assert [(own.id, own.activity) for own in fleet.jobs] == [("7", pytest.approx(0.2))]
+    assert [node.name for node in fleet.free_nodes] == ["a/n1", "a/n2.example"]
+
+
+def test_one_cluster_is_not_named() -> None:
+    client = by_label()
+    client._clusters = ("a",)
+    assert {own.id for own in collector(client).refresh(View()).jobs} == {"7", "8"}
+    assert not any("by (hpc_job, cluster)" in query for query in client.queries)
+
+
 def test_a_prometheus_without_gpus_is_no_data() -> None:
     with pytest.raises(GputopError, match="has no metrics of GPUs") as caught:
         collector(CannedClient({"DCGM_FI_DEV_FAN_SPEED": 3})).refresh(View())

@@ -266,6 +266,7 @@ def problems(report: Report) -> list[StyledText]:
 def commands_for(node: str, login: str = "", remote: str = "gputop") -> dict[str, list[str]]:
     """What opens a node, by the key: the monitor there, or its profiler servers here; none for a name that is no
     host's. ``remote`` starts gputop there, as a shell reads it."""
+    node = node.rpartition("/")[2]  # without the cluster
     if not _HOST.fullmatch(node):
         return {}
     jump = ["-J", login] if login else []
