@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from gputop.core.errors import GputopError
 
 T = TypeVar("T")
 MAX_NUMBER = 1e30  # above what anything measures, and still safe to add and to multiply
+_LEARNS = threading.Lock()  # two threads in which msgspec looks at one type for the first time end the process
 _MAX_INTEGER = 10 ** 30
 _NAMES = {"array": "a list", "object": "an object", "str": "a text", "int": "a whole number", "float": "a number",
           "bool": "true or false", "null": "null"}
@@ -71,7 +73,8 @@ def convert(document: object, kind: type[T], *, any_number: bool = False) -> T:
     if not any_number:
         check_numbers(document)
     try:
-        return msgspec.convert(document, kind, str_keys=True)
+        with _LEARNS:
+            return msgspec.convert(document, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise ValueError(_plain(str(error))) from error
     except RecursionError as error:
