@@ -213,7 +213,7 @@ def _limits(found: Limits | None) -> str:
     if found is None or not found.step_s:
         return ""
     if not found.gpu:
-        return f"<p>The limit of this GPU is not known. {esc(found.reason)}</p>"
+        return f"<p>How far the step is from the GPU's limit is not known. {esc(found.reason)}</p>"
     rows = "".join(f'<li title="{esc(limit_step(step.id)[1])}">{esc(limit_step(step.id)[0])}'
                    f"<b>{esc(_share(step.time_s / found.step_s))}</b><em>{seconds(step.time_s)}</em></li>"
                    for step in found.steps if step.time_s and (step.id in PART_BY_ID or step.id in COMPUTE_STEPS))

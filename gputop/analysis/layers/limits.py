@@ -50,8 +50,8 @@ def limits(
     elif times is not None and times.ops:
         return _of_ops(parts, known, peak, times)
     else:
-        reason = ("FLOPs are not known: only programs that XLA compiled tell them, and the trace holds none of the "
-                  "kernels'. --flops-per-step states them.")
+        reason = ("Only programs that XLA compiled tell their FLOPs, and no kernel of this trace is from one. "
+                  "--flops-per-step N states those of a step.")
     return Limits(step_s=parts.total, steps=(*known, LimitStep("unknown", parts.compute)), reason=reason)
 
 
