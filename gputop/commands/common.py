@@ -79,11 +79,11 @@ def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None
 def preferences_of(args: argparse.Namespace) -> Preferences:
     """The appearance of the monitor on this terminal."""
     from gputop.tui.terminal.color_support import terminal_colors, terminal_glyphs
-    from gputop.tui.terminal.preferences import Preferences
+    from gputop.tui.terminal.preferences import Preferences, full_theme_name
 
     config = args.config
     return Preferences(
-        theme=args.theme, colors=terminal_colors() if args.color == "auto" else args.color,
+        theme=full_theme_name(args.theme), colors=terminal_colors() if args.color == "auto" else args.color,
         glyphs=terminal_glyphs() if args.ascii == "auto" else "ascii" if args.ascii else "unicode",
         low_bandwidth=None if args.low_bandwidth == "auto" else args.low_bandwidth,
         metric=str(config["metric"]), span_s=float(config["span"]), warnings=config.warnings,

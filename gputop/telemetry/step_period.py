@@ -157,7 +157,7 @@ def estimate(times_s: Sequence[float], values: Sequence[Sequence[float]],
     """
     gridded = _grid(times_s, values)
     if gridded is None:
-        return StepPeriodEstimate(None, reason="too short: hardly a sample")
+        return StepPeriodEstimate(None, reason="hardly a sample so far")
     grid, interval_s = gridded
     max_lag = len(grid[0]) // MIN_PERIODS if grid else 0
     seen = StepPeriodEstimate(None, interval_s=interval_s, shortest_s=SAMPLES_PER_PERIOD * interval_s,
@@ -166,7 +166,7 @@ def estimate(times_s: Sequence[float], values: Sequence[Sequence[float]],
     if not count:
         return replace(seen, reason=UNMEASURED)
     if count < MIN_SAMPLES:
-        return replace(seen, reason=f"too short: {count} samples, {MIN_SAMPLES} are needed")
+        return replace(seen, reason=f"{count} samples so far, {MIN_SAMPLES} are needed")
     # Saves the correlations where nothing runs.
     if not any(_standard_deviation(column) > 0.5 * min_deviation for column in grid):
         return replace(seen, reason=FLAT)

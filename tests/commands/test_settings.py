@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gputop.cli import main
 from gputop.commands.arguments import parser
+from gputop.commands.common import preferences_of
 from gputop.commands.settings import SETTINGS, Config, apply_settings, config_path, document, load, save_setting
 
 
@@ -63,6 +64,15 @@ def test_the_command_line_wins(file: Path) -> None:
     assert (args.interval, args.attach, args.logdir) == (2.0, ["b:2"], Path("y"))
     assert (args.color, args.low_bandwidth, args.ascii, args.theme) == ("256", False, False, "nord")
     assert settled(file, "--profiler-port", "6009").attach == [], "machines by their port are another way to say it"
+
+
+@pytest.mark.parametrize(("typed", "theme"), [
+    ("light", "gputop-light"), ("contrast", "gputop-contrast"), ("gputop-dark", "gputop-dark"), ("nord", "nord")])
+def test_a_theme_of_gputops_own_may_be_given_in_short(tmp_path: Path, typed: str, theme: str) -> None:
+    file = tmp_path / "none.toml"
+    args = settled(file, "--theme", typed)
+    args.config = load(file)
+    assert preferences_of(args).theme == theme
 
 
 def test_without_a_file_everything_is_as_ever(tmp_path: Path) -> None:

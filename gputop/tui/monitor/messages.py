@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.advice.registry import EXPLANATIONS
-from gputop.core.errors import sentences
+from gputop.core.errors import GputopError, sentences
 from gputop.profiler.capture.records import CaptureStatus, Server, usable
 from gputop.session.session import Session
 from gputop.text.units import printable, seconds
@@ -50,7 +50,7 @@ def has_server(session: Session) -> bool:
 
 
 def refused(error: GputopError, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
-    """Why there was nothing to capture from, and the ways out: those of ``no_server`` where it knows more of the job."""
+    """Why there was nothing to capture from, and the ways out: those of ``no_server`` where it knows the job better."""
     return (begun_as_sentence(sentences(error.message)), *((error.fix,) if no_server is NO_SERVER else no_server))
 
 

@@ -24,6 +24,7 @@ from gputop.core.samples import (
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.gpu_columns import clock_text
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
+from gputop.session.captures import HOW_TO_SERVE
 from gputop.session.session import Session
 from gputop.text import redaction
 from gputop.text.commands import short_command, short_description
@@ -304,7 +305,7 @@ def job_text(session: Session) -> Text:
             out.append(f"  it belongs to user {printable(server.owner)}: c asks before it captures\n", WARN)
     if not session.servers:
         out.append("none found. " if session.servers_known else "still looking. ", WARN)
-        out.append("In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009)\n", DIM)
+        out.append(HOW_TO_SERVE + "\n", DIM)
     for note in session.discovery_notes:
         out.append(printable(note) + "\n", DIM)
     if session.step_period is not None:

@@ -14,6 +14,11 @@ from gputop.tui.terminal.color_support import SYSTEMS, Colors, Glyphs, TerminalP
 DEFAULT_THEME = "gputop-dark"
 
 
+def full_theme_name(name: str) -> str:
+    """The name of a theme of gputop's own that may be given in short ("light"); any other name as it is."""
+    return f"gputop-{name}" if name in SCHEMES else name
+
+
 @dataclass(frozen=True, slots=True)
 class Preferences:
     """``low_bandwidth`` None: it follows the speed of the link. ``metric`` "" and ``span_s`` None: the defaults."""
