@@ -186,7 +186,7 @@ LABELS = {
     "slowest_stage_s": "slowest stage, for the batches of a step",
     "sm_active_ratio": "time in which SMs are active",
     "sm_clock_of_max_ratio": "SM clock, of the highest",
-    "sm_clock_hz": "its SM clock",
+    "sm_clock_hz": "SM clock",
     "median_sm_clock_hz": "SM clock in its job (median of busy GPUs of its model)",
     "sm_count": "SMs of the GPU",
     "softmax_s": "of it softmax",
