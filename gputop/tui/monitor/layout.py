@@ -29,6 +29,8 @@ _LINES_WITHOUT_GPUS = 6  # header, why there is no GPU, host, job, keys
 # Where frame and heading would leave it no more rows than these, it has the rows without them, and so has one process
 # beside GPUs.
 _PROCESS_FRAME_LINES, _BARE_ROWS, _MAX_PROCESS_SHARE = 3, 2, 2 / 5
+_OTHER_LINES = 4  # header, host, job, keys
+_LEAST_ADVICE_LINES = 5  # the frame and a recommendation: title, why, what to do
 # Columns; on a narrower screen a single process would take them from the recommendations. Without GPUs there are lines.
 _ONE_PROCESS_BESIDE_FROM = 160
 
@@ -55,8 +57,13 @@ def layout(columns: int, lines: int, gpus: int, processes: int) -> Layout:
              if columns < size.below_columns or lines < size.below_lines or (below and size is _NARROW)]
     reserved = next((size.reserved_lines for size in found if size.reserved_lines is not None), RESERVED_LINES)
     classes = frozenset(size.name for size in found)
-    return Layout(classes, lines_per_gpu(lines, gpus) if gpus else 1, bool(gpus) and has_axis(lines),
-                  max(2, lines - reserved), _process_lines(lines, gpus, processes) if "narrow" in classes else None)
+    per_gpu, axis = lines_per_gpu(lines, gpus) if gpus else 1, bool(gpus) and has_axis(lines)
+    process_lines = _process_lines(lines, gpus, processes) if "narrow" in classes else None
+    # Where the processes are below the recommendations, high lanes would leave these no line.
+    while per_gpu > 1 and process_lines is not None and (
+            lines - _OTHER_LINES - 1 - axis - gpus * per_gpu - process_lines < _LEAST_ADVICE_LINES):
+        per_gpu -= 1
+    return Layout(classes, per_gpu, axis, max(2, lines - reserved), process_lines)
 
 
 def _process_lines(lines: int, gpus: int, processes: int) -> int:

@@ -33,3 +33,13 @@ def test_one_process_takes_a_line_and_no_columns_from_the_recommendations() -> N
 def test_the_processes_take_what_they_need_and_at_most_two_fifths() -> None:
     assert layout(100, 60, gpus=8, processes=1).process_lines == 1
     assert layout(100, 60, gpus=8, processes=100).process_lines == 18
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8, 100])
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+@pytest.mark.parametrize("lines", range(24, 80, 2))
+def test_above_the_processes_there_is_room_for_a_recommendation(lines: int, gpus: int, processes: int) -> None:
+    found = layout(110, lines, gpus, processes)
+    assert found.process_lines is not None
+    table = min(1 + found.has_axis + gpus * found.lines_per_gpu, found.max_table_lines)
+    assert lines - 4 - table - found.process_lines >= 5  # header, host, job, keys; its frame and three lines
