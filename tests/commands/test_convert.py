@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gputop.analysis.host.executors import input_executors
 from gputop.cli import main
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from gputop.core.samples import AdapterSample, Reading
@@ -26,6 +27,7 @@ from gputop.export.recording_tables import ADAPTERS, HOST, SAMPLES
 from gputop.export.trace_tables import TRACE_TABLES
 from gputop.replay.reader import open_recording
 from gputop.replay.writer import RecordingWriter
+from gputop.trace.lookups import host_stat
 from gputop.trace.model import Kind
 from gputop.trace.readers.load import load
 from tests.fakes import node_sample
@@ -182,6 +184,16 @@ def test_a_viewer_s_format_read_again_gives_the_same_figures(trace_file: str, tm
     assert before.launch_threads is not None and after.launch_threads is not None
     assert after.launch_threads.threads_per_gpu == before.launch_threads.threads_per_gpu
     assert before.simulated and after.simulated
+
+
+def test_ops_of_the_input_pipeline_are_still_known_in_a_viewer_s_format(tmp_path: Path) -> None:
+    """By ids of all 64 bits: without them a generator's PyFunc was taken for an op of the model."""
+    source = str(DATA / "keras3_slow_input.xplane.pb.gz")
+    before, after = (load([path]) for path in (source, str(convert(source, tmp_path / "t.json"))))
+    for stat in ("id", "parent_id"):
+        (_, old), (_, new) = (host_stat(trace.host, stat) for trace in (before, after))
+        assert len(old) and max(abs(old)) >= 1 << 62 and sorted(old) == sorted(new)
+    assert len(input_executors(after)) == len(input_executors(before))
 
 
 def test_launches_are_tied_to_what_they_started(trace_file: str, tmp_path: Path) -> None:

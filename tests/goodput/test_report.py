@@ -42,6 +42,16 @@ def minutes(what: str, first: int, count: int, **more: object) -> list[NodeSampl
             for i in range(count)]
 
 
+def test_a_recording_whose_host_was_not_read_is_of_the_same_node(
+        write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    unread = [replace(own, host=replace(own.host, hostname="")) for own in minutes("train", 0, 3)]
+    first, second = write("a.rec", unread), write("b.rec", minutes("train", 3, 3))
+    assert main(["report", str(first), str(second), "--price-per-kwh", "0.001"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("node-1, "), out
+    assert ", 0.00 at" not in out
+
+
 def test_several_recordings_are_one_time_line(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     late = write("late.rec", minutes("train", 400, 200))
     early = write("early.rec", [*minutes("train", 0, 201), *minutes("wait", 201, 30)])

@@ -42,6 +42,7 @@ EVENT = np.dtype([("ts", "f8"), ("dur", "f8"), ("correlation", "i8"), ("step", "
 # Stats of host events in TensorFlow's exports, all of them text there: kept sparse, as numbers and as names.
 _NUMBERS = frozenset(("is_func", "tracing_count", "iter_num", "buffered_elements", "id", "parent_id", "parallelism",
                       "buffer_limit", "cpu_budget"))
+_HASHES = frozenset(("id", "parent_id"))  # all 64 bits, so half of them are negative
 _TEXTS = frozenset(("eager_op", "tf_function_call", "function_name", "name", "shapes"))
 _STATS = _NUMBERS | _TEXTS
 # Memory of one event until the trace is assembled, in both forms of its columns.
@@ -142,7 +143,11 @@ class _Events:
     def _keep(self, args: dict[str, Any]) -> None:
         """Keep the stats of the event that is appended next."""
         for name in args.keys() & _STATS:
-            value = integer(args[name]) if name in _NUMBERS else self.builder.names[str(args[name])]
+            known = args[name]
+            if name in _HASHES and type(known) is int and -(1 << 63) <= known < 1 << 63:
+                self._append_stat(name, known)
+                continue
+            value = integer(known) if name in _NUMBERS else self.builder.names[str(known)]
             if value >= 0:
                 self._append_stat(name, value)
 
