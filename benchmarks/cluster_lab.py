@@ -122,8 +122,7 @@ class Cluster:
         slow = (node, gpu) == (3, 3)
         job = self.job(node) is not None
         yield "DCGM_FI_DEV_SM_CLOCK", f"{self.sm_clock_mhz(node, gpu, time_s)}"
-        held_s = max(0.0, time_s - self.began_s + HELD_S) if (node, gpu) == LOW_CLOCK else 0.0
-        yield "DCGM_FI_DEV_POWER_VIOLATION", f"{1e9 * held_s:.0f}"
+        yield "DCGM_FI_DEV_POWER_VIOLATION", self._power_violation_ns(node, gpu, time_s)
         yield "DCGM_FI_DEV_GPU_TEMP", f"{88 if slow else 35 + 30 * active:.0f}"
         yield "DCGM_FI_DEV_POWER_USAGE", f"{75 + 600 * active * (0.5 if slow else 1):.3f}"
         if not mig:
@@ -139,14 +138,20 @@ class Cluster:
         yield "DCGM_FI_PROF_SM_ACTIVE", f"{active:.6f}"
         yield "DCGM_FI_PROF_DRAM_ACTIVE", f"{0.4 * active:.6f}"
 
+    def _power_violation_ns(self, node: int, gpu: int, time_s: float) -> str:
+        held_s = max(0.0, time_s - self.began_s + HELD_S) if (node, gpu) == LOW_CLOCK else 0.0
+        return f"{1e9 * held_s:.0f}"
+
     def history(self) -> Iterator[str]:
         """The activity of the hours before, as OpenMetrics with timestamps, labeled as if it had been scraped."""
-        yield "# TYPE DCGM_FI_DEV_SM_CLOCK gauge\n"
         node, gpu = LOW_CLOCK
         labels = f'{self.labels(node, gpu)},instance="n{node + 1:03d}:9400",job="dcgm"'
-        for i in range(int(HISTORY_S / HISTORY_STEP_S) if self.job(node) is not None else 0):
-            at_s = self.began_s - HISTORY_S + i * HISTORY_STEP_S
-            yield f"DCGM_FI_DEV_SM_CLOCK{{{labels}}} {self.sm_clock_mhz(node, gpu, at_s)} {at_s:.3f}\n"
+        for name, value in (("DCGM_FI_DEV_SM_CLOCK", self.sm_clock_mhz),
+                            ("DCGM_FI_DEV_POWER_VIOLATION", self._power_violation_ns)):
+            yield f"# TYPE {name} gauge\n"
+            for i in range(int(HISTORY_S / HISTORY_STEP_S) if self.job(node) is not None else 0):
+                at_s = self.began_s - HISTORY_S + i * HISTORY_STEP_S
+                yield f"{name}{{{labels}}} {value(node, gpu, at_s)} {at_s:.3f}\n"
         yield "# TYPE DCGM_FI_PROF_SM_ACTIVE gauge\n"
         for node in range(self.nodes):
             for gpu in range(GPUS):

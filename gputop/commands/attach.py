@@ -46,7 +46,8 @@ def _agreed(pid: int, user: str, command: str) -> bool:
     what = (f"{WHAT_STARTING_DOES} Ctrl-c, TERM and HUP to gputop wait until the thread is released. After kill -9 of "
             "gputop the thread returns by itself, and the server may or may not start.")
     shown = console.one_line(short_command(command), 200)
-    console.note(f"Process {pid} of {console.one_line(user, 40)}: {shown}\n{textwrap.fill(what, width())}")
+    whole = textwrap.fill(what, width(), break_on_hyphens=False)
+    console.note(f"Process {pid} of {console.one_line(user, 40)}: {shown}\n{whole}")
     try:
         return input("Start it? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:

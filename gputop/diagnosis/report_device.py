@@ -258,7 +258,7 @@ def limits(a: Analysis, width: int) -> Iterator[str]:
 def mfu_text(found: Limits) -> str:
     """MFU with the peak and the coverage that it rests on, or why there is none."""
     if found.mfu is None:
-        return f"none. {found.reason}"
+        return f"not known. {found.reason}"
     peaks = ", ".join(f"{p.dtype} {p.flops_per_s / 1e12:,.4g} TFLOP/s" for p in found.peaks)
     source = found.peaks[0].source if found.peaks else ""
     again = f", HFU {found.hfu:.1%} with what is computed again" if found.hfu and found.hfu > found.mfu else ""

@@ -249,4 +249,4 @@ def _wrapped(page: _Page, text: str, color: str, first: str = "") -> None:
 
 
 def _lines(text: str, columns: int) -> Iterable[str]:
-    return textwrap.wrap(text, columns, max_lines=6, placeholder=" …")
+    return textwrap.wrap(text, columns, max_lines=6, placeholder=" …", break_on_hyphens=False)

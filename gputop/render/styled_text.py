@@ -45,4 +45,4 @@ def wrap(text: str, width: int, lines: int) -> list[str]:
         return [fit(text, width)][:lines]
     import textwrap  # the first frame wraps nothing
 
-    return textwrap.wrap(text, width, max_lines=max(1, lines), placeholder=" …") or [""]
+    return textwrap.wrap(text, width, max_lines=max(1, lines), placeholder=" …", break_on_hyphens=False) or [""]

@@ -157,7 +157,7 @@ def estimate(times_s: Sequence[float], values: Sequence[Sequence[float]],
     """
     gridded = _grid(times_s, values)
     if gridded is None:
-        return StepPeriodEstimate(None, reason="hardly a sample so far")
+        return StepPeriodEstimate(None, reason="fewer than three samples so far")
     grid, interval_s = gridded
     max_lag = len(grid[0]) // MIN_PERIODS if grid else 0
     seen = StepPeriodEstimate(None, interval_s=interval_s, shortest_s=SAMPLES_PER_PERIOD * interval_s,

@@ -174,7 +174,7 @@ def test_evidence_has_its_units_and_small_memory_is_not_nothing():
     b.memory(5, "GPU_0_bfc", 2**22, 39 * 2**30, 2**22)
     b.memory(5, "GPU_1_bfc", 2**22, 39 * 2**30, 2**22)
     text = text_report(analyze_trace(b.build()), 120)
-    assert re.search(r"evidence: wait for launches [\d.]+ ms; share of the time \d+ %", " ".join(text.split()))
+    assert re.search(r"evidence: wait for launches [\d.]+ ms; share of the step \d+ %", " ".join(text.split()))
     memory = [line for line in text.splitlines() if "_bfc: peak" in line]
     assert memory == ["Memory   GPU_0_bfc: peak 4.0 MiB of 39.0 GiB, under 1 %",
                       "         GPU_1_bfc: peak 4.0 MiB of 39.0 GiB, under 1 %"]

@@ -110,7 +110,7 @@ def test_what_saves_more_than_its_bound_is_an_upper_bound() -> None:
     cures = Cures(examine(trace))
     assert cures.saved(Verdict(gpus=(0,), share=0.6, cure=kernels(trace, 0.5)))[0] == pytest.approx(0.45, abs=0.02)
     saved, why = cures.saved(Verdict(gpus=(0,), share=0.2, cure=kernels(trace, 0.5)))
-    assert saved is None and "saves more, 45 %" in why
+    assert saved is None and "saves more (45 %)" in why
 
 
 def test_a_copy_in_a_call_that_waits_for_another_stream_comes_sooner_with_it() -> None:
