@@ -68,10 +68,14 @@ def run(what: str, path: Path) -> None:
     if what == "xprof":
         from xprof.convert import raw_to_tool_data  # noqa: F401
     else:
+        from gputop.core.memory import keep_freed_memory
         from gputop.diagnosis import diagnose, worker  # noqa: F401
         from gputop.trace.readers import nsys  # noqa: F401
         from gputop.trace.readers.chrome import reader as chrome  # noqa: F401
         from gputop.trace.readers.xspace import reader as xspace  # noqa: F401
+
+        if what != "interface":
+            keep_freed_memory()  # as `gputop analyze` does
     before, wall, cpu = held_bytes(), time.perf_counter(), time.process_time()
     result = _RUNS[what](path)
     print(json.dumps({"result": result, "wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu,

@@ -16,7 +16,7 @@ from gputop.commands.arguments import parse
 from gputop.commands.own_rules import use_own_rules
 from gputop.commands.settings import apply_settings, config_path, load
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
-from gputop.core.memory import ANALYSIS_SCORE, MONITOR_SCORE, offer_to_oom_killer
+from gputop.core.memory import ANALYSIS_SCORE, MONITOR_SCORE, keep_freed_memory, offer_to_oom_killer
 from gputop.text import console, crash
 
 _ANALYSES = {"analyze", "compare"}
@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     apply_settings(args, replace(settings, warnings=(*settings.warnings, *problems)))
     if args.command != "run":  # it starts the job first, which would inherit this
         offer_to_oom_killer(ANALYSIS_SCORE if args.command in _ANALYSES else MONITOR_SCORE)
+    if args.command in _ANALYSES:
+        keep_freed_memory()
     try:
         if getattr(args, "demo", None) == "list":
             from gputop.simulation.scenarios import describe

@@ -42,9 +42,10 @@ _CHILD = """\
 import sys
 sys.path[:] = [p for p in sys.path if p] + [sys.argv.pop(1)]
 from importlib import import_module
-from gputop.core.memory import ANALYSIS_SCORE, offer_to_oom_killer
+from gputop.core.memory import ANALYSIS_SCORE, keep_freed_memory, offer_to_oom_killer
 from gputop.diagnosis.worker import die_with
 offer_to_oom_killer(ANALYSIS_SCORE)
+keep_freed_memory()
 die_with(int(sys.argv.pop(1)))
 if paths := sys.argv.pop(1):
     from gputop.diagnosis.own_rules import use_rules_of_parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import resource
 import subprocess
 import sys
@@ -55,6 +56,19 @@ def test_an_analysis_goes_before_the_monitor_and_a_job_keeps_its_place():
             "assert int(log.read_text()) == before and own() == max(before, 500), (log.read_text(), own())\n"
             "offer_to_oom_killer(ANALYSIS_SCORE); offer_to_oom_killer(MONITOR_SCORE)\n"
             "assert own() == 1000")
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator can be told")
+def test_memory_that_an_analysis_frees_is_there_for_its_next_array():
+    # Pages that are given back and taken anew are faults. An array of 16 MB has 4,096 of them, or 8 huge ones.
+    code = ("import resource, numpy as np\n"
+            "from gputop.core.memory import keep_freed_memory\n"
+            "keep_freed_memory()\n"
+            "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+            "np.ones(2 << 20); before = faults()\n"
+            "for _ in range(200): np.ones(2 << 20)\n"
+            "assert faults() - before < 200, faults() - before")
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
