@@ -31,6 +31,7 @@ class Verdict:
     # named by ops and layers.
     events: Any = None
     culprits: tuple[Culprit, ...] = ()  # of the host, which it has named already
+    framework: str = ""  # of a live rule, set by live_advice: what the processes on these GPUs train with
 
 
 class Missing(NamedTuple):

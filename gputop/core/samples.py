@@ -188,6 +188,7 @@ class ProcessSample:
     cuda_device_order: str | None = None  # of its environment; the reason is that of cuda_visible_devices
     cgroup: CgroupSample | None = None  # None: not known, and the reason is that of ``container``
     numa_nodes: tuple[int, ...] = ()  # to whose CPUs it is bound; empty: to none, or not known
+    framework: str = ""  # see gputop.core.framework; empty: none of those, or not known
 
     @property
     def gpu_memory_bytes(self) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.core.framework import loaded_frameworks
 from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
 from gputop.doctor.driver_facts import DriverFacts
@@ -147,16 +148,16 @@ def _without_server(proc: Path, pid: int, what: str) -> Check:
     shown = fit(short_command(printable(command)), 80).strip() or "command not readable"
     detail = f"{what} and has no profiler server: {shown}"
     try:
-        maps = (proc / str(pid) / "maps").read_text(errors="replace")
+        loaded = loaded_frameworks((proc / str(pid) / "maps").read_bytes())
     except OSError:
-        maps = ""
+        loaded = frozenset()
     fix: str | None = f"{_SERVE_TF}\n{_SERVE_JAX}"
     attach = f"{f'gputop attach {pid}':<43}   # starts one in the running job, after a question\n"
-    if "/jaxlib/" in maps:
+    if "jax" in loaded:
         fix = attach + _SERVE_JAX
-    elif "/tensorflow/" in maps:
+    elif "tensorflow" in loaded:
         fix = attach + _SERVE_TF
-    elif "/torch/lib/" in maps:
+    elif "pytorch" in loaded:
         detail += ". PyTorch has no such server: export a trace with torch.profiler and look at it with gputop analyze."
         fix = "gputop analyze trace.json"
     return Check(f"process_{pid}", "warn", f"Process {pid}", detail, fix)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.core.files import refuse_untrusted, unused_name, write_file
+from gputop.core.framework import LABELS
 from gputop.core.metrics import LANE_METRICS
 from gputop.core.samples import OK, AdapterSample, HostSample, NodeSample, ProcessSample
 from gputop.core.version import __version__
@@ -263,6 +264,8 @@ def _process_lines(p: ProcessSample) -> list[str]:
         facts.append(f"storage read {reading(read)}, written {reading(written)}")
     if p.container is not None:
         facts.append(printable(p.container) + ("" if p.container_pid is None else f" (pid {p.container_pid} inside)"))
+    if p.framework:
+        facts.append(LABELS.get(p.framework, printable(p.framework)))
     if p.numa_nodes:
         facts.append(f"bound to NUMA node {', '.join(map(str, p.numa_nodes))}")
     if p.cuda_visible_devices is not None:

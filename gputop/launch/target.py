@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from gputop.core.errors import GputopError, NoDataError
+from gputop.core.framework import loaded_frameworks
 from gputop.profiler import sockets
 from gputop.ranks.tracing_rights import YAMA, check_rights, user_name
 from gputop.text.units import printable
 
-_FRAMEWORK = re.compile(r"/(tensorflow|jaxlib)/\S+\.so")
 WHAT_STARTING_DOES = (
     "gputop has the job's own Python start the profiler server of its TensorFlow or JAX, once, "
     "between two of its steps. The server stays until the process ends and costs nothing until it is used. "
@@ -63,11 +62,15 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA) -> Target:
         raise GputopError(f"process {pid} is stopped", f"Resume it first: kill -CONT {pid}")
     check_rights(pid, folder, uid, "attach", _ALTERNATIVE, proc, yama)
     try:
-        maps = (folder / "maps").read_text(errors="replace")
+        loaded = loaded_frameworks((folder / "maps").read_bytes())
         started = _started(folder)
     except OSError:
         raise GputopError(f"process {pid} has ended", "") from None
-    if not _FRAMEWORK.search(maps):
+    if loaded == {"pytorch"}:
+        raise GputopError(f"process {pid} ({command[:60]}) trains with PyTorch, which has no profiler server",
+                          "Record some steps with torch.profiler, write them with export_chrome_trace, and run gputop "
+                          "analyze on the file.")
+    if not loaded & {"tensorflow", "jax"}:
         raise GputopError(f"process {pid} ({command[:60]}) has neither TensorFlow nor JAX loaded",
                           "Give the Python process that trains, not its shell or launcher; or wait until it has "
                           "imported them.")

@@ -230,6 +230,7 @@ class Process(Struct, kw_only=True):
     devices: str
     cgroup: Cgroup | None = None
     numa_nodes: tuple[int, ...] = ()
+    framework: str = ""
 
     @classmethod
     def of(cls, p: samples.ProcessSample) -> Process:

@@ -252,7 +252,8 @@ class Node:
                     container=CONTAINER, cuda_visible_devices=",".join(map(str, visible)),
                     io_read_bytes_per_s=share("disk_read_bytes_per_s"),
                     io_write_bytes_per_s=share("disk_write_bytes_per_s"),
-                    cgroup=self._cgroup(cores), reasons=dict.fromkeys(("parent_pid", "started_s"), SOURCE)))
+                    cgroup=self._cgroup(cores), framework="tensorflow",
+                    reasons=dict.fromkeys(("parent_pid", "started_s"), SOURCE)))
         return tuple(out)
 
     def _cgroup(self, cores: float) -> CgroupSample:

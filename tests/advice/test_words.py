@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
+from gputop.advice.live.frameworks import code_for
 from gputop.advice.registry import RULES
 from gputop.advice.rule import Rule
 from gputop.advice.trace.job import Job
@@ -33,9 +35,9 @@ SCENE = Scene().sample(0.0)
 # Fields whose values are words that the sentences choose by.
 CHOSEN: Mapping[str, Mapping[str, Any]] = {
     "rich": {"worst": "h2d", "metric": "sm_active", "limited_by": "quota", "pool": "gpu_private", "way": "h2d",
-             "gpus": (0, 1), "severity": "medium", "id": None, "saving": None, "idle": (1,)},
+             "gpus": (0, 1), "severity": "medium", "framework": "tensorflow", "id": None, "saving": None, "idle": (1,)},
     "poor": {"worst": "d2d", "metric": "gpu_util", "limited_by": "node", "pool": "global", "way": "d2h",
-             "gpus": (0,), "severity": "low", "id": None, "saving": None, "idle": (0, 1)},
+             "gpus": (0,), "severity": "low", "framework": "pytorch", "id": None, "saving": None, "idle": (0, 1)},
 }
 FIGURES = ("gpu_util_ratio", "power_of_limit_ratio", "sm_active_ratio")
 
@@ -119,6 +121,29 @@ def test_the_words_of_a_rule(rule: Rule, request: pytest.FixtureRequest) -> None
                 f"{name}: say in gputop/render/evidence_words.py what it is and what it is compared with")
         written.append(text(words))
     same_as_golden(f"{rule.origin}-{rule.id}", "\n\n----\n".join(written) + "\n", request)
+
+
+LIVE = [rule for rule in RULES if rule.origin == "live"]
+OF_OTHERS = {"tensorflow": r"torch|DataLoader|\bJAX_|XLA_PYTHON|jnp\.",
+             "jax": r"torch|TensorFlow(?! and JAX)|TF_|DataLoader",
+             "pytorch": r"TensorFlow(?! and JAX)|TF_|\btf\.|jnp\.|jax\.|XLA|\(c\)"}
+
+
+@pytest.mark.parametrize("framework", OF_OTHERS)
+@pytest.mark.parametrize("rule", LIVE, ids=lambda rule: rule.id)
+@pytest.mark.parametrize("style", JOBS)
+def test_live_advice_is_for_the_framework_of_the_job(rule: Rule, framework: str, style: str) -> None:
+    verdict = dataclasses.replace(example(verdict_of(rule), style), framework=framework)
+    words = rule.function("describe")(verdict)
+    found = re.search(OF_OTHERS[framework], f"{words.why}\n{words.action}\n{words.gain}\n{words.snippet}")
+    # tf.data feeds many JAX jobs.
+    assert found is None or (framework, rule.id) == ("jax", "host_cpu_saturated"), found
+
+
+def test_code_says_whose_it_is_where_the_framework_is_not_known() -> None:
+    snippets = {"tensorflow": "tf.foo()", "jax": "jnp.foo()"}
+    assert code_for("", snippets) == code_for("pytorch", snippets) == "# in TensorFlow:\ntf.foo()"
+    assert code_for("jax", snippets) == "jnp.foo()"
 
 
 def same_as_golden(name: str, words: str, request: pytest.FixtureRequest) -> None:

@@ -358,7 +358,7 @@ def test_jobs_without_a_server_get_the_line_to_add(tmp_path: Path) -> None:
     process(tmp_path, 10, "python served.py")
     process(tmp_path, 15, "python worker.py", parent=10)
     process(tmp_path, 11, "python tf.py", maps="7f /x/site-packages/tensorflow/libtensorflow_cc.so.2\n")
-    process(tmp_path, 12, "python jax.py", maps="7f /x/jaxlib/a.so\n7f /x/tensorflow/b.so\n")
+    process(tmp_path, 12, "python jax.py", maps="7f /x/jaxlib/a.so\n7f /x/tensorflow/libtensorflow_cc.so.2\n")
     process(tmp_path, 13, "python torch\x1b[2J.py --pass hunter2", maps="7f /x/torch/lib/libtorch_cuda.so\n")
     process(tmp_path, 14, "nvidia-cuda-mps-server")
     server = ProfilerServer("127.0.0.1:6009", 10, "ana", "python served.py --token hunter2", "JAX", "0.7")

@@ -43,6 +43,21 @@ def test_a_process_without_a_framework(sleeper):
     assert "(cat) has neither TensorFlow nor JAX loaded" in refusal.message
 
 
+def test_a_process_of_pytorch_is_told_how_to_get_a_trace(tmp_path):
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(b"\0" * 4096)
+    code = (f"import mmap, sys\nfile = open({str(library)!r})\n"
+            "held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+            "print('up', flush=True)\nsys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        refusal = _refusal(process.pid)
+        process.communicate()
+    assert "trains with PyTorch, which has no profiler server" in refusal.message
+    assert "torch.profiler" in refusal.fix and "gputop analyze" in refusal.fix
+
+
 def test_no_process_and_one_that_has_ended():
     assert _refusal(2**22 + 1).exit_code == EXIT_NO_DATA
     with subprocess.Popen(["true"]) as ended:

@@ -10,14 +10,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gputop.advice.live.frameworks import MIXED_PRECISION, a_trace, code_for, no_figure, take_a_trace
 from gputop.advice.live.node_view import NodeView, gpus_text, same_job
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
 from gputop.text.units import percent
-
-_NO_FIGURE = "live samples show no steps: a capture (c) gives the figure"
-
 
 # -- spinning ---------------------------------------------------------------------------------------
 
@@ -157,7 +155,7 @@ def describe_spinning(v: Spinning) -> Explanation:
                "others. NCCL 2.24 and newer names that rank if its RAS service answers on this node; gputop keeps "
                "asking it.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else "NCCL_DEBUG=INFO python train.py",
-        gain="no step ends while the ranks wait" if v.stuck else _NO_FIGURE,
+        gain="no step ends while the ranks wait" if v.stuck else no_figure(v.framework),
         source="NVML utilization against GPM/DCGM SM, tensor and DRAM activity and power; "
                + source("spinning.sm_enter", "spinning.varies_enter"),
     )
@@ -247,13 +245,25 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
               + ("SM activity" if fine else "utilization"),
         why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: {what} was {percent(v.activity)}.{how}",
         evidence=evidence,
-        action="Capture a trace (c): it shows which of these is the cause and what to change.",
-        gain=_NO_FIGURE,
+        action=f"{take_a_trace(v.framework)}: it shows which of these is the cause and what to change.",
+        gain=no_figure(v.framework),
         source="GPM/DCGM SM activity. " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"),
     )
 
 
 # -- dram_bound and tensor_idle ---------------------------------------------------------------------
+
+_FEWER_BYTES = {
+    "tensorflow": f"{MIXED_PRECISION['tensorflow']}\nmodel.compile(…, jit_compile=True)",
+    "jax": f"{MIXED_PRECISION['jax']}\ntrain_step = jax.jit(train_step, donate_argnums=0)",
+    "pytorch": f"model = torch.compile(model)\n{MIXED_PRECISION['pytorch']}",
+}
+_TENSOR_CORES = {framework: f"{MIXED_PRECISION[framework]}\n# or, for float32 on Ampere and newer:\n{tf32}"
+                 for framework, tf32 in (
+                     ("tensorflow", "tf.config.experimental.enable_tensor_float_32_execution(True)"),
+                     ("jax", 'jax.config.update("jax_default_matmul_precision", "tensorfloat32")'),
+                     ("pytorch", 'torch.set_float32_matmul_precision("high")'))}
+
 
 @dataclass(frozen=True, slots=True)
 class _Pipes:
@@ -296,11 +306,11 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
             f"{percent(v.worst.tensor)} of the time. The kernels wait for memory, not for arithmetic. This is the "
             "limit of these kernels, not a fault.",
         evidence={"window_s": v.window_s, "dram_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
-        action="Move fewer bytes: let XLA fuse element-wise operations, keep activations in 16 bits, use fused "
-               "attention and optimizers. A larger batch changes little.",
-        snippet='tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")\n'
-                "model.compile(…, jit_compile=True)",
-        gain="depends on how many bytes fusion and precision save; " + _NO_FIGURE,
+        action=f"Move fewer bytes: let {'torch.compile' if v.framework == 'pytorch' else 'XLA'} fuse element-wise "
+               "operations, keep activations in 16 bits, use fused attention and optimizers. A larger batch changes "
+               "little.",
+        snippet=code_for(v.framework, _FEWER_BYTES),
+        gain="depends on how many bytes fusion and precision save; " + no_figure(v.framework),
         source="GPM/DCGM DRAM and tensor pipe activity; " + source("dram_bound.dram_enter"),
     )
 
@@ -332,10 +342,9 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
             "wrong.",
         evidence={"window_s": v.window_s, "sm_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
         action="If there are matrix products: use mixed precision or leave TF32 on, and give layers sizes that are "
-               "multiples of 8. A capture (c) names the kernels.",
-        snippet='tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")\n'
-                "# or, for float32 on Ampere and newer:\ntf.config.experimental.enable_tensor_float_32_execution(True)",
-        gain="depends on the share of matrix products; " + _NO_FIGURE,
+               f"multiples of 8. {a_trace(v.framework).capitalize()} names the kernels.",
+        snippet=code_for(v.framework, _TENSOR_CORES),
+        gain="depends on the share of matrix products; " + no_figure(v.framework),
         source="GPM/DCGM tensor pipe activity; " + source("tensor_idle.tensor_enter", "tensor_idle.window_s"),
     )
 

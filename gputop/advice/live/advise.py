@@ -54,4 +54,5 @@ def _outcome(rule: Rule, view: NodeView) -> Finding | Abstained | None:
         return None
     if isinstance(verdict, Missing):
         return Abstained(rule.id, verdict.what)
+    verdict = replace(verdict, framework=view.framework(verdict.gpus))
     return finding(rule, verdict, rule.function("describe")(verdict))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gputop.advice.live.frameworks import a_trace
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.live_rules import LIVE_RULES
 from gputop.advice.registry import limit
@@ -32,20 +33,20 @@ def live_limit(view: NodeView) -> str | None:
     figures = [f"{_span(mean for _, mean in sm.values())} SM active"]
     figures += [f"{_span(values)} {name}" for values, name in ((tensor, "tensor"), (dram, "DRAM")) if values]
     text = f"{gpus_text(gpus)} {'works' if len(gpus) == 1 else 'work'} at {', '.join(figures)}"
-    bound = _bound(view, [mean for _, mean in sm.values()], tensor)
+    bound = _bound(view, [mean for _, mean in sm.values()], tensor, a_trace(view.framework(sm)))
     return f"{text}: {bound}{_power(view, gpus, window_s)}."
 
 
-def _bound(view: NodeView, sm: list[float], tensor: list[float]) -> str:
+def _bound(view: NodeView, sm: list[float], tensor: list[float], trace: str) -> str:
     if view.found("dram_bound"):
         return "limited by memory bandwidth"
     if view.found("power_capped"):
         return "limited by the power limit"
     if sum(sm) / len(sm) < limit("live_limit.work"):
-        return "neither idle nor at a limit; a capture (c) shows what fills the rest of the time"
+        return f"neither idle nor at a limit; {trace} shows what fills the rest of the time"
     if tensor and sum(tensor) / len(tensor) >= limit("live_limit.tensor"):
         return "compute bound"
-    return "the SMs are busy; a capture (c) shows which kernels they run"
+    return f"the SMs are busy; {trace} shows which kernels they run"
 
 
 def _means(view: NodeView, gpus: Iterable[GpuSample], metric: str, window_s: float) -> list[float]:

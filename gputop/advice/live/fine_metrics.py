@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gputop.advice.live.frameworks import take_a_trace
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
@@ -40,9 +41,9 @@ def describe_no_fine_metrics(v: NoFineMetrics) -> Explanation:
         why="Coarse utilization is the share of time in which any kernel ran: 100 % can be one busy SM, or GPUs "
             f"waiting for each other. SM activity is missing: {v.reason}.",
         evidence={"window_s": v.window_s, "coarse_gpus_count": float(len(v.gpus))},
-        action="Capture a trace (c) to see what the kernels do. Live SM activity needs a Hopper or newer GPU (GPM). On "
-               "data-center cards from Volta on it needs a DCGM host engine that watches it (dcgm-exporter, or gputop "
-               "--dcgm-watch; gputop --help says what that costs).",
+        action=f"{take_a_trace(v.framework)} to see what the kernels do. Live SM activity needs a Hopper or newer GPU "
+               "(GPM). On data-center cards from Volta on it needs a DCGM host engine that watches it (dcgm-exporter, "
+               "or gputop --dcgm-watch; gputop --help says what that costs).",
         gain="this is about what gputop can measure, not about the job",
         source="NVML: definition of utilization; GPM: Hopper and newer; DCGM field 1002",
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gputop.advice.live.frameworks import a_trace, code_for, no_figure
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -13,12 +14,20 @@ from gputop.core.samples import CgroupSample, ProcessSample
 from gputop.text.units import percent
 
 _RULE = "host_cpu_saturated"
-_NO_FIGURE = "live samples show no steps: a capture (c) gives the figure"
-_INPUT = (
-    "dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE).cache().prefetch(tf.data.AUTOTUNE)\n"
-    "# cache what is the same in each epoch; decode fewer pixels; give the job more cores\n"
-    "# (--cpus-per-task, --cpus, resources.limits.cpu)"
-)
+_DATASET = "dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE)"
+_LOADER = "loader = DataLoader(dataset, batch_size, num_workers={}, pin_memory=True, persistent_workers=True)"
+_MORE_CORES = ("\n# cache what is the same in each epoch; decode fewer pixels; give the job more cores\n"
+               "# (--cpus-per-task, --cpus, resources.limits.cpu)")
+_INPUT = {
+    "tensorflow": f"{_DATASET}.cache().prefetch(tf.data.AUTOTUNE){_MORE_CORES}",
+    "pytorch": _LOADER.format("no_more_than_cores") + _MORE_CORES,
+}
+_INPUT["jax"] = _INPUT["tensorflow"]
+_MAIN_THREAD = {
+    "tensorflow": f"model.compile(…, steps_per_execution=32, jit_compile=True)\n{_DATASET}.prefetch(tf.data.AUTOTUNE)",
+    "jax": "state, losses = jax.lax.scan(train_step, state, batches)  # several steps in one jitted call",
+    "pytorch": f'model = torch.compile(model, mode="reduce-overhead")\n{_LOADER.format(8)}',
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +184,8 @@ def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str
             f"{percent(min(v.waiting.values()))} of the time. Input, launches and Python compete for cores.",
         evidence=evidence,
         action="Give the job more cores or less CPU work: cache or prepare the input, decode fewer pixels, and keep "
-               "other programs off the node. A capture (c) shows which thread waits.",
-        snippet=_INPUT, gain=_NO_FIGURE,
+               f"other programs off the node. {a_trace(v.framework).capitalize()} shows which thread waits.",
+        snippet=code_for(v.framework, _INPUT), gain=no_figure(v.framework),
         source="/proc/stat, control groups; " + source(
             f"{_RULE}.{'throttled' if v.throttled is not None else 'cpu'}_enter", f"{_RULE}.waiting_enter"),
     )
@@ -190,10 +199,11 @@ def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str
             f"{percent(full)} of the samples. Meanwhile no kernel ran for {percent(1 - util)} of the time: the main "
             "thread (Python runs one thread at a time) is too slow.",
         evidence=evidence | {"process_cpu_cores": cores, "full_core_share_ratio": full, "gpu_util_ratio": util},
-        action="Give the main thread less work: run more steps per call of the compiled function, prepare input in "
-               "parallel tf.data maps or worker processes, and run callbacks and metrics less often.",
-        snippet="model.compile(…, steps_per_execution=32, jit_compile=True)\n"
-                "dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)",
-        gain=_NO_FIGURE,
+        action="Give the main thread less work: "
+               + ("compile the model, so that it launches less by itself" if v.framework == "pytorch" else
+                  "run more steps per call of the compiled function")
+               + ", prepare input in parallel threads or worker processes, and run callbacks and metrics less often.",
+        snippet=code_for(v.framework, _MAIN_THREAD),
+        gain=no_figure(v.framework),
         source="/proc: CPU by core and by process; " + source(f"{_RULE}.thread_enter", f"{_RULE}.most_cores_enter"),
     )

@@ -5,11 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gputop.advice.live.frameworks import a_trace, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
 from gputop.text.units import percent
+
+_MEMORY_LIMIT = {
+    "tensorflow": "gpu = tf.config.list_physical_devices('GPU')[0]\n"
+                  "tf.config.set_logical_device_configuration(\n"
+                  "    gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=30_000)])  # MiB",
+    "jax": "XLA_PYTHON_CLIENT_MEM_FRACTION=0.45 python train.py",
+    "pytorch": "torch.cuda.set_per_process_memory_fraction(0.45)",
+}
+# What makes memory stay in use that the job may not need, how to see what it needs, and the code for that.
+_PEAK = "Capture (c): the trace has the allocator's peak, which tells whether a larger batch fits. "
+_TENSORFLOW = (f"{_PEAK}TF_FORCE_GPU_ALLOW_GROWTH=true makes TensorFlow take only what it needs.",
+               "TF_FORCE_GPU_ALLOW_GROWTH=true python train.py", "TensorFlow GPU guide: memory is mapped at start")
+_RESERVES = {
+    "": ("TensorFlow reserves nearly all memory at its start (JAX 75 %)", *_TENSORFLOW),
+    "tensorflow": ("TensorFlow reserves nearly all memory at its start", *_TENSORFLOW),
+    "jax": (
+        "JAX reserves 75 % of the memory at its start, or as much as XLA_PYTHON_CLIENT_MEM_FRACTION says",
+        f"{_PEAK}XLA_PYTHON_CLIENT_PREALLOCATE=false makes JAX take only what it needs.",
+        "XLA_PYTHON_CLIENT_PREALLOCATE=false python train.py", "JAX: GPU memory allocation"),
+    "pytorch": (
+        "PyTorch keeps the memory that it has freed, for its next tensors",
+        "Print the peak that its allocator has seen: it tells whether a larger batch fits.",
+        "print(torch.cuda.max_memory_allocated() / torch.cuda.mem_get_info()[1])",
+        "PyTorch, CUDA semantics: the caching allocator"),
+}
 
 
 def _held_gpus(view: NodeView) -> Iterable[GpuSample]:
@@ -54,7 +80,7 @@ def judge_memory_pressure(view: NodeView) -> MemoryPressure | Missing | None:
     if not tight:
         if reserves:
             return Missing(f"the allocator's peak on {gpus_text(reserves)}: memory in use may only be reserved; "
-                           "capture a trace (c)")
+                           f"{a_trace(view.framework(gpu.info.index for gpu in reserves))} shows it")
         return None if judged else Missing(f"{window_s:.0f} s of memory used and the total of a held GPU")
     return MemoryPressure(gpus=tuple(sorted(t.gpu for t in tight)), severity="medium", window_s=window_s,
                           tightest=min(tight, key=lambda t: t.free))
@@ -82,9 +108,7 @@ def describe_memory_pressure(v: MemoryPressure) -> Explanation:
         evidence={"window_s": v.window_s, "free_of_total_ratio": tight.free,
                   "processes_count": float(tight.processes), "memory_span_bytes": tight.span_bytes},
         action="Give each process a GPU of its own, or a memory limit that leaves room for the others.",
-        snippet="gpu = tf.config.list_physical_devices('GPU')[0]\n"
-                "tf.config.set_logical_device_configuration(\n"
-                "    gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=30_000)])  # MiB",
+        snippet=code_for(v.framework, _MEMORY_LIMIT),
         gain="none: this prevents a failure and saves no time",
         source="NVML memory used, reserved and total, process list; " + source("memory_pressure.free_enter"),
     )
@@ -122,14 +146,13 @@ def judge_memory_preallocated(view: NodeView) -> MemoryPreallocated | Missing | 
 
 
 def describe_memory_preallocated(v: MemoryPreallocated) -> Explanation:
+    reserves, action, snippet, guide = _RESERVES.get(v.framework, _RESERVES[""])
     return Explanation(
         title=f"{gpus_text(v.gpus)}: memory used is not what the job needs",
-        why=f"{percent(v.used)} of the memory is held and has not changed for {v.window_s:.0f} s. TensorFlow reserves "
-            "nearly all memory at its start (JAX 75 %), so this figure does not show what the job really needs.",
+        why=f"{percent(v.used)} of the memory is held and has not changed for {v.window_s:.0f} s. {reserves}, so this "
+            "figure does not show what the job really needs.",
         evidence={"window_s": v.window_s, "memory_used_of_total_ratio": v.used},
-        action="Capture (c): the trace has the allocator's peak, which tells whether a larger batch fits. "
-               "TF_FORCE_GPU_ALLOW_GROWTH=true makes TensorFlow take only what it needs.",
-        snippet="TF_FORCE_GPU_ALLOW_GROWTH=true python train.py",
+        action=action, snippet=snippet,
         gain="none: nothing is wrong, this explains a figure",
-        source="TensorFlow GPU guide: memory is mapped at start; gputop's own limits",
+        source=f"{guide}; gputop's own limits",
     )

@@ -229,6 +229,13 @@ class NodeView:
         held = [g for g in self.whole_gpus if g.info.index in process.gpus]
         return sorted((g for g in held if "C" in process.gpus[g.info.index].kind), key=lambda g: g.info.index)
 
+    def framework(self, gpus: Iterable[int]) -> str:
+        """What all processes on these GPUs train with (:mod:`gputop.core.framework`); empty where they differ, or where
+        it is not known."""
+        held = set(gpus)
+        found = {p.framework for p in self.processes if held & set(p.gpus)}
+        return found.pop() if len(found) == 1 else ""
+
     def age_s(self, process: ProcessSample) -> float:
         """For how long the process is known to exist at least."""
         since = [self.history.held_since(g.info.uuid, process.pid) for g in self.compute_gpus(process)]

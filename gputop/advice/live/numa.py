@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gputop.advice.live.frameworks import no_figure
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of
 from gputop.advice.registry import limit
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -57,6 +58,6 @@ def describe_numa_remote(v: NumaRemote) -> Explanation:
                + (", or start one process for each GPU, each bound to its own node." if several else
                   ". Under Slurm: --gpu-bind=closest, with the cores of each GPU in gres.conf."),
         snippet=f"numactl --cpunodebind={nodes} --membind={nodes} python train.py",
-        gain="depends on how much the job copies and launches: a capture (c) gives the figure",
+        gain="depends on how much the job copies and launches; " + no_figure(v.framework),
         source="Cpus_allowed_list of /proc/PID/status; numa_node of the GPU's PCI device",
     )

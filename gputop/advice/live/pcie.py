@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
+from gputop.advice.live.frameworks import a_trace, code_for, no_figure
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -14,8 +15,14 @@ from gputop.core.samples import GpuSample
 from gputop.sources.nvml.pcie import link_bytes_per_s
 from gputop.text.units import percent, rate
 
-_NO_FIGURE = "live samples show no steps: a capture (c) gives the figure"
 _LINK = "pcie_max_bytes_per_s"
+_SMALL_INPUT = {
+    "tensorflow": "dataset = dataset.map(keep_uint8).prefetch(tf.data.AUTOTUNE)\n"
+                  "# in the model: x = tf.cast(images, tf.bfloat16) / 255",
+    "jax": "batch = jax.device_put(images_uint8)\n# in the step: x = batch.astype(jnp.bfloat16) / 255",
+    "pytorch": "x = images_uint8.to('cuda', non_blocking=True)  # from pinned memory\n"
+               "x = x.to(torch.bfloat16) / 255",
+}
 _WAYS = {"pcie_rx_bytes_per_s": "host to device", "pcie_tx_bytes_per_s": "device to host"}
 
 
@@ -115,7 +122,7 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
         action="Have the card reseated, and have the link's slot, riser and BIOS settings checked. Some virtual "
                "machines and shared slots have fewer lanes on purpose.",
         snippet=f"nvidia-smi -q -i {gpu.info.index} | grep -A 12 'GPU Link Info'",
-        gain="depends on how much is copied; " + _NO_FIGURE,
+        gain="depends on how much is copied; " + no_figure(v.framework),
         source="NVML current and maximum PCIe generation and width; " + source("pcie_link_degraded.busy"),
     )
 
@@ -187,10 +194,10 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
             f"80-90 % can be reached.{waits}",
         evidence=evidence,
         action="Copy less: send input in its smallest type (uint8 images) and decode or cast on the GPU, keep what is "
-               "used again on the GPU, and stop offloading if there is enough memory. A capture (c) names the copies.",
-        snippet="dataset = dataset.map(keep_uint8).prefetch(tf.data.AUTOTUNE)\n"
-                "# in the model: x = tf.cast(images, tf.bfloat16) / 255",
-        gain="depends on whether the copies overlap with kernels; " + _NO_FIGURE,
+               "used again on the GPU, and stop offloading if there is enough memory. "
+               f"{a_trace(v.framework).capitalize()} names the copies.",
+        snippet=code_for(v.framework, _SMALL_INPUT),
+        gain="depends on whether the copies overlap with kernels; " + no_figure(v.framework),
         source=("NVML PCIe throughput (20 ms)" if reading.coarse else f"PCIe traffic ({reading.source or 'counters'})")
                + "; " + source("pcie_saturated.rate_enter"),
     )

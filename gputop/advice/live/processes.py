@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gputop.advice.live.frameworks import a_trace, code_for, no_figure
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of, same_job
 from gputop.advice.registry import limit
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -11,7 +12,29 @@ from gputop.core.findings import Severity, severity_of
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.text.units import percent
 
-_NO_FIGURE = "live samples show no steps: a capture (c) gives the figure"
+_ALL_GPUS = {
+    "tensorflow": "strategy = tf.distribute.MirroredStrategy()\n"
+                  "with strategy.scope():\n    model = build_and_compile()",
+    "jax": 'mesh = jax.make_mesh(({count},), ("batch",))\n'
+           'batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("batch")))',
+    "pytorch": "torchrun --nproc-per-node={count} train.py  # DistributedDataParallel: one process for each GPU",
+}
+_EVEN_WORK = {
+    "": "put metrics, summaries and evaluation on the CPU, and mirror variables.",
+    "jax": "what is not sharded runs on the first GPU, such as metrics outside of the jitted step.",
+    "pytorch": "DataParallel gathers the outputs and computes the loss on the first GPU. DistributedDataParallel does "
+               "not.",
+}
+_EVEN = {
+    "tensorflow": "# where the job makes its strategy: NCCL, not ReductionToOneDevice\n"
+                  "strategy = tf.distribute.MirroredStrategy(\n"
+                  "    cross_device_ops=tf.distribute.NcclAllReduce())\n"
+                  "# metrics and summaries off the GPU:\n"
+                  "with tf.device('/CPU:0'):\n    ...",
+    "jax": 'everywhere = NamedSharding(mesh, PartitionSpec())\nmetrics = jax.device_put(metrics, everywhere)',
+    "pytorch": "torchrun --nproc-per-node=gpu train.py\n"
+               "# in it: model = DistributedDataParallel(model, device_ids=[local_rank])",
+}
 
 
 # -- idle_gpu ---------------------------------------------------------------------------------------
@@ -93,13 +116,12 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
             f"the others were active {percent(busy)} of the time.",
         evidence={"window_s": v.window_s, "idle_gpus_count": float(len(idle)), "busy_gpus_activity_ratio": busy,
                   "held_gpus_count" if v.complete else "held_gpus_watched_count": float(held)},
-        action="Spread the training over all GPUs with a distribution strategy, or hide the idle GPUs from the process "
-               "so that other jobs can use them.",
-        snippet="strategy = tf.distribute.MirroredStrategy()\n"
-                "with strategy.scope():\n    model = build_and_compile()" + back,
-        gain=f"at best, the work {spreads}; {_NO_FIGURE}",
-        source="TensorFlow guide: a process takes the memory of all visible GPUs but runs on one unless distributed; "
-               "gputop's own limits",
+        action="Spread the training over all GPUs, or hide the idle GPUs from the process so that other jobs can use "
+               "them.",
+        snippet=code_for(v.framework, _ALL_GPUS).format(count=held) + back,
+        gain=f"at best, the work {spreads}; {no_figure(v.framework)}",
+        source="TensorFlow and JAX guides: a process takes memory of all visible GPUs but runs on one unless "
+               "distributed; gputop's own limits",
     )
 
 
@@ -122,7 +144,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
         why=f"{name_of(process)} holds {gpus_text(idle)} and has not used {'it' if len(idle) == 1 else 'them'} for "
             f"{v.window_s:.0f} s{cause}.{doing}",
         evidence=evidence, action=action, snippet=f"gputop stacks {process.pid}",
-        gain="no step runs" if v.complete else _NO_FIGURE,
+        gain="no step runs" if v.complete else no_figure(v.framework),
         source="gputop's own limits",
     )
 
@@ -159,7 +181,7 @@ def describe_unused_gpu(v: UnusedGpu) -> Explanation:
                   "gpus_count": float(v.gpus_count), "busiest_activity_ratio": v.busiest},
         action="If these GPUs belong to your allocation, make them visible to the job and distribute the training over "
                "them.",
-        gain="not known, as this may be on purpose; " + _NO_FIGURE,
+        gain="not known, as this may be on purpose; " + no_figure(v.framework),
         source="NVML process lists; gputop's own limits",
     )
 
@@ -250,14 +272,10 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
             f"{index} at every step.",
         evidence={"window_s": v.window_s, f"first_gpu_{v.metric}_ratio": v.first_activity,
                   f"peers_{v.metric}_ratio": v.peers_activity, "times_peers": times, "slices_share_ratio": v.slices},
-        action=f"Let GPU {index} compute its share of the batch only: put metrics, summaries and evaluation on the "
-               f"CPU, and mirror variables. A capture (c) shows which operations run on GPU {index} only.",
-        snippet="# where the job makes its strategy: NCCL, not ReductionToOneDevice\n"
-                "strategy = tf.distribute.MirroredStrategy(\n"
-                "    cross_device_ops=tf.distribute.NcclAllReduce())\n"
-                "# metrics and summaries off the GPU:\n"
-                "with tf.device('/CPU:0'):\n    ...",
-        gain=_NO_FIGURE,
+        action=f"Let GPU {index} compute its share of the batch only: {_EVEN_WORK.get(v.framework, _EVEN_WORK[''])} "
+               f"{a_trace(v.framework).capitalize()} shows which operations run on GPU {index} only.",
+        snippet=code_for(v.framework, _EVEN),
+        gain=no_figure(v.framework),
         source="the GPUs of one process compared; gputop's own limits, above the straggler limits of HTA and TraceML "
                "(20 %)",
     )
@@ -339,6 +357,6 @@ def describe_shared_gpu(v: SharedGpu) -> Explanation:
         evidence=evidence,
         action="Give each job GPUs of its own.",
         snippet="CUDA_VISIBLE_DEVICES=0,1 python first.py\nCUDA_VISIBLE_DEVICES=2,3 python second.py",
-        gain="depends on how much the other job uses; " + _NO_FIGURE,
+        gain="depends on how much the other job uses; " + no_figure(v.framework),
         source="NVML process list and process utilization; CUDA time-slices contexts of different processes",
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gputop.core.framework import framework_of
 from gputop.core.metrics import BYTES, COUNT
 from gputop.core.samples import GpuProcess, GpuSample, ProcessSample, Reading
 from gputop.sources.host import numa, proc_files, process_match
@@ -25,6 +27,9 @@ OTHER_NAMESPACE = "not in this PID namespace: run on the host or with --pid=host
 OTHER_USERS = "the process of this PID in here is another user's, and may not be the one the driver means: run as root"
 MATCHED = "the driver calls it PID {}; matched by its mapping of /dev/nvidia{}, the only such process here"
 NO_PID = "the driver gives no PID for it"
+# At which scans of the process table a process's maps, of megabytes, are read for its framework: after 0, 5, 15,
+# 35, 75 and 155 s. A program imports one after the other, and may do so late.
+_FRAMEWORK_SCANS = frozenset({1, 2, 4, 8, 16, 32})
 
 # The inode of the first PID namespace is fixed (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
@@ -49,6 +54,8 @@ class _Known:
     children: tuple[int, ...] = ()
     groups: bytes | None = None  # its /proc/PID/cgroup
     numa_nodes: tuple[int, ...] = ()
+    framework: str = ""
+    scans: int = 0  # of the process table since it runs this program
 
 
 class GpuProcessTable:
@@ -150,6 +157,7 @@ class GpuProcessTable:
             container_pid=known.container_pid, note=known.note, reasons=dict(known.reasons),
             cuda_device_order=known.cuda_device_order,
             cgroup=None if known.groups is None else self.cgroups.read(known.groups), numa_nodes=known.numa_nodes,
+            framework=known.framework,
         )
 
     # -- which process is meant ------------------------------------------------------------
@@ -253,6 +261,11 @@ class GpuProcessTable:
             except OSError as error:
                 known.cuda_visible_devices = known.cuda_device_order = None
                 reasons[key] = proc_files.why(error)
+        known.scans = known.scans + 1 if known.command == before else 1  # another program
+        if known.scans in _FRAMEWORK_SCANS:
+            known.framework = ""
+            with contextlib.suppress(OSError):
+                known.framework = framework_of(self._read(f"{folder}/maps", process_match.MAPS_BYTES))
         known.reasons, known.identified = reasons, True
 
     # -- the process table -------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from gputop.core.samples import GpuInfo
 from gputop.sources.host import proc_files
 
-_MAPS_BYTES = 64 << 20  # a large job maps some ten thousand regions of a hundred bytes
+MAPS_BYTES = 64 << 20  # a large job maps some ten thousand regions of a hundred bytes
 _MAPPED = re.compile(rb"/dev/nvidia(\d+)$", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
@@ -63,7 +63,7 @@ def mapped_devices(proc: Path, pids: Iterable[int]) -> dict[int, set[int]]:
     out = {}
     for pid in pids:
         try:
-            found = {int(n) for n in _MAPPED.findall(proc_files.read(f"{proc}/{pid}/maps", _MAPS_BYTES))}
+            found = {int(n) for n in _MAPPED.findall(proc_files.read(f"{proc}/{pid}/maps", MAPS_BYTES))}
         except OSError:
             continue
         if found:

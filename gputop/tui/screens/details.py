@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 from rich.text import Text
 
+from gputop.core.framework import LABELS
 from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
     FULL_CORE_RATIO,
@@ -117,6 +118,8 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
     if p.note:
         sheet.line("", printable(p.note))
     line("parent_pid", "parent", None if p.parent_pid is None else str(p.parent_pid))
+    if p.framework:
+        sheet.line("framework", LABELS.get(p.framework, printable(p.framework)), "by the libraries that it has loaded")
     line("user", "user", printable(p.user) if p.user else None)
     started = None if p.started_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(p.started_s))
     line("started_s", "started", started, "" if p.started_s is None else time_ago(now_s, p.started_s))

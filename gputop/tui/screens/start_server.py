@@ -75,6 +75,8 @@ class StartServer(ModalScreen[int | None]):
         else:
             out.append("gputop cannot start one in it from here.\n\n", WARN)
             out.append(f"{printable(error.message)}.\n{printable(error.fix)}\n", PLAIN)
+            if process.framework == "pytorch":
+                return out
             out.append("Or in the job: tf.profiler.experimental.server.start(6009), jax.profiler.start_server(6009).",
                        DIM)
         return out

@@ -48,6 +48,7 @@ class Job:
     cores: Level = 1.5
     parent: int | None = None
     started_s: float | None = None
+    framework: str = ""
     granted_cores: float | None = None  # by its control group; None: it has none
     throttled: Level = 0.0  # there
 
@@ -79,7 +80,7 @@ class Scene:
         processes = tuple(
             ProcessSample(j.pid, j.user, j.command, Reading(at(j.cores, t), "cores"), Reading(1e9, "bytes"), 10,
                           held[j.pid], None if j.command else "no permission", j.parent, j.started_s,
-                          cgroup=None if j.granted_cores is None else cgroup_sample(
+                          framework=j.framework, cgroup=None if j.granted_cores is None else cgroup_sample(
                               "slurm 7", cpu_limit_cores=j.granted_cores, cpu_used_cores=at(j.cores, t),
                               cpu_throttled_ratio=at(j.throttled, t)))
             for j in jobs if held[j.pid])

@@ -72,6 +72,10 @@ class ProcTree:
         lines += [f"7f{n}0-7f{n}1 rw-s 00000000 00:06 530 /dev/nvidia{n}" for n in devices]
         (self.root / str(pid) / "maps").write_text("\n".join(lines) + "\n")
 
+    def map_libraries(self, pid: int, *paths: str) -> None:
+        lines = [f"7f{n}0-7f{n}1 r-xp 00000000 08:01 7                          {path}" for n, path in enumerate(paths)]
+        (self.root / str(pid) / "maps").write_text("\n".join(lines) + "\n")
+
     def add_driver(self, minors: Sequence[int]) -> None:
         """/proc/driver/nvidia of GPUs 0, 1, … that have these minor numbers."""
         for index, minor in enumerate(minors):

@@ -251,6 +251,50 @@ def test_the_environment_is_read_again_only_after_another_program_was_started(pr
     assert table.read(on_gpus(10))[0].cuda_visible_devices == "1"
 
 
+SITE = "/opt/venv/lib/python3.12/site-packages"
+TENSORFLOW, JAX, PYTORCH = (f"{SITE}/{library}" for library in (
+    "tensorflow/libtensorflow_framework.so.2", "jaxlib/_jax.so", "torch/lib/libtorch_cpu.so"))
+
+
+@pytest.mark.parametrize(("libraries", "framework"), [
+    ([TENSORFLOW], "tensorflow"), ([JAX], "jax"), ([PYTORCH], "pytorch"),
+    ([TENSORFLOW, JAX], "jax"),  # which reads its input by tf.data
+    ([TENSORFLOW, PYTORCH], ""), ([JAX, PYTORCH], ""),  # either may be there for its data loaders alone
+    ([], ""), (["/home/ana/torch/libtorch_ops.so", "/data/tensorflow/weights.bin"], ""),
+])
+def test_the_framework_by_the_libraries(
+    proc: ProcTree, ticking: Ticking, libraries: list[str], framework: str,
+) -> None:
+    proc.add(10)
+    proc.map_libraries(10, "/usr/bin/python3.12", *libraries)
+    (sample,) = GpuProcessTable(ticking, proc.root).read(on_gpus(10))
+    assert sample.framework == framework
+
+
+def test_the_libraries_are_looked_at_again_but_rarely(proc: ProcTree, ticking: Ticking) -> None:
+    looks: list[str] = []
+
+    def read(path: str, limit: int) -> bytes:
+        looks.extend([path] * path.endswith("maps"))
+        return Path(path).read_bytes()
+
+    proc.add(10)
+    table = GpuProcessTable(ticking, proc.root, read=read)
+    found = [table.read(on_gpus(10))[0].framework]  # its maps cannot be read yet
+    proc.map_libraries(10, TENSORFLOW)
+    for scan in range(2, 100):
+        if scan == 20:
+            proc.map_libraries(10, TENSORFLOW, JAX)
+        ticking.now_s += hp.TABLE_PERIOD_S
+        found.append(table.read(on_gpus(10))[0].framework)
+    assert (found[0], found[1], found[30], found[31]) == ("", "tensorflow", "tensorflow", "jax")
+    assert len(looks) == 6
+    proc.add(10, cmdline=b"python\0eval.py\0")  # another program in the same process
+    proc.map_libraries(10, PYTORCH)
+    ticking.now_s += hp.TABLE_PERIOD_S
+    assert table.read(on_gpus(10))[0].framework == "pytorch"
+
+
 def test_between_the_scans_only_the_gpus_are_new(proc: ProcTree, ticking: Ticking) -> None:
     proc.add(10)
     reads: list[str] = []
