@@ -30,7 +30,8 @@ _MEASURED = "py-spy record --pid PID --output python.svg  # what Python does"
 # What fills the gap, by the names of its events: what it is, what to do, and what to paste by the way the loop is
 # written. The first that fills most of the gap is named.
 WORK: tuple[tuple[str, str, str, dict[str, str | None]], ...] = (
-    (r"(?:SaveV2|SaveSlices|ShardedFilename|MergeV2Checkpoints|WriteFile|SaveDataset\w*)$|\w*[Cc]heckpoint",
+    (r"(?:SaveV2|SaveSlices|ShardedFilename|MergeV2Checkpoints|WriteFile|SaveDataset\w*)$|\w*[Cc]heckpoint|"
+     r"serialization\.py:\d+ |write_record\b",
      "saving checkpoints", "Save less often, and in the background.", {
          KERAS2: 'tf.keras.callbacks.ModelCheckpoint(path, save_freq="epoch")',
          KERAS3: ('keras.callbacks.ModelCheckpoint(\n'
@@ -38,6 +39,7 @@ WORK: tuple[tuple[str, str, str, dict[str, str | None]], ...] = (
          CUSTOM: ("options = tf.train.CheckpointOptions(\n"
                   "    experimental_enable_async_checkpoint=True)\n"
                   "checkpoint.save(path, options=options)"),
+         PYTORCH: "if step % 1000 == 0:\n    torch.save(model.state_dict(), path)",
          JAX: ("import orbax.checkpoint as ocp\n"
                "saver = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())"),
      }),

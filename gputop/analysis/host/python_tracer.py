@@ -32,6 +32,7 @@ _XLA = re.compile(r"\$(?P<file>\S[^:]*):(?P<line>\d{1,9}) (?P<function>\S.*)")
 _XLA_BUILT_IN = re.compile(r"\$(?P<module>\S+) (?P<function>\S+)$")
 _PYTORCH = re.compile(rf"(?P<file>{_PATH})\((?P<line>\d{{1,9}})\): (?P<function>\S.*)")
 _BUILT_IN = "<built-in "
+_OF_NO_TYPE = re.compile(r" of (?:type|pybind11_builtins\.\S*)$")  # of what binds a function, which says nothing of it
 _FUNCTION = re.compile(NAME)
 _CALLER = re.compile(r"(?P<file>.+):(?P<line>\d{1,9})$")
 _NO_MODULE = ("builtins", "<unknown>")
@@ -168,6 +169,7 @@ def _frame(name: str) -> tuple[StackFrame, bool | None]:
         module = "" if found["module"] in _NO_MODULE else found["module"].rpartition(".")[2] + "."
         return StackFrame(printable(module + found["function"])[:NAME_CHARS], BUILT_IN), True
     method = name.removeprefix(_BUILT_IN).partition(" ")[2].removesuffix(">").removesuffix(" object")
+    method = _OF_NO_TYPE.sub("", method) or "a function without a name"
     return StackFrame(printable(method)[:NAME_CHARS], BUILT_IN), True
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,21 @@ def test_pythons_pauses_in_pytorch_are_the_gap(share, severity):
     if f:
         assert f.gain.step_time == pytest.approx(share * (STEPS - 1) / STEPS, abs=0.01)  # no launch ends the last one
         assert f.evidence["no_event_s"] == pytest.approx(f.evidence["gap_s"]) and "ProfilerStep" not in f.why
+
+
+def test_a_real_job_of_pytorch_that_saves_at_each_step() -> None:
+    """PyTorch 2.14 on a CPU, three steps; beside an own count of torch.save and of the loader's calls."""
+    path = DATA / "pytorch_2_14_saves.pt.trace.json.gz"
+    events = [e for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if e["ph"] == "X"]
+
+    def mean_s(begin: str) -> float:
+        return sum(e["dur"] for e in events if e["name"].startswith(begin)) / 3e6
+
+    f = {f.id: f for f in examine(load([path])).analysis.findings}
+    assert f["step_gap_host"].evidence["gap_s"] == pytest.approx(mean_s("torch/serialization.py(944): save"), rel=0.1)
+    assert f["input_bound"].evidence["wait_s"] == pytest.approx(mean_s("enumerate(DataLoader)"), rel=0.02)
+    assert "saving checkpoints" in f["step_gap_host"].why and "pybind11" not in f["step_gap_host"].why
+    assert "torch.save" in f["step_gap_host"].snippet and f["step_gap_host"].culprits[0].name.startswith("train.py:25")
 
 
 def test_short_pauses_from_op_to_op_in_pytorch_are_launches():

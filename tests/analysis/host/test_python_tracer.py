@@ -232,6 +232,11 @@ def test_a_recursion_without_end_is_bounded():
     ("C:\\job\\train.py(6): main", "C:\\job\\train.py:6 main"),
     ("torchjob.py(28): <module>", "torchjob.py:28 <module>"), ("<built-in function sleep>", "sleep (built-in)"),
     ("<built-in method run_backward of torch._C._Engine object>", "run_backward of torch._C._Engine (built-in)"),
+    ("<built-in method from_numpy of type object>", "from_numpy (built-in)"),
+    ("<built-in method write_record of pybind11_builtins.pybind11_detail_function_record_v1_system_libstdcpp object>",
+     "write_record (built-in)"),
+    ("<built-in method  of pybind11_builtins.pybind11_detail_function_record_v1_system_libstdcpp object>",
+     "a function without a name (built-in)"),
     ("aten::mm", None), ("nn.Module: Net_0", None), ("ProfilerStep#3", None), ("void gemm(float*, int): x", None),
     ("PjitFunction(step)", None), ("$ 5", None), ("", None),
 ])
