@@ -8,10 +8,11 @@ Without --gputop the checkout is measured, by this interpreter; where it is inst
 waits some hundredths of a second for the finder of setuptools.
 
 Both programs run in a pseudo-terminal (of 160x50 with 8 GPUs at 1 Hz, if not told otherwise), over
-the fake NVML of the tests (so gcc is needed, and no GPU), in turn. Measured for each: seconds until the
-first frame with real values, CPU of the process tree and bytes written in the second half
-of the run, and the most resident memory. Prints a table on stderr and one JSON document on
-stdout. Absolute figures belong to the machine; compare the ratios.
+the fake NVML of the tests (so gcc is needed, and no GPU), in turn; which one begins alternates. Measured for each:
+seconds until the first frame with real values, CPU of the process tree and bytes written after the first ten seconds
+(--settle), and the most resident memory. CPU is what the scheduler has counted, in nanoseconds: a single pair of runs
+decides. Prints a table of medians and of the pairs on stderr and one JSON document on stdout. Absolute figures belong
+to the machine; compare the ratios, and let nothing run beside it: two programs on two cores slow each other down.
 
 The first frame counts once it shows a figure that only the driver can have given: the fake
 holds all GPUs at 431 W and GPU 0 at 63.90 GiB, and one of the two is in the first complete
@@ -43,6 +44,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -76,16 +78,14 @@ class Tree:
         self.peak_bytes = 0
 
     def cpu_s(self) -> float:
-        """CPU seconds used so far by all of them."""
+        """CPU seconds used so far by all of them, with their threads that have ended."""
         resident = 0
         for process in (self._root, *self._children()):
             try:
-                with process.oneshot():
-                    times = process.cpu_times()
-                    resident += process.memory_info().rss
-            except psutil.NoSuchProcess:
+                resident += process.memory_info().rss
+                self._cpu_s[process.pid] = process_cpu_s(process.pid)
+            except (psutil.NoSuchProcess, ProcessLookupError):
                 continue
-            self._cpu_s[process.pid] = times.user + times.system
         self.peak_bytes = max(self.peak_bytes, resident)
         return sum(self._cpu_s.values())
 
@@ -96,8 +96,18 @@ class Tree:
             return []
 
 
-def measure(command: Sequence[str], env: dict[str, str], columns: int, rows: int, seconds: float) -> Cost:
-    """Run ``command`` in a terminal for ``seconds``, then end it."""
+def process_cpu_s(pid: int) -> float:
+    """CPU seconds that a process has used, exactly: its clock, as of clock_getcpuclockid(3). The ticks of
+    /proc/PID/stat are 10 ms, which is as much as a monitor uses in a second. Raises ProcessLookupError."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)
+    except OSError as error:  # EINVAL: no such process
+        raise ProcessLookupError(pid) from error
+
+
+def measure(command: Sequence[str], env: dict[str, str], columns: int, rows: int, seconds: float,
+            settle_s: float) -> Cost:
+    """Run ``command`` in a terminal for ``seconds``, then end it; its CPU and bytes are those after ``settle_s``."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     began_s = time.monotonic()
@@ -112,19 +122,19 @@ def measure(command: Sequence[str], env: dict[str, str], columns: int, rows: int
     )
     os.close(theirs)
     tree = Tree(process.pid)
-    half_s, end_s = began_s + seconds / 2, began_s + seconds
+    settled_s, end_s = began_s + settle_s, began_s + seconds
     poll_s = began_s
     first_s: float | None = None
     seen = bytearray()
-    half: tuple[float, float] | None = None  # when the second half began, and the CPU used until then
+    settled: tuple[float, float] | None = None  # when the part began that is measured, and the CPU used until then
     written = 0
     try:
         while (now_s := time.monotonic()) < end_s:
             if now_s >= poll_s:
                 cpu_s = tree.cpu_s()
                 poll_s = now_s + POLL_S
-                if half is None and now_s >= half_s:
-                    half, written = (now_s, cpu_s), 0
+                if settled is None and now_s >= settled_s:
+                    settled, written = (now_s, cpu_s), 0
             if not select.select([ours], [], [], max(0.0, min(poll_s, end_s) - now_s))[0]:
                 continue
             try:
@@ -136,10 +146,10 @@ def measure(command: Sequence[str], env: dict[str, str], columns: int, rows: int
                 seen += data
                 if FIRST_VALUES.search(ESCAPES.sub(b"", bytes(seen))):
                     first_s = time.monotonic() - began_s
-        if process.poll() is not None or half is None:
+        if process.poll() is not None or settled is None:
             raise RuntimeError(f"{command[0]} ended early ({process.wait()}):\n{seen[-2000:].decode(errors='replace')}")
-        span_s = time.monotonic() - half[0]
-        return Cost(first_s, 100 * (tree.cpu_s() - half[1]) / span_s, tree.peak_bytes / 1e6, written / span_s)
+        span_s = time.monotonic() - settled[0]
+        return Cost(first_s, 100 * (tree.cpu_s() - settled[1]) / span_s, tree.peak_bytes / 1e6, written / span_s)
     finally:
         end(process, ours)
 
@@ -181,8 +191,9 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between samples")
     parser.add_argument("--size", default="160x50")
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of one run")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each, in turn; medians are shown")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of one run")
+    parser.add_argument("--settle", type=float, default=10.0, help="seconds before CPU and bytes are measured")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each, in turn; medians are shown")
     options = parser.parse_args()
     columns, rows = map(int, options.size.split("x"))
     own_command = [options.gputop] if options.gputop else [sys.executable, "-m", "gputop"]
@@ -203,10 +214,10 @@ def main() -> int:
         env = environment(build(Path(folder)), *settings)
         env.pop("PYTHONDONTWRITEBYTECODE", None)  # else what was not installed is compiled at each start
         env["PYTHONPATH"] = "" if options.gputop else str(ROOT)
-        for _ in range(options.repeats):
-            for name, command in commands.items():
+        for turn in range(options.repeats):
+            for name in list(commands)[::-1 if turn % 2 else 1]:
                 own = {**env} if name == "gputop" else {k: v for k, v in env.items() if k != "PYTHONPATH"}
-                runs[name].append(measure(command, own, columns, rows, options.seconds))
+                runs[name].append(measure(commands[name], own, columns, rows, options.seconds, options.settle))
 
     medians = {name: asdict(median(costs)) for name, costs in runs.items()}
     report: dict[str, object] = {
@@ -214,25 +225,39 @@ def main() -> int:
         "interval_s": options.interval,
         "size": options.size,
         "seconds": options.seconds,
+        "settle_s": options.settle,
         "medians": medians,
         "runs": {name: [asdict(cost) for cost in costs] for name, costs in runs.items()},
     }
     if len(medians) == 2:
-        report["ratios"] = {
-            key: None if mine is None or not medians["nvitop"][key] else mine / medians["nvitop"][key]
-            for key, mine in medians["gputop"].items()
-        }
+        report["ratios"] = {key: ratio(mine, medians["nvitop"][key]) for key, mine in medians["gputop"].items()}
+        pairs = list(zip(map(asdict, runs["gputop"]), map(asdict, runs["nvitop"]), strict=True))
+        report["pair_ratios"] = {key: [ratio(ours[key], theirs[key]) for ours, theirs in pairs]
+                                 for key in Cost.__dataclass_fields__}
     table(report)
     print(json.dumps(report, indent=1))
     return 0
 
 
-def table(report: dict[str, object]) -> None:
-    columns = {**report["medians"], **({"ratio": report["ratios"]} if "ratios" in report else {})}  # type: ignore[dict-item]
-    print(f"{'':16}" + "".join(f"{name:>12}" for name in columns), file=sys.stderr)
+def ratio(ours: float | None, theirs: float | None) -> float | None:
+    return ours / theirs if ours is not None and theirs else None
+
+
+def table(report: dict[str, Any]) -> None:
+    columns = {**report["medians"], **({"ratio": report["ratios"]} if "ratios" in report else {})}
+    print(f"{'':16}" + "".join(f"{name:>12}" for name in columns) + "   ratio of each pair" * ("ratios" in report),
+          file=sys.stderr)
     for key in Cost.__dataclass_fields__:
-        cells = ("never" if column[key] is None else f"{column[key]:.3g}" for column in columns.values())
-        print(f"{key:16}" + "".join(f"{cell:>12}" for cell in cells), file=sys.stderr)
+        line = f"{key:16}" + "".join(f"{figure(column[key]):>12}" for column in columns.values())
+        if "pair_ratios" in report:
+            found = report["pair_ratios"][key]
+            not_above = sum(r is not None and r <= 1 for r in found)
+            line += f"   {' '.join(map(figure, found))}: {not_above} of {len(found)} not above"
+        print(line, file=sys.stderr)
+
+
+def figure(value: float | None) -> str:
+    return "never" if value is None else f"{value:.3g}"
 
 
 if __name__ == "__main__":
