@@ -1,48 +1,74 @@
-"""Calls that may hang: each is made on a thread of its own, which posts the result to a queue."""
+"""Calls that may hang: threads of their own make them, and post that they are done to a queue."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 HANG_TIMEOUT_S = 2.0  # a call that takes longer is reported as hanging; the usual ones take microseconds
 
 
+class Batch:
+    """Calls that a thread makes one after the other; where one of them hangs, another thread can make the rest."""
+
+    def __init__(self, calls: Iterable[Call]) -> None:
+        self.waiting = deque(calls)  # not begun yet
+        self.done: deque[tuple[Call, Any, float]] = deque()  # with its result and when it ended
+
+    def run(self, clock: Callable[[], float]) -> None:
+        """Make the calls that wait. May run on several threads at a time."""
+        while True:
+            try:
+                call = self.waiting.popleft()
+            except IndexError:
+                return
+            try:
+                result = call.function(*call.args)
+            except Exception as error:  # noqa: BLE001  thread boundary: one broken probe must not end the others
+                result = error
+            self.done.append((call, result, clock()))
+
+    def collect(self) -> None:
+        """Hand the results that are there to their calls; on the scheduler thread."""
+        while self.done:
+            call, result, ended_s = self.done.popleft()
+            call.end(result, ended_s)
+
+
 class Worker:
-    """A thread that makes one call after the other and posts ``(call, result, duration_s)`` to ``results``."""
+    """A thread that makes the calls of one batch after the other and posts ``(worker, batch)`` to ``results`` after
+    each. ``idle`` belongs to the scheduler thread."""
 
     def __init__(self, name: str, results: queue.SimpleQueue[Any], clock: Callable[[], float]) -> None:
-        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.idle = True
+        self._requests: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._results = results
         self._clock = clock
         threading.Thread(target=self._run, name=f"gputop-{name}", daemon=True).start()
 
-    def submit(self, call: Call, *args: Any) -> None:
-        call.submitted_s = self._clock()
-        self._requests.put((call, call.submitted_s, args))
+    def submit(self, batch: Batch) -> None:
+        self.idle = False
+        self._requests.put(batch)
 
     def stop(self) -> None:
         """End the thread after the requests that wait; returns at once."""
         self._requests.put(None)
 
     def _run(self) -> None:
-        while (request := self._requests.get()) is not None:
-            call, submitted_s, args = request
-            try:
-                result = call.function(*args)
-            except Exception as error:  # noqa: BLE001  thread boundary: one broken probe must not end the others
-                result = error
-            self._results.put((call, result, self._clock() - submitted_s))
+        while (batch := self._requests.get()) is not None:
+            batch.run(self._clock)
+            self._results.put((self, batch))
 
 
 class Call:
-    """A call made again and again, never twice at a time. Only the scheduler thread reads and writes it."""
+    """A call made again and again, never twice at a time. Only the scheduler thread writes it."""
 
-    def __init__(self, worker: Worker, function: Callable[..., Any]) -> None:
-        self.worker = worker
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
+        self.args: tuple[Any, ...] = ()  # of the pending one
         self.submitted_s: float | None = None  # when the pending one was submitted; None: none is pending
         self.duration_s = 0.0  # of the last finished one, from submission to result
         self.result: Any = None  # the newest result that was not polled yet; may be an exception
@@ -52,17 +78,19 @@ class Call:
     def pending(self) -> bool:
         return self.submitted_s is not None
 
-    def submit(self, timeout_s: float, *args: Any) -> bool:
-        """Submit the call for this tick; returns whether to wait up to ``timeout_s`` for its result."""
-        if self.pending:
-            return False  # still in the call of an earlier tick
+    def prepare(self, now_s: float, timeout_s: float, *args: Any) -> bool:
+        """Make it pending, for a worker to make it next; returns whether to wait up to ``timeout_s`` for its result."""
         if self.duration_s > HANG_TIMEOUT_S:
             self.result = None
             self.duration_s = 0.0
+        self.submitted_s, self.args = now_s, args
         # A call that is always slow is shown one tick late; otherwise it would make every tick late.
-        slow = self.duration_s > timeout_s
-        self.worker.submit(self, *args)
-        return not slow
+        return self.duration_s <= timeout_s
+
+    def end(self, result: Any, now_s: float) -> None:
+        """It has ended with this result."""
+        if self.submitted_s is not None:
+            self.result, self.duration_s, self.submitted_s = result, now_s - self.submitted_s, None
 
     def poll(self) -> Any:
         """The newest result, once; None where there is none or its call hung."""

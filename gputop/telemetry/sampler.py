@@ -1,8 +1,9 @@
 """The clock and the threads: reads every probe once per tick and delivers whole samples.
 
-One thread per GPU, because a driver call can block and a wedged one never returns; one for
-the host; and the scheduler thread, which keeps time and assembles samples. All are daemon
-threads: none is joined while it may be inside the driver.
+One thread reads the GPUs one after the other. A driver call can block and a wedged one never
+returns: then another thread reads on, one for each GPU at most. There is one for the host, and
+the scheduler thread, which keeps time and assembles samples. All are daemon threads: none is
+joined while it may be inside the driver.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from gputop.core.samples import (
 )
 from gputop.sources.base import GpuProbe, Source
 from gputop.telemetry import deadline_calls
-from gputop.telemetry.deadline_calls import Call, Worker
+from gputop.telemetry.deadline_calls import Batch, Call, Worker
 
 MIN_INTERVAL_S = 0.1
 FIRST_DEADLINE_S = 1.0  # the first call of a GPU without persistence mode also starts it
 MAX_DEADLINE_S = 0.5
-# GPUs that answer at once are read one after the other: threads that compete for the interpreter switch at every
-# driver call, which costs twice the CPU (8 GPUs, 10 Hz: 3.5 % of a core instead of 1.8 %).
+# A GPU that takes longer is left to its thread, and another thread reads the next ones. GPUs that answer at once are
+# all read by one: threads that compete for the interpreter switch at every driver call, and to wake one for each GPU
+# takes as long as to read it.
 STAGGER_S = 0.002
 OWN_CPU_PERIOD_S = 10.0  # of single samples it would be a new figure each time, and that costs a redraw
 CLOSE_DEADLINE_S = 0.2
@@ -88,9 +90,12 @@ class Sampler:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._gpus: list[tuple[GpuProbe, Call]] = []
-        self._host: Call | None = None
-        self._processes: Call | None = None
-        self._opener: Call | None = None
+        self._gpu_workers: list[Worker] = []
+        self._host = Call(self._read_host)
+        self._processes = Call(self._read_processes)
+        self._host_worker: Worker | None = None
+        self._opener: Worker | None = None
+        self._open_call = Call(source.open)
         self._backfill: Call | None = None
         self._backfill_deadline_s = 0.0  # monotonic: a backfill that arrives later is dropped
         self._hostname = "" if source.simulated else os.uname().nodename  # until the host itself says it
@@ -164,10 +169,12 @@ class Sampler:
 
     def _open(self) -> bool:
         """Open the source and start the workers; False if stopped before that was done."""
-        opener = self._opener = Call(self._worker("open"), self._source.open)
-        opener.worker.submit(opener)
+        opener = self._opener = self._worker("open")
+        opening = self._open_call
+        opening.prepare(self._clock(), self._open_deadline_s)
+        opener.submit(Batch([opening]))
         due_s: float | None = self._clock() + self._open_deadline_s
-        while opener.pending:
+        while opening.pending:
             if not self._receive(due_s) and due_s is not None and not self._stopping:
                 self._fail(
                     GputopError(
@@ -179,20 +186,18 @@ class Sampler:
                 due_s = None
             if self._stopping:
                 return False
-        if isinstance(opener.result, Exception):
-            raise opener.result
-        self._gpus = [(probe, Call(self._worker(f"gpu{probe.info.index}"), probe.read)) for probe in self._source.gpus]
-        source, worker = self._source, self._worker("host")
-
-        # source.host is first accessed on the host's thread, because the access may import modules.
-        def read(now_s: float) -> HostSample:
-            return source.host.read(now_s)
-
-        def processes(now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
-            return source.host.processes(now_s, gpus)
-
-        self._host, self._processes = Call(worker, read), Call(worker, processes)
+        if isinstance(opening.result, Exception):
+            raise opening.result
+        self._gpus = [(probe, Call(probe.read)) for probe in self._source.gpus]
+        self._host_worker = self._worker("host")
         return True
+
+    # source.host is first accessed on the host's thread, because the access may import modules.
+    def _read_host(self, now_s: float) -> HostSample:
+        return self._source.host.read(now_s)
+
+    def _read_processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
+        return self._source.host.processes(now_s, gpus)
 
     def _worker(self, name: str) -> Worker:
         return Worker(name, self._results, self._clock)
@@ -219,8 +224,9 @@ class Sampler:
         assert opener is not None
         if backfill is None:
             source = self._source
-            backfill = self._backfill = Call(opener.worker, lambda: tuple(source.backfill(time_s, self._interval_s)))
-            backfill.submit(BACKFILL_TIMEOUT_S)
+            backfill = self._backfill = Call(lambda: tuple(source.backfill(time_s, self._interval_s)))
+            backfill.prepare(self._clock(), BACKFILL_TIMEOUT_S)
+            opener.submit(Batch([backfill]))
             self._backfill_deadline_s = self._clock() + BACKFILL_TIMEOUT_S
         self._await([backfill], min(until_s, self._backfill_deadline_s) - self._clock())
         if not self._stopping and (not backfill.pending or self._clock() >= self._backfill_deadline_s):
@@ -229,14 +235,15 @@ class Sampler:
             self._deliver(callback, backfill.result if isinstance(backfill.result, tuple) else ())
 
     def _receive(self, until_s: float | None) -> bool:
-        """Receive one result; False if none came by ``until_s`` (monotonic; None: wait forever)."""
+        """Receive the results of one batch; False if none came by ``until_s`` (monotonic; None: wait forever)."""
         try:
             message = self._results.get(timeout=None if until_s is None else max(0.0, until_s - self._clock()))
         except queue.Empty:
             return False
         if message is not _WAKEUP:
-            call, call.result, call.duration_s = message
-            call.submitted_s = None
+            worker, batch = message
+            worker.idle = True
+            batch.collect()
         return True
 
     def _await(self, calls: list[Call], timeout_s: float, ending: bool = False) -> None:
@@ -246,47 +253,79 @@ class Sampler:
                 return
 
     def _tick(self) -> NodeSample:
-        host, processes = self._host, self._processes
-        assert host is not None and processes is not None
         time_s, began_s = self._wall_clock(), self._clock()
         interval_s = None if self._last_s is None else began_s - self._last_s
         own_cpu = self._own_cpu.ratio(began_s, time.process_time())
         self._last_s = began_s
         timeout_s = tick_timeout_s(None if interval_s is None else self._interval_s)
 
-        awaited = []
-        for _, call in self._gpus:
-            if call.submit(timeout_s, time_s):
-                awaited.append(call)
-                self._await([call], STAGGER_S)
-        gpus = None
+        self._read_gpus(time_s, timeout_s)
+        gpus = self._gpu_samples()
         if not self._connected.is_set():
-            self._await(awaited, timeout_s)
-            gpus = self._gpu_samples()
             self.first_gpus = NodeSample(time_s, gpus, self._missing_host("not asked yet"), (), interval_s,
                                       self._source.label, self._source.simulated, own_cpu, self._source.gpus_present)
             self.first_gpus_ready.set()
             self._connected.wait()
-        host_awaited = host.submit(timeout_s, time_s)
-        self._await([*awaited, host] if host_awaited else awaited, timeout_s)
-        gpus = gpus or self._gpu_samples()
-        host_sample = self._host_sample(host.poll_or_last(host_awaited))
-
-        # Both calls of the host share a thread: while its reading is pending, the processes cannot be read.
-        processes_awaited = processes.submit(timeout_s, time_s, gpus) and not host.pending
-        if processes_awaited:
-            self._await([processes], timeout_s)
+        host, processes = self._read_node(time_s, gpus, timeout_s)
         return NodeSample(
             time_s,
             gpus,
-            host_sample,
-            self._process_samples(processes.poll_or_last(processes_awaited), gpus),
+            host,
+            processes,
             interval_s,
             self._source.label,
             self._source.simulated,
             own_cpu,
             self._source.gpus_present,
         )
+
+    def _read_gpus(self, time_s: float, timeout_s: float) -> None:
+        """Read the GPUs; wait up to ``timeout_s`` for those that are not always slow."""
+        awaited: list[Call] = []
+        for _, call in self._gpus:
+            if call.pending:
+                continue  # still in the call of an earlier tick
+            if call.prepare(self._clock(), timeout_s, time_s):
+                awaited.append(call)
+            else:
+                self._gpu_worker().submit(Batch([call]))
+        batch = Batch(awaited)
+        while batch.waiting and not self._stopping:
+            self._gpu_worker().submit(batch)
+            ended = -1
+            while batch.waiting and ended != (ended := len(batch.done)):
+                self._receive(self._clock() + STAGGER_S)
+        self._await(awaited, timeout_s)
+        batch.collect()  # those before one that hangs
+
+    def _read_node(self, time_s: float, gpus: tuple[GpuSample, ...],
+                   timeout_s: float) -> tuple[HostSample, tuple[ProcessSample, ...]]:
+        """Read the host and its processes, on one thread; wait up to ``timeout_s`` for what is not always slow."""
+        host, processes, worker = self._host, self._processes, self._host_worker
+        assert worker is not None
+        now_s = self._clock()
+        ready = [(call, args) for call, args in ((host, (time_s,)), (processes, (time_s, gpus))) if not call.pending]
+        awaited = [call for call, args in ready if call.prepare(now_s, timeout_s, *args)]
+        batch = Batch(awaited)
+        if awaited:
+            worker.submit(batch)
+        for call, _ in ready:
+            if call not in awaited:
+                worker.submit(Batch([call]))
+        for call in awaited:
+            if not host.pending or call is host:  # processes behind a host that hangs are not waited for
+                self._await([call], timeout_s)
+                batch.collect()  # what it made before a call that hangs
+        return (self._host_sample(host.poll_or_last(host in awaited)),
+                self._process_samples(processes.poll_or_last(processes in awaited and not host.pending), gpus))
+
+    def _gpu_worker(self) -> Worker:
+        """A thread that is in no call; one more is started where there is none."""
+        for worker in self._gpu_workers:
+            if worker.idle:
+                return worker
+        self._gpu_workers.append(self._worker(f"gpu{len(self._gpu_workers)}"))
+        return self._gpu_workers[-1]
 
     # -- from results to samples ---------------------------------------------------------------
 
@@ -337,10 +376,11 @@ class Sampler:
 
     def _end(self) -> None:
         """Stop the workers; close the source unless a call in it is pending."""
-        calls = [call for _, call in self._gpus]
-        calls += [call for call in (self._host, self._processes, self._opener, self._backfill) if call is not None]
-        for worker in {call.worker for call in calls}:
-            worker.stop()
+        for worker in (*self._gpu_workers, self._host_worker, self._opener):
+            if worker is not None:
+                worker.stop()
+        calls = [*(call for _, call in self._gpus), self._host, self._processes, self._open_call]
+        calls += [self._backfill] if self._backfill is not None else []
         # The stop may have come in the middle of a tick, just before the last results.
         self._await(calls, CLOSE_DEADLINE_S, ending=True)
         if not any(call.pending for call in calls):

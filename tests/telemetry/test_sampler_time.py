@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import queue
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +19,9 @@ from gputop.core.samples import (
     Reading,
 )
 from gputop.telemetry import sampler as sampler_module
+from gputop.telemetry.deadline_calls import Batch, Call
 from gputop.telemetry.sampler import Sampler
-from tests.telemetry.test_sampler import Host, Node
+from tests.telemetry.test_sampler import Host, Node, Probe
 
 
 class Calculated:
@@ -32,16 +34,20 @@ class Calculated:
         self._count = itertools.count()
 
     def put(self, message: Any, at_s: float | None = None) -> None:
+        """``message``, or what is called then and may return one."""
         heapq.heappush(self._messages, (self.now_s if at_s is None else at_s, next(self._count), message))
 
     def get(self, timeout: float | None = None) -> Any:
-        assert self._messages or timeout is not None, "it would wait for ever"
-        if timeout is not None and not (self._messages and self._messages[0][0] <= self.now_s + timeout):
-            self.now_s += timeout + 1e-9
-            raise queue.Empty
-        at_s, _, message = heapq.heappop(self._messages)
-        self.now_s = max(self.now_s, at_s)
-        return message
+        until_s = math.inf if timeout is None else self.now_s + timeout
+        while self._messages and self._messages[0][0] <= until_s:
+            at_s, _, message = heapq.heappop(self._messages)
+            self.now_s = max(self.now_s, at_s)
+            message = message() if callable(message) else message
+            if message is not None:
+                return message
+        assert timeout is not None, "it would wait for ever"
+        self.now_s = until_s + 1e-9
+        raise queue.Empty
 
     def samples(self, node: Node, count: int, interval_s: float, monkeypatch: pytest.MonkeyPatch) -> list[
             tuple[float, NodeSample]]:
@@ -49,15 +55,32 @@ class Calculated:
         time = self
 
         class Worker:
-            def __init__(self, name: str, *_: object) -> None:
-                self.name = name
-                self.free_s = 0.0
+            def __init__(self, *_: object) -> None:
+                self.idle = True
+                self._batches: list[Batch] = []
 
-            def submit(self, call: Any, *args: object) -> None:
-                call.submitted_s = time.now_s
-                begin_s = max(time.now_s, self.free_s)
-                self.free_s = begin_s + time.duration_s(self.name, call.function.__name__, begin_s)
-                time.put((call, call.function(*args), self.free_s - call.submitted_s), self.free_s)
+            def submit(self, batch: Batch) -> None:
+                self.idle = False
+                self._batches.append(batch)
+                if len(self._batches) == 1:
+                    time.put(self._begin_call)
+
+            def _begin_call(self) -> object:
+                if not self._batches[0].waiting:
+                    ended = self._batches.pop(0)
+                    if self._batches:
+                        time.put(self._begin_call)
+                    return self, ended
+                call = self._batches[0].waiting.popleft()
+                probe = getattr(call.function, "__self__", None)
+                name = f"gpu{probe.info.index}" if isinstance(probe, Probe) else "host"
+                duration_s = time.duration_s(name, call.function.__name__, time.now_s)
+                time.put(lambda: self._end_call(call), time.now_s + duration_s)
+                return None
+
+            def _end_call(self, call: Call) -> object:
+                self._batches[0].done.append((call, call.function(*call.args), time.now_s))
+                return self._begin_call()
 
             def stop(self) -> None:
                 pass
@@ -110,7 +133,7 @@ def test_a_host_that_is_always_slow_is_shown_late(monkeypatch: pytest.MonkeyPatc
 def test_slow_processes_are_shown_a_tick_late_and_delay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
     node.host = DatedHost()
-    time = Calculated(lambda worker, function, _: 0.6 if function == "processes" else 0.001)
+    time = Calculated(lambda worker, function, _: 0.6 if function == "_read_processes" else 0.001)
     samples = time.samples(node, 8, 1.0, monkeypatch)
     reads, processes = of_host(samples)
     assert reads == [0.0] * 8
@@ -123,7 +146,7 @@ def test_a_host_that_hangs_once_is_missing_and_nothing_old_is_shown_after_it(mon
     node.host = DatedHost()
     hang_s = {3.0: 4.5}  # the reading of this tick takes so long
     time = Calculated(lambda worker, function, begin_s: (
-        hang_s.get(round(begin_s), 0.001) if (worker, function) == ("host", "read") else 0.0))
+        hang_s.get(round(begin_s), 0.001) if (worker, function) == ("host", "_read_host") else 0.0))
     reads, processes = of_host(time.samples(node, 12, 1.0, monkeypatch))
     assert [age is None for age in reads] == [False] * 3 + [True] * 5 + [False] * 4
     assert [age for age in reads if age is not None] == pytest.approx([0.0] * 7)

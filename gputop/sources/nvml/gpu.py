@@ -41,7 +41,7 @@ def clock_events(mask: int) -> tuple[str, ...]:
 
 
 class NvmlGpu:
-    """Satisfies :class:`gputop.sources.base.GpuProbe`. Everything of one GPU, read by one thread.
+    """Satisfies :class:`gputop.sources.base.GpuProbe`. Everything of one GPU, read by one thread at a time.
 
     A call that the driver refuses for good is not repeated: its metrics stay missing with that
     reason. Once the device is lost, its handle is dropped and never used again.
