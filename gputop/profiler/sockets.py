@@ -65,7 +65,7 @@ def with_children(proc: Path, pids: Iterable[int]) -> set[int]:
 
 def network_namespace(proc: Path, pid: int) -> int:
     """Raises OSError: PermissionError where the process belongs to someone else."""
-    return (proc / str(pid) / "ns" / "net").stat().st_ino
+    return os.stat(f"{proc}/{pid}/ns/net").st_ino  # noqa: PTH116  asked of every process
 
 
 def listeners(proc: Path, pid: int, namespace: int) -> list[Listener]:

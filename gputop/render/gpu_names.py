@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 
 from gputop.core.samples import NodeSample
 from gputop.text.units import printable
@@ -10,6 +11,7 @@ from gputop.text.units import printable
 _LEFT_OUT = ("NVIDIA", "Tesla", "GeForce", "Quadro")
 
 
+@lru_cache(64)
 def short_gpu_name(name: str) -> str:
     """"NVIDIA H100 80GB HBM3" → "H100 80GB": the maker and the memory technology do not tell GPUs apart."""
     words = [w for w in name.split() if w not in _LEFT_OUT and not w.startswith("HBM")]

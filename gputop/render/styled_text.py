@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from rich.style import Style
 
@@ -41,8 +42,13 @@ def crop(runs: Sequence[StyledText], x: int, width: int) -> list[StyledText]:
 
 def wrap(text: str, width: int, lines: int) -> list[str]:
     """``text`` broken at spaces into at most ``lines`` lines; an ellipsis stands for what is left out."""
+    return list(_wrapped(text, width, lines))
+
+
+@lru_cache(256)  # panels wrap the same few texts at each sample
+def _wrapped(text: str, width: int, lines: int) -> tuple[str, ...]:
     if width <= 4:
-        return [fit(text, width)][:lines]
+        return (fit(text, width),)[:lines]
     import textwrap  # the first frame wraps nothing
 
-    return textwrap.wrap(text, width, max_lines=max(1, lines), placeholder=" …", break_on_hyphens=False) or [""]
+    return tuple(textwrap.wrap(text, width, max_lines=max(1, lines), placeholder=" …", break_on_hyphens=False)) or ("",)

@@ -16,7 +16,7 @@ from gputop.profiler.capture.records import CaptureStatus
 from gputop.session.session import Options, Session
 from gputop.telemetry.sampler import Sampler
 from gputop.tui.app import GputopApp
-from gputop.tui.monitor import messages
+from gputop.tui.monitor import messages, time_axis
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
@@ -116,6 +116,21 @@ async def test_new_samples_reach_the_screen_and_pausing_holds_it() -> None:
         session.feed()
         await pilot.pause()
         assert table.sample is held
+
+
+async def test_the_axis_is_made_only_where_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, axis, made = GputopApp(StillSession()), time_axis.axis, []
+    monkeypatch.setattr(time_axis, "axis", lambda *made_of: made.append(made_of) or axis(*made_of))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        table = app.query_one(GpuTable)
+        assert made
+        made.clear()
+        app._redraw_table()
+        app._redraw_table()
+        assert made == []
+        table.zoom(1)
+        assert len(made) == 1
 
 
 async def test_selecting_findings_and_opening_one() -> None:

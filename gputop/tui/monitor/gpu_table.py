@@ -110,6 +110,7 @@ class GpuTable(Widget, can_focus=True):
         self._figures: dict[str, dict[str, StyledText]] = {}
         self._title = self._no_gpu = ""
         self._axis: list[StyledText] = []
+        self._axis_of: tuple[object, ...] = ()  # what it was made of
         self._full_scale: float | None = None
         self._picture: tuple[object, ...] = ()  # what the lanes were last drawn for
 
@@ -212,9 +213,8 @@ class GpuTable(Widget, can_focus=True):
         if title != self._title:
             self._title = title
             self._refresh_line(0)
-        if self.axis_lines and (line := self._axis_line()) != self._axis:
-            self._axis = line
-            self._refresh_line(1)
+        if self.axis_lines:
+            self._update_axis()
         lanes = [f for f in self._fields.values() if f.is_lane]
         views = {f.key: self._view_of(f) for f in lanes}
         picture = (views, self._lanes_end_s, self._full_scale, self.metric, self._history,
@@ -336,6 +336,8 @@ class GpuTable(Widget, can_focus=True):
             self._repaint()
 
     def _update_cursor(self) -> None:
+        if self.time.time_s is None and self.time.slice is None:
+            return
         window, history = self.window, self._history
         if window is not None and history is not None and history.newest_s is not None:
             end_s = self.time.keep_on_screen(window, history.newest_s)
@@ -352,15 +354,21 @@ class GpuTable(Widget, can_focus=True):
         window = self._window(field.width, self._view_of(field).slice_s)
         return None if window is None else window.column(self.time.time_s)
 
-    def _axis_line(self) -> list[StyledText]:
+    def _update_axis(self) -> None:
         window = self.window
         if window is None:
-            return []
+            self._axis, self._axis_of = [], ()
+            return
         marks = self._marks.between(window.begin_s(0), window.begin_s(window.columns)) if self._marks else []
-        line = time_axis.axis(window, marks, self.end_s is None, self.time.time_s)
-        x = self._fields["main"].x
+        following, cursor_s, x = self.end_s is None, self.time.time_s, self._fields["main"].x
+        made_of = (window, tuple(marks), following, cursor_s, self.time.slice, x, self._width)
+        if made_of == self._axis_of:
+            return
+        self._axis_of = made_of
+        line = time_axis.axis(window, marks, following, cursor_s)
         notes = time_axis.axis_notes(marks, self.time.slice)
-        return time_axis.append_notes([(" " * x, DIM), *line], notes, x + window.columns, self._width)
+        self._axis = time_axis.append_notes([(" " * x, DIM), *line], notes, x + window.columns, self._width)
+        self._refresh_line(1)
 
     # -- drawing ------------------------------------------------------------------------------
 

@@ -20,9 +20,13 @@ class KeyLine(LinesWidget):
     def __init__(self) -> None:
         super().__init__(id="keys")
         self._places: list[tuple[int, str]] = []  # the column behind each key, and the key
+        self._made_of: tuple[object, ...] = ()
 
     def show_keys(self, keys: Sequence[tuple[str, str]], width: int) -> None:
         """``keys`` as "left,right" with what they do."""
+        if (made_of := (*keys, width)) == self._made_of:
+            return
+        self._made_of = made_of
         texts = [(" ".join(map(name, each.split(","))), label) for each, label in keys]
         room = width - sum(_cells(one) for one in texts[-_KEPT:]) - 1
         shown = []
