@@ -54,7 +54,8 @@ class StartServer(ModalScreen[int | None]):
 
     def compose(self) -> ComposeResult:
         many = ("↑↓ select",) if len(self._choices) > 1 else ()
-        with DialogFrame("No profiler server", "y: start one", *many, "a: enter an address", "n, esc: no", id="popup",
+        possible = ("y: start one",) if any(error is None for _, _, error in self._choices) else ()
+        with DialogFrame("No profiler server", *possible, *many, "a: enter an address", "n, esc: no", id="popup",
                          can_focus=False):  # the arrows select
             yield WrappedText(self._text)
 

@@ -12,10 +12,11 @@ from gputop.launch.announcements import Announcement
 from gputop.profiler.capture.records import CaptureStatus, Server
 from gputop.sources.host.proc_files import ZOMBIE
 from gputop.tui.app import GputopApp
+from gputop.tui.monitor.messages import OF_PYTORCH, OFFER, panel_intro
 from gputop.tui.screens import start_server
 from gputop.tui.screens.dialogs import Ask
 from gputop.tui.screens.start_server import StartServer
-from gputop.tui.widgets.dialog_frame import WrappedText
+from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 from tests.fakes import StillSession
 
 FORBIDDEN = GputopError("process 7 belongs to bob", "Run gputop as that user")
@@ -57,6 +58,21 @@ async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSes
         assert not started and not isinstance(app.screen, StartServer), "only y where it is possible means yes"
         await pilot.press(keys, "y")
         assert started == [7380]
+
+
+async def test_for_a_job_of_pytorch_nothing_is_offered_that_cannot_be(session: StillSession) -> None:
+    assert session.sample is not None
+    own, other = session.sample.processes
+    session.holding(replace(own, framework="pytorch"))
+    assert panel_intro(session)[-2:] == OF_PYTORCH
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("c")
+        assert "jax.profiler" not in text(app) and FORBIDDEN.fix in text(app)
+        assert "start one" not in str(app.screen.query_one(DialogFrame).border_subtitle)
+    session.holding(replace(own, framework="pytorch"), other)
+    assert panel_intro(session)[-1] == OFFER
 
 
 async def test_an_address_can_be_named_instead(session: StillSession) -> None:
