@@ -30,10 +30,10 @@ _MARKER = r"ProfilerStep#\d+$"  # PyTorch's mark of a step; others have a number
 def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> StepGaps | None:
     """The host's work in the steps' gaps; None without steps, or where the trace does not tell gaps.
 
-    With GPUs a gap is time within steps in which none of them is busy. Without, it is the time from
-    the end of a step's own call to the start of the next step. A name's time is that of its events
-    less that of events inside them on the same thread. Mean per step; of several training loops
-    (ranks) the mean, of executor threads the sum.
+    With GPUs a gap is time within steps in which none of them is busy. Without, it is the time from the end of a step's
+    own call to the start of the next step; None for PyTorch, whose steps are no calls. A name's time is that of its
+    events less that of events inside them on the same thread. Mean per step; of several training loops (ranks) the
+    mean, of executor threads the sum.
     """
     if steps is None:
         return None
@@ -42,7 +42,7 @@ def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     busy = [timeline.busy for timeline in gpu_timelines]
     if busy:
         gaps, what = subtract(within, merge(EMPTY, *busy)), "no GPU busy within the step"
-    elif len(calls) and not trace.gpus:
+    elif len(calls) and not trace.gpus and not name_mask(trace, _MARKER)[trace.host.name[calls]].any():
         gaps = subtract(within, union(trace.host.start_ns[calls], trace.host.end_ns[calls]))
         what = "from the end of a step's call to the start of the next"
     else:

@@ -36,15 +36,18 @@ _XLA_CALLBACK = rf"(?:{_PYTHON_CALLBACK}|custom-call)"
 # PyTorch calls no function for a step: Python runs its ops one by one, and each ends in calls of the CUDA runtime.
 _TORCH_OP = r"(?:aten|autograd|c10d|torch\w*)::"
 _RUNTIME = r"(?:cu|cuda|hip)[A-Z]\w+$"
+# Collectives of the CPU, on threads of their own, for which the backward pass waits without an op.
+_TORCH_COLLECTIVE = r"(?:gloo|mpi|ucc):\w"
 _TORCH_WORK = rf"[\w.]+::\S|{_RUNTIME}|\w+Backward\d*$|Torch-Compiled |CompiledFunction"
 
 
 @dataclass(frozen=True, slots=True)
 class HostSpans:
     """One host. ``calls`` is when functions of whatever framework are called or run, or Python waits for them, in
-    PyTorch when it runs ops without a long pause; none where no call is traced. ``placed_rows`` are the host events of
-    long ops that start no kernel, ``placed`` is when they run, ``call_rows`` the events of calls (PyTorch: of ops);
-    ``shows_ops``: whether ops on the host are traced at all."""
+    PyTorch when it runs ops without a long pause, or a collective of the CPU runs; none where no call is traced.
+    ``placed_rows`` are the host events of long ops that start no kernel, ``placed`` is when they run, ``call_rows`` the
+    events of calls (PyTorch: of ops); ``shows_ops``: whether ops on the host are traced at all.
+    """
 
     tracing: Spans
     eager: Spans
@@ -71,7 +74,8 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
     calls = _union(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
     if not len(called) and host_rows(trace, _TORCH_OP).size:
         called = _rows(trace, name_mask(trace, _TORCH_WORK), main)
-        calls = joined(_union(trace, called), EAGER_PAUSE_NS)
+        waited_for = _rows(trace, name_mask(trace, _TORCH_COLLECTIVE), here)
+        calls = joined(_union(trace, np.concatenate((called, waited_for))), EAGER_PAUSE_NS)
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
     elif not len(ops) and host_rows(trace, _PJIT).size:
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))

@@ -67,6 +67,28 @@ def test_a_real_job_of_pytorch_that_saves_at_each_step() -> None:
     assert "torch.save" in f["step_gap_host"].snippet and f["step_gap_host"].culprits[0].name.startswith("train.py:25")
 
 
+def test_a_collective_of_the_cpu_is_no_python() -> None:
+    """While the backward pass waits for gloo it runs no op, on whatever thread gloo works."""
+    b = torch_gap(0.3)
+    for i in range(STEPS):
+        b.host("gloo:all_reduce", (i + 0.6) * STEP, 0.4 * STEP, line="thread 7")
+    assert "step_gap_host" not in found(b) and "step_gap_host" in found(torch_gap(0.3))
+
+
+def test_the_steps_of_pytorch_on_a_cpu_are_no_calls_with_gaps_between_them(tmp_path: Path) -> None:
+    """Two ranks whose steps overlap, as gloo's do."""
+    paths = []
+    for rank in range(2):
+        events = [{"ph": "X", "cat": cat, "name": name, "pid": 100 + rank, "tid": 1, "ts": 1000 * i + 300 * rank + at,
+                   "dur": dur}
+                  for i in range(8) for cat, name, at, dur in (("user_annotation", f"ProfilerStep#{i}", 0, 990),
+                                                               ("cpu_op", "aten::mm", 5, 900))]
+        paths.append(tmp_path / f"rank{rank}.pt.trace.json")
+        paths[-1].write_text(json.dumps({"distributedInfo": {"rank": rank}, "traceEvents": events}))
+    analysis = examine(load(paths)).analysis
+    assert analysis.steps is not None and analysis.steps.count >= 6 and analysis.gaps is None
+
+
 def test_short_pauses_from_op_to_op_in_pytorch_are_launches():
     assert "step_gap_host" not in found(torch_gap(0.3, pauses=20))
 

@@ -21,7 +21,7 @@ from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.launch_join import Launches, set_launches
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, with_estimate
-from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file
+from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file, text_of
 from gputop.trace.readers.content import memory_limit, read_chunks
 
 _GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
@@ -225,7 +225,7 @@ class _Rank:
         lines = np.empty(len(distinct), np.int32)
         for i in np.argsort(first).tolist():
             pid, tid = self._file.rows[int(distinct[i])]
-            name = self._row_name(pid, tid) or (f"stream {tid}" if gpu >= 0 else f"thread {tid}")
+            name = self._row_name(pid, tid) or text_of(f"stream {tid}" if gpu >= 0 else f"thread {tid}")
             lines[i] = self._builder.add_line(Line(self._file.host, gpu, name))
         return lines[which]
 

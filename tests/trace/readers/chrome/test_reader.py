@@ -338,3 +338,12 @@ def test_a_file_cut_off_before_its_gpu_s_events_does_not_pass_for_one_without_a_
     assert [q.id for q in analysis.trace.quality[:2]] == ["truncated", "no_device_events"]
     assert analysis.breakdown is None and analysis.gpus == () and not analysis.findings
     assert "no_gpu" not in {q.id for q in analysis.trace.quality}
+
+
+@pytest.mark.parametrize("tid", ["\ud800", "a\udfffb", ["\ud800"]])
+def test_a_thread_s_number_may_be_text_that_cannot_be_encoded(tmp_path, tid):
+    path = tmp_path / "a.pt.trace.json"
+    path.write_text(json.dumps({"traceEvents": [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": tid, "ts": 1, "dur": 5}]}))
+    (line,) = load([path]).lines
+    assert line.name.startswith("thread ") and line.name.encode()
