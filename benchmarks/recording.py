@@ -11,13 +11,14 @@ them up to the middle, for want of an index. Times are CPU seconds of this proce
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gzip
 import json
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from gputop.core.samples import NodeSample
 from gputop.replay.reader import Recording
@@ -46,7 +47,7 @@ def write_gputop(samples: list[NodeSample], path: Path) -> None:
 def write_json(samples: list[NodeSample], path: Path) -> None:
     with gzip.open(path, "wb") as file:
         for sample in samples:
-            file.write(json.dumps(dataclasses.asdict(sample)).encode() + b"\n")
+            file.write(json.dumps(to_builtins(sample)).encode() + b"\n")
             file.flush()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from gputop.core.samples import (
 from gputop.session.session import Options, Session
 from gputop.telemetry.history import History
 from gputop.telemetry.ring_buffers import _Table
+from tests.records import replace
 
 START_S = 1_800_000_000.0
 GIB = 2**30

@@ -19,7 +19,6 @@ does not know are skipped.
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 import zlib
 from collections.abc import Mapping
@@ -61,7 +60,7 @@ SEGMENT_SAMPLES = 600  # how much is lost with damage, and decoded for a seek
 SEGMENT_DICTIONARY_BYTES = 4 << 20  # texts that never repeat must not fill memory
 
 FIELDS: dict[str, tuple[str, ...]] = {
-    c.__name__: tuple(field.name for field in dataclasses.fields(c))
+    c.__name__: c.__struct_fields__
     for c in (NodeSample, GpuSample, GpuInfo, GpuProcess, HostSample, HostProcess, CgroupSample, ProcessSample,
               XidEvent, AdapterSample)
 }

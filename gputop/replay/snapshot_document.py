@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
 
 from gputop.analysis.results import Analysis
 from gputop.core import samples
@@ -50,9 +50,9 @@ def _form(value: Any) -> Any:
     return value if form is None else form(value)
 
 
-def _sample_of(kind: type[V], form: Struct, **other: Any) -> V:
+def _sample_of(kind: type[S], form: Struct, **other: Any) -> S:
     """The reverse: fields that the form does not have keep their defaults."""
-    names = [f.name for f in fields(kind) if hasattr(form, f.name)]  # type: ignore[arg-type]
+    names = [name for name in kind.__struct_fields__ if hasattr(form, name)]
     return kind(**{**{name: _sample(getattr(form, name)) for name in names}, **other})
 
 
@@ -147,7 +147,7 @@ class Gpu(Struct):
 
     @classmethod
     def of(cls, g: samples.GpuSample) -> Gpu:
-        return form_of(cls, g, **asdict(g.info), label=g.info.label, message=g.message or None,
+        return form_of(cls, g, **structs.asdict(g.info), label=g.info.label, message=g.message or None,
                        readings={metric: g[metric] for metric in GPU_METRICS})
 
     def sample(self) -> samples.GpuSample:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, NodeSample, Reading

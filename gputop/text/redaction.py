@@ -12,9 +12,10 @@ A command line is untrusted text of up to 100 kB, so every pattern here takes li
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from gputop.core.samples import HostProcess, NodeSample, ProcessSample
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +33,7 @@ from gputop.trace.model import DeviceEvents
 from tests.advice.live.scene import Scene, after
 from tests.advice.trace.traces import analyzed, findings, healthy, input_bound, uneven
 from tests.analyses import make_analysis
+from tests.records import replace
 
 ROOT = Path(__file__).parents[2]
 

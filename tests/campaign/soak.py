@@ -27,11 +27,12 @@ import termios
 import threading
 import time
 import tracemalloc
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputop.core.samples import NodeSample
 from tests.nvml_fake import build, environment
+from tests.records import replace
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERVAL_S = 0.1

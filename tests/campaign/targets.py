@@ -60,6 +60,7 @@ from tests.fakes import START_S, node_sample
 from tests.nvml_fake import FakeNvml
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.ranks.ras_double import Job, as_json, as_text
+from tests.records import replace
 from tests.trace.readers.chrome.test_reader import kineto
 from tests.trace.readers.test_nsys import report
 
@@ -386,7 +387,7 @@ def _dcgm(folder: Path, data: bytes) -> None:
                 scene.now_s += next(choice)
             scene.step()
             gpus = tuple(gpu.read(scene.now_s) for gpu in source.gpus)
-            session.sample_feed.on_sample(dataclasses.replace(node_sample(0, 0), time_s=scene.now_s, gpus=gpus))
+            session.sample_feed.on_sample(replace(node_sample(0, 0), time_s=scene.now_s, gpus=gpus))
         _written(session, next(choice))
     finally:
         scene.close()
@@ -442,7 +443,7 @@ def _nvml(folder: Path, data: bytes) -> None:
                 now_s += after_s
                 fake.set_time(now_s)
                 gpus = tuple(gpu.read(now_s) for gpu in source.gpus)
-                session.sample_feed.on_sample(dataclasses.replace(node_sample(0, 0), time_s=now_s, gpus=gpus))
+                session.sample_feed.on_sample(replace(node_sample(0, 0), time_s=now_s, gpus=gpus))
             _written(session, next(choice))
         finally:
             source.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from gputop.cluster.collect import Limits, View
@@ -12,6 +11,7 @@ from gputop.cluster.endpoint import parse_endpoint
 from gputop.cluster.model import Fleet, Gpu, History, Job, Node
 from gputop.cluster.prometheus import Cost, Series
 from gputop.core.errors import GputopError
+from tests.records import replace
 
 NOW = 1_800_000_000.0
 LIMITS = Limits(0.01, 900.0, 0.15, 0.2, 0.85)

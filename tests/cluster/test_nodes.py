@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from gputop.core.errors import GputopError
 from gputop.core.samples import GpuSample, NodeSample, Reading
 from tests.cluster.fleets import LIMITS, NOW
 from tests.fakes import node_sample
+from tests.records import replace
 
 VIEW = View(span_s=3600.0, step_s=60.0)
 Work = Callable[[str, int, float], float]

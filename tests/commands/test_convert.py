@@ -10,7 +10,6 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from gputop.trace.lookups import host_stat
 from gputop.trace.model import Kind
 from gputop.trace.readers.load import load
 from tests.fakes import node_sample
+from tests.records import replace
 from tests.simulation.test_xspace import capture
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from gputop.replay.writer import RecordingWriter
 from gputop.rules.files import RulePath
 from gputop.trace.readers.load import load
 from tests.advice.live.scene import Scene
+from tests.records import replace
 from tests.tui.scenes import capture_of
 
 ROOT = Path(__file__).parents[2]

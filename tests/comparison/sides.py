@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from gputop.analysis.results import Analysis
 from gputop.comparison.sides import Side
 from gputop.trace.model import F64
 from tests.analyses import make_analysis
+from tests.records import replace
 
 SHARES = {"busy": 0.8, "compute": 0.6, "collectives": 0.2, "collectives_exposed": 0.1, "copies": 0.1, "idle": 0.2,
           "launch_delay_s": 2e-5, "kernels": 500.0, "tensor_core_time": 0.5}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -17,6 +15,7 @@ from gputop.export.snapshot import document as snapshot_document
 from gputop.replay.snapshot import from_document
 from tests.comparison.sides import changed, finding, side
 from tests.fakes import StillSession
+from tests.records import replace
 
 
 def advice(a: Side, b: Side) -> dict[str, Followed]:

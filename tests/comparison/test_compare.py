@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from gputop.simulation.xspace import build_xspace
 from gputop.trace.readers.xspace import reader
 from tests.comparison.sides import PARTS, changed, finding, side
 from tests.fakes import START_S, StillSession
+from tests.records import replace
 from tests.trace.shares import NEEDS_SHARED, SHARED
 
 DATA = Path(__file__).resolve().parents[1] / "data"

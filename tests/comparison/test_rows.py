@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from gputop.comparison.sides import Side
 from gputop.core.errors import GputopError, NoDataError
 from tests.comparison import sides
 from tests.comparison.sides import changed, finding, side
+from tests.records import replace
 
 
 def verdicts(a: Side, b: Side) -> dict[tuple[str, str, int | None], str]:

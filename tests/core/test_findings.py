@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gputop.advice.merge import merge_findings
 from gputop.core.codec import convert, to_document
 from gputop.core.findings import Abstained, Finding, Gain, at_most, collect, ranked, severity_of
+from tests.records import replace
 
 F = Finding(id="input_bound", severity="high", title="t", why="w", evidence={"wait_s": 0.2}, action="a", source="s",
             gain=Gain(0.5, "how"), gpus=(0, 1), snippet="x = 1")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -13,6 +12,7 @@ from gputop.diagnosis.worker import REPORT_WIDTH
 from gputop.render.step_parts import PART_BY_ID
 from gputop.trace.model import Kind
 from tests.advice.trace.traces import STEP, STEPS, fill, healthy, input_bound, job, launch_bound, uneven
+from tests.records import replace
 from tests.trace.build import Builder, keras_steps
 
 

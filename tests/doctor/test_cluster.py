@@ -7,7 +7,6 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from gputop.core.errors import GputopError
 from gputop.doctor import cluster
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts
 from tests.cluster import engines
+from tests.records import replace
 from tests.sources.host.rdma_tree import RdmaTree
 
 FACTS = DriverFacts(init_code=0, driver="580.1", count=2, gpus=tuple(GpuFacts(i, 0, "NVIDIA H100") for i in range(2)))

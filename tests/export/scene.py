@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
 from gputop.profiler.capture.records import CaptureRecord, Server
 from tests.fakes import StillSession
+from tests.records import replace
 
 _TRACE = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"
 HOSTILE = ("</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"

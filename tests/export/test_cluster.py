@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -11,6 +10,7 @@ from gputop.advice.fleet.advise import fleet_advice
 from gputop.cluster.model import Group, Problem
 from gputop.export.cluster import Report, age, bars, cells, layout, power, render
 from tests.cluster.fleets import NOW, fleet, gpu, job, past
+from tests.records import replace
 
 HOSTILE = "a\x1b[2J<script>&\n\u202e"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from gputop.export.openmetrics import STALE_S, Exporter, families
 from gputop.profiler.capture.records import CaptureStatus
 from tests.export import scene
 from tests.fakes import StillSession, reading
+from tests.records import replace
 
 ROOT = Path(__file__).resolve().parents[2]
 _UNITS = ("seconds", "bytes", "bytes_per_second", "ratio", "watts", "celsius", "hertz")

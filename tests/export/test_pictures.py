@@ -8,7 +8,6 @@ import shutil
 import struct
 import subprocess
 import unicodedata
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -27,6 +26,7 @@ from gputop.replay.snapshot import read
 from tests.analyses import make_analysis
 from tests.export.scene import HOSTILE, SECRET, session
 from tests.fakes import StillSession
+from tests.records import replace
 
 CHROMIUM = next(filter(None, map(shutil.which, (
     "chromium", "chromium-headless-shell", "chromium-browser", "google-chrome"))), None)

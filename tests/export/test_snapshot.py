@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from gputop.core.samples import (
 from gputop.export.snapshot import document, render, to_json, to_text, write_snapshot
 from gputop.replay.snapshot import from_document
 from tests.fakes import StillSession, cgroup_sample
+from tests.records import replace
 
 
 def test_unknown_is_null_with_its_reason_and_never_zero() -> None:

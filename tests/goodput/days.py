@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 
 from gputop.core.samples import (
@@ -16,6 +15,7 @@ from gputop.core.samples import (
     ProcessSample,
     Reading,
 )
+from tests.records import replace
 
 START_S = 1_800_000_000.0  # a full hour
 GIB = float(1 << 30)

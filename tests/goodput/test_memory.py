@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -13,6 +12,7 @@ from gputop.goodput.memory import Memory
 from gputop.goodput.model import Creep
 from tests.fakes import cgroup_sample
 from tests.goodput.days import GIB, START_S, node
+from tests.records import replace
 
 HOUR = 3600.0
 

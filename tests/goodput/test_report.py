@@ -6,7 +6,6 @@ import json
 import resource
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from gputop.replay.writer import RecordingWriter
 from tests.export.test_schemas import problems
 from tests.fakes import node_sample
 from tests.goodput.days import GIB, START_S, node
+from tests.records import replace
 
 Write = Callable[..., Path]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
 from gputop.core.samples import NodeSample
 from gputop.goodput.survey import Survey
 from tests.goodput.days import HANG_DAY, HANG_MINUTES, PLANTED, POWER_W, START_S, fortnight, node, without_power
+from tests.records import replace
 
 
 def survey(samples: Iterable[NodeSample], gap_s: float = 200.0) -> Survey:
@@ -107,8 +107,6 @@ def test_what_was_not_read_is_unknown() -> None:
 
 @pytest.mark.parametrize("what", ["lost", "no reading"])
 def test_a_gpu_without_activity_is_neither_idle_nor_training(what: str) -> None:
-    from dataclasses import replace
-
     blind = [replace(sample, gpus=tuple(
         replace(own, state=what, readings={}) if what == "lost" else replace(own, readings={}) for own in sample.gpus))
         for sample in stretch("train", 11)]

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from gputop.profiler import discovery, sockets
 from gputop.profiler.discovery import Finder, TrainingProcesses
 from gputop.profiler.sockets import Listener
 from tests.profiler.fake_server import FakeProfiler, serve
+from tests.records import replace
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import socket
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from gputop.ranks.hang import find_absence
 from gputop.ranks.model import Rank
 from gputop.ranks.ras_answers import read_json, read_text
 from tests.ranks.ras_double import Job, as_json, as_text, serving
+from tests.records import replace
 
 STUCK = Job((100, 100, 100, 100, 100, 99, 100, 100))
 VERSIONS = ["2.24.3", "2.25.1", "2.27.7", "2.28.7", "2.29.2"]

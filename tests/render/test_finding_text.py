@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gputop.core.findings import Culprit, Gain
 from gputop.render.evidence_words import evidence, evidence_label
 from gputop.render.finding_text import culprits_text, gain_texts, what_if_text
+from tests.records import replace
 from tests.tui.found import COMBINED, HEAVY, SMALL
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -16,6 +15,7 @@ from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, View, activity_text,
 from gputop.text.units import NA
 from gputop.tui.monitor.columns import plan, title_texts
 from tests.fakes import StillSession, gpu_sample
+from tests.records import replace
 
 FIGURES = [column for column in COLUMNS if column.draw == "figure"]
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from gputop.core.signal_handlers import signal_handlers
 from gputop.replay.reader import Recording
 from gputop.replay.record import record
 from tests.fakes import StillSource, node_sample
+from tests.records import replace
 
 
 def start(path: Path) -> subprocess.Popen[str]:

@@ -7,7 +7,6 @@ import math
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,7 @@ from gputop.replay.format import (
     unpack,
 )
 from tests.fakes import node_sample
+from tests.records import replace
 
 # A command line may hold anything, lone surrogates of undecodable bytes too.
 texts = st.text(st.characters(codec=None), max_size=8)

@@ -6,7 +6,6 @@ import math
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import panel_intro
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import START_S, node_sample
+from tests.records import replace
 
 DEADLINE_S = 20.0
 Change = Callable[[NodeSample], NodeSample]

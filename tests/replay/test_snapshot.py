@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from gputop.replay.snapshot import from_document, is_snapshot, read
 from gputop.text import redaction
 from tests.export.scene import session
 from tests.fakes import StillSession
+from tests.records import replace
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from gputop.tui.screens.dialogs import Popup
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.export.scene import HOSTILE, session
 from tests.fakes import StillSession, node_sample
+from tests.records import replace
 
 DEADLINE_S = 20.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from gputop.session.counters import CounterWatch, counters_of
 from gputop.sources.simulated import SimulatedSource
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession, StillSource, gpu_sample
+from tests.records import replace
 
 SERVER = Server("127.0.0.1:6009", pid=41231)
 

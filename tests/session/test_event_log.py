@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from gputop.core.samples import FAILED, LOST, GpuSample, NodeSample, Reading, Xi
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
 from gputop.session.event_log import MAX_ENDED_EVENTS, REAPPEARANCE_S, EventLog
 from tests.fakes import START_S, StillSession, node_sample
+from tests.records import replace
 
 FOUND = Finding(id="power_capped", severity="medium", title="GPU 0 is held at its power limit", why="why",
                 evidence={}, action="do", source="test",

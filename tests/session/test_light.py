@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-_LARGE = ("numpy", "grpc", "google.protobuf", "importlib.metadata", "msgspec")
+_LARGE = ("numpy", "grpc", "google.protobuf", "importlib.metadata")
 _CODE = f"""
 import sys
 from tests.fakes import StillSession

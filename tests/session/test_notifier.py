@@ -6,7 +6,6 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +19,7 @@ from gputop.session import notifications
 from gputop.session.notifications import HOLD_S, REPEAT_S, News, Notification
 from gputop.session.notifier import Notifier, Ways, parse_ways, post, run_command
 from tests.fakes import StillSession
+from tests.records import replace
 from tests.tui.found import HEAVY
 
 TOLD = Notification("finding", 1.0, "node-07", "GPU 0 idles", "since 40 s", False)

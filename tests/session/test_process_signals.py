@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from gputop.core.errors import GputopError
 from gputop.core.samples import ProcessSample, Reading
 from gputop.session.process_signals import SIGNALS, send
 from gputop.sources.host import proc_files
+from tests.records import replace
 
 NONE = Reading.missing("bytes", "test")
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from gputop.session.captures import (
 )
 from gputop.session.session import Options, Session
 from tests.fakes import StillSession, StillSource, node_sample
+from tests.records import replace
 
 
 class Watched:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gputop.profiler.capture.records import Server
 from gputop.session.worker_figures import choose
 from tests.advice.live.scene import Job, Level, Scene, _recorded
+from tests.records import replace
 
 
 def workers(active: dict[int, Level], **other: Level | None) -> tuple[list[Server], Scene]:

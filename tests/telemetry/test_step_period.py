@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,7 @@ from gputop.telemetry.step_period import (
     steps_per_period,
 )
 from tests.fakes import node_sample
+from tests.records import replace
 from tests.simulation.loop_truth import loop_truth
 
 F64 = npt.NDArray[np.float64]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import string
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from gputop.core.samples import HostProcess
 from gputop.text import redaction
 from tests.fakes import node_sample
+from tests.records import replace
 
 _HEX = "0123456789abcdef0123456789abcdef01234567"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession
+from tests.records import replace
 
 HEAVY = Finding(
     id="gpu0_oversubscribed", severity="high", title="GPU 0 does 2.2× the work of the others",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.screen import TimelineScreen
 from tests.cluster.fleets import StillAsker, fleet, job, node
 from tests.ranks.test_stack_groups import LOADS, WAITS, rank
+from tests.records import replace
 from tests.tui.scenes import Scene, recorded, with_mig
 from tests.tui.textual_private import message_text
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from gputop.trace.readers.load import load
 from gputop.tui.screens.details import capture_text
 from gputop.tui.timeline.trace_file import TraceFile
 from tests.fakes import START_S
+from tests.records import replace
 
 TRACE_S = 2.0
 ADDRESS = "127.0.0.1:6009"

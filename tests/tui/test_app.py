@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from gputop.tui.screens.dialogs import Ask, Popup
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession
+from tests.records import replace
 from tests.telemetry.test_sampler import WAIT_S, Node
 from tests.tui.found import COMBINED, HEAVY, SMALL, FoundSession, text_of
 from tests.tui.textual_private import messages as notices

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -24,6 +23,7 @@ from gputop.tui.timeline.screen import TimelineScreen
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.fakes import StillSession
+from tests.records import replace
 from tests.tui.found import FoundSession, text_of
 from tests.tui.textual_private import clear_notifications, messages
 

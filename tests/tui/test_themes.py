@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from gputop.tui.app import GputopApp
 from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal.terminal_app import LOW_BANDWIDTH_PERIOD_S
 from gputop.tui.widgets.cached_lines import LinesWidget
+from tests.records import replace
 from tests.tui.found import FoundSession, text_of
 from tests.tui.textual_private import messages, screen_strips
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -12,6 +11,7 @@ from gputop.trace.model import QualityNote
 from gputop.tui.timeline.viewport import View
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
+from tests.records import replace
 from tests.trace.build import Builder
 from tests.tui.timelines import (
     LAUNCH_BOUND,

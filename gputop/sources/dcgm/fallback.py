@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from gputop.core.samples import OK, GpuInfo, GpuSample, NodeSample, Reading, XidEvent
 from gputop.sources.base import GpuProbe, HostProbe, Source

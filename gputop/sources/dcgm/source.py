@@ -12,9 +12,10 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS, HOST_METRICS

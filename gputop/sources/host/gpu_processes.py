@@ -6,8 +6,10 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gputop.core.framework import framework_of
 from gputop.core.metrics import BYTES, COUNT

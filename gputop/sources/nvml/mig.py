@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from gputop.core.metrics import GPU_METRICS, RATIO, TENSOR_FLOP_UTIL
 from gputop.core.samples import FAILED, LOST, GpuInfo, GpuProcess, GpuSample, Reading

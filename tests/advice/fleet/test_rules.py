@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gputop.advice.fleet.advise import FleetFinding, fleet_advice
 from gputop.cluster.model import Job, LowClock
 from tests.cluster.fleets import NOW, fleet, gpu, job, node, past
+from tests.records import replace
 
 
 def found(*jobs: Job) -> list[FleetFinding]:

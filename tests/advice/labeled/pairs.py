@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gputop.simulation.job import Copy, Job, MidStepWork
 from tests.advice.labeled.case import HIGH, LOW, Case, Window, call_ms
 from tests.advice.labeled.jobs import random_job
+from tests.records import replace
 
 _CONSEQUENCES = {
     "collective_waiting": ("launch_bound", "staggered_launch"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from gputop.core.findings import Advice
 from gputop.core.samples import LOST, GpuSample
 from tests.advice.live.scene import Job, Level, Scene, abstained, after, get, ids, play, read, verdict
+from tests.records import replace
 
 STUCK: dict[str, Level | None] = {
     "tensor_active": 0.0, "dram_active": 0.001, "power_w": 130.0,

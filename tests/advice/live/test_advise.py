@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -18,6 +17,7 @@ from gputop.core.findings import Finding
 from gputop.core.samples import LOST, GpuSample
 from gputop.telemetry.history import History
 from tests.advice.live.scene import TOTAL, Job, Scene, abstained, after, ids, play
+from tests.records import replace
 
 # -- all rules ------------------------------------------------------------------------------------
 

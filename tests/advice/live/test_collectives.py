@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gputop.core.findings import Advice
 from gputop.ranks.model import Report
 from gputop.ranks.ras_answers import read_json, read_text
 from tests.advice.live.scene import Job, Scene, abstained, after, get, ids, verdict
 from tests.advice.live.test_activity import STUCK
 from tests.ranks import ras_double
+from tests.records import replace
 
 LATE = ras_double.Job((100, 100, 100, 100, 100, 99, 100, 100), first_pid=100)
 # A process for each GPU; GPU 5 is idle, as its rank stands elsewhere.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gputop.advice.live.advise import live_advice
 from gputop.telemetry.history import History
 from tests.advice.live.scene import Scene, abstained, after, get, ids, play, read
+from tests.records import replace
 
 
 def test_coarse_only() -> None:

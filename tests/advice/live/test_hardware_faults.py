@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import pytest
 
 from gputop.core.findings import Finding, Severity
 from gputop.core.samples import LOST, NOT_RESPONDING, GpuInfo, GpuSample, XidEvent
 from tests.advice.live.scene import START_S, Scene, abstained, after, get, ids, play, read
+from tests.records import replace
 
 # -- lost and silent GPUs -----------------------------------------------------------------------------
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.advice.live.scene import TOTAL, Job, Level, Scene, abstained, after, get, ids
+from tests.records import replace
 
 
 def test_memory_reserved_at_start() -> None:

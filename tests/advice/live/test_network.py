@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from gputop.core.metrics import ADAPTER_METRICS
 from gputop.core.samples import AdapterSample, GpuSample, HostSample, NodeSample, Reading
 from tests.advice.live.scene import Job, Level, Scene, abstained, after, at, ids, verdict
+from tests.records import replace
 
 LINK = 50e9
 

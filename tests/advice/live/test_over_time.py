@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import sin
@@ -19,6 +18,7 @@ from gputop.simulation.scenarios import SCENARIOS
 from gputop.sources.simulated import SimulatedSource
 from gputop.telemetry.history import History
 from tests.advice.live.scene import LINK, TOTAL, Job, Level, Scene, ids, play
+from tests.records import replace
 
 # -- a signal that hovers at its limit ------------------------------------------------------------------
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from gputop.core.metrics import BYTES_PER_S
 from gputop.core.samples import GpuInfo, GpuSample, Reading
 from tests.advice.live.scene import LINK, Level, Scene, abstained, after, get, ids, play, verdict
+from tests.records import replace
 
 # -- pcie_saturated ---------------------------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gputop.advice.live.advise import live_advice
@@ -12,6 +10,7 @@ from gputop.core.findings import Advice
 from gputop.core.samples import ProcessSample
 from gputop.telemetry.history import History
 from tests.advice.live.scene import START_S, Job, Level, Scene, abstained, after, get, ids, play, read, verdict
+from tests.records import replace
 
 # -- idle_gpu and unused_gpu ----------------------------------------------------------------------
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from gputop.core.samples import GpuSample
 from tests.advice.live.scene import Scene, abstained, after, get, ids, play
+from tests.records import replace
 
 # -- power_capped -----------------------------------------------------------------------------------
 

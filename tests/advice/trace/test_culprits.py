@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -19,6 +17,7 @@ from tests.advice.trace.test_allocation import allocating
 from tests.advice.trace.test_copies import one_stream
 from tests.advice.trace.test_multi_gpu import staggered
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, findings, input_bound, job, launch_bound, launched_ahead
+from tests.records import replace
 from tests.timeline.make import timeline_of
 from tests.trace.build import Builder, ns
 

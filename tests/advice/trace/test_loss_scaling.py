@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gputop.trace.model import Kind, Trace
 from tests.advice.trace.traces import STEP, STEPS, findings, job, verdict
+from tests.records import replace
 from tests.trace.build import Builder
 
 

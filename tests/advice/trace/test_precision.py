@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Trace
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, findings, job, launched_ahead
+from tests.records import replace
 from tests.trace.build import Builder
 
 SGEMM, HMMA = "volta_sgemm_128x64_nn", "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_nn"

@@ -6,7 +6,6 @@ import gzip
 import json
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from xml.etree import ElementTree
@@ -27,6 +26,7 @@ from gputop.diagnosis.report_device import mfu_text
 from gputop.diagnosis.roofline import picture, svg
 from gputop.trace.model import HloOp, Kind, Trace, TraceGpu
 from gputop.trace.readers.load import load
+from tests.records import replace
 from tests.trace.build import Builder
 from tests.trace.shares import SHARED
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -22,6 +21,7 @@ from gputop.diagnosis.diagnose import examine
 from gputop.trace.intervals import union
 from gputop.trace.model import Kind, Trace
 from tests.analyses import make_analysis
+from tests.records import replace
 from tests.trace.build import Builder, keras_steps
 from tests.tui.found import HEAVY
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -18,6 +17,7 @@ from gputop.profiler.capture.plan import (
     needs_probe,
     plan,
 )
+from tests.records import replace
 
 MB, GB = 1e6, 1e9
 

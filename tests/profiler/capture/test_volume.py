@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,7 @@ from gputop.profiler import messages
 from gputop.profiler.capture.volume import count_events, step_time
 from gputop.trace.model import Trace
 from tests.profiler.fake_server import make_xspace
+from tests.records import replace
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from gputop.session.capture_control import CaptureControl
 from gputop.session.session import Options, Session
 from tests.fakes import START_S, StillSource
 from tests.profiler.fake_server import FakeProfiler, serve
+from tests.records import replace
 
 RULE = parse_rule("sm<0.6*median for 5s")
 DEADLINE_S = 30.0

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,6 +16,7 @@ from gputop.sources.host import gpu_processes as hp
 from gputop.sources.host.gpu_processes import GpuProcessTable, missing_process
 from gputop.sources.host.proc_files import DENIED, ENDED, ZOMBIE, parse_io, parse_stat
 from gputop.sources.host.process_rates import FIRST
+from tests.records import replace
 from tests.sources.host.proc_tree import SOME_NAMESPACE, TICKS_PER_S, ProcTree, Ticking, on_gpus
 
 

@@ -32,10 +32,10 @@ needs_unshare = pytest.mark.skipif(not may_unshare(), reason="this user may not 
 # Asks a GpuProcessTable about the PIDs that it gets as JSON and answers in JSON.
 ASK = """
 import json, os, sys
-from dataclasses import asdict
+from msgspec import to_builtins
 from tests.sources.host.proc_tree import Ticking, on_gpus
 from gputop.sources.host.gpu_processes import GpuProcessTable
-print(json.dumps([asdict(p) for p in GpuProcessTable(Ticking()).read(on_gpus(*json.loads(sys.argv[1])))]))
+print(json.dumps([to_builtins(p) for p in GpuProcessTable(Ticking()).read(on_gpus(*json.loads(sys.argv[1])))]))
 """
 
 

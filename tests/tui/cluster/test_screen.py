@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from gputop.tui.cluster import app, rows
 from gputop.tui.cluster.app import ClusterApp
 from gputop.tui.cluster.rows import ORDERS, State
 from tests.cluster.fleets import NOW, StillAsker, fleet, gpu, job, node, past
+from tests.records import replace
 from tests.tui.textual_private import draw_to_nobody
 
 

@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -14,6 +13,7 @@ from gputop.tui.monitor.first_paint import paint
 from gputop.tui.terminal.color_support import TerminalPalette
 from gputop.tui.terminal.preferences import Preferences
 from tests.fakes import node_sample
+from tests.records import replace
 from tests.tui.terminals import terminal
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

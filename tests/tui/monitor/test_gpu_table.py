@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
@@ -13,6 +12,7 @@ from gputop.tui.monitor.columns import ACTIVITY, figures_of, plan
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.status_lines import header, host
 from tests.fakes import gpu_sample, node_sample
+from tests.records import replace
 
 FIELDS = {field.key: field for width in (120, 160) for field in plan(width)}
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 from gputop.core.samples import GpuSample
 from gputop.render.palette import SHADES, STEPS, level_rgb
@@ -11,6 +10,7 @@ from gputop.telemetry.history import History
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.lanes import LaneCache, TimeView, blank_column, column
 from tests.fakes import START_S, node_sample
+from tests.records import replace
 
 BUSY_HALF_OF_THE_TIME = [1.0] + [0.5] * 7  # share of samples reaching each of 8 levels
 HALF_BUSY = [1.0] * 4 + [0.0] * 4

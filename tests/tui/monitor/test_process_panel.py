@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gputop.core.metrics import GPU_METRICS
@@ -12,6 +10,7 @@ from gputop.tui.monitor.process_panel import ProcessPanel, arrange, tree
 from gputop.tui.screens.details import gpu_text
 from gputop.tui.screens.process_screens import ProcessPopup
 from tests.fakes import StillSession
+from tests.records import replace
 
 
 def _process(pid: int, command: str, memory: float | None, cpu: float | None, sm: float | None = 0.5) -> ProcessSample:

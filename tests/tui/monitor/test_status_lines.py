@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from gputop.tui.monitor.status_lines import host, job, replay_line
 from gputop.tui.screens.details import _period
 from tests.analyses import make_analysis
 from tests.fakes import cgroup_sample, node_sample
+from tests.records import replace
 
 SERVER = Server("127.0.0.1:6009", "python train.py --batch 256", 41231)
 FOUND = StepPeriodEstimate(2.4, 0.91, None, "sm_active", tuple(range(8)), 8, 0.5, 1.25, 60.0)

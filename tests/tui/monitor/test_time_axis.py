@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gputop.session.event_log import LoggedEvent
@@ -18,6 +16,7 @@ from gputop.tui.monitor.time_axis import (
     title,
 )
 from tests.fakes import START_S, gpu_sample
+from tests.records import replace
 
 WINDOW = Window.of(TimeView(5.0), START_S + 299, 60)  # 300 s, the newest slice from 295 s on
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gputop.core.samples import LOST, GpuSample, XidEvent
@@ -14,6 +12,7 @@ from gputop.tui.monitor.lanes import TimeView, Window
 from gputop.tui.monitor.time_cursor import UNMEASURED, Slice, TimeCursor, gpu_in_slice
 from gputop.tui.screens.dialogs import Popup
 from tests.fakes import GIB, START_S, StillSession, node_sample
+from tests.records import replace
 
 FIELDS = {field.key: field for field in plan(160)}
 

@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import shutil
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from gputop.tui.screens.compare import CaptureAgain, CaptureList, CompareScreen,
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S
+from tests.records import replace
 from tests.tui.found import FoundSession, box_text, text_of
 from tests.tui.textual_private import message_text
 

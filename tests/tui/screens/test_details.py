@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +36,7 @@ from gputop.tui.screens.tables_screen import TablesScreen
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession, cgroup_sample, node_sample, reading
+from tests.records import replace
 from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, text_of
 from tests.tui.screens.test_tables import TabledSession
 from tests.tui.textual_private import clear_notifications, message_text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gputop.core.errors import GputopError
@@ -18,6 +16,7 @@ from gputop.tui.screens.dialogs import Ask
 from gputop.tui.screens.start_server import StartServer
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 from tests.fakes import StillSession
+from tests.records import replace
 
 FORBIDDEN = GputopError("process 7 belongs to bob", "Run gputop as that user")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from gputop.tui.screens.tables_screen import TablesScreen, Tabs
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
 from tests.diagnosis.test_worker import CAPTURE
+from tests.records import replace
 from tests.tui.found import FoundSession, box_text, text_of
 from tests.tui.textual_private import messages
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from textual import events
 
@@ -12,6 +10,7 @@ from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.screen import TimelineScreen
+from tests.records import replace
 from tests.tui.found import box_text
 from tests.tui.timelines import (
     LAUNCH_BOUND,
