@@ -41,6 +41,7 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("min_readings", 5.0, "count", f"{OWN}a mean has more than a few samples at long intervals"),
     Limit("live_limit.work", 0.8, "ratio", f"{OWN}GPUs with less SM activity are not called fully at work"),
     Limit("live_limit.tensor", 0.4, "ratio", f"{OWN}matrix kernels of ordinary efficiency reach it"),
+    Limit("live_limit.fell", 0.3, "ratio", f"{OWN}steps differ from each other by less than that"),
     Limit("merge.fresh_s", 900.0, "s", f"{OWN}a trace describes the job that runs now, not an earlier one"),
 )
 

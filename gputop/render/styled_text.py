@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -52,3 +53,16 @@ def _wrapped(text: str, width: int, lines: int) -> tuple[str, ...]:
     import textwrap  # the first frame wraps nothing
 
     return tuple(textwrap.wrap(text, width, max_lines=max(1, lines), placeholder=" …", break_on_hyphens=False)) or ("",)
+
+
+def wrap_sentences(text: str, width: int, lines: int) -> list[str]:
+    """As :func:`wrap`, but what does not fit is left out by whole sentences where the first one fits."""
+    whole = wrap(text, width, lines)
+    if lines < 1 or not whole[-1].endswith("…"):
+        return whole
+    ends = [match.end() for match in re.finditer(r"[.!?](?= [A-Z→])", text)]
+    for end in reversed(ends):
+        part = wrap(text[:end] + " …", width, lines)
+        if part[-1].endswith(". …"):
+            return part
+    return whole

@@ -33,10 +33,12 @@ class RankWatch:
     """Keeps what RAS has told since the figures began to look like a hang: :attr:`report`, None where they do not."""
 
     def __init__(self, ask: Callable[[Iterable[int], frozenset[str]], Answer] = _ask,
-                 hosts: Callable[[], frozenset[str]] = local_addresses) -> None:
-        """``ask`` and ``hosts``, this node's addresses, are others in the demo."""
+                 hosts: Callable[[], frozenset[str]] = local_addresses,
+                 earlier: Callable[[], Answer | None] = lambda: None) -> None:
+        """``ask`` and ``hosts``, this node's addresses, are others in the demo. ``earlier`` is what was answered before
+        gputop started: only the demo has it."""
         self.report: Report | None = None
-        self._ask, self._hosts = ask, hosts
+        self._ask, self._hosts, self._earlier = ask, hosts, earlier
         self._pids: tuple[int, ...] = ()
         self._hangs = False  # by the newest findings
         self._wake, self._closing = threading.Event(), threading.Event()
@@ -71,6 +73,8 @@ class RankWatch:
         try:
             hosts = self._hosts()
             answer = self._ask(self._pids, hosts)
+            if before is None and (first := self._earlier()) is not None:
+                before = Report(first, first, hosts=hosts)
         except GputopError as error:
             return Report(problem=f"{error.message}. {error.fix}".strip())
         except Exception as error:  # noqa: BLE001  thread boundary: the next answer may be readable

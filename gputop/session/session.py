@@ -125,7 +125,7 @@ class Session:
         self.finding_store = FindingStore(self._now_s, replayed_snapshot)
         # Of a job of this node and of now.
         self._simulated_ranks = simulated = _simulated_ranks(source)
-        self.rank_watch = RankWatch(simulated.ask, simulated.hosts) if simulated is not None else (
+        self.rank_watch = RankWatch(simulated.ask, simulated.hosts, simulated.earlier) if simulated is not None else (
             None if isinstance(source, Player) or source.simulated else RankWatch())
         if replayed_snapshot is not None:
             self.servers, self.servers_known = replayed_snapshot.servers, True

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gputop.core.errors import GputopError
 from gputop.ranks.model import Answer, Communicator, Level, Rank
 from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
-from gputop.simulation.hang import ABSENT_RANK
+from gputop.simulation.hang import ABSENT_RANK, ASKED_NS, HangingLoop
 from gputop.simulation.node import COMMAND_BY_RANK
 from gputop.simulation.scenarios import GPU_COUNT
 from gputop.sources.simulated import SimulatedSource
@@ -47,13 +47,25 @@ class SimulatedRanks:
         hanging = self._source.hanging
         if hanging is None:
             raise GputopError("the simulated job has no NCCL RAS", "gputop --demo hang has it.")
+        return self._answer(hanging, time.time())
+
+    def earlier(self) -> Answer | None:
+        """The first answer to a gputop that had run since before the hang; its samples are made up likewise. None where
+        the job does not hang, or not yet for that long."""
+        hanging, since_s = self._source.hanging, self._source.hangs_since_s
+        if hanging is None or since_s is None or (asked_s := since_s + ASKED_NS / 1e9) > time.time():
+            return None
+        return self._answer(hanging, asked_s)
+
+    @staticmethod
+    def _answer(hanging: tuple[HangingLoop, Sequence[int]], time_s: float) -> Answer:
         loop, own = hanging
         (host,) = _HOSTS
         ranks = tuple(Rank(number, host, pid, number) for number, pid in enumerate(own))
         late = tuple(rank for rank in ranks if rank.number == ABSENT_RANK)
         done = loop.steps_done * loop.scenario.job.comm_count
         levels = (Level(done, 1, late), Level(done + 1, len(ranks) - 1, tuple(r for r in ranks if r not in late)))
-        return Answer(time.time(), _NCCL, (Communicator("simulated", GPU_COUNT, {"AllReduce": levels}),), True)
+        return Answer(time_s, _NCCL, (Communicator("simulated", GPU_COUNT, {"AllReduce": levels}),), True)
 
     def stacks(self, pids: Iterable[int], native: bool) -> tuple[ProcessStacks, ...]:
         """As py-spy reads them."""

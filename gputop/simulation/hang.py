@@ -8,7 +8,8 @@ from gputop.simulation.loop import StepKind, StepRecord, TrainingLoop
 from gputop.simulation.scenarios import GPU_COUNT, Scenario
 
 ABSENT_RANK = 5
-LASTS_NS = 75 * 10**9  # when gputop starts: the history shows its beginning
+LASTS_NS = 200 * 10**9  # when gputop starts: the history shows its beginning, and a finding is due at once
+ASKED_NS = 120 * 10**9  # after its beginning a gputop that had run all the time would first have asked NCCL
 _SPINNING_THREADS = GPU_COUNT - 1  # each waiting rank asks its GPU again and again
 
 

@@ -118,7 +118,7 @@ _ALL = (
     Scenario(
         id="hang",
         title="A rank hangs, the others wait for it",
-        description="rank 5 does not reach an AllReduce: wait 90 s, then press S",
+        description="rank 5 does not reach an AllReduce: press S for the code line where it is",
         job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
         batch_per_gpu=256, dataset_on_network=True, steps_per_epoch=250, eval_steps=50, hangs=True,
         cure="the dataset is read from the local disk",

@@ -137,6 +137,13 @@ class SimulatedSource:
         node = self._running[0] if self._running is not None else None
         return (node.loop, node.pids) if node is not None and isinstance(node.loop, HangingLoop) else None
 
+    @property
+    def hangs_since_s(self) -> float | None:
+        """Unix time since which the job that hangs does; None where none does."""
+        if self._running is None or not isinstance(loop := self._running[0].loop, HangingLoop) or loop.hangs_ns is None:
+            return None
+        return (self._running[1] + loop.hangs_ns) / 1e9
+
     def next_job(self) -> str | None:
         """End the job and run the next one, after the last the first; its title, or None where there is only one.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gputop.advice.registry import limit
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding, Gain
 from gputop.ranks.model import Answer
@@ -14,6 +15,8 @@ from gputop.ranks.processes import environment
 from gputop.ranks.ras_answers import read_json
 from gputop.session import rank_watch
 from gputop.session.rank_watch import RankWatch, following
+from gputop.session.simulated_ranks import SimulatedRanks
+from gputop.sources.simulated import SimulatedSource
 from tests.fakes import node_sample
 from tests.ranks.ras_double import Job, as_json
 
@@ -83,6 +86,17 @@ def test_the_first_of_equal_answers_is_kept() -> None:
     assert (report.first.time_s, report.last.time_s) == (0.0, 40.0)
     report = following(report, answer(6, 6, time_s=60.0), hosts)
     assert report.first is not None and report.first.time_s == 60.0
+
+
+def test_the_demo_has_asked_before_it_starts_so_that_the_hang_is_told_at_once() -> None:
+    source = SimulatedSource("hang")
+    source.open()
+    ranks = SimulatedRanks(source)
+    report = RankWatch(ranks.ask, ranks.hosts, ranks.earlier)._next(None)
+    assert report.first is not None and report.last is not None
+    assert report.last.time_s - report.first.time_s >= limit("collective_hang.unchanged_s")
+    source.next_job()  # its cure, which does not hang
+    assert ranks.earlier() is None
 
 
 def test_of_an_environment_only_what_is_asked_for_is_read(tmp_path: Path) -> None:

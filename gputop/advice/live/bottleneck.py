@@ -13,6 +13,7 @@ from gputop.text.units import percent
 
 # Time is lost, or how the GPUs work is not known.
 _HIDE_LIMIT = tuple(rule.id for rule in LIVE_RULES if rule.hides_limit)
+_SLICES = 3  # before and after, at least: a pause that is shorter is ordinary
 
 
 def live_limit(view: NodeView) -> str | None:
@@ -23,6 +24,8 @@ def live_limit(view: NodeView) -> str | None:
     """
     if view.found(*_HIDE_LIMIT):
         return None
+    if (fallen := _fallen(view)) is not None:
+        return fallen
     window_s = view.seconds("window_s")
     sm = {g.info.index: (g, mean) for g in view.warmed_up_gpus
           if (mean := view.mean(g, "sm_active", window_s)) is not None and mean >= limit("unused_gpu.peer_busy")}
@@ -35,6 +38,26 @@ def live_limit(view: NodeView) -> str | None:
     text = f"{gpus_text(gpus)} {'works' if len(gpus) == 1 else 'work'} at {', '.join(figures)}"
     bound = _bound(view, [mean for _, mean in sm.values()], tensor, a_trace(view.framework(sm)))
     return f"{text}: {bound}{_power(view, gpus, window_s)}."
+
+
+def _fallen(view: NodeView) -> str | None:
+    """ "SM activity of GPUs 0-7 fell from 91 % to 16 % 45 s ago. …": what the figures of the last half minute are means
+    over, where the job has stopped or works much less. None where it has not."""
+    gpus, window_s = view.warmed_up_gpus, view.seconds("spinning.window_s")
+    slices = [sum(means) / len(means) for means in view.slice_means(gpus, "sm_active", window_s)] if gpus else []
+    if len(slices) <= _SLICES:
+        return None
+    now, least = sum(slices[-_SLICES:]) / _SLICES, limit("live_limit.fell")
+    last = max((i for i, level in enumerate(slices) if level - now >= least), default=-1)  # before it fell
+    if last + 1 < _SLICES or last + 1 > len(slices) - _SLICES:
+        return None
+    before = sum(slices[:last + 1]) / (last + 1)
+    if before - now < least or now > before / 2:
+        return None
+    slice_s = window_s / view.slices(window_s)
+    return (f"SM activity of {gpus_text(gpus)} fell from {percent(before)} to {percent(now)} "
+            f"{(len(slices) - last - 1) * slice_s:.0f} s ago. An evaluation or a checkpoint ends by itself; after "
+            f"{window_s:.0f} s gputop looks for a hang.")
 
 
 def _bound(view: NodeView, sm: list[float], tensor: list[float], trace: str) -> str:

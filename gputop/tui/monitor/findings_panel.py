@@ -13,13 +13,14 @@ from gputop.core.findings import CombinedGain, Finding
 from gputop.render.finding_text import culprits_text, gain_texts, kind_text, what_if_text
 from gputop.render.palette import ACCENT, BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.render.step_bar import step_lines
-from gputop.render.styled_text import StyledText, justify, wrap
+from gputop.render.styled_text import StyledText, justify, wrap, wrap_sentences
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable
 from gputop.tui.keys import key
 from gputop.tui.widgets.cached_lines import DrawnLines
 
 _MIN_HEIGHT_OF_TWO_LINES = 8  # a lower panel has one line for what the chosen cures save together
+_LEAD = 3  # lines above a finding of low severity, at most
 _ONE_FINDING = 3  # lines of a panel that has room for its title, its reason and its action, and nothing above them
 
 
@@ -49,7 +50,8 @@ def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, 
         action_lines = wrap(printable(finding.action), width - 6, max(1, room - 2))
         why_room = max(0, room - 1 - len(action_lines))
         if why_room:
-            lines += [[("   " + text, DIM)] for text in wrap(remark + printable(finding.why), width - 4, why_room)]
+            why = wrap_sentences(remark + printable(finding.why), width - 4, why_room)
+            lines += [[("   " + text, DIM)] for text in why]
         for i, text in enumerate(action_lines):
             lines.append([("   → " if i == 0 else "     ", ACCENT), (text, PLAIN)])
     return lines[:most]
@@ -127,7 +129,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
         elif len(lead) + len(own) + len(what_if) > height:  # the job line, too, says what is left out
             lead = self._lead_lines(self.lead[:1], width, height) if lead else []
             if len(lead) + len(own) + len(what_if) > height:
-                lead = self._lead_lines(self.lead[:1], width, 1) if lead else []
+                # What costs no time says less than the line above it.
+                most = _LEAD if self.selected is not None and self.selected.severity == "low" else 1
+                lead = self._lead_lines(self.lead[:1], width, most) if lead else []
         room = max(1, height - len(lead) - len(what_if))
         # The selected finding comes first, then where the step's time goes, then the titles of the others.
         step = step_lines(self.breakdown, width, self.step_s)
@@ -156,7 +160,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         self.show(lines[:height])
 
     def _lead_lines(self, texts: Sequence[str], width: int, height: int) -> list[list[StyledText]]:
-        return [[(" " + part, PLAIN)] for text in texts for part in wrap(printable(text), width - 2, height)]
+        return [[(" " + part, PLAIN)] for text in texts for part in wrap_sentences(printable(text), width - 2, height)]
 
     def _selected_lines(self, width: int, room: int) -> list[list[StyledText]]:
         """The selected finding, unfolded; no line where there is none."""

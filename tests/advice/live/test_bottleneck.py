@@ -35,3 +35,20 @@ def test_nothing_is_said_where_nothing_is_known_or_time_is_lost() -> None:
     without_power = after(Scene(other={"power_w": None, "tensor_active": None}), 200).limit
     assert without_power == (
         "GPUs 0-7 work at 90 % SM active, 32 % DRAM: the SMs are busy; a capture (c) shows which kernels they run.")
+
+
+def test_a_job_that_works_much_less_than_before_is_not_called_well() -> None:
+    """A hang cannot be told from a pause in its first minutes; what is seen is said, and from when on."""
+    stops = Scene(dict.fromkeys(range(8), lambda t: 0.9 if t < 260 else 0.18))
+    assert after(stops, 300).limit == (
+        "SM activity of GPUs 0-7 fell from 90 % to 18 % 40 s ago. An evaluation or a checkpoint ends by itself; after "
+        "120 s gputop looks for a hang.")
+    idles = Scene(dict.fromkeys(range(8), lambda t: 0.9 if t < 260 else 0.0))
+    assert "fell from 90 % to 0 % 40 s ago" in after(idles, 300).limit
+
+
+def test_a_short_pause_and_one_that_is_over_are_ordinary() -> None:
+    for begin, end in ((292, 300), (220, 260)):
+        scene = Scene(dict.fromkeys(range(8), lambda t, begin=begin, end=end: 0.1 if begin <= t < end else 0.9))
+        assert "fell" not in after(scene, 300).limit
+    assert "fell" not in after(Scene(dict.fromkeys(range(8), lambda t: 0.9 if int(t / 10) % 2 else 0.3)), 300).limit

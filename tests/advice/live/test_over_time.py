@@ -202,6 +202,7 @@ def test_a_healthy_job_has_no_alarm_and_its_limit_is_said() -> None:
     advices = simulated("healthy")
     assert all(f.severity == "low" and f.id == "memory_preallocated" for a in advices for f in a.findings)
     assert "compute bound" in advices[-1].limit and "GPUs 0-7 work at" in advices[-1].limit
+    assert not any("fell" in advice.limit for advice in advices)  # its evaluations are too short
 
 
 @pytest.mark.parametrize("scenario", ["input-bound", "launch-bound"])
@@ -224,6 +225,7 @@ def test_gpu_0_is_the_one_cause() -> None:
 
 def test_a_job_that_hangs_spins_while_the_gpu_that_it_waits_for_idles() -> None:
     advices = simulated("hang")
-    assert all(set(ids(advice)) <= {"memory_preallocated", "low_sm_active"} for advice in advices[:170])
-    for advice in advices[200:]:
+    assert all(set(ids(advice)) <= {"memory_preallocated", "low_sm_active"} for advice in advices[:110])
+    assert "SM activity of GPUs 0-7 fell from" in advices[65].limit
+    for advice in advices[140:]:
         assert set(ids(advice)) == {"spinning", "idle_gpu", "memory_preallocated"}
