@@ -12,7 +12,7 @@ from gputop.commands.arguments import add_shared, rules_options
 from gputop.commands.common import width
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
-from gputop.text.units import bytes_, counted, seconds
+from gputop.text.units import counted, seconds, size
 from gputop.text.wrapping import wrap
 
 
@@ -43,7 +43,7 @@ def _tell(path: str | os.PathLike[str]) -> None:
     """On a terminal, what is being read: a large trace takes seconds."""
     if sys.stderr.isatty():
         file = Path(path)
-        console.say(f"reading {path}" + (f", {bytes_(file.stat().st_size)}" if file.is_file() else ""))
+        console.say(f"reading {path}" + (f", {size(file.stat().st_size)}" if file.is_file() else ""))
 
 
 def run(args: argparse.Namespace) -> int:

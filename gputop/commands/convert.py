@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.files import replacing
 from gputop.text import console
-from gputop.text.units import bytes_
+from gputop.text.units import size
 
 if TYPE_CHECKING:
     from gputop.export.columns import Tables
@@ -31,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     write = _writer(args.output.name)
     try:
-        size = write(args.paths, args.output)
+        written_bytes = write(args.paths, args.output)
     except FileExistsError as error:
         raise GputopError(f"cannot write {args.output}: {error.strerror}",
                           "Name another folder, or remove this one first: gputop does not replace a folder.") from error
     except OSError as error:
         raise GputopError(f"cannot write {args.output}: {error.strerror or error}",
                           "Give a folder you may write to that has room.") from error
-    console.say(f"{args.output}: {bytes_(size)}")
+    console.say(f"{args.output}: {size(written_bytes)}")
     return EXIT_OK
 
 

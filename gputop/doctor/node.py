@@ -20,7 +20,7 @@ from pathlib import Path
 from gputop.core.version import __version__
 from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
-from gputop.text.units import bytes_, printable
+from gputop.text.units import printable, size
 
 _PACKAGES = {"textual": "textual", "nvidia-ml-py": "pynvml", "psutil": "psutil", "numpy": "numpy", "grpcio": "grpc",
              "protobuf": "google.protobuf"}
@@ -108,7 +108,7 @@ def host(root: Path, euid: int | None = None) -> Check:
         return Check(id_, "warn", title, f"/proc is mounted with hidepid={hidden[1]}: gputop cannot show command and "
                      "CPU of other users' processes",
                      "sudo mount -o remount,hidepid=0 /proc   # or start gputop as root")
-    return Check(id_, "ok", title, f"/proc and psutil work: {cores} logical cores, {bytes_(memory)} of memory")
+    return Check(id_, "ok", title, f"/proc and psutil work: {cores} logical cores, {size(memory)} of memory")
 
 
 def terminal(env: Mapping[str, str], size: Callable[[], os.terminal_size | None] | None = None,
@@ -185,7 +185,7 @@ def disk(path: Path, usage: Callable[[Path], tuple[int, int, int]] = shutil.disk
         total, _, free = usage(there)
     except OSError as error:
         return Check(id_, "unknown", title, f"{printable(str(there))}: {error.strerror or error}")
-    text = f"{bytes_(free)} of {bytes_(total)} free for traces at {printable(str(there))}"
+    text = f"{size(free)} of {size(total)} free for traces at {printable(str(there))}"
     fix = f"du -xh --max-depth=2 {shlex.quote(str(there))} | sort -h | tail\n# or elsewhere: gputop --logdir DIR"
     if free < _NO_DISK_BYTES:
         return Check(id_, "fail", title, text, fix)

@@ -26,7 +26,7 @@ from gputop.goodput.recorded import JOULES_PER_KWH
 from gputop.replay.reader import clock_time
 from gputop.text import units
 from gputop.text.commands import short_command
-from gputop.text.units import NA, bytes_, fit, percent, printable, ranges, ratio
+from gputop.text.units import NA, fit, percent, printable, ranges, ratio, size
 from gputop.text.wrapping import wrap
 
 MEANING = {
@@ -194,12 +194,12 @@ def creep_sentence(creep: Creep) -> str:
     """Who grows, how fast, and when that meets the limit."""
     who = {"process": f"{printable(creep.name)} (PID {creep.pid})", "cgroup": f"Control group {printable(creep.name)}",
            "node": "The node"}[creep.what]
-    text = (f"{who}: from {bytes_(creep.first_bytes)} to {bytes_(creep.last_bytes)} in "
-            f"{duration(creep.end_s - creep.begin_s)}, {bytes_(creep.bytes_per_s * 3600)} an hour.")
+    text = (f"{who}: from {size(creep.first_bytes)} to {size(creep.last_bytes)} in "
+            f"{duration(creep.end_s - creep.begin_s)}, {size(creep.bytes_per_s * 3600)} an hour.")
     if creep.full_in_s is None or creep.full_in_low_s is None or creep.full_in_high_s is None:
         why = "no limit is known" if creep.limit is None else "it has ended"
         return f"{text} Time to out of memory: N/A, {why}."
-    limit = f"{bytes_(creep.limit_bytes or 0.0)} of the {'control group' if creep.limit == 'cgroup' else 'node'}"
+    limit = f"{size(creep.limit_bytes or 0.0)} of the {'control group' if creep.limit == 'cgroup' else 'node'}"
     low, high = duration(creep.full_in_low_s), duration(creep.full_in_high_s)
     between = f" ({low} to {high} by the faster and the slower half of its trend)" if low != high else ""
     return f"{text} If this continues, the {limit} are full {duration(creep.full_in_s)} after the last sample{between}."

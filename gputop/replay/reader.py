@@ -27,7 +27,7 @@ from gputop.replay.format import (
     SYNC,
     VERSION,
 )
-from gputop.text.units import bytes_
+from gputop.text.units import size
 
 _CHUNK_BYTES = 1 << 20
 
@@ -216,7 +216,7 @@ class Recording:
         where = f"after {clock_time(self.times_s[-1])}" if self.times_s else "at its beginning"
         if to_the_end:
             return f"the recording is cut off or damaged {where} ({error}): everything before is there"
-        return f"the recording is damaged {where} ({error}): {bytes_(lost_bytes)} are skipped"
+        return f"the recording is damaged {where} ({error}): {size(lost_bytes)} are skipped"
 
     def _find_segment(self, offset: int) -> int | None:
         """Where the next whole SEGMENT record begins."""

@@ -15,7 +15,7 @@ from gputop.replay.writer import RecordingWriter
 from gputop.sources.base import Source
 from gputop.telemetry.sampler import Sampler
 from gputop.text import redaction
-from gputop.text.units import bytes_
+from gputop.text.units import size
 
 MAX_WAITING = 600  # samples; a disk that hangs for longer loses some rather than filling memory
 _STOP_POLL_S = 0.2  # how soon a stop is noticed between two samples
@@ -62,6 +62,6 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
                 say(f"{dropped} samples are missing: {path} was written too slowly")
             if writer.samples:
                 see = f"see them: gputop replay {path}" if rotation is None else f"what they say: gputop report {path}"
-                say(f"{writer.samples} samples, {bytes_(writer.size_bytes)} in {path}; {see}")
+                say(f"{writer.samples} samples, {size(writer.size_bytes)} in {path}; {see}")
             elif rotation is None:
                 path.unlink(missing_ok=True)  # this run made it, and it would stand in the way of the next

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gputop.core.errors import GputopError
-from gputop.text.units import bytes_
+from gputop.text.units import size
 
 PROBE_S = 0.5
 # With those of the probe: enough to say what a job spends its time on; more is granted for whole steps.
@@ -198,23 +198,23 @@ def _limit_to_resources(asked_s: float, chosen_s: float, why: str, probe: Probe,
             continue
         usable = _USABLE_SHARE * free_bytes - base
         if usable < least_s * per_s:
-            grew = "" if probe.growth_bytes is None else f" and grew by {bytes_(probe.growth_bytes)}"
+            grew = "" if probe.growth_bytes is None else f" and grew by {size(probe.growth_bytes)}"
             raise GputopError(
-                f"too little {what} for a capture: {bytes_(free_bytes)} free, and {least_s:g} s of it take about "
-                f"{bytes_(least_s * per_s + base)} (probed for {probe.seconds:g} s, the job made "
-                f"{bytes_(probe.bytes)} of trace{grew})",
+                f"too little {what} for a capture: {size(free_bytes)} free, and {least_s:g} s of it take about "
+                f"{size(least_s * per_s + base)} (probed for {probe.seconds:g} s, the job made "
+                f"{size(probe.bytes)} of trace{grew})",
                 f"Free some{', or choose another --logdir' if 'disk' in what else ''}; or force a short capture "
                 "without probe and check: gputop capture --seconds 0.3 --force.",
             )
         if usable < chosen_s * per_s:
             chosen_s = usable / per_s
-            why = f"{bytes_(free_bytes)} of {what} are free, and a capture takes {bytes_(per_s)} a second"
+            why = f"{size(free_bytes)} of {what} are free, and a capture takes {size(per_s)} a second"
     return chosen_s, why
 
 
 def _count(number: float) -> str:
     """Two or three digits, as one says it: 240 k, 1.2 M."""
-    for unit, size in ((" M", 1e6), (" k", 1e3)):
-        if number >= 0.9995 * size:
-            return f"{number / size:.1f}{unit}" if number < 9.95 * size else f"{number / size:.0f}{unit}"
+    for unit, one in ((" M", 1e6), (" k", 1e3)):
+        if number >= 0.9995 * one:
+            return f"{number / one:.1f}{unit}" if number < 9.95 * one else f"{number / one:.0f}{unit}"
     return f"{number:.0f}"

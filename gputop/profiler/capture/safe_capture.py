@@ -24,7 +24,7 @@ from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLos
 from gputop.profiler.outline import map_file
 from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder
-from gputop.text.units import bytes_
+from gputop.text.units import size
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Cost:
         if gathering_s > max(1.0, 0.2 * self.recorded_s):
             text += f": the server spent {gathering_s:.1f} s collecting it, and the job was slower meanwhile"
         if self.growth_bytes is not None:
-            text += f"; the job's memory grew by {bytes_(self.growth_bytes)} at most"
+            text += f"; the job's memory grew by {size(self.growth_bytes)} at most"
         return text
 
     def to_json(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class MemoryGrowthGuard:
             return chosen
         seconds, grown = self._ended
         return replace(chosen, chosen_s=round(seconds, 1), enough=False,
-                       why=f"ended early, because the job's memory had grown by {bytes_(grown)}")
+                       why=f"ended early, because the job's memory had grown by {size(grown)}")
 
 
 def capture_with_probe(
@@ -188,7 +188,7 @@ def probe_job(
     if not result.path.is_relative_to(logdir):
         shutil.rmtree(result.path.parents[3], ignore_errors=True)
         raise GputopError(f"the disk of the logdir is full: it does not hold even the probe, "
-                          f"{bytes_(result.bytes)}", "Free some space, or choose another folder with --logdir DIR.")
+                          f"{size(result.bytes)}", "Free some space, or choose another folder with --logdir DIR.")
     try:
         host, devices = count_events(map_file(result.path))
     except OSError as error:

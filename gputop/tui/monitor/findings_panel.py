@@ -39,9 +39,12 @@ def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, 
     gain_style = GAIN if finding.gain.per == "step" else PLAIN
     if not gain:
         gain, gain_style = kind_text(finding), DIM if finding.origin == "live" or finding.yours else style
+    title, room_of_title = printable(title), width - len(gain) - 4
+    if 4 < room_of_title < len(title):
+        title = wrap(title, room_of_title, 1)[0]  # not within a figure
     pointer = "›" if selected else " "
     lines: list[list[StyledText]] = [justify(
-        [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (printable(title), title_style)],
+        [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (title, title_style)],
         [(gain + " ", gain_style)], width)]
     if unfolded and room > 1:
         culprits = culprits_text(finding, width - 4) if room > 2 else ""

@@ -56,7 +56,8 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     if paused:
         right.insert(0, ("PAUSED  ", WARN))
     # Without GPUs the source is the reason, which stands in their place.
-    source = printable(sample.source).removeprefix("SIMULATED: ") if sample.gpus else ""
+    # What a demo shows is told as such: it is no verdict of gputop's.
+    source = printable(sample.source).replace("SIMULATED: ", "demo: ", 1) if sample.gpus else ""
     cost = "" if sample.own_cpu_ratio is None else f"gputop itself {100 * sample.own_cpu_ratio:.1f}% CPU"
     used = sum(len(t) for t, _ in (*left, *right))
     for extra in (f" {source} ", f" every {interval_s:g} s ", f" {cost} "):
@@ -217,36 +218,40 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
         text = printable(sentences(status.message, status.fix))
         return justify([(" Job  ", BOLD), ("capture failed: ", BAD), (text, PLAIN)], [], width)
     answering = usable(servers)
-    broken = next((s for s in servers if s.asked and s.problem), None)
-    if broken is not None and not answering:
-        left += [("✗ ", BAD), (printable(broken.address), PLAIN), ("  " + printable(broken.problem or ""), WARN)]
-    elif answering:
-        first = answering[0]
-        left += [("● ", ACCENT), (printable(first.address), PLAIN)]
-        left += [("  " + printable(auto_capture), ACCENT)] if auto_capture else []
-        left.append(("  " + printable(short_description(first.description)), DIM))
-        if len(answering) > 1:
-            left.append((f"  +{len(answering) - 1} more", DIM))
-    elif known:
-        left.append(("no profiler server found   c: start one   a: enter its address", DIM))
-    else:
-        left.append(("looking for profiler servers…", DIM))
     step: list[StyledText] = []
     right: list[StyledText] = []
     if record is not None:
         ago = time_ago(now_s, record.time_s)
         if record.step_s is not None:
             step = [(f"step time {seconds(record.step_s)}  ", BOLD)]
-            right = [(f"captured {ago} ", DIM)]
+            right = [(f"captured {ago} ", DIM)] if width >= _WIDE_JOB else []
         else:
             right = [(f"no steps in the capture, {ago} ", DIM)]
     elif answering:
         right = [("c: capture a trace ", ACCENT)]
+    broken = next((s for s in servers if s.asked and s.problem), None)
+    if broken is not None and not answering:
+        left += [("✗ ", BAD), (printable(broken.address), PLAIN), ("  " + printable(broken.problem or ""), WARN)]
+    elif answering:
+        first = answering[0]
+        # The job's name tells more than its server's address where there is no room for both.
+        address = printable(first.address) + "  " if width >= _WIDE_JOB or not first.description else ""
+        left += [("● ", ACCENT), (address, PLAIN)]
+        left += [(printable(auto_capture) + "  ", ACCENT)] if auto_capture else []
+        left.append((printable(short_description(first.description)), DIM))
+        if len(answering) > 1:
+            left.append((f"  +{len(answering) - 1} more", DIM))
+    elif known:
+        left.append(("no profiler server found   c: start one   a: enter its address" if width >= _WIDE_JOB else
+                     "no profiler server   c: start one", DIM))
+    else:
+        left.append(("looking for profiler servers…", DIM))
     room = width - min(_cells(left), _JOB_CELLS) - _cells(step) - _cells(right) - 1
     period = _first_that_fits(_step_period(step_period, record.step_s if record is not None else None), room)
     return justify(left, [*step, *period, *right], width)
 
 
+_WIDE_JOB = 60  # columns: less has no room for the server's address and the age of the capture
 _JOB_CELLS = 20  # the server's share of the line, before the period is told in fewer words
 
 

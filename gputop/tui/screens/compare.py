@@ -23,7 +23,7 @@ from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText
 from gputop.session.session import Session
-from gputop.text.units import bytes_, fit, printable, seconds
+from gputop.text.units import fit, printable, seconds, size
 from gputop.tui.keys import key
 from gputop.tui.monitor.messages import no_capture
 from gputop.tui.widgets.cached_lines import DrawnLines
@@ -382,7 +382,7 @@ class CompareScreen(ModalScreen[None]):
 def _size(path: Path) -> str:
     try:
         files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
-        return bytes_(sum(file.stat().st_size for file in files))
+        return size(sum(file.stat().st_size for file in files))
     except OSError:
         return "size not known"
 

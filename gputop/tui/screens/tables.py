@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,7 +21,9 @@ from gputop.diagnosis.report_device import mfu_text
 from gputop.diagnosis.roofline import picture
 from gputop.render.finding_text import BY_TRACER
 from gputop.render.step_parts import limit_step, path_kind
-from gputop.text.units import NA, bytes_, count, percent, printable, ranges, rate, seconds
+from gputop.render.styled_text import wrap
+from gputop.text.commands import cut_path
+from gputop.text.units import NA, bytes_, count, fit, percent, printable, ranges, rate, seconds
 from gputop.trace.kernel_names import short_kernel
 
 if TYPE_CHECKING:
@@ -30,6 +33,9 @@ _HOT = 0.1  # of the training loop's time: a line of Python is unfolded at first
 _MIN_NAME_COLUMNS, _LEAST_NAME_COLUMNS = 40, 16  # enough to tell most names apart; with which one can begin
 
 _CALL = "StatefulPartitionedCall/"  # TensorFlow puts it before each op of a function
+
+_CODE = re.compile(r"[<(:]")  # of a kernel's name, which begins with what matters
+_SENTENCE_LINES, _MOST_SENTENCE_LINES = 2, 4
 
 Value = str | float | None
 
@@ -91,6 +97,29 @@ class Table:
             depth, parent = depth + 1, self.parents[parent]
         mark = " " if row not in self.parents else "▾" if row in open_rows else "▸"
         return (*self.rows[row][:-1], f"{'  ' * depth}{mark} {self.rows[row][-1]}")
+
+
+def cell_lines(column: Column, value: Value, width: int, most: int = 1) -> list[str]:
+    """A cell in ``width`` columns: a sentence in ``most`` lines where it needs them; of a path, as of an op, the end is
+    kept, too: ops differ there."""
+    text = column.text(value)
+    if column.wide and len(text) > width:
+        if text.endswith(".") and most > 1:
+            return wrap(text, width, most)
+        if "/" in text and not _CODE.search(text):
+            return [fit(cut_path(text.replace(_CALL, ""), width), width)]
+    return [fit(text, width, right=column.show is not None)]
+
+
+def sentence_lines(table: Table, rows: Sequence[Sequence[Value]], shown: Mapping[int, int], room: int) -> int:
+    """How many lines a sentence may have so that all rows fit in ``room`` lines; two where they do not fit anyway."""
+    if len(rows) > room:
+        return _SENTENCE_LINES
+    for most in range(_MOST_SENTENCE_LINES, 1, -1):
+        if sum(max(len(cell_lines(table.columns[i], row[i], size, most)) for i, size in shown.items())
+               for row in rows) <= room:
+            return most
+    return 1
 
 
 def arranged(table: Table, pattern: str, by: int | None, reverse: bool) -> list[tuple[Value, ...]]:
@@ -193,9 +222,9 @@ def _memory(found: Analysis) -> Table:
         peak, room, highest = use.peak_in_window_bytes, use.capacity_bytes, use.peak_bytes
         parts: list[tuple[int, int | None, str]] = []
         if highest != peak:
-            parts.append((highest, None, "in all, highest ever"))
+            parts.append((highest, None, "total, highest ever"))
         if peak is not None:
-            parts.append((peak, None, "in all, at the peak of the capture" + (", highest ever" if not parts else "")))
+            parts.append((peak, None, "total, highest in the capture" if parts else "total, highest ever"))
         parts += [(h.bytes, h.allocations, h.op) for h in use.holders]
         if use.unattributed_bytes:
             parts.append((use.unattributed_bytes, None,
@@ -402,18 +431,20 @@ def _flops(value: float) -> str:
 def widths(table: Table, rows: Iterable[Sequence[Value]], room: int, by: int | None = None) -> dict[int, int]:
     """The columns to show with their widths: what the cells need, the wide one what is left of ``room``.
 
-    ``by``: the column by which they are sorted, whose head has an arrow.
+    ``by``: the column by which they are sorted, whose head has an arrow. A column of which no row knows anything is not
+    shown; the whole row has it.
     """
+    rows = [*rows]
     needs = [len(c.title) + 2 * (i == by) for i, c in enumerate(table.columns)]
     for row in rows:
         needs = [max(n, len(c.text(v))) for n, c, v in zip(needs, table.columns, row, strict=True)]
     needs = [min(n, 24) if not c.wide else n for n, c in zip(needs, table.columns, strict=True)]
-    shown = dict(enumerate(needs))
+    shown = {i: need for i, need in enumerate(needs) if not rows or any(row[i] not in (None, "") for row in rows)}
 
     def left() -> int:
         return room - sum(n + 2 for i, n in shown.items() if not table.columns[i].wide) - 2
 
     for i in reversed(range(len(needs))):
-        if table.columns[i].spare and left() < _MIN_NAME_COLUMNS:
+        if i in shown and table.columns[i].spare and left() < _MIN_NAME_COLUMNS:
             del shown[i]
     return {i: max(_LEAST_NAME_COLUMNS, min(n, left())) if table.columns[i].wide else n for i, n in shown.items()}

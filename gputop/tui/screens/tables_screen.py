@@ -17,14 +17,17 @@ from textual.widgets import DataTable
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText, justify, wrap
-from gputop.text.units import fit, printable, seconds
+from gputop.text.units import printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Ask, Code, Part, Popup
-from gputop.tui.screens.tables import Table, Value, arranged, tables, widths
+from gputop.tui.screens.tables import Table, Value, arranged, cell_lines, sentence_lines, tables, widths
 from gputop.tui.terminal.clipboard import copy
 from gputop.tui.widgets.cached_lines import LinesWidget
 
+_HEAD_LINES = 2  # the line of the capture, and that of the columns' names
+_KEYS = ("enter whole row  t timeline  o sort  / filter  ? help  esc back", "o sort  / filter  ? help  esc back")
 _MIN_NOTE_LINES = 2
+_WIDE = 100  # columns: room for all keys in the first line
 _LINES_PER_LINE_OF_TABS = 6  # of the screen; a note may have as many lines as the tabs
 
 
@@ -43,6 +46,7 @@ class Tabs(LinesWidget):
         self._names = [f"{(i + 1) % 10} {t.name}" if i < 10 else t.name for i, t in enumerate(found)]
         self._has_rows = [bool(t.rows) for t in found]
         self._ends: list[tuple[int, int, int]] = []  # line, the column after it, table
+        self.lines_high = 0
 
     def draw(self, index: int, about: str) -> None:
         wide = 3 * len(self._names) + sum(map(len, self._names)) <= self.size.width
@@ -64,7 +68,8 @@ class Tabs(LinesWidget):
         lines = lines[first:first + room]
         self._ends = [(line - first, end, i) for line, end, i in ends]
         notes = [[(" " + line, DIM)] for line in wrap(about, self.size.width - 2, max(_MIN_NOTE_LINES, room))]
-        self.styles.height = len(lines) + max(1, len(notes))
+        self.lines_high = len(lines) + max(1, len(notes))
+        self.styles.height = self.lines_high
         self.show([*lines, *(notes or [[]])])
 
     def on_click(self, event: events.Click) -> None:
@@ -141,7 +146,7 @@ class TablesScreen(Screen[None]):
         step = "" if record.step_s is None else f"{seconds(record.step_s)}/step  "
         self.query_one("#tables-head", LinesWidget).show([justify(
             [(" Last capture  ", BOLD), (step, PLAIN), (printable(record.path.name), DIM)],
-            [(" o sort  / filter  ? help  esc back ", DIM)], width)])
+            [(f" {_KEYS[width < _WIDE]} ", DIM)], width)])
         about = table.note
         if self._pattern:
             about = f"{len(self._rows)} of {len(table.rows)} rows contain “{self._pattern}”   {about}"
@@ -154,10 +159,12 @@ class TablesScreen(Screen[None]):
             arrow = "" if i != self._by else " ▴" if (column.show is None) != self._reverse else " ▾"
             right = column.show is not None
             grid.add_column(Text(column.title + arrow, BOLD, justify="right" if right else "left"), width=size)
+        tabs = self.query_one(Tabs)
+        most = sentence_lines(table, self._rows, self._shown, self.size.height - tabs.lines_high - _HEAD_LINES)
         for row in self._rows:
-            cells = ((table.columns[i], row[i], size) for i, size in self._shown.items())
-            grid.add_row(*(Text(fit(column.text(value), size, right=column.show is not None),
-                                DIM if value is None else PLAIN, no_wrap=True) for column, value, size in cells))
+            cells = [cell_lines(table.columns[i], row[i], size, most) for i, size in self._shown.items()]
+            grid.add_row(*(Text("\n".join(lines), DIM if row[i] is None else PLAIN, no_wrap=True)
+                           for i, lines in zip(self._shown, cells, strict=True)), height=max(map(len, cells)))
         if self._rows and not grid.display:
             self.call_after_refresh(grid.focus)  # an empty table, which is hidden, loses it
         grid.display = bool(self._rows)

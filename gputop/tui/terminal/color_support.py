@@ -70,7 +70,7 @@ DENSITY = " ░▒▓█"  # a share in quarters, where brightness cannot show i
 _CONSOLE = {
     **dict(zip("▁▂▃▅▆▇", "▄▄▄███", strict=True)),
     **dict(zip("▖▗▙▟", "▄▄██", strict=True)), **dict(zip("▏▎▍▋▊▉", " ▌▌▌██", strict=True)), "▔": "▀", "▕": "▐",
-    **dict(zip("╭╮╰╯", "┌┐└┘", strict=True)), "●": "•", "◐": "o", "○": "o", "…": ".", "›": ">", "✗": "x", "✓": "√",
+    **dict(zip("╭╮╰╯", "┌┐└┘", strict=True)), "●": "•", "◐": "o", "○": "o", "…": "~", "›": ">", "✗": "x", "✓": "√",
     "—": "-", "–": "-", "−": "-", "→": ">", "←": "<", "↑": "^", "↓": "v", "⏵": ">", "⏸": "=", "▶": ">",
     "“": '"', "”": '"', "‘": "'", "’": "'", "⚠": "!", "▸": ">", "▾": "v", "◀": "<", "◆": "+", "│": "│", "┊": "│",
     "▲": "^", "▼": "v", "△": "^", "▽": "v", "⏎": "┘", "\ufffd": "?",
@@ -83,7 +83,7 @@ _ASCII = {
     **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯┏┓┗┛┣┫┳┻╋╞╡╔╗╚╝", "+"),
     "●": "*", "◐": "o", "○": ".", "◌": ".", "·": ".", "•": "*", "…": "~", "›": ">", "‹": "<", "»": ">", "«": "<",
     "✗": "x", "✓": "v", "✔": "v", "✘": "x", "ø": "m", "×": "x", "→": ">", "←": "<", "↑": "^", "↓": "v", "↔": "=",
-    "⇥": ">", "⏎": "<", "°": "'", "−": "-", "—": "-", "–": "-", "‐": "-", "µ": "u", "“": '"', "”": '"', "‘": "'",
+    "⇥": ">", "⏎": "<", "°": "C", "−": "-", "—": "-", "–": "-", "‐": "-", "µ": "u", "“": '"', "”": '"', "‘": "'",
     "’": "'", "⚠": "!", "◆": "+", "◇": "+", "▶": ">", "▸": ">", "▾": "v", "◀": "<", "▲": "^", "▼": "v", "△": "^",
     "▽": "v", "⏵": ">", "⏸": "=", "≥": ">", "≤": "<", "≈": "~", "±": "~", "⋯": "~", "\ufffd": "?",
 }
@@ -198,10 +198,14 @@ class TerminalPalette:
         if style is not None:
             if self.colors in ("16", "none") and ("▀" in text or "█" in text):
                 text = self._shapes(text, style)
+            elif self.glyphs == "ascii" and "▀" in text:  # a letter has one color
+                text, style = self._shapes(text, style), self._one_level(style)
             style = self.style(style)
             if style.reverse and self.colors == "none" and not _BLOCKS.isdisjoint(text):
                 style += Style(reverse=False)  # in reverse a bar would look like its background
         if self._table is not None and not text.isascii():
+            if self.glyphs == "ascii":
+                text = text.replace("°C", " C")
             text = text.translate(self._table)
         return text, style
 
@@ -235,6 +239,14 @@ class TerminalPalette:
             if part in PART_BY_ID:
                 text = text.replace("█", PART_BY_ID[part].letter)
         return text
+
+    def _one_level(self, style: Style) -> Style:
+        """The style of two levels above each other as that of the upper one at its brightest, on the ground."""
+        level = _levels().get(_rgb_of(style.color) or (-1, 0, 0))
+        if level is None:
+            return style
+        color = Color.from_rgb(*level_rgb(level[0], SHADES - 1, level[2]))
+        return style + Style(color=color, bgcolor=DARK.names["ground"])
 
     def _without_color(self, style: Style) -> Style:
         """Attributes alone. A loud background, as of a badge or what is selected, becomes reverse video."""

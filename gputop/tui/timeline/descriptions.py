@@ -62,6 +62,8 @@ def view_lines(timeline: Timeline, view: View, width: int) -> list[list[StyledTe
         left.append((f"   b: {len(timeline.idle_gaps)} costly idle gaps, {seconds(cost / 1e9)} of GPU time", DIM))
     if timeline.no_counters:
         left.append((f"   no counters: {timeline.no_counters}", DIM))
+    while len(left) > 2 and sum(len(text) for text, _ in left) > width:
+        left.pop()  # not within a figure
     # The possible kinds, by the rows: looking for the kinds that occur would read the whole trace.
     kinds = {"compute", "collective", "h2d", "d2h"} if any(r.kind == "gpu" for r in timeline.rows) else set()
     kinds |= {"host"} if any(r.kind == "thread" for r in timeline.rows) else set()

@@ -21,7 +21,7 @@ from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText, justify, wrap
-from gputop.text.units import bytes_, printable, seconds
+from gputop.text.units import counted, printable, seconds, size
 from gputop.timeline.model import IdleGap, Range
 from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
@@ -203,11 +203,11 @@ class TimelineScreen(ModalScreen[None]):
             lines += [[], *([(printable(str(p)), DIM)] for p in paths[:4]), [], [
                 ("r", ACCENT), (": the analysis as text   ", DIM), ("esc", ACCENT), (": back", DIM)]]
         else:
-            size = sum(p.stat().st_size for p in paths if p.is_file())
+            total_bytes = sum(p.stat().st_size for p in paths if p.is_file())
             dots = "·" * (1 + int((time.monotonic() - self._began_s) / _CLOCK_PERIOD_S) % 3)
             lines = [[(f"Reading the trace {dots:<3}", BOLD),
                       (f"  {seconds(max(0.1, time.monotonic() - self._began_s))}", PLAIN),
-                      (f"   {bytes_(size)} in {len(paths)} file{'s' * (len(paths) != 1)}" if size else "", DIM)],
+                      (f"   {size(total_bytes)} in {counted(len(paths), 'file')}" if total_bytes else "", DIM)],
                      *([(printable(str(p)), DIM)] for p in paths[:4]), [],
                      [("esc", ACCENT), (": give up   ", DIM), ("r", ACCENT), (": the analysis as text", DIM)]]
         box.show(lines)

@@ -9,9 +9,10 @@ from textual.widgets import DataTable
 
 from gputop.analysis.results import Analysis
 from gputop.diagnosis.diagnose import analyze
+from gputop.text.units import bytes_, count
 from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Ask, Popup
-from gputop.tui.screens.tables import Column, Table, arranged, tables, widths
+from gputop.tui.screens.tables import Column, Table, arranged, cell_lines, sentence_lines, tables, widths
 from gputop.tui.screens.tables_screen import TablesScreen, Tabs
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
@@ -278,3 +279,21 @@ async def test_they_draw_at_any_size(size: tuple[int, int]) -> None:
 
 def test_a_window_without_kernels_is_not_a_trace_without() -> None:
     assert tables(make_analysis(kernels={"by_name": []}))[0].empty == "No kernel ran in the window."
+
+
+def test_a_long_op_keeps_its_end_and_a_sentence_has_the_lines_that_are_there() -> None:
+    op, kernel, what = Column("TF op", wide=True), Column("kernel", wide=True), Column("what it is", wide=True)
+    name = "StatefulPartitionedCall/model_1/gradient_tape/block_8/mlp/dense/MatMul_1"
+    assert cell_lines(op, name, 40)[0].strip() == "model_1/…/block_8/mlp/dense/MatMul_1"
+    assert cell_lines(kernel, "ns::Kernel<a/b, float>(int, float*)", 12) == ["ns::Kernel<…"]
+    sentence = "The GPU copies data from the host and runs no kernel."
+    assert cell_lines(what, sentence, 30, 3) == ["The GPU copies data from the", "host and runs no kernel."]
+    assert cell_lines(what, sentence, 30) == ["The GPU copies data from the …"[:29] + "…"]
+    table = Table("Limit", (what,), ((sentence,), (sentence,)), "")
+    rows, shown = table.rows, {0: 30}
+    assert [sentence_lines(table, rows, shown, room) for room in (1, 2, 3, 4)] == [2, 1, 1, 4]
+
+
+def test_a_column_of_which_nothing_is_known_is_in_the_whole_row_only() -> None:
+    columns = (Column("bytes", bytes_), Column("count", count), Column("op", wide=True))
+    assert [*widths(Table("x", columns, ((None, 1.0, "a"), (None, 2.0, "b")), ""), [(None, 1.0, "a")], 80)] == [1, 2]

@@ -202,3 +202,13 @@ def test_parts_are_the_same_wherever_they_are_drawn() -> None:
     drawn = {s.part.id: s.part.dark for s in shares(Breakdown(**dict.fromkeys(PART_STYLE, 1.0)))}
     assert json.dumps(drawn, sort_keys=True) == json.dumps(
         {name: style.color.name for name, style in PART_STYLE.items() if style.color}, sort_keys=True)
+
+
+@pytest.mark.parametrize("colors", ["truecolor", "256"])
+def test_ascii_with_colors_shows_levels_by_density_in_one_color(colors: str) -> None:
+    palette = TerminalPalette("dark", colors, "ascii")  # type: ignore[arg-type]
+    shown = [palette.run("▀▀", cell_style((20, shade), (10, shade))) for shade in range(SHADES)]
+    assert {text[0] for text, _ in shown} == set(" .:+#")
+    assert len({str(style.color) for _, style in shown[1:] if style is not None}) == 1
+    assert len({str(style.bgcolor) for _, style in shown if style is not None}) == 1
+    assert palette.run("58°C 88°", PLAIN)[0] == "58 C 88C"
