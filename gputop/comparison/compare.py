@@ -105,7 +105,7 @@ class Comparison:
         step = "iteration" if max(self.a.iterations, self.b.iterations) > 1 else "step"
         of = f"per typical {step}" if row.id == "median_s" else f"per {step} on average"
         if row.work != 1.0:
-            of = f"for as many samples as a {step} of A has"
+            of = f"on average for as many samples as a {step} of A has"
         change = percent_change(row)
         what = f"{_times(row.a, row.b_alike)} {of}" + ("" if change is None else f" ({signed(change)})")
         if self.verdict in ("better", "worse"):

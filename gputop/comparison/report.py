@@ -35,6 +35,7 @@ _SHOWN_UNSURE = 0.05
 _GROUPS: tuple[tuple[Group, str], ...] = (
     ("breakdown", "Where the mean step goes"), ("gpus", ""), ("collectives", "Collectives"),
     ("memory", "Peak memory in use"), ("live", "Live, means of minutes"))
+_LEAST_WIDTH = 38  # of sentences
 _LABEL = 34  # columns of a table's first column
 _KINDS = {"trace": "trace", "analysis": "saved analysis", "snapshot": "snapshot"}
 
@@ -57,17 +58,17 @@ def text_report(comparison: Comparison, width: int = 80, *, everything: bool = F
 
 
 def layout(comparison: Comparison, width: int = 80, *, everything: bool, unfold: str, again: str) -> list[Line]:
-    """What a comparison says, in lines of at most ``width`` columns, 80 at least (paths excepted).
+    """What a comparison says, in lines of at most ``width`` columns (tables of 80 at least, and paths, excepted).
 
     ``everything``: with the figures that did not change and how the verdicts are made; else ``unfold`` names what shows
     them, an option or a key. ``again`` says how to capture again where that would decide.
     """
-    width = max(width, 80)
+    prose, width = max(width, _LEAST_WIDTH), max(width, 80)
     shown = list(comparison.rows) if everything else [row for row in comparison.rows if _is_shown(row, comparison)]
     out: list[Line] = []
-    for section in (_summary(comparison, again, width), _notes(comparison, width), _advice(comparison, width),
-                    *_tables(comparison, shown, width, everything), _folded(comparison, shown, unfold, width),
-                    _sides(comparison, width), _method(width) if everything else ()):
+    for section in (_summary(comparison, again, prose), _notes(comparison, prose), _advice(comparison, prose),
+                    *_tables(comparison, shown, width, everything), _folded(comparison, shown, unfold, prose),
+                    _sides(comparison, width), _method(prose) if everything else ()):
         part = [Line(line.text.rstrip(), line.tone) for line in section]
         out += [Line(""), *part] if out and part else part
     return out
@@ -105,7 +106,7 @@ def _how_often(c: Comparison) -> str:
     if count is None:
         return ""
     if count > MAX_REPEATS:
-        return f"{MAX_REPEATS} captures of each job are not enough to decide such a small difference."
+        return f"Even {MAX_REPEATS} captures of each job would not decide such a small difference."
     return f"About {count} captures of each job would decide a difference of this size."
 
 

@@ -132,7 +132,7 @@ def test_another_batch_size_is_said_and_reckoned(node):
     assert step == pytest.approx(c.decisive.b / c.decisive.a * 160 / 256, rel=0.01)
     text = " ".join(text_report(c).split())
     # The kernels of a batch 1.6 times as large take longer to match: times are compared per sample.
-    assert "FASTER: 343 → 184 ms for as many samples as a step of A has (−46" in text
+    assert "FASTER: 343 → 184 ms on average for as many samples as a step of A has (−46" in text
     assert "those of B divided by 1.6" in text
     assert verdict(c, "steps", "mean_s") == "better" and verdict(c, "breakdown", "compute") != "worse"
     row = c.to_json()["rows"][0]

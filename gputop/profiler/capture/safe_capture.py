@@ -50,13 +50,14 @@ class Cost:
         return max(0, self.memory_peak_bytes - self.memory_before_bytes)
 
     def text(self) -> str:
-        """For people: "the call took 8.0 s for 4.1 s of trace …; the job grew by 1.2G meanwhile"."""
+        """For people: "the call took 8.0 s for 4.1 s of trace …; the job grew by 1.2 GiB meanwhile"."""
         gathering_s = self.call_s - self.recorded_s
         text = f"the call took {self.call_s:.1f} s for {self.recorded_s:.1f} s of trace"
         if gathering_s > max(1.0, 0.2 * self.recorded_s):
             text += f": the server spent {gathering_s:.1f} s collecting it, and the job was slower meanwhile"
         if self.growth_bytes is not None:
-            text += f"; the job's memory grew by {size(self.growth_bytes)} at most"
+            text += (f"; the job's memory grew by {size(self.growth_bytes)} at most" if self.growth_bytes else
+                     "; the job's memory did not grow")
         return text
 
     def to_json(self) -> dict[str, Any]:

@@ -102,7 +102,12 @@ def compared_to_baseline(session: Session) -> tuple[str, ...]:
 
 def no_capture(session: Session, then: str = "") -> str:
     """There is no capture: why, and how to take one; ``then`` says what it is needed for."""
-    first = "The first capture is running." if _under_way(session) else "No capture yet: press c."
+    if _under_way(session):
+        first = "The first capture is running."
+    elif session.earlier_captures:  # they are on the disk: nobody is told that there is none
+        first = f"No capture in this session yet: press c; J opens {_captures(session.earlier_captures)} taken before."
+    else:
+        first = "No capture yet: press c."
     return f"{first} {then}".rstrip()
 
 

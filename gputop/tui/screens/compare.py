@@ -439,5 +439,6 @@ def why_not(session: Session) -> str | None:
         return None
     if not session.captures:
         return no_capture(session, "This compares two captures, from before and after a change of the job.")
+    earlier = " J compares it with one taken before (a, b)." if session.earlier_captures else ""
     return (f"One capture so far ({label(session.captures[-1])}), two are needed. Change the job and press c again: "
-            "B then shows what changed.")
+            f"B then shows what changed.{earlier}")

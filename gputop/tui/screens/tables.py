@@ -228,7 +228,7 @@ def _memory(found: Analysis) -> Table:
         parts += [(h.bytes, h.allocations, h.op) for h in use.holders]
         if use.unattributed_bytes:
             parts.append((use.unattributed_bytes, None,
-                          "allocated before the capture (variables, optimizer state), or by no named op"))
+                          "Allocated before the capture (variables, optimizer state), or by no named op."))
         rows += [(use.allocator, size, size / peak if peak else None, size / room if room else None, count, what)
                  for size, count, what in parts]
     held = any(use.holders for use in found.memory)
