@@ -20,7 +20,7 @@ from gputop.session.captures import ManyWorkers, ServerOfAnotherJob, ServerOfAno
 from gputop.session.session import Change, Session
 from gputop.text.units import printable
 from gputop.tui import open_screens
-from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, commands
+from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, STACKS_TELL, commands
 from gputop.tui.monitor import messages, status_lines
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel
@@ -228,7 +228,8 @@ class GputopApp(TerminalApp):
         if self._keys is not None:
             known = self.session.known_gpus
             lanes = known is None or bool(known.gpus)
-            here = {"l": self.has_output, "D": self._is_demo, "m": lanes, "v": lanes or self._mode() == "Processes"}
+            hangs = not STACKS_TELL.isdisjoint({finding.id for finding in self.session.findings})
+            here = {"S": hangs, "l": self.has_output, "D": self._is_demo, "m": lanes, "v": lanes or self._mode() == "Processes"}
             keys = [key for key in FOOTERS[self._mode()] if here.get(key[0], True)]
             self._keys.show_keys(keys, self._terminal_size.width)
 

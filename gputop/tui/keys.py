@@ -78,12 +78,12 @@ MONITOR: list[BindingType] = [binding for group in GROUPS.values() for binding i
 # The line at the bottom of the monitor by what one does: keys and what is said of them. The last two always fit.
 _ALWAYS = (("question_mark", "help"), ("q", "quit"))
 FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
-    "start": (("c", "capture"), ("a", "attach"), ("J", "captures"), ("l", "output"), ("m", "metric"), ("v", "cursor"),
+    "start": (("S", "stacks"), ("c", "capture"), ("a", "attach"), ("J", "captures"), ("l", "output"), ("m", "metric"), ("v", "cursor"),
               ("s", "snapshot"), ("h", "host"), *_ALWAYS),
     "capturing": (("x", "stop"), ("l", "output"), ("m", "metric"), ("v", "cursor"), ("h", "host"), ("i", "job"),
                   *_ALWAYS),
-    "captured": (("c", "capture again"), ("t", "timeline"), ("T", "tables"), ("D", "cure"), ("J", "captures"),
-                 ("l", "output"), ("B", "compare"), ("s", "snapshot"), ("m", "metric"), ("v", "cursor"), *_ALWAYS),
+    "captured": (("S", "stacks"), ("c", "capture again"), ("t", "timeline"), ("T", "tables"), ("D", "cure"),
+                 ("J", "captures"), ("l", "output"), ("B", "compare"), ("s", "snapshot"), ("m", "metric"), ("v", "cursor"), *_ALWAYS),
     "cursor": (("left,right", "move"), ("left_square_bracket,right_square_bracket", "zoom"), ("escape", "back to now"),
                ("m", "metric"), ("shift+left,shift+right", "ten slices"), *_ALWAYS),
     "past": (("left,right", "scroll"), ("left_square_bracket,right_square_bracket", "zoom"),
@@ -97,6 +97,9 @@ FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
     "GPUs": (("enter", "details"), ("m", "metric"), ("v", "cursor"), ("left,right", "scroll"),
              ("left_square_bracket,right_square_bracket", "zoom"), ("tab", "next panel"), *_ALWAYS),
 }
+
+# Findings of which the stacks of the ranks tell the cause: S is named while there is one.
+STACKS_TELL = frozenset({"collective_hang", "spinning", "idle_gpu"})
 
 # Actions that change the main screen; they have no effect while another screen covers it.
 MAIN_VIEW_ACTIONS = frozenset({"metric", "interval", "pause", "scroll", "scroll_to_now", "zoom", "seek", "sort",
