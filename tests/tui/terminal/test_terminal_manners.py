@@ -313,3 +313,16 @@ def test_in_tmux_the_picture_is_what_was_drawn_and_the_shell_comes_back(tmp_path
         assert "What to do" not in until("ready>")
     finally:
         run("kill-server")
+
+
+def test_escape_and_the_key_after_it_are_two_keys_even_when_they_are_read_at_once() -> None:
+    """As a terminal sends alt and that key; so do a fast typist, and a slow link."""
+    with terminal((120, 40), "--demo", "healthy") as there:
+        started(there)
+        there.press("i")
+        there.until("Profiler servers")
+        there.press("\x1b?")
+        there.until(lambda text: "The keys" not in text and "─ Help" in text and "Profiler servers" not in text)
+        there.press("\x1bq")
+        assert there.ended() == 0
+        assert there.given_back()
