@@ -176,7 +176,8 @@ def with_mig(sample: NodeSample) -> NodeSample:
 
 def without_gpus(sample: NodeSample) -> NodeSample:
     error = open_error(LIBRARY_NOT_FOUND)
-    return replace(sample, gpus=(), processes=(), source=f"{error.message} {error.fix}")
+    served = tuple(replace(process, gpus={}) for process in sample.processes)  # as a node without GPUs lists them
+    return replace(sample, gpus=(), processes=served, source=f"{error.message} {error.fix}")
 
 
 # -- what was recorded ---------------------------------------------------------------------------

@@ -56,7 +56,10 @@ def describe_hardware_error(v: HardwareError) -> Explanation:
     evidence: dict[str, float] = {}
     for fault in v.faults:
         evidence = fault.evidence | evidence
-    also = " ".join(f"Also: {gpus_text(fault.gpus)} {fault.what}." for fault in others)
+    also = " ".join(f"Also: {gpus_text(fault.gpus)} {fault.what}." for fault in others
+                    # That a GPU fell off the bus is why it is lost: the reason says so.
+                    if not (fault.evidence.get("xid") == _OFF_BUS and {*fault.gpus} <= {*worst.gpus}
+                            and f"Xid {_OFF_BUS}" in worst.why))
     resets = worst.gpus if worst.reset else ()  # of the GPUs that the title names and the action means
     return Explanation(
         title=f"{gpus_text(worst.gpus)} {worst.what}", why=_sentences(worst.why, also), evidence=evidence,
@@ -68,7 +71,12 @@ def describe_hardware_error(v: HardwareError) -> Explanation:
 
 def _sentences(first: str, rest: str) -> str:
     """One after the other; what a driver says may lack its full stop."""
-    return f"{first}{'' if first.endswith('.') else '.'} {rest}" if rest else first
+    return f"{first}{'' if first.endswith('.') else '.'} {rest}".rstrip()
+
+
+def _begun(message: str) -> str:
+    """A message as a sentence; a name that it begins with stays as it is."""
+    return f"T{message[1:]}" if message.startswith("the ") else message
 
 
 def _unknown(gpus: Sequence[GpuSample]) -> Missing | None:
@@ -97,7 +105,7 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
     indices = _indices(sick)
     yield _Fault(
         "high", indices, f"{'is' if len(indices) == 1 else 'are'} {what}",
-        sick[0].message or f"NVML reports the state {sick[0].state!r}.",
+        _begun(sick[0].message or "") or f"NVML reports the state {sick[0].state!r}.",
         "Stop the jobs on that GPU, and find the Xid in the kernel log before you train on it again.", evidence, _NVML,
     )
 

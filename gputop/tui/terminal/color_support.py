@@ -68,7 +68,7 @@ DENSITY = " ░▒▓█"  # a share in quarters, where brightness cannot show i
 
 # Replacements of the same width for glyphs that the kernel's console font (CP437 and a little more) lacks.
 _CONSOLE = {
-    **dict(zip("▁▂▃▅▆▇", "▄▄▄███", strict=True)),
+    **dict(zip("▁▂▃▅▆▇", "__▄▄██", strict=True)),  # a little must not look like half
     **dict(zip("▖▗▙▟", "▄▄██", strict=True)), **dict(zip("▏▎▍▋▊▉", " ▌▌▌██", strict=True)), "▔": "▀", "▕": "▐",
     **dict(zip("╭╮╰╯", "┌┐└┘", strict=True)), "●": "•", "◐": "o", "○": "o", "…": "~", "›": ">", "✗": "x", "✓": "√",
     "—": "-", "–": "-", "−": "-", "→": ">", "←": "<", "↑": "^", "↓": "v", "⏵": ">", "⏸": "=", "▶": ">",

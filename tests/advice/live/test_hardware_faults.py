@@ -27,7 +27,7 @@ def test_a_lost_gpu_is_reported_at_once_and_the_rest_is_judged() -> None:
     assert "hardware_error" not in ids(advice[149]) and "hardware_error" in ids(advice[150])
     finding = get(advice[-1], "hardware_error")
     assert (finding.severity, finding.gpus, finding.evidence["lost_count"]) == ("high", (3,), 1.0)
-    assert "the driver says so" in finding.why
+    assert "The driver says so" in finding.why
     assert get(advice[-1], "idle_gpu").gpus == (0,)
 
 
@@ -80,7 +80,7 @@ def test_a_gpu_off_the_bus_gets_one_order_and_no_reset() -> None:
 @pytest.mark.parametrize("state", [LOST, NOT_RESPONDING])
 def test_a_gpu_that_is_gone_has_the_drivers_order_alone(state: str) -> None:
     finding = get(after(Scene(change=sick(state, 0)), 30), "hardware_error")
-    assert finding.why == "the driver says so"
+    assert finding.why == "The driver says so."
     assert "reset" not in finding.action and "reboot" not in finding.action
     assert finding.snippet == "sudo dmesg | grep -i xid"
 
@@ -169,3 +169,14 @@ def test_without_events_and_counters_the_rule_abstains() -> None:
 
     assert "not supported" in abstained(after(Scene(change=change), 10))["hardware_error"]
     assert "hardware_error" not in abstained(after(Scene(), 10))
+
+
+def test_that_a_lost_gpu_fell_off_the_bus_is_said_once() -> None:
+    def lost(gpu: GpuSample, t: float) -> GpuSample:
+        if gpu.info.index != 3 or t < 100:
+            return gpu
+        return GpuSample(gpu.info, {}, state=LOST, message="the GPU fell off the bus (Xid 79). Drain the node.",
+                         processes_reason="gone", xids=(XidEvent(START_S + 100, 79),))
+
+    (finding,) = [f for f in after(Scene(change=lost), 120).findings if f.id == "hardware_error"]
+    assert finding.why == "The GPU fell off the bus (Xid 79). Drain the node."

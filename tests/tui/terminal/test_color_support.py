@@ -135,7 +135,7 @@ def test_without_color_nothing_but_attributes_is_left_and_levels_are_glyphs(glyp
         shown = palette.style(style)
         assert shown.color is None and shown.bgcolor is None and shown.bold == style.bold
     heights = [palette.run(bar, bar_style(9))[0] for bar in "▁▄█"]
-    assert len(set(heights)) == (2 if glyphs == "console" else 3)
+    assert len(set(heights)) == 3
     shares = {palette.run("▀", cell_style((20, shade), (10, shade)))[0] for shade in range(SHADES)}
     assert len(shares) == 5
     parts = {palette.run("██", style)[0] for style in PART_STYLE.values()}
