@@ -18,11 +18,12 @@ from gputop.core.samples import ProcessSample
 from gputop.sources.host import proc_files
 
 # Each with its effect on a training job.
+# Each in a line of a screen of 80 columns: the question replaces what is said of the selected one.
 SIGNALS: tuple[tuple[signal.Signals, str], ...] = (
-    (signal.SIGINT, "like ctrl-c: Python raises KeyboardInterrupt, the job can save a checkpoint"),
+    (signal.SIGINT, "like ctrl-c (KeyboardInterrupt): the job can save a checkpoint"),
     (signal.SIGTERM, "asks the process to end; it may save its work first"),
-    (signal.SIGKILL, "ends it at once: nothing is saved, other ranks of the job may hang"),
-    (signal.SIGSTOP, "pauses it; GPU memory stays in use, other ranks wait and may time out"),
+    (signal.SIGKILL, "ends it at once, nothing is saved; other ranks may hang"),
+    (signal.SIGSTOP, "pauses it, GPU memory stays in use; other ranks may time out"),
     (signal.SIGCONT, "resumes it after SIGSTOP"),
 )
 _SAME_START_S = 1.0  # the boot time in /proc/stat changes by up to a second when the clock is adjusted
