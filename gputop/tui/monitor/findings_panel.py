@@ -39,7 +39,7 @@ def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, 
     gain_style = GAIN if finding.gain.per == "step" else PLAIN
     if not gain:
         gain, gain_style = kind_text(finding), DIM if finding.origin == "live" or finding.yours else style
-    title, room_of_title = printable(title), width - len(gain) - 4
+    title, room_of_title = printable(title), width - len(gain) - 5
     if 4 < room_of_title < len(title):
         title = wrap(title, room_of_title, 1)[0]  # not within a figure
     pointer = "›" if selected else " "

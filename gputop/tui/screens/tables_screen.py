@@ -25,9 +25,11 @@ from gputop.tui.terminal.clipboard import copy
 from gputop.tui.widgets.cached_lines import LinesWidget
 
 _HEAD_LINES = 2  # the line of the capture, and that of the columns' names
-_KEYS = ("enter whole row  t timeline  o sort  / filter  ? help  esc back", "o sort  / filter  ? help  esc back")
+_NARROW = 64  # columns: less has no room for the name of the capture
+_KEYS = {  # by the columns that leave room for the capture before them
+    100: "enter whole row  t timeline  o sort  / filter  ? help  esc back",
+    _NARROW: "o sort  / filter  ? help  esc back", 0: "? help  esc back"}
 _MIN_NOTE_LINES = 2
-_WIDE = 100  # columns: room for all keys in the first line
 _LINES_PER_LINE_OF_TABS = 6  # of the screen; a note may have as many lines as the tabs
 
 
@@ -145,8 +147,9 @@ class TablesScreen(Screen[None]):
         record = self._record
         step = "" if record.step_s is None else f"{seconds(record.step_s)}/step  "
         self.query_one("#tables-head", LinesWidget).show([justify(
-            [(" Last capture  ", BOLD), (step, PLAIN), (printable(record.path.name), DIM)],
-            [(f" {_KEYS[width < _WIDE]} ", DIM)], width)])
+            [(" Last capture  ", BOLD), (step, PLAIN), (printable(record.path.name), DIM)] if width >= _NARROW else
+            [(" " + step.strip(), PLAIN)],
+            [(f" {next(keys for columns, keys in _KEYS.items() if width >= columns)} ", DIM)], width)])
         about = table.note
         if self._pattern:
             about = f"{len(self._rows)} of {len(table.rows)} rows contain “{self._pattern}”   {about}"

@@ -118,7 +118,7 @@ class IdleGapList(DrawnLines, can_focus=True):
         self.border_title = f"Idle gaps by cause{_PER.get(self.timeline.basis, '')}, mean of the GPUs"
         if not totals:
             if self.timeline.pending:
-                text = f"The idle gaps are not there: {self.timeline.pending}."
+                text = f"The idle gaps are not there yet: {self.timeline.pending}."
             elif any(row.gpu is not None for row in self.timeline.rows):
                 text = "No GPU is idle for long enough to matter."
             else:
