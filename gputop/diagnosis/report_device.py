@@ -50,18 +50,21 @@ def across_gpus(a: Analysis, width: int) -> Iterator[str]:
 
 
 def ranks(a: Analysis, width: int) -> Iterator[str]:
-    """The ranks with least, median and most load, side by side."""
-    shown = least_median_most(a.ranks)
+    """The ranks with least, median and most load or waiting, side by side."""
+    extremes = least_median_most(a.ranks)
+    shown = extremes.ranks
     if not shown or a.steps is None:
         return
     unit, several = a.steps.unit, len({rank.host for rank in a.ranks}) > 1
-    yield from wrap(f"{len(a.ranks)} ranks by their load, kernels and copies, in the mean {unit}; communication and "
-                    "waiting only as far as no load hides them", width, "Ranks    ")
+    yield from wrap(f"{len(a.ranks)} ranks in the mean {unit}, sorted by {extremes.sorted_by}. transfer, waiting: "
+                    "time in collectives that no load hides", width, "Ranks    ")
     yield f"{'':<25}{'load':>8} {'transfer':>8} {'waiting':>8} {'other':>8}"
     for word, rank in shown:
         waiting = "?" if rank.waiting_s is None else seconds(rank.waiting_s)
         yield (f"  {word:<6} {rank_label(rank, several):<16}{seconds(rank.load_s):>8} "
                f"{seconds(rank.communication_s):>8} {waiting:>8} {seconds(rank.other_s):>8}")
+    if extremes.by == "waiting":
+        return
     most, rest = shown[-1][1], [rank.load_s for rank in a.ranks if rank is not shown[-1][1]]
     if most.load_s > (1 + _EVEN) * median(rest):
         yield from wrap(f"{rank_label(most, several)} has the highest load in {most.most_steps} of {a.steps.count} "

@@ -250,18 +250,18 @@ def _gpu_table(gpus: Sequence[GpuUse]) -> str:
 
 
 def _rank_table(ranks: Sequence[RankTimes]) -> str:
-    """The ranks with least, median and most load side by side."""
+    """The ranks with least, median and most load or waiting side by side."""
     shown = least_median_most(ranks)
-    if not shown:
+    if not shown.ranks:
         return ""
     rows = "".join(
         f'<tr><td class="l">{word}</td><td class="l">{esc(rank_label(rank, True))}</td><td>{seconds(rank.load_s)}</td>'
         f"<td>{seconds(rank.communication_s)}</td>"
         + (_none("not told from transfer: its collectives match no other rank's") if rank.waiting_s is None
            else f"<td>{seconds(rank.waiting_s)}</td>")
-        + f"<td>{seconds(rank.other_s)}</td><td>{rank.most_steps:,}</td></tr>" for word, rank in shown)
+        + f"<td>{seconds(rank.other_s)}</td><td>{rank.most_steps:,}</td></tr>" for word, rank in shown.ranks)
     head = "".join(f"<th>{title}</th>" for title in ("load", "transfer", "waiting", "other", "steps with most load"))
-    return (f"<h3>{len(ranks)} ranks by their load, kernels and copies, in the mean step</h3>"
+    return (f"<h3>{len(ranks)} ranks in the mean step, sorted by {shown.sorted_by}</h3>"
             f'<div class="scroll"><table><thead><tr><th class="l"></th><th class="l">rank</th>{head}</tr></thead>'
             f"<tbody>{rows}</tbody></table></div>")
 

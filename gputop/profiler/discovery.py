@@ -326,8 +326,12 @@ def _greets(address: str) -> bool:
     return True
 
 
+_NAMED = 4  # processes in a sentence
+
+
 def _processes(pids: list[int]) -> str:
-    return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
+    more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
+    return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids[:_NAMED]))}{more}"
 
 
 def is_training(pid: int, proc: Path = Path("/proc")) -> bool | None:

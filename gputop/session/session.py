@@ -350,6 +350,8 @@ class Session:
         self.finding_store.open_capture(record)
 
     def worker_choice(self, servers: Sequence[Server]) -> Choice:
+        from gputop.profiler.discovery import crash_risk
         from gputop.session.worker_figures import choose
 
-        return choose(servers, self.sample, self.history)
+        risk = crash_risk([server.pid for server in servers if server.pid is not None]) or ""
+        return replace(choose(servers, self.sample, self.history), risk=risk)

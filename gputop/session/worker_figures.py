@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from statistics import fmean
 
@@ -11,10 +12,10 @@ from gputop.core.samples import NodeSample, ProcessSample, Reading
 from gputop.profiler.capture.choose_workers import Choice, choose_workers
 from gputop.profiler.capture.records import Server
 from gputop.telemetry.history import History
-from gputop.text.units import reading
+from gputop.text.units import ranges, reading
 
 _WINDOW_S = 60.0  # some steps
-# The first that all those workers have. Power tells work from waiting where activity does not.
+# The first that most of those workers have. Power tells work from waiting where activity does not.
 _METRICS = ("sm_active", "power_w", "gpu_util")
 
 
@@ -22,14 +23,23 @@ def choose(servers: Sequence[Server], sample: NodeSample | None, history: Histor
     """The few of these workers that are worth a capture."""
     addresses = [server.address for server in servers]
     processes = _processes(servers, sample)
-    for metric in _METRICS if history is not None and len(processes) >= 3 else ():
-        assert history is not None
-        figures = {address: value for address, process in processes.items()
-                   if (value := _mean(history, sample, process, metric)) is not None}
-        if len(figures) == len(processes):
-            return choose_workers(addresses, figures, f"{GPU_METRICS[metric].label} of the last {_WINDOW_S:.0f} s",
-                                  lambda value, unit=GPU_METRICS[metric].unit: reading(Reading(value, unit)))  # type: ignore[misc]
-    return choose_workers(addresses, {})
+    if history is None or len(processes) < 3:
+        return choose_workers(addresses, {})
+    known = {metric: {address: value for address, process in processes.items()
+                      if (value := _mean(history, sample, process, metric)) is not None} for metric in _METRICS}
+    metric = max(_METRICS, key=lambda metric: len(known[metric]))  # of several the first
+    unit = GPU_METRICS[metric].unit
+    by = f"{GPU_METRICS[metric].label} of the last {_seen_s(history):.0f} s"
+    choice = choose_workers(addresses, known[metric], by, lambda value: reading(Reading(value, unit)))
+    gpus = {address: ranges(process.gpus, ", ") for address, process in processes.items() if process.gpus}
+    return replace(choice, reasons=tuple(f"GPU {gpus[address]}: {why}" if address in gpus else why for address, why
+                                         in zip(choice.chosen, choice.reasons, strict=True)))
+
+
+def _seen_s(history: History) -> float:
+    """What of the window there are samples of."""
+    times = history.windows(_METRICS[0], _WINDOW_S)[0]
+    return max(1.0, float(times[-1] - times[0])) if len(times) else _WINDOW_S
 
 
 def _processes(servers: Sequence[Server], sample: NodeSample | None) -> dict[str, ProcessSample]:

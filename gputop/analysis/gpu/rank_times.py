@@ -1,11 +1,14 @@
-"""The ranks of a job side by side: what each does in a step, and which have least and most to do.
+"""The ranks of a job side by side: what each does in a step, and which of them to look at.
 
-Where the ranks step together the one with most load sets the pace: the others wait for it in their collectives.
+Where the ranks step together, one sets the pace and the others wait for it in their collectives: the rank with most
+load, or one that its host holds up. The latter shows by its waiting alone: it has the least.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -46,10 +49,32 @@ def rank_times(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps 
     return tuple(out)
 
 
-def least_median_most(ranks: Sequence[RankTimes]) -> tuple[tuple[str, RankTimes], ...]:
-    """The ranks with least, median and most load, each with that word; without a median where there are two."""
-    by_load = sorted(ranks, key=lambda rank: rank.load_s)
-    if len(by_load) < 2:
-        return ()
-    median = (("median", by_load[(len(by_load) - 1) // 2]),) if len(by_load) > 2 else ()
-    return ("least", by_load[0]), *median, ("most", by_load[-1])
+_WIDER = 1.5  # times the spread of the load: then that of the waiting is not due to the load
+
+
+@dataclass(frozen=True, slots=True)
+class Extremes:
+    """The ranks with least, median and most load or waiting, as ``by`` says, each with that word; without a median
+    where there are two; none where there is one."""
+
+    by: Literal["load", "waiting"]
+    ranks: tuple[tuple[str, RankTimes], ...]
+
+    @property
+    def sorted_by(self) -> str:
+        """For a caption: "8 ranks, sorted by …"."""
+        return "load (kernels and copies)" if self.by == "load" else "waiting: the others wait for the first"
+
+
+def least_median_most(ranks: Sequence[RankTimes]) -> Extremes:
+    """By load; by waiting where that differs more between the ranks than their load can explain."""
+    loads = [rank.load_s for rank in ranks]
+    waits = [rank.waiting_s for rank in ranks if rank.waiting_s is not None]
+    by: Literal["load", "waiting"] = "load"
+    if waits and len(waits) == len(ranks) and max(waits) - min(waits) > _WIDER * (max(loads) - min(loads)):
+        by = "waiting"
+    ordered = sorted(ranks, key=lambda rank: (rank.load_s if by == "load" else rank.waiting_s or 0.0))
+    if len(ordered) < 2:
+        return Extremes(by, ())
+    median = (("median", ordered[(len(ordered) - 1) // 2]),) if len(ordered) > 2 else ()
+    return Extremes(by, (("least", ordered[0]), *median, ("most", ordered[-1])))

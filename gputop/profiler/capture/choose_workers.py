@@ -19,12 +19,13 @@ _PLACES = ("first", "middle", "last")
 @dataclass(frozen=True, slots=True)
 class Choice:
     """``chosen`` are addresses, each with why: ``reasons`` ("lowest, 41 %"). ``of`` is how many there are;
-    ``by`` says by what they were chosen."""
+    ``by`` says by what they were chosen, ``risk`` what a capture may do to the job."""
 
     chosen: tuple[str, ...]
     reasons: tuple[str, ...]
     of: int
     by: str
+    risk: str = ""
 
     def text(self) -> str:
         """ "3 of 64 workers, by SM activity: n07:6009 (lowest, 41 %), …"."""
@@ -45,6 +46,7 @@ def choose_workers(addresses: Sequence[str], figures: Mapping[str, float], name:
         reasons = tuple(f"{end}, {show(figures[address])}" for end, address in zip(_ENDS, three, strict=True))
         unknown = len(addresses) - len(known)
         return Choice(three, reasons, len(addresses),
-                      name + (f" ({unknown} have none that is seen from here)" if unknown else ""))
+                      name + (f" ({unknown} {'have' if unknown > 1 else 'has'} none that is seen from here)" if unknown
+                              else ""))
     three = (addresses[0], addresses[(len(addresses) - 1) // 2], addresses[-1])
     return Choice(three, _PLACES, len(addresses), "their order, because gputop has no live samples of them")

@@ -344,17 +344,17 @@ def _layers(found: Analysis) -> Table:
 
 
 def _ranks(found: Analysis) -> Table:
-    """The ranks with least, median and most load first, then all of them by their numbers."""
-    columns = (Column("by load"), Column("rank"), Column("load", seconds), Column("transfer", seconds),
+    """The ranks with least, median and most load or waiting first, then all of them by their numbers."""
+    extremes = least_median_most(found.ranks)
+    columns = (Column(f"by {extremes.by}"), Column("rank"), Column("load", seconds), Column("transfer", seconds),
                Column("waiting", seconds), Column("other", seconds), Column("steps with most load", _count, spare=True),
                Column("host", wide=True))
     if found.steps is None:
         return Table("Ranks", columns, (), "No steps found in the trace: ranks are compared by step.")
     if len(found.ranks) < 2:
         return Table("Ranks", columns, (), "One GPU computes in the trace: there is no other rank to compare it with.")
-    extremes = least_median_most(found.ranks)
-    words = {rank: word for word, rank in extremes}
-    ordered = [rank for _, rank in extremes] + [rank for rank in found.ranks if rank not in words]
+    words = {rank: word for word, rank in extremes.ranks}
+    ordered = [rank for _, rank in extremes.ranks] + [rank for rank in found.ranks if rank not in words]
     rows = tuple((words.get(r, ""), f"GPU {r.gpu}", r.load_s, r.communication_s, r.waiting_s, r.other_s,
                   float(r.most_steps), r.host) for r in ordered)
     unit = found.steps.unit

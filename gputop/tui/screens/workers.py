@@ -39,6 +39,9 @@ class WorkersQuestion(ModalScreen[Literal["few", "all", "none"]]):
             text.append(f"{printable(address)}  {printable(why)}\n")
         text.append(f"\nChosen by {printable(choice.by)}. A capture slows each worker down; their traces are alike.",
                     DIM)
+        if choice.risk:
+            risk = printable(choice.risk)
+            text.append(f"\n\n{risk[:1].upper()}{risk[1:]}.", WARN)
         more = () if choice.of > MAX_ALL_WORKERS else (f"a: all {choice.of}",)
         with DialogFrame("Capture", "y: these", *more, "n, esc: no", id="popup"):
             yield WrappedText(text)

@@ -46,11 +46,25 @@ def test_load_communication_waiting_and_the_rest_are_the_step() -> None:
 
 def test_the_ends_and_the_middle_are_shown() -> None:
     found = ranks(uneven())
-    assert [(word, r.gpu) for word, r in least_median_most(found)] == [("least", 1), ("median", 3), ("most", 0)]
-    assert [word for word, _ in least_median_most(found[:2])] == ["least", "most"]
-    assert least_median_most(found[:1]) == ()
+    extremes = least_median_most(found)
+    assert extremes.by == "load"
+    assert [(word, r.gpu) for word, r in extremes.ranks] == [("least", 1), ("median", 3), ("most", 0)]
+    assert [word for word, _ in least_median_most(found[:2]).ranks] == ["least", "most"]
+    assert least_median_most(found[:1]).ranks == ()
     text = text_report(analyze_trace(uneven().build()), 80)
     assert "GPU 0 has the highest load" in text and "least  GPU 1" in text
+
+
+def test_a_rank_that_its_host_holds_up_is_found_by_its_waiting() -> None:
+    b = job(4)
+    for gpu, delay in ((0, 10), (1, 300), (2, 0), (3, 20)):  # the second begins late, with as much load as the others
+        each_step(b, gpu, 50 + delay, 100)
+        each_step(b, gpu, 150 + delay, 350 - delay, name=NCCL, kind=Kind.COLLECTIVE, stream=2)
+    extremes = least_median_most(ranks(b))
+    assert extremes.by == "waiting"
+    assert [(word, r.gpu) for word, r in extremes.ranks] == [("least", 1), ("median", 3), ("most", 2)]
+    text = text_report(analyze_trace(b.build()), 80)
+    assert "sorted by waiting" in text and "least  GPU 1" in text and "has the highest load" not in text
 
 
 def test_what_cannot_be_told_is_not_told() -> None:
