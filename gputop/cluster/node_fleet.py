@@ -36,9 +36,6 @@ _PROGRAM_CHARS = 60
 _FIGURES = ("tensor_active", "memory_used_bytes", "memory_total_bytes", "power_w", "power_limit_w", "sm_clock_hz",
             "temperature_c", "memory_temperature_c", "pcie_width", "ecc_uncorrected")
 _OTHER_NAMES = {"row_remap_failed": "rows_remap_failed"}
-# NVML's bits of the reasons for low clocks (nvml.h), by gputop's names for them.
-_REASON_BITS = {"idle": 0x01, "application clocks": 0x02, "power cap": 0x04, "hw slowdown": 0x08, "thermal": 0x20,
-                "hw thermal": 0x40, "power brake": 0x80}
 
 
 @dataclass(slots=True)
@@ -178,8 +175,8 @@ class FleetBuilder:
         for name, other in _OTHER_NAMES.items():
             if (value := gpu[name].value) is not None:
                 figures[other] = float(value)
-        if gpu.clock_events_reason is None:
-            figures["clock_reasons"] = float(sum(_REASON_BITS.get(r, 0) for r in gpu.clock_event_reasons))
+        if (bits := gpu.clock_event_bits) is not None:
+            figures["clock_reasons"] = float(bits)
         if gpu.xids:
             figures["xid"] = float(gpu.xids[-1].xid)
         return Gpu(node=node, gpu=gpu.info.label, uuid=gpu.info.uuid,

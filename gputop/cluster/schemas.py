@@ -83,6 +83,7 @@ SCHEMAS: tuple[Schema, ...] = (
         "pcie_width": _either("gputop_gpu_pcie_width"),
         "rows_remap_failed": _either("gputop_gpu_row_remap_failed"),
         "ecc_uncorrected": _either("gputop_gpu_ecc_uncorrected_total"),
+        "clock_reasons": _either("gputop_gpu_clock_event_reasons"),
     }),
     Schema("nvitop", "nvitop-exporter", model="devicename", figures={
         "util": _either("gpu_utilization_Percentage", factor=_PERCENT),

@@ -92,6 +92,13 @@ class XidEvent(Struct, frozen=True):
     xid: int
 
 
+# Clock event (throttle) reasons by NVML's bits (nvml.h, nvmlClocksEventReason*): what they are called in a sample.
+CLOCK_EVENTS = {
+    0x001: "idle", 0x002: "application clocks", 0x004: "power cap", 0x008: "hw slowdown", 0x010: "sync boost",
+    0x020: "thermal", 0x040: "hw thermal", 0x080: "power brake", 0x100: "display clocks",
+}
+
+
 class GpuSample(Struct, frozen=True):
     """One sample of one GPU. A metric that was not read is missing, never 0."""
 
@@ -105,6 +112,13 @@ class GpuSample(Struct, frozen=True):
     message: str = ""  # with a state other than ok: the cause and the fix
     xids: tuple[XidEvent, ...] = ()  # all since gputop started, oldest first; the last few of a flood
     xids_reason: str | None = None  # why the driver does not report them
+
+    @property
+    def clock_event_bits(self) -> int | None:
+        """The clock event reasons as NVML's bits; None where they could not be read."""
+        if self.clock_events_reason is not None:
+            return None
+        return sum(bit for bit, name in CLOCK_EVENTS.items() if name in self.clock_event_reasons)
 
     def __getitem__(self, metric_id: str) -> Reading:
         reading = self.readings.get(metric_id)

@@ -87,6 +87,9 @@ _JOB = Family("gputop_gpu_job_info", "info", "A Slurm job with a process on the 
               (*_DEVICE, "slurm_job_id"))
 _SLOWDOWN = Family("gputop_gpu_slowdown_active", "gauge", "1: the driver holds the clocks down for this reason",
                    (*_DEVICE, "reason"))
+_CLOCK_EVENTS = Family("gputop_gpu_clock_event_reasons", "gauge",
+                       "Why the driver sets the present clocks: NVML's bits, as DCGM_FI_DEV_CLOCKS_EVENT_REASONS has "
+                       "them", _DEVICE)
 _XID = Family("gputop_gpu_xid_last_timestamp_seconds", "gauge",
               "Unix time of the newest Xid event of this number, since gputop started", (*_DEVICE, "xid"), "seconds")
 _PERIOD = Family("gputop_step_period_seconds", "gauge",
@@ -116,9 +119,9 @@ _REQUESTS = Family("gputop_http_requests_total", "counter", "Requests answered b
 
 def families() -> tuple[Family, ...]:
     """All that can be exported, in its order."""
-    return (_BUILD, _SAMPLE_TIME, _INTERVAL, _GPU_INFO, _GPU_UP, *_GPU.values(), _PROCESSES, _JOB, _SLOWDOWN, _XID,
-            *_HOST.values(), _ADAPTER_UP, *_ADAPTER.values(), _PERIOD, _CONFIDENCE, _FINDING, _SAVING, _CAPTURES,
-            _CAPTURE_TIME, _CAPTURE_STEP, _CPU, _MEMORY, _REQUESTS)
+    return (_BUILD, _SAMPLE_TIME, _INTERVAL, _GPU_INFO, _GPU_UP, *_GPU.values(), _PROCESSES, _JOB, _SLOWDOWN,
+            _CLOCK_EVENTS, _XID, *_HOST.values(), _ADAPTER_UP, *_ADAPTER.values(), _PERIOD, _CONFIDENCE, _FINDING,
+            _SAVING, _CAPTURES, _CAPTURE_TIME, _CAPTURE_STEP, _CPU, _MEMORY, _REQUESTS)
 
 
 class Exporter:
@@ -248,6 +251,8 @@ def _of_gpu(gpu: GpuSample) -> Iterator[Figure]:
     if gpu.clock_events_reason is None:
         for reason in SLOWDOWN_REASONS:
             yield _SLOWDOWN, {**labels, "reason": reason}, reason in gpu.clock_event_reasons
+    if (bits := gpu.clock_event_bits) is not None:
+        yield _CLOCK_EVENTS, labels, bits
     newest: dict[int, float] = {}
     for event in gpu.xids:
         newest[event.xid] = max(event.time_s, newest.get(event.xid, event.time_s))

@@ -93,6 +93,7 @@ def test_slowdowns_and_faults_have_their_reason_and_number() -> None:
     assert {key[1] for key, value in slowdowns.items() if value} == {"power cap"}
     assert {key[1] for key, value in slowdowns.items() if not value} == {
         "power brake", "thermal", "hw thermal", "hw slowdown"}
+    assert list(samples(session, "gputop_gpu_clock_event_reasons").values()) == [0x01 | 0x04]
     assert samples(session, "gputop_gpu_xid_last_timestamp_seconds") == {("0", "GPU-test-0", "79"): 9.0}
     assert list(samples(session, "gputop_gpu_ecc_uncorrected_total").values()) == [3]
     assert list(samples(session, "gputop_gpu_row_remap_pending").values()) == [1]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
-from gputop.core.samples import FAILED, LOST, OK, GpuInfo, GpuSample, Reading
+from gputop.core.samples import CLOCK_EVENTS, FAILED, LOST, OK, GpuInfo, GpuSample, Reading
 from gputop.sources.nvml import status
 from gputop.sources.nvml.counters import NvlinkTraffic
 from gputop.sources.nvml.fields import FieldReader
@@ -20,24 +20,12 @@ _GPM_SOURCE = "GPM"
 _ESSENTIAL_METRICS = ("memory_used_bytes", "gpu_util", "power_w", "temperature_c", "sm_clock_hz", "memory_clock_hz")
 _EVENTS_CALL = "nvmlDeviceGetCurrentClocksEventReasons"
 
-# nvml.h, nvmlClocksEventReason*.
-_CLOCK_EVENTS = (
-    (0x001, "idle"),
-    (0x002, "application clocks"),
-    (0x004, "power cap"),
-    (0x008, "hw slowdown"),
-    (0x010, "sync boost"),
-    (0x020, "thermal"),
-    (0x040, "hw thermal"),
-    (0x080, "power brake"),
-    (0x100, "display clocks"),
-)
 _ANY_EVENT = 0xFFFF  # nvml.h names nine bits; the others are room for newer ones
 
 
 def clock_events(mask: int) -> tuple[str, ...]:
     """Short names of the clock event (throttle) reasons set in ``mask``."""
-    return tuple(name for bit, name in _CLOCK_EVENTS if mask & bit)
+    return tuple(name for bit, name in CLOCK_EVENTS.items() if mask & bit)
 
 
 class NvmlGpu:
