@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         say("nothing was done")
         return EXIT_OK
     hosts = local_addresses()
-    first = _ask(pids, hosts)
+    first = _ask(pids, hosts, "asking")
     began_s = time.monotonic()
     processes: Sequence[ProcessStacks] = ()
     problem = None
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     last = first
     if not isinstance(first, GputopError):
         time.sleep(max(0.0, _APART_S - (time.monotonic() - began_s)))
-        last = _ask(pids, hosts)
+        last = _ask(pids, hosts, "asking once more, to see what has moved,")
     lines, nccl = _nccl(first, last)
     by_job = [processes] if args.pids else jobs(processes)  # those that are named are compared
     if args.json:
@@ -94,11 +94,12 @@ def _agreed(pids: Sequence[int], native: bool) -> bool:
     return False
 
 
-def _ask(pids: Sequence[int], hosts: frozenset[str]) -> Answer | GputopError:
-    from gputop.ranks.nccl_ras import ask_job
+def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> Answer | GputopError:
+    from gputop.ranks.nccl_ras import TIMEOUT_S, ask_job
 
     try:
-        return ask_job(pids, hosts)
+        return ask_job(pids, hosts, lambda address: say(
+            f"{doing} NCCL's RAS at {address}: it waits for the slowest rank, gputop for at most {TIMEOUT_S:.0f} s"))
     except GputopError as error:
         return error
 

@@ -36,14 +36,15 @@ class NotServed(GputopError):
     """Nobody listens there."""
 
 
-def ask(address: str = DEFAULT_ADDRESS, timeout_s: float = TIMEOUT_S,
-        clock: Callable[[], float] = time.time) -> Answer:
-    """The status of the job. Blocks for at most ``timeout_s``.
+def ask(address: str = DEFAULT_ADDRESS, timeout_s: float = TIMEOUT_S, clock: Callable[[], float] = time.time,
+        on_connected: Callable[[str], object] | None = None) -> Answer:
+    """The status of the job. Blocks for at most ``timeout_s``. ``on_connected`` is told the address once somebody
+    listens there: from then on it may take a while.
 
     Raises :class:`NotServed` where nothing listens, GputopError where what answers is damaged, late or not RAS.
     """
     ends_s = time.monotonic() + timeout_s
-    data, as_json = _status(address, ends_s, "json")
+    data, as_json = _status(address, ends_s, "json", on_connected)
     from gputop.ranks.ras_answers import read_json, read_text  # takes 2 MB, and most jobs have no RAS that answers
 
     if not as_json:
@@ -55,11 +56,14 @@ def ask(address: str = DEFAULT_ADDRESS, timeout_s: float = TIMEOUT_S,
         return read_text(data, clock())
 
 
-def _status(address: str, ends_s: float, format: str) -> tuple[bytes, bool]:
+def _status(address: str, ends_s: float, format: str,
+            on_connected: Callable[[str], object] | None = None) -> tuple[bytes, bool]:
     """The raw status, and whether it is JSON."""
     host, port = split(address)
     try:
         with socket.create_connection((host, port), _CONNECT_TIMEOUT_S) as own:
+            if on_connected is not None:
+                on_connected(address)
             line = _exchange(own, "CLIENT PROTOCOL 2", ends_s)
             if not line.startswith("SERVER PROTOCOL "):
                 raise GputopError(f"the program at {address} is not NCCL's RAS: {printable(line)[:60]!r}",
@@ -122,7 +126,8 @@ def split(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def ask_job(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
+def ask_job(pids: Iterable[int], hosts: frozenset[str],
+            on_connected: Callable[[str], object] | None = None) -> Answer:
     """The status of the job that these processes belong to; ``hosts`` are this node's addresses. As :func:`ask`.
 
     Raises GputopError, too, where another user than theirs listens there: anybody can take a port that is free.
@@ -135,7 +140,7 @@ def ask_job(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
         if uid is not None and pids and uid not in owners | {0}:
             raise GputopError(f"user {uid}, who runs none of these processes, listens at {address}",
                               f"If this is the job anyway, set {ADDRESS_VARIABLE}={address} for gputop.")
-    return ask(address)
+    return ask(address, on_connected=on_connected)
 
 
 def address_of(own: Mapping[str, str], of_jobs: Iterable[Mapping[str, str]], local: frozenset[str]) -> str:

@@ -33,7 +33,9 @@ def test_the_rank_is_named_by_nccl_and_by_its_stack(capsys: pytest.CaptureFixtur
     monkeypatch.setattr(stacks, "others_of", lambda pids: {})
     with serving(STUCK) as (address, _):
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
-        status, text = run(capsys, "100", "101")
+        status = main(["stacks", "100", "101"])
+        text, told = capsys.readouterr()
+        assert told.count(f"NCCL's RAS at {address}") == 2 and "at most 20 s" in told
         assert status == 0 and "Rank 1 did not reach AllReduce 100" in text and "process 101" in text
         assert "1 rank in wrapper → all_reduce at train.py:112, 1 rank in load at data.py:40" in text
         status, text = run(capsys, "--json", "100", "101")
