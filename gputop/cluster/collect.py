@@ -115,6 +115,7 @@ class Collector:
         self._gpu_past: dict[str, dict[int, float]] = {}  # by UUID
         self._clock_past: dict[str, dict[int, float]] = {}  # by UUID; of GPUs with a low clock
         self._clocks: dict[tuple[Key, str], dict[str, float]] = {}  # by group and model: how they spread
+        self._low_clock_nodes: frozenset[Key] = frozenset()  # all GPUs of which are slower than those of their job
         self._gpus: dict[str, Gpu] = {}  # by UUID
         self._holders: dict[str, set[Key]] = {}  # by UUID: the groups that a GPU is in
         self._peers: dict[Key, dict[str, float]] = {}
@@ -262,14 +263,35 @@ class Collector:
         assert self._queries is not None
         keys = [key for key in self._figures if key[1] and self._differs(key)]
         of_these = (self._key_matchers(keys) or [""]) if keys else []
-        asked = self._client.instant(self._queries.outliers(self._limits.below, of_these, self._limits.busy,
-                                                            self._limits.clock))
+        asked = self._client.instant(self._queries.outliers(
+            self._limits.below, of_these, self._limits.busy, self._limits.clock,
+            self._key_matchers(sorted(self._low_clock_nodes)) if self._low_clock_nodes else (),
+            node_clocks=not self._queries.by_job and any(len(job.gpus) > 1 for job in self._slurm.jobs)))
         empty = set(self._target_names("empty_target"))
         self._outliers = [Series({**s.labels, "figure": _DIGITS.sub("", s.labels.get("figure", ""))}, s.points)
                           for s in asked]
         if self._fleet is not None and not empty.issuperset(self._target_names("empty_target")):
             self._found_s = -1e9  # these may have other metrics than before
+        if (low := self._with_low_node_clock()) != self._low_clock_nodes:
+            self._low_clock_nodes = low
+            self._tried_once -= {"gpus", "gpu_history"}  # their GPUs come with the next look
         return True
+
+    def _with_low_node_clock(self) -> frozenset[Key]:
+        """Where groups are nodes: those whose clock is low among the nodes that a job of Slurm holds."""
+        clocks = {(self._key(s.labels), s.labels.get("model", "")): s.value for s in self._outliers
+                  if s.labels.get("figure") == "node_clock"}
+        nodes = self._node_rows() if clocks else {}
+        by_name = self._by_short_name(nodes)
+        low: set[Key] = set()
+        for job in self._slurm.jobs if clocks else ():
+            keys = {by_name[short] for node, count in job.gpus.items()
+                    if (short := self._slurm_name(job, node)) in by_name and nodes[by_name[short]].gpus <= count}
+            for model in {model for key, model in clocks if key in keys}:
+                own = {key: clocks[key, model] for key in keys if (key, model) in clocks}
+                median = upper_median(own.values()) or 0.0
+                low |= {key for key, clock in own.items() if clock < self._limits.clock * median}
+        return frozenset(sorted(low)[:_LOW_GPUS])
 
     def _differs(self, key: Key) -> bool:
         """Whether a GPU of the group is far below its median, so that it is worth a question."""
@@ -349,8 +371,9 @@ class Collector:
         return sorted(low, key=lambda s: s.value)
 
     def _low_clocks(self) -> list[Series]:
-        low = [s for s in self._outliers if s.labels.get("figure") == "low_clock" and self._key(s.labels)[1]]
-        return sorted(low, key=lambda s: s.value)[:_LOW_GPUS]
+        low = {_uuid(s.labels): s for s in self._outliers
+               if s.labels.get("figure") == "low_clock" and self._key(s.labels)[1]}
+        return sorted(low.values(), key=lambda s: s.value)[:_LOW_GPUS]
 
     def _gpu_matchers(self, view: View) -> list[str]:
         return _uuid_matchers([*self._low_gpus()[:_LOW_GPUS], *self._low_clocks()]) + [
@@ -611,7 +634,8 @@ class Collector:
                 mad_hz=max(mad, upper_median(abs(own["clock_median"] - median) for own in all_of
                                              if "clock_median" in own) or 0.0),
                 gpus=int(sum(own.get("clocks", 0.0) for own in all_of)),
-                low=int(sum(own.get("low_clocks", 0.0) for own in all_of)),
+                low=int(sum(own.get("clocks" if own.get("clock_median", median) < self._limits.clock * median
+                                    else "low_clocks", 0.0) for own in all_of)),
                 history=self._grid([past], [1], view) if past else None))
         return tuple(out)
 

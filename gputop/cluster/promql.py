@@ -218,13 +218,21 @@ class Queries:
                 arms[figure] = f"sum by ({', '.join(group)}) ({value})"
         return arms
 
-    def outliers(self, below: float, matchers: Sequence[str], busy: float, clock: float) -> str:
+    def outliers(self, below: float, matchers: Sequence[str], busy: float, clock: float,
+                 low_nodes: Sequence[str] = (), *, node_clocks: bool = False) -> str:
         """Of the groups that match: how far their GPUs differ, and the GPUs and nodes that are ``below`` the median;
-        of all groups the ``busy`` GPUs whose SM clock is below the median of their model by the ratio ``clock``; and
-        the targets that do not answer."""
+        of all groups the ``busy`` GPUs whose SM clock is below the median of their model by the ratio ``clock``, and
+        some of those of ``low_nodes`` (matchers), which are low as a whole; the targets that do not answer.
+        ``node_clocks``: also the median clock of the busy GPUs of each group, by model."""
         arms = {}
         if clocks := self.busy_clock(busy):
             arms["low_clock"] = f"bottomk by ({', '.join(self._group)}) ({_OUTLIERS}, {self._low(clocks, clock)})"
+            if node_clocks:
+                arms["node_clock"] = f"quantile by ({', '.join([*self._group, 'model'])}) (0.5, {clocks})"
+            for i, own in enumerate(low_nodes):
+                # Numbered like the others, so that a GPU that is low on its node, too, is there twice.
+                arms[f"low_clock{i}"] = (f"bottomk by ({', '.join(self._group)}) ({_OUTLIERS}, "
+                                         f"{self.busy_clock(busy, own)})")
         group = ", ".join([*self._group, *self._kind])
         for i, own in enumerate(matchers):
             recent = self.activity(RECENT, own)

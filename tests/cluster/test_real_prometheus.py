@@ -18,6 +18,7 @@ from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import Fleet
 from gputop.cluster.prometheus import Client
 from gputop.commands.cluster import once_report
+from tests.cluster.test_slurm import squeue
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None or shutil.which("promtool") is None,
                                 reason="no prometheus here (tests/debian_packages.sh unpacks it)")
@@ -57,6 +58,30 @@ def test_every_gpu_of_every_exporter_is_counted_once() -> None:
         fleet, _ = seen(address)
     assert fleet.gpus == 4 * 8 + 1 and fleet.free is not None
     assert fleet.free.activity == pytest.approx((23 * 0.9 + 2 * 0.5 + 8 * 0.8) / 33)
+
+
+def test_a_whole_node_at_low_clocks_is_found_among_the_nodes_of_its_job() -> None:
+    def clocks(node: str, clock_hz: float) -> Page:
+        lines = []
+        for i in range(8):
+            own = f'gpu="{i}",uuid="GPU-{node}-{i}"'
+            hz = 1.2e9 if (node, i) == ("n2", 5) else clock_hz
+            lines += [f'gputop_gpu_info{{{own},name="H100"}} 1', f"gputop_gpu_sm_active_ratio{{{own}}} 0.9",
+                      f"gputop_gpu_sm_clock_hertz{{{own}}} {hz}",
+                      f"gputop_gpu_clock_event_reasons{{{own}}} {4 if hz < 1.5e9 else 0}"]
+        return page(*lines)
+
+    pages = {f"n{n}": clocks(f"n{n}", 9e8 if n == 3 else 1.75e9) for n in range(1, 7)}
+    with scraping(pages) as address:
+        wait_for(address, "count(up == 1)", 6)
+        with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
+            said = squeue(nodes="n[1-6]", gres_detail=["gpu:h100:8(IDX:0-7)"] * 6)
+            report = once_report(Collector(client, asked_limits(), lambda: said), View(), "")
+    (job,) = report.fleet.jobs
+    assert {low.gpu.node for low in job.low_clocks} == {"n2", "n3"} and job.low_clocks[0].median_hz == 1.75e9
+    assert {(low.gpus, low.low) for low in job.low_clocks} == {(48, 9)}
+    assert all(low.gpu.figures["clock_reasons"] == 4 for low in job.low_clocks)
+    assert {low.gpu.name for low in job.low_clocks} >= {"n2:5", "n3:0"} and len(job.low_clocks) == 5
 
 
 def exported(node: str, *, job: str, job_s: float, gap_s: tuple[float, float] = (0.0, 0.0), busy_before_s: float = 1e9,
