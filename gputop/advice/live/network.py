@@ -28,7 +28,7 @@ class NetworkBound(Verdict):
     link_bytes_per_s: float
     waiting: Mapping[int, float]  # activity of the GPUs that wait
     full_adapters: int
-    adapters: int  # whose links work
+    adapters: int  # of the fullest one's kind, whose links work and whose traffic is known
     retransmits: float | None  # of all adapters, in the window
 
 
@@ -46,12 +46,14 @@ def judge_network_bound(view: NodeView) -> NetworkBound | Missing | None:
     if not waiting:
         return None
     full, missing = [], ""
+    known: list[AdapterSample] = []  # of the others nobody knows whether they could carry more
     for adapter in working:
         traffic = _traffic(view, adapter, window_s)
         link = adapter["rdma_max_bytes_per_s"].value
         if traffic is None or not link:
             missing = missing or _why(adapter, window_s)
             continue
+        known.append(adapter)
         if max(traffic) >= view.limit(_RULE, "rate_", min(waiting)) * link:
             full.append((max(traffic) / link, adapter, traffic, float(link)))
     if not full:
@@ -60,7 +62,8 @@ def judge_network_bound(view: NodeView) -> NetworkBound | Missing | None:
     return NetworkBound(
         gpus=tuple(sorted(waiting)), severity="medium", window_s=window_s, adapter=adapter.name,
         way=_WAYS[traffic.index(max(traffic))], rdma_bytes_per_s=max(traffic), link_bytes_per_s=link, waiting=waiting,
-        full_adapters=len(full), adapters=len(working), retransmits=_retransmits(view, window_s))
+        full_adapters=sum(own.link_layer == adapter.link_layer for _, own, *_ in full),
+        adapters=sum(own.link_layer == adapter.link_layer for own in known), retransmits=_retransmits(view, window_s))
 
 
 def _traffic(view: NodeView, adapter: AdapterSample, window_s: float) -> tuple[float, float] | None:
@@ -97,7 +100,8 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
         evidence["retransmits_count"] = v.retransmits
         again = f" Meanwhile the adapters sent data again {v.retransmits:.0f} times (retransmits)."
     some = "" if v.full_adapters == v.adapters else (
-        f" {v.full_adapters} of {v.adapters} adapters are full: the others could carry a part.")
+        f" {v.full_adapters} of {v.adapters} adapters {'is' if v.full_adapters == 1 else 'are'} full: the others could "
+        "carry a part.")
     return Explanation(
         title=f"The network is full while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
         why=f"RDMA adapter {v.adapter} {v.way} {rate(v.rdma_bytes_per_s)} over the last {v.window_s:.0f} s, "
