@@ -43,9 +43,11 @@ from gputop.cluster.schemas import (
     node_of,
 )
 from gputop.core.errors import EXIT_NO_DATA, GputopError
+from gputop.text.units import seconds
 
 QUERIES = 4  # of a refresh, at most
 REDISCOVER_S = 600.0
+_SKEW_S = 60.0  # between the clocks: below it, it may be the time that an answer took
 _GROUPS_AT_ONCE = 60  # whose history is asked for at once
 _LOW_GPUS = 12  # that are looked at
 _PEER_NODES = 32  # of a job, that a node of it is compared with
@@ -98,6 +100,7 @@ class Collector:
                  clock: Callable[[], float] = time.time) -> None:
         """``squeue`` prints the jobs as JSON; it raises OSError where there is no Slurm."""
         self._client, self._limits, self._clock = client, limits, clock
+        self._ahead_s = 0.0  # of Prometheus's clock before this machine's
         self._queries: Queries | None = None
         self._found_s = -1e9
         self._slurm = slurm.JobQueue(squeue)
@@ -134,13 +137,14 @@ class Collector:
         """
         cost = self._client.cost
         before = replace(cost)
-        now_s = self._clock()
+        now_s = self._clock() + self._ahead_s
         problems: list[Problem] = []
         self._slurm.update(now_s)
         figures_s = self._fleet.figures_s if self._fleet is not None else None
         try:
             self._discover(now_s)
             self._ask_figures()
+            now_s = self._clock() + self._ahead_s
             figures_s = now_s
             self._ask_more(view, now_s, QUERIES - (cost.queries - before.queries), problems)
         except GputopError as error:
@@ -148,6 +152,11 @@ class Collector:
                 raise
             problems.append(Problem(error.message, error.fix))
             self.settled = True
+        if self._ahead_s:
+            problems.append(Problem(
+                f"the clock of this machine is {seconds(abs(self._ahead_s))} "
+                f"{'behind' if self._ahead_s > 0 else 'ahead of'} Prometheus's, whose time is shown here",
+                "Synchronize both: chronyc tracking, or timedatectl."))
         problems += [*self._target_problems(),
                      *(Problem(f"Prometheus warns: {text}") for text in self._client.warnings)]
         if self._slurm.problem is not None:
@@ -211,6 +220,9 @@ class Collector:
             self._found_s = -1e9  # a counter was taken off the exporters' list: others may tell of the activity
             raise GputopError(f"{self._client.endpoint.url} has no activity of GPUs any more",
                               "gputop looks again which metrics there are.")
+        ahead_s = answer[0].points[-1][0] - self._clock()
+        self._ahead_s = ahead_s if abs(ahead_s) > _SKEW_S else 0.0
+        before = {key for key in self._figures if key[1]}
         self._figures, self._kinds = {}, {}
         for series in answer:
             key = self._key(series.labels)
@@ -221,6 +233,8 @@ class Collector:
                 self._group_labels[key] = series.labels
                 self._kinds[key] = kind if self._kinds.get(key, kind) == kind else "mixed"
             own[f"{figure} {kind}" if series.labels.get("kind") else figure] = series
+        if 2 * len(before & set(self._figures)) < len(before):
+            self._found_s = -1e9  # so many do not end at once: their label may have another name now
 
     def _key(self, labels: Mapping[str, str]) -> Key:
         assert self._queries is not None
@@ -396,13 +410,13 @@ class Collector:
                             for keys in (low, slow))
         gpus: dict[str, Gpu] = {}
         holders: dict[str, set[Key]] = {}
-        self._clocks = {}
+        clocks: dict[tuple[Key, str], dict[str, float]] = {}
         for series in self._client.instant(self._queries.gpus(own, peers, of_clocks, self._limits.busy,
                                                               self._limits.clock)):
             figure = _DIGITS.sub("", series.labels.get("figure", ""))
             if figure in ("clock_median", "clock_mad", "clocks", "low_clocks"):
                 model = series.labels.get("model", "")
-                self._clocks.setdefault((self._key(series.labels), model), {})[figure] = series.value
+                clocks.setdefault((self._key(series.labels), model), {})[figure] = series.value
                 continue
             if figure.startswith("peer_"):
                 self._peers.setdefault(self._key(series.labels), {})[figure.removeprefix("peer_")] = series.value
@@ -414,7 +428,7 @@ class Collector:
                 gpus[uuid] = replace(gpu, activity=series.value, kind=series.labels.get("kind", self._queries.kind))
             else:
                 gpus[uuid] = replace(gpu, figures={**gpu.figures, figure: series.value})
-        self._gpus, self._holders = gpus, holders
+        self._gpus, self._holders, self._clocks = gpus, holders, clocks
         return True
 
     def _with_peers(self, low: set[Key]) -> set[Key]:
@@ -535,7 +549,8 @@ class Collector:
             start_s=slurm_job.start_s if slurm_job is not None else None,
             number="" if slurm_job is None else slurm_job.id if slurm_job.id != number else slurm_job.number,
             nodes=int(own["nodes"]) if "nodes" in own else None, node_names=tuple(node.name for node in nodes),
-            idle_gpus=_count(figures, "idle_gpus"), median=apart.get("median") if group.kind != "mixed" else None,
+            idle_gpus=_count(figures, "idle_gpus"), watched_gpus=_count(figures, "watched_gpus"),
+            median=apart.get("median") if group.kind != "mixed" else None,
             mad=apart.get("mad"), low_gpus=tuple(self._low_gpu(s, view) for s in low),
             low_clocks=self._with_low_clocks({key}, view), node_median=apart.get("node_median"),
             low_nodes=tuple(Node(gpus=0, activity=s.value, name=node_of(s.labels), labels=s.labels)
@@ -575,6 +590,7 @@ class Collector:
                 **{**fields_of(group), "gpus": sum(job.gpus.values())}, id=job.id, number=job.number, mapped=mapped,
                 name=job.name, user=job.user, start_s=job.start_s, nodes=len(job.gpus), node_names=tuple(job.gpus),
                 idle_gpus=sum(_count(self._figures[key], "idle_gpus") or 0 for key in keys) if whole else None,
+                watched_gpus=sum(_count(self._figures[key], "watched_gpus") or 0 for key in keys) if whole else None,
                 median=of_gpus, low_gpus=tuple(self._low_gpu(s, view) for s in low), peers=peers,
                 low_clocks=self._with_low_clocks(set(keys), view) if whole else (), node_median=middle, low_nodes=below,
                 history=_since(self._history(sorted(keys), "activity", view), job.start_s),
@@ -658,7 +674,7 @@ class Collector:
 
     def _grid(self, past: Sequence[Mapping[int, float]], weights: Sequence[int], view: View, *,
               summed: bool = False) -> History:
-        first, last = self._slots(view, self._clock())
+        first, last = self._slots(view, self._clock() + self._ahead_s)
         values: list[float | None] = []
         for slot in range(first, last + 1):
             there = [(own[slot], weight) for own, weight in zip(past, weights, strict=True)

@@ -105,6 +105,7 @@ class Job(Group):
     nodes: int | None = None
     node_names: tuple[str, ...] = ()  # where they are known
     idle_gpus: int | None = None  # that have done nothing over the idle window and were there before it
+    watched_gpus: int | None = None  # that were there all that time, idle or not: of the others it is not known
     median: float | None = None  # of the activity of its GPUs; only asked for where they differ
     mad: float | None = None  # median absolute deviation from it
     low_gpus: tuple[Gpu, ...] = ()  # the GPUs far below the median, the lowest first

@@ -205,6 +205,7 @@ class Queries:
         if idle is not None:
             still = self.activity(f"{idle_s:g}s", matchers, "max", since_s=idle_s)
             arms["idle_gpus"] = f"count {by} ({still} < {idle:g})"
+            arms["watched_gpus"] = f"count {by} ({still})"
             arms["lowest"] = f"min {by} ({recent})"
         if idle is not None and self.by_job:
             each = [label for label in self._key if label not in self._jobs]

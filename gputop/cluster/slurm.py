@@ -7,6 +7,7 @@ that have ended stay in the answer for some minutes.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from gputop.text.units import printable
 MAX_BYTES = 64 << 20  # 3.5 kB a job
 TIMEOUT_S = 10.0
 _PERIOD_S = 30.0
+_PER_ASKING = 20.0  # times as long as asking took: at most 5 % of the time
 COMMAND = ["squeue", "--json"]
 _MAX_JOBS = 20_000
 _NAME_CHARS = 100
@@ -120,14 +122,15 @@ def short_name(node: str) -> str:
 
 
 class JobQueue:
-    """What Slurm says of its jobs, asked every half a minute. ``problem``: why its last answer could not be used."""
+    """What Slurm says of its jobs, asked every half a minute, or less often where it takes long. ``problem``: why its
+    last answer could not be used."""
 
     def __init__(self, squeue: Callable[[], bytes] | None) -> None:
         """``squeue`` prints the jobs as JSON; it raises OSError where there is no Slurm. None: do not ask."""
         self.jobs: tuple[SlurmJob, ...] = ()
         self.problem: Problem | None = None
         self._squeue = squeue
-        self._asked_s = -1e9
+        self._due_s = -1e9
 
     @property
     def is_there(self) -> bool:
@@ -136,10 +139,12 @@ class JobQueue:
 
     def update(self, now_s: float) -> None:
         """Ask, if it is time to. Blocks."""
-        if self._squeue is None or now_s - self._asked_s < _PERIOD_S:
+        if self._squeue is None or now_s < self._due_s:
             return
-        self._asked_s = now_s
+        began_s = time.monotonic()
         found = ask(self._squeue)
+        # A controller that is down lets squeue wait, and the figures of the GPUs with it.
+        self._due_s = now_s + max(_PERIOD_S, _PER_ASKING * (time.monotonic() - began_s))
         self.problem = found if isinstance(found, Problem) else None
         if found is None:
             self._squeue = None

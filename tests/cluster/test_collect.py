@@ -99,6 +99,10 @@ def test_a_low_clock_has_its_peers_its_past_and_no_more_queries_than_four() -> N
     (low,) = fleet.jobs[0].low_clocks
     assert (low.gpu.name, low.clock_hz, low.median_hz, low.gpus, low.low) == ("n1:3", 1.2e9, 2e9, 31, 1)
     assert any('"figure", "clock", ' in query and "DCGM_FI_DEV_SM_CLOCK" in query for query in client.queries)
+    client.fails["clock_median"] = GputopError("did not answer within 20 s", "")
+    fleet = own.refresh(View())
+    assert [problem.message for problem in fleet.problems] == ["did not answer within 20 s"]
+    assert fleet.jobs[0].low_clocks == (low,)  # what was known stays
 
 
 def test_where_groups_are_nodes_the_peers_are_all_nodes_of_the_job_and_the_median_is_of_gpus() -> None:
@@ -302,3 +306,26 @@ def test_open_nodes_have_their_gpus() -> None:
     opened = next(n for n in fleet.jobs[0].each if n.name == "n1")
     assert [(g.gpu, g.activity) for g in opened.each] == [("3", 0.5)]  # not those that others hold there
     assert replace(view) == view
+
+
+@pytest.mark.parametrize(("own_s", "words"), [(-1800.0, "30 min behind Prometheus"), (1800.0, "30 min ahead of Prom")])
+def test_where_the_clocks_differ_the_time_is_that_of_prometheus(own_s: float, words: str) -> None:
+    client = by_label()
+    own = Collector(client, LIMITS, None, clock=lambda: NOW + own_s)  # type: ignore[arg-type]
+    for _ in range(4):
+        fleet = own.refresh(View())
+    assert fleet.figures_s == fleet.time_s == NOW
+    assert [problem.message for problem in fleet.problems if words in problem.message]
+    history = next(job.history for job in fleet.jobs if job.id == "7")
+    assert history is not None and history.values[-2] == 0.9
+
+
+def test_a_label_with_a_new_name_is_looked_for_at_once() -> None:
+    client = by_label()
+    own = collector(client)
+    own.refresh(View())
+    client._labels = ["slurm_job_id"]
+    client.arms = {arm: [({"slurm_job_id": labels["hpc_job"]} if "hpc_job" in labels else labels, value)
+                         for labels, value in rows] for arm, rows in client.arms.items()}
+    own.refresh(View())
+    assert {job.id for job in own.refresh(View()).jobs} == {"7", "8"}

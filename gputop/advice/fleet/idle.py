@@ -19,6 +19,10 @@ from gputop.text.units import percent, seconds
 
 _SOURCE = "Princeton's jobstats: GPUs that a job holds without using them; gputop's own limits"
 _NOTHING_YET = Missing("activity of all GPUs of the job")
+_GAPS = Missing("activity of all GPUs of the job over the last quarter of an hour: of some there are no samples for a "
+                "part of it, and the others have been idle")
+_SOME_GAPS = Missing("activity of all GPUs of the job over the last quarter of an hour: of some there are no samples "
+                     "for a part of it, so that it is not known how many the job uses")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +35,10 @@ def judge_held_idle(view: JobView) -> HeldIdle | Missing | None:
     job, window_s = view.job, limit("held_idle.window_s")
     if job.idle_gpus is None or not job.gpus:
         return _NOTHING_YET
-    if job.idle_gpus < job.gpus or _is_young(view):
+    if _is_young(view):
         return None
+    if job.idle_gpus < job.gpus:
+        return _GAPS if 0 < job.idle_gpus == job.watched_gpus else None
     # The mean of a large job would hide that one of its GPUs worked.
     known_s, seen = view.lasts_s(view.past(job.idle_history), lambda _, value: value >= job.gpus)
     lasts_s = max(window_s, known_s)
@@ -77,6 +83,11 @@ def judge_partly_used_job(view: JobView) -> PartlyUsed | Missing | None:
     idle = job.idle_gpus
     if not 0 < idle < job.gpus or _is_young(view):
         return None
+    if job.watched_gpus is not None:
+        if idle == job.watched_gpus:
+            return _GAPS  # nobody knows of one that worked
+        if job.watched_gpus < job.gpus:
+            return _SOME_GAPS
     known_s, seen = view.lasts_s(view.past(job.idle_history), lambda _, value: value >= idle)
     lasts_s = max(limit("held_idle.window_s"), known_s)
     low = [gpu.name for gpu in job.low_gpus if (gpu.activity or 0.0) <= limit("held_idle.activity")]
