@@ -31,6 +31,7 @@ from gputop.cluster.schemas import (
 RECENT = "5m"  # that a group's present figures are of
 _OUTLIERS = 4  # GPUs and nodes of each group that are asked for by name
 _SINCE_PARTS = 3  # of the time for which a GPU must have been there: none longer than the 5 min that a sample stays
+_SINCE_GAP = "2m"  # that a GPU may be away for, as when a scrape fails
 _TARGETS = 8  # targets without an answer that are asked for by name
 _MOST_ACTIVE = 1.05  # an activity above it is no measurement
 SUMMED = ("memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes", "memory_total_bytes", "power_w")
@@ -168,8 +169,10 @@ class Queries:
             if window and still:
                 value = f"({value} and {now})"
             for part in range(1, _SINCE_PARTS + 1) if since_s else ():
-                # A scrape that failed ends a series: one that is there at each of these times was there between.
-                value = f"({value} and {now} offset {since_s * part / _SINCE_PARTS:g}s)"
+                # A scrape that failed ends a series: one that was there shortly before each of these times was there
+                # between, but for a scrape or two.
+                then = f"{now}[{_SINCE_GAP}] offset {since_s * part / _SINCE_PARTS:g}s"
+                value = f"({value} and present_over_time({then}))"
             if name.factor != 1.0:
                 value = f"{value} * {name.factor:.17g}"
             value = f"{value} <= {_MOST_ACTIVE}" if figure in ACTIVITY else f"{value} < {LARGEST:g}"

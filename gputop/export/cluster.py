@@ -24,6 +24,7 @@ _HISTORY_MIN, _HISTORY_GOOD = 10, 16  # cells; those that a longer name does not
 _PAGE = 400  # cells of a line in which every column has room
 _JOB_MAX = 36  # cells of a name
 _FINDING_MIN = 24
+_LEAST_HOURS = 0.05  # below it one decimal place shows 0.0
 
 
 class Report(NamedTuple):
@@ -112,6 +113,11 @@ def gpu_cells(gpu: Gpu) -> dict[str, str]:
             "power": power(own["power_w"]) if "power_w" in own else NA,
             "age": f"{own['temperature_c']:.0f}°C" if "temperature_c" in own else "",
             "size": f"{own['sm_clock_hz'] / 1e6:.0f}MHz" if "sm_clock_hz" in own else ""}
+
+
+def hours_lost(hours: float | None) -> str:
+    """ "3.2 GPU hours lost"; "" where it is not known, or next to nothing as yet."""
+    return f"{hours:,.1f} GPU hours lost" if hours is not None and hours >= _LEAST_HOURS else ""
 
 
 def activity(group: Group) -> str:
@@ -214,10 +220,10 @@ def to_text(report: Report, width: int) -> str:
     for finding in report.findings:
         lines += ["", *wrap(f"{SEVERITY_MARK[finding.severity]} {finding.title}", width)]
         lines += wrap(finding.why, width, "  ")
-        if finding.gpu_hours_lost is not None:
+        if hours := hours_lost(finding.gpu_hours_lost):
             since = "" if finding.since_s is None else (
                 f" since {'' if finding.since_exact else 'before '}{moment(finding.since_s)}")
-            lines += wrap(f"{finding.gpu_hours_lost:,.1f} GPU hours lost{since}.", width, "  ")
+            lines += wrap(f"{hours}{since}.", width, "  ")
         lines += wrap(finding.action, width, "  → ", "    ")
     if not report.findings and fleet.jobs:
         lines += ["", "No findings: no job is known to waste its GPUs."]

@@ -17,6 +17,7 @@ from gputop.export.cluster import (
     cells,
     figures,
     gpu_cells,
+    hours_lost,
     label,
     layout,
     not_judged,
@@ -242,7 +243,8 @@ def details(state: State, row: Row | None, width: int, lines: int) -> list[list[
         if finding.since_s is not None:
             since = f" since {'' if finding.since_exact else 'before '}" + time.strftime(
                 "%H:%M", time.localtime(finding.since_s))
-        lost = "" if finding.gpu_hours_lost is None else f" {finding.gpu_hours_lost:,.1f} GPU hours lost{since}."
+        hours = hours_lost(finding.gpu_hours_lost)
+        lost = f" {hours}{since}." if hours else ""
         out += [[(" " + text, SEVERITY_STYLE[finding.severity])] for text in wrap(finding.title, width - 2, 2)]
         out += [[("   " + text, PLAIN)] for text in wrap(finding.why + lost, width - 4, 4)]
         out += [[("   " + text, ACCENT)] for text in wrap("→ " + finding.action, width - 4, 4)]
