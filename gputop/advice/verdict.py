@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from gputop.advice.rule import Rule
 from gputop.core.findings import Culprit, Finding, Gain, Severity, at_most, severity_of
 from gputop.text.units import percent
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,14 @@ class Explanation:
     per: Literal["step", "sample"] = "step"
 
 
+def of_type(value: Any, wanted: type[_T], function: str) -> _T:
+    """What a rule's function has returned; raises TypeError with a sentence where it is something else."""
+    if not isinstance(value, wanted):
+        raise TypeError(f"{function} returned {type(value).__name__}, and {wanted.__name__} of gputop.advice.verdict "
+                        "belongs there")
+    return value
+
+
 def finding(
     rule: Rule, verdict: Verdict, words: Explanation, caveat: str | None = None, remark: str | None = None,
     replayed: float | None = None, not_replayed: str = "", culprits: tuple[Culprit, ...] = (), *,
@@ -65,6 +75,7 @@ def finding(
     ``remark`` is a sentence that caps nothing. ``replayed`` is what a replay with the verdict's cure saves, None where
     there is none: ``not_replayed`` is a sentence that says why.
     """
+    of_type(words, Explanation, "describe")
     why = f"{words.why} {remark}" if remark else words.why
     severity = verdict.severity or severity_of(verdict.share)
     if replayed is not None:

@@ -77,27 +77,35 @@ def run(args: argparse.Namespace) -> int:
 
 def _all_runs(args: argparse.Namespace, gates: Sequence[str], results: list[GateResult]) -> None:
     """Each run of the logdirs; one that cannot be read is said on stderr and does not end the others."""
+    from gputop.comparison.gates import GateResult, gate_lines
     from gputop.trace.readers.find_files import runs_at
 
     runs = [run for path in args.paths for run in runs_at(Path(path))]
     if not runs:
         raise GputopError("What was given holds only one profile run.", "Give a TensorBoard logdir.",
                           EXIT_USAGE)
-    documents, errors = {}, []
+    documents: dict[str, dict[str, Any] | None] = {}
+    unread: dict[str, GputopError] = {}
     for run in runs:
         if not args.json:
             console.write_text(f"Run      {run.name}")
+        name = str(run.folder) if run.name in documents.keys() | unread.keys() else run.name  # of several logdirs
         try:
-            documents[run.name] = _one(args, [str(run.folder)], None, gates, results)
+            documents[name] = _one(args, [str(run.folder)], None, gates, results)
         except GputopError as error:
             console.print_error(error)
-            errors.append(error)
+            unread[name] = error
+            judged = [GateResult(gate, "cannot be told", f"the run {run.name} cannot be read") for gate in gates]
+            results += judged
+            if not args.json:
+                console.write_text("\n".join(gate_lines(judged)))
         if not args.json:
             console.write_text("")
     if args.json:
-        console.write_json({"schema": "gputop.analyses/1", "runs": documents})
-    if len(errors) == len(runs):
-        raise errors[0]
+        console.write_json({"schema": "gputop.analyses/1", "runs": documents,
+                            "unread": {name: error.in_one_line for name, error in unread.items()}})
+    if not documents:
+        raise next(iter(unread.values()))
 
 
 def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates: Sequence[str],

@@ -14,7 +14,7 @@ _WITHOUT = {"attach", "cluster", "completion", "config", "doctor", "record", "sc
 def use_own_rules(args: argparse.Namespace, config: Config) -> list[str]:
     """Have the command judge by them; returns what is wrong in files that it finds by itself.
 
-    Raises GputopError (wrong usage) for what is wrong in a file that --rules names.
+    Raises GputopError (wrong usage) for what is wrong in a file that --rules names, and with --fail-on in any.
     """
     if args.command in _WITHOUT:
         return []
@@ -30,6 +30,8 @@ def use_own_rules(args: argparse.Namespace, config: Config) -> list[str]:
 
     problems = use_rules(paths)
     named = [text for text in problems if text.startswith(tuple(f"{path}{end}" for path in args.rules for end in ": "))]
+    if getattr(args, "fail_on", None):  # a gate that lacks a rule or a budget would pass for want of it
+        named = problems
     if named:
         raise GputopError(named[0], "\n  ".join(named[1:]), EXIT_USAGE)
     # "rules check" and "rules test" say so themselves, of the files that they are given.

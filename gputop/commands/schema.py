@@ -10,8 +10,8 @@ from gputop.text import console
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", default=None, metavar="NAME",
-                        help="analyze, analyze-all, baselines, capture, cluster, compare, doctor, report, rules, "
-                             "rules-test, snapshot, stacks; without a name: this list")
+                        help="analyze, analyze-all, baselines, capture, cluster, compare, doctor, notification, "
+                             "report, rules, rules-test, snapshot, stacks; without a name: this list")
 
 
 def run(args: argparse.Namespace) -> int:

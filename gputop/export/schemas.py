@@ -21,6 +21,8 @@ from gputop.core.version import __version__
 from gputop.diagnosis.rule_trials import Trial
 from gputop.goodput.model import Report
 from gputop.replay.snapshot_document import Document as Snapshot
+from gputop.session.notifications import Kind
+from gputop.timeline.model import IdleTotal
 
 _Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]
 
@@ -31,25 +33,120 @@ class Gate(Struct):
     why: str
 
 
+class IdleGapHost(Struct):
+    """What a host thread did in an idle gap; ``op`` is null where no event was recorded."""
+
+    thread: str
+    threads: int
+    role: str
+    op: str | None
+    time_s: float
+
+
+class IdleGapLine(Struct):
+    line: str
+    file: str
+    inner: str | None
+    time_s: float
+    traced: bool
+
+
+class IdleGapRow(Struct):
+    """``start_s`` and ``end_s`` count from the start of the window, ``step`` from 0; ``cost_s`` is GPU time."""
+
+    gpus: list[int]
+    start_s: float
+    end_s: float
+    cost_s: float
+    step: int | None
+    part: str
+    cause: str
+    finding: str | None
+    ended_by: str | None
+    meanwhile: str | None
+    host: list[IdleGapHost]
+    python: list[IdleGapLine]
+
+
 class AnalyzeDocument(Analysis, frozen=True, kw_only=True):
     """gputop analyze --json: ``bubbles`` and ``idle_gap_causes`` with --idle-gaps, ``gates`` with gates or budgets."""
 
-    idle_gaps: list[dict[str, Any]] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="bubbles")
-    idle_gap_causes: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    idle_gaps: list[IdleGapRow] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="bubbles")
+    idle_gap_causes: list[IdleTotal] | msgspec.UnsetType = msgspec.UNSET
     gates: list[Gate] | msgspec.UnsetType = msgspec.UNSET
+
+
+class CaptureProbe(Struct):
+    """The short capture that decided the length; ``bytes`` is the size of its answer."""
+
+    seconds: float
+    took_s: float
+    bytes: int
+    host_events_per_s: float
+    device_events_per_s: float
+    step_s: float | None
+    growth_bytes: int | None
+
+
+class CaptureCost(Struct):
+    """What the capture cost the job: its memory, and the steps at the beginning and at the end of it."""
+
+    call_s: float
+    recorded_s: float
+    memory_before_bytes: int | None
+    memory_peak_bytes: int | None
+    memory_after_bytes: int | None
+    first_steps_s: float | msgspec.UnsetType | None = msgspec.UNSET
+    last_steps_s: float | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class CaptureProblem(Struct):
+    message: str
+    fix: str
+
+
+class CaptureWorker(Struct):
+    """One of several workers; ``path`` is null where its capture failed, and ``error`` says why."""
+
+    address: str
+    path: str | None
+    took_s: float | None
+    began_s: float | None
+    clock_offset_s: float | None
+    clock_error_s: float | None
+    cost: CaptureCost | None
+    error: CaptureProblem | None
+
+
+class CaptureFacts(Struct):
+    """``asked_s`` is the most, ``chosen_s`` what was recorded and ``why``; ``unknown``: what could not be looked at."""
+
+    address: str
+    path: str
+    time_s: float
+    asked_s: float
+    took_s: float
+    notes: list[str]
+    chosen_s: float | msgspec.UnsetType = msgspec.UNSET
+    why: str | msgspec.UnsetType = msgspec.UNSET
+    unknown: list[str] | msgspec.UnsetType = msgspec.UNSET
+    probe: CaptureProbe | msgspec.UnsetType | None = msgspec.UNSET
+    cost: CaptureCost | msgspec.UnsetType = msgspec.UNSET
+    workers: list[CaptureWorker] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CaptureDocument(Analysis, frozen=True, kw_only=True):
     """gputop capture --json: the analysis, and how the capture was made."""
 
-    capture: dict[str, Any]
+    capture: CaptureFacts
 
 
 class AnalysesDocument(Struct):
-    """gputop analyze --all --json: the analysis of each run, by its name."""
+    """gputop analyze --all --json: the analysis of each run by its name, or why it could not be read."""
 
     schema: Literal["gputop.analyses/1"]
     runs: dict[str, AnalyzeDocument]
+    unread: dict[str, str]
 
 
 class CompareSteps(Struct):
@@ -298,11 +395,26 @@ class StacksDocument(Struct):
     processes: list[StacksProcess]
 
 
+class NotificationDocument(Struct):
+    """What a command or a webhook of --notify gets; ``text`` and ``content`` are its line, as chats show it."""
+
+    schema: Literal["gputop.notification/1"]
+    kind: Kind
+    time_s: float
+    host: str
+    title: str
+    details: str
+    simulated: bool
+    left_out: int
+    text: str
+    content: str
+
+
 # By the command that prints them.
 SCHEMAS: Mapping[str, type] = {
     "analyze": AnalyzeDocument, "analyze-all": AnalysesDocument, "baselines": BaselinesDocument,
     "capture": CaptureDocument, "cluster": ClusterDocument, "compare": CompareDocument, "doctor": DoctorDocument,
-    "report": Report, "rules": RulesDocument, "rules-test": TrialsDocument,
+    "notification": NotificationDocument, "report": Report, "rules": RulesDocument, "rules-test": TrialsDocument,
     "snapshot": Snapshot, "stacks": StacksDocument,
 }
 

@@ -213,7 +213,7 @@ def _not_judged_lines(abstained: Iterable[Abstained]) -> Iterator[str]:
     for a in abstained:
         missing.setdefault(a.missing, []).append(a.id)
     for what, ids in missing.items():
-        yield from wrap(f"Not judged: {', '.join(ids)}: {what} is missing", _COLUMNS, rest="  ")
+        yield from wrap(f"Not judged: {', '.join(ids)}: needs {what}.", _COLUMNS, rest="  ")
 
 
 def _gpu_lines(sample: NodeSample) -> Iterator[str]:

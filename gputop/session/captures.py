@@ -17,6 +17,8 @@ from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, Choice
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.session.stack_watch import OWN_STACKS, StackChoice, StackWatch
+from gputop.text.redaction import command
+from gputop.text.units import fit_middle
 
 if TYPE_CHECKING:
     from gputop.core.counters import GpuCounters
@@ -31,6 +33,7 @@ Counters = Callable[[CaptureRecord, Sequence[Server]], "GpuCounters"]
 
 # A named server that does not answer may be starting, or a loaded machine slow.
 ATTEMPTS, RETRY_DELAY_S = 3, 0.5
+_MOST_NAMED, _DESCRIPTION = 5, 70  # other servers that are named, and characters of what each serves
 ATTACHED = "attached"  # the description of a server of which only the address is known
 HOW_TO_SERVE = (
     "gputop attach PID starts one in a running job, gputop run -- python train.py starts a job with one. In the code: "
@@ -182,13 +185,22 @@ def left_out(servers: Iterable[Server], chosen: Sequence[Server]) -> tuple[str, 
     """What to say of further jobs or workers of this user that were found, where none was named."""
     if any(s.asked for s in chosen):
         return ()
-    others = [s.address for s in servers if s.problem is None and not s.owner and s not in chosen]
+    others = [s for s in servers if s.problem is None and not s.owner and s not in chosen]
     if not others:
         return ()
-    every = ",".join([s.address for s in chosen] + others)
+    every = ",".join(s.address for s in (*chosen, *others))
     more = "is 1 more profiler server" if len(others) == 1 else f"are {len(others)} more profiler servers"
-    return (f"only {servers_label(chosen)} is captured; there {more}. Workers of one job can be captured at once: "
-            f"--attach {every}",)
+    listed = "; ".join(_named(server) for server in others[:_MOST_NAMED])
+    if len(others) > _MOST_NAMED:
+        listed += "; …"
+    return (f"only {_named(chosen[0])} is captured; there {more}: {listed}. Name the one you mean: --attach "
+            f"{others[0].address}. Workers of one job can be captured at once: --attach {every}",)
+
+
+def _named(server: Server) -> str:
+    """A server by its address and what it serves."""
+    what = fit_middle(command(server.description), _DESCRIPTION).strip()
+    return server.address + (f" ({what})" if what else "")
 
 
 def servers_label(servers: Sequence[Server]) -> str:

@@ -271,7 +271,8 @@ def test_a_rule_in_python_makes_findings(monkeypatch: pytest.MonkeyPatch) -> Non
     (ImportError("no module x"), None, "no module x"), (3, None, "TypeError"), ([3], None, "PythonRule"),
     ([python_rule()], "/", "no installed package"), ([python_rule("idle_gpu")], None, "taken"),
     ([python_rule(judge=lambda facts: 1 / 0)], None, "ZeroDivisionError"),
-    ([python_rule(judge=lambda facts: "yes")], None, "AttributeError"),
+    ([python_rule(judge=lambda facts: "yes")], None, "judge returned str, and Verdict"),
+    ([replace(python_rule(), describe=lambda *_: "slow")], None, "describe returned str, and Explanation"),
     ([replace(python_rule(), describe=lambda *_: Explanation("T", "W", {"x": "y"}, "A", "g", "S"))], None, "where"),
     # type: ignore[dict-item]
 ])

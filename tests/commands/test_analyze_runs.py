@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from gputop.cli import main
+from tests.export.test_schemas import problems
 from tests.trace.readers.xspace.reference import Builder
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 def run_of(logdir: Path, name: str, time_s: int, error: str = "") -> None:
@@ -52,7 +56,31 @@ def test_a_run_that_cannot_be_read_does_not_end_the_others(tmp_path, capsys):
     run_of(tmp_path, "bad", 2, error="CUPTI failed")
     assert main(["analyze", "--json", "--all", str(tmp_path)]) == 0
     said = capsys.readouterr()
-    assert list(json.loads(said.out)["runs"]) == ["good"] and "CUPTI failed" in said.err
+    document = json.loads(said.out)
+    assert list(document["runs"]) == ["good"] and "CUPTI failed" in said.err and not problems("analyze-all", document)
+    assert "CUPTI failed" in document["unread"]["bad"]
+
+
+def test_a_gate_does_not_pass_for_want_of_a_run(tmp_path, capsys):
+    run_of(tmp_path / "a", "bad", 2, error="CUPTI failed")
+    good = tmp_path / "a/plugins/profile/good"
+    good.mkdir()
+    shutil.copy(DATA / "keras3_fast.xplane.pb.gz", good / "h.xplane.pb.gz")
+    for words in (["--json"], []):
+        capsys.readouterr()
+        assert main(["analyze", "--all", str(tmp_path / "a"), "--fail-on", "retracing", *words]) == 3
+    assert "CANNOT BE TOLD: retracing: the run bad cannot be read" in (out := capsys.readouterr().out)
+    assert "PASSED: retracing" in out
+
+
+def test_runs_of_one_name_in_two_logdirs_are_both_there(tmp_path, capsys):
+    for logdir in ("a", "b"):
+        for number, name in enumerate(("first", "second")):
+            run_of(tmp_path / logdir, name, number)
+    assert main(["analyze", "--json", "--all", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    other = tmp_path / "b/plugins/profile"
+    assert list(runs) == ["second", "first", str(other / "second"), str(other / "first")]
 
 
 @pytest.mark.parametrize("arguments", [["--all"], []])

@@ -157,6 +157,20 @@ def test_the_gates_of_analyze_are_told_and_stand_in_json(
     assert (gate["gate"], gate["outcome"]) == ("budget step", "failed")
 
 
+@pytest.mark.parametrize("text", ['[budget]\nok = "step.time < 9min"\nbad = "step.time < 3W"\n',
+                                  '[budget]\nok = "step.time < 9min"\n[[rule]]\nid = "x"\non = "trace"\n'])
+def test_a_gate_does_not_pass_for_want_of_a_budget_or_rule_with_a_mistake(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gputop.toml").write_text(text)
+    for words in (["analyze", TRACE], ["compare", TRACE, TRACE]):
+        assert main(words) == 0
+        capsys.readouterr()
+        assert main([*words, "--fail-on", "budget"]) == 2
+        said = capsys.readouterr()
+        assert "gputop.toml:" in said.err and not said.out
+
+
 def test_markdown_holds_nothing_that_others_could_write_as_markup(folder: Path) -> None:
     slow = captured("input-bound", False, 20, folder)
     comparison = compare_sides(Side("````</details><img src=x>|", "analysis", slow), Side("b", "analysis", slow))

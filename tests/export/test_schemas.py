@@ -17,6 +17,7 @@ from gputop.doctor.check import Check
 from gputop.doctor.report import Report as DoctorReport
 from gputop.export import cluster, snapshot
 from gputop.export.schemas import SCHEMAS, json_schema
+from gputop.session.notifications import Notification
 from tests.cluster.fleets import fleet, gpu, job
 from tests.tui.scenes import Scene
 
@@ -102,6 +103,23 @@ def test_snapshots_captures_and_comparisons_of_a_simulated_node(scenario: str) -
     assert not problems("snapshot", snapshot.document(scene))
     assert not problems("capture", {**record.analysis.to_json(), "capture": record.to_json()})
     assert not problems("analyze", record.analysis.to_json())
+
+
+def test_notifications() -> None:
+    told = Notification("finding", 1.5, "node-07", "GPU 0 idles", "Look at it.", False, 2)
+    assert not problems("notification", told.to_json())
+
+
+def test_captures_of_several_workers() -> None:
+    analysis = Scene("input-bound").capture().analysis
+    assert analysis is not None
+    failed = {"address": "b:1", "path": None, "took_s": None, "began_s": None, "clock_offset_s": None,
+              "clock_error_s": None, "cost": None, "error": {"message": "refused", "fix": "start it"}}
+    facts = {"address": "a:1", "path": "/t", "time_s": 1.0, "asked_s": 10.0, "took_s": 9.0, "notes": [],
+             "workers": [failed]}
+    assert not problems("capture", {**analysis.to_json(), "capture": facts})
+    facts["workers"] = [{**failed, "error": "refused"}]
+    assert problems("capture", {**analysis.to_json(), "capture": facts})
 
 
 def test_baselines(printed: Callable[..., Any]) -> None:

@@ -79,9 +79,10 @@ def test_the_length_and_its_reason_are_in_the_status(tmp_path: Path) -> None:
 
 
 def test_further_workers_are_told_where_none_was_named():
-    a, b, other = Server("a:1"), Server("b:1"), Server("c:1", owner="ana")
+    a, b, other = Server("a:1"), Server("b:1", "TensorFlow: python b.py --token=abc"), Server("c:1", owner="ana")
     (note,) = left_out((a, b, other, Server("d:1", problem="refused")), (a,))
-    assert note.startswith("only a:1 is captured; there is 1 more profiler server") and "--attach a:1,b:1" in note
+    assert note.startswith("only a:1 is captured; there is 1 more profiler server: b:1 (TensorFlow: python b.py")
+    assert "Name the one you mean: --attach b:1." in note and "--attach a:1,b:1" in note and "abc" not in note
     assert left_out((a, other), (a,)) == left_out((replace(a, asked=True), b), (replace(a, asked=True),)) == ()
 
 

@@ -18,7 +18,7 @@ from gputop.advice.live_rules import LIVE_RULES
 from gputop.advice.own_registry import Own
 from gputop.advice.python_rules import guarded, python_rules
 from gputop.advice.rule import Rule
-from gputop.advice.verdict import Missing, finding
+from gputop.advice.verdict import Missing, Verdict, finding, of_type
 from gputop.core.findings import Abstained, Advice, Finding, collect
 from gputop.core.samples import NodeSample
 from gputop.ranks.model import Report
@@ -54,5 +54,6 @@ def _outcome(rule: Rule, view: NodeView) -> Finding | Abstained | None:
         return None
     if isinstance(verdict, Missing):
         return Abstained(rule.id, verdict.what)
+    of_type(verdict, Verdict, "judge")
     verdict = replace(verdict, framework=view.framework(verdict.gpus))
     return finding(rule, verdict, rule.function("describe")(verdict))

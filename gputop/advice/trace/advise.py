@@ -25,7 +25,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.trace.own_rules import with_own_rules
 from gputop.advice.trace.replayed import Cures
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.advice.verdict import Missing, Verdict, finding
+from gputop.advice.verdict import Missing, Verdict, finding, of_type
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.core.findings import MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
 from gputop.trace.model import Kind
@@ -64,6 +64,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
         return None
     if isinstance(verdict, Missing):
         return Abstained(rule.id, verdict.what)
+    of_type(verdict, Verdict, "judge")
     replayed, reason = cures.saved(verdict)
     if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
         return None
