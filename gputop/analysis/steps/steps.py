@@ -32,6 +32,7 @@ _KERAS = r"(?:(?:one|multi)_step_on_(?:iterator|data)\w*|(?:train|test|predict)_
 _KERAS_OPS = rf"__inference_{_KERAS}_\d+$"
 _KERAS_EVENTS = rf"{_KERAS}$"
 _NUMBER = re.compile(r"_\d+$")
+_REPLICA = re.compile(r"(?:^|/)replica_(\d{1,3})/")  # of the first no name tells: tf.distribute's MirroredStrategy
 _MARKED = {"train": TRAINING, "test": EVALUATION, "predict": PREDICTION}  # Keras 2's own markers
 _WANTED = (TRAINING, UNKNOWN, EVALUATION, PREDICTION)  # which loop of a window its steps are taken from, first to last
 # A step that takes this many times the median of those after it, at the head of the window, is warm-up
@@ -244,14 +245,16 @@ def _iterations(trace: Trace, bounds: I64) -> float:
     """Optimizer steps in one anchor (Keras' steps_per_execution), by its calls of IteratorGetNext.
 
     Every replica of a MirroredStrategy has its own iterator, so the count is divided by the
-    GPUs that ran kernels where that leaves whole iterations.
+    GPUs that ran kernels, or on CPUs by the replicas that ops are named for, where that leaves whole iterations.
     """
     start = trace.host.start_ns[host_rows(trace, GET_NEXT)]
     calls = np.searchsorted(start, bounds[:, 1]) - np.searchsorted(start, bounds[:, 0])
     count = float(np.median(calls))
-    gpus = len(np.unique(trace.device.gpu[trace.device.kind == Kind.COMPUTE]))
-    if gpus > 1 and count % gpus == 0:
-        count /= gpus
+    replicas = len(np.unique(trace.device.gpu[trace.device.kind == Kind.COMPUTE]))
+    if not replicas and count > 1:
+        replicas = 1 + max((int(found[1]) for name in trace.names if (found := _REPLICA.search(name))), default=0)
+    if replicas > 1 and count % replicas == 0:
+        count /= replicas
     return max(count, 1.0)
 
 

@@ -116,6 +116,17 @@ def test_steps_per_execution_is_counted_by_get_next():
     assert steps is not None and steps.times.iterations_per_step == 4
 
 
+@pytest.mark.parametrize(("names", "iterations"), [(("gradient_tape/replica_1/dense/MatMul", "replica_1/Size"), 2),
+                                                   (("my_replica_1/MatMul", "replica_x/MatMul"), 4)])
+def test_replicas_on_cpus_are_not_iterations(names, iterations):
+    b = keras_steps(Builder(gpus=0), 4, 100, 90)
+    for i in range(16):
+        b.host("IteratorGetNextAsOptionalOp::DoCompute", i * 25 + 3, 2, line=f"tf_data_iterator_get_next/{i % 2}")
+        b.host(names[i % 2], i * 25 + 6, 2)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.iterations_per_step == iterations
+
+
 def test_replicas_are_not_iterations():
     b = keras_steps(Builder(gpus=4), 4, 100, 90)
     for i in range(4):
