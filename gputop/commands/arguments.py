@@ -134,6 +134,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         console.note(self.format_usage())
+        if message.startswith("the following arguments are required"):
+            message += f". {self.prog} --help has an example"
         console.say(message)
         self.exit(EXIT_USAGE)
 

@@ -12,6 +12,7 @@ from gputop.commands.arguments import add_shared, rules_options
 from gputop.commands.common import width
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
+from gputop.text.units import printable
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, rules_options)
     parser.add_argument("action", choices=tuple(_ACTIONS), metavar="ACTION",
                         help="; ".join(f"{name}: {text}" for name, text in _ACTIONS.items()))
-    parser.add_argument("words", nargs="*", metavar="WORD", help="the ID, or FILE and TRACE")
+    parser.add_argument("words", nargs="*", default=[], metavar="WORD", help="the ID, or FILE and TRACE")
     parser.add_argument("--limits", action="store_true", help="with list: also the limits of all rules")
     parser.add_argument("--demo", nargs="?", const=_DEMO, default=argparse.SUPPRESS, metavar="SCENARIO",
                         help="with test: test on the simulated job of a scenario")
@@ -175,10 +176,12 @@ def _about(rule: Rule) -> Iterator[str]:
     from gputop.advice.registry import limit_record
 
     yield f"{rule.id}   on {rule.origin}, from {_by(rule)}"
+    judged = " ".join((rule.function("judge").__doc__ or "").partition("\n\n")[0].split())
+    yield from wrap(printable(judged), width(), "  ") if judged else ()
     if len(rule.ids) > 1:
         yield f"  its findings are also called {', '.join(rule.also)}"
     if rule.needs:
-        yield f"  needs {', '.join(need.replace('_', ' ') for need in rule.needs)}"
+        yield f"  needs {', '.join(need.replace('_', ' ').replace('gpu', 'GPU') for need in rule.needs)}"
     if rule.follows_from:
         yield from wrap(", ".join(dict.fromkeys(cause.id for cause in rule.follows_from)), width(), "  follows from ")
     for id_ in (*(own.id for own in rule.limits), *rule.shared_limits):

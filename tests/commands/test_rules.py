@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gputop.advice.registry import RULES as BUILT_IN
 from gputop.cli import main
 from gputop.commands.rules import names_table
 from gputop.core.samples import GpuSample, NodeSample, Reading
@@ -156,6 +157,9 @@ def test_lists_and_explanations(file: Path, capsys: pytest.CaptureFixture[str]) 
     for id_, expected in (("slow_loader", "mean length of a step"), ("input_bound", "input_bound.steps = 2 count")):
         assert main(["rules", "explain", id_, "--rules", "r.toml"]) == 0
         assert expected in capsys.readouterr().out
+    for rule in BUILT_IN:  # a sentence on what it finds, beside its limits
+        assert main(["rules", "explain", rule.id]) == 0
+        assert re.search(r"^  [A-Z][^=\n]+[.:,a-z]$", capsys.readouterr().out, re.MULTILINE), rule.id
     assert main(["rules", "names"]) == 0
     assert capsys.readouterr().out.strip() == "\n".join(names_table()).strip()
 
