@@ -246,7 +246,7 @@ def _test(args: argparse.Namespace) -> int:
 
 def _trial(trial: Trial) -> Iterator[str]:
     from gputop.render.evidence_words import evidence_label
-    from gputop.replay.reader import clock_time
+    from gputop.text.local_time import clock_time
     from gputop.text.units import figure, percent, ranges
 
     gpus = f" on GPU {ranges(trial.gpus, ', ')}" if trial.gpus else ""

@@ -40,6 +40,7 @@ from gputop.goodput.text import (
 )
 from gputop.render.step_parts import PART_BY_ID
 from gputop.text.commands import short_command
+from gputop.text.local_time import clock_time
 from gputop.text.markup import esc, moment
 from gputop.text.units import percent, ranges
 
@@ -111,17 +112,20 @@ def _days(report: Report) -> str:
 def _day(day: str, hours: Sequence[tuple[float, Hour]], gpus: float) -> str:
     shapes = []
     total: dict[str, float] = {}
-    for place, hour in hours:
+    places = [place for place, _ in hours]
+    for i, (place, hour) in enumerate(hours):
         y, all_s = 0.0, sum(hour.states_s.values())
-        width = min(1.0, all_s / (gpus * HOUR_S)) * 0.94
+        same = places.count(place)  # 2 where the clock was set back: half of the width for each
+        left = place + places[:i].count(place) / same
+        width = min(1.0, all_s / (gpus * HOUR_S)) * 0.94 / same
         boxes = []
         for state, seconds in _in_order(hour.states_s):
             total[state] = total.get(state, 0.0) + seconds
             height = _HEIGHT * seconds / all_s
-            boxes.append(f'<path fill="{_COLORS[state]}" d="M{place:g} {_HEIGHT - y - height:.2f}h{width:.3f}'
+            boxes.append(f'<path fill="{_COLORS[state]}" d="M{left:g} {_HEIGHT - y - height:.2f}h{width:.3f}'
                          f'v{height:.2f}h-{width:.3f}z"/>')
             y += height
-        when = time.strftime("%H:%M", time.localtime(hour.begin_s))
+        when = clock_time(hour.begin_s, "%H:%M")
         shares = ", ".join(_share(state, hour.states_s) for state, _ in _in_order(hour.states_s))
         shapes.append(f"<g><title>{esc(f'{day} {when}: {shares}')}</title>{''.join(boxes)}</g>")
     training = share(total.get(TRAINING, 0.0), sum(total.values()))

@@ -23,9 +23,9 @@ from gputop.goodput.model import (
     WorstHour,
 )
 from gputop.goodput.recorded import JOULES_PER_KWH
-from gputop.replay.reader import clock_time
 from gputop.text import units
 from gputop.text.commands import short_command
+from gputop.text.local_time import clock_time, comes_twice, utc_offset
 from gputop.text.units import NA, fit, percent, printable, ranges, ratio, size
 from gputop.text.wrapping import wrap
 
@@ -39,6 +39,7 @@ MEANING = {
     UNKNOWN: "the driver gave no activity",
 }
 _MAX_ROWS = 20
+_MINUTE = "%Y-%m-%d %H:%M"
 _DAY_S = 86400.0
 _HOURS_A_DAY = 24
 
@@ -61,7 +62,12 @@ def _wrapped(lines: Sequence[str], width: int) -> Iterator[str]:
 def _header(report: Report) -> Iterator[str]:
     mark = "SIMULATED  " if report.simulated else ""
     span_s = report.end_s - report.begin_s
-    yield (f"{mark}{printable(report.host)}, {clock_time(report.begin_s)} to {clock_time(report.end_s)}: "
+    begin, end = clock_time(report.begin_s), clock_time(report.end_s)
+    offsets = utc_offset(report.begin_s), utc_offset(report.end_s)
+    if offsets[0] != offsets[1]:  # without them the times do not fit how long it was
+        begin, end = (text if "UTC" in text else f"{text} ({offset})"
+                      for text, offset in zip((begin, end), offsets, strict=True))
+    yield (f"{mark}{printable(report.host)}, {begin} to {end}: "
            f"{duration(span_s)}, a sample every {units.seconds(report.interval_s)}")
     if report.not_recorded_s:
         yield f"Not recorded: {duration(report.not_recorded_s)}, {share(report.not_recorded_s, span_s)} of that time."
@@ -138,12 +144,20 @@ def _grid(hours: Sequence[Hour]) -> Iterator[str]:
     yield "Training by hour: 0 is under 10 % of the GPU time, 9 is 90 % or more, a dot is not recorded"
     yield "             0     6     12    18     local time"
     days: dict[str, list[str]] = {}
+    spent: dict[tuple[str, int], tuple[float, float]] = {}  # of both hours where the clock was set back
+    set_back = []
     for hour in hours:
         at = time.localtime(hour.begin_s)
-        cells = days.setdefault(time.strftime("%Y-%m-%d", at), ["."] * _HOURS_A_DAY)
-        tenths = int(10 * hour.states_s.get(TRAINING, 0.0) / sum(hour.states_s.values()))
-        cells[at.tm_hour] = str(min(9, tenths))
+        day = time.strftime("%Y-%m-%d", at)
+        before = spent.get((day, at.tm_hour), (0.0, 0.0))
+        training_s = before[0] + hour.states_s.get(TRAINING, 0.0)
+        all_s = before[1] + sum(hour.states_s.values())
+        spent[day, at.tm_hour] = training_s, all_s
+        days.setdefault(day, ["."] * _HOURS_A_DAY)[at.tm_hour] = str(min(9, int(10 * training_s / all_s)))
+        if before[1] and comes_twice(hour.begin_s):
+            set_back.append(f"  {day}: the clock was set back, {at.tm_hour:02d} is two hours")
     yield from (f"  {day} {''.join(cells)}" for day, cells in days.items())
+    yield from set_back
 
 
 def _worst(hours: Sequence[WorstHour]) -> Iterator[str]:
@@ -154,7 +168,7 @@ def _worst(hours: Sequence[WorstHour]) -> Iterator[str]:
         all_s = sum(hour.states_s.values())
         states = ", ".join(f"{state} {share(seconds, all_s)}" for state, seconds in hour.states_s.items())
         lost = f"{lost_hours(hour)}"
-        yield f"  {clock_time(hour.begin_s)[:-3]}  {lost}: {states}"
+        yield f"  {clock_time(hour.begin_s, _MINUTE)}  {lost}: {states}"
         for finding in hour.findings:
             gpus = f" (GPU {ranges(finding.gpus)})" if finding.gpus else ""
             yield f"    {printable(finding.title)}{gpus}, {percent(finding.held_ratio)} of the time"
@@ -180,7 +194,7 @@ def own_rule_sentence(rule: OwnRuleReport) -> str:
     gpus = f" on GPU {ranges(rule.gpus)}" if rule.gpus else ""
     often = "once" if rule.times == 1 else f"{rule.times} times, {duration(rule.longest_s)} at the longest"
     return (f"{title}: {duration(rule.held_s)}{gpus}, {share(rule.held_s, rule.judged_s)} of the time; {often}, the "
-            f"last at {clock_time(rule.last_s)[:-3]}.")
+            f"last at {clock_time(rule.last_s, _MINUTE)}.")
 
 
 def _memory(creeps: Sequence[Creep]) -> Iterator[str]:

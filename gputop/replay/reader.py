@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 import zlib
 from array import array
 from bisect import bisect_right
@@ -27,6 +26,7 @@ from gputop.replay.format import (
     SYNC,
     VERSION,
 )
+from gputop.text.local_time import clock_time
 from gputop.text.units import size
 
 _CHUNK_BYTES = 1 << 20
@@ -239,8 +239,3 @@ class Recording:
             offset += len(data) - len(kept)
             self._file.seek(offset + len(kept))
         return None
-
-
-def clock_time(time_s: float) -> str:
-    """A moment of the recording in local time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))

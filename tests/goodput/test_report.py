@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -230,3 +231,27 @@ def test_a_price_is_a_number(price: str) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["report", "a.rec", "--price-per-kwh", price])
     assert stopped.value.code == 2
+
+
+def test_the_hour_that_comes_twice_is_told_apart(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    """The clock goes back from 03:00 (UTC+02:00) to 02:00 (UTC+01:00) after two of these four hours."""
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    try:
+        what = ["wait" if 60 <= i < 110 or 130 <= i < 170 else "train" for i in range(4 * 60)]
+        path = write("a.rec", [node(1_792_882_800.0 + 60 * (i + 1), own) for i, own in enumerate(what)])
+        page = tmp_path / "page.html"
+        assert main(["report", str(path), "--html", str(page)]) == 0
+        assert main(["report", str(path)]) == 0
+        out = capsys.readouterr().out
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert "2026-10-25 01:01:00 (UTC+02:00) to 2026-10-25 04:00:00 (UTC+01:00)" in out.replace("\n", " ")
+    for text in ("2026-10-25 02:00 (UTC+02:00)  lost", "2026-10-25 02:00 (UTC+01:00)  lost",
+                 "2026-10-25 .929", "the clock was set back, 02 is two hours"):
+        assert text in out, out
+    html = page.read_text()
+    assert "02:00 (UTC+02:00): " in html and "02:00 (UTC+01:00): " in html
+    assert "M2 " in html and "M2.5 " in html
