@@ -18,6 +18,7 @@ from textual.theme import Theme
 from gputop.render.styled_text import wrap
 from gputop.text.units import printable
 from gputop.tui.terminal import themes
+from gputop.tui.terminal.bell import bell
 from gputop.tui.terminal.color_support import TerminalPalette
 from gputop.tui.terminal.driver import StallProofDriver
 from gputop.tui.terminal.first_frame import FirstFrame
@@ -25,7 +26,6 @@ from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal.textual_private import FaultReportingApp, driver_of
 
 NOTICE_S = 3.0  # that a notice is shown
-MAX_TEXT_CHARS = 200  # of a notification by the terminal
 _NOTICE_LINES, _NOTICE_FRAME = 6, 6  # of each paragraph; columns of its border, padding and scrollbar
 LOW_BANDWIDTH_PERIOD_S = 5.0  # between two frames on a slow link
 
@@ -168,7 +168,7 @@ class TerminalApp(FaultReportingApp):
         """Ring the terminal's bell, and hand it a text for its notifications (OSC 9). From any thread."""
         driver = driver_of(self)
         if isinstance(driver, StallProofDriver):
-            driver.write(f"\x1b]9;{printable(text)[:MAX_TEXT_CHARS]}\x07\x07")
+            driver.write(bell(text))
 
     def action_redraw(self) -> None:
         """Draw everything again, after something else has written on the terminal."""
