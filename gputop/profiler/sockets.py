@@ -123,14 +123,27 @@ def _messages(kernel: socket.socket) -> Iterator[bytes]:
 
 def listening_uid(proc: Path, port: int) -> int | None:
     """The user of the sockets that listen on a TCP port of this network; None where there is none, or several."""
-    uids = set()
+    uids = {uid for uid, _ in _listening(proc, port)}
+    return uids.pop() if len(uids) == 1 else None
+
+
+def listening_pid(proc: Path, port: int) -> int | None:
+    """The process whose socket listens on a TCP port of this network; None where that may not be seen.
+
+    A job's loader workers that were forked have the socket open, too: it is the oldest that serves.
+    """
+    held = holders(proc, {inode for _, inode in _listening(proc, port)})
+    return next((pids[0] for pids in held.values() if pids), None)
+
+
+def _listening(proc: Path, port: int) -> Iterator[tuple[int, int]]:
+    """User and inode of the sockets that listen on a TCP port of this network, at whatever address."""
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):  # no IPv6 here
             for line in (proc / "net" / table).read_text().splitlines()[1:]:
                 columns = line.split()
                 if columns[3] == _LISTEN and int(columns[1].partition(":")[2], 16) == port:
-                    uids.add(int(columns[7]))
-    return uids.pop() if len(uids) == 1 else None
+                    yield int(columns[7]), int(columns[9])
 
 
 def bound(proc: Path, name: str) -> set[int]:

@@ -406,17 +406,12 @@ def _server_uid(address: str, pid: int | None) -> int | None:
 
 def listening_pid(address: str) -> int | None:
     """The process that listens at an address of this machine; None where that is not known."""
-    import psutil
-
     name = unix_name(address)
-    with contextlib.suppress(psutil.Error, OSError):
-        if name is not None:
-            pids = sockets.holders(_PROC, sockets.bound(_PROC, name)).values()
-            return next((pid for holding in pids for pid in holding), None)
-        port = split_address(address)[1]
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr[1] == port:
-                return connection.pid
+    with contextlib.suppress(OSError):
+        if name is None:
+            return sockets.listening_pid(_PROC, split_address(address)[1])
+        pids = sockets.holders(_PROC, sockets.bound(_PROC, name)).values()
+        return next((pid for holding in pids for pid in holding), None)
     return None
 
 

@@ -17,6 +17,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler import discovery, sockets
 from gputop.profiler.discovery import Finder, TrainingProcesses
 from gputop.profiler.sockets import Listener
+from gputop.profiler.storage import listening_pid
 from tests.profiler.fake_server import FakeProfiler, serve
 from tests.records import replace
 
@@ -130,7 +131,10 @@ def test_holders_are_listed_oldest_first():
             child.stdout.readline()
             inode = os.fstat(wildcard.fileno()).st_ino
             assert sockets.holders(Path("/proc"), {inode}) == {inode: [os.getpid(), child.pid]}
+            # Of a named address, too: a worker that was forked later does not serve, and its stacks are not the job's.
+            assert listening_pid(f"127.0.0.1:{wildcard.getsockname()[1]}") == os.getpid()
             child.stdin.close()
+    assert listening_pid("127.0.0.1:1") is None
 
 
 def test_processes_of_others_are_noted(monkeypatch):
