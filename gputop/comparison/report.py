@@ -86,8 +86,9 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[Line]:
     yield from _wrapped(c.headline, width, tone=tone)
     mean, median = (next(r for r in c.rows if r.group == "steps" and r.id == id_) for id_ in ("mean_s", "median_s"))
     more = []
-    if c.verdict in _CHANGED and row.a and row.low is not None and row.high is not None:
-        more.append(f"Between {signed(row.low / row.a)} and {signed(row.high / row.a)}, drift between runs included.")
+    bounds = _bounds(row)
+    if c.verdict in _CHANGED and bounds is not None:
+        more.append(f"Between {bounds[0]} and {bounds[1]}, drift between runs included.")
     if c.verdict in _CHANGED and row is median:
         more.append("The mean varies too much to tell.")
     elif c.verdict in _CHANGED and {mean.verdict, median.verdict} == {"better", "worse"}:
@@ -180,8 +181,7 @@ def _steps(c: Comparison, shown: list[Row], width: int, everything: bool) -> Ite
     tails = [side.analysis.steps.p95_s / side.iterations if side.analysis is not None
              and side.analysis.steps is not None else None for side in (c.a, c.b)]
     yield Line(f"  {fit('95th percentile', _LABEL - 2)}{_figure(tails[0], 's'):>10}{_figure(tails[1], 's'):>10}")
-    within = [f"{_LABELS[row.id]} {signed(row.low / row.a)} to {signed(row.high / row.a)}" for row in rows
-              if row.a and row.low is not None and row.high is not None]
+    within = [f"{_LABELS[row.id]} {bounds[0]} to {bounds[1]}" for row in rows if (bounds := _bounds(row)) is not None]
     if within:
         yield from _wrapped(f"The change lies within: {', '.join(within)}.", width, "  ")
 
@@ -324,7 +324,7 @@ def _entry(e: Followed, width: int) -> Iterator[Line]:
     if e.together is not None:
         parts.append(f"all followed advice together {_saved(e.together[0])} to {_saved(e.together[1])}")
     if e.measured is not None:
-        low, high = _saved(e.low), _saved(e.high)
+        low, high = _saved(e.low), _saved(None if e.high is None else min(e.high, 1.0))  # of all there is, at most
         between = f" ({low} to {high})" if e.low is not None and low != high else ""
         parts.append(f"measured {_saved(e.measured)}{between}")
     if e.fulfilled not in (None, "cannot be told"):
@@ -336,6 +336,13 @@ def _entry(e: Followed, width: int) -> Iterator[Line]:
         text += (": " if text else "") + e.reason
     if text:
         yield from _wrapped(text, width, "    ", _FULFILLED_TONES.get(e.fulfilled, ""))
+
+
+def _bounds(row: Row) -> tuple[str, str] | None:
+    """Between which shares the change of a time lies, where it was tested. No step takes less than no time."""
+    if not row.a or row.low is None or row.high is None:
+        return None
+    return signed(max(-1.0, row.low / row.a)), signed(row.high / row.a)
 
 
 def _saved(share: float | None) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gputop.analysis.results import Analysis
 from gputop.comparison.compare import compare_sides
-from gputop.comparison.report import text_report
+from gputop.comparison.report import _bounds, text_report
 from gputop.comparison.rows import PART_ORDER, Row, all_rows
 from gputop.comparison.sides import Side
 from gputop.core.errors import GputopError, NoDataError
@@ -240,3 +240,12 @@ def test_a_change_that_the_live_steps_rule_out_offers_a_repeat():
 def test_live_steps_that_are_not_sure_do_not_count(doubt):
     a, b = side(1, spread=0.01), side(2, mean_s=0.23, spread=0.01)
     assert the(live(a, *STEADY, **doubt), live(b, *STEADY, **doubt), "steps", "mean_s").verdict == "worse"
+
+
+@pytest.mark.parametrize(("row", "bounds"), [
+    (Row("steps", "mean_s", "s", 0.04, 0.01, "better", low=-0.05, high=-0.01), ("−100.0 %", "−25.0 %")),
+    (Row("steps", "mean_s", "s", 0.04, 0.08, "worse", low=0.01, high=0.09), ("+25.0 %", "+225.0 %")),
+    (Row("steps", "mean_s", "s", 0.04, 0.08, "worse"), None),
+])
+def test_no_change_is_said_to_be_below_minus_all_of_it(row, bounds):
+    assert _bounds(row) == bounds
