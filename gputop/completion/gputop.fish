@@ -308,7 +308,7 @@ complete -c gputop -n '_shtab_gputop_using doctor' -l dcgm-bindings -xka "(__fis
 complete -c gputop -n '_shtab_gputop_using doctor' -l json -d 'print one JSON document'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a schema -d 'Print the JSON Schema of a document, for scripts and agents.'
 complete -c gputop -n '_shtab_gputop_using schema' -s h -l help -d 'show this help message and exit'
-complete -c gputop -n '_shtab_gputop_using schema; and test $_shtab_gputop_npos -eq 0' -ka "analyze analyze-all baselines capture cluster compare doctor report rules rules-test snapshot stacks" -d 'analyze, analyze-all, baselines, capture, cluster, compare, doctor, report, rules, rules-test, snapshot, stacks; without a name: this list'
+complete -c gputop -n '_shtab_gputop_using schema; and test $_shtab_gputop_npos -eq 0' -ka "analyze analyze-all baselines capture cluster compare doctor notification report rules rules-test snapshot stacks" -d 'analyze, analyze-all, baselines, capture, cluster, compare, doctor, notification, report, rules, rules-test, snapshot, stacks; without a name: this list'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a completion -d 'Print the completion script of a shell, or the man page.'
 complete -c gputop -n '_shtab_gputop_using completion' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using completion; and test $_shtab_gputop_npos -eq 0' -ka "bash zsh fish man" -d 'the shell, or man for the man page (roff)'
