@@ -6,8 +6,9 @@ A rule of one's own says when; what it costs is not known, so its findings estim
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from gputop.advice.own_registry import Own
 from gputop.advice.registry import FINDING_IDS, LIMITS, RULES, default_limits

@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from gputop.advice.own_registry import Own
 from gputop.advice.registry import FINDING_IDS, LIMITS
 from gputop.advice.rule import Origin, PythonRule, Rule
@@ -53,7 +55,7 @@ def _load() -> tuple[tuple[PythonRule, ...], tuple[Abstained, ...]]:
             continue
         for rule, why in loaded:
             if why is None and rule.id not in rules:
-                rules[rule.id] = replace(rule, package=_package(point))
+                rules[rule.id] = structs.replace(rule, package=_package(point))
             else:
                 failed.append(Abstained(name, why or f"another id for its second rule {rule.id}"))
     return tuple(rules.values()), tuple(failed)

@@ -8,9 +8,10 @@ rule's code: it names the module.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 OWN = "gputop: chosen so that "  # begins the source of a limit that nobody else states
 
@@ -20,8 +21,7 @@ Origin = Literal["trace", "live", "fleet"]
 SeverityKind = Literal["by_share", "by_share_capped", "own"]
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """A threshold. A live rule that shows a finding at ``…enter`` keeps it until the signal is past ``…leave``, so
     that a value near the limit does not make the panel flicker."""
 
@@ -31,8 +31,7 @@ class Limit:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """A finding that accounts for the rule's own, where ``condition`` of ``gputop.advice.causes.CONDITIONS`` holds.
 
     ``wholly``: whatever the figures say, nothing is left of the rule's finding beside this cause. ``keeps_cure``: the
@@ -45,8 +44,7 @@ class Cause:
     keeps_cure: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(Struct, frozen=True, kw_only=True):
     """One rule. Its ``module``, below ``gputop.advice``, has a function ``judge_<id>``, which computes the verdict,
     and ``describe_<id>``, which writes the finding from it."""
 
@@ -83,8 +81,7 @@ class Rule:
         return getattr(import_module(f"gputop.advice.{self.module}"), f"{verb}_{self.id}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonRule(Rule):
+class PythonRule(Rule, frozen=True, kw_only=True):
     """A rule of an installed package (:mod:`gputop.advice.python_rules`): its two functions stand in the record.
 
     ``judge`` takes :class:`~gputop.advice.trace.facts.TraceFacts` or, of a live rule,

@@ -7,13 +7,13 @@ several communicators, and those who wait in one are late in the next: the rank 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.ranks.model import Answer, Communicator, Level, Rank
 
 
-@dataclass(frozen=True, slots=True)
-class Absence:
+class Absence(Struct, frozen=True):
     """A collective that some ranks have launched and others have not.
 
     ``operation`` is its name, "" where NCCL does not say which; ``absent_at`` is how many the absent ranks have

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """A rank of a communicator. ``host`` is an IP address, ``gpu`` NVML's index there; None: NCCL does not know.
 
     ``trouble`` says what NCCL holds against it, "" where nothing.
@@ -25,8 +25,7 @@ class Rank:
         return self.host, self.pid, self.gpu
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(Struct, frozen=True):
     """Ranks that have launched ``count`` collectives of one kind. ``ranks`` are those that are named: the text format
     names a few outliers only."""
 
@@ -35,8 +34,7 @@ class Level:
     ranks: tuple[Rank, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Communicator:
+class Communicator(Struct, frozen=True):
     """``levels`` by the collective's name, fewest first; "" is all collectives together (NCCL before 2.26). The text
     format has them only where ranks differ. ``silent`` ranks did not answer."""
 
@@ -46,8 +44,7 @@ class Communicator:
     silent: tuple[Rank, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """One status of RAS. ``time_s`` is Unix time. ``counts_all``: ranks that agree are counted, too (JSON)."""
 
     time_s: float
@@ -57,8 +54,7 @@ class Answer:
     timeouts: int = 0  # of ranks that were asked
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """What RAS has told over time. ``first`` is the oldest answer since which no rank has launched anything, ``last``
     the newest; both None: there is none, for the reason ``problem``. ``hosts`` are this node's own addresses."""
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import replace
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gputop.core.codec import from_document, parse
 from gputop.core.errors import GputopError

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 
+from msgspec import Struct, field
 from rich.color import Color
 from rich.style import Style
 
@@ -32,8 +32,7 @@ Rgb = tuple[int, int, int]
 BLANK = "·"  # nothing was measured here; a measured zero draws as the lowest bar
 
 
-@dataclass(frozen=True, slots=True)
-class Scheme:
+class Scheme(Struct, frozen=True):
     """What a theme makes of the levels and the names. Pairs run from the lowest level to the highest."""
 
     lightness: tuple[float, float]

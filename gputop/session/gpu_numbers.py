@@ -7,8 +7,10 @@ A trace has CUDA's numbers inside the process: by CUDA_VISIBLE_DEVICES and CUDA_
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import takewhile
+
+from msgspec import Struct, field
 
 from gputop.core.findings import Finding
 from gputop.core.samples import GpuInfo, NodeSample, ProcessSample
@@ -18,8 +20,7 @@ from gputop.text.units import printable, ranges
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
-@dataclass(frozen=True, slots=True)
-class GpuNumbers:
+class GpuNumbers(Struct, frozen=True):
     """NVML's index of each GPU of a job, by the job's own number; ``reason`` where that is not known.
 
     ``how`` names the source of the mapping and its assumptions.

@@ -17,6 +17,8 @@ from dataclasses import replace
 from signal import Signals
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from msgspec import structs
+
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice, Finding
 from gputop.core.samples import NodeSample, ProcessSample
@@ -354,4 +356,4 @@ class Session:
         from gputop.session.worker_figures import choose
 
         risk = crash_risk([server.pid for server in servers if server.pid is not None]) or ""
-        return replace(choose(servers, self.sample, self.history), risk=risk)
+        return structs.replace(choose(servers, self.sample, self.history), risk=risk)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from gputop.core.errors import GputopError
 
@@ -29,8 +30,7 @@ def simulated_stacks(source: object) -> SimulatedStacks | None:
     return source.python_stacks if isinstance(source, SimulatedSource) else None
 
 
-@dataclass(frozen=True, slots=True)
-class StackChoice:
+class StackChoice(Struct, frozen=True):
     """Whose stacks are sampled: with ``wanted`` None those of gputop's own user and of the processes ``agreed`` (PIDs),
     True those of other users, too, False nobody's. ``simulated``: the stacks of the demo's job, whose server is this
     process."""

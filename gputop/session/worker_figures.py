@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from statistics import fmean
+
+from msgspec.structs import replace
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import NodeSample, ProcessSample, Reading

@@ -8,7 +8,8 @@ nobody. So the ranks at both ends and one in the middle are proposed: what diffe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 MAX_WORKERS = 8  # captured at once without being asked for: a node's
 MAX_ALL_WORKERS = 64  # captured at once at all: their traces alone would be gigabytes, of which none adds to the others
@@ -16,8 +17,7 @@ _ENDS = ("lowest", "median", "highest")
 _PLACES = ("first", "middle", "last")
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """``chosen`` are addresses, each with why: ``reasons`` ("lowest, 41 %"). ``of`` is how many there are;
     ``by`` says by what they were chosen, ``risk`` what a capture may do to the job."""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.text.units import printable
 
@@ -48,8 +49,7 @@ def why(error: OSError) -> str:
     return f"it could not be read: {error.strerror or error}"
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(Struct, frozen=True):
     """The part of /proc/PID/stat that is used here."""
 
     name: bytes  # of the program, 15 bytes at most
@@ -98,8 +98,7 @@ def parse_io(text: bytes) -> tuple[int, int] | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     """The part of /proc/PID/status that is used here."""
 
     uid: int | None  # real

@@ -15,10 +15,10 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from rich.segment import Segment
 from rich.style import Style
 
@@ -37,16 +37,14 @@ _REDRAWS_PER_SLICE = 2  # of the newest column; the figure beside it is always o
 _GHOST_SHADE = 4  # shade of a background that every sample reaches, of SHADES
 
 
-@dataclass(frozen=True, slots=True)
-class TimeView:
+class TimeView(Struct, frozen=True):
     """Which part of the past is on screen. ``end_s`` None follows the newest sample."""
 
     slice_s: float = 5.0
     end_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """The slices on screen: column 0 is slice ``first``, which starts at ``first * slice_s`` (Unix time)."""
 
     first: int

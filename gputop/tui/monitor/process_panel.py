@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
+from msgspec import Struct
 from textual import events
 from textual.binding import BindingType
 from textual.content import Content
@@ -39,8 +39,7 @@ def arrange(processes: Iterable[ProcessSample], sort: str, pattern: str) -> list
     return sorted(kept, key=lambda p: (-(key(p) if key(p) is not None else -1.0), p.pid))
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(Struct, frozen=True):
     """A line of the table: a process, or the parent of several that holds no GPU itself."""
 
     process: ProcessSample | None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
@@ -21,8 +21,7 @@ SOURCE = "history: mean of the slice under the cursor"
 UNMEASURED = "nothing was measured in this slice"
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(Struct, frozen=True):
     """A slice of time. Its means are over ``mean_of_s``, which is longer where history is coarser."""
 
     begin_s: float
