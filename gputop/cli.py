@@ -8,9 +8,10 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import import_module
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from gputop.commands.arguments import parse
 from gputop.commands.own_rules import use_own_rules

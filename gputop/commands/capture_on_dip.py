@@ -6,7 +6,8 @@ import argparse
 import contextlib
 import signal
 import threading
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gputop.commands.common import print_capture, source_of
 from gputop.commands.notifying import check_notify, notifying

@@ -7,9 +7,10 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from gputop.commands.arguments import add_shared, notify_options, rules_options, watch_options
 from gputop.commands.common import options_of, source_of

@@ -14,8 +14,9 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from gputop.core.errors import GputopError
 from gputop.core.metrics import LANE_METRICS
@@ -69,8 +70,7 @@ def _addresses(value: object) -> Value:
 _NO_VALUE = object()  # stands for a value that TOML cannot parse
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One key: its default, how a value is checked, and what it is for."""
 
     key: str
@@ -106,8 +106,7 @@ SETTINGS = {s.key: s for s in (
 )}
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """The checked content of a file: ``values`` of the valid settings it has, ``lines`` with their line numbers."""
 
     path: Path | None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from gputop.session.auto_capture_options import AutoCaptureOptions
@@ -14,8 +15,7 @@ DEFAULT_LOGDIR = "gputop-traces"
 DEFAULT_RULE = "sm<0.6*median for 5s"  # read by gputop.session.auto_capture.dip_rules
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """What the command line decides of a session."""
 
     interval_s: float = 1.0
