@@ -11,9 +11,8 @@ import sys
 from gputop.commands.common import options_of, preferences_of, source_of
 from gputop.commands.notifying import check_notify, notifying
 from gputop.commands.serving import check_export, exporting
+from gputop.core.memory import share_one_heap
 from gputop.text.console import say
-
-_M_ARENA_MAX = -8  # M_ARENA_MAX of malloc.h
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,14 +49,6 @@ def run(args: argparse.Namespace) -> int:
             from gputop.tui import app
 
             return app.run(session, preferences, frame)
-
-
-def share_one_heap() -> None:
-    """Let all threads allocate from one heap (mallopt(3)): their own ones hold 3 MB that is free. Only glibc has it."""
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def import_asyncio_without_ssl() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import resource
+from collections.abc import Mapping
 from pathlib import Path
 
 # /proc/PID/oom_score_adj (proc(5)): the kernel kills the process with the highest score, and a job is worth more than
@@ -18,9 +19,10 @@ _PROC = Path("/proc")
 _FILES = (("memory.max", "memory.current", "inactive_file"),
           ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
 _NO_LIMIT = 1 << 60  # v1 writes "none" as the largest multiple of a page
-# mallopt(3), by the numbers of glibc's malloc.h: one arena; blocks up to 32 MB, the most that can be set, come from it;
-# and it keeps up to 1 GB that is free.
-_KEEP_FREED = ((-8, 1), (-3, 32 << 20), (-1, 1 << 30))  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+# mallopt(3), by the numbers of glibc's malloc.h. The heap has blocks up to 32 MB, the most that can be set, and keeps
+# up to 1 GB that is free.
+_ONE_HEAP = {-8: 1}  # M_ARENA_MAX
+_KEEP_FREED = {**_ONE_HEAP, -3: 32 << 20, -1: 1 << 30}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 
 def free_bytes(proc: Path = _PROC, root: Path = _CGROUPS) -> float:
@@ -86,15 +88,24 @@ def offer_to_oom_killer(score: int, file: Path = _PROC / "self" / "oom_score_adj
             file.write_text(f"{score}\n")
 
 
+def share_one_heap() -> None:
+    """Let all threads allocate from one heap: their own ones hold 3 MB that is free. Only glibc has it."""
+    _set_allocator(_ONE_HEAP)
+
+
 def keep_freed_memory() -> None:
     """Have the C library keep what this process frees, for its next arrays; glibc only, elsewhere nothing changes.
 
     An analysis makes thousands of arrays of some megabytes. The C library gives the pages of each back to the kernel,
     which has to clear new ones for the next: a tenth of the time of an analysis, and more in a virtual machine.
     """
+    _set_allocator(_KEEP_FREED)
+
+
+def _set_allocator(settings: Mapping[int, int]) -> None:
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        for parameter, value in _KEEP_FREED:
+        for parameter, value in settings.items():
             mallopt(parameter, value)

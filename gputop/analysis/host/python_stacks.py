@@ -53,13 +53,13 @@ NO_SPANS = StackSpans(*(np.empty(0, np.int64) for _ in range(4)))
 class PythonStacks(NamedTuple):
     """One process: ``stacks`` are tuples of indices into ``frames``, the outermost first.
 
-    ``loop`` is the training loop's thread, ``others`` the rest. ``library``: whether a frame is not of the user's own
-    code, None where its caller tells. ``rate_hz`` is how often each thread was looked at, infinite where every call was
-    recorded. ``loop_loads``: the loop itself runs the Python that it waits for, as of a DataLoader.
+    ``loop`` is the training loop's thread, ``others`` the rest. ``of_library``: whether a frame is not of the user's
+    own code, None where its caller tells. ``rate_hz`` is how often each thread was looked at, infinite where every call
+    was recorded. ``loop_loads``: the loop itself runs the Python that it waits for, as of a DataLoader.
     """
 
     frames: Sequence[StackFrame]
-    library: Sequence[bool | None]
+    of_library: Sequence[bool | None]
     stacks: Sequence[tuple[int, ...]]
     loop: StackSpans
     others: tuple[StackSpans, ...]
@@ -74,7 +74,7 @@ class PythonStacks(NamedTuple):
         """The frames of a stack that are of the user's own code."""
         out, known = [], True  # of an outermost one that has no caller it is not known
         for frame in self.stacks[stack]:
-            library = self.library[frame]
+            library = self.of_library[frame]
             known = known if library is None else library
             if not known:
                 out.append(frame)
@@ -83,7 +83,7 @@ class PythonStacks(NamedTuple):
     def waits(self, stack: int) -> bool:
         """Whether it waits for work in the standard library."""
         inner = next((frame for frame in reversed(self.stacks[stack]) if self.frames[frame].file != BUILT_IN), None)
-        return (inner is not None and bool(self.library[inner])
+        return (inner is not None and bool(self.of_library[inner])
                 and PurePosixPath(self.frames[inner].file).name in _WAITING)
 
 

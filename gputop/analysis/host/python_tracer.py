@@ -74,7 +74,7 @@ def traced_stacks(trace: Trace) -> list[PythonStacks]:
         own = [line for line in spans if trace.lines[line].host == host]
         loops = _loops(trace, own, loaders, spans)
         others = tuple(spans[line] for line in own if line not in loops) if len(loops) == 1 else ()
-        out += [PythonStacks(names.frames, names.library, names.stacks, spans.get(line, NO_SPANS), others, math.inf,
+        out += [PythonStacks(names.frames, names.of_library, names.stacks, spans.get(line, NO_SPANS), others, math.inf,
                              line in loaders) for line in loops]
     return out
 
@@ -137,7 +137,7 @@ class _Frames:
     def __init__(self, trace: Trace) -> None:
         self._names = trace.names
         self.frames: list[StackFrame] = []
-        self.library: list[bool | None] = []
+        self.of_library: list[bool | None] = []
         self.stacks: list[tuple[int, ...]] = []
         self._index: dict[StackFrame, int] = {}
         self._of_name: dict[int, tuple[StackFrame, bool | None]] = {}
@@ -153,7 +153,7 @@ class _Frames:
         if frame not in self._index:
             self._index[frame] = len(self.frames)
             self.frames.append(frame)
-            self.library.append(library)
+            self.of_library.append(library)
         return self._index[frame]
 
 

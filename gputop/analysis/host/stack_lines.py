@@ -191,7 +191,7 @@ class Lines:
             path, parent = waiting.pop()
             frame, below = python.frames[path[-1]], calls.get(path, [])
             passes_on = len(below) == 1 and times[below[0]][0] >= _PASSES_ON * times[path][0]
-            if not (passes_on and python.library[path[-1]] is not False):
+            if not (passes_on and python.of_library[path[-1]] is not False):
                 out.append(FlameNode(line_text(frame), frame.file, parent, times[path][0] / per / 1e9,
                                      times[path][1] / per / 1e9))
                 parent = len(out) - 1
