@@ -237,7 +237,7 @@ class Finder:
             match = _MAPPED.search(path)
             if match is not None and match[2]:
                 packages.setdefault(match[2], match[1])
-        # A JAX job often maps TensorFlow too, for tf.data; the other way round is rare.
+        # As gputop.core.framework has it, which needs no path and no version.
         framework: Framework
         for package, framework in (("jaxlib", "JAX"), ("tensorflow", "TensorFlow")):
             if package in packages:
