@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `gputop snapshot | head`: nobody reads on, which is no fault
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+        return EXIT_FAILED if getattr(args, "fail_on", None) else EXIT_OK  # a gate that was not told has not passed
     except OSError as error:  # what GputopError does not already explain: standard output itself
         console.say(f"cannot write the output: {error.strerror or error}")
         with contextlib.suppress(OSError):

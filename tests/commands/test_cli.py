@@ -228,3 +228,14 @@ def test_a_server_asked_for_that_is_not_there_is_said(unused_port: int) -> None:
     done = gputop("snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1",
                   "--attach", f"127.0.0.1:{unused_port}")
     assert done.returncode == 0 and f"no profiler server at 127.0.0.1:{unused_port}" in done.stderr
+
+
+
+@pytest.mark.parametrize(("gate", "status"), [([], 0), (["--fail-on", "high"], 1)])
+def test_a_gate_that_nobody_reads_has_not_passed(gate: list[str], status: int) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "gputop", "analyze", str(DATA / "keras3_fast.xplane.pb.gz"), *gate]
+    done = subprocess.run(command, stdout=theirs, check=False, cwd=ROOT)
+    os.close(theirs)
+    assert done.returncode == status
