@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from msgspec import Struct
 from rich.color import ColorSystem
 
 from gputop.render.palette import SCHEMES
@@ -19,8 +19,7 @@ def full_theme_name(name: str) -> str:
     return f"gputop-{name}" if name in SCHEMES else name
 
 
-@dataclass(frozen=True, slots=True)
-class Preferences:
+class Preferences(Struct, frozen=True):
     """``low_bandwidth`` None: it follows the speed of the link. ``metric`` "" and ``span_s`` None: the defaults."""
 
     theme: str = DEFAULT_THEME
