@@ -81,14 +81,16 @@ def examine_steps(
     trace: Trace, steps: Steps | None, params: int | None = None, flops_per_step: float | None = None,
 ) -> TraceFacts:
     """The same of what :func:`~gputop.analysis.steps.judged.with_steps` has found."""
-    gpu_timelines = timelines(trace)
-    # A GPU trace whose device planes are empty does not tell where the step goes.
-    readable = bool(gpu_timelines) or not trace.gpus
     window = trace.window_ns
-    ops = host_ops(trace, steps)
-    of_steps = work_of_steps(trace, steps) if steps is not None and steps.count else None
     with pool() as threads:
-        do = threads.submit  # the long ones first
+        do = threads.submit
+        of_host = do(host_ops, trace, steps)
+        in_steps = do(work_of_steps, trace, steps) if steps is not None and steps.count else None
+        gpu_timelines = timelines(trace)
+        # A GPU trace whose device planes are empty does not tell where the step goes.
+        readable = bool(gpu_timelines) or not trace.gpus
+        ops, of_steps = of_host.result(), in_steps.result() if in_steps else None
+        # The long ones first.
         placed = do(parts_by_gpu, trace, gpu_timelines, steps.bounds_ns) if steps and readable else None
         launching, gaps = do(launch_threads, trace, gpu_timelines), do(step_gaps, trace, gpu_timelines, steps)
         causes = do(host_causes, trace, gpu_timelines, steps, ops)
@@ -105,6 +107,11 @@ def examine_steps(
         on_cpu = do(cpu_layers, trace, steps)
         by_layer = do(layer_times, trace, gpu_timelines, steps) if gpu_timelines else None
         replayed = do(Replay, trace, gpu_timelines, steps) if gpu_timelines else None
+        # Those that go on with the results of others, behind all of them: a thread that waits does not hold them up.
+        path = do(lambda: critical_path(replayed.result(), steps)) if replayed else None
+        with_commands = do(lambda: with_ncu(table.result(), trace, steps))
+        by_rank = do(lambda: rank_times(trace, gpu_timelines, steps, waits.result()))
+        stacks = do(lambda: host_stacks(trace, gpu_timelines, steps, causes.result()))
     by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}
     gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if gpu_timelines else []
     layers = by_layer.result() if by_layer else None
@@ -121,15 +128,13 @@ def examine_steps(
         steps=steps.times if steps is not None else None,
         breakdown=step_parts, gpus=tuple(sorted(gpus, key=lambda use: use.gpu)),
         collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
-        functions=called.result(), launch_threads=launching.result(), kernels=with_ncu(table.result(), trace, steps),
+        functions=called.result(), launch_threads=launching.result(), kernels=with_commands.result(),
         kernel_sizes=sizes.result(), copies=copied.result(), replicas=compared.result() if compared else None,
         typical_step=one_step.result(), batch_scaling=scaling.result(), layers=layers.table if layers else None,
         cpu_layers=on_cpu.result(),
         limits=limits(step_parts, layers, [trace.gpus[timeline.gpu] for timeline in gpu_timelines], steps,
                       list(by_gpu.values()), flops_per_step) if steps else None,
-        critical_path=critical_path(replay, steps) if replay else None,
-        ranks=rank_times(trace, gpu_timelines, steps, waits.result()),
-        stacks=host_stacks(trace, gpu_timelines, steps, causes.result()),
+        critical_path=path.result() if path else None, ranks=by_rank.result(), stacks=stacks.result(),
     )
     facts = TraceFacts.of(trace, gpu_timelines, analysis, steps, waits.result(), causes.result(), params, replay, parts)
     facts = replace(facts, calls=layers.calls if layers else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from gputop.trace.model import (
     Trace,
     TraceGpu,
 )
+from gputop.trace.parallel import pool
 
 # The beginning of the names of host events that readers drop: up to 97 % of a host's events
 # (docs/TRACE_NOTES.md, "The profiler server").
@@ -123,12 +125,19 @@ class TraceBuilder:
         Raises NoDataError, with ``empty_fix`` as its remedy, where there is no event at all;
         the quality notes go into its message as the reasons.
         """
+        with pool() as threads:
+            return self._finish(threads, paths, to_unix_ns, profile_window_ns, simulated, empty_fix)
+
+    def _finish(
+        self, threads: ThreadPoolExecutor, paths: Sequence[str], to_unix_ns: int | None,
+        profile_window_ns: tuple[int, int] | None, simulated: bool, empty_fix: str,
+    ) -> Trace:
         stats = _joined_stats(self.host)
-        device = _joined(self.device, DeviceEvents.empty())
-        host = _joined(self.host, HostEvents.empty())
-        allocator = _joined(self.allocator, AllocatorEvents.empty())
+        device = _joined(self.device, DeviceEvents.empty(), threads)
+        host = _joined(self.host, HostEvents.empty(), threads)
+        allocator = _joined(self.allocator, AllocatorEvents.empty(), threads)
         self._bound_allocators(allocator)
-        steps = _joined(self.steps, StepEvents.empty())
+        steps = _joined(self.steps, StepEvents.empty(), threads)
         starts = [times for times in (device.start_ns, host.start_ns, allocator.time_ns) if len(times)]
         if not starts:
             raise no_events(paths, [note.message for note in self.quality], empty_fix)
@@ -139,11 +148,11 @@ class TraceBuilder:
         launched = device.launch_line >= 0
         device.launch_ns[launched] -= first
         device.launch_end_ns[launched] -= first
-        _sort(device, device.start_ns)
+        _sort(device, device.start_ns, threads)
         self._count_once(device)
-        _sort(steps, steps.start_ns)
-        _sort(allocator, allocator.time_ns)
-        host.stats = _rows_after(stats, _sort(host, host.start_ns))
+        _sort(steps, steps.start_ns, threads)
+        _sort(allocator, allocator.time_ns, threads)
+        host.stats = _rows_after(stats, _sort(host, host.start_ns, threads))
         add_eager_stats(host, self.names.list, self.names.__getitem__)
         return Trace(
             paths=list(paths), hosts=self.hosts, names=self.names.list, lines=self.lines,
@@ -182,23 +191,25 @@ def no_events(paths: Sequence[str], reasons: Sequence[str], fix: str) -> NoDataE
     return NoDataError(f"There is no trace event in {where}{because}", fix)
 
 
-def _joined(pieces: list[_Events], empty: _Events) -> _Events:
+def _joined(pieces: list[_Events], empty: _Events, threads: ThreadPoolExecutor) -> _Events:
     """One set of columns from many, without the stats. Empties ``pieces`` to free their memory."""
     if not pieces:
         return empty
-    columns: dict[str, Any] = {
-        f.name: np.concatenate([getattr(piece, f.name) for piece in pieces]) for f in fields(empty) if f.name != "stats"
-    }
+    names = [f.name for f in fields(empty) if f.name != "stats"]
+    columns: Any = threads.map(lambda name: np.concatenate([getattr(piece, name) for piece in pieces]), names)
+    joined = type(empty)(**dict(zip(names, columns, strict=True)))
     pieces.clear()
-    return type(empty)(**columns)
+    return joined
 
 
-def _sort(events: _Events, by: I64) -> npt.NDArray[np.intp]:
-    """Sort in place, one column after the other to save memory; returns the order."""
+def _sort(events: _Events, by: I64, threads: ThreadPoolExecutor) -> npt.NDArray[np.intp]:
+    """Sort in place, few columns at a time to save memory; returns the order."""
     order = np.argsort(by, kind="stable")
-    for f in fields(events):
-        if f.name != "stats":
-            setattr(events, f.name, getattr(events, f.name)[order])
+
+    def sort(name: str) -> None:
+        setattr(events, name, getattr(events, name)[order])
+
+    list(threads.map(sort, (f.name for f in fields(events) if f.name != "stats")))
     return order
 
 

@@ -7,6 +7,7 @@ from its first device event to its last.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.kernel_names import UNKNOWN, classify
 from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.parallel import pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +60,33 @@ class GpuTimeline:
 
 def timelines(trace: Trace) -> list[GpuTimeline]:
     """One for each GPU of the trace that ran anything, in the trace's order."""
+    with pool() as threads:
+        found = threads.map(partial(_timeline, trace), range(len(trace.gpus)))
+        return [timeline for timeline in found if timeline is not None]
+
+
+def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     device = trace.device
-    out = []
-    for gpu in range(len(trace.gpus)):
-        rows = np.flatnonzero(device.gpu == gpu)
-        start, end = device.start_ns[rows], device.end_ns[rows]
-        if not (end > start).any():
-            continue
-        kind = device.kind[rows]
+    rows = np.flatnonzero(device.gpu == gpu)
+    start, end = device.start_ns[rows], device.end_ns[rows]
+    if not (end > start).any():
+        return None
+    kind = device.kind[rows]
 
-        def of(*kinds: Kind, start: I64 = start, end: I64 = end, kind: npt.NDArray = kind) -> Spans:
-            chosen = np.flatnonzero(np.logical_or.reduce([kind == one for one in kinds]))
-            return union(start[chosen], end[chosen])
+    def of(*kinds: Kind) -> Spans:
+        chosen = np.flatnonzero(np.logical_or.reduce([kind == one for one in kinds]))
+        return union(start[chosen], end[chosen])
 
-        busy = union(start, end)
-        gaps = Spans(busy.end[:-1], busy.start[1:])
-        after = event_after(trace, rows, gaps)
-        launch = device.launch_ns[after]
-        out.append(GpuTimeline(
-            gpu, rows, rows[np.flatnonzero(kind <= Kind.COLLECTIVE)], rows[np.flatnonzero(kind == Kind.COMPUTE)],
-            of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
-            of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy, gaps,
-            host_fault=launch > gaps.start, known=launch >= 0, late=_late(trace, rows, gaps, after),
-        ))
-    return out
+    busy = union(start, end)
+    gaps = Spans(busy.end[:-1], busy.start[1:])
+    after = event_after(trace, rows, gaps)
+    launch = device.launch_ns[after]
+    return GpuTimeline(
+        gpu, rows, rows[np.flatnonzero(kind <= Kind.COLLECTIVE)], rows[np.flatnonzero(kind == Kind.COMPUTE)],
+        of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
+        of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy, gaps,
+        host_fault=launch > gaps.start, known=launch >= 0, late=_late(trace, rows, gaps, after),
+    )
 
 
 def _late(trace: Trace, rows: I64, gaps: Spans, after: I64) -> Spans:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -100,10 +101,10 @@ class _HostCalls:
     name: list[I64] = field(default_factory=list)
     details: list[I64] = field(default_factory=list)
 
-    def columns(self) -> list[I64]:
+    def columns(self, threads: ThreadPoolExecutor) -> list[I64]:
         """The seven columns."""
-        return [np.concatenate(c) if c else np.empty(0, np.int64) for c in (
-            self.correlation, self.device_id, self.start_ns, self.end_ns, self.line, self.name, self.details)]
+        return list(threads.map(lambda pieces: np.concatenate(pieces) if pieces else np.empty(0, np.int64), (
+            self.correlation, self.device_id, self.start_ns, self.end_ns, self.line, self.name, self.details)))
 
 
 def read_files(files: Sequence[Path]) -> Trace:
@@ -339,16 +340,14 @@ class _XSpace:
         for plane in planes:
             if plane.name.startswith("/host:") and plane.name != "/host:metadata":
                 self._read_host(plane, calls)
-        device = []
-        for plane in sorted(planes, key=lambda p: _ordinal(p) or 0):
-            if _ordinal(plane) is not None:
-                device.append(self._read_device(plane))
-        if device:
-            columns = calls.columns()
-            launches = Launches(columns[0], columns[1], columns[2], [_ordinal(p) or 0 for p in planes])
+        of_gpus = sorted((plane for plane in planes if _ordinal(plane) is not None), key=lambda p: _ordinal(p) or 0)
+        if of_gpus:
+            columns = calls.columns(self._threads)
+            sorted_calls = self._threads.submit(Launches, *columns[:3], [_ordinal(p) or 0 for p in planes])
+            device = [self._read_device(plane) for plane in of_gpus]
+            launches = sorted_calls.result()
+            list(self._threads.map(lambda events: self._join(events, launches, columns), chain.from_iterable(device)))
             for pieces in device:
-                for events in pieces:
-                    self._join(events, launches, columns)
                 builder.device += pieces
             note_empty_planes(builder, self.host, [sum(len(events) for events in pieces) for pieces in device],
                               self._errors + self._warnings, columns[5])
