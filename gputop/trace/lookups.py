@@ -45,6 +45,12 @@ def alphabetical(names: Sequence[str], name: npt.NDArray) -> I64:
     return np.argsort(np.argsort(texts, kind="stable"))[which]
 
 
+def stable_order(keys: npt.NDArray) -> I64:
+    """A stable argsort, by radix where the keys are few: NumPy has that for 16 bits only."""
+    small = len(keys) == 0 or (keys.min() >= 0 and keys.max() < 1 << 16)
+    return np.argsort(keys.astype(np.uint16) if small else keys, kind="stable")
+
+
 def optimizer_names(trace: Trace) -> Mask:
     """Which of ``trace.names`` are an optimizer's, as :func:`name_mask`."""
     return name_mask(trace, _OPTIMIZER)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.lookups import alphabetical
+from gputop.trace.lookups import alphabetical, stable_order
 from gputop.trace.model import I64
 
 
@@ -50,7 +50,7 @@ def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequ
         return Nesting(parent)
     rows = rows[nesting_order(line[rows], start[rows], end[rows], name[rows], names)]
     depth = depths(line[rows], start[rows], end[rows])
-    by_depth = _stable(depth)
+    by_depth = stable_order(depth)
     bounds = np.searchsorted(depth[by_depth], np.arange(int(depth.max()) + 2))
     for level in range(1, len(bounds) - 1):
         outer = by_depth[bounds[level - 1]:bounds[level]]
@@ -76,7 +76,7 @@ def depths(line: npt.NDArray, start: I64, end: I64) -> I64:
 def nesting_order(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequence[str]) -> I64:
     """The order of events by line, start, length (longest first) and name."""
     order = np.argsort(start, kind="stable") if (start[1:] < start[:-1]).any() else np.arange(len(start))
-    order = order[_stable(line[order])]
+    order = order[stable_order(line[order])]
     same = (line[order][1:] == line[order][:-1]) & (start[order][1:] == start[order][:-1])
     if same.any():
         tied = np.zeros(len(order), bool)
@@ -85,9 +85,3 @@ def nesting_order(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, na
         some = order[tied]
         order[tied] = some[np.lexsort((alphabetical(names, name[some]), -end[some], start[some], line[some]))]
     return order
-
-
-def _stable(keys: npt.NDArray) -> I64:
-    """A stable argsort, by radix where the keys are few: NumPy has that for 16 bits only."""
-    small = len(keys) == 0 or (keys.min() >= 0 and keys.max() < 1 << 16)
-    return np.argsort(keys.astype(np.uint16) if small else keys, kind="stable")

@@ -177,15 +177,13 @@ def waits_for_input(facts: TraceFacts) -> Spans:
 
 def idle_before(facts: TraceFacts, part: str) -> I64:
     """For each device event how long its GPU was idle before it in this part of the steps."""
-    device = facts.trace.device
-    out = np.zeros(len(device), np.int64)
+    out = np.zeros(len(facts.trace.device), np.int64)
     for timeline in facts.gpu_timelines:
         gaps, own, first = timeline.gaps, facts.parts.get(timeline.gpu), timeline.window_ns[0]
         if own is not None and len(own[part].start):
             start = np.concatenate(([min(int(own[part].start[0]), first)], gaps.start))
             end = np.concatenate(([first], gaps.end))
-            after = timeline.rows[np.searchsorted(device.start_ns[timeline.rows], end)]
-            np.add.at(out, after, coverage(own[part], start, end))
+            np.add.at(out, np.concatenate((timeline.rows[:1], timeline.after)), coverage(own[part], start, end))
     return out
 
 

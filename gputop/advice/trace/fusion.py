@@ -25,7 +25,7 @@ from gputop.core.findings import at_most, severity_of
 from gputop.text.units import count, percent
 from gputop.trace.intervals import coverage
 from gputop.trace.kernel_names import short_kernel, split_op
-from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_calls, name_mask
+from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_calls, name_mask, stable_order
 from gputop.trace.model import F64, I32, I64, Kind, Trace
 
 _SHOWN_NAMES = 2
@@ -45,7 +45,7 @@ def kernels_in_steps(facts: TraceFacts) -> I64:
 
 def by_stream(trace: Trace, rows: I64) -> I64:
     """The same rows stream by stream, each in their order."""
-    return rows[np.argsort(trace.device.line[rows], kind="stable")]
+    return rows[stable_order(trace.device.line[rows])]
 
 
 def time_in_rows(

@@ -76,8 +76,7 @@ def _short(facts: TraceFacts) -> Events:
     time = np.zeros(len(device), np.int64)
     for timeline in facts.gpu_timelines:
         gaps = timeline.gaps
-        after = timeline.rows[np.searchsorted(device.start_ns[timeline.rows], gaps.end)]
-        time[after] = np.where(gaps.end - gaps.start <= _PAUSE_NS, gaps.end - gaps.start, 0)
+        time[timeline.after] = np.where(gaps.end - gaps.start <= _PAUSE_NS, gaps.end - gaps.start, 0)
     rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (
         device.end_ns - device.start_ns < limit("small_kernels.kernel_s") * 1e9))
     length = coverage(facts.judged_spans, device.start_ns[rows], device.end_ns[rows])

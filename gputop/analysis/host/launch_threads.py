@@ -12,7 +12,7 @@ from gputop.analysis.host.executors import input_executors
 from gputop.analysis.host.host_ops import OP
 from gputop.analysis.results import LaunchThread, LaunchThreads
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import host_stat, name_mask
+from gputop.trace.lookups import host_stat, name_mask, stable_order
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, INPUT, MAIN, lines_of
 
@@ -68,7 +68,7 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
 
 def by_line(line: npt.NDArray) -> dict[int, I64]:
     """The places at which each number of a line stands in this column."""
-    order = np.argsort(line.astype(np.uint16) if len(line) and line.max() < 1 << 16 else line, kind="stable")
+    order = stable_order(line)
     parts = np.split(order, np.flatnonzero(np.diff(line[order])) + 1)
     return {int(line[part[0]]): part for part in parts if len(part)}
 

@@ -343,7 +343,8 @@ class _XSpace:
         of_gpus = sorted((plane for plane in planes if _ordinal(plane) is not None), key=lambda p: _ordinal(p) or 0)
         if of_gpus:
             columns = calls.columns(self._threads)
-            sorted_calls = self._threads.submit(Launches, *columns[:3], [_ordinal(p) or 0 for p in planes])
+            sorted_calls = self._threads.submit(Launches, columns[0], columns[1], columns[2],
+                                                [_ordinal(p) or 0 for p in planes])
             device = [self._read_device(plane) for plane in of_gpus]
             launches = sorted_calls.result()
             list(self._threads.map(lambda events: self._join(events, launches, columns), chain.from_iterable(device)))
