@@ -1,4 +1,5 @@
-"""The memory that this process may still take, and whom the kernel kills first where there is none left."""
+"""What this process may take of the node: its memory, and whom the kernel kills first where there is none left; and the
+threads of libraries."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from pathlib import Path
 # what watches it. Raising one's own needs no rights.
 ANALYSIS_SCORE = 1000  # before anything else
 MONITOR_SCORE = 500
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # read once, by what NumPy brings to multiply matrices, as it is imported
 _CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
 # cgroup v2, and v1 below its memory controller: limit, use, and what of the use can be reclaimed.

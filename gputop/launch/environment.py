@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.core.memory import BLAS_THREADS
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # the exit status of shells, env and nohup
@@ -17,6 +18,8 @@ EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # the exit status of shells, env
 _PYTHON = re.compile(r"python[0-9.]*(-dbg)?")
 _WITH_VALUE = "WX"  # interpreter options whose value may be the next argument
 _IGNORING_PYTHONPATH = {"I": "-I", "E": "-E", "S": "-S"}
+# In the C locale Python sets LC_CTYPE (PEP 538), which would change the behavior of a job that is not Python.
+_ADDED_BY_GPUTOP = ("LC_CTYPE", BLAS_THREADS)
 _DROPS_ENVIRONMENT = {"docker", "podman", "nerdctl", "kubectl", "sudo", "su", "doas", "ssh"}
 
 
@@ -39,15 +42,15 @@ def new_token() -> str:
 
 
 def inherited_environ() -> dict[str, str]:
-    """The environment gputop was started with, without what its interpreter added: in the C locale Python sets
-    LC_CTYPE (PEP 538), which would change the behavior of a job that is not Python."""
+    """The environment gputop was started with, without what its interpreter and gputop itself have added since."""
     environ = dict(os.environ)
     try:
         at_start = Path("/proc/self/environ").read_bytes()
     except OSError:
         return environ
-    if b"\0LC_CTYPE=" not in b"\0" + at_start:
-        environ.pop("LC_CTYPE", None)
+    for name in _ADDED_BY_GPUTOP:
+        if f"\0{name}=".encode() not in b"\0" + at_start:
+            environ.pop(name, None)
     return environ
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.launch.environment import inherited_environ
 from gputop.session.notifications import News, Notification
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def run_command(command: Sequence[str], notification: Notification, timeout_s: f
     Raises OSError or RuntimeError where it cannot be started, fails, or takes too long, which ends it and its children.
     """
     with subprocess.Popen([*command, notification.line], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                          stderr=subprocess.DEVNULL, start_new_session=True) as process:
+                          stderr=subprocess.DEVNULL, start_new_session=True, env=inherited_environ()) as process:
         try:
             process.communicate(json.dumps(notification.to_json()).encode(), timeout_s)
         except subprocess.TimeoutExpired:

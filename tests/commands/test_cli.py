@@ -239,3 +239,14 @@ def test_a_gate_that_nobody_reads_has_not_passed(gate: list[str], status: int) -
     done = subprocess.run(command, stdout=theirs, check=False, cwd=ROOT)
     os.close(theirs)
     assert done.returncode == status
+
+
+@pytest.mark.parametrize(("chosen", "threads"), [("", "1"), ("2", "2")])
+def test_numpy_takes_no_thread_for_each_cpu_of_the_job(chosen: str, threads: str) -> None:
+    script = ("from gputop import cli\n"
+              "def main():\n    import os, numpy\n    print(os.environ['OPENBLAS_NUM_THREADS'])\n    return 0\n"
+              "cli.main = main\ncli.command()")
+    env = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT,
+                          env={**env, **({"OPENBLAS_NUM_THREADS": chosen} if chosen else {})})
+    assert done.stdout.strip() == threads

@@ -42,6 +42,15 @@ def test_a_job_in_the_c_locale_keeps_it():
     assert "LC_CTYPE" not in ended.stdout
 
 
+@pytest.mark.parametrize("chosen", [{}, {"OPENBLAS_NUM_THREADS": "8"}])
+def test_the_threads_that_gputop_allows_itself_are_not_the_jobs(chosen):
+    environ = {name: value for name, value in environment().items() if name != "OPENBLAS_NUM_THREADS"} | chosen
+    ended = subprocess.run([*GPUTOP, "run", "--headless", "env"], env=environ, capture_output=True, text=True,
+                           check=True)
+    assert [line for line in ended.stdout.splitlines() if line.startswith("OPENBLAS")] == [
+        f"{name}={value}" for name, value in chosen.items()]
+
+
 def test_standard_streams_are_the_jobs_own():
     ended = run("--", "cat", stdin="through\n")
     assert (ended.stdout, ended.stderr, ended.returncode) == ("through\n", "", 0)
