@@ -6,8 +6,9 @@ A verdict has no sentence and the words compute nothing, so either can change wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from gputop.advice.rule import Rule
 from gputop.core.findings import Culprit, Finding, Gain, Severity, at_most, severity_of
@@ -16,8 +17,7 @@ from gputop.text.units import percent
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """Something costs time, or will make the job fail. Each rule adds its own numbers."""
 
     gpus: tuple[int, ...]
@@ -42,8 +42,7 @@ class Missing(NamedTuple):
     what: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """The words of a finding, and its evidence with the names that documents use."""
 
     title: str

@@ -133,7 +133,7 @@ OF_OTHERS = {"tensorflow": r"torch|DataLoader|\bJAX_|XLA_PYTHON|jnp\.",
 @pytest.mark.parametrize("rule", LIVE, ids=lambda rule: rule.id)
 @pytest.mark.parametrize("style", JOBS)
 def test_live_advice_is_for_the_framework_of_the_job(rule: Rule, framework: str, style: str) -> None:
-    verdict = dataclasses.replace(example(verdict_of(rule), style), framework=framework)
+    verdict = msgspec.structs.replace(example(verdict_of(rule), style), framework=framework)
     words = rule.function("describe")(verdict)
     found = re.search(OF_OTHERS[framework], f"{words.why}\n{words.action}\n{words.gain}\n{words.snippet}")
     # tf.data feeds many JAX jobs.

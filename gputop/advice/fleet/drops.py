@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
 
 from gputop.advice.fleet.job_view import (
@@ -20,8 +19,7 @@ from gputop.advice.verdict import Missing
 from gputop.text.units import percent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivityDrop(FleetVerdict):
+class ActivityDrop(FleetVerdict, frozen=True, kw_only=True):
     before: float
     after: float
 

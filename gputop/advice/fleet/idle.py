@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gputop.advice.fleet.job_view import (
     HOUR_S,
     NO_STEP,
@@ -25,8 +23,7 @@ _SOME_GAPS = Missing("activity of all GPUs of the job over the last quarter of a
                      "for a part of it, so that it is not known how many the job uses")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldIdle(FleetVerdict):
+class HeldIdle(FleetVerdict, frozen=True, kw_only=True):
     memory_used_ratio: float | None
 
 
@@ -70,8 +67,7 @@ def describe_held_idle(v: HeldIdle) -> FleetWords:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartlyUsed(FleetVerdict):
+class PartlyUsed(FleetVerdict, frozen=True, kw_only=True):
     idle_count: int
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
+
+from msgspec import Struct, field
 
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.cluster.model import History, Job
@@ -14,8 +15,7 @@ HOUR_S = 3600.0
 _GAP_STEPS = 3  # slices of the history without a measurement are bridged up to here
 
 
-@dataclass(slots=True)
-class JobView:
+class JobView(Struct):
     """A job at ``now_s`` (Unix time). ``explained``: nodes and GPUs that a finding has named."""
 
     job: Job
@@ -57,8 +57,7 @@ class JobView:
         return self.now_s - begin_s, seen or starts_with_job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetVerdict(Verdict):
+class FleetVerdict(Verdict, frozen=True, kw_only=True):
     """``lasts_s`` None: not known; ``since_exact`` False: at least so long."""
 
     job: str
@@ -70,8 +69,7 @@ class FleetVerdict(Verdict):
     gpu_hours_lost: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FleetWords(Explanation):
+class FleetWords(Explanation, frozen=True):
     label: str = ""
 
 

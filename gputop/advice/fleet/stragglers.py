@@ -4,7 +4,6 @@ clocks are low."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gputop.advice.fleet.job_view import (
     HOUR_S,
@@ -49,8 +48,7 @@ def _lasts(view: JobView, histories: Sequence[History | None]) -> tuple[float, b
 # -- slow_node --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowNode(FleetVerdict):
+class SlowNode(FleetVerdict, frozen=True, kw_only=True):
     activity: float
     median: float
 
@@ -101,8 +99,7 @@ def describe_slow_node(v: SlowNode) -> FleetWords:
 # -- straggler_gpu ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler(FleetVerdict):
+class Straggler(FleetVerdict, frozen=True, kw_only=True):
     """``why``: the word for what explains the worst of them (:data:`_REASONS`), "" where nothing does."""
 
     activity: float
@@ -233,8 +230,7 @@ def describe_straggler_gpu(v: Straggler) -> FleetWords:
 # -- low_clock_gpu ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LowClockGpu(FleetVerdict):
+class LowClockGpu(FleetVerdict, frozen=True, kw_only=True):
     """``why``: what holds the clock of the lowest down, or what else is known of it; ``others``: how many more."""
 
     activity: float

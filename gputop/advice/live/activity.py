@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gputop.advice.live.frameworks import MIXED_PRECISION, a_trace, code_for, no_figure, take_a_trace
 from gputop.advice.live.node_view import NodeView, gpus_text, same_job
@@ -19,15 +20,13 @@ from gputop.text.units import percent
 
 # -- spinning ---------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class _Spin:
+class _Spin(Struct, frozen=True):
     gpu: GpuSample
     evidence: dict[str, float]
     quiet: bool  # next to nothing on PCIe: neither launches nor input
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spinning(Verdict):
+class Spinning(Verdict, frozen=True, kw_only=True):
     window_s: float
     gpu: int  # the first of them, whose figures these are
     figures: Mapping[str, float]  # by their names in the evidence
@@ -163,8 +162,7 @@ def describe_spinning(v: Spinning) -> Explanation:
 
 # -- low_sm_active ----------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LowSmActive(Verdict):
+class LowSmActive(Verdict, frozen=True, kw_only=True):
     window_s: float
     gpu: int  # the one that works least
     metric: str  # sm_active, or gpu_util where that is not known
@@ -265,8 +263,7 @@ _TENSOR_CORES = {framework: f"{MIXED_PRECISION[framework]}\n# or, for float32 on
                      ("pytorch", 'torch.set_float32_matmul_precision("high")'))}
 
 
-@dataclass(frozen=True, slots=True)
-class _Pipes:
+class _Pipes(Struct, frozen=True):
     """Activity of two units of one GPU over the window."""
 
     gpu: int
@@ -274,8 +271,7 @@ class _Pipes:
     tensor: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpare(Verdict):
+class TensorSpare(Verdict, frozen=True, kw_only=True):
     window_s: float
     worst: _Pipes  # ``busy`` is the device memory's (dram_bound) or the SMs' (tensor_idle)
 
@@ -349,8 +345,7 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
     )
 
 
-@dataclass(slots=True)
-class _Seen:
+class _Seen(Struct):
     """What has been found while all GPUs are gone through."""
 
     found: list[_Pipes] = field(default_factory=list)

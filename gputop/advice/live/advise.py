@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from msgspec import structs
+
 from gputop.advice.live.bottleneck import live_limit
 from gputop.advice.live.node_view import NodeView
 from gputop.advice.live.own_rules import HeldConditions, own_live_outcomes
@@ -55,5 +57,5 @@ def _outcome(rule: Rule, view: NodeView) -> Finding | Abstained | None:
     if isinstance(verdict, Missing):
         return Abstained(rule.id, verdict.what)
     of_type(verdict, Verdict, "judge")
-    verdict = replace(verdict, framework=view.framework(verdict.gpus))
+    verdict = structs.replace(verdict, framework=view.framework(verdict.gpus))
     return finding(rule, verdict, rule.function("describe")(verdict))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gputop.advice.live.node_view import NodeView, gpus_text, same_job
 from gputop.advice.registry import limit, source
@@ -16,8 +15,7 @@ from gputop.text.units import ranges, seconds
 _NAMED = 4  # ranks; of more the first ones stand for all
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveHang(Verdict):
+class CollectiveHang(Verdict, frozen=True, kw_only=True):
     unchanged_s: float  # from the first answer with these counts to the last
     absence: Absence
     nccl: str  # version

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gputop.advice.live.frameworks import take_a_trace
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoFineMetrics(Verdict):
+class NoFineMetrics(Verdict, frozen=True, kw_only=True):
     window_s: float
     reason: str | None  # why there is no SM activity
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
@@ -21,8 +22,7 @@ _ECC = "NVML: ECC counters since the driver was loaded; remapped rows. " + sourc
 _XID = "NVML event XidCriticalError; NVIDIA: Xid documentation. " + source("hardware_error.xid_window_s")
 
 
-@dataclass(frozen=True, slots=True)
-class _Fault:
+class _Fault(Struct, frozen=True):
     """One kind of fault on some GPUs. ``what`` follows "GPU 3"; ``reset`` says whether ``action`` is to reset them."""
 
     severity: Severity
@@ -36,8 +36,7 @@ class _Fault:
     reset: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareError(Verdict):
+class HardwareError(Verdict, frozen=True, kw_only=True):
     faults: Sequence[_Fault]  # the worst first
 
 

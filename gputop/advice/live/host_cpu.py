@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gputop.advice.live.frameworks import a_trace, code_for, no_figure
@@ -30,8 +29,7 @@ _MAIN_THREAD = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostCpuSaturated(Verdict):
+class HostCpuSaturated(Verdict, frozen=True, kw_only=True):
     """``limited_by`` tells which limit is reached: "node" (all cores), "quota" (of the job's control group, used up
     at the start of the scheduler's periods), "group" (its control group's cores), "container" (the cores granted
     here) or "thread" (one thread fills a core)."""

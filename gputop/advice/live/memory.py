@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.advice.live.frameworks import a_trace, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text
@@ -44,16 +45,14 @@ def _held_gpus(view: NodeView) -> Iterable[GpuSample]:
 
 # -- memory_pressure --------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class _Tight:
+class _Tight(Struct, frozen=True):
     gpu: int
     free: float  # share of all memory
     processes: int
     span_bytes: float  # between the largest and the smallest reading
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPressure(Verdict):
+class MemoryPressure(Verdict, frozen=True, kw_only=True):
     window_s: float
     tightest: _Tight
 
@@ -116,8 +115,7 @@ def describe_memory_pressure(v: MemoryPressure) -> Explanation:
 
 # -- memory_preallocated ----------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPreallocated(Verdict):
+class MemoryPreallocated(Verdict, frozen=True, kw_only=True):
     window_s: float
     used: float  # share of all memory, of the GPU with most
 

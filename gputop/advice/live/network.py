@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gputop.advice.live.frameworks import a_trace, no_figure
 from gputop.advice.live.node_view import NodeView, gpus_text
@@ -16,8 +15,7 @@ _RULE = "network_bound"
 _WAYS = ("received", "sent")  # in the order of HostHistoryPoint.rdma_bytes_per_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkBound(Verdict):
+class NetworkBound(Verdict, frozen=True, kw_only=True):
     """``adapter`` is the fullest of ``full_adapters``; its figures are means over the window, ``way`` the fuller
     direction."""
 

@@ -6,8 +6,9 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from gputop.advice.registry import limit, rule_of
 from gputop.advice.verdict import Missing
@@ -28,8 +29,7 @@ _LONGEST = {"sm_active": "tensor_idle.window_s", "tensor_active": "tensor_idle.w
 _SERVICES = ("nvidia-cuda-mps", "nvidia-persistenced", "nv-hostengine", "dcgm")
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """One metric of all GPUs over a window: times[n], values[gpu][n], readings and mean per GPU.
 
     The mean is NaN where the readings do not cover the window.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gputop.advice.live.frameworks import no_figure
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of
 from gputop.advice.registry import limit
@@ -12,8 +10,7 @@ from gputop.core.samples import ProcessSample
 from gputop.text.units import ranges
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumaRemote(Verdict):
+class NumaRemote(Verdict, frozen=True, kw_only=True):
     """``gpus`` are the far ones of all processes; the rest tells of one process."""
 
     process: ProcessSample

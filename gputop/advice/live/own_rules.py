@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
+
+from msgspec import Struct, field
 
 from gputop.advice.live.node_view import NodeView
 from gputop.advice.own import Figures, in_words, own_finding
@@ -23,8 +24,7 @@ _FORGOTTEN_S = 60.0  # without a sample for so long, or before the last one: the
 _ACTIVITY = ("sm_active", "gpu_util")
 
 
-@dataclass(slots=True)
-class Held:
+class Held(Struct):
     """Since when a condition holds, and when it did last, with what it read then."""
 
     since_s: float

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.advice.live.frameworks import a_trace, code_for, no_figure
 from gputop.advice.live.node_view import NodeView, gpus_text
@@ -28,8 +30,7 @@ _WAYS = {"pcie_rx_bytes_per_s": "host to device", "pcie_tx_bytes_per_s": "device
 
 # -- pcie_link_degraded -----------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class _SlowLink:
+class _SlowLink(Struct, frozen=True):
     gpu: GpuSample
     slow_share: float  # of the readings at work
     bytes_per_s: float
@@ -37,8 +38,7 @@ class _SlowLink:
     traffic: float | None = None  # the larger direction's, of what the link carries
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PcieLinkDegraded(Verdict):
+class PcieLinkDegraded(Verdict, frozen=True, kw_only=True):
     window_s: float
     worst: _SlowLink
 
@@ -129,8 +129,7 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
 
 # -- pcie_saturated ---------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class _FullLink:
+class _FullLink(Struct, frozen=True):
     gpu: GpuSample
     metric: str  # the direction
     window_s: float
@@ -142,8 +141,7 @@ class _FullLink:
         return self.bytes_per_s / self.link_bytes_per_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PcieSaturated(Verdict):
+class PcieSaturated(Verdict, frozen=True, kw_only=True):
     worst: _FullLink
     activity: tuple[str, float] | None  # metric and mean of that GPU; None: not known
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gputop.advice.live.frameworks import a_trace, code_for, no_figure
 from gputop.advice.live.node_view import NodeView, gpus_text, name_of, same_job
@@ -39,8 +39,7 @@ _EVEN = {
 
 # -- idle_gpu ---------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class _Holder:
+class _Holder(Struct, frozen=True):
     """A process and what it does with its GPUs."""
 
     process: ProcessSample
@@ -49,8 +48,7 @@ class _Holder:
     held: int  # GPUs whose activity is known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleGpu(Verdict):
+class IdleGpu(Verdict, frozen=True, kw_only=True):
     window_s: float
     worst: _Holder
     complete: bool  # all GPUs of the node are watched
@@ -151,8 +149,7 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
 
 # -- unused_gpu -------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnusedGpu(Verdict):
+class UnusedGpu(Verdict, frozen=True, kw_only=True):
     window_s: float
     gpus_count: int  # of the node
     busiest: float  # activity of the busiest other GPU
@@ -188,8 +185,7 @@ def describe_unused_gpu(v: UnusedGpu) -> Explanation:
 
 # -- gpu0_oversubscribed ----------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu0Oversubscribed(Verdict):
+class Gpu0Oversubscribed(Verdict, frozen=True, kw_only=True):
     window_s: float
     process: ProcessSample
     peers: tuple[int, ...]
@@ -283,8 +279,7 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
 
 # -- shared_gpu -------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedGpu(Verdict):
+class SharedGpu(Verdict, frozen=True, kw_only=True):
     gpu: int  # where the lesser job takes most
     processes: tuple[ProcessSample, ProcessSample]  # the one that uses it more first
     together_s: float

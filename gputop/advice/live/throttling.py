@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
@@ -22,8 +22,7 @@ def _ratio_of(view: NodeView, gpu: GpuSample, metric: str, scale: str, window_s:
 
 # -- thermal_throttled ------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class _Heat:
+class _Heat(Struct, frozen=True):
     gpu: int
     clock: float  # SM clock, of its maximum
     share: float  # of the window in which heat held the clocks down
@@ -31,8 +30,7 @@ class _Heat:
     slowdown_c: float | None  # at which clocks are slowed down
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThermalThrottled(Verdict):
+class ThermalThrottled(Verdict, frozen=True, kw_only=True):
     window_s: float
     worst: _Heat
 
@@ -96,8 +94,7 @@ def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
 
 # -- power_capped -----------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class _PowerCap:
+class _PowerCap(Struct, frozen=True):
     gpu: int
     clock: float  # SM clock, of its maximum
     share: float | None  # of the samples in which the driver named the power limit
@@ -105,8 +102,7 @@ class _PowerCap:
     limit_w: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PowerCapped(Verdict):
+class PowerCapped(Verdict, frozen=True, kw_only=True):
     window_s: float
     worst: _PowerCap
 

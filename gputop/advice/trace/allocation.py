@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gputop.advice import savings
@@ -38,8 +36,7 @@ _ALLOCATORS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocationInSteps(Verdict):
+class AllocationInSteps(Verdict, frozen=True, kw_only=True):
     idle_s: float  # that follows from the calls, per step and GPU
     calls_s: float  # that they take on the host, per step
     count: float  # per step
@@ -129,8 +126,7 @@ _MANAGED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManagedMemory(Verdict):
+class ManagedMemory(Verdict, frozen=True, kw_only=True):
     migration_s: float  # per step and GPU
     count: float  # migrations per step and GPU
     to_gpu_bytes: float  # per step and GPU

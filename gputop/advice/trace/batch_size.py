@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from statistics import fmean
+
+from msgspec.structs import replace
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
@@ -31,8 +32,7 @@ _ASK_FOR_ROOM = {
 _WORTH_TELLING = 0.001  # of the step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSizeHeadroom(Verdict):
+class BatchSizeHeadroom(Verdict, frozen=True, kw_only=True):
     """Times are per step and GPU. Those before ``filled_s`` do not grow with the batch; None: not known."""
 
     factor: float  # by which the batch can grow, or is tried to

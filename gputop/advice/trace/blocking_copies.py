@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -55,8 +54,7 @@ _LARGE_BYTES = 1_000_000  # copies that run at the link's rate
 
 # -- copies_pageable --------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopiesPageable(Verdict):
+class CopiesPageable(Verdict, frozen=True, kw_only=True):
     pageable_s: float  # per step and GPU, with nothing beside the copies
     pageable_of_copies: float  # share of the time of all copies with the host that nothing hides
     bytes_per_s: float
@@ -129,8 +127,7 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
 
 # -- sync_copies ------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncCopies(Verdict):
+class SyncCopies(Verdict, frozen=True, kw_only=True):
     idle_s: float  # that follows from the waits, per step and GPU
     count: float  # copies that the host waited for, per step and GPU
     syncs: float  # other calls in which it waited, per step and GPU

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -82,8 +81,7 @@ def _bytes(facts: TraceFacts, op: CollectiveOp, gpus: int) -> float | None:
 
 # -- communication_exposed --------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicationExposed(Verdict):
+class CommunicationExposed(Verdict, frozen=True, kw_only=True):
     """``share`` is what overlap can save: no more than there is compute to hide it behind."""
 
     exposed_s: float  # per step: transfers that all GPUs have joined, with nothing computed meanwhile
@@ -169,8 +167,7 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
 
 # -- collective_waiting -----------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveWaiting(Verdict):
+class CollectiveWaiting(Verdict, frozen=True, kw_only=True):
     late_s: float  # per step, by which the last GPUs were late
     waiting_s: float  # per step and GPU: exposed waiting inside collectives
     latest: int  # the GPU that causes most of the wait
@@ -239,8 +236,7 @@ def describe_collective_waiting(v: CollectiveWaiting, job: Job) -> Explanation:
 
 # -- allreduce_count --------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduceCount(Verdict):
+class AllReduceCount(Verdict, frozen=True, kw_only=True):
     count: float  # per step
     needed: int
     median_s: float
@@ -314,8 +310,7 @@ def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
 
 # -- allreduce_slow ---------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduceSlow(Verdict):
+class AllReduceSlow(Verdict, frozen=True, kw_only=True):
     transfer_s: float  # per step, waiting left out
     wanted_s: float  # what a ring over the node's slowest link would take
     moved_bytes: float  # per step

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,8 +39,7 @@ _RETRACED_CUSTOM = (
 
 # -- retracing --------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retracing(Verdict):
+class Retracing(Verdict, frozen=True, kw_only=True):
     function: str
     tracing_s: float  # per step
     count: int  # times it was traced or compiled anew in the window
@@ -121,8 +119,7 @@ _EAGER_CUSTOM = (
     "# Keras: model.compile(..., run_eagerly=False)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagerExecution(Verdict):
+class EagerExecution(Verdict, frozen=True, kw_only=True):
     wait_s: float  # per step: the GPU, or without one the step, waits for Python
     eager_ratio: float  # share of the ops' time that is run eagerly
     ops_per_step: float | None
@@ -180,8 +177,7 @@ _BY_NAME = rf"{_ELEMENTWISE}_GPU_DT_\w+_kernel|.*(?:EigenMetaKernel|BiasNHWCKern
 _XLA_KERNEL = r"(?:\w*_)?fusion(?:_\d+)?$|\w*(?:loop|input|wrapped)_\w*fusion|triton_"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XlaOff(Verdict):
+class XlaOff(Verdict, frozen=True, kw_only=True):
     chained_s: float  # per step and GPU, in chains of element-wise kernels
     chains: float  # rows per step and GPU
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,8 +57,7 @@ _ON_GPU = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopiesExcessive(Verdict):
+class CopiesExcessive(Verdict, frozen=True, kw_only=True):
     ways: Mapping[str, float]  # h2d, d2h: share of the step; d2d: of the device window
     worst: str  # the way that takes most
     rates: Mapping[str, float]  # number, bytes and rate of the copies of that way, by their names in the evidence
@@ -198,8 +196,7 @@ _OWN_STREAM = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DefaultStream(Verdict):
+class DefaultStream(Verdict, frozen=True, kw_only=True):
     exposed_s: float  # pinned copies with the host, with nothing beside them, per step and GPU
     bytes_per_s: float
     streams: tuple[str, ...]

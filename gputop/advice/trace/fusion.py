@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -147,8 +146,7 @@ _NO_FLASH_KERNEL = (
     "at most 256 and a mask without gradient.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionUnfused(Verdict):
+class AttentionUnfused(Verdict, frozen=True, kw_only=True):
     between_s: float  # per step and GPU: softmax, scale, mask and dropout between the two products
     softmax_s: float
     count: float  # of such sequences per step and GPU
@@ -258,8 +256,7 @@ _LAYOUT = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutConversions(Verdict):
+class LayoutConversions(Verdict, frozen=True, kw_only=True):
     conversions_s: float  # per step and GPU
     count: float
     names: tuple[str, ...]
@@ -304,8 +301,7 @@ _TORCH_ELEMENTWISE = r"at::native::.*elementwise_kernel|at6native.*elementwise_k
 _INDUCTOR = r"triton_(?:poi|per|red|tem|for)_"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElementwiseUnfused(Verdict):
+class ElementwiseUnfused(Verdict, frozen=True, kw_only=True):
     chained_s: float  # per step and GPU, in chains of element-wise kernels
     chains: float  # rows per step and GPU
 
@@ -352,8 +348,7 @@ _FUSED_OPTIMIZER = (
     "optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)  # or foreach=True; SGD and Adam too")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerUnfused(Verdict):
+class OptimizerUnfused(Verdict, frozen=True, kw_only=True):
     count: float  # kernels per step and GPU
     kernels_s: float
     pauses_s: float  # per step and GPU, between two of them

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from gputop.advice.registry import limit, source
@@ -61,8 +60,7 @@ WORK: tuple[tuple[str, str, str, dict[str, str | None]], ...] = (
 
 # -- step_gap_host ----------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepGapHost(Verdict):
+class StepGapHost(Verdict, frozen=True, kw_only=True):
     gap_s: float  # per step
     silent_s: float | None  # of it, without any event on the host
     work: Sequence[GapWork]  # of the main thread, longest first
@@ -200,8 +198,7 @@ _HAS_KERNEL = re.compile(
     r"Sigmoid|Square|Sqrt|Rsqrt|Pow|OneHot|TopKV2|ArgMax|Cumsum|Random\w+|StatelessRandom\w+|Einsum$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostPlacement(Verdict):
+class HostPlacement(Verdict, frozen=True, kw_only=True):
     wait_s: float  # per step: ops on the host while the GPU has nothing to do
     work: Sequence[GapWork]  # those ops, longest first
 

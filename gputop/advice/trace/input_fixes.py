@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputop.analysis.results import Pipeline, Stage
 from gputop.core.job_cpus import JobCpus
@@ -81,8 +82,7 @@ _BY_NAME = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class InputFix:
+class InputFix(Struct, frozen=True):
     """``step_s`` is the step to expect, None where the pipeline tells no costs; ``how`` what that assumes."""
 
     action: str
@@ -109,8 +109,7 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
     return _fill_buffers(found) or _replace_python(found, python_s) or _use_threads(found) or _do_less(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Bottleneck:
+class _Bottleneck(Struct, frozen=True):
     """The stage that bounds a pipeline, and the times of a step that a fix changes or leaves.
 
     ``cost_s`` is what the stage's segment takes for the batches of a step, ``stage_s`` the stage itself, ``others_s``

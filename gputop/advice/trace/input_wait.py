@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,8 +28,7 @@ _LOADER = InputFix(
     "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)", None, "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputBound(Verdict):
+class InputBound(Verdict, frozen=True, kw_only=True):
     wait_ratio: float  # share of the loop's time in its calls for a batch, whether GPUs work meanwhile or not
     fix: InputFix
     slowest_stage: tuple[str, float] | None  # where the fix knows no costs: tf.data's longest stage and its seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.training_loop import training_loop
@@ -15,8 +15,7 @@ _COMPILED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     basis: str  # what shares are of: "step", "window" or "period"
     period_s: float  # length of one step, or of the window
     framework: str  # tensorflow, jax, pytorch or unknown

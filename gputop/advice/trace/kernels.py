@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -35,8 +34,7 @@ _FUSE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmallKernels(Verdict):
+class SmallKernels(Verdict, frozen=True, kw_only=True):
     short_ratio: float  # share of the kernels that run for less than 20 µs
     kernel_median_s: float
     pauses_s: float  # between kernels, per step and GPU

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -31,8 +30,7 @@ _SNIPPETS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchBound(Verdict):
+class LaunchBound(Verdict, frozen=True, kw_only=True):
     kernel_median_s: float
     kernels_per_s: float
     launch_delay_s: float | None  # from a launch to its kernel's start, median

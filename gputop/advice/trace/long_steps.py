@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -49,8 +48,7 @@ _MORE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongStepsFound(Verdict):
+class LongStepsFound(Verdict, frozen=True, kw_only=True):
     steps: Sequence[int]  # their numbers, from 1 on, among the whole steps of the window
     of: int  # whole steps of the window
     every: int | None  # the distance from one to the next, where it is always the same

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,8 +26,7 @@ _FINITE = re.compile(r"is_?(all_)?finite|all_?finite", re.IGNORECASE)
 _HAVE_BF16 = (8, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossScaling(Verdict):
+class LossScaling(Verdict, frozen=True, kw_only=True):
     checks_s: float  # scaling, unscaling and checking gradients on the GPU, per step and GPU
     verdict_wait_s: float  # the GPU idle until the host knows whether all gradients are finite
     kernels: int

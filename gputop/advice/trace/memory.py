@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.inputs import gpu_allocators
@@ -21,8 +19,7 @@ _ROOM = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPressure(Verdict):
+class MemoryPressure(Verdict, frozen=True, kw_only=True):
     fullest: int  # the GPU whose allocator was fullest
     peak_bytes: int
     capacity_bytes: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -60,8 +59,7 @@ def _even_batches(job: Job) -> str | None:
 
 # -- replica_imbalance, gpu0_oversubscribed ---------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imbalance(Verdict):
+class Imbalance(Verdict, frozen=True, kw_only=True):
     heavy: int  # the GPU with most work
     compute_s: float  # its compute per step, or in the window
     others_compute_s: float  # median of the others
@@ -182,8 +180,7 @@ def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
 
 # -- serial_gpus ------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SerialGpus(Verdict):
+class SerialGpus(Verdict, frozen=True, kw_only=True):
     one_alone: float  # share of the time with any compute in which only one GPU computes
     one_alone_by_chance: float  # the same, were the GPUs independent
     any_active: float  # share of the step in which any GPU computes
@@ -241,8 +238,7 @@ def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
 
 # -- staggered_launch -------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaggeredLaunch(Verdict):
+class StaggeredLaunch(Verdict, frozen=True, kw_only=True):
     first: int
     last: int
     last_launched_s: float  # after the first GPU's launch, median

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
@@ -49,8 +50,7 @@ _TORCH_FP16 = ("scaler = torch.amp.GradScaler()\nwith torch.autocast('cuda', dty
                "scaler.update()")
 
 
-@dataclass(frozen=True, slots=True)
-class _Matmuls:
+class _Matmuls(Struct, frozen=True):
     """Shares of the compute kernels' summed time."""
 
     plain_fp32: float  # FP32 on the ordinary cores
@@ -144,8 +144,7 @@ def _assumes(what: str, speedup: str = "precision.speedup") -> str:
 
 # -- tensor_cores_unused ----------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorCoresUnused(Verdict):
+class TensorCoresUnused(Verdict, frozen=True, kw_only=True):
     """``share`` is what tensor cores would save."""
 
     fp32_part: float  # share of the kernels' time: matrix kernels in FP32 on the ordinary cores
@@ -205,8 +204,7 @@ def _precision_snippet(framework: str, tf32: bool) -> str | None:
 
 # -- fp16_fallback ----------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fp16Fallback(Verdict):
+class Fp16Fallback(Verdict, frozen=True, kw_only=True):
     """``share`` is what tensor cores would save; the rest are shares of the kernels' time."""
 
     plain_16: float  # matrix kernels in 16 bits on the ordinary cores
@@ -257,8 +255,7 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
 
 # -- dims_unaligned ---------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DimsUnaligned(Verdict):
+class DimsUnaligned(Verdict, frozen=True, kw_only=True):
     """``share`` is what aligned dimensions would save."""
 
     unaligned_part: float  # share of the kernels' time

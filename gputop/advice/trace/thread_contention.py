@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, on_host, removed_host_time, waits_for_host
@@ -17,8 +17,7 @@ _WORTH_NAMING = 0.05  # of what tf.data's threads do while launches are late
 _PRIVATE_LAUNCHES = "TF_GPU_THREAD_MODE=gpu_private TF_GPU_THREAD_COUNT=2 python train.py"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadContention(Verdict):
+class ThreadContention(Verdict, frozen=True, kw_only=True):
     launch_wait_s: float  # per step: the GPU waits inside the step's call for a launch
     collective_wait_s: float  # per step: other GPUs wait in collectives for one whose launches were held up
     held_up: float  # share of the launch wait for single launches that come far later than the others
