@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import NamedTuple, Protocol
 
 from gputop.cluster import slurm
@@ -91,6 +92,59 @@ class FleetCollector(Protocol):
     def refresh(self, view: View) -> Fleet:
         """The fleet now. Raises GputopError only before the first answer."""
         ...
+
+
+def find_metrics(client: Client) -> tuple[Queries, set[str], bool]:
+    """The queries for the metrics that a Prometheus has, by two of them; its clusters, where it has several; and
+    whether what it has is simulated. Raises GputopError."""
+    names: dict[str, int] = {}
+    scrape_jobs: dict[str, None] = {}
+    known = {name.name for schema in SCHEMAS for own in schema.figures.values() for name in own}
+    known |= {schema.jobs for schema in SCHEMAS}
+    for series in client.instant(WHAT_IS_THERE):
+        name = series.labels.get("__name__", "")
+        if name in known:
+            names[name] = names.get(name, 0) + int(series.value)
+            scrape_jobs[series.labels.get("job", "")] = None
+    found = Found(names, tuple(job for job in scrape_jobs if job))
+    if not found.schemas():
+        raise GputopError(
+            f"{client.endpoint.url} has no metrics of GPUs",
+            "It must scrape dcgm-exporter, gputop export, nvitop-exporter or all-smi on the nodes.", EXIT_NO_DATA)
+    there = client.instant(which_labels(found))
+    labels = {series.labels.get("figure") for series in there}
+    clusters = {s.labels.get(CLUSTER_LABEL, "") for s in there if s.labels.get("figure") == "cluster"}
+    if "exported_pod" in labels:
+        labels.discard("pod")  # then it is the exporter's own
+    queries = Queries(replace(found, job_labels=tuple(label for label in JOB_LABELS if label in labels),
+                              clusters=len(clusters) > 1, divided="divided" in labels))
+    return queries, clusters if len(clusters) > 1 else set(), "simulated" in labels
+
+
+def node_means(client: Client, window: str) -> dict[str, dict[str, float]]:
+    """By short name of a node the means over its GPUs in a ``window`` ("2m"): of its activity, by the names of
+    :data:`ACTIVITY`, and of ``power_w``. By three queries. A name that several nodes have is missing.
+
+    Raises GputopError.
+    """
+    queries, _, _ = find_metrics(client)
+    of_node: dict[str, dict[str, list[float]]] = {}
+    names: dict[str, set[str]] = {}
+    for series in client.instant(queries.node_means(window)):
+        node, figure = node_of(series.labels), series.labels.get("figure", "")
+        figure = series.labels.get("kind", queries.kind) if figure == "activity" else figure
+        of_node.setdefault(node, {}).setdefault(figure, []).append(series.value)
+        for label in NODE_LABELS:
+            if series.labels.get(label):
+                names.setdefault(_short_name(series.labels[label]), set()).add(node)
+    return {name: {figure: fmean(values) for figure, values in of_node[next(iter(nodes))].items()}
+            for name, nodes in names.items() if len(nodes) == 1}
+
+
+def _short_name(name: str) -> str:
+    """Of a label that may end in a port."""
+    host, _, port = name.rpartition(":")
+    return slurm.short_name(host if port.isdecimal() else name)
 
 
 class Collector:
@@ -184,29 +238,7 @@ class Collector:
     def _discover(self, now_s: float) -> None:
         if self._queries is not None and now_s - self._found_s < REDISCOVER_S:
             return
-        names: dict[str, int] = {}
-        scrape_jobs: dict[str, None] = {}
-        known = {name.name for schema in SCHEMAS for own in schema.figures.values() for name in own}
-        known |= {schema.jobs for schema in SCHEMAS}
-        for series in self._client.instant(WHAT_IS_THERE):
-            name = series.labels.get("__name__", "")
-            if name in known:
-                names[name] = names.get(name, 0) + int(series.value)
-                scrape_jobs[series.labels.get("job", "")] = None
-        found = Found(names, tuple(job for job in scrape_jobs if job))
-        if not found.schemas():
-            raise GputopError(
-                f"{self._client.endpoint.url} has no metrics of GPUs",
-                "It must scrape dcgm-exporter, gputop export, nvitop-exporter or all-smi on the nodes.", EXIT_NO_DATA)
-        there = self._client.instant(which_labels(found))
-        labels = {series.labels.get("figure") for series in there}
-        clusters = {s.labels.get(CLUSTER_LABEL, "") for s in there if s.labels.get("figure") == "cluster"}
-        self._clusters = clusters if len(clusters) > 1 else set()
-        self._simulated = "simulated" in labels
-        if "exported_pod" in labels:
-            labels.discard("pod")  # then it is the exporter's own
-        self._queries = Queries(replace(found, job_labels=tuple(label for label in JOB_LABELS if label in labels),
-                                        clusters=bool(self._clusters), divided="divided" in labels))
+        self._queries, self._clusters, self._simulated = find_metrics(self._client)
         self._found_s = now_s
 
     def _ask_figures(self) -> None:
@@ -363,8 +395,7 @@ class Collector:
         labels = self._group_labels.get(key, {})
         cluster = f"{labels.get(CLUSTER_LABEL, '')}/" if self._clusters else ""
         names = {labels[label] for label in NODE_LABELS if labels.get(label)} | {key[1].removeprefix(cluster)}
-        return {cluster + slurm.short_name(name.rpartition(":")[0] if name.rpartition(":")[2].isdecimal() else name)
-                for name in names}
+        return {cluster + _short_name(name) for name in names}
 
     def _key_matchers(self, keys: Sequence[Key]) -> list[str]:
         """One matcher for each set of labels; none where all groups are wanted."""

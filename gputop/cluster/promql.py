@@ -222,6 +222,14 @@ class Queries:
                 arms[figure] = f"sum by ({', '.join(group)}) ({value})"
         return arms
 
+    def node_means(self, window: str) -> str:
+        """Of each node the mean activity of its GPUs over a ``window``, and their mean power."""
+        nodes = [*NODE_LABELS, *([CLUSTER_LABEL] if self.found.clusters else [])]
+        arms = {"activity": f"avg by ({', '.join([*nodes, *self._kind])}) ({self.activity(window)})"}
+        if power := self._of_schemas([self._one(s, "power_w", "", window, mig=False) for s in self.schemas]):
+            arms["power_w"] = f"avg by ({', '.join(nodes)}) ({power})"
+        return _joined(arms)
+
     def outliers(self, below: float, matchers: Sequence[str], busy: float, clock: float,
                  low_nodes: Sequence[str] = (), *, node_clocks: bool = False) -> str:
         """Of the groups that match: how far their GPUs differ, and the GPUs and nodes that are ``below`` the median;

@@ -30,7 +30,7 @@ class CannedClient:
         self.arms = dict(arms)
         self.fails: dict[str, GputopError] = {}
         self.history: Callable[[Mapping[str, str], float], float] = lambda labels, at_s: 0.9
-        self._names, self._labels, self._clusters = names, labels, clusters
+        self._names, self._labels, self._clusters = dict(names), labels, clusters
 
     def instant(self, query: str, at_s: float | None = None) -> list[Series]:
         self._count(query)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gputop.cluster.collect import QUERIES, Collector, View
+from gputop.cluster.collect import QUERIES, Collector, View, node_means
 from gputop.cluster.model import NO_JOB
 from gputop.core.errors import GputopError, NoDataError
 from gputop.export.cluster import summary
@@ -329,3 +329,13 @@ def test_a_label_with_a_new_name_is_looked_for_at_once() -> None:
                          for labels, value in rows] for arm, rows in client.arms.items()}
     own.refresh(View())
     assert {job.id for job in own.refresh(View()).jobs} == {"7", "8"}
+
+
+def test_the_means_of_nodes_by_all_names_that_are_theirs_alone() -> None:
+    client = CannedClient(DCGM, clusters=["a", "b"], activity=[
+        (NODE_1, 0.9), (NODE_2, 0.5), ({"Hostname": "twin", "cluster": "a"}, 0.1),
+        ({"Hostname": "twin", "cluster": "b"}, 0.2)], power_w=[(NODE_1, 400.0)])
+    assert node_means(client, "2m") == {  # type: ignore[arg-type]
+        "n1": {"sm_active": 0.9, "power_w": 400.0}, "10.0.0.1": {"sm_active": 0.9, "power_w": 400.0},
+        "n2": {"sm_active": 0.5}}
+    assert client.cost.queries == 3
