@@ -12,15 +12,13 @@ from gputop.cluster import slurm
 from gputop.cluster.collect import Limits, View
 from gputop.cluster.model import Fleet, Problem
 from gputop.cluster.node_fleet import FleetBuilder, Watched
-from gputop.cluster.ssh import NodeProblem, Ssh
+from gputop.cluster.ssh import AT_ONCE, NodeProblem, Ssh, answer_of, by_cause
 from gputop.core.errors import EXIT_FAILED, GputopError
 from gputop.core.samples import NodeSample
 from gputop.text.units import seconds
 
-AT_ONCE = 16  # connections that ask at the same time
 WAIT_S = 3.0  # of a refresh: what has not come by then comes with one of the next
 _GAP_S = 120.0  # not seen for longer: what was before says nothing of the time between
-_NAMED = 8  # nodes in a sentence
 
 
 @dataclass(slots=True)
@@ -33,9 +31,9 @@ class _Asked(Watched):
 class NodesCollector:
     """Satisfies what the screen asks of a :class:`gputop.cluster.collect.Collector`. From one thread."""
 
-    def __init__(self, names: Sequence[str], ssh: Ssh, limits: Limits, squeue: Callable[[], bytes] | None = None,
-                 period_s: float = 15.0, clock: Callable[[], float] = time.time,
-                 wait_s: float = WAIT_S) -> None:
+    def __init__(self, names: Sequence[str], ssh: Ssh[NodeSample], limits: Limits,
+                 squeue: Callable[[], bytes] | None = None, period_s: float = 15.0,
+                 clock: Callable[[], float] = time.time, wait_s: float = WAIT_S) -> None:
         """A node is asked again after ``period_s``. ``squeue`` as of the other collector."""
         self._ssh, self._limits, self._clock = ssh, limits, clock
         self._period_s, self._wait_s, self._gap_s = period_s, wait_s, max(_GAP_S, 3 * period_s)
@@ -90,15 +88,7 @@ class NodesCollector:
 
     def _work(self) -> None:
         while (name := self._wanted.get()) is not None:
-            try:
-                sample, count = self._ssh.ask(name)
-                self._answers.put((name, sample, count))
-            except NodeProblem as error:
-                self._answers.put((name, error, 0))
-            except Exception as error:  # noqa: BLE001 - thread boundary: an odd answer must not end the asking
-                problem = NodeProblem(f"its answer cannot be read ({type(error).__name__})",
-                                      "ssh NODE gputop --version")
-                self._answers.put((name, problem, 0))
+            self._answers.put((name, *answer_of(self._ssh, name)))
 
     def _take(self, view: View) -> int:
         """What the nodes have answered, as far as it comes in time; returns its bytes."""
@@ -121,16 +111,11 @@ class NodesCollector:
 
     def _problems(self) -> list[Problem]:
         """Nodes with one cause together; then what a node says of itself."""
-        causes: dict[tuple[str, str], list[str]] = {}
-        for name, own in self._nodes.items():
-            if own.problem is not None:
-                causes.setdefault((own.problem.message, own.problem.fix), []).append(name)
-            elif own.sample is not None and not own.sample.gpus:
-                causes.setdefault((f"it has no GPU: {own.sample.source}", "ssh NODE gputop doctor"), []).append(name)
-        out = []
-        for (message, fix), names in causes.items():
-            shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-            out.append(Problem(f"{shown}: {message}", fix.replace("NODE", names[0])))
+        problems = {name: own.problem for name, own in self._nodes.items() if own.problem is not None}
+        problems |= {name: NodeProblem(f"it has no GPU: {own.sample.source}", "ssh NODE gputop doctor")
+                     for name, own in self._nodes.items()
+                     if own.problem is None and own.sample is not None and not own.sample.gpus}
+        out = by_cause(problems)
         if self._slurm.problem is not None:
             out.append(self._slurm.problem)
         watched_s = self._clock() - self._began_s

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import math
+import os
 import socket
 import time
 import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
@@ -195,6 +197,24 @@ class Client:
                if "CERTIFICATE" in str(error) else
                "Check whether it runs and this machine can reach it. If only a login node can: ssh://LOGIN/http://…")
         return GputopError(f"{url} cannot be reached: {why}", fix)
+
+
+@contextlib.contextmanager
+def connected(url: str, settings: Mapping[str, str], warn: Callable[[str], None], *,
+              may_ask: bool = False) -> Iterator[Client]:
+    """A client of the Prometheus at ``url``, through ssh where the address says so. ``settings`` name its credentials;
+    ``may_ask``: ssh may ask for a password on the terminal. Raises GputopError."""
+    from gputop.cluster.endpoint import Tunnel, credentials, parse_endpoint
+
+    endpoint = parse_endpoint(url)
+    own = credentials(os.environ, settings)
+    if (own.token or own.user) and not endpoint.is_private:
+        warn(f"the credentials go to {endpoint.host} unencrypted: use https:// or ssh://")
+    with contextlib.ExitStack() as parts:
+        tunnel = parts.enter_context(contextlib.closing(Tunnel(endpoint))) if endpoint.login else None
+        if tunnel is not None:
+            tunnel.path(may_ask=may_ask)
+        yield parts.enter_context(contextlib.closing(Client(endpoint, own, tunnel)))
 
 
 def _unix_socket(path: str, timeout_s: float) -> socket.socket:

@@ -9,25 +9,28 @@ import contextlib
 import itertools
 import os
 import re
-import shlex
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
 
+from gputop.cluster.model import Problem
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import read_regular
-from gputop.core.samples import NodeSample
 from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
 from gputop.text.programs import NO_SUCH_PROGRAM, Ended, run_program
 from gputop.text.units import printable
 
+AT_ONCE = 16  # connections that ask at the same time
 TIMEOUT_S = 20.0  # of a node, from the connection to the last byte
 MAX_BYTES = 8 << 20  # of a snapshot; one of eight GPUs has some 100 kB
 KEPT_S = 60  # for which a connection waits for the next question
-DEFAULT_COMMAND = "gputop"
-ASKED = ("snapshot", "--format", "json", "--seconds", "1")
+_POLL_S = 0.1  # for whether to stop asking
+_NAMED = 8  # nodes in a sentence
 _MAX_FILE_BYTES = 1 << 20
 # No dash at the beginning, no character that a shell or ssh reads as something else.
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9._:-]{0,253}")
@@ -50,8 +53,28 @@ _CAUSES = (
 )
 
 
+T = TypeVar("T")
+
+
 class NodeProblem(GputopError):
     """Why a node could not be asked, in words that name no node: nodes with one cause are told together."""
+
+
+def by_cause(problems: Mapping[str, NodeProblem]) -> list[Problem]:
+    """The problems of nodes, those with one cause together: "n02, n07: it does not answer"."""
+    causes: dict[tuple[str, str], list[str]] = {}
+    for name, problem in problems.items():
+        causes.setdefault((problem.message, problem.fix), []).append(name)
+    out = []
+    for (message, fix), names in causes.items():
+        shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        out.append(Problem(f"{shown}: {message}", fix.replace("NODE", names[0])))
+    return out
+
+
+def is_name(text: str) -> bool:
+    """Whether a node can be called so: neither ssh nor a shell reads it as something else."""
+    return _NAME.fullmatch(text) is not None
 
 
 def parse_nodes(text: str) -> list[str]:
@@ -68,24 +91,25 @@ def parse_nodes(text: str) -> list[str]:
         text = ",".join(own for line in lines if (own := line.partition("#")[0].strip()))
     names = expand_hostlist(text)
     for name in names:
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             raise GputopError(f"{printable(name)[:100]!r} is no name of a node", _HOW, EXIT_USAGE)
     if not names or len(names) > MAX_HOSTS:
         raise GputopError("no node is named", _HOW, EXIT_USAGE)
     return names
 
 
-class Ssh:
-    """Runs one command on nodes; from several threads.
+class Ssh(Generic[T]):
+    """Asks nodes for a snapshot; from several threads.
 
     ``shared``: connections are kept for the next question, unless the user's configuration shares them already.
     """
 
-    def __init__(self, command: str, read: Callable[[bytes], NodeSample], *, shared: bool,
+    def __init__(self, command: str, read: Callable[[bytes], T], *, shared: bool, seconds: int = 1,
                  options: Sequence[str] = ()) -> None:
-        """``command`` starts gputop there, as a shell reads it. ``read`` makes a sample of a snapshot; it raises
-        GputopError."""
+        """``command`` starts gputop there, as a shell reads it. ``read`` makes what is wanted of a snapshot that took
+        ``seconds``; it raises GputopError."""
         self._command, self._read, self._options = command, read, list(options)
+        self._asked = f"{command} snapshot --format json --seconds {seconds}"
         self._folder = tempfile.TemporaryDirectory(prefix="gputop-ssh-") if shared else None  # of this user alone
         self._kept: dict[str, list[str]] = {}  # by node: the options that share its connection
         self._numbers = itertools.count()
@@ -93,10 +117,9 @@ class Ssh:
         self._lock = threading.Lock()
         self._closed = False
 
-    def ask(self, node: str) -> tuple[NodeSample, int]:
-        """A sample of the node, and the bytes that came. Raises :class:`NodeProblem`."""
-        remote = f"{self._command} {shlex.join(ASKED)}"
-        ended = self._run([*self._words(node), "--", node, remote])
+    def ask(self, node: str) -> tuple[T, int]:
+        """What was read of the node's snapshot, and the bytes that came. Raises :class:`NodeProblem`."""
+        ended = self._run([*self._words(node), "--", node, self._asked])
         if ended.status == 0 and ended.in_bounds:
             try:
                 return self._read(document_in(ended.out)), len(ended.out)
@@ -149,8 +172,7 @@ class Ssh:
         if not ended.in_bounds:
             return NodeProblem(f"it prints more than {MAX_BYTES >> 20} MB", "Check what a login prints there.")
         if not ended.in_time:
-            return NodeProblem(f"it does not answer within {TIMEOUT_S:.0f} s",
-                               f"Try: ssh NODE {self._command} {shlex.join(ASKED)}")
+            return NodeProblem(f"it does not answer within {TIMEOUT_S:.0f} s", f"Try: ssh NODE {self._asked}")
         if ended.status == 255:
             for text, cause, fix in _CAUSES:
                 if text in ended.error:
@@ -177,6 +199,50 @@ class Ssh:
             with contextlib.suppress(OSError):
                 self._folder.cleanup()
             self._folder = None
+
+
+def answer_of(ssh: Ssh[T], node: str) -> tuple[T | NodeProblem, int]:
+    """As :meth:`Ssh.ask`, for a thread that an odd answer must not end: what is wrong is returned."""
+    try:
+        return ssh.ask(node)
+    except NodeProblem as error:
+        return error, 0
+    except Exception as error:  # noqa: BLE001 - thread boundary
+        return NodeProblem(f"its answer cannot be read ({type(error).__name__})", "ssh NODE gputop --version"), 0
+
+
+def ask_all(ssh: Ssh[T], nodes: Sequence[str], stop: threading.Event, most_s: float,
+            on_answer: Callable[[int], None] = lambda count: None) -> dict[str, T | NodeProblem]:
+    """The answers of nodes, :data:`AT_ONCE` of them at the same time; blocks.
+
+    Ends after ``most_s`` or with ``stop``: nodes that have not answered by then are missing. ``on_answer`` is told how
+    many have. Closes ``ssh``.
+    """
+    waiting: SimpleQueue[str] = SimpleQueue()
+    came: SimpleQueue[tuple[str, T | NodeProblem]] = SimpleQueue()
+    for node in nodes:
+        waiting.put(node)
+
+    def work() -> None:
+        with contextlib.suppress(Empty):
+            while not ended.is_set():
+                node = waiting.get_nowait()
+                came.put((node, answer_of(ssh, node)[0]))
+
+    ended, until_s = threading.Event(), time.monotonic() + most_s
+    answers: dict[str, T | NodeProblem] = {}
+    for _ in range(min(AT_ONCE, len(nodes))):
+        threading.Thread(target=work, name="gputop-ssh", daemon=True).start()
+    try:
+        while len(answers) < len(nodes) and not stop.is_set() and time.monotonic() < until_s:
+            with contextlib.suppress(Empty):
+                node, answer = came.get(timeout=_POLL_S)
+                answers[node] = answer
+                on_answer(len(answers))
+    finally:
+        ended.set()
+        ssh.close()
+    return answers
 
 
 def document_in(out: bytes) -> bytes:

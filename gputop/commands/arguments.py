@@ -258,6 +258,26 @@ def dip_options(dips: argparse._ActionsContainer) -> None:
                            "do this; for others the trace begins after the dip")
 
 
+def worker_options(workers: argparse._ActionsContainer) -> None:
+    """Which of many workers to capture."""
+    workers.add_argument("--worker-figures", choices=("none", "ssh", "prometheus"), default=None,
+                         help="of more than eight workers on other nodes, those with lowest, median and highest "
+                              "activity are captured. Who tells it: ssh: gputop on their nodes, which is asked without "
+                              "a password; prometheus: the means of their nodes, as it knows them; none (the default): "
+                              "nobody is asked, and it is the first, the middle and the last")
+
+
+def cluster_options(cluster: argparse._ActionsContainer) -> None:
+    """How other nodes are asked."""
+    cluster.add_argument("--prometheus", default=None, metavar="URL",
+                         help="where Prometheus (or VictoriaMetrics, Thanos, Mimir) answers: http://HOST:9090, "
+                              "https://…, or, as seen from a login node, ssh://LOGIN/http://HOST:9090. Default: "
+                              "the setting prometheus. Credentials come from the environment "
+                              "(GPUTOP_PROMETHEUS_TOKEN, _USER, _PASSWORD, _CA) or the settings")
+    cluster.add_argument("--remote-command", default=None, metavar="COMMAND",
+                         help="the command that starts gputop on the nodes, as a shell there reads it (gputop)")
+
+
 def screen_options(screen: argparse._ActionsContainer) -> None:
     """The appearance of the monitor. The config file may hold what the command line leaves out."""
     screen.add_argument("--theme", default=None, metavar="NAME",
@@ -287,6 +307,7 @@ def notify_options(notify: argparse._ActionsContainer) -> None:
 
 _TITLES: Mapping[Callable[[argparse._ActionsContainer], None], str] = {
     watch_options: "what to watch", rules_options: "rules of your own", dip_options: "automatic captures",
+    worker_options: "captures of many workers", cluster_options: "other nodes",
     screen_options: "the screen", export_options: "metrics", notify_options: "notifications"}
 
 

@@ -5,30 +5,49 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from gputop.commands.arguments import add_shared, dip_options, notify_options, rules_options, watch_options
+from msgspec.structs import replace
+
+from gputop.commands.arguments import (
+    add_shared,
+    cluster_options,
+    dip_options,
+    notify_options,
+    rules_options,
+    watch_options,
+    worker_options,
+)
 from gputop.commands.common import options_of, print_capture, source_of
 from gputop.commands.notifying import check_notify, notifying_of_capture
 from gputop.commands.option_types import positive_seconds
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.text.console import say
 
+if TYPE_CHECKING:
+    from gputop.profiler.capture.choose_workers import Choice
+    from gputop.profiler.capture.records import Server
+    from gputop.session.counters import CounterWatch
+    from gputop.session.options import FigureOptions
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gputop capture [options] [HOST:PORT…]"  # an address alone is taken as that of --attach
-    add_shared(parser, watch_options, rules_options, dip_options, notify_options)
+    add_shared(parser, watch_options, worker_options, rules_options, dip_options, notify_options, cluster_options)
     parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
                         help="maximum length of the trace (10); a short probe may find that less is enough")
     parser.add_argument("--force", action="store_true",
                         help="record all of --seconds without a probe, even if it slows the job and the node")
     parser.add_argument("--all-workers", action="store_true",
-                        help="capture all workers that --attach names, at most 64; without it, of more than 8 only the "
-                             "first, the middle and the last")
+                        help="capture all workers that --attach names, at most 64; without it, of more than 8 only "
+                             "three: those with lowest, median and highest activity, where that is known "
+                             "(--worker-figures), else the first, the middle and the last")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS, choose_workers
+    from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
     from gputop.profiler.capture.records import CaptureStatus
     from gputop.session.captures import capture_and_analyze, choose_servers, find_named_servers, left_out, too_many
     from gputop.session.counters import CounterWatch
@@ -51,13 +70,9 @@ def run(args: argparse.Namespace) -> int:
     chosen = choose_servers(servers)
     for note in left_out(servers, chosen):
         say(note)
-    answering = sum(s.problem is None for s in chosen)
-    if args.all_workers and answering > MAX_ALL_WORKERS:
-        raise too_many(answering)
-    if not args.all_workers and answering > MAX_WORKERS:
-        choice = choose_workers([s.address for s in chosen if s.problem is None], {})
-        say(f"capturing {choice.text()}; --all-workers captures all")
-        chosen = tuple(s for s in chosen if s.address in choice.chosen)
+    answering = [s for s in chosen if s.problem is None]
+    if args.all_workers and len(answering) > MAX_ALL_WORKERS:
+        raise too_many(len(answering))
     stop = threading.Event()
     reported: list[str] = []
 
@@ -82,8 +97,38 @@ def run(args: argparse.Namespace) -> int:
 
     watch = CounterWatch(source, options.interval_s)
     with notifying_of_capture(args, simulated=source.simulated) as made:
-        with signal_handlers(termination_handlers(interrupted)), watch.running():
-            made.append(capture_and_analyze(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
-                                            args.force, watch.counters,
-                                            stacks=StackChoice(options.stacks, simulated=simulated_stacks(source))))
+        with watch.running():
+            if not args.all_workers and len(answering) > MAX_WORKERS:
+                choice = _choose_workers(answering, options.worker_figures, watch)
+                chosen = tuple(s for s in chosen if s.address in choice.chosen)
+            with signal_handlers(termination_handlers(interrupted)):
+                made.append(capture_and_analyze(
+                    chosen, args.seconds, options.logdir, stop, threading.Event(), on_status, args.force,
+                    watch.counters, stacks=StackChoice(options.stacks, simulated=simulated_stacks(source))))
         return print_capture(made[0], as_json=args.json)
+
+
+def _choose_workers(servers: Sequence[Server], figures: FigureOptions, watch: CounterWatch) -> Choice:
+    """The few of many workers to capture, by live figures as far as there are any; says which and why."""
+    from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS
+    from gputop.session.gpu_numbers import local
+    from gputop.session.node_figures import SECONDS, ask
+    from gputop.session.worker_figures import choose
+
+    def asking(done: int, nodes: int) -> None:
+        if not done:
+            say(f"asking {nodes} node{'s' if nodes > 1 else ''} by ssh for live figures")
+
+    asked = ask(servers, replace(figures, way="none") if all(map(local, servers)) else figures, threading.Event(),
+                asking)
+    if asked.pids and not asked.of_nodes:
+        say(f"sampling the GPUs of this machine for {SECONDS} s")
+        watch.wait(SECONDS)
+    choice = choose(servers, watch.sample, watch.history, asked)
+    for note in choice.notes:
+        say(note)
+    ways = ["--all-workers captures all"] if len(servers) <= MAX_ALL_WORKERS else []
+    if choice.others_unasked:
+        ways.insert(0, "--worker-figures ssh asks their nodes for live figures")
+    say("; ".join((f"capturing {choice.text()}", *ways)))
+    return choice

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gputop.commands.common import preferences_of, width
 from gputop.commands.option_types import hours, refresh_s
+from gputop.commands.settings import PROMETHEUS_CREDENTIALS
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, NoDataError
 from gputop.text import console
 from gputop.text.console import say
@@ -23,30 +24,21 @@ if TYPE_CHECKING:
     from gputop.cluster.model import Fleet
     from gputop.cluster.nodes import NodesCollector
     from gputop.commands.settings import Config
-    from gputop.core.samples import NodeSample
     from gputop.export.cluster import Report
 
 _ALL = "all"
 _ROUNDS = 30  # of a single look: each has four queries; a fleet of 1,500 nodes under Slurm needs as many
 _HISTORY_COLUMNS = 90
 _REFRESH_S, _REFRESH_NODES_S = 15.0, 30.0  # a look at a node takes three quarters of a second of its CPU time
-_SETTINGS = ("prometheus_token_file", "prometheus_user", "prometheus_password_file", "prometheus_ca")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from gputop.commands.arguments import add_shared, screen_options
+    from gputop.commands.arguments import add_shared, cluster_options, screen_options
 
-    add_shared(parser, screen_options)
-    parser.add_argument("--prometheus", default=None, metavar="URL",
-                        help="where Prometheus (or VictoriaMetrics, Thanos, Mimir) answers: http://HOST:9090, "
-                             "https://…, or, as seen from a login node, ssh://LOGIN/http://HOST:9090. Default: "
-                             "the setting prometheus. Credentials come from the environment "
-                             "(GPUTOP_PROMETHEUS_TOKEN, _USER, _PASSWORD, _CA) or the settings")
+    add_shared(parser, cluster_options, screen_options)
     parser.add_argument("--nodes", default=None, metavar="LIST",
                         help="without Prometheus: ask gputop on these nodes by ssh, without a password: n[01-16], "
                              "n01,n02, or @FILE. The history then begins at the start")
-    parser.add_argument("--remote-command", default=None, metavar="COMMAND",
-                        help="the command that starts gputop on the nodes, as a shell there reads it (gputop)")
     parser.add_argument("--job", default=None, metavar="ID",
                         help="show only this job: a Slurm number (of an array all its tasks, or one: 4711_3) or a pod. "
                              f"Inside a job the default is that job, and '{_ALL}' shows all")
@@ -79,11 +71,10 @@ def run(args: argparse.Namespace) -> int:
             return _print(once_report(collector, view, job), args)
         preferences = preferences_of(args)
         preferences.set_textual_colors()
-        from gputop.cluster.ssh import DEFAULT_COMMAND
         from gputop.tui.cluster import app
         from gputop.tui.cluster.rows import commands_for
 
-        commands = partial(commands_for, login=login, remote=args.remote_command or DEFAULT_COMMAND)
+        commands = partial(commands_for, login=login, remote=args.remote_command)
         return app.run(collector, lambda fleet: report_of(fleet, job), view, args.refresh, commands, args.logdir,
                        preferences)
 
@@ -112,18 +103,11 @@ def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]
 def _of_nodes(args: argparse.Namespace) -> NodesCollector:
     from gputop.advice.fleet.advise import asked_limits
     from gputop.cluster.nodes import NodesCollector
-    from gputop.cluster.ssh import DEFAULT_COMMAND, Ssh, parse_nodes
-    from gputop.core import codec
-    from gputop.replay.snapshot import from_document
-
-    def read(document: bytes) -> NodeSample:
-        try:
-            return from_document(codec.parse(document)).sample
-        except ValueError as error:
-            raise GputopError(f"it is not JSON: {error}") from None
+    from gputop.cluster.ssh import Ssh, parse_nodes
+    from gputop.replay.snapshot import from_json
 
     once = args.once or args.json or args.output is not None
-    ssh = Ssh(args.remote_command or DEFAULT_COMMAND, read, shared=not once)
+    ssh = Ssh(args.remote_command, lambda document: from_json(document).sample, shared=not once)
     return NodesCollector(parse_nodes(args.nodes), ssh, asked_limits(), _squeue(), args.refresh)
 
 
@@ -131,8 +115,7 @@ def _of_nodes(args: argparse.Namespace) -> NodesCollector:
 def _of_prometheus(args: argparse.Namespace) -> Iterator[tuple[Collector, str]]:
     from gputop.advice.fleet.advise import asked_limits
     from gputop.cluster.collect import Collector
-    from gputop.cluster.endpoint import Tunnel, credentials, parse_endpoint
-    from gputop.cluster.prometheus import Client
+    from gputop.cluster.prometheus import connected
 
     config: Config = args.config
     url = args.prometheus or str(config["prometheus"])
@@ -140,15 +123,9 @@ def _of_prometheus(args: argparse.Namespace) -> Iterator[tuple[Collector, str]]:
         raise GputopError("no address of Prometheus was given",
                           "gputop cluster --prometheus http://HOST:9090, or the setting prometheus; without one "
                           "gputop cluster --nodes n[01-16] asks the nodes themselves.", EXIT_USAGE)
-    endpoint = parse_endpoint(url)
-    own = credentials(os.environ, {name: str(config[name]) for name in _SETTINGS})
-    if (own.token or own.user) and not endpoint.is_private:
-        say(f"the credentials go to {endpoint.host} unencrypted: use https:// or ssh://")
-    with contextlib.ExitStack() as parts:
-        tunnel = parts.enter_context(contextlib.closing(Tunnel(endpoint))) if endpoint.login else None
-        if tunnel is not None:
-            tunnel.path(may_ask=os.isatty(0))
-        client = parts.enter_context(contextlib.closing(Client(endpoint, own, tunnel)))
+    settings = {name: str(config[name]) for name in PROMETHEUS_CREDENTIALS}
+    with connected(url, settings, say, may_ask=os.isatty(0)) as client:
+        endpoint = client.endpoint
         port = "" if endpoint.login_port is None else f":{endpoint.login_port}"
         yield Collector(client, asked_limits(), _squeue(endpoint.login, endpoint.login_port)), endpoint.login + port
 

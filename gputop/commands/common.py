@@ -10,16 +10,17 @@ import threading
 from typing import TYPE_CHECKING
 
 from gputop.commands.arguments import SIMULATED_DEFAULT
-from gputop.commands.settings import save_setting
+from gputop.commands.settings import PROMETHEUS_CREDENTIALS, save_setting
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.samples import OK
 from gputop.text import console
 from gputop.text.console import say
 
 if TYPE_CHECKING:
+    from gputop.commands.settings import Config
     from gputop.profiler.capture.records import CaptureRecord
     from gputop.session.auto_capture_options import AutoCaptureOptions
-    from gputop.session.options import Options
+    from gputop.session.options import FigureOptions, Options
     from gputop.session.session import Session
     from gputop.sources.base import Source
     from gputop.tui.terminal.preferences import Preferences
@@ -57,7 +58,15 @@ def options_of(args: argparse.Namespace) -> Options:
     from gputop.session.options import Options
 
     return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir,
-                   auto_capture=_auto_capture_options(args), stacks=args.stacks)
+                   auto_capture=_auto_capture_options(args), stacks=args.stacks, worker_figures=_figure_options(args))
+
+
+def _figure_options(args: argparse.Namespace) -> FigureOptions:
+    from gputop.session.options import FigureOptions
+
+    config: Config = args.config
+    return FigureOptions(args.worker_figures, args.remote_command, args.prometheus or str(config["prometheus"]),
+                         {name: str(config[name]) for name in PROMETHEUS_CREDENTIALS})
 
 
 def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None:

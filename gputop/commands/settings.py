@@ -92,6 +92,10 @@ SETTINGS = {s.key: s for s in (
                                       "node)", "--attach"),
     Setting("prometheus", "", _text_or_none, "the Prometheus of gputop cluster: http://HOST:9090, ssh://LOGIN/http://HOST:9090",
             "--prometheus"),
+    Setting("worker_figures", "none", _one_of("none", "ssh", "prometheus"),
+            "who tells the activity of workers on other nodes, by which three of many are chosen for a capture",
+            "--worker-figures"),
+    Setting("remote_command", "gputop", _text, "the command that starts gputop on other nodes", "--remote-command"),
     Setting("prometheus_token_file", "", _text_or_none, "a file with the bearer token for this Prometheus"),
     Setting("prometheus_user", "", _text_or_none, "user name for this Prometheus, instead of a token"),
     Setting("prometheus_password_file", "", _text_or_none, "a file with this user's password"),
@@ -104,6 +108,9 @@ SETTINGS = {s.key: s for s in (
     Setting("ascii", "auto", _one_of("auto", True, False),
             "use only ASCII characters; auto: if the locale is not UTF-8", "--ascii"),
 )}
+
+
+PROMETHEUS_CREDENTIALS = ("prometheus_token_file", "prometheus_user", "prometheus_password_file", "prometheus_ca")
 
 
 class Config(Struct, frozen=True):
@@ -239,7 +246,7 @@ def _toml(value: Value) -> str:
 
 def apply_settings(args: argparse.Namespace, config: Config) -> None:
     """Set the options that the command line leaves open, from the file or else from the defaults."""
-    for key in ("interval", "theme", "low_bandwidth", "color", "ascii"):
+    for key in ("interval", "theme", "low_bandwidth", "color", "ascii", "worker_figures", "remote_command"):
         if getattr(args, key, None) is None:
             setattr(args, key, config[key])
     if args.logdir is None:

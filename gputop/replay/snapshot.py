@@ -71,6 +71,14 @@ def read(path: Path) -> Snapshot:
     return from_document(document, str(path))
 
 
+def from_json(data: bytes) -> Snapshot:
+    """What the JSON of a snapshot says; raises GputopError where it is none."""
+    try:
+        return from_document(parse(data))
+    except ValueError as error:
+        raise GputopError(f"it is not JSON: {error}") from None
+
+
 def from_document(document: Any, name: str = "the snapshot") -> Snapshot:
     """What the JSON document says; raises GputopError where it is not one of this version."""
     schema = document.get("schema") if isinstance(document, dict) else None

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from msgspec import structs
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS, Choice
@@ -31,7 +33,8 @@ from gputop.session.captures import (
     servers_label,
     too_many,
 )
-from gputop.session.options import Options
+from gputop.session.gpu_numbers import local
+from gputop.session.options import FigureOptions, Options
 from gputop.session.stack_watch import StackChoice, simulated_stacks
 from gputop.sources.base import Source
 from gputop.sources.factory import GpusOrHost
@@ -42,11 +45,13 @@ if TYPE_CHECKING:
     from gputop.core.live_steps import LiveSteps
     from gputop.profiler.discovery import TrainingProcesses
     from gputop.session.auto_capture.controller import AutoCapture
+    from gputop.session.worker_figures import AskedFigures
 
 DISCOVERY_PERIOD_S = 10.0
 _QUICK_PERIOD_S, _QUICK_SEARCHES = 1.0, 10  # while a named server does not answer
 _NO_STACKS_BEFORE = ("stacks are not sampled for the time before a dip, as this would go on all day; --on-dip without "
                      "--dip-before, and c, sample stacks")
+_ASKED_FOR_S = 60.0  # for which the figures of other nodes count as live
 _FIRST_SAMPLE_POLL_S = 0.1  # before the first sample there are no processes whose servers could be found
 
 
@@ -74,8 +79,11 @@ class CaptureReceiver(Protocol):
     def capture_opened(self, record: CaptureRecord) -> None:
         """An earlier capture has been analyzed, to be shown."""
 
-    def worker_choice(self, servers: Sequence[Server]) -> Choice:
-        """The few of these many workers that are worth a capture."""
+    def worker_choice(self, servers: Sequence[Server], asked: AskedFigures | None) -> Choice:
+        """The few of these many workers that are worth a capture, by what is sampled here and was ``asked``."""
+
+    def workers_asked(self) -> None:
+        """The nodes of workers have answered: there is a capture to ask for again, see ``take_waiting_capture``."""
 
 
 def _runs(pid: int) -> bool:
@@ -105,6 +113,8 @@ class CaptureControl:
         self._clock = clock
         self._receiver = receiver
         self._stop_capture = threading.Event()
+        self._asked: tuple[float, AskedFigures] | None = None  # when, by the clock; for the next question
+        self._waiting_force: bool | None = None  # of the capture that waits for what is asked
         self._captured: frozenset[str] = frozenset()  # addresses of the capture under way, or of the last one
         self._allowed: set[tuple[str, str]] = set()  # address and user of servers of others, see allow
         self._of_others: set[str] = set()  # addresses of other users' servers that may be captured from
@@ -273,11 +283,13 @@ class CaptureControl:
     # -- captures -----------------------------------------------------------------------------
 
     def start_capture(self, *, force: bool = False, reason: str = "",
-                      workers: Collection[str] | None = None) -> None:
+                      workers: Collection[str] | None = None, ask: Literal["", "ssh"] = "") -> None:
         """Start a capture in the background, of all servers where several were asked for.
 
         ``force``: as long as asked, whatever it costs the job. ``reason``: why the auto-capture wants it.
-        ``workers``: the addresses of those of many that are meant. The auto-capture takes those proposed.
+        ``workers``: the addresses of those of many that are meant. The auto-capture takes those proposed. ``ask``:
+        how the nodes of many are asked for live figures first, where the options do not say so already; once they have
+        answered, :meth:`take_waiting_capture` says that this is to be called again.
         Raises GputopError where none can start; ServerOfAnotherUser or ServerOfAnotherJob where somebody has to be
         asked first, see :meth:`allow`; SeveralJobs where somebody has to choose, see :meth:`watch_job`; ManyWorkers
         where somebody has to say which of them.
@@ -298,10 +310,15 @@ class CaptureControl:
         answering = [s for s in chosen if s.problem is None]
         notices: tuple[str, ...] = ()
         if workers is None and len(answering) > MAX_WORKERS:
-            choice = self._receiver.worker_choice(answering)
+            how = structs.replace(self.options.worker_figures, way=ask or self.options.worker_figures.way)
+            asked = self._take_asked()
+            if asked is None and how.way != "none" and not all(map(local, answering)):
+                self._begin_asking(how, answering, chosen, force, reason)
+                return
+            choice = self._receiver.worker_choice(answering, asked)
             if not reason:
                 raise ManyWorkers(choice)
-            workers, notices = choice.chosen, (choice.text(),)
+            workers, notices = choice.chosen, (choice.text(), *choice.notes)
         if workers is not None and len(workers) > MAX_ALL_WORKERS:
             raise too_many(len(workers))
         if workers is not None:
@@ -310,6 +327,49 @@ class CaptureControl:
             raise NoDataError("none of the chosen workers answers now",
                               "Press c again: gputop then proposes others.")
         self._begin_capture(chosen, force, reason, notices)
+
+    def _take_asked(self) -> AskedFigures | None:
+        """What was asked for this capture, once."""
+        asked, self._asked = self._asked, None
+        return asked[1] if asked is not None and self._clock() - asked[0] <= _ASKED_FOR_S else None
+
+    def take_waiting_capture(self) -> bool | None:
+        """The ``force`` of a capture that waited for live figures of other nodes and can be asked for now, once."""
+        force, self._waiting_force = self._waiting_force, None
+        return force
+
+    def _begin_asking(self, how: FigureOptions, answering: Sequence[Server], chosen: Sequence[Server], force: bool,
+                      reason: str) -> None:
+        self._stop_capture.clear()
+        self.set_status(CaptureStatus("asking", "for live figures", self.options.capture_s))
+        threading.Thread(target=self._ask, args=(how, answering, chosen, force, reason), name="gputop-ask",
+                         daemon=True).start()
+
+    def _ask(self, how: FigureOptions, answering: Sequence[Server], chosen: Sequence[Server], force: bool,
+             reason: str) -> None:
+        from gputop.session.node_figures import ask
+
+        def progress(done: int, nodes: int) -> None:
+            which = "1 node" if nodes == 1 else f"{nodes} nodes"
+            self.set_status(CaptureStatus("asking", f"{which} for live figures, {done} answered",
+                                          self.options.capture_s))
+
+        try:
+            asked = ask(answering, how, self._stop_capture, progress)
+            if self._closing.is_set():
+                return
+            if not reason:
+                self._asked, self._waiting_force, self.status = (self._clock(), asked), force, None
+                self._receiver.workers_asked()
+            elif self._stop_capture.is_set():
+                self.set_status(CaptureStatus("failed", servers_label(answering), self.options.capture_s,
+                                              message="stopped before it began"))
+            else:
+                choice = self._receiver.worker_choice(answering, asked)
+                self._begin_capture([s for s in chosen if s.address in choice.chosen], force, reason,
+                                    (choice.text(), *choice.notes))
+        except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
+            self._fail(servers_label(answering), self.options.capture_s, error)
 
     def open_saved(self, record: CaptureRecord) -> None:
         """Analyze an earlier capture in the background, then show it. Raises GputopError during a capture."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gputop.core.counters import MAX_VALUES, CounterLane, GpuCounters
+from gputop.core.errors import GputopError
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import NodeSample
 from gputop.profiler.capture.records import CaptureRecord, Server
@@ -17,6 +19,7 @@ from gputop.sources.base import Source
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
 
+_LATE_S = 20.0  # that a driver may take to start
 METRICS = ("sm_active", "gpu_util", "tensor_active", "tensor_flop_util", "dram_active", "pcie_rx_bytes_per_s",
            "pcie_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "power_w", "sm_clock_hz")
 
@@ -73,13 +76,31 @@ class CounterWatch:
         from gputop.telemetry.sampler import Sampler
 
         self._interval_s = interval_s
-        self._history = History()
-        self._sample: NodeSample | None = None
-        self._sampler = Sampler(source, interval_s, self._add, lambda error: None)
+        self.sample: NodeSample | None = None
+        self.history = History()
+        self._changed = threading.Condition()
+        self._first_s = 0.0
+        self._sampler = Sampler(source, interval_s, self._add, self._failed)
 
     def _add(self, sample: NodeSample) -> None:
-        self._history.append(sample)
-        self._sample = sample
+        self.history.append(sample)
+        with self._changed:
+            self._first_s = self._first_s or sample.time_s
+            self.sample = sample
+            self._changed.notify_all()
+
+    def _failed(self, error: GputopError) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Until it has sampled for so long, or cannot."""
+        def sampled() -> bool:
+            return self._sampler.failure is not None or (
+                self.sample is not None and self.sample.time_s - self._first_s >= seconds)
+
+        with self._changed:
+            self._changed.wait_for(sampled, seconds + _LATE_S)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -92,4 +113,4 @@ class CounterWatch:
     def counters(self, record: CaptureRecord, servers: Sequence[Server]) -> GpuCounters:
         if self._sampler.failure is not None:
             return GpuCounters(reason=f"no GPU could be sampled: {self._sampler.failure.message}")
-        return counters_of(record, servers, self._sample, self._history, self._interval_s)
+        return counters_of(record, servers, self.sample, self.history, self._interval_s)

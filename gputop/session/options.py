@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,19 @@ DEFAULT_LOGDIR = "gputop-traces"
 DEFAULT_RULE = "sm<0.6*median for 5s"  # read by gputop.session.auto_capture.dip_rules
 
 
+class FigureOptions(Struct, frozen=True):
+    """Where the live figures of workers on other nodes come from. ``way``: "none", "ssh" or "prometheus"; nobody is
+    asked with the first.
+
+    ``prometheus`` is its address; ``credentials`` are the settings that name its credentials.
+    """
+
+    way: str = "none"
+    remote_command: str = "gputop"
+    prometheus: str = ""
+    credentials: Mapping[str, str] = field(default_factory=dict)
+
+
 class Options(Struct, frozen=True):
     """What the command line decides of a session."""
 
@@ -24,4 +38,5 @@ class Options(Struct, frozen=True):
     capture_s: float = DEFAULT_CAPTURE_S
     discover: bool = True
     auto_capture: AutoCaptureOptions | None = None  # None: a dip starts no capture
+    worker_figures: FigureOptions = field(default_factory=FigureOptions)
     stacks: bool | None = None  # sample Python stacks during captures; None: of jobs of gputop's own user

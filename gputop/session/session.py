@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gputop.replay.snapshot import Snapshot
     from gputop.session.auto_capture.controller import AutoCapture
     from gputop.session.simulated_ranks import SimulatedRanks
+    from gputop.session.worker_figures import AskedFigures
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import StepPeriodEstimate
 
@@ -180,9 +181,14 @@ class Session:
         """See :meth:`CaptureControl.update_servers`."""
         self.capture_control.update_servers()
 
-    def start_capture(self, *, force: bool = False, workers: Collection[str] | None = None) -> None:
+    def start_capture(self, *, force: bool = False, workers: Collection[str] | None = None,
+                      ask: Literal["", "ssh"] = "") -> None:
         """See :meth:`CaptureControl.start_capture`."""
-        self.capture_control.start_capture(force=force, workers=workers)
+        self.capture_control.start_capture(force=force, workers=workers, ask=ask)
+
+    def take_waiting_capture(self) -> bool | None:
+        """See :meth:`CaptureControl.take_waiting_capture`."""
+        return self.capture_control.take_waiting_capture()
 
     def start_server(self, pid: int, *, force: bool = False) -> None:
         """See :meth:`CaptureControl.start_server`."""
@@ -351,9 +357,12 @@ class Session:
     def capture_opened(self, record: CaptureRecord) -> None:
         self.finding_store.open_capture(record)
 
-    def worker_choice(self, servers: Sequence[Server]) -> Choice:
+    def workers_asked(self) -> None:
+        self._notify("capture")
+
+    def worker_choice(self, servers: Sequence[Server], asked: AskedFigures | None) -> Choice:
         from gputop.profiler.discovery import crash_risk
         from gputop.session.worker_figures import choose
 
         risk = crash_risk([server.pid for server in servers if server.pid is not None]) or ""
-        return structs.replace(choose(servers, self.sample, self.history), risk=risk)
+        return structs.replace(choose(servers, self.sample, self.history, asked), risk=risk)

@@ -1,60 +1,120 @@
-"""The live figures of the workers of a job, as far as they run on this node: what to choose a few of many by."""
+"""The live figures of the workers of a job: what to choose a few of many by."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import fmean
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gputop.core.metrics import GPU_METRICS
-from gputop.core.samples import NodeSample, ProcessSample, Reading
+from gputop.core.samples import GpuSample, NodeSample, ProcessSample, Reading
 from gputop.profiler.capture.choose_workers import Choice, choose_workers
 from gputop.profiler.capture.records import Server
+from gputop.session.gpu_numbers import local
 from gputop.telemetry.history import History
 from gputop.text.units import ranges, reading
 
 _WINDOW_S = 60.0  # some steps
 # The first that most of those workers have. Power tells work from waiting where activity does not.
-_METRICS = ("sm_active", "power_w", "gpu_util")
+METRICS = ("sm_active", "power_w", "gr_active", "gpu_util")
 
 
-def choose(servers: Sequence[Server], sample: NodeSample | None, history: History | None) -> Choice:
-    """The few of these workers that are worth a capture."""
+class WorkerFigures(Struct, frozen=True):
+    """By metric the mean over the GPUs of a worker and the last ``seconds``; ``gpus`` are their numbers there."""
+
+    means: Mapping[str, float]
+    seconds: float
+    gpus: str = ""
+
+
+class AskedFigures(Struct, frozen=True):
+    """What the nodes of workers, or a Prometheus, told: by address. ``how``: "asked by ssh"; "" where nobody was asked.
+
+    ``of_nodes``: the figures are of all GPUs of a worker's node. ``pids``: of workers of this machine that were named,
+    not found. ``notes`` say why workers have no figure.
+    """
+
+    by_address: Mapping[str, WorkerFigures]
+    how: str
+    seconds: float  # that each was asked for
+    of_nodes: bool = False
+    pids: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def choose(servers: Sequence[Server], sample: NodeSample | None, history: History | None,
+           asked: AskedFigures | None = None) -> Choice:
+    """The few of these workers that are worth a capture, by the samples of this node and what was ``asked``."""
     addresses = [server.address for server in servers]
-    processes = _processes(servers, sample)
-    if history is None or len(processes) < 3:
-        return choose_workers(addresses, {})
-    known = {metric: {address: value for address, process in processes.items()
-                      if (value := _mean(history, sample, process, metric)) is not None} for metric in _METRICS}
-    metric = max(_METRICS, key=lambda metric: len(known[metric]))  # of several the first
+    was_asked = asked is not None and asked.how != ""
+    figures: Mapping[str, WorkerFigures]
+    if asked is None:
+        figures = _of_this_node(servers, sample, history, _WINDOW_S)
+    elif asked.of_nodes:
+        figures = asked.by_address  # the figures of single processes cannot be compared with these
+    else:
+        with_pids = [_with_pid(server, asked.pids) for server in servers]
+        figures = {**asked.by_address, **_of_this_node(with_pids, sample, history, asked.seconds)}
+    metric = max(METRICS, key=lambda metric: sum(metric in own.means for own in figures.values()))
+    known = {address: own for address, own in figures.items() if metric in own.means}
     unit = GPU_METRICS[metric].unit
-    by = f"{GPU_METRICS[metric].label} of the last {_seen_s(history):.0f} s"
-    choice = choose_workers(addresses, known[metric], by, lambda value: reading(Reading(value, unit)))
-    gpus = {address: ranges(process.gpus, ", ") for address, process in processes.items() if process.gpus}
-    return replace(choice, reasons=tuple(f"GPU {gpus[address]}: {why}" if address in gpus else why for address, why
-                                         in zip(choice.chosen, choice.reasons, strict=True)))
+    by = f"{GPU_METRICS[metric].label} of "
+    if asked is not None and asked.of_nodes:
+        by += "their nodes in "
+    by += f"the last {max((own.seconds for own in known.values()), default=1.0):.0f} s"
+    choice = choose_workers(addresses, {address: own.means[metric] for address, own in known.items()},
+                            f"{by}, {asked.how}" if asked is not None and asked.by_address else by,
+                            lambda value: reading(Reading(value, unit)),
+                            *(["fewer than three of them have live figures"] if was_asked else []))
+    reasons = tuple(f"GPU {known[address].gpus}: {why}" if address in known and known[address].gpus else why
+                    for address, why in zip(choice.chosen, choice.reasons, strict=True))
+    here = asked.pids if asked is not None else {}
+    return replace(choice, reasons=reasons, notes=asked.notes if asked is not None else (),
+                   others_unasked=not was_asked and not all(local(own) or own.address in here for own in servers))
 
 
-def _seen_s(history: History) -> float:
+def gpus_of(process: ProcessSample, gpus: Sequence[GpuSample]) -> list[GpuSample]:
+    """The GPUs, or MIG instances, that a process holds."""
+    return [gpu for gpu in gpus if (held := process.gpus.get(gpu.info.index)) is not None and held.mig == gpu.info.mig]
+
+
+def _with_pid(server: Server, pids: Mapping[str, int]) -> Server:
+    from dataclasses import replace as changed
+
+    return server if server.pid is not None else changed(server, pid=pids.get(server.address))
+
+
+def _of_this_node(servers: Sequence[Server], sample: NodeSample | None, history: History | None,
+                  window_s: float) -> dict[str, WorkerFigures]:
+    if history is None or sample is None:
+        return {}
+    by_pid = {pid: process for process in sample.processes for pid in (process.pid, process.local_pid)}
+    found = {}
+    for server in servers:
+        process = by_pid.get(server.pid) if server.pid is not None else None
+        if process is not None:
+            uuids = [gpu.info.uuid for gpu in gpus_of(process, sample.gpus)]
+            means = {metric: _mean(history, uuids, metric, window_s) for metric in METRICS}
+            found[server.address] = WorkerFigures({m: mean for m, mean in means.items() if mean is not None},
+                                                  _seen_s(history, window_s), ranges(process.gpus, ", "))
+    return found
+
+
+def _seen_s(history: History, window_s: float) -> float:
     """What of the window there are samples of."""
-    times = history.windows(_METRICS[0], _WINDOW_S)[0]
-    return max(1.0, float(times[-1] - times[0])) if len(times) else _WINDOW_S
+    times = history.windows("sm_active", window_s)[0]
+    return max(1.0, float(times[-1] - times[0])) if len(times) else window_s
 
 
-def _processes(servers: Sequence[Server], sample: NodeSample | None) -> dict[str, ProcessSample]:
-    """By address the process of this node that holds GPUs."""
-    by_pid = {pid: p for p in (sample.processes if sample is not None else ()) for pid in (p.pid, p.local_pid)}
-    return {server.address: by_pid[server.pid] for server in servers if server.pid is not None and server.pid in by_pid}
-
-
-def _mean(history: History, sample: NodeSample | None, process: ProcessSample, metric: str) -> float | None:
-    """Over the process's GPUs; None where one of them has no readings."""
-    uuids = [gpu.info.uuid for gpu in (sample.gpus if sample is not None else ()) if gpu.info.index in process.gpus]
-    readings = [[v for v in history.window(uuid, metric, _WINDOW_S)[1] if v == v]
-                for uuid in uuids if uuid in history.uuids]
+def _mean(history: History, uuids: Sequence[str], metric: str, window_s: float) -> float | None:
+    """Over these GPUs; None where one of them has no readings."""
+    if not GPU_METRICS[metric].lane:
+        return None
+    readings = [[v for v in history.window(uuid, metric, window_s)[1] if v == v] for uuid in uuids
+                if uuid in history.uuids]
     if not readings or not all(readings):
         return None
     return fmean(chain.from_iterable(readings))
-

@@ -276,13 +276,16 @@ class GputopApp(TerminalApp):
 
     def _show_capture_progress(self) -> None:
         status = self.session.status
-        if status is None or status.running:
-            if status is not None and status.message and status.message != self._shown_warning:
+        if status is not None and status.running:
+            if status.message and status.message != self._shown_warning:
                 self._shown_warning = status.message
                 self.notify(printable(status.message), severity="warning")
             return
         if self._quitting:
             self.exit(EXIT_OK)
+            return
+        self._ask_for_waiting_capture()
+        if status is None:
             return
         self._refresh_actions()  # which say what came of it
         for notice in messages.of_note(self.session, status):
@@ -290,8 +293,21 @@ class GputopApp(TerminalApp):
 
     # -- actions ------------------------------------------------------------------------------
 
+    def _ask_for_waiting_capture(self) -> None:
+        """Go on with a capture that waited for what other nodes say of its workers."""
+        force = self.session.take_waiting_capture()
+        if force is None:
+            return
+        if len(self.screen_stack) > 1:  # whose keys are not for this question
+            self.notify("The figures of the workers have come: c on the main screen says which are proposed.")
+        else:
+            self._start_capture(force)
+
     def action_capture(self, force: bool = False) -> None:
         self._watch_selected_process()
+        self._start_capture(force)
+
+    def _start_capture(self, force: bool) -> None:
         try:
             self.session.start_capture(force=force)
         except SeveralJobs as error:
@@ -330,13 +346,22 @@ class GputopApp(TerminalApp):
             return
         self._quitting = True
         self.session.stop_capture()
+        if status.phase == "asking":
+            return  # which ends at once
         self.notify("Stopping the capture to keep its data, then quitting. q: quit now.")
 
     def action_stop_capture(self) -> None:
+        asking = self._is_asking
         if self.session.stop_capture():
-            self.notify("Stopping the capture; its data is kept.")
+            self.notify("The workers are proposed by what is known." if asking else
+                        "Stopping the capture; its data is kept.")
         else:
             self.notify("No capture is running.")
+
+    @property
+    def _is_asking(self) -> bool:
+        """Whether other nodes are asked which workers to capture."""
+        return self.session.status is not None and self.session.status.phase == "asking"
 
     @property
     def _is_demo(self) -> bool:
@@ -440,6 +465,8 @@ class GputopApp(TerminalApp):
     def action_step_back(self) -> None:
         """Escape on the main screen: back to now; where that is shown, every process again."""
         if self._table.time.time_s is None and self._table.end_s is None:
+            if self._is_asking:
+                self.action_stop_capture()
             self._processes.show_matching("")
             self.session.forget_failure()
             self._refused = None

@@ -171,11 +171,12 @@ def ask_workers(app: MonitorApp, choice: Choice, force: bool) -> None:
     from gputop.tui.screens.workers import WorkersQuestion
 
     def answered(answer: str | None) -> None:
-        if answer not in ("few", "all"):
-            return
-        workers = choice.chosen if answer == "few" else tuple(s.address for s in app.session.servers)
         try:
-            app.session.start_capture(force=force, workers=workers)
+            if answer == "ask":
+                app.session.start_capture(force=force, ask="ssh")
+            elif answer in ("few", "all"):
+                workers = choice.chosen if answer == "few" else tuple(s.address for s in app.session.servers)
+                app.session.start_capture(force=force, workers=workers)
         except GputopError as error:
             show_error(app, error)
 

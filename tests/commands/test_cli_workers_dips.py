@@ -11,9 +11,16 @@ import pytest
 from gputop.cli import main
 from gputop.commands.arguments import parse
 from gputop.commands.common import options_of
+from gputop.commands.settings import Config, apply_settings
 from gputop.core.errors import EXIT_FAILED, EXIT_USAGE, GputopError
 from gputop.profiler.capture.records import Server
 from gputop.session import captures
+
+
+def read_options(words):
+    args = parse(words)
+    apply_settings(args, Config(None))
+    return options_of(args)
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +53,9 @@ def test_figures_out_of_range(arguments):
 
 def test_the_workers_of_a_job(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[08-09]")
-    options = options_of(parse(["capture", "--profiler-port", "6009-6010"]))
+    options = read_options(["capture", "--profiler-port", "6009-6010"])
     assert options.attach == ("gpu08:6009", "gpu08:6010", "gpu09:6009", "gpu09:6010")
-    assert options_of(parse(["--attach", "a:1,b:2", "--attach", "c:3"])).attach == ("a:1", "b:2", "c:3")
+    assert read_options(["--attach", "a:1,b:2", "--attach", "c:3"]).attach == ("a:1", "b:2", "c:3")
 
 
 @pytest.mark.parametrize(("more", "captured"), [([], ["n0:1", "n4:1", "n8:1"]),
@@ -73,12 +80,12 @@ def test_hundreds_are_never_all_captured(monkeypatch, capsys):
 
 
 def test_options_of_dips():
-    assert options_of(parse([])).auto_capture is None
-    options = options_of(parse(["--on-dip"])).auto_capture
+    assert read_options([]).auto_capture is None
+    options = read_options(["--on-dip"]).auto_capture
     assert options is not None and options.rule.text == "sm<0.6*median for 5s"
     assert (options.min_interval_s, options.max_captures, options.before_s) == (600.0, 20, 0.0)
-    options = options_of(
-        parse(["capture", "--on-dip", "power<200W", "--dip-every", "1", "--dip-before", "10"])).auto_capture
+    options = read_options(
+        ["capture", "--on-dip", "power<200W", "--dip-every", "1", "--dip-before", "10"]).auto_capture
     assert options is not None and options.rule.level == 200.0
     assert (options.min_interval_s, options.max_captures, options.before_s) == (60.0, 1, 10.0)
 

@@ -83,10 +83,20 @@ def test_a_capture_without_a_monitor_samples_for_itself() -> None:
     with watch.running():
         assert sampled.wait(20)
     assert source.at(0.0)[0] is node  # the job goes on as it was
-    assert watch._sample is not None
-    (process,) = watch._sample.processes
-    found = watch.counters(captured(0, end_s=watch._sample.time_s), (Server("127.0.0.1:1", pid=process.pid),))
+    assert watch.sample is not None
+    (process,) = watch.sample.processes
+    found = watch.counters(captured(0, end_s=watch.sample.time_s), (Server("127.0.0.1:1", pid=process.pid),))
     assert len(found.times_s) >= 2 and found.gpus[0]["sm_active"].values
+
+
+def test_a_capture_waits_for_some_seconds_of_samples_before_it_chooses() -> None:
+    source = SimulatedSource()
+    source.open()
+    watch = CounterWatch(source, 0.1)
+    with watch.running():
+        watch.wait(0.5)
+    assert watch.sample is not None and watch.history.oldest_s is not None
+    assert watch.sample.time_s - watch.history.oldest_s >= 0.5
 
 
 def test_a_source_that_cannot_be_opened_is_a_reason() -> None:
@@ -96,7 +106,7 @@ def test_a_source_that_cannot_be_opened_is_a_reason() -> None:
 
     watch = CounterWatch(Closed(), 1.0)
     with watch.running():
-        assert watch._sampler.first_gpus_ready.wait(20)
+        watch.wait(600.0)  # which it does not
     assert watch.counters(captured(0), (SERVER,)).reason == "no GPU could be sampled: no NVIDIA driver"
 
 

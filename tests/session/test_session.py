@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import discovery
-from gputop.profiler.capture.records import CaptureRecord, Server, usable
-from gputop.session import capture_control
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
+from gputop.session import capture_control, node_figures
 from gputop.session.captures import (
     ManyWorkers,
     ServerOfAnotherJob,
@@ -22,7 +23,9 @@ from gputop.session.captures import (
     choose_servers,
     find_servers,
 )
+from gputop.session.options import FigureOptions
 from gputop.session.session import Options, Session
+from gputop.session.worker_figures import AskedFigures, WorkerFigures
 from tests.fakes import StillSession, StillSource, node_sample
 from tests.records import replace
 
@@ -277,6 +280,102 @@ def test_of_many_workers_a_few_are_proposed_and_all_are_possible(monkeypatch: py
     session.servers = tuple(replace(server, problem="down") for server in session.servers[:1]) + session.servers[1:]
     with pytest.raises(NoDataError, match="answers now"):
         session.start_capture(workers=addresses[:1])
+
+
+class AskedWorkers:
+    """Nine workers of other nodes, whose nodes tell the activities 0, 0.1, … once they may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, way: str = "ssh") -> None:
+        self.session = session = StillSession()
+        session.options = structs.replace(session.options, worker_figures=FigureOptions(way))
+        self.addresses = [f"n{number}:6009" for number in range(9)]
+        session.servers_known = True
+        session.servers = tuple(Server(address, asked=True) for address in self.addresses)
+        self.may_answer, self.ways = threading.Event(), list[str]()
+        self.captured: list[tuple[list[str], tuple[str, ...]]] = []
+        self.watched = Watched(session)
+        monkeypatch.setattr(node_figures, "ask", self.ask)
+        monkeypatch.setattr(session.capture_control, "_begin_capture", self.begin)
+
+    def ask(self, servers: Sequence[Server], how: FigureOptions, stop: threading.Event,
+            progress: Callable[[int, int], None]) -> AskedFigures:
+        self.ways.append(how.way)
+        progress(0, 9)
+        while not self.may_answer.wait(0.01) and not stop.is_set():
+            pass
+        known = range(9 if self.may_answer.is_set() else 0)
+        return AskedFigures({f"n{i}:6009": WorkerFigures({"sm_active": (4 * i % 9) / 10}, 5.0) for i in known},
+                            "asked by ssh", 5.0)
+
+    def begin(self, servers: Sequence[Server], force: bool, reason: str, notices: tuple[str, ...]) -> None:
+        self.captured.append(([s.address for s in servers], notices))
+        self.session.capture_control.set_status(CaptureStatus("done", "", 1.0))
+
+    @property
+    def phase(self) -> str | None:
+        return self.session.status.phase if self.session.status is not None else None
+
+
+def test_the_nodes_of_many_workers_are_asked_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = AskedWorkers(monkeypatch)
+    session = workers.session
+    session.start_capture(force=True)
+    workers.watched.until(lambda: session.status is not None and "9 nodes" in session.status.address)
+    assert workers.phase == "asking" and session.take_waiting_capture() is None
+    with pytest.raises(GputopError, match="a capture is running"):
+        session.start_capture()
+    workers.may_answer.set()
+    workers.watched.until(lambda: session.status is None)
+    assert session.take_waiting_capture() is True and session.take_waiting_capture() is None
+    with pytest.raises(ManyWorkers) as caught:
+        session.start_capture(force=True)
+    choice = caught.value.choice
+    assert choice.chosen == ("n0:6009", "n1:6009", "n2:6009") and "asked by ssh" in choice.by
+    session.start_capture(workers=choice.chosen)
+    assert workers.captured[0][0] == list(choice.chosen)
+    session.start_capture()  # the figures of then are not those of now
+    workers.watched.until(lambda: session.take_waiting_capture() is False)
+    assert workers.ways == ["ssh", "ssh"]
+
+
+def test_who_stops_waiting_is_asked_by_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = AskedWorkers(monkeypatch, "none")
+    session = workers.session
+    with pytest.raises(ManyWorkers) as caught:
+        session.start_capture()
+    assert caught.value.choice.others_unasked and workers.ways == []
+    session.start_capture(ask="ssh")
+    workers.watched.until(lambda: workers.ways)
+    assert session.stop_capture()
+    workers.watched.until(lambda: session.take_waiting_capture() is False)
+    with pytest.raises(ManyWorkers) as caught:
+        session.start_capture()
+    assert "fewer than three" in caught.value.choice.by and not caught.value.choice.others_unasked
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_auto_capture_asks_without_a_question(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    workers = AskedWorkers(monkeypatch, "prometheus")
+    session = workers.session
+    session.capture_control.start_capture(reason="GPU 0 dipped")
+    workers.watched.until(lambda: workers.ways)
+    if stopped:
+        session.stop_capture()
+    else:
+        workers.may_answer.set()
+    workers.watched.until(lambda: workers.phase in ("done", "failed"))
+    assert workers.phase == ("failed" if stopped else "done") and workers.ways == ["prometheus"]
+    assert bool(workers.captured) != stopped and session.take_waiting_capture() is None
+    for captured, notices in workers.captured:
+        assert captured == ["n0:6009", "n1:6009", "n2:6009"] and "3 of 9 workers, by SM active" in notices[0]
+
+
+def test_a_bug_while_asking_ends_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = AskedWorkers(monkeypatch)
+    monkeypatch.setattr(node_figures, "ask", lambda *_: 1 / 0)
+    workers.session.start_capture()
+    workers.watched.until(lambda: workers.phase == "failed")
+    assert workers.session.status is not None and "a bug in gputop" in workers.session.status.message
 
 
 def test_a_job_that_has_ended_is_known_with_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from textual.widgets import DataTable
 
 from gputop.cluster.collect import View
@@ -136,10 +137,12 @@ class SeveralJobsSession(AskedSession):
 class ManyWorkersSession(AskedSession):
     """Nine workers."""
 
-    def start_capture(self, *, force: bool = False, reason: str = "", workers: Sequence[str] | None = None) -> None:
-        if workers is None:
-            raise ManyWorkers(choose_workers([f"n{number}:6009" for number in range(9)], {}))
-        self.asked.append(("capture", len(workers)))
+    def start_capture(self, *, force: bool = False, reason: str = "", workers: Sequence[str] | None = None,
+                      ask: str = "") -> None:
+        if workers is None and not ask:
+            choice = choose_workers([f"n{number}:6009" for number in range(9)], {})
+            raise ManyWorkers(structs.replace(choice, others_unasked=True))
+        self.asked.append(("capture", ask or len(workers or ())))
 
 
 class UnservedSession(AskedSession):
@@ -432,6 +435,7 @@ STAGES: dict[type, Stage] = {
     WorkersQuestion: Stage({
         "answer('few')": Effect(last_asked, to(("capture", 3))),
         "answer('all')": Effect(last_asked, to(("capture", 1))),  # those that the session knows
+        "answer('ask')": Effect(last_asked, to(("capture", "ssh"))),
         "answer('none')": CLOSES,
         "app.help": HELPS}, ("c",), session=ManyWorkersSession),
     Popup: Stage(POPUP_EFFECTS | {"copy": Effect(copied, other), "scroll(1)": Effect(scrolled, by(1)),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
+from msgspec import structs
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice
 from gputop.profiler.capture.plan import Plan
-from gputop.profiler.capture.records import CaptureStatus
+from gputop.profiler.capture.records import CaptureStatus, Server
 from gputop.profiler.capture.safe_capture import Cost
+from gputop.session import node_figures
+from gputop.session.options import FigureOptions
+from gputop.session.worker_figures import AskedFigures, WorkerFigures
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
@@ -19,6 +24,7 @@ from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.choose_job import ChooseJob
 from gputop.tui.screens.details import capture_text, job_text
 from gputop.tui.screens.dialogs import Ask, Confirm
+from gputop.tui.screens.workers import WorkersQuestion
 from gputop.tui.timeline.screen import TimelineScreen
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
@@ -98,6 +104,50 @@ async def test_before_the_first_capture_from_a_server_of_another_user_there_is_a
         await pilot.pause()
         assert session.status is not None and session.status.running
         assert "belongs to user bob" not in str(job_text(session))
+
+
+@pytest.mark.parametrize("way", ["answered", "covered", "escape", "x", "q"])
+async def test_the_screen_lives_while_the_nodes_of_many_workers_are_asked(way: str,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    session = StillSession()
+    session.options = structs.replace(session.options, worker_figures=FigureOptions("ssh"))
+    session.servers_known = True
+    session.servers = tuple(Server(f"n{number}:6009", asked=True) for number in range(9))
+    may_answer, answered = threading.Event(), threading.Event()
+
+    def ask(servers: object, how: object, stop: threading.Event, progress: object) -> AskedFigures:
+        while not may_answer.wait(0.01) and not stop.is_set():
+            pass
+        known = range(9 if may_answer.is_set() else 0)
+        figures = {f"n{i}:6009": WorkerFigures({"sm_active": i / 10}, 5.0) for i in known}
+        return AskedFigures(figures, "asked by ssh", 5.0)
+
+    monkeypatch.setattr(node_figures, "ask", ask)
+    session.listen(lambda change: answered.set() if session.status is None else None)
+    app = GputopApp(session)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await pilot.pause()
+        await pilot.press("c")
+        await pilot.pause()
+        assert len(app.screen_stack) == 1 and "asking for live figures" in text_of(app._job)
+        if way == "covered":
+            await pilot.press("question_mark")
+        if way in ("answered", "covered"):
+            may_answer.set()
+        else:
+            await pilot.press(way)
+        assert await asyncio.to_thread(answered.wait, 30)
+        await pilot.pause()
+        if way == "q":
+            assert app.return_code == 0
+            return
+        if way == "covered":
+            assert not isinstance(app.screen, WorkersQuestion) and "c on the main screen" in messages(app)[0]
+            await pilot.press("escape", "c")
+            await pilot.pause()
+        assert isinstance(app.screen, WorkersQuestion)
+        text = "\n".join(str(part.text) for part in app.screen.query(WrappedText))
+        assert ("n0:6009  lowest, 0%" if may_answer.is_set() else "n0:6009  first") in text
 
 
 async def test_of_several_jobs_one_is_chosen_from_a_list_or_by_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

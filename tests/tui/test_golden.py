@@ -120,6 +120,25 @@ def asked_which(app: GputopApp) -> None:
     open_screens.ask_workers(app, choice, force=False)
 
 
+def asking_nodes(app: GputopApp) -> None:
+    app.session.capture_control.set_status(CaptureStatus("asking", "64 nodes for live figures, 12 answered", 10.0))
+
+
+def asked_which_without_figures(app: GputopApp) -> None:
+    choice = choose_workers([f"n{number:02}:6009" for number in range(1, 129)], {})
+    open_screens.ask_workers(app, structs.replace(choice, others_unasked=True), force=False)
+
+
+def asked_which_of_nodes_that_fail(app: GputopApp) -> None:
+    workers = [f"n{number:02}:6009" for number in range(1, 33)]
+    figures = {worker: 0.9 - 0.01 * number for number, worker in enumerate(workers[:28])}
+    choice = choose_workers(workers, figures, "SM active of the last 5 s, asked by ssh", lambda value: f"{value:.0%}")
+    open_screens.ask_workers(app, structs.replace(choice, notes=(
+        "n29, n30, n31: it does not answer within 20 s. Try: ssh n29 gputop snapshot --format json --seconds 5.",
+        "n32: gputop is not installed there. Install it on the nodes (pip install gputop-tf), or say where it is: "
+        "--remote-command /PATH/gputop.")), force=False)
+
+
 def with_stacks(app: GputopApp) -> None:
     """As if the capture had been of a job on this node, and py-spy were there."""
     record = app.session.last_capture
@@ -157,6 +176,9 @@ SCREENS = {
     "hang": Screen(hanging, sizes=(USUAL, WIDE)),
     "stacks": Screen(hanging, ("S",), BOX),
     "workers": Screen("faulty", prepare=asked_which, sizes=BOX),
+    "workers-unasked": Screen("faulty", prepare=asked_which_without_figures, sizes=BOX),
+    "workers-failed": Screen("faulty", prepare=asked_which_of_nodes_that_fail, sizes=BOX),
+    "workers-asking": Screen("faulty", prepare=asking_nodes, sizes=(SMALL, USUAL), anew=True),
     "job": Screen("faulty", ("i",), (SMALL, USUAL)),
     "captures": Screen(compared, ("J", "down"), (SMALL, USUAL, WIDE), FEW_FORMS, in_forms=(USUAL,)),
     "attach": Screen("faulty", ("a",), (TINY, SMALL, USUAL)),

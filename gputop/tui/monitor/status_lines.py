@@ -281,7 +281,7 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
     return [[*found, (text + "  ", DIM)] for text in (part_of_gpus + multiple, multiple, "")]
 
 
-_PHASES = {"starting": "starting a profiler server in",
+_PHASES = {"starting": "starting a profiler server in", "asking": "asking",
            "connecting": "connecting to", "probing": "taking a short test capture of", "recording": "recording",
            "receiving": "receiving the trace of", "saving": "saving the trace of",
            "analyzing": "analyzing the trace of"}
@@ -298,6 +298,8 @@ def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
                  (f" {status.elapsed_s:4.1f} of {length_s:g} s", PLAIN), ("  x: stop ", ACCENT)]
         ways = (status.why, status.why.partition(", ")[0]) if status.why else ()
         left += _first_that_fits([[(f"({printable(why)}) ", DIM)] for why in ways], width - _cells([*left, *right]) - 1)
+    elif status.phase == "asking":
+        right = [("x: do not wait ", ACCENT)]
     elif status.phase not in ("starting", "connecting"):
         right = [(f"{status.elapsed_s:.1f} s ", DIM)]
     return justify(left, right, width)

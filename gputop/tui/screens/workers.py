@@ -15,14 +15,17 @@ from gputop.text.units import printable
 from gputop.tui.keys import key
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 
+Answer = Literal["few", "all", "ask", "none"]
 
-class WorkersQuestion(ModalScreen[Literal["few", "all", "none"]]):
+
+class WorkersQuestion(ModalScreen[Answer]):
     """Dismissed with the answer."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("y", "answer('few')", "capture these", "capture the proposed workers"),
         key("a", "answer('all')", "capture all", "capture all workers, even if it slows them down; at most "
                                                  f"{MAX_ALL_WORKERS}"),
+        key("f", "answer('ask')", "ask their nodes", "ask gputop on the other nodes for live figures first, by ssh"),
         key("n,escape,q,enter", "answer('none')", "no", "close without a capture"),
         key("question_mark,f1", "app.help", "help", "the keys of this screen"),
     ]
@@ -37,18 +40,23 @@ class WorkersQuestion(ModalScreen[Literal["few", "all", "none"]]):
         text = Text(f"Capture {len(choice.chosen)} of {choice.of} workers? y/N\n\n", WARN)
         for address, why in zip(choice.chosen, choice.reasons, strict=True):
             text.append(f"{printable(address)}  {printable(why)}\n")
-        text.append(f"\nChosen by {printable(choice.by)}. A capture slows each worker down; their traces are alike.",
-                    DIM)
+        asks = "; f asks gputop on their nodes for some, by ssh" if choice.others_unasked else ""
+        text.append(f"\nChosen by {printable(choice.by)}{asks}. A capture slows each worker down; their traces are "
+                    "alike.", DIM)
+        for note in choice.notes:
+            text.append(f"\n{printable(note)}", WARN)
         if choice.risk:
             risk = printable(choice.risk)
             text.append(f"\n\n{risk[:1].upper()}{risk[1:]}.", WARN)
-        more = () if choice.of > MAX_ALL_WORKERS else (f"a: all {choice.of}",)
+        more = [] if choice.of > MAX_ALL_WORKERS else [f"a: all {choice.of}"]
+        more += ["f: ask their nodes"] if choice.others_unasked else []
         with DialogFrame("Capture", "y: these", *more, "n, esc: no", id="popup"):
             yield WrappedText(text)
 
     def on_mount(self) -> None:
         self.query_one("#popup").focus()
 
-    def action_answer(self, answer: Literal["few", "all", "none"]) -> None:
-        if answer != "all" or self._choice.of <= MAX_ALL_WORKERS:
+    def action_answer(self, answer: Answer) -> None:
+        choice = self._choice
+        if {"all": choice.of <= MAX_ALL_WORKERS, "ask": choice.others_unasked}.get(answer, True):
             self.dismiss(answer)

@@ -1,0 +1,221 @@
+"""The live figures of workers on other nodes: what is read of a snapshot, of a Prometheus, and of nodes that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gputop.cluster import collect, ssh
+from gputop.core.errors import GputopError
+from gputop.export.snapshot import document
+from gputop.profiler import probe
+from gputop.profiler.capture.records import Server
+from gputop.replay.snapshot import Snapshot, from_json
+from gputop.replay.snapshot_document import Grid, Track
+from gputop.session.node_figures import SECONDS, ask, by_prometheus, by_ssh, of_snapshot
+from gputop.session.options import FigureOptions
+from gputop.session.worker_figures import AskedFigures, WorkerFigures, choose
+from tests.advice.live.scene import Job, Scene, _recorded
+from tests.fakes import StillSession
+from tests.records import replace
+
+NOBODY = threading.Event()
+
+
+def snapshot(active: Mapping[int, float], *, served: Mapping[int, int] | None = None, **changes: object) -> Snapshot:
+    """Of a node whose GPU ``i`` is held by the process 100 + i. ``served``: by port the process of a server."""
+    scene = replace(Scene(dict(active), jobs=[Job(100 + i, [i]) for i in active], gpus=len(active)), **changes)
+    sample = scene.sample(12.0)
+    end_s = sample.time_s
+    grid = Grid(end_s - 12.0, 5.0, 3, {gpu.info.uuid: (Track("sm_active", (0.1, None, level)), Track(
+        "power_w", (300.0, 300.0, 300.0))) for gpu, level in zip(sample.gpus, active.values(), strict=True)})
+    servers = tuple(Server(f"127.0.0.1:{port}", pid=pid) for port, pid in (served or {}).items())
+    return Snapshot(sample, 1.0, "1", grid, None, servers, None, (), (), None)  # type: ignore[arg-type]
+
+
+def test_a_worker_is_the_process_that_serves_its_port() -> None:
+    answer = of_snapshot(snapshot({0: 0.5, 1: 0.7}, served={6009: 101, 6010: 100, 6011: 999}))
+    assert {port: (own.means["sm_active"], own.gpus) for port, own in answer.by_port.items()} == {
+        6009: (0.7, "1"), 6010: (0.5, "0")}
+    assert answer.only is None, "there are two processes on GPUs"
+    assert of_snapshot(snapshot({0: 0.5})).only == WorkerFigures({"sm_active": 0.5, "power_w": 300.0}, 5.0, "0")
+
+
+def test_a_port_that_two_processes_serve_is_nobodys() -> None:
+    both = snapshot({0: 0.5, 1: 0.7}, served={6009: 100})
+    both = replace(both, servers=(*both.servers, Server("172.17.0.3:6009", pid=101)))
+    assert of_snapshot(both).by_port == {}
+
+
+def test_the_mean_is_of_the_last_seconds_by_what_each_slice_has_of_them() -> None:
+    one = snapshot({0: 0.5}, served={6009: 100})
+    assert one.history is not None
+    uuid = one.sample.gpus[0].info.uuid
+    for mean, expected in (((None, 0.2, 0.8), (3 * 0.2 + 2 * 0.8) / 5), ((0.9, 0.2, None), 0.2),
+                           ((0.9, None, None), None)):
+        grid = replace(one.history, gpus={uuid: (Track("sm_active", mean),)})
+        means = of_snapshot(replace(one, history=grid)).by_port[6009].means
+        assert means == ({} if expected is None else {"sm_active": pytest.approx(expected)})
+    assert of_snapshot(replace(one, history=None)).by_port[6009].means == {}
+
+
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """An ssh that runs ``script`` with the node in $node."""
+    (tmp_path / "ssh").write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nnode=$2\ncommand=$3\n'
+                                  f'cd {tmp_path}\n{script}\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(probe, "is_local", lambda address: address.startswith("127."))
+
+
+@pytest.fixture(scope="module")
+def said() -> str:
+    """A real snapshot of 8 GPUs that one process holds, of several seconds."""
+    return json.dumps(document(StillSession()), indent=1)
+
+
+def test_nodes_are_asked_for_some_seconds_and_those_that_fail_are_told_together(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    (tmp_path / "said").write_text(said)
+    answers(tmp_path, monkeypatch, """\
+echo "$command" >> asked
+case $node in n3|n4) echo "ssh: connect to host $node port 22: Connection refused" >&2; exit 255;; n5) echo hm;;
+*) cat said;; esac""")
+    workers = [Server(f"n{i}:6009") for i in range(1, 6)] + [Server(f"n6:{port}") for port in (1, 2)]
+    workers += [Server("-n:6009"), Server("127.0.0.1:1"), Server("127.0.0.1:2", pid=7)]
+    progress: list[tuple[int, int]] = []
+    asked = by_ssh(workers, "/opt/gputop", NOBODY, lambda *state: progress.append(state))
+    assert set(asked.by_address) == {"n1:6009", "n2:6009"} and asked.how == "asked by ssh"
+    assert asked.by_address["n1:6009"].gpus == "0-7" and 0 < asked.by_address["n1:6009"].means["sm_active"] < 1
+    assert set((tmp_path / "asked").read_text().splitlines()) == {
+        f"/opt/gputop snapshot --format json --seconds {SECONDS}"}
+    assert progress[0] == (0, 6) and progress[-1] == (6, 6)
+    notes = "\n".join(asked.notes)
+    assert "n3, n4: it refuses connections" in notes and "n5: its answer is not a snapshot" in notes
+    assert "n6:1, n6:2: gputop there finds no process on GPUs" in notes and "-n: ssh takes no such name" in notes
+
+
+def test_who_does_not_wait_has_what_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    (tmp_path / "said").write_text(said)
+    answers(tmp_path, monkeypatch, "case $node in n4) exec sleep 60;; *) cat said;; esac")
+    stop = threading.Event()
+    asked = by_ssh([Server(f"n{i}:6009") for i in range(1, 5)], "gputop", stop,
+                   lambda done, nodes: stop.set() if done == 3 else None)
+    assert set(asked.by_address) == {"n1:6009", "n2:6009", "n3:6009"}
+    assert asked.notes == ("n4: it had not answered when gputop stopped waiting.",)
+
+
+def test_at_most_so_many_nodes_are_asked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+    together = threading.Barrier(2)
+
+    class Counted:
+        closed = False
+
+        def ask(self, node: str) -> tuple[str, int]:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            together.wait(20)
+            with lock:
+                running -= 1
+            return node, 1
+
+        def close(self) -> None:
+            self.closed = True
+
+    monkeypatch.setattr(ssh, "AT_ONCE", 2)
+    counted = Counted()
+    names = [f"n{i}" for i in range(8)]
+    assert ssh.ask_all(counted, names, NOBODY, 60.0) == {n: n for n in names}  # type: ignore[arg-type]
+    assert most == 2 and counted.closed
+
+
+def test_by_what_the_nodes_said_the_slowest_the_median_and_the_fastest_are_proposed() -> None:
+    servers = [Server(f"n{i}:6009") for i in range(9)]
+    figures = {f"n{i}:6009": WorkerFigures({"sm_active": level, "power_w": 300.0}, 5.0, "3")
+               for i, level in enumerate((0.5, 0.9, 0.6, 0.1, 0.7, 0.55, 0.65, 0.8))}
+    choice = choose(servers, None, None, AskedFigures(figures, "asked by ssh", 5.0, notes=("n8: it does not answer.",)))
+    assert choice.chosen == ("n3:6009", "n2:6009", "n1:6009")
+    assert choice.by == "SM active of the last 5 s, asked by ssh (1 has none that is seen from here)"
+    assert choice.reasons[0] == "GPU 3: lowest, 10%" and choice.notes == ("n8: it does not answer.",)
+    assert not choice.others_unasked and choose(servers, None, None).others_unasked
+    few = choose(servers, None, None, AskedFigures({}, "asked by ssh", 5.0))
+    assert few.reasons == ("first", "middle", "last") and "fewer than three" in few.by
+
+
+def test_workers_of_this_node_are_compared_over_the_same_seconds() -> None:
+    scene = Scene({i: lambda t: 0.2 if t < 80 else 0.9 for i in range(2)}, jobs=[Job(100 + i, [i]) for i in range(2)])
+    history, sample = _recorded(scene, 100)
+    servers = [Server("127.0.0.1:1", pid=100), Server("here:2"), Server("n1:1"), Server("n2:1")]
+    others = {f"n{i}:1": WorkerFigures({"sm_active": 0.5}, 5.0) for i in (1, 2)}
+    choice = choose(servers, sample, history, AskedFigures(others, "asked by ssh", 5.0, pids={"here:2": 101}))
+    assert choice.chosen[2] == "here:2" and choice.reasons[2] == "GPU 1: highest, 90%" and "none" not in choice.by
+
+
+def prometheus(monkeypatch: pytest.MonkeyPatch, answer: dict[str, dict[str, float]] | Exception) -> None:
+    def node_means(client: object, window: str) -> dict[str, dict[str, float]]:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(collect, "node_means", node_means)
+    monkeypatch.setattr(probe, "is_local", lambda address: address.startswith("127."))
+
+
+def asked_prometheus(workers: list[str], url: str = "http://127.0.0.1:9") -> AskedFigures:
+    return by_prometheus([Server(address) for address in workers], url, {}, NOBODY)
+
+
+def test_a_prometheus_knows_nodes_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    prometheus(monkeypatch, {"n1": {"sm_active": 0.9}, "n2": {"sm_active": 0.5}, "n3": {"sm_active": 0.1},
+                             "10.0.0.4": {"sm_active": 0.7}})
+    workers = ["n1.site:1", "n1.site:2", "N2:1", "n3:1", "10.0.0.4:1", "n5:1"]
+    asked = asked_prometheus(workers)
+    assert set(asked.by_address) == set(workers[:5])
+    assert asked.notes == ("n5: Prometheus has no GPU of such a node, or several nodes of that name.",)
+    choice = choose([Server(address) for address in workers], None, None, asked)
+    assert choice.by.startswith("SM active of their nodes in the last 120 s, by Prometheus (1 has none")
+    assert choice.chosen == ("n3:1", "10.0.0.4:1", "n1.site:2")
+
+
+def test_fewer_than_three_nodes_do_not_tell_workers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    prometheus(monkeypatch, {"n1": {"sm_active": 0.9}, "n2": {"sm_active": 0.5}})
+    asked = asked_prometheus([f"n{i}:{port}" for i in (1, 2) for port in (1, 2, 3)])
+    assert asked.by_address == {} and "knows 2 of the nodes" in asked.notes[0]
+
+
+def test_power_where_the_activity_is_coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    prometheus(monkeypatch, {f"n{i}": {"util": 1.0, "power_w": 300.0 + i} for i in range(3)})
+    choice = choose([Server(f"n{i}:1") for i in range(3)], None, None, asked_prometheus([f"n{i}:1" for i in range(3)]))
+    assert choice.by.startswith("Power of their nodes") and choice.reasons[0] == "lowest, 300W"
+
+
+@pytest.mark.parametrize(("answer", "url", "said"), [
+    (GputopError("it is down", "Start it."), "http://127.0.0.1:9", "it is down. Start it."),
+    (KeyError("x"), "http://127.0.0.1:9", "cannot be read (KeyError)"),
+    ({}, "", "No address of Prometheus was given"), ({}, "no url", "is not the address of a Prometheus"),
+    ({}, "http://192.0.2.1:9", "the credentials go to 192.0.2.1 unencrypted")])
+def test_what_is_wrong_with_a_prometheus_is_told(monkeypatch: pytest.MonkeyPatch, answer: object, url: str,
+                                                 said: str) -> None:
+    monkeypatch.setenv("GPUTOP_PROMETHEUS_TOKEN", "secret")
+    prometheus(monkeypatch, answer)  # type: ignore[arg-type]
+    asked = asked_prometheus(["n1:1", "n2:1", "n3:1"], url)
+    assert asked.by_address == {} and said in asked.notes[0] and "secret" not in str(asked)
+
+
+def test_nobody_is_asked_without_a_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(tmp_path, monkeypatch, "echo $node >> asked")
+    asked = ask([Server("n1:1"), Server("127.0.0.1:1")], FigureOptions(), NOBODY)
+    assert asked.by_address == {} and asked.how == "" and not (tmp_path / "asked").exists()
+
+
+def test_a_snapshot_that_is_no_json_is_an_error() -> None:
+    with pytest.raises(GputopError, match="it is not JSON"):
+        from_json(b"{")
