@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from gputop.core.errors import GputopError, sentences
+from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import ProcessSample
 from gputop.profiler.capture.records import Server
 from gputop.session.options import FigureOptions
@@ -28,6 +29,7 @@ _MOST_S = 120.0  # that all nodes are waited for; 16 at once, that is some 250
 _WINDOW_S = 120  # that a Prometheus is asked for: some scrapes
 _POLL_S = 0.1
 _MOST_NOTES = 6
+_MOST = {"ratio": 1.05, "W": 1e5}  # what is more is no measurement of a GPU
 _KINDS = {"util": "gpu_util"}  # of a Prometheus, by other names than a sample has
 
 
@@ -57,7 +59,8 @@ def _figures(process: ProcessSample, snapshot: Snapshot) -> WorkerFigures:
     means = {}
     for metric in METRICS:
         own = [_mean(snapshot, uuid, metric) for uuid in uuids]
-        known = [mean for mean in own if mean is not None]
+        most = _MOST[GPU_METRICS[metric].unit]
+        known = [mean for mean in own if mean is not None and 0.0 <= mean <= most]
         if known and len(known) == len(own):
             means[metric] = fmean(known)
     return WorkerFigures(means, float(SECONDS), ranges(process.gpus, ", "))

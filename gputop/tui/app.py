@@ -299,7 +299,7 @@ class GputopApp(TerminalApp):
         if force is None:
             return
         if len(self.screen_stack) > 1:  # whose keys are not for this question
-            self.notify("The figures of the workers have come: c on the main screen says which are proposed.")
+            self.notify("The figures of the workers have come: press c again to see which are proposed.")
         else:
             self._start_capture(force)
 

@@ -57,7 +57,7 @@ def test_the_mean_is_of_the_last_seconds_by_what_each_slice_has_of_them() -> Non
     assert one.history is not None
     uuid = one.sample.gpus[0].info.uuid
     for mean, expected in (((None, 0.2, 0.8), (3 * 0.2 + 2 * 0.8) / 5), ((0.9, 0.2, None), 0.2),
-                           ((0.9, None, None), None)):
+                           ((0.9, None, None), None), ((None, None, 1e308), None), ((None, None, -0.5), None)):
         grid = replace(one.history, gpus={uuid: (Track("sm_active", mean),)})
         means = of_snapshot(replace(one, history=grid)).by_port[6009].means
         assert means == ({} if expected is None else {"sm_active": pytest.approx(expected)})

@@ -142,7 +142,7 @@ async def test_the_screen_lives_while_the_nodes_of_many_workers_are_asked(way: s
             assert app.return_code == 0
             return
         if way == "covered":
-            assert not isinstance(app.screen, WorkersQuestion) and "c on the main screen" in messages(app)[0]
+            assert not isinstance(app.screen, WorkersQuestion) and "press c again" in messages(app)[0]
             await pilot.press("escape", "c")
             await pilot.pause()
         assert isinstance(app.screen, WorkersQuestion)
