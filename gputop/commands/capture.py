@@ -111,15 +111,14 @@ def run(args: argparse.Namespace) -> int:
 def _choose_workers(servers: Sequence[Server], figures: FigureOptions, watch: CounterWatch) -> Choice:
     """The few of many workers to capture, by live figures as far as there are any; says which and why."""
     from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS
-    from gputop.session.gpu_numbers import local
     from gputop.session.node_figures import SECONDS, ask
-    from gputop.session.worker_figures import choose
+    from gputop.session.worker_figures import choose, elsewhere
 
     def asking(done: int, nodes: int) -> None:
         if not done:
             say(f"asking {nodes} node{'s' if nodes > 1 else ''} by ssh for live figures")
 
-    asked = ask(servers, replace(figures, way="none") if all(map(local, servers)) else figures, threading.Event(),
+    asked = ask(servers, figures if any(map(elsewhere, servers)) else replace(figures, way="none"), threading.Event(),
                 asking)
     if asked.pids and not asked.of_nodes:
         say(f"sampling the GPUs of this machine for {SECONDS} s")

@@ -33,7 +33,6 @@ from gputop.session.captures import (
     servers_label,
     too_many,
 )
-from gputop.session.gpu_numbers import local
 from gputop.session.options import FigureOptions, Options
 from gputop.session.stack_watch import StackChoice, simulated_stacks
 from gputop.sources.base import Source
@@ -310,9 +309,11 @@ class CaptureControl:
         answering = [s for s in chosen if s.problem is None]
         notices: tuple[str, ...] = ()
         if workers is None and len(answering) > MAX_WORKERS:
+            from gputop.session.worker_figures import elsewhere
+
             how = structs.replace(self.options.worker_figures, way=ask or self.options.worker_figures.way)
             asked = self._take_asked()
-            if asked is None and how.way != "none" and not all(map(local, answering)):
+            if asked is None and how.way != "none" and any(map(elsewhere, answering)):
                 self._begin_asking(how, answering, chosen, force, reason)
                 return
             choice = self._receiver.worker_choice(answering, asked)
@@ -341,7 +342,8 @@ class CaptureControl:
     def _begin_asking(self, how: FigureOptions, answering: Sequence[Server], chosen: Sequence[Server], force: bool,
                       reason: str) -> None:
         self._stop_capture.clear()
-        self.set_status(CaptureStatus("asking", "for live figures", self.options.capture_s))
+        asked = "Prometheus" if how.way == "prometheus" else "the nodes"
+        self.set_status(CaptureStatus("asking", f"{asked} for live figures", self.options.capture_s))
         threading.Thread(target=self._ask, args=(how, answering, chosen, force, reason), name="gputop-ask",
                          daemon=True).start()
 

@@ -73,7 +73,12 @@ def choose(servers: Sequence[Server], sample: NodeSample | None, history: Histor
                     for address, why in zip(choice.chosen, choice.reasons, strict=True))
     here = asked.pids if asked is not None else {}
     return replace(choice, reasons=reasons, notes=asked.notes if asked is not None else (),
-                   others_unasked=not was_asked and not all(local(own) or own.address in here for own in servers))
+                   others_unasked=not was_asked and any(elsewhere(s) and s.address not in here for s in servers))
+
+
+def elsewhere(server: Server) -> bool:
+    """Whether a worker may be on another node, by its address alone."""
+    return not local(server) and not server.address.startswith("unix")
 
 
 def gpus_of(process: ProcessSample, gpus: Sequence[GpuSample]) -> list[GpuSample]:

@@ -17,6 +17,7 @@ from gputop.profiler import probe
 from gputop.profiler.capture.records import Server
 from gputop.replay.snapshot import Snapshot, from_json
 from gputop.replay.snapshot_document import Grid, Track
+from gputop.session import node_figures
 from gputop.session.node_figures import SECONDS, ask, by_prometheus, by_ssh, of_snapshot
 from gputop.session.options import FigureOptions
 from gputop.session.worker_figures import AskedFigures, WorkerFigures, choose
@@ -110,6 +111,13 @@ def test_who_does_not_wait_has_what_has_come(tmp_path: Path, monkeypatch: pytest
     assert asked.notes == ("n4: it had not answered when gputop stopped waiting.",)
 
 
+def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(tmp_path, monkeypatch, "exec sleep 60")
+    monkeypatch.setattr(node_figures, "_MOST_S", 0.2)
+    asked = by_ssh([Server("n1:1"), Server("n2:1")], "gputop", NOBODY)
+    assert asked.by_address == {} and asked.notes == ("n1, n2: it had not answered when gputop stopped waiting.",)
+
+
 def test_at_most_so_many_nodes_are_asked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running, most, lock = 0, 0, threading.Lock()
     together = threading.Barrier(2)
@@ -146,6 +154,7 @@ def test_by_what_the_nodes_said_the_slowest_the_median_and_the_fastest_are_propo
     assert choice.by == "SM active of the last 5 s, asked by ssh (1 has none that is seen from here)"
     assert choice.reasons[0] == "GPU 3: lowest, 10%" and choice.notes == ("n8: it does not answer.",)
     assert not choice.others_unasked and choose(servers, None, None).others_unasked
+    assert not choose([Server("unix:/w1"), Server("127.0.0.1:1"), Server("n1:1", pid=7)], None, None).others_unasked
     few = choose(servers, None, None, AskedFigures({}, "asked by ssh", 5.0))
     assert few.reasons == ("first", "middle", "last") and "fewer than three" in few.by
 

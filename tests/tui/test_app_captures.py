@@ -129,7 +129,7 @@ async def test_the_screen_lives_while_the_nodes_of_many_workers_are_asked(way: s
         await pilot.pause()
         await pilot.press("c")
         await pilot.pause()
-        assert len(app.screen_stack) == 1 and "asking for live figures" in text_of(app._job)
+        assert len(app.screen_stack) == 1 and "asking the nodes for live figures" in text_of(app._job)
         if way == "covered":
             await pilot.press("question_mark")
         if way in ("answered", "covered"):
