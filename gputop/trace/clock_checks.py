@@ -31,10 +31,13 @@ def _launches(trace: Trace) -> Iterator[str]:
     """GPUs whose events begin before the calls that launched them, or long after although nothing held them up."""
     device = trace.device
     known = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
-    delay = device.start_ns[known] - device.launch_ns[known]
+    gpu_of = device.gpu[known]
     shortest: dict[int, int] = {}
-    for gpu in np.unique(device.gpu[known]).tolist():
-        rows, own = known[device.gpu[known] == gpu], delay[device.gpu[known] == gpu]
+    for gpu in range(len(trace.gpus)):
+        rows = known[np.flatnonzero(gpu_of == gpu)]
+        if not len(rows):
+            continue
+        own = device.start_ns[rows] - device.launch_ns[rows]
         early = own < -_JITTER_NS
         if early.sum() >= max(_MIN_EVENTS, _MIN_SHARE * len(own)):
             yield (f"{int(early.sum()):,} of {len(own):,} kernels of GPU {trace.gpus[gpu].ordinal} begin before the "
@@ -55,11 +58,8 @@ def _launches(trace: Trace) -> Iterator[str]:
 def _found_idle(trace: Trace, rows: I64) -> np.ndarray:
     """Which of a GPU's kernels were launched by a call before which everything earlier on that GPU had ended."""
     device = trace.device
-    order = np.argsort(device.start_ns[rows], kind="stable")
-    reach = np.maximum.accumulate(device.end_ns[rows][order])
-    free = np.ones(len(rows), bool)
-    free[order[1:]] = device.launch_ns[rows][order][1:] > reach[:-1]
-    return free
+    reach = np.maximum.accumulate(device.end_ns[rows])  # the events of a trace are in the order of their starts
+    return np.concatenate(([True], device.launch_ns[rows[1:]] > reach[:-1]))
 
 
 def _collectives(trace: Trace) -> Iterator[str]:

@@ -71,9 +71,11 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
         fitting = order[ends[code - 1] if code else 0:ends[code]]
         event = rows[fitting]
         length = np.where(name_of[fitting] == own, device.end_ns[event] - device.start_ns[event], 0)
-        of = process[device.gpu[event]]
-        here = of == np.bincount(of, weights=length).argmax()
-        return _line(functions[own], _skipped(launched[fitting[here]], length[here], edges), job)
+        if process.any():  # there are several
+            of = process[device.gpu[event]]
+            here = np.flatnonzero(of == np.bincount(of, weights=length).argmax())
+            fitting, length = fitting[here], length[here]
+        return _line(functions[own], _skipped(launched[fitting], length, edges), job)
 
     worth = [row.name for row in kernels.by_name if not row.collective][:_MAX_KERNELS]
     return replace(kernels, by_name=tuple(
