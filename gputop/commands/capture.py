@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="capture all workers that --attach names, at most 64; without it, of more than 8 only "
                              "three: those with lowest, median and highest activity, where that is known "
                              "(--worker-figures), else the first, the middle and the last")
+    parser.add_argument("--accept-risk", action="store_true",
+                        help="capture although it may end the job, as TensorFlow 2.21's profiler may where workers "
+                             "call each other over gRPC")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -104,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
             with signal_handlers(termination_handlers(interrupted)):
                 made.append(capture_and_analyze(
                     chosen, args.seconds, options.logdir, stop, threading.Event(), on_status, args.force,
-                    watch.counters, stacks=StackChoice(options.stacks, simulated=simulated_stacks(source))))
+                    watch.counters, stacks=StackChoice(options.stacks, simulated=simulated_stacks(source)),
+                    accept_risk=args.accept_risk))
         return print_capture(made[0], as_json=args.json)
 
 

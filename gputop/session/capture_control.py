@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS, Choice
@@ -20,6 +20,7 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.replay.player import Player
 from gputop.session.captures import (
     ManyWorkers,
+    MayEndJob,
     ServerOfAnotherJob,
     SeveralJobs,
     analyze,
@@ -81,8 +82,17 @@ class CaptureReceiver(Protocol):
     def worker_choice(self, servers: Sequence[Server], asked: AskedFigures | None) -> Choice:
         """The few of these many workers that are worth a capture, by what is sampled here and was ``asked``."""
 
-    def workers_asked(self) -> None:
-        """The nodes of workers have answered: there is a capture to ask for again, see ``take_waiting_capture``."""
+    def capture_waits(self) -> None:
+        """There is a capture that waits for an answer, see :meth:`CaptureControl.take_waiting_capture`."""
+
+
+class WaitingCapture(Struct, frozen=True):
+    """A capture that has not begun. With a ``risk`` it waits for whether that is accepted, for ``workers``; else for
+    which of many workers are meant, now that their nodes have told live figures."""
+
+    force: bool
+    workers: frozenset[str] | None = None
+    risk: str = ""
 
 
 def _runs(pid: int) -> bool:
@@ -113,7 +123,7 @@ class CaptureControl:
         self._receiver = receiver
         self._stop_capture = threading.Event()
         self._asked: tuple[float, AskedFigures] | None = None  # when, by the clock; for the next question
-        self._waiting_force: bool | None = None  # of the capture that waits for what is asked
+        self._waiting: WaitingCapture | None = None
         self._captured: frozenset[str] = frozenset()  # addresses of the capture under way, or of the last one
         self._allowed: set[tuple[str, str]] = set()  # address and user of servers of others, see allow
         self._of_others: set[str] = set()  # addresses of other users' servers that may be captured from
@@ -282,13 +292,15 @@ class CaptureControl:
     # -- captures -----------------------------------------------------------------------------
 
     def start_capture(self, *, force: bool = False, reason: str = "",
-                      workers: Collection[str] | None = None, ask: Literal["", "ssh"] = "") -> None:
+                      workers: Collection[str] | None = None, notices: tuple[str, ...] = (),
+                      ask: Literal["", "ssh"] = "", accept_risk: bool = False) -> None:
         """Start a capture in the background, of all servers where several were asked for.
 
         ``force``: as long as asked, whatever it costs the job. ``reason``: why the auto-capture wants it.
-        ``workers``: the addresses of those of many that are meant. The auto-capture takes those proposed. ``ask``:
-        how the nodes of many are asked for live figures first, where the options do not say so already; once they have
-        answered, :meth:`take_waiting_capture` says that this is to be called again.
+        ``workers``: the addresses of those of many that are meant, ``notices`` why. The auto-capture takes those
+        proposed. ``ask``: how the nodes of many are asked for live figures first, where the options do not say so
+        already. ``accept_risk``: even if it is known that it may end the job. What becomes known only after this,
+        figures or a risk, :meth:`take_waiting_capture` tells: then this is to be called again.
         Raises GputopError where none can start; ServerOfAnotherUser or ServerOfAnotherJob where somebody has to be
         asked first, see :meth:`allow`; SeveralJobs where somebody has to choose, see :meth:`watch_job`; ManyWorkers
         where somebody has to say which of them.
@@ -307,7 +319,6 @@ class CaptureControl:
             raise SeveralJobs(jobs)
         self._job_chosen |= not reason
         answering = [s for s in chosen if s.problem is None]
-        notices: tuple[str, ...] = ()
         if workers is None and len(answering) > MAX_WORKERS:
             from gputop.session.worker_figures import elsewhere
 
@@ -319,7 +330,7 @@ class CaptureControl:
             choice = self._receiver.worker_choice(answering, asked)
             if not reason:
                 raise ManyWorkers(choice)
-            workers, notices = choice.chosen, (choice.text(), *choice.notes)
+            workers, notices = choice.chosen, choice.notices
         if workers is not None and len(workers) > MAX_ALL_WORKERS:
             raise too_many(len(workers))
         if workers is not None:
@@ -327,17 +338,21 @@ class CaptureControl:
         if all(s.problem is not None for s in chosen):
             raise NoDataError("none of the chosen workers answers now",
                               "Press c again: gputop then proposes others.")
-        self._begin_capture(chosen, force, reason, notices)
+        self._begin_capture(chosen, force, reason, notices, accept_risk)
 
     def _take_asked(self) -> AskedFigures | None:
         """What was asked for this capture, once."""
         asked, self._asked = self._asked, None
         return asked[1] if asked is not None and self._clock() - asked[0] <= _ASKED_FOR_S else None
 
-    def take_waiting_capture(self) -> bool | None:
-        """The ``force`` of a capture that waited for live figures of other nodes and can be asked for now, once."""
-        force, self._waiting_force = self._waiting_force, None
-        return force
+    def take_waiting_capture(self) -> WaitingCapture | None:
+        """A capture that waits for an answer, once."""
+        waiting, self._waiting = self._waiting, None
+        return waiting
+
+    def _wait_for_answer(self, waiting: WaitingCapture) -> None:
+        self._waiting, self.status = waiting, None
+        self._receiver.capture_waits()
 
     def _begin_asking(self, how: FigureOptions, answering: Sequence[Server], chosen: Sequence[Server], force: bool,
                       reason: str) -> None:
@@ -361,15 +376,14 @@ class CaptureControl:
             if self._closing.is_set():
                 return
             if not reason:
-                self._asked, self._waiting_force, self.status = (self._clock(), asked), force, None
-                self._receiver.workers_asked()
+                self._asked = (self._clock(), asked)
+                self._wait_for_answer(WaitingCapture(force))
             elif self._stop_capture.is_set():
                 self.set_status(CaptureStatus("failed", servers_label(answering), self.options.capture_s,
                                               message="stopped before it began"))
             else:
                 choice = self._receiver.worker_choice(answering, asked)
-                self._begin_capture([s for s in chosen if s.address in choice.chosen], force, reason,
-                                    (choice.text(), *choice.notes))
+                self._begin_capture([s for s in chosen if s.address in choice.chosen], force, reason, choice.notices)
         except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
             self._fail(servers_label(answering), self.options.capture_s, error)
 
@@ -417,13 +431,13 @@ class CaptureControl:
             self._fail(name, asked_s, error)
 
     def _begin_capture(self, servers: Sequence[Server], force: bool, reason: str,
-                       notices: tuple[str, ...] = ()) -> None:
+                       notices: tuple[str, ...] = (), accept_risk: bool = False) -> None:
         answering = [s for s in servers if s.problem is None]
         self._captured = frozenset(s.address for s in answering)
         self._stop_capture.clear()
         self.set_status(CaptureStatus("connecting", servers_label(answering), self.options.capture_s))
-        threading.Thread(target=self._run_capture, args=(servers, servers_label(answering), force, reason, notices),
-                         name="gputop-capture", daemon=True).start()
+        threading.Thread(target=self._run_capture, name="gputop-capture", daemon=True, args=(
+            servers, servers_label(answering), force, reason, notices, accept_risk)).start()
 
     def stop_capture(self) -> bool:
         """End the capture under way early, its data kept. False if there is none."""
@@ -445,10 +459,16 @@ class CaptureControl:
         self.set_status(CaptureStatus("failed", name, asked_s, message=message, fix=fix))
 
     def _run_capture(self, servers: Sequence[Server], name: str, force: bool, reason: str,
-                     notices: tuple[str, ...]) -> None:
+                     notices: tuple[str, ...], accept_risk: bool) -> None:
         asked_s = self.options.capture_s
         try:
-            record = self._capture(servers, asked_s, force, reason)
+            record = self._capture(servers, asked_s, force, reason, accept_risk)
+        except MayEndJob as risk:
+            if reason:
+                self._fail(name, asked_s, risk)
+            else:
+                self._wait_for_answer(WaitingCapture(force, self._captured, risk.message))
+            return
         except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
             self._fail(name, asked_s, error)
             return
@@ -461,7 +481,8 @@ class CaptureControl:
                                           f"{record.problem.message} (the trace is kept: {record.path})",
                                           record.problem.fix))
 
-    def _capture(self, servers: Sequence[Server], asked_s: float, force: bool, reason: str) -> CaptureRecord:
+    def _capture(self, servers: Sequence[Server], asked_s: float, force: bool, reason: str,
+                 accept_risk: bool) -> CaptureRecord:
         """Capture and analyze; raises GputopError where there is no trace."""
         auto, logdir = self.auto_capture, self.options.logdir
         live = self._receiver.live_steps()
@@ -474,5 +495,6 @@ class CaptureControl:
             record = capture_and_analyze(servers, asked_s, auto.logdir if auto is not None and reason else logdir,
                                          self._stop_capture, self._closing, self.set_status, force,
                                          self._receiver.counters, live,
-                                         StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)))
+                                         StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)),
+                                         accept_risk=accept_risk)
         return auto.finish(record, reason) if auto is not None and reason else record

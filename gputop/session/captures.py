@@ -135,6 +135,13 @@ class ServerOfAnotherJob(GputopError):
         self.server, self.ended = server, ended
 
 
+class MayEndJob(GputopError):
+    """A capture is known to have ended such jobs, and nobody has accepted that. The message is the risk."""
+
+    def __init__(self, risk: str) -> None:
+        super().__init__(risk, "gputop capture --accept-risk captures all the same.")
+
+
 class SeveralJobs(GputopError):
     """Several jobs were found, and nobody has said which one is meant. ``servers``: one of each job."""
 
@@ -212,24 +219,28 @@ def servers_label(servers: Sequence[Server]) -> str:
 def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path, stop: threading.Event,
                         closing: threading.Event, on_status: Callable[[CaptureStatus], None],
                         force: bool = False, counters: Counters | None = None,
-                        live_steps: LiveSteps | None = None, stacks: StackChoice = OWN_STACKS) -> CaptureRecord:
+                        live_steps: LiveSteps | None = None, stacks: StackChoice = OWN_STACKS, *,
+                        accept_risk: bool = False) -> CaptureRecord:
     """Capture, save and analyze; blocks. ``stop`` ends the recording early and keeps its data.
 
     A probe may shorten it to what does not hurt the job, unless ``force``. Several servers are captured
     at once, as the workers of one job; those with a ``problem`` are named as missing. Raises GputopError
-    where there is no trace to keep. A trace that cannot be analyzed is a record with its ``problem``:
-    the file is safe on disk. ``closing`` gives up the analysis. ``stacks``: whose Python stacks are sampled meanwhile.
+    where there is no trace to keep, and MayEndJob before anything else, unless ``accept_risk``, where a capture is
+    known to end such jobs. A trace that cannot be analyzed is a record with its ``problem``: the file is safe on disk.
+    ``closing`` gives up the analysis. ``stacks``: whose Python stacks are sampled meanwhile.
     """
     from gputop.profiler.capture.footprint import job_pid
     from gputop.profiler.discovery import crash_risk
     from gputop.profiler.stale_files import remove_stale_files
     from gputop.session.job_cpus import JobCpusWatch
 
-    remove_stale_files(logdir)
     answering = [s for s in servers if s.problem is None]
     name = servers_label(answering)
     pids = {s.address: job_pid(s.address, s.pid) for s in answering}
     warning = crash_risk([pid for pid in pids.values() if pid is not None]) or ""
+    if warning and not accept_risk:
+        raise MayEndJob(warning)
+    remove_stale_files(logdir)
     chosen: list[Plan] = []
 
     def status(phase: Any, elapsed_s: float) -> None:

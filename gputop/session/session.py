@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gputop.ranks.stacks import ProcessStacks
     from gputop.replay.snapshot import Snapshot
     from gputop.session.auto_capture.controller import AutoCapture
+    from gputop.session.capture_control import WaitingCapture
     from gputop.session.simulated_ranks import SimulatedRanks
     from gputop.session.worker_figures import AskedFigures
     from gputop.telemetry.history import History
@@ -182,11 +183,12 @@ class Session:
         self.capture_control.update_servers()
 
     def start_capture(self, *, force: bool = False, workers: Collection[str] | None = None,
-                      ask: Literal["", "ssh"] = "") -> None:
+                      notices: tuple[str, ...] = (), ask: Literal["", "ssh"] = "", accept_risk: bool = False) -> None:
         """See :meth:`CaptureControl.start_capture`."""
-        self.capture_control.start_capture(force=force, workers=workers, ask=ask)
+        self.capture_control.start_capture(force=force, workers=workers, notices=notices, ask=ask,
+                                           accept_risk=accept_risk)
 
-    def take_waiting_capture(self) -> bool | None:
+    def take_waiting_capture(self) -> WaitingCapture | None:
         """See :meth:`CaptureControl.take_waiting_capture`."""
         return self.capture_control.take_waiting_capture()
 
@@ -357,7 +359,7 @@ class Session:
     def capture_opened(self, record: CaptureRecord) -> None:
         self.finding_store.open_capture(record)
 
-    def workers_asked(self) -> None:
+    def capture_waits(self) -> None:
         self._notify("capture")
 
     def worker_choice(self, servers: Sequence[Server], asked: AskedFigures | None) -> Choice:

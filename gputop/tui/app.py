@@ -294,14 +294,17 @@ class GputopApp(TerminalApp):
     # -- actions ------------------------------------------------------------------------------
 
     def _ask_for_waiting_capture(self) -> None:
-        """Go on with a capture that waited for what other nodes say of its workers."""
-        force = self.session.take_waiting_capture()
-        if force is None:
+        """Go on with a capture that waited for what other nodes say of its workers, or ask whether to take its risk."""
+        waiting = self.session.take_waiting_capture()
+        if waiting is None:
             return
         if len(self.screen_stack) > 1:  # whose keys are not for this question
-            self.notify("The figures of the workers have come: press c again to see which are proposed.")
+            self.notify("No capture has begun: it may end the job. Press c again to decide." if waiting.risk else
+                        "The figures of the workers have come: press c again to see which are proposed.")
+        elif waiting.risk:
+            open_screens.ask_to_accept_risk(self, waiting)
         else:
-            self._start_capture(force)
+            self._start_capture(waiting.force)
 
     def action_capture(self, force: bool = False) -> None:
         self._watch_selected_process()

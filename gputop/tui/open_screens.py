@@ -22,6 +22,7 @@ from gputop.tui.terminal.clipboard import CopyingApp
 if TYPE_CHECKING:
     from gputop.profiler.capture.choose_workers import Choice
     from gputop.profiler.capture.records import Server
+    from gputop.session.capture_control import WaitingCapture
     from gputop.session.session import Session
     from gputop.timeline.model import Range
     from gputop.timeline.reader import Timeline
@@ -154,6 +155,21 @@ def ask_before_capture(app: MonitorApp, server: Server, force: bool, ended: Serv
         "with py-spy installed also its Python stacks. The answer is kept until gputop ends."), answered)
 
 
+def ask_to_accept_risk(app: MonitorApp, waiting: WaitingCapture) -> None:
+    """The question whether to capture although that may end the job."""
+    from gputop.tui.screens.dialogs import Confirm
+
+    def answered(yes: bool | None) -> None:
+        if not yes:
+            return
+        try:
+            app.session.start_capture(force=waiting.force, workers=waiting.workers, accept_risk=True)
+        except GputopError as error:
+            show_error(app, error)
+
+    app.push_screen(Confirm("Capture", "Capture all the same? y/N", f"{begun_as_sentence(waiting.risk)}."), answered)
+
+
 def ask_which_job(app: MonitorApp, servers: Sequence[Server], force: bool) -> None:
     """Which of several jobs to capture from; the answer counts as long as the job runs."""
     from gputop.tui.screens.choose_job import ChooseJob
@@ -175,8 +191,10 @@ def ask_workers(app: MonitorApp, choice: Choice, force: bool) -> None:
             if answer == "ask":
                 app.session.start_capture(force=force, ask="ssh")
             elif answer in ("few", "all"):
-                workers = choice.chosen if answer == "few" else tuple(s.address for s in app.session.servers)
-                app.session.start_capture(force=force, workers=workers)
+                few = answer == "few"
+                app.session.start_capture(
+                    force=force, workers=choice.chosen if few else tuple(s.address for s in app.session.servers),
+                    notices=choice.notices if few else (), accept_risk=bool(choice.risk))
         except GputopError as error:
             show_error(app, error)
 

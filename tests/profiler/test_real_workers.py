@@ -7,6 +7,7 @@ import json
 import pytest
 
 from gputop.cli import main
+from gputop.core.errors import EXIT_FAILED
 from gputop.profiler import messages
 from gputop.trace.readers.clock_file import HostClock, write_clocks
 from gputop.trace.readers.load import load
@@ -22,8 +23,11 @@ def test_two_workers_of_one_job(tmp_path, capsys):
         logdir = tmp_path / str(attempt)
         with start_workers() as job:
             servers = job.servers
-            status = main(["capture", "--attach", ",".join([*servers, "127.0.0.1:1"]), "--seconds", "2", "--json",
-                           "--logdir", str(logdir)])
+            command = ["capture", "--attach", ",".join([*servers, "127.0.0.1:1"]), "--seconds", "2", "--json",
+                       "--logdir", str(logdir)]
+            assert main(command) == EXIT_FAILED, "nobody has accepted the risk"
+            assert "a capture may end the job" in capsys.readouterr().err and not logdir.exists()
+            status = main([*command, "--accept-risk"])
             out, err = capsys.readouterr()
             if "the connection to it broke" not in err or not job.crashed():
                 break

@@ -15,8 +15,10 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.session import capture_control, node_figures
+from gputop.session.capture_control import WaitingCapture
 from gputop.session.captures import (
     ManyWorkers,
+    MayEndJob,
     ServerOfAnotherJob,
     ServerOfAnotherUser,
     SeveralJobs,
@@ -175,7 +177,7 @@ def test_a_record_without_an_analysis_has_no_findings() -> None:
 
 
 def test_a_fault_of_gputop_ends_the_capture_and_not_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object) -> CaptureRecord:
+    def broken(*args: object, **_: object) -> CaptureRecord:
         raise PermissionError("no way")
 
     monkeypatch.setattr("gputop.session.capture_control.capture_and_analyze", broken)
@@ -263,8 +265,8 @@ def test_of_many_workers_a_few_are_proposed_and_all_are_possible(monkeypatch: py
     session = StillSession()
     addresses = [f"n{number}:6009" for number in range(9)]
     begun: list[tuple[list[str], tuple[str, ...]]] = []
-    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, force, reason, notices: begun.append(
-        ([s.address for s in servers], notices)))
+    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *rest: begun.append(
+        ([s.address for s in servers], rest[2])))
     session.servers_known = True
     session.servers = tuple(Server(address, asked=True) for address in addresses)
     with pytest.raises(ManyWorkers, match="there are 9 workers") as caught:
@@ -280,6 +282,34 @@ def test_of_many_workers_a_few_are_proposed_and_all_are_possible(monkeypatch: py
     session.servers = tuple(replace(server, problem="down") for server in session.servers[:1]) + session.servers[1:]
     with pytest.raises(NoDataError, match="answers now"):
         session.start_capture(workers=addresses[:1])
+
+
+@pytest.mark.parametrize("reason", ["", "GPU 0 dipped"])
+def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    session = StillSession()
+    watched, taken = Watched(session), list[list[str]]()
+
+    def capture(servers: Sequence[Server], *_: object, accept_risk: bool) -> CaptureRecord:
+        if not accept_risk:
+            raise MayEndJob("it may end the job")
+        taken.append([server.address for server in servers])
+        raise GputopError("captured", "")
+
+    monkeypatch.setattr(capture_control, "capture_and_analyze", capture)
+    session.servers_known = True
+    session.servers = (Server("a:1", asked=True), Server("b:1", asked=True), Server("c:1", problem="down", asked=True))
+    session.capture_control.start_capture(reason=reason, force=True)
+    if reason:  # there is nobody to ask
+        watched.until(lambda: session.status is not None and session.status.phase == "failed")
+        assert session.status is not None and session.status.message == "it may end the job"
+        assert session.take_waiting_capture() is None and not taken
+        return
+    watched.until(lambda: session.status is None)
+    waiting = session.take_waiting_capture()
+    assert waiting == WaitingCapture(True, frozenset(("a:1", "b:1")), "it may end the job") and not taken
+    session.start_capture(workers=waiting.workers, accept_risk=True)
+    watched.until(lambda: session.status is not None and session.status.message == "captured")
+    assert taken == [["a:1", "b:1"]]
 
 
 class AskedWorkers:
@@ -307,7 +337,8 @@ class AskedWorkers:
         return AskedFigures({f"n{i}:6009": WorkerFigures({"sm_active": (4 * i % 9) / 10}, 5.0) for i in known},
                             "asked by ssh", 5.0)
 
-    def begin(self, servers: Sequence[Server], force: bool, reason: str, notices: tuple[str, ...]) -> None:
+    def begin(self, servers: Sequence[Server], force: bool, reason: str, notices: tuple[str, ...],
+              accept_risk: bool = False) -> None:
         self.captured.append(([s.address for s in servers], notices))
         self.session.capture_control.set_status(CaptureStatus("done", "", 1.0))
 
@@ -326,7 +357,7 @@ def test_the_nodes_of_many_workers_are_asked_in_the_background(monkeypatch: pyte
         session.start_capture()
     workers.may_answer.set()
     workers.watched.until(lambda: session.status is None)
-    assert session.take_waiting_capture() is True and session.take_waiting_capture() is None
+    assert session.take_waiting_capture() == WaitingCapture(True) and session.take_waiting_capture() is None
     with pytest.raises(ManyWorkers) as caught:
         session.start_capture(force=True)
     choice = caught.value.choice
@@ -334,7 +365,7 @@ def test_the_nodes_of_many_workers_are_asked_in_the_background(monkeypatch: pyte
     session.start_capture(workers=choice.chosen)
     assert workers.captured[0][0] == list(choice.chosen)
     session.start_capture()  # the figures of then are not those of now
-    workers.watched.until(lambda: session.take_waiting_capture() is False)
+    workers.watched.until(lambda: session.take_waiting_capture() == WaitingCapture(False))
     assert workers.ways == ["ssh", "ssh"]
 
 
@@ -347,7 +378,7 @@ def test_who_stops_waiting_is_asked_by_what_is_known(monkeypatch: pytest.MonkeyP
     session.start_capture(ask="ssh")
     workers.watched.until(lambda: workers.ways)
     assert session.stop_capture()
-    workers.watched.until(lambda: session.take_waiting_capture() is False)
+    workers.watched.until(lambda: session.take_waiting_capture() == WaitingCapture(False))
     with pytest.raises(ManyWorkers) as caught:
         session.start_capture()
     assert "fewer than three" in caught.value.choice.by and not caught.value.choice.others_unasked

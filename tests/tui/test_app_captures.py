@@ -11,9 +11,10 @@ from msgspec import structs
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice
 from gputop.profiler.capture.plan import Plan
-from gputop.profiler.capture.records import CaptureStatus, Server
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.safe_capture import Cost
-from gputop.session import node_figures
+from gputop.session import capture_control, node_figures
+from gputop.session.captures import MayEndJob
 from gputop.session.options import FigureOptions
 from gputop.session.worker_figures import AskedFigures, WorkerFigures
 from gputop.tui.app import GputopApp
@@ -148,6 +149,45 @@ async def test_the_screen_lives_while_the_nodes_of_many_workers_are_asked(way: s
         assert isinstance(app.screen, WorkersQuestion)
         text = "\n".join(str(part.text) for part in app.screen.query(WrappedText))
         assert ("n0:6009  lowest, 0%" if may_answer.is_set() else "n0:6009  first") in text
+
+
+@pytest.mark.parametrize("way", ["y", "n", "covered"])
+async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, waits = FoundSession(), threading.Event()
+    accepted: list[bool] = []
+
+    def capture(*_: object, accept_risk: bool) -> CaptureRecord:
+        accepted.append(accept_risk)
+        assert not covered or waits.wait(30)
+        if not accept_risk:
+            raise MayEndJob("a capture may end the job: it was seen to")
+        raise GputopError("captured", "")
+
+    covered = way == "covered"
+    answered = threading.Event()
+    monkeypatch.setattr(capture_control, "capture_and_analyze", capture)
+    session.listen(lambda change: answered.set() if session.status is None or session.status.message else None)
+    app = GputopApp(session)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await pilot.pause()
+        await pilot.press("c")
+        if covered:
+            await pilot.press("question_mark")
+            waits.set()
+        assert await asyncio.to_thread(answered.wait, 30)
+        await pilot.pause()
+        if covered:
+            assert not isinstance(app.screen, Confirm) and "Press c again" in messages(app)[0]
+            return
+        assert isinstance(app.screen, Confirm)
+        text = "\n".join(str(part.text) for part in app.screen.query(WrappedText))
+        assert text == "Capture all the same? y/N\nA capture may end the job: it was seen to."
+        answered.clear()
+        await pilot.press(way)
+        if way == "y":
+            assert await asyncio.to_thread(answered.wait, 30)
+        await pilot.pause()
+        assert accepted == [False, *([True] if way == "y" else [])]
 
 
 async def test_of_several_jobs_one_is_chosen_from_a_list_or_by_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,11 @@ class Choice(Struct, frozen=True):
     notes: tuple[str, ...] = ()
     others_unasked: bool = False
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a record of their capture has to say of it."""
+        return (self.text(), *self.notes)
+
     def text(self) -> str:
         """ "3 of 64 workers, by SM activity: n07:6009 (lowest, 41 %), …"."""
         named = ", ".join(f"{address} ({why})" for address, why in zip(self.chosen, self.reasons, strict=True))

@@ -26,7 +26,7 @@ from gputop.profiler.capture.multi_worker import (
 )
 from gputop.profiler.capture.plan import FreeResources, Plan
 from gputop.profiler.capture.records import CaptureStatus, Server
-from gputop.session.captures import capture_and_analyze
+from gputop.session.captures import MayEndJob, capture_and_analyze
 from gputop.trace.readers.clock_file import read_clocks
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
@@ -274,8 +274,17 @@ def test_a_warning_comes_before_the_recording(logdir, monkeypatch):
     reported: list[CaptureStatus] = []
     with serving(FakeProfiler(), FakeProfiler()) as servers:
         capture_and_analyze([Server(s.address) for s in servers], 0.05, logdir, threading.Event(), threading.Event(),
-                            reported.append, force=True)
+                            reported.append, force=True, accept_risk=True)
     assert {status.message for status in reported} == {"beware"} and reported[0].phase == "connecting"
+
+
+def test_a_risk_that_nobody_has_accepted_is_not_taken(logdir, monkeypatch):
+    monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "beware")
+    with serving(FakeProfiler(), FakeProfiler()) as servers:
+        with pytest.raises(MayEndJob, match="beware"):
+            capture_and_analyze([Server(s.address) for s in servers], 0.05, logdir, threading.Event(),
+                                threading.Event(), lambda status: None, force=True)
+        assert not any(server.requests for server in servers) and not logdir.exists()
 
 
 def test_a_record_over_all_workers(logdir):
