@@ -94,9 +94,6 @@ def run(args: argparse.Namespace) -> int:
             if status.phase == "recording":
                 hint = f" for {status.chosen_s:g} s ({status.why}); ctrl-c stops it and keeps the data"
             say(f"{status.phase} {status.address}{hint}")
-        if status.message and status.message not in reported:
-            reported.append(status.message)
-            say(status.message)
 
     watch = CounterWatch(source, options.interval_s)
     with notifying_of_capture(args, simulated=source.simulated) as made:

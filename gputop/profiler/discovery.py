@@ -258,8 +258,8 @@ class Finder:
         at_risk = [pid for pid in pids if self._calls_workers(pid)]
         if not at_risk:
             return None
-        return ("a capture may end the job: TensorFlow 2.21's profiler was seen to crash workers that call each other "
-                f"over gRPC, as those without GPUs do, whoever captures them ({_processes(at_risk)})")
+        return ("TensorFlow 2.21's profiler was seen to crash workers that call each other over gRPC, as those without "
+                f"GPUs do, whoever captures them ({_processes(at_risk)})")
 
     def _calls_workers(self, pid: int) -> bool:
         """Whether it is one of several workers of TensorFlow 2.21, without the driver that NCCL needs."""

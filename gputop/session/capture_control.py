@@ -463,11 +463,11 @@ class CaptureControl:
         asked_s = self.options.capture_s
         try:
             record = self._capture(servers, asked_s, force, reason, accept_risk)
-        except MayEndJob as risk:
+        except MayEndJob as error:
             if reason:
-                self._fail(name, asked_s, risk)
+                self._fail(name, asked_s, error)
             else:
-                self._wait_for_answer(WaitingCapture(force, self._captured, risk.message))
+                self._wait_for_answer(WaitingCapture(force, self._captured, error.risk))
             return
         except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
             self._fail(name, asked_s, error)

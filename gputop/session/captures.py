@@ -139,7 +139,8 @@ class MayEndJob(GputopError):
     """A capture is known to have ended such jobs, and nobody has accepted that. The message is the risk."""
 
     def __init__(self, risk: str) -> None:
-        super().__init__(risk, "gputop capture --accept-risk captures all the same.")
+        super().__init__(f"a capture may end the job: {risk}", "gputop capture --accept-risk captures all the same.")
+        self.risk = risk
 
 
 class SeveralJobs(GputopError):
@@ -237,15 +238,14 @@ def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path,
     answering = [s for s in servers if s.problem is None]
     name = servers_label(answering)
     pids = {s.address: job_pid(s.address, s.pid) for s in answering}
-    warning = crash_risk([pid for pid in pids.values() if pid is not None]) or ""
-    if warning and not accept_risk:
-        raise MayEndJob(warning)
+    if not accept_risk and (risk := crash_risk([pid for pid in pids.values() if pid is not None])) is not None:
+        raise MayEndJob(risk)
     remove_stale_files(logdir)
     chosen: list[Plan] = []
 
     def status(phase: Any, elapsed_s: float) -> None:
         plan = chosen[0] if chosen else None
-        on_status(CaptureStatus(phase, name, asked_s, elapsed_s, warning, chosen_s=plan.chosen_s if plan else None,
+        on_status(CaptureStatus(phase, name, asked_s, elapsed_s, chosen_s=plan.chosen_s if plan else None,
                                 why=plan.why if plan else ""))
 
     job_cpus = JobCpusWatch(pids.items(), lambda p: status(p.phase, p.elapsed_s))

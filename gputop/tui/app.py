@@ -18,7 +18,6 @@ from textual.screen import Screen
 from gputop.core.errors import EXIT_OK, GputopError, NoDataError
 from gputop.session.captures import ManyWorkers, ServerOfAnotherJob, ServerOfAnotherUser, SeveralJobs
 from gputop.session.session import Change, Session
-from gputop.text.units import printable
 from gputop.tui import open_screens
 from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, STACKS_TELL, commands
 from gputop.tui.monitor import messages, status_lines
@@ -73,7 +72,6 @@ class GputopApp(TerminalApp):
         self._terminal_size = self.size
         self._fitted_processes = 0  # that the layout is for
         self._attaching: str | None = None
-        self._shown_warning = ""  # of the running capture
         self._refused: NoDataError | None = None  # why there was nothing to capture from when it was asked for
         self.error: GputopError | None = None
         self.trace: TraceFile | None = None  # of the last capture, once its timeline has been opened
@@ -277,9 +275,6 @@ class GputopApp(TerminalApp):
     def _show_capture_progress(self) -> None:
         status = self.session.status
         if status is not None and status.running:
-            if status.message and status.message != self._shown_warning:
-                self._shown_warning = status.message
-                self.notify(printable(status.message), severity="warning")
             return
         if self._quitting:
             self.exit(EXIT_OK)

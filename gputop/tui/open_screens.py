@@ -167,7 +167,8 @@ def ask_to_accept_risk(app: MonitorApp, waiting: WaitingCapture) -> None:
         except GputopError as error:
             show_error(app, error)
 
-    app.push_screen(Confirm("Capture", "Capture all the same? y/N", f"{begun_as_sentence(waiting.risk)}."), answered)
+    app.push_screen(Confirm("Capture", "This capture may end the job. Capture all the same? y/N",
+                            f"{begun_as_sentence(waiting.risk)}."), answered)
 
 
 def ask_which_job(app: MonitorApp, servers: Sequence[Server], force: bool) -> None:

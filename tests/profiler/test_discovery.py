@@ -340,7 +340,7 @@ def test_workers_that_a_capture_may_crash_are_known(proc, version, config, mappe
         (proc / "77" / "environ").write_bytes(b"A=b\0TF_CONFIG=" + config.encode() + b"\0")
     warning = Finder(proc).crash_risk([77, 78])
     assert (warning is not None) == at_risk
-    assert warning is None or ("process 77" in warning and "may end the job" in warning)
+    assert warning is None or ("process 77" in warning and "was seen to crash workers" in warning)
 
 
 @pytest.mark.parametrize(("servers", "at_risk"), [(1, False), (2, True)])

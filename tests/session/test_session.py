@@ -291,7 +291,7 @@ def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.
 
     def capture(servers: Sequence[Server], *_: object, accept_risk: bool) -> CaptureRecord:
         if not accept_risk:
-            raise MayEndJob("it may end the job")
+            raise MayEndJob("it was seen to")
         taken.append([server.address for server in servers])
         raise GputopError("captured", "")
 
@@ -301,12 +301,12 @@ def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.
     session.capture_control.start_capture(reason=reason, force=True)
     if reason:  # there is nobody to ask
         watched.until(lambda: session.status is not None and session.status.phase == "failed")
-        assert session.status is not None and session.status.message == "it may end the job"
+        assert session.status is not None and session.status.message == "a capture may end the job: it was seen to"
         assert session.take_waiting_capture() is None and not taken
         return
     watched.until(lambda: session.status is None)
     waiting = session.take_waiting_capture()
-    assert waiting == WaitingCapture(True, frozenset(("a:1", "b:1")), "it may end the job") and not taken
+    assert waiting == WaitingCapture(True, frozenset(("a:1", "b:1")), "it was seen to") and not taken
     session.start_capture(workers=waiting.workers, accept_risk=True)
     watched.until(lambda: session.status is not None and session.status.message == "captured")
     assert taken == [["a:1", "b:1"]]

@@ -160,7 +160,7 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
         accepted.append(accept_risk)
         assert not covered or waits.wait(30)
         if not accept_risk:
-            raise MayEndJob("a capture may end the job: it was seen to")
+            raise MayEndJob("it was seen to")
         raise GputopError("captured", "")
 
     covered = way == "covered"
@@ -181,7 +181,7 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
             return
         assert isinstance(app.screen, Confirm)
         text = "\n".join(str(part.text) for part in app.screen.query(WrappedText))
-        assert text == "Capture all the same? y/N\nA capture may end the job: it was seen to."
+        assert text == "This capture may end the job. Capture all the same? y/N\nIt was seen to."
         answered.clear()
         await pilot.press(way)
         if way == "y":
@@ -243,17 +243,6 @@ def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
     assert of_note(session, done) == ("b:1 did not answer\n3.9 s: about 100 steps are enough",)
     session.last_capture = replace(session.last_capture, notices=(), plan=None)
     assert of_note(session, done) == (), "the panel says what was found"
-
-
-async def test_a_warning_of_a_running_capture_is_shown_once() -> None:
-    session = FoundSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await pilot.pause()
-        for phase in ("connecting", "probing", "recording"):
-            session.capture_control.set_status(CaptureStatus(phase, "a:1 and 1 more", 10.0, 0.2, "it may end the job"))
-            await pilot.pause()
-        assert messages(app).count("it may end the job") == 1
 
 
 async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:

@@ -49,7 +49,7 @@ class CaptureStatus:
     address: str
     asked_s: float
     elapsed_s: float = 0.0
-    message: str = ""  # done: what came of it; failed: the cause; before that: what to beware of
+    message: str = ""  # done: what came of it; failed: the cause
     fix: str = ""
     time_s: float = 0.0  # Unix time it was reached
     chosen_s: float | None = None  # what is recorded, once that is known

@@ -46,8 +46,7 @@ class WorkersQuestion(ModalScreen[Answer]):
         for note in choice.notes:
             text.append(f"\n{printable(note)}", WARN)
         if choice.risk:
-            risk = printable(choice.risk)
-            text.append(f"\n\n{risk[:1].upper()}{risk[1:]}.", WARN)
+            text.append(f"\n\nA capture may end the job: {printable(choice.risk)}.", WARN)
         more = [] if choice.of > MAX_ALL_WORKERS else [f"a: all {choice.of}"]
         more += ["f: ask their nodes"] if choice.others_unasked else []
         with DialogFrame("Capture", "y: these", *more, "n, esc: no", id="popup"):

@@ -25,7 +25,7 @@ from gputop.profiler.capture.multi_worker import (
     trace_names,
 )
 from gputop.profiler.capture.plan import FreeResources, Plan
-from gputop.profiler.capture.records import CaptureStatus, Server
+from gputop.profiler.capture.records import Server
 from gputop.session.captures import MayEndJob, capture_and_analyze
 from gputop.trace.readers.clock_file import read_clocks
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
@@ -269,15 +269,6 @@ def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch
     assert (done.plan.chosen_s, done.plan.enough) == (0.1, True)
 
 
-def test_a_warning_comes_before_the_recording(logdir, monkeypatch):
-    monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "beware")
-    reported: list[CaptureStatus] = []
-    with serving(FakeProfiler(), FakeProfiler()) as servers:
-        capture_and_analyze([Server(s.address) for s in servers], 0.05, logdir, threading.Event(), threading.Event(),
-                            reported.append, force=True, accept_risk=True)
-    assert {status.message for status in reported} == {"beware"} and reported[0].phase == "connecting"
-
-
 def test_a_risk_that_nobody_has_accepted_is_not_taken(logdir, monkeypatch):
     monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "beware")
     with serving(FakeProfiler(), FakeProfiler()) as servers:
@@ -285,6 +276,9 @@ def test_a_risk_that_nobody_has_accepted_is_not_taken(logdir, monkeypatch):
             capture_and_analyze([Server(s.address) for s in servers], 0.05, logdir, threading.Event(),
                                 threading.Event(), lambda status: None, force=True)
         assert not any(server.requests for server in servers) and not logdir.exists()
+        capture_and_analyze([Server(s.address) for s in servers], 0.05, logdir, threading.Event(), threading.Event(),
+                            lambda status: None, force=True, accept_risk=True)
+        assert all(server.requests for server in servers)
 
 
 def test_a_record_over_all_workers(logdir):
