@@ -322,6 +322,11 @@ class CaptureControl:
         if workers is None and len(answering) > MAX_WORKERS:
             from gputop.session.worker_figures import elsewhere
 
+            recorded = self.auto_capture.recorded if self.auto_capture is not None else None
+            if reason and recorded is not None:  # what they recorded of the time before is wanted
+                self._begin_capture([s for s in chosen if s.address in recorded.chosen], False, reason,
+                                    recorded.notices)
+                return
             how = structs.replace(self.options.worker_figures, way=ask or self.options.worker_figures.way)
             asked = self._take_asked()
             if asked is None and how.way != "none" and any(map(elsewhere, answering)):
@@ -339,6 +344,10 @@ class CaptureControl:
             raise NoDataError("none of the chosen workers answers now",
                               "Press c again: gputop then proposes others.")
         self._begin_capture(chosen, force, reason, notices, accept_risk)
+
+    def choose_workers(self, servers: Sequence[Server]) -> Choice:
+        """The few of many workers that are worth a capture, by what is sampled here."""
+        return self._receiver.worker_choice(servers, None)
 
     def _take_asked(self) -> AskedFigures | None:
         """What was asked for this capture, once."""

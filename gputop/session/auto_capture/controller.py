@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.samples import NodeSample
+from gputop.profiler.capture.choose_workers import MAX_WORKERS
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.session.auto_capture.dip_detector import Dip, Trigger
 from gputop.session.auto_capture.retention import mark_removable, remove_oldest
 from gputop.session.auto_capture_options import AutoCaptureOptions
-from gputop.session.captures import choose_servers, record_of_workers, servers_label
+from gputop.session.captures import MayEndJob, choose_servers, record_of_workers, servers_label
 from gputop.session.options import Options
 
 if TYPE_CHECKING:
+    from gputop.profiler.capture.choose_workers import Choice
     from gputop.profiler.capture.continuous import Continuous
     from gputop.telemetry.history import History
 
@@ -71,6 +73,9 @@ class CaptureHost(Protocol):
     def start_capture(self, *, reason: str) -> None:
         """Start a capture in the background; raises GputopError where none can start."""
 
+    def choose_workers(self, servers: Sequence[Server]) -> Choice:
+        """The few of many workers that are worth a capture."""
+
 
 class AutoCapture:
     """Starts a capture when a GPU dips. ``note`` is the newest remark for the user, ``count`` the captures so far.
@@ -90,6 +95,7 @@ class AutoCapture:
         self._lock = threading.Lock()  # whoever talks to servers that record all the time
         self._continuous: Continuous | None = None
         self._part_s: float | None = None  # how long they are let record before they hand it over
+        self.recorded: Choice | None = None  # of many workers those that record all the time
         self._dip_began_s = 0.0  # of the dip that is captured, Unix time
         self._next_attempt_s = 0.0  # of the session's clock: the next attempt to record all the time
         self._given_up = options.before_s <= 0
@@ -204,7 +210,7 @@ class AutoCapture:
                 self._set_note(f"no trace of the time before the dip: {error.message}")
                 return None
             finally:
-                self._continuous = None
+                self._continuous = self.recorded = None
                 self._next_attempt_s = self._clock() + SETTLE_S
         on_status(CaptureStatus("analyzing", record.address, record.asked_s, record.took_s))
         return replace(record, notices=(*record.notices, *missing))
@@ -267,8 +273,16 @@ class AutoCapture:
     def _begin_recording(self, servers: Sequence[Server]) -> None:
         from gputop.profiler.capture.continuous import Continuous
         from gputop.profiler.capture.footprint import job_pid
+        from gputop.profiler.discovery import crash_risk
 
-        continuous = Continuous([(s.address, job_pid(s.address, s.pid)) for s in servers])
+        self.recorded = self._host.choose_workers(servers) if len(servers) > MAX_WORKERS else None
+        if self.recorded is not None:
+            servers = [s for s in servers if s.address in self.recorded.chosen]
+        pids = {s.address: job_pid(s.address, s.pid) for s in servers}
+        if (risk := crash_risk([pid for pid in pids.values() if pid is not None])) is not None:
+            self._given_up = True
+            raise MayEndJob(risk)
+        continuous = Continuous(list(pids.items()))
         if self._part_s is None:
             continuous.start()  # first: a server without it is not to be probed for nothing
             continuous.close()
@@ -294,6 +308,6 @@ class AutoCapture:
         return chosen.chosen_s / 2
 
     def _end_recording(self) -> None:
-        continuous, self._continuous = self._continuous, None
+        continuous, self._continuous, self.recorded = self._continuous, None, None
         if continuous is not None:
             continuous.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -210,6 +211,34 @@ class TestTheTimeBefore:
         assert [w.result is not None for w in record.workers] == [True, True, False] and record.path.is_dir()
         assert (record.path / MARK).is_file() and any("recorded all the time" in r for r in record.remarks)
         assert any(without.address in r for r in record.remarks) and any("late:1" in r for r in record.remarks)
+
+    def test_of_many_workers_few_record_and_are_captured(self, tmp_path):
+        profilers = [FakeProfiler(continuous=True) for _ in range(9)]
+        with contextlib.ExitStack() as stack:
+            for profiler in profilers:
+                stack.enter_context(serve(profiler))
+            session = self.begin(tmp_path, *profilers)
+            few = [profilers[0], profilers[4], profilers[8]]
+            self.until(lambda: all(profiler.recording_all_the_time for profiler in few)
+                       and "recording" in session.auto_capture.state())
+            session.go(8, 0.2)
+            session.wait()
+            session.close()
+        assert not any(profiler.requests or profiler.continuous_calls for profiler in profilers if profiler not in few)
+        record = session.last_capture
+        assert [w.address for w in record.workers] == [profiler.address for profiler in few]
+        assert all("snapshot" in profiler.continuous_calls for profiler in few), "it is of the time before"
+        assert any("3 of 9 workers" in remark for remark in record.remarks)
+
+    def test_nobody_is_there_to_accept_that_it_may_end_the_job(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "it was seen to")
+        with serve(FakeProfiler(continuous=True)) as server:
+            session = self.begin(tmp_path, server)
+            self.until(lambda: "a capture may end the job: it was seen to" in session.auto_capture.note)
+            session.go(8, 0.2)
+            session.wait()
+            session.close()
+            assert session.status.phase == "failed" and not server.requests and not server.continuous_calls
 
     def test_a_capture_by_hand_has_the_server_for_itself(self, tmp_path):
         with serve(FakeProfiler(continuous=True)) as server:
