@@ -138,7 +138,7 @@ class ManyWorkersSession(AskedSession):
     """Nine workers."""
 
     def start_capture(self, *, force: bool = False, reason: str = "", workers: Sequence[str] | None = None,
-                      ask: str = "") -> None:
+                      ask: str = "", **_: object) -> None:
         if workers is None and not ask:
             choice = choose_workers([f"n{number}:6009" for number in range(9)], {})
             raise ManyWorkers(structs.replace(choice, others_unasked=True))
