@@ -11,6 +11,7 @@ import sys
 from gputop.commands.common import options_of, preferences_of, source_of
 from gputop.commands.notifying import check_notify, notifying
 from gputop.commands.serving import check_export, exporting
+from gputop.core.imports import without
 from gputop.core.memory import share_one_heap
 from gputop.text.console import say
 
@@ -54,16 +55,10 @@ def run(args: argparse.Namespace) -> int:
 def import_asyncio_without_ssl() -> None:
     """Import asyncio, which Textual runs on, as on a Python that was built without OpenSSL.
 
-    It imports ``ssl`` for TLS, of which the monitor speaks none; OpenSSL takes 5 MB. Whoever imports ``ssl``
-    later gets it.
+    It imports ``ssl`` for TLS, of which the monitor speaks none; OpenSSL takes 5 MB.
     """
-    if "ssl" in sys.modules:
-        return
-    sys.modules["ssl"] = None  # type: ignore[assignment]  # an import of it fails, as Python's import system says
-    try:
+    with without("ssl"):
         import asyncio  # noqa: F401
-    finally:
-        del sys.modules["ssl"]
 
 
 def unfit_terminal() -> str:

@@ -31,6 +31,17 @@ def test_an_ssl_that_is_there_stays():
                 "print(sys.modules['ssl'] is ssl)\n") == "True\n"
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="msgspec takes more from typing_extensions there")
+def test_the_start_does_without_inspect_and_who_wants_it_gets_it():
+    assert _run("import sys, types\n"
+                "from gputop import __main__\n"
+                "sys.modules['gputop.cli'] = types.SimpleNamespace(command=lambda: None)\n"
+                "__main__.command()\n"
+                "print('msgspec' in sys.modules, 'inspect' in sys.modules)\n"
+                "import typing_extensions\n"
+                "print(typing_extensions.__name__)\n") == "True False\ntyping_extensions\n"
+
+
 @pytest.mark.parametrize("absent", ["gputop.profiler.client", "gputop.trace", "hashlib", "grpc"])
 def test_looking_for_servers_imports_nothing_that_only_a_capture_needs(absent: str):
     assert _run("import sys\n"
