@@ -221,6 +221,9 @@ def test_a_job_that_is_killed_while_it_is_held_is_no_fault_of_gputops(monkeypatc
             with contextlib.suppress(GputopError):  # none where it had just been released
                 call(job, memory, "pass")
             monkeypatch.setattr(ptrace.Tracee, "request", request)
+            if left[0] > 0:  # it was released by fewer requests: it depends on where it was caught
+                assert moment > 6
+                break
             assert job.wait(10) == -signal.SIGKILL
 
 
