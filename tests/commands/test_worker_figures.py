@@ -114,6 +114,6 @@ def test_workers_of_this_machine_are_sampled_first(monkeypatch: pytest.MonkeyPat
     addresses = [f"127.0.0.1:{6100 + i}" for i in (3, 0, 1, 2, 4, 5, 6, 7, 8)]
     main(["capture", "--attach", ",".join(addresses), "--source", "nvml"])
     err = capsys.readouterr().err
-    assert waited == [SECONDS] and "SM active of the last 5 s (1 has none" in err
+    assert waited == [SECONDS] and "SM active of the last 5 s (1 has no figure" in err
     assert "127.0.0.1:6100 (GPU 0: lowest, 10%), 127.0.0.1:6103 (GPU 3: median, 40%)" in err
     assert "127.0.0.1:6107 (GPU 7: highest, 80%)" in err and "--worker-figures" not in err

@@ -151,7 +151,7 @@ def test_by_what_the_nodes_said_the_slowest_the_median_and_the_fastest_are_propo
                for i, level in enumerate((0.5, 0.9, 0.6, 0.1, 0.7, 0.55, 0.65, 0.8))}
     choice = choose(servers, None, None, AskedFigures(figures, "asked by ssh", 5.0, notes=("n8: it does not answer.",)))
     assert choice.chosen == ("n3:6009", "n2:6009", "n1:6009")
-    assert choice.by == "SM active of the last 5 s, asked by ssh (1 has none that is seen from here)"
+    assert choice.by == "SM active of the last 5 s, asked by ssh (1 has no figure)"
     assert choice.reasons[0] == "GPU 3: lowest, 10%" and choice.notes == ("n8: it does not answer.",)
     assert not choice.others_unasked and choose(servers, None, None).others_unasked
     assert not choose([Server("unix:/w1"), Server("127.0.0.1:1"), Server("n1:1", pid=7)], None, None).others_unasked
@@ -190,7 +190,7 @@ def test_a_prometheus_knows_nodes_and_it_is_said(monkeypatch: pytest.MonkeyPatch
     assert set(asked.by_address) == set(workers[:5])
     assert asked.notes == ("n5: Prometheus has no GPU of such a node, or several nodes of that name.",)
     choice = choose([Server(address) for address in workers], None, None, asked)
-    assert choice.by.startswith("SM active of their nodes in the last 120 s, by Prometheus (1 has none")
+    assert choice.by.startswith("SM active of their nodes in the last 120 s, by Prometheus (1 has no figure")
     assert choice.chosen == ("n3:1", "10.0.0.4:1", "n1.site:2")
 
 
