@@ -80,8 +80,8 @@ def command() -> NoReturn:
     driver must not keep gputop from ending.
     """
     crash.install_hooks()
-    # Else NumPy's OpenBLAS starts a thread for each CPU, up to 64, and each spins for a tenth of a second: on the CPUs
-    # of the job, at each start and each analysis. Nothing here multiplies large matrices.
+    # Else NumPy's OpenBLAS starts a thread for each CPU, which spins for a tenth of a second (seen with two): on the
+    # CPUs of the job, at each start and each analysis. Nothing here multiplies large matrices.
     os.environ.setdefault(BLAS_THREADS, "1")
     try:
         status = main()
