@@ -87,11 +87,12 @@ class CaptureReceiver(Protocol):
 
 
 class WaitingCapture(Struct, frozen=True):
-    """A capture that has not begun. With a ``risk`` it waits for whether that is accepted, for ``workers``; else for
-    which of many workers are meant, now that their nodes have told live figures."""
+    """A capture that has not begun. With a ``risk`` it waits for whether that is accepted, for ``workers`` and with the
+    ``notices`` why these; else for which of many are meant, now that their nodes have told live figures."""
 
     force: bool
     workers: frozenset[str] | None = None
+    notices: tuple[str, ...] = ()
     risk: str = ""
 
 
@@ -322,17 +323,15 @@ class CaptureControl:
         if workers is None and len(answering) > MAX_WORKERS:
             from gputop.session.worker_figures import elsewhere
 
-            recorded = self.auto_capture.recorded if self.auto_capture is not None else None
-            if reason and recorded is not None:  # what they recorded of the time before is wanted
-                self._begin_capture([s for s in chosen if s.address in recorded.chosen], False, reason,
-                                    recorded.notices)
-                return
-            how = structs.replace(self.options.worker_figures, way=ask or self.options.worker_figures.way)
-            asked = self._take_asked()
-            if asked is None and how.way != "none" and any(map(elsewhere, answering)):
-                self._begin_asking(how, answering, chosen, force, reason)
-                return
-            choice = self._receiver.worker_choice(answering, asked)
+            # Those that record all the time: what they have of the time before the dip is wanted.
+            choice = self.auto_capture.recorded if reason and self.auto_capture is not None else None
+            if choice is None:
+                how = structs.replace(self.options.worker_figures, way=ask or self.options.worker_figures.way)
+                asked = self._take_asked()
+                if asked is None and how.way != "none" and any(map(elsewhere, answering)):
+                    self._begin_asking(how, answering, chosen, force, reason)
+                    return
+                choice = self._receiver.worker_choice(answering, asked)
             if not reason:
                 raise ManyWorkers(choice)
             workers, notices = choice.chosen, choice.notices
@@ -476,7 +475,7 @@ class CaptureControl:
             if reason:
                 self._fail(name, asked_s, error)
             else:
-                self._wait_for_answer(WaitingCapture(force, self._captured, error.risk))
+                self._wait_for_answer(WaitingCapture(force, self._captured, notices, error.risk))
             return
         except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
             self._fail(name, asked_s, error)

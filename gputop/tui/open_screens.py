@@ -163,7 +163,8 @@ def ask_to_accept_risk(app: MonitorApp, waiting: WaitingCapture) -> None:
         if not yes:
             return
         try:
-            app.session.start_capture(force=waiting.force, workers=waiting.workers, accept_risk=True)
+            app.session.start_capture(force=waiting.force, workers=waiting.workers, notices=waiting.notices,
+                                      accept_risk=True)
         except GputopError as error:
             show_error(app, error)
 

@@ -298,7 +298,7 @@ def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.
     monkeypatch.setattr(capture_control, "capture_and_analyze", capture)
     session.servers_known = True
     session.servers = (Server("a:1", asked=True), Server("b:1", asked=True), Server("c:1", problem="down", asked=True))
-    session.capture_control.start_capture(reason=reason, force=True)
+    session.capture_control.start_capture(reason=reason, force=True, workers=("a:1", "b:1"), notices=("why these",))
     if reason:  # there is nobody to ask
         watched.until(lambda: session.status is not None and session.status.phase == "failed")
         assert session.status is not None and session.status.message == "a capture may end the job: it was seen to"
@@ -306,7 +306,7 @@ def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.
         return
     watched.until(lambda: session.status is None)
     waiting = session.take_waiting_capture()
-    assert waiting == WaitingCapture(True, frozenset(("a:1", "b:1")), "it was seen to") and not taken
+    assert waiting == WaitingCapture(True, frozenset(("a:1", "b:1")), ("why these",), "it was seen to") and not taken
     session.start_capture(workers=waiting.workers, accept_risk=True)
     watched.until(lambda: session.status is not None and session.status.message == "captured")
     assert taken == [["a:1", "b:1"]]
