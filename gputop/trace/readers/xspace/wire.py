@@ -323,8 +323,9 @@ class Block:
     def __init__(self, data: Data, begin: int, end: int) -> None:
         begin, end = max(begin, 0), min(end, len(data))
         self.base = begin
-        self.bytes = np.zeros(max(end - begin, 0) + _PADDING, np.uint8)
-        self.bytes[: end - begin] = np.frombuffer(data, np.uint8, max(end - begin, 0), begin)
+        self.length = max(end - begin, 0)
+        self.bytes = np.zeros(self.length + _PADDING, np.uint8)
+        self.bytes[:self.length] = np.frombuffer(data, np.uint8, self.length, begin)
 
     def peek_varint(self, wanted: int, begin: I64) -> tuple[I64, I64]:
         """The value of the first field where it has this (one-byte) tag and a value below 2**63, else -1;
@@ -344,7 +345,7 @@ class Block:
         for those that are malformed. The fields such a message had before the damage are
         yielded; the caller decides about them. A message of more than ``MAX_FIELDS`` is malformed.
         """
-        inside = (begin >= 0) & (begin <= end) & (end <= len(self.bytes) - _PADDING)
+        inside = (begin >= 0) & (begin <= end) & (end <= self.length)
         broken |= ~inside
         rows = np.flatnonzero(inside & (begin < end))
         pos, stop = begin[rows], end[rows]

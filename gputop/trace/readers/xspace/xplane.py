@@ -1,7 +1,4 @@
-"""One XPlane: its tables of names, its lines, and the events of a line as columns.
-
-Field numbers: openxla/xla, ``xla/tsl/profiler/protobuf/xplane.proto``.
-"""
+"""One XPlane: its tables of names, its lines, and the events of a line as columns."""
 
 from __future__ import annotations
 
@@ -19,10 +16,38 @@ from gputop.trace.builder import Names
 from gputop.trace.int_map import IntMap
 from gputop.trace.model import F64, I64
 from gputop.trace.parallel import map_ordered
+from gputop.trace.readers.xspace.alike import Alike, find_alike
+from gputop.trace.readers.xspace.fields import (
+    EVENT_DURATION_PS,
+    EVENT_METADATA_ID,
+    EVENT_OCCURRENCES,
+    EVENT_OFFSET_PS,
+    EVENT_STAT,
+    LINE_DISPLAY_NAME,
+    LINE_EVENT,
+    LINE_ID,
+    LINE_NAME,
+    LINE_TIMESTAMP_NS,
+    MAP_KEY,
+    MAP_VALUE,
+    METADATA_DISPLAY_NAME,
+    METADATA_NAME,
+    PLANE_EVENT_METADATA,
+    PLANE_LINE,
+    PLANE_NAME,
+    PLANE_STAT,
+    PLANE_STAT_METADATA,
+    STAT_DOUBLE,
+    STAT_INT64,
+    STAT_METADATA_ID,
+    STAT_REF,
+    STAT_STR,
+    STAT_UINT64,
+    STAT_VALUES,
+)
 from gputop.trace.readers.xspace.wire import (
     LENGTH,
     U64,
-    VARINT,
     Block,
     Bools,
     Data,
@@ -30,21 +55,9 @@ from gputop.trace.readers.xspace.wire import (
     Steps,
     read_fields,
     signed,
-    tag,
 )
 
-PLANE_NAME, PLANE_LINE = tag(2, LENGTH), tag(3, LENGTH)
-PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT = tag(4, LENGTH), tag(5, LENGTH), tag(6, LENGTH)
-MAP_KEY, MAP_VALUE = tag(1, VARINT), tag(2, LENGTH)
-METADATA_NAME, METADATA_DISPLAY_NAME = tag(2, LENGTH), tag(4, LENGTH)
-LINE_ID, LINE_NAME, LINE_DISPLAY_NAME = tag(1, VARINT), tag(2, LENGTH), tag(11, LENGTH)
-LINE_TIMESTAMP_NS, LINE_EVENT = tag(3, VARINT), tag(4, LENGTH)
-EVENT_METADATA_ID, EVENT_OFFSET_PS, EVENT_DURATION_PS = tag(1, VARINT), tag(2, VARINT), tag(3, VARINT)
-EVENT_STAT, EVENT_OCCURRENCES = tag(4, LENGTH), tag(5, VARINT)
-STAT_METADATA_ID, STAT_DOUBLE, STAT_UINT64 = tag(1, VARINT), tag(2, 1), tag(3, VARINT)
-STAT_INT64, STAT_STR, STAT_BYTES, STAT_REF = tag(4, VARINT), tag(5, LENGTH), tag(6, LENGTH), tag(7, VARINT)
 _Values = TypeVar("_Values", I64, F64)
-_STAT_VALUES = (STAT_DOUBLE, STAT_UINT64, STAT_INT64, STAT_STR, STAT_BYTES, STAT_REF)
 
 _ANY = 1 << 62
 _AT_MOST = {PLANE_LINE: limits.MAX_LINES, PLANE_STAT: limits.MAX_PLANE_STATS,
@@ -55,7 +68,7 @@ _COUNTED = {PLANE_LINE: "lines", PLANE_STAT: "stats of planes", PLANE_EVENT_META
 
 # Events decoded at a time. The columns of a chunk stay in the processor's cache, and the
 # intermediate memory does not grow with the length of a line.
-_CHUNK_EVENTS = 1 << 15
+_CHUNK_EVENTS = 1 << 16
 # Lines that are decoded together: shorter than this, and no further apart in the file.
 _SHORT_LINE_EVENTS, _MAX_GAP_BYTES = 1 << 12, 1 << 20
 _PS_PER_NS = 1000
@@ -116,6 +129,21 @@ class Stats:
                 begin = int(self.begin[i])
                 out[i] = names[self.block.text(begin, begin + int(self.value[i]))]
         return self._of(out >= 0, out)
+
+    def rows_after(self, keep: Bools, place: I64) -> Stats:
+        """The same without the events that are not to be kept; ``place`` is the new row of each event."""
+        kept = np.flatnonzero(keep[self.row])
+        return Stats(place[self.row[kept]], self.value_tag[kept], self.value[kept], self.begin[kept], self.block)
+
+    @staticmethod
+    def joined(pieces: Sequence[Stats]) -> Stats:
+        """Those of one block, one after the other."""
+        if len(pieces) == 1:
+            return pieces[0]
+        return Stats(np.concatenate([piece.row for piece in pieces]),
+                     np.concatenate([piece.value_tag for piece in pieces]),
+                     np.concatenate([piece.value for piece in pieces]),
+                     np.concatenate([piece.begin for piece in pieces]), pieces[0].block)
 
     def _of(self, which: Bools, values: _Values) -> tuple[I64, _Values]:
         return (self.row, values) if which.all() else (self.row[which], values[which])
@@ -213,7 +241,7 @@ def _read_stats(data: Data, begin: I64, end: I64, stat_names: dict[int, str]) ->
     tag_, bits = np.zeros(n, np.uint8), np.zeros(n, np.uint64)
     for fields in block.walk(begin - block.base, end - block.base, broken):
         _store(stat_id, fields, fields.value.view(np.int64), fields.mask(STAT_METADATA_ID))
-        at = fields.mask(*_STAT_VALUES)
+        at = fields.mask(*STAT_VALUES)
         _store(tag_, fields, np.broadcast_to(fields.tag, len(fields.rows)), at)
         _store(bits, fields, fields.value, at)
         _store(text, fields, fields.begin, at)
@@ -308,14 +336,23 @@ def _decode_events(
     metadata, offset, duration = (np.zeros(n, np.int64) for _ in range(3))
     columns = {EVENT_METADATA_ID: metadata, EVENT_OFFSET_PS: offset, EVENT_DURATION_PS: duration}
     found = _FoundStats(block, wanted)
-    for fields in block.walk(begin, end, broken):
+    groups, others = find_alike(block, begin, end)
+    for alike in groups:
+        for this, values in alike.numbers():
+            _put(columns[this], alike.rows, values)
+        found.add_alike(alike)
+    cut = np.zeros(len(others), bool)
+    for fields in block.walk(begin[others], end[others], cut):
+        rows = others[fields.rows]
         for this, column in columns.items():
-            _store(column, fields, fields.value.view(np.int64), fields.mask(this))
-        found.add(fields, fields.mask(EVENT_STAT))
+            at = fields.mask(this)
+            _put(column, rows[at], fields.value[at].view(np.int64))
+        found.add(fields, rows, fields.mask(EVENT_STAT))
         # offset and occurrences are members of one oneof: the later of the two is valid
-        aggregate[fields.rows[fields.mask(EVENT_OCCURRENCES)]] = True
+        aggregate[rows[fields.mask(EVENT_OCCURRENCES)]] = True
         if aggregate.any():
-            aggregate[fields.rows[fields.mask(EVENT_OFFSET_PS)]] = False
+            aggregate[rows[fields.mask(EVENT_OFFSET_PS)]] = False
+    broken[others] = cut
 
     name = names(metadata)
     nonsense = (offset <= -_MAX_NS) | (offset >= _MAX_NS) | (duration < 0) | (duration >= _MAX_NS)
@@ -340,9 +377,20 @@ class _FoundStats:
         self._block, self._wanted = block, wanted
         # For each column of fields: events, ids (0: not known yet), and begin and end of what follows the id.
         self._found: list[tuple[I64, I64, I64, I64]] = []
+        self._alike: dict[int, list[Stats]] = {}  # by the number of the stat
 
-    def add(self, fields: FieldColumn, at: Bools | slice) -> None:
-        rows, first, last = fields.rows[at], fields.begin[at], fields.end[at]
+    def add_alike(self, alike: Alike) -> None:
+        ids = np.array([place.stat_id for place in alike.layout.stats], np.int64)
+        for place, number in zip(alike.layout.stats, self._wanted(ids).tolist(), strict=True):
+            if number >= 0:
+                n = len(alike.rows)
+                begin = alike.begin + place.begin if place.tag & 7 == LENGTH else np.zeros(n, np.int64)
+                self._alike.setdefault(number, []).append(
+                    Stats(alike.rows, np.full(n, place.tag, np.uint8), alike.value(place), begin, self._block))
+
+    def add(self, fields: FieldColumn, rows: I64, at: Bools | slice) -> None:
+        """The stats that are the fields ``at``; ``rows`` are the events that have the fields."""
+        rows, first, last = rows[at], fields.begin[at], fields.end[at]
         if not len(rows):
             return
         # -1: the id is not the first field, so the whole stat has to be read
@@ -357,30 +405,46 @@ class _FoundStats:
 
     def decode(self, keep: Bools, stats: Sequence[str]) -> dict[str, Stats]:
         """The stats by name, of the events in ``keep`` only; rows count those events."""
+        found = self._walk()
+        place = None if keep.all() else np.cumsum(keep) - 1
+        out = {}
+        for number, name in enumerate(stats):
+            pieces = [*self._alike.get(number, ()), *([found[number]] if number in found else ())]
+            if place is not None:
+                pieces = [piece.rows_after(keep, place) for piece in pieces]
+            if any(len(piece.row) for piece in pieces):
+                out[name] = Stats.joined(pieces)
+        return out
+
+    def _walk(self) -> dict[int, Stats]:
+        """Those of events that were walked, by the number of the stat."""
         if not self._found:
             return {}
         rows, stat_id, begin, end = (np.concatenate(column) for column in zip(*self._found, strict=True))
-        if not keep.all():
-            of_kept = keep[rows]
-            rows, stat_id, begin, end = rows[of_kept], stat_id[of_kept], begin[of_kept], end[of_kept]
-            rows = (np.cumsum(keep) - 1)[rows]
         n = len(rows)
         broken, value_tag = np.zeros(n, bool), np.zeros(n, np.uint8)
         value, text_begin = np.zeros(n, np.uint64), np.zeros(n, np.int64)
         for fields in self._block.walk(begin, end, broken):
             _store(stat_id, fields, fields.value.view(np.int64), fields.mask(STAT_METADATA_ID))
-            at = fields.mask(*_STAT_VALUES)
+            at = fields.mask(*STAT_VALUES)
             _store(value_tag, fields, np.broadcast_to(fields.tag, len(fields.rows)), at)
             _store(value, fields, fields.value, at)
             _store(text_begin, fields, fields.begin, at)
         code = self._wanted(stat_id).astype(np.int16)
         code[broken] = -1
         out = {}
-        for number, name in enumerate(stats):
-            if (these := code == number).any():
-                where = np.flatnonzero(these)
-                out[name] = Stats(rows[where], value_tag[where], value[where], text_begin[where], self._block)
+        for number in np.unique(code[code >= 0]).tolist():
+            where = np.flatnonzero(code == number)
+            out[number] = Stats(rows[where], value_tag[where], value[where], text_begin[where], self._block)
         return out
+
+
+def _put(column: np.ndarray, rows: I64, values: np.ndarray) -> None:
+    """Set these rows, which are in order and distinct."""
+    if len(rows) == len(column):
+        column[...] = values
+    else:
+        column[rows] = values
 
 
 def _store(column: np.ndarray, fields: FieldColumn, values: np.ndarray, at: Bools | slice) -> None:
