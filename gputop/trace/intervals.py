@@ -27,7 +27,8 @@ class Spans(NamedTuple):
         return int((self.end - self.start).sum())
 
 
-_LONG_AGO = -(1 << 62)
+_LONG_AGO, _NEVER = -(1 << 62), np.iinfo(np.int64).max
+_STEPS = 2  # of a few intervals, before the rest is searched
 EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -73,7 +74,7 @@ def intersect(a: Spans, b: Spans) -> Spans:
         a, b = b, a  # fewer searches
     # Interval i of a meets the run of b's intervals from `first` up to `last`.
     first = np.searchsorted(b.end, a.start, side="right")
-    last = np.searchsorted(b.start, a.end, side="left")
+    last = _from(first, b.start, a.end - 1)
     if not (meets := last > first).all():
         i = np.flatnonzero(meets)
         first, last, a = first[i], last[i], Spans(a.start[i], a.end[i])
@@ -115,18 +116,31 @@ def at_or_before(a: I64, t: I64) -> I64:
     return np.repeat(np.arange(len(a) + 1), np.diff(first, prepend=0, append=len(t)))
 
 
+def _from(count: I64, a: I64, t: I64) -> I64:
+    """How many of the sorted ``a`` are at or before each instant of ``t``: ``count`` or more. Mostly it is a few more,
+    which are quicker stepped over than searched."""
+    after = np.append(a, _NEVER)
+    for _ in range(_STEPS):
+        more = after.take(count) <= t
+        if not more.any():
+            return count
+        count = count + more
+    far = np.flatnonzero(after.take(count) <= t)
+    count[far] = np.searchsorted(a, t[far], side="right")
+    return count
+
+
 def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
     """How much of ``a`` lies in each ``[start[i], end[i])``; those may overlap."""
-    before = []
     # An empty interval before the first one answers for instants before it.
     covered = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.end - a.start)))
     ends = np.concatenate((np.array([_LONG_AGO]), a.end))
-    for at in (start, end):
-        t = np.asarray(at, np.int64)
-        i = at_or_before(a.start, t)
-        # What the first i intervals cover, less the part of the last one after t.
-        before.append(covered[i] - np.maximum(ends[i] - t, 0))
-    return before[1] - before[0]
+    s, e = np.asarray(start, np.int64), np.asarray(end, np.int64)
+    before = at_or_before(a.start, s)
+    until = _from(before, a.start, e) if (e >= s).all() else at_or_before(a.start, e)
+    # What the first i intervals cover, less the part of the last one after the instant.
+    return (covered.take(until) - np.maximum(ends.take(until) - e, 0)
+            - (covered.take(before) - np.maximum(ends.take(before) - s, 0)))
 
 
 def joined(a: Spans, reach: int) -> Spans:

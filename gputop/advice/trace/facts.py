@@ -179,11 +179,12 @@ def idle_before(facts: TraceFacts, part: str) -> I64:
     """For each device event how long its GPU was idle before it in this part of the steps."""
     out = np.zeros(len(facts.trace.device), np.int64)
     for timeline in facts.gpu_timelines:
-        gaps, own, first = timeline.gaps, facts.parts.get(timeline.gpu), timeline.window_ns[0]
-        if own is not None and len(own[part].start):
-            start = np.concatenate(([min(int(own[part].start[0]), first)], gaps.start))
-            end = np.concatenate(([first], gaps.end))
-            np.add.at(out, np.concatenate((timeline.rows[:1], timeline.after)), coverage(own[part], start, end))
+        own = facts.parts.get(timeline.gpu, {}).get(part, EMPTY)
+        # Each lies in one gap, or before the first event; what comes after the last event is before none.
+        before = np.concatenate((timeline.rows[:1], timeline.after))
+        which = np.searchsorted(timeline.gaps.end, own.start, side="right") + (own.start >= timeline.window_ns[0])
+        counted = np.flatnonzero(which < len(before))
+        np.add.at(out, before[which[counted]], (own.end - own.start)[counted])
     return out
 
 

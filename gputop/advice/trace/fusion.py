@@ -76,7 +76,7 @@ def _matching(trace: Trace, column: I32, pattern: str, but: str = "(?!)") -> Mas
     few = len(trace.names) < len(column) // 64  # quicker searched than counted
     for i in range(len(trace.names)) if few else np.flatnonzero(np.bincount(column + 1)[1:]).tolist():
         mask[i] = wanted(trace.names[i]) is not None and unwanted(trace.names[i]) is None
-    return mask[column]
+    return mask[column] if mask.any() else np.zeros(len(column), bool)
 
 
 def _beside_launch_waits(facts: TraceFacts, seconds: float) -> float:
@@ -309,11 +309,13 @@ class ElementwiseUnfused(Verdict, frozen=True, kw_only=True):
 
 def judge_elementwise_unfused(facts: TraceFacts) -> ElementwiseUnfused | None:
     """PyTorch's element-wise kernels in a row, none of the optimizer's; torch.compile would make them one."""
-    trace, kernels = facts.trace, by_stream(facts.trace, kernels_in_steps(facts))
+    trace, kernels = facts.trace, kernels_in_steps(facts)
     name = trace.device.name[kernels]
-    if _matching(trace, name, _INDUCTOR).any():
+    if _matching(trace, name, _INDUCTOR).any() or not _matching(trace, name, _TORCH_ELEMENTWISE).any():
         return None
-    chained = _matching(trace, name, _TORCH_ELEMENTWISE) & ~launched_in_calls(trace, kernels, OPTIMIZER_CALL)
+    kernels = by_stream(trace, kernels)
+    chained = _matching(trace, trace.device.name[kernels], _TORCH_ELEMENTWISE)
+    chained &= ~launched_in_calls(trace, kernels, OPTIMIZER_CALL)
     saved_s, chained_s, chains, fused = time_in_rows(facts, kernels, chained, limit("xla_off.chain"))
     share = _beside_launch_waits(facts, saved_s)
     if share < limit("elementwise_unfused.share"):

@@ -87,6 +87,8 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
         return None
     others = median(s for gpu, s in work.items() if gpu != heavy)
     ratio = work[heavy] / others
+    if ratio < limit("replica_imbalance.ratio"):
+        return None
     launches = {gpu.gpu: gpu.kernels for gpu in gpus if gpu.gpu in work}
     more = launches[heavy] / median(n for gpu, n in launches.items() if gpu != heavy)
     # Longer kernels are a larger share of the batch, which can be dealt out; more of them are work of its own.
@@ -97,7 +99,7 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
     alone = own or slower  # what the others could not take from it
     share = (savings.removed(work[heavy] - others, facts.period_s) if alone else
              savings.equalized(work, facts.period_s))
-    if ratio < limit("replica_imbalance.ratio") or share < limit("replica_imbalance.share"):
+    if share < limit("replica_imbalance.share"):
         return None
     ratios = {gpu: others / s if alone else sum(work.values()) / len(work) / s
               for gpu, s in work.items() if gpu == heavy or not alone}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,38 +71,65 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     device = trace.device
     rows = np.flatnonzero(device.gpu == gpu)
     start, end = device.start_ns[rows], device.end_ns[rows]
-    if not (end > start).any():
+    if not (lasts := end > start).any():
         return None
     kind = device.kind[rows]
+    there = np.bincount(kind, minlength=len(Kind))
 
     def of(*kinds: Kind) -> Spans:
+        if not there[list(kinds)].any():
+            return EMPTY
         chosen = np.flatnonzero(np.logical_or.reduce([kind == one for one in kinds]))
         return union(start[chosen], end[chosen])
 
-    busy = union(start, end)
+    pauses = _pauses(start, end) if lasts.all() else None
+    busy = union(start, end) if pauses is None else pauses.busy
     gaps = Spans(busy.end[:-1], busy.start[1:])
-    after = event_after(trace, rows, gaps)
+    after = rows[pauses.after] if pauses is not None and pauses.plain else event_after(trace, rows, gaps)
+    before = rows[_last_to_end(end, gaps.start) if pauses is None else pauses.before]
     launch = device.launch_ns[after]
     return GpuTimeline(
         gpu, rows, rows[np.flatnonzero(kind <= Kind.COLLECTIVE)], rows[np.flatnonzero(kind == Kind.COMPUTE)],
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
         of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy, gaps, after,
-        host_fault=launch > gaps.start, known=launch >= 0, late=_late(trace, rows, gaps, after),
+        host_fault=launch > gaps.start, known=launch >= 0, late=_late(trace, gaps, before, after),
     )
 
 
-def _late(trace: Trace, rows: I64, gaps: Spans, after: I64) -> Spans:
-    """See :class:`GpuTimeline`. ``after``: what ends each gap."""
+class _Pauses(NamedTuple):
+    """Of events in order of their starts: when any runs, and the places of those before and after each pause.
+
+    ``plain``: no two begin at once, so that ``after`` names the only one.
+    """
+
+    busy: Spans
+    before: I64
+    after: I64
+    plain: bool
+
+
+def _pauses(start: I64, end: I64) -> _Pauses:
+    """What a search in the union of these events finds, without the search. All last."""
+    order = None if (end[1:] >= end[:-1]).all() else np.argsort(end, kind="stable")
+    ends = end if order is None else end[order]
+    last = np.flatnonzero(start[1:] > ends[:-1])
+    busy = Spans(start[np.concatenate(([0], last + 1))], ends[np.append(last, len(end) - 1)])
+    return _Pauses(busy, last if order is None else order[last], last + 1, bool((start[1:] > start[:-1]).all()))
+
+
+def _last_to_end(end: I64, by: I64) -> I64:
+    """The places of the events that end last at or before each of these instants."""
+    order = np.argsort(end, kind="stable")
+    return order[np.searchsorted(end[order], by, side="right") - 1]
+
+
+def _late(trace: Trace, gaps: Spans, before: I64, after: I64) -> Spans:
+    """See :class:`GpuTimeline`. ``before`` and ``after``: the events between which each gap lies."""
     device = trace.device
     launch = device.launch_ns[after]
     until = np.where(launch > gaps.start, gaps.end, gaps.start)
     if len(device.launch_end_ns) == len(device):
         # The kernels of one launch (a CUDA graph's) follow each other as they depend, however long its call lasts.
-        end = device.end_ns[rows]
-        if (end[1:] < end[:-1]).any():
-            order = np.argsort(end, kind="stable")
-            rows, end = rows[order], end[order]
-        before = rows[np.searchsorted(end, gaps.start, side="right") - 1]
         called = np.where(device.launch_ns[before] != launch, device.launch_end_ns[after], gaps.start)
         until = np.maximum(until, np.minimum(called, gaps.end))
     chosen = np.flatnonzero((until > gaps.start) & (launch >= 0))

@@ -147,13 +147,15 @@ def late_by_cause(
     out = []
     for host, line, left in late:
         own = hosts[host]
-        in_calls = own.calls if len(own.calls.start) else merge(left)
+        knows_calls = bool(len(own.calls.start))
+        in_calls = own.calls if knows_calls else left
         by_cause = {}
         for cause, instants in (("tracing", own.tracing), ("eager", own.eager),
                                 ("placement", intersect(own.placed, in_calls))):
             by_cause[cause] = intersect(left, instants)
             left = subtract(left, by_cause[cause])
-        by_cause["gap"], by_cause["dispatch"] = subtract(left, in_calls), intersect(left, in_calls)
+        by_cause["gap"] = subtract(left, in_calls) if knows_calls else EMPTY
+        by_cause["dispatch"] = intersect(left, in_calls) if knows_calls else left
         out.append(Late(host, line, by_cause))
     return out, hosts
 

@@ -17,6 +17,7 @@ from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, INPUT, MAIN, lines_of
 
 # Work of a tf.data thread. Its Iterator:: events last while it waits for the stages below as well.
+_FEW_LINES = 32
 _INPUT_WORK = rf"{OP}|ExecutorState::Process$|InstantiatedCapturedFunction::Run"
 
 
@@ -67,7 +68,10 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
 
 
 def by_line(line: npt.NDArray) -> dict[int, I64]:
-    """The places at which each number of a line stands in this column."""
+    """The places at which each number of a line, none below 0, stands in this column."""
+    used = np.flatnonzero(np.bincount(line))
+    if len(used) <= _FEW_LINES:  # quicker picked out one by one than sorted
+        return {number: np.flatnonzero(line == number) for number in used.tolist()}
     order = stable_order(line)
     parts = np.split(order, np.flatnonzero(np.diff(line[order])) + 1)
     return {int(line[part[0]]): part for part in parts if len(part)}
@@ -115,13 +119,7 @@ def _share(work: Spans | None, of: Spans) -> float | None:
 
 def _overlaps(work: dict[int, Spans], launching: Spans) -> dict[int, int]:
     """For each line how long it is at work while a launch runs."""
-    if not work:
-        return {}
-    spans = list(work.values())
-    shared = coverage(launching, np.concatenate([s.start for s in spans]), np.concatenate([s.end for s in spans]))
-    which = np.repeat(np.arange(len(spans)), [len(s.start) for s in spans])
-    totals = np.bincount(which, weights=shared, minlength=len(spans))
-    return {line: int(total) for line, total in zip(work, totals.tolist(), strict=True)}
+    return {line: int(coverage(launching, spans.start, spans.end).sum()) for line, spans in work.items()}
 
 
 def cpu_budget(trace: Trace) -> int | None:

@@ -19,7 +19,8 @@ VALUE = st.one_of(
     st.tuples(st.just("uint64_value"), NUMBER), st.tuples(st.just("int64_value"), st.integers(-(1 << 63), -1)),
     st.tuples(st.just("int64_value"), NUMBER), st.tuples(st.just("ref_value"), NUMBER),
     st.tuples(st.just("double_value"), st.floats(allow_nan=False)),
-    st.tuples(st.just("str_value"), st.text(max_size=9)), st.tuples(st.just("bytes_value"), st.binary(max_size=140)), st.just(None))
+    st.tuples(st.just("str_value"), st.text(max_size=9)),
+    st.tuples(st.just("bytes_value"), st.binary(max_size=140)), st.just(None))
 EVENT = st.tuples(NUMBER, NUMBER, NUMBER, st.lists(st.tuples(st.integers(1, 300), VALUE), max_size=4))
 
 
