@@ -11,7 +11,7 @@ import msgspec
 from gputop.advice.trace.advise import trace_advice
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.batch_scaling import batch_scaling
-from gputop.analysis.gpu.breakdown import breakdown, parts_by_gpu
+from gputop.analysis.gpu.breakdown import breakdown, idle_by_gpu, parts_by_gpu
 from gputop.analysis.gpu.collective_waits import collective_waits
 from gputop.analysis.gpu.collectives import collectives, no_collectives
 from gputop.analysis.gpu.copies import copy_table
@@ -87,14 +87,15 @@ def examine_steps(
         of_host = do(host_ops, trace, steps)
         in_steps = do(work_of_steps, trace, steps) if steps is not None and steps.count else None
         gpu_timelines = timelines(trace)
+        idle = idle_by_gpu(trace, gpu_timelines, steps.bounds_ns if steps is not None else (window,))
         # A GPU trace whose device planes are empty does not tell where the step goes.
         readable = bool(gpu_timelines) or not trace.gpus
         ops, of_steps = of_host.result(), in_steps.result() if in_steps else None
         # The long ones first.
-        placed = do(parts_by_gpu, trace, gpu_timelines, steps.bounds_ns) if steps and readable else None
+        placed = do(parts_by_gpu, trace, gpu_timelines, steps.bounds_ns, idle) if steps and readable else None
         launching, gaps = do(launch_threads, trace, gpu_timelines), do(step_gaps, trace, gpu_timelines, steps)
-        causes = do(host_causes, trace, gpu_timelines, steps, ops)
-        waits = do(collective_waits, trace, gpu_timelines, steps)
+        causes = do(host_causes, trace, gpu_timelines, steps, ops, idle)
+        waits = do(collective_waits, trace, gpu_timelines, steps, idle)
         compared = do(replicas, trace, gpu_timelines, steps) if gpu_timelines else None
         table, sizes = do(kernels, trace, gpu_timelines, of_steps), do(kernel_sizes, trace, gpu_timelines, steps)
         used = [do(gpu_use, trace, timeline, steps) for timeline in gpu_timelines]

@@ -20,7 +20,6 @@ from gputop.advice.trace.blocking_copies import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, waits_for_another
-from gputop.analysis.host.host_causes import late_by_cause
 from gputop.analysis.host.stack_lines import GAPS, Lines, gap_lines, gap_spans, lines_of_gaps, process_lines, python_of
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.analysis.what_if.replay import Replay
@@ -244,9 +243,8 @@ def _partners(idle: _IdleSpans, number: int, idle_spans: Sequence[_IdleSpans], o
 def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> dict[int, dict[str, Spans]]:
     """For each GPU when it is idle for each cause (``_CAUSE_KEYS``), and for the choice of the finding: when in the
     parts ``launch`` and ``host``, and ``after_copy``, by waits of the host for the GPU."""
-    trace, gpu_timelines = facts.trace, facts.gpu_timelines
-    late, _ = late_by_cause(trace, gpu_timelines, facts.steps, facts.analysis.ops) if len(trace.host) else ([], {})
-    of_host = {own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}
+    gpu_timelines = facts.gpu_timelines
+    of_host = facts.host.late if facts.host is not None else {}
     after_waits = _after_waits(facts)
     out = {}
     for timeline in gpu_timelines:

@@ -9,11 +9,10 @@ import numpy as np
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.copies import FETCH, fetch_fix, fetching_ops
-from gputop.advice.trace.facts import TraceFacts, exposed_ns
+from gputop.advice.trace.facts import TraceFacts, exposed_ns, removed_host_time
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import is_keras
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.analysis.host.host_causes import late_by_cause
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.analysis.what_if.host_waits import before_steps, host_waits
@@ -137,7 +136,7 @@ class SyncCopies(Verdict, frozen=True, kw_only=True):
 
 def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
     """The host waits for copies, or for the GPU itself, in the midst of the step, so the GPU runs out of work."""
-    device, steps = facts.trace.device, facts.steps
+    device = facts.trace.device
     copies = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)
     waits = host_waits(facts.trace, limit("copies_pageable.bytes"))
     if copies.any() and not (device.launch_ns[copies] >= 0).any():
@@ -147,11 +146,9 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
     if savings.removed(sum(own.seconds for own in cost.values()) / per, facts.period_s) < limit("sync_copies.share"):
         return None
     # What something else explains: functions traced or run op by op, Python between two calls of functions.
-    late, _ = late_by_cause(facts.trace, facts.gpu_timelines, steps, facts.analysis.ops)
-    for own in late:
-        if own.timeline is not None and own.timeline.gpu in cost:
-            cost[own.timeline.gpu] = cost[own.timeline.gpu].without(merge(
-                EMPTY, *(own.by_cause[cause] for cause in ("tracing", "eager", "gap"))))
+    for gpu, other in removed_host_time(facts, "tracing", "eager", "gap").items():
+        if gpu in cost:
+            cost[gpu] = cost[gpu].without(other)
     idle_s = sum(own.seconds for own in cost.values()) / per
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("sync_copies.share"):

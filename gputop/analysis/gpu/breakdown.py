@@ -19,6 +19,7 @@ Without any GPU in the trace there is ``input``, and all else is ``host``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import host_stat
 from gputop.trace.model import F64, Trace
+from gputop.trace.parallel import pool
 
 # Launches further apart than this are not one stretch of launching (nsys-ai counts GPU gaps from 1 ms).
 LAUNCHING_GAP_NS = 1_000_000
@@ -40,6 +42,14 @@ WAIT_FOR_GPU_SHARE = 0.8
 
 # By GPU (index into ``Trace.gpus``) and part, when the part holds.
 PartsByGpu = Mapping[int, Mapping[str, Spans]]
+
+
+class IdleByGpu(NamedTuple):
+    """By GPU that took part (index into ``Trace.gpus``): when the loop that feeds it waits for a batch and none of that
+    loop's GPUs is busy, and when it waits for its host: the instants of the parts ``launch`` and ``host``."""
+
+    starved: Mapping[int, Spans]
+    late: Mapping[int, Spans]
 
 
 def breakdown(trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
@@ -64,18 +74,15 @@ def breakdown_by_step(
 
 def parts_by_gpu(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+    idle: IdleByGpu | None = None,
 ) -> dict[int, dict[str, Spans]]:
-    """For each GPU that took part (index into ``Trace.gpus``) when each part holds on it."""
+    """For each GPU that took part (index into ``Trace.gpus``) when each part holds on it. ``idle``: the same bounds'
+    :func:`idle_by_gpu`, where that is known."""
     within = union([a for a, _ in bounds], [b for _, b in bounds])
-    gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
-    starved = _starved(trace, gpu_timelines, training_loops(trace))
-    launching = _launching(trace, within) if gpu_timelines else EMPTY
-    out = {}
-    for timeline in gpu_timelines:
-        waiting = starved[timeline.gpu]
-        late = _late_by_host(timeline, gpu_timelines, within, waiting)
-        out[timeline.gpu] = _gpu_parts(timeline, within, waiting, late, launching)
-    return out
+    idle = idle_by_gpu(trace, gpu_timelines, bounds) if idle is None else idle
+    launching = _launching(trace, within) if idle.late else EMPTY
+    return {timeline.gpu: _gpu_parts(timeline, within, idle.starved[timeline.gpu], idle.late[timeline.gpu], launching)
+            for timeline in gpu_timelines if timeline.gpu in idle.late}
 
 
 def _parts(
@@ -114,15 +121,16 @@ def _gpu_parts(
             "idle": subtract(left, late)}
 
 
-def late_by_host(
+def idle_by_gpu(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
-) -> dict[int, Spans]:
-    """For each GPU that took part (index into ``Trace.gpus``) the instants of the parts ``launch`` and ``host``."""
+) -> IdleByGpu:
+    """What several analyses ask of the same ``bounds`` (disjoint, in order)."""
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
     starved = _starved(trace, gpu_timelines, training_loops(trace))
-    return {timeline.gpu: _late_by_host(timeline, gpu_timelines, within, starved[timeline.gpu])
-            for timeline in gpu_timelines}
+    with pool() as threads:
+        late = threads.map(lambda own: _late_by_host(own, gpu_timelines, within, starved[own.gpu]), gpu_timelines)
+        return IdleByGpu(starved, {own.gpu: spans for own, spans in zip(gpu_timelines, late, strict=True)})
 
 
 def _late_by_host(timeline: GpuTimeline, gpu_timelines: list[GpuTimeline], within: Spans, waiting: Spans) -> Spans:

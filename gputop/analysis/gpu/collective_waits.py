@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gputop.analysis.gpu.breakdown import late_by_host
+from gputop.analysis.gpu.breakdown import IdleByGpu, idle_by_gpu
 from gputop.analysis.gpu.collectives import by_operation, matched, of_gpus
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.steps.membership import in_steps
@@ -56,16 +56,19 @@ class CollectiveWaits:
     allreduce_s: Mapping[int, float] = field(default_factory=dict)
 
 
-def collective_waits(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> CollectiveWaits | None:
-    """None where no GPU ran a collective."""
+def collective_waits(
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, idle: IdleByGpu | None = None,
+) -> CollectiveWaits | None:
+    """None where no GPU ran a collective. ``idle``: of the steps' bounds or, without steps, the window."""
     device = trace.device
     ran, rows = of_gpus(trace, gpu_timelines)
     if not rows:
         return None
     if len(ran) == 1:
         return _of_one_rank(trace, ran[0], rows[0], steps)
-    late_of = late_by_host(trace, gpu_timelines, steps.bounds_ns if steps is not None else (trace.window_ns,))
-    sums = _Sums(trace, ran, [late_of.get(timeline.gpu, EMPTY) for timeline in ran])
+    if idle is None:
+        idle = idle_by_gpu(trace, gpu_timelines, steps.bounds_ns if steps is not None else (trace.window_ns,))
+    sums = _Sums(trace, ran, [idle.late.get(timeline.gpu, EMPTY) for timeline in ran])
     unmatched: dict[str, str] = {}
     for name, own in by_operation(trace, rows).items():
         there = [i for i, r in enumerate(own) if len(r)]

@@ -15,7 +15,6 @@ from gputop.analysis.results import GpuPart, KernelRow, Kernels, KernelShape, Ke
 from gputop.analysis.steps.membership import WorkOfSteps, in_steps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.kernel_names import UNKNOWN, classify, split_op
-from gputop.trace.lookups import Mask
 from gputop.trace.model import F64, I64, Kind, LaunchShape, Trace
 
 TOP = 50  # rows kept by time over all GPUs
@@ -24,19 +23,28 @@ _GPUS_FOR_TOP = 64  # if there are no more than this many
 # 1.25 µs to 20.48 ms by factors of 2, so that both ends of the launch latency, 20 and 40 µs, are bounds.
 SIZE_BOUNDS_NS = tuple(1250 << i for i in range(15))
 _MEDIAN_BITS = 48  # of a duration: three days; the rest is for the group
-_DENSE = 1 << 22  # entries of a table that is not worth sorting for
+_DENSE = 1 << 20  # entries of a table that is not worth sorting for
+_MediansOf = Callable[[I64, int], F64]  # by the group of each kind, and how many groups there are
 
 
-class _Columns(NamedTuple):
-    """All kernels, a row each. ``cell`` is gpu * len(classes) + class, with the GPU's place among the timelines."""
+class _Kinds(NamedTuple):
+    """The kernels that differ in name, op, GPU or launch shape, a row each, and the sums over all alike.
 
+    ``name`` and ``op`` are indices into ``Trace.names`` plus 1, ``cell`` is gpu * len(classes) + class with the GPU's
+    place among the timelines. Lengths are whole nanoseconds as floats, so that sums are exact.
+    """
+
+    name: I64
+    op: I64
     cell: I64
-    length: F64  # nanoseconds; whole numbers, so that sums are exact
     shape: I64  # index into Trace.launch_shapes; their number where not told
+    kernels: F64  # how many
+    length: F64
+    step_kernels: F64 | None  # of those that belong to the whole steps; None without steps
+    step_length: F64 | None
     classes: list[tuple[str, bool | None]]  # number type, tensor cores or not
     gpus: list[int]  # numbers
-    inside: Mask | None  # whether it belongs to the whole steps; None without steps
-    steps: int  # how many these are
+    steps: int  # how many whole ones these are
 
 
 def kernels(
@@ -48,76 +56,103 @@ def kernels(
     rows = np.concatenate(own) if own else np.empty(0, np.int64)
     if not len(rows):
         return None
-    name = device.name[rows].astype(np.int64) + 1
+    length = device.end_ns[rows] - device.start_ns[rows]
     numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
-    columns = _columns(trace, rows, name, [len(r) for r in own], numbers, of_steps)
+    which, kinds = _kinds(trace, rows, length.astype(np.float64), [len(r) for r in own], numbers, of_steps)
 
-    def table(key: I64, labels: Callable[[int], str], size: int, by_name: bool) -> tuple[KernelRow, ...]:
-        return _table(trace, key, labels, size, columns, by_name)
+    def table(
+        key: I64, labels: Callable[[int], str], size: int, medians: _MediansOf | None = None,
+    ) -> tuple[KernelRow, ...]:
+        return _table(trace, key, labels, size, kinds, medians)
 
     by_op = by_type = None
-    op = device.tf_op[rows].astype(np.int64) + 1
-    if op.any():
-        used = np.flatnonzero(np.bincount(op))
+    if kinds.op.any():
+        used = np.unique(kinds.op)
         split = [split_op(trace.names[i - 1]) if i else (UNKNOWN, UNKNOWN) for i in used.tolist()]
         tables = []
-        for which in (0, 1):
-            labels = sorted({pair[which] for pair in split})
+        for part in (0, 1):
+            labels = sorted({pair[part] for pair in split})
             index = {label: i for i, label in enumerate(labels)}
-            to_label = np.zeros(int(used[-1]) + 1, np.int64)
-            to_label[used] = [index[pair[which]] for pair in split]
-            tables.append(table(to_label[op], labels.__getitem__, len(labels), False))
+            to_label = np.array([index[pair[part]] for pair in split], np.int64)
+            tables.append(table(to_label[np.searchsorted(used, kinds.op)], labels.__getitem__, len(labels)))
         by_op, by_type = tables
     known = any(s.occupancy is not None for s in trace.launch_shapes)
-    of_gpu = _per_gpu(columns)
+    of_gpu = _per_gpu(kinds)
     return Kernels(
-        count=len(rows), time_s=float(columns.length.sum()) / 1e9,
-        time_s_by_gpu={gpu: float(time) / 1e9 for gpu, time in zip(columns.gpus, of_gpu, strict=True)},
-        by_name=table(name, lambda i: trace.names[i - 1] if i else "", len(trace.names) + 1, True),
+        count=len(rows), time_s=float(kinds.length.sum()) / 1e9,
+        time_s_by_gpu={gpu: float(time) / 1e9 for gpu, time in zip(kinds.gpus, of_gpu, strict=True)},
+        by_name=table(kinds.name, lambda i: trace.names[i - 1] if i else "", len(trace.names) + 1,
+                      lambda group, n: _medians(group[which], length, n)),
         by_op=by_op, by_op_type=by_type, occupancy_is=trace.occupancy_is if known else None,
     )
 
 
-def _columns(
-    trace: Trace, rows: I64, name: I64, of_gpu: list[int], gpus: list[int], of_steps: WorkOfSteps | None,
-) -> _Columns:
-    device = trace.device
-    used = np.flatnonzero(np.bincount(name))
-    kinds = [classify(trace.names[i - 1] if i else "")[1:] for i in used.tolist()]
-    classes = sorted(set(kinds), key=str)
-    code = np.zeros(int(used[-1]) + 1, np.int64)
-    code[used] = [classes.index(kind) for kind in kinds]
-    gpu = np.repeat(np.arange(len(gpus)) * len(classes), of_gpu)
-    shape = np.full(len(rows), len(trace.launch_shapes), np.int64)
+def _kinds(
+    trace: Trace, rows: I64, length: F64, of_gpu: list[int], gpus: list[int], of_steps: WorkOfSteps | None,
+) -> tuple[I64, _Kinds]:
+    """Which kind each of the kernels is of, and the kinds."""
+    device, names, shapes = trace.device, len(trace.names) + 1, len(trace.launch_shapes)
+    columns = [(device.name[rows].astype(np.int64) + 1, names), (device.tf_op[rows].astype(np.int64) + 1, names),
+               (np.repeat(np.arange(len(gpus)), of_gpu), len(gpus))]
     if len(device.shape):
-        shape = np.where(device.shape[rows] >= 0, device.shape[rows], shape)
-    return _Columns(gpu + code[name], (device.end_ns[rows] - device.start_ns[rows]).astype(np.float64), shape,
-                    classes, gpus, None if of_steps is None else of_steps.inside[rows],
-                    of_steps.count if of_steps is not None else 0)
+        columns.append((device.shape[rows].astype(np.int64) + 1, shapes + 1))
+    which, (name, op, gpu, *shape) = _distinct(columns)
+    told = shape[0] - 1 if shape else np.full(len(name), -1, np.int64)
+    used, at = np.unique(name, return_inverse=True)
+    of_name = [classify(trace.names[i - 1] if i else "")[1:] for i in used.tolist()]
+    classes = sorted(set(of_name), key=str)
+    code = np.array([classes.index(kind) for kind in of_name], np.int64)[at]
+
+    def total(weights: npt.NDArray | None = None) -> F64:
+        return np.bincount(which, weights, len(name)).astype(np.float64, copy=False)
+
+    inside = None if of_steps is None else of_steps.inside[rows]
+    return which, _Kinds(
+        name, op, gpu * len(classes) + code, np.where(told >= 0, told, shapes), total(), total(length),
+        None if inside is None else total(inside), None if inside is None else total(length * inside),
+        classes, gpus, of_steps.count if of_steps is not None else 0)
 
 
-def _per_gpu(columns: _Columns) -> F64:
-    cells = np.bincount(columns.cell, weights=columns.length, minlength=len(columns.gpus) * len(columns.classes))
-    return cells.reshape(len(columns.gpus), -1).sum(axis=1)
+def _distinct(columns: Sequence[tuple[I64, int]]) -> tuple[I64, list[I64]]:
+    """For each row which of the distinct combinations it has, and the columns of those. Each column comes with a number
+    that all in it are below."""
+    which, values = columns[0][0], [np.arange(columns[0][1])]
+    for column, size in columns[1:]:
+        pair = which * size + column
+        if len(values[0]) * size <= _DENSE:
+            there = np.flatnonzero(np.bincount(pair))
+            number = np.zeros(int(there[-1]) + 1, np.int64)
+            number[there] = np.arange(len(there))
+            which = number[pair]
+        else:
+            there, which = np.unique(pair, return_inverse=True)
+        values = [*(value[there // size] for value in values), there % size]
+    return which, values
+
+
+def _per_gpu(kinds: _Kinds) -> F64:
+    cells = np.bincount(kinds.cell, weights=kinds.length, minlength=len(kinds.gpus) * len(kinds.classes))
+    return cells.reshape(len(kinds.gpus), -1).sum(axis=1)
 
 
 def _table(
-    trace: Trace, key: I64, label: Callable[[int], str], size: int, columns: _Columns, by_name: bool,
+    trace: Trace, key: I64, label: Callable[[int], str], size: int, kinds: _Kinds, medians_of: _MediansOf | None,
 ) -> tuple[KernelRow, ...]:
-    """Rows by falling time; ``key`` has the group of each kernel, below ``size``."""
-    count = np.bincount(key, minlength=size)
-    kept = _kept(key, columns, count, label)
+    """Rows by falling time; ``key`` has the group of each kind, below ``size``. With medians it is the table by name.
+    """
+    by_name, count = medians_of is not None, _sums(key, kinds.kernels, size)
+    kept = _kept(key, kinds, count, label)
     place = np.full(size, len(kept), np.int64)
     place[kept] = np.arange(len(kept))
     group, n = place[key], len(kept) + 1  # the last group is the rest
     # Shape (group, GPU, class)
-    cells = (n, len(columns.gpus), len(columns.classes))
-    at = group * (cells[1] * cells[2]) + columns.cell
-    times = np.bincount(at, weights=columns.length, minlength=math.prod(cells)).reshape(cells)
-    counts = np.bincount(at, minlength=math.prod(cells)).reshape(cells).sum(axis=2)
-    medians = _medians(group, columns.length, n) if by_name else None
-    shapes = _shapes(trace, group, columns, n)
-    per_step = _of_a_step(group, columns, n)
+    cells = (n, len(kinds.gpus), len(kinds.classes))
+    at = group * (cells[1] * cells[2]) + kinds.cell
+    times = _sums(at, kinds.length, math.prod(cells)).reshape(cells)
+    counts = _sums(at, kinds.kernels, math.prod(cells)).reshape(cells).sum(axis=2)
+    medians = medians_of(group, n) if medians_of is not None else None
+    shapes = _shapes(trace, group, kinds, n)
+    per_step = _of_a_step(group, kinds, n)
     whole = times.sum(axis=(0, 2))
     out = []
     for i in range(n):
@@ -127,10 +162,10 @@ def _table(
         name = "" if rest else label(int(kept[i]))
         of_class, of_gpu, time = times[i].sum(axis=0), times[i].sum(axis=1), max(float(times[i].sum()), 1e-9)
         types: dict[str, float] = {}
-        for (dtype, _), part in zip(columns.classes, of_class.tolist(), strict=True):
+        for (dtype, _), part in zip(kinds.classes, of_class.tolist(), strict=True):
             if part:
                 types[dtype] = types.get(dtype, 0.0) + part
-        tensor, other = (math.fsum(t for (_, on), t in zip(columns.classes, of_class.tolist(), strict=True) if on is x)
+        tensor, other = (math.fsum(t for (_, on), t in zip(kinds.classes, of_class.tolist(), strict=True) if on is x)
                          for x in (True, False))
         out.append(KernelRow(
             name=name, count=int(counts[i].sum()), time_s=float(times[i].sum()) / 1e9,
@@ -142,7 +177,7 @@ def _table(
             occupancy=shape.occupied_ns / shape.known_ns if shape.known_ns else None,
             occupancy_known=shape.known_ns / time,
             by_gpu={gpu: GpuPart(int(c), float(t) / 1e9, float(t) / max(float(all_), 1.0))
-                    for gpu, c, t, all_ in zip(columns.gpus, counts[i], of_gpu, whole, strict=True) if c},
+                    for gpu, c, t, all_ in zip(kinds.gpus, counts[i], of_gpu, whole, strict=True) if c},
             shape=_kernel_shape(shape.main) if by_name and not rest else None,
             shapes=shape.kinds if by_name and not rest else 0,
             collective=by_name and not rest and classify(name).kind is Kind.COLLECTIVE,
@@ -161,23 +196,22 @@ class _PerStep:
     time_s: F64
 
 
-def _of_a_step(group: I64, columns: _Columns, n: int) -> _PerStep | None:
-    if columns.inside is None:
+def _of_a_step(group: I64, kinds: _Kinds, n: int) -> _PerStep | None:
+    if kinds.step_kernels is None or kinds.step_length is None:
         return None
-    own = group[columns.inside]
-    return _PerStep(np.bincount(own, minlength=n) / columns.steps,
-                    _sums(own, columns.length[columns.inside], n) / columns.steps / 1e9)
+    return _PerStep(_sums(group, kinds.step_kernels, n) / kinds.steps,
+                    _sums(group, kinds.step_length, n) / kinds.steps / 1e9)
 
 
-def _kept(key: I64, columns: _Columns, count: npt.NDArray, label: Callable[[int], str]) -> I64:
+def _kept(key: I64, kinds: _Kinds, count: npt.NDArray, label: Callable[[int], str]) -> I64:
     """The groups that get a row of their own, by falling time, then by name so that the order is always the same."""
-    time = _sums(key, columns.length, len(count))
+    time = _sums(key, kinds.length, len(count))
     used = np.flatnonzero(count)
     chosen = set(_largest(used, time[used], TOP, label))
-    if 1 < len(columns.gpus) <= _GPUS_FOR_TOP and len(used) > TOP:
-        gpu = columns.cell // len(columns.classes)
-        for begin, end in _runs(gpu):
-            there = _sums(key[begin:end], columns.length[begin:end], len(count))
+    if 1 < len(kinds.gpus) <= _GPUS_FOR_TOP and len(used) > TOP:
+        gpu = kinds.cell // len(kinds.classes)
+        for own in (np.flatnonzero(gpu == i) for i in range(len(kinds.gpus))):
+            there = _sums(key[own], kinds.length[own], len(count))
             present = np.flatnonzero(there)
             chosen |= set(_largest(present, there[present], _TOP_OF_GPU, label))
     return np.array(sorted(chosen, key=lambda k: (-time[k], label(k))), np.int64)
@@ -185,11 +219,6 @@ def _kept(key: I64, columns: _Columns, count: npt.NDArray, label: Callable[[int]
 
 def _sums(key: I64, weights: F64, size: int) -> F64:
     return np.bincount(key, weights=weights, minlength=size).astype(np.float64, copy=False)
-
-
-def _runs(values: I64) -> list[tuple[int, int]]:
-    split = np.flatnonzero(np.diff(values)) + 1
-    return list(zip([0, *split.tolist()], [*split.tolist(), len(values)], strict=True))
 
 
 def _largest(keys: I64, values: F64, n: int, label: Callable[[int], str]) -> list[int]:
@@ -200,10 +229,10 @@ def _largest(keys: I64, values: F64, n: int, label: Callable[[int], str]) -> lis
     return [k for k, _ in pairs[:n]]
 
 
-def _medians(group: I64, length: F64, n: int) -> F64:
+def _medians(group: I64, length: I64, n: int) -> F64:
     """The median length of each group, by one sort of both in one integer."""
     mask = (1 << _MEDIAN_BITS) - 1
-    both = np.sort((group << _MEDIAN_BITS) | np.minimum(length, mask).astype(np.int64))
+    both = np.sort((group << _MEDIAN_BITS) | np.minimum(length, mask))
     begin = np.searchsorted(both, np.arange(n + 1) << _MEDIAN_BITS)
     size, last = np.diff(begin), len(both) - 1
     lower = both[np.minimum(begin[:-1] + np.maximum(size - 1, 0) // 2, last)] & mask
@@ -225,17 +254,13 @@ def _kernel_shape(shape: LaunchShape | None) -> KernelShape | None:
     return None if shape is None else KernelShape(*shape)
 
 
-def _shapes(trace: Trace, group: I64, columns: _Columns, n: int) -> list[_Shapes]:
+def _shapes(trace: Trace, group: I64, kinds: _Kinds, n: int) -> list[_Shapes]:
     all_ = trace.launch_shapes
     if not all_:
         return [_Shapes()] * n
     many = len(all_) + 1
-    pair = group * many + columns.shape
-    if n * many <= _DENSE:
-        times, used = np.bincount(pair, weights=columns.length, minlength=n * many), np.arange(n * many)
-    else:
-        used, which = np.unique(pair, return_inverse=True)
-        times = np.bincount(which, weights=columns.length)
+    used, which = np.unique(group * many + kinds.shape, return_inverse=True)
+    times = np.bincount(which, weights=kinds.length)
     there = times > 0
     found: list[list[tuple[LaunchShape, float]]] = [[] for _ in range(n)]
     for at, time in zip(used[there].tolist(), times[there].tolist(), strict=True):

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gputop.analysis.gpu.breakdown import late_by_host
+from gputop.analysis.gpu.breakdown import IdleByGpu, idle_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.host_spans import HostSpans, compiled_calls, host_spans
@@ -98,11 +98,13 @@ def runs_eagerly(ops: HostOps | None) -> bool:
 
 def host_causes(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, ops: HostOps | None,
+    idle: IdleByGpu | None = None,
 ) -> HostCauses | None:
-    """The division; None where the trace has no host event, or GPUs but nothing that ran on them."""
+    """The division; None where the trace has no host event, or GPUs but nothing that ran on them. ``idle``: of the
+    steps' bounds or, without steps, the window."""
     if not len(trace.host) or (trace.gpus and not gpu_timelines):
         return None
-    late, hosts = late_by_cause(trace, gpu_timelines, steps, ops)
+    late, hosts = late_by_cause(trace, gpu_timelines, steps, ops, idle)
     if not late:
         return None
     bounds = _bounds(trace, steps)
@@ -138,10 +140,11 @@ def host_causes(
 
 def late_by_cause(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, ops: HostOps | None,
+    idle: IdleByGpu | None = None,
 ) -> tuple[list[Late], dict[str, HostSpans]]:
     """The same division instant by instant, of each GPU that took part (each host, where there is none), and what
     each of those hosts was at. Empty where no GPU ran within the steps."""
-    late = _late(trace, gpu_timelines, _bounds(trace, steps))
+    late = _late(trace, gpu_timelines, _bounds(trace, steps), idle)
     eagerly = runs_eagerly(ops)
     hosts = {host: host_spans(trace, host, runs_eagerly=eagerly) for host in {host for host, _, _ in late}}
     out = []
@@ -176,11 +179,11 @@ def _bounds(trace: Trace, steps: Steps | None) -> Sequence[tuple[int, int]]:
 
 
 def _late(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]], idle: IdleByGpu | None,
 ) -> list[tuple[str, GpuTimeline | None, Spans]]:
     """(host, GPU, when that GPU waits for the host); without GPUs (host, None, when it does not wait for input)."""
     if gpu_timelines:
-        late = late_by_host(trace, gpu_timelines, bounds)
+        late = (idle_by_gpu(trace, gpu_timelines, bounds) if idle is None else idle).late
         return [(trace.gpus[timeline.gpu].host, timeline, late[timeline.gpu])
                 for timeline in gpu_timelines if timeline.gpu in late]
     within = union([a for a, _ in bounds], [b for _, b in bounds])
