@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.analysis.gpu.breakdown import late_by_host
+from gputop.analysis.gpu.breakdown import idle_by_gpu
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.host_causes import HostCauses, host_causes
 from gputop.analysis.steps.steps import find_steps
@@ -36,7 +36,7 @@ def test_the_causes_sum_to_what_the_breakdown_calls_the_hosts_part(b, shuffle):
     c, total = causes(trace)
     parts = (c.tracing_s, c.eager_s, c.placement_s or 0.0, c.gap_s or 0.0, c.dispatch_s)
     assert sum(parts) == pytest.approx(total, abs=1e-9) and min(parts) >= 0
-    late = late_by_host(trace, timelines(trace), find_steps(trace).bounds_ns)
+    late = idle_by_gpu(trace, timelines(trace), find_steps(trace).bounds_ns).late
     assert sum(s.total for s in late.values()) / 1e9 / analyze_trace(trace).steps.count == pytest.approx(total)
 
 

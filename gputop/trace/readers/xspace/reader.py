@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,7 +59,7 @@ from gputop.trace.readers.xspace.stats import (
     whole_numbers,
 )
 from gputop.trace.readers.xspace.wire import LENGTH, Data, Steps, read_fields, tag
-from gputop.trace.readers.xspace.xplane import Chunk, Losses, XLine, XPlane, read_events, read_plane
+from gputop.trace.readers.xspace.xplane import Chunk, Losses, Source, XLine, XPlane, read_events, read_plane
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))
 _GPU_PLANE = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
@@ -70,6 +71,7 @@ _AT_MOST = {_PLANES: limits.MAX_PLANES, _ERRORS: limits.MAX_MESSAGES, _WARNINGS:
             _HOSTNAMES: limits.MAX_MESSAGES}
 _COUNTED = {_PLANES: "planes", _ERRORS: "errors", _WARNINGS: "warnings", _HOSTNAMES: "host names"}
 _MAX_TEXT_BYTES = 4 * limits.MAX_NOTE_CHARS
+_PLANES_AHEAD = 16
 _MANY_LINES = 256  # in a file with more of them short ones are decoded together
 
 # The most memory that one event takes until the trace is assembled.
@@ -105,6 +107,16 @@ class _HostCalls:
         """The seven columns."""
         return list(threads.map(lambda pieces: np.concatenate(pieces) if pieces else np.empty(0, np.int64), (
             self.correlation, self.device_id, self.start_ns, self.end_ns, self.line, self.name, self.details)))
+
+
+class _Gpu(NamedTuple):
+    """A GPU whose plane is read: its place among those of the trace, the plane's texts by the ids of references, and
+    for one of NVIDIA's the compute capability (ROCm has similar numbers), else None."""
+
+    number: int
+    references: IntMap
+    nvidia: tuple[int, int] | None
+    source: Source
 
 
 def read_files(files: Sequence[Path]) -> Trace:
@@ -280,9 +292,10 @@ class _XSpace:
         """Raises GputopError once what the planes hold needs more memory than ``limit_bytes``."""
         needs_bytes, lines = float(len(self._data)), 0
         max_events = int(min((limit_bytes - needs_bytes) / _EVENT_BYTES, 1 << 62)) + 1
-        calls = (partial(read_plane, self._data, begin, end, max_events)
-                 for begin, end in zip(begins.tolist(), ends.tolist(), strict=True) if begin < end)
-        for plane in map_ordered(self._threads, calls):
+        # The largest first: the host's is half of a file, and often its last.
+        calls = (partial(read_plane, self._data, int(begins[i]), int(ends[i]), max_events)
+                 for i in np.argsort(begins - ends, kind="stable").tolist() if begins[i] < ends[i])
+        for plane in map_ordered(self._threads, calls, _PLANES_AHEAD):
             self._watch.check(self._path)
             room = limits.MAX_LINES - lines
             if len(plane.lines) > room:
@@ -298,6 +311,7 @@ class _XSpace:
                 raise too_big(self._path, limit_bytes)
             if plane.name or plane.lines or plane.stats:
                 self._planes.append(plane)
+        self._planes.sort(key=lambda plane: plane.span)
         self._many_lines = lines > _MANY_LINES
 
     def _texts(self, spans: tuple[I64, I64]) -> list[str]:
@@ -345,7 +359,7 @@ class _XSpace:
             columns = calls.columns(self._threads)
             sorted_calls = self._threads.submit(Launches, columns[0], columns[1], columns[2],
                                                 [_ordinal(p) or 0 for p in planes])
-            device = [self._read_device(plane) for plane in of_gpus]
+            device = self._read_devices(of_gpus)
             launches = sorted_calls.result()
             list(self._threads.map(lambda events: self._join(events, launches, columns), chain.from_iterable(device)))
             for pieces in device:
@@ -353,8 +367,25 @@ class _XSpace:
             note_empty_planes(builder, self.host, [sum(len(events) for events in pieces) for pieces in device],
                               self._errors + self._warnings, columns[5])
 
-    def _read_device(self, plane: XPlane) -> list[DeviceEvents]:
-        """The events of one GPU, in pieces of which none is empty."""
+    def _read_devices(self, planes: Sequence[XPlane]) -> list[list[DeviceEvents]]:
+        """The events of each GPU, in pieces of which none is empty."""
+        gpus = [self._gpu(plane) for plane in planes]
+        pieces: list[list[DeviceEvents]] = [[] for _ in planes]
+        place = {id(gpu.source): at for at, gpu in enumerate(gpus)}
+        for source, line, chunk in self._events([gpu.source for gpu in gpus]):
+            if len(chunk.name):
+                at = place[id(source)]
+                pieces[at].append(self._device_chunk(chunk, gpus[at], line))
+        marked = [gpu.source._replace(lines=[xline for xline in plane.lines if xline.name == STEPS], stats=())
+                  for gpu, plane in zip(gpus, planes, strict=True)]
+        for _, _, chunk, lost in read_events(self._data, marked, self._threads):
+            self._losses.add(lost)
+            self._builder.steps.append(StepEvents(chunk.name.astype(np.int32), chunk.start_ns + self._base_ns,
+                                                  chunk.end_ns + self._base_ns))
+        return pieces
+
+    def _gpu(self, plane: XPlane) -> _Gpu:
+        """The GPU of this plane, which is one of the trace now."""
         builder, stats = self._builder, plane.stats
         major, minor, memory, kilohertz = (stats.get(k) for k in (
             "compute_cap_major", "compute_cap_minor", "memory_size", "clock_rate"))
@@ -371,16 +402,8 @@ class _XSpace:
             ))
         names, references = lookups(plane, builder.names)
         nvidia = builder.gpus[gpu].compute_capability if stats.get("device_vendor") == "Nvidia" else None
-        pieces = []
-        for line, chunk in self._events(plane, self._streams(plane), gpu, names, _DEVICE_STATS):
-            if len(chunk.name):
-                pieces.append(self._device_chunk(chunk, references, gpu, line, nvidia))
-        for _, chunk in read_events(self._data, plane, [xline for xline in plane.lines if xline.name == STEPS],
-                                    names=names, stats=(), losses=self._losses, threads=self._threads,
-                                    together=self._many_lines):
-            builder.steps.append(StepEvents(chunk.name.astype(np.int32), chunk.start_ns + self._base_ns,
-                                            chunk.end_ns + self._base_ns))
-        return pieces
+        source = Source(plane, self._streams(plane), names, _DEVICE_STATS, together=self._many_lines)
+        return _Gpu(gpu, references, nvidia, source)
 
     def _streams(self, plane: XPlane) -> list[XLine]:
         lines = [xline for xline in plane.lines if not is_derived(xline.name, xline.id)]
@@ -390,39 +413,37 @@ class _XSpace:
             self._builder.note_other_lines(self.host, _ordinal(plane) or 0, names - kept)
         return [xline for xline in lines if xline.name in kept]
 
-    def _events(
-        self, plane: XPlane, lines: Sequence[XLine], gpu: int, names: IntMap, stats: Sequence[str],
-        skip: IntMap | None = None,
-    ) -> Iterator[tuple[int | I64, Chunk]]:
-        """The events of these lines of the plane in chunks, with the number of the line in the trace, or of each
-        event's."""
+    def _events(self, sources: Sequence[Source]) -> Iterator[tuple[Source, int | I64, Chunk]]:
+        """The events of these sources in chunks, with the number of the line in the trace, or of each event's."""
         own, line = None, -1
-        for some, chunk in read_events(self._data, plane, lines, names=names, stats=stats, losses=self._losses,
-                                       threads=self._threads, skip=skip, together=self._many_lines):
+        for source, lines, chunk, lost in read_events(self._data, sources, self._threads):
             self._watch.check(self._path)
+            self._losses.add(lost)
             if chunk.line is not None:
-                numbers = np.array([self._line_number(plane, xline, gpu) for xline in some])
-                yield numbers[chunk.line], chunk
+                numbers = np.array([self._line_number(source.plane, xline) for xline in lines])
+                yield source, numbers[chunk.line], chunk
                 continue
-            whole = some[0].whole or some[0]
+            whole = lines[0].whole or lines[0]
             if whole is not own:
-                own, line = whole, self._line_number(plane, whole, gpu)
-            yield line, chunk
+                own, line = whole, self._line_number(source.plane, whole)
+            yield source, line, chunk
 
-    def _line_number(self, plane: XPlane, xline: XLine, gpu: int) -> int:
+    def _line_number(self, plane: XPlane, xline: XLine) -> int:
         """In the trace: a new line, or that of a recording before in the file."""
         key = plane.name, xline.id
         known = self._known_lines.pop(key, None)
-        self._lines[key] = self._builder.add_line(Line(self.host, gpu, xline.name)) if known is None else known
-        return self._lines[key]
+        if known is None:
+            ordinal = _ordinal(plane)
+            gpu = -1 if ordinal is None else self._gpus[ordinal]
+            known = self._builder.add_line(Line(self.host, gpu, xline.name))
+        self._lines[key] = known
+        return known
 
-    def _device_chunk(
-        self, chunk: Chunk, references: IntMap, gpu: int, line: int | I64, nvidia: tuple[int, int] | None,
-    ) -> DeviceEvents:
-        """``nvidia`` is the compute capability of an NVIDIA GPU, else None: ROCm has similar numbers."""
+    def _device_chunk(self, chunk: Chunk, gpu: _Gpu, line: int | I64) -> DeviceEvents:
+        references = gpu.references
         names, n = self._builder.names, len(chunk.name)
         out = DeviceEvents.empty(n)
-        out.gpu[:], out.line[:], out.name[:] = gpu, line, chunk.name
+        out.gpu[:], out.line[:], out.name[:] = gpu.number, line, chunk.name
         out.start_ns, out.end_ns = chunk.start_ns + self._base_ns, chunk.end_ns + self._base_ns
         kind_of = np.zeros(len(names.list), np.uint8)
         for i in distinct(chunk.name):
@@ -433,7 +454,7 @@ class _XSpace:
         details = strings(chunk, "kernel_details", n, names, references)
         shape_of = np.full(len(names.list) + 1, -1, np.int32)  # the extra last entry answers index -1
         for i in distinct(details):
-            shape_of[i] = self._builder.shape(kernel_names.launch_shape(names.list[i], nvidia))
+            shape_of[i] = self._builder.shape(kernel_names.launch_shape(names.list[i], gpu.nvidia))
         out.shape = shape_of[details]
         out.tf_op = op_names(chunk, n, names, references).astype(np.int32)
         if "hlo_op" in chunk.stats and self._programs:
@@ -486,7 +507,7 @@ class _XSpace:
             builder.note("duplicate_events", f"{plane.name} of {self.host or 'this host'}: threads that are in the "
                                              "trace more than once, event by event the same, are counted once.")
         wanted = _HOST_STATS if any(_ordinal(p) is not None for p in self._planes) else (*_HOST_STATS, *_CPU_STATS)
-        for line, chunk in self._events(plane, once, -1, names, wanted, skip):
+        for _, line, chunk in self._events([Source(plane, once, names, wanted, skip, self._many_lines)]):
             chunk.start_ns += self._base_ns
             chunk.end_ns += self._base_ns
             is_allocator = np.logical_or.reduce([chunk.name == builder.names[name] for name in _ALLOCATOR])

@@ -31,7 +31,7 @@ _MAX_VARINT_BYTES = 10
 # A run of fields longer than _SERIAL_BYTES is walked from up to _MAX_WALKS guessed places, at least
 # _MIN_STRIDE_BYTES apart. Each guess is searched for in the _SEARCH_BYTES from there and confirmed by
 # _CONFIRMING_FIELDS fields that follow it.
-_SERIAL_BYTES, _MAX_WALKS, _MIN_STRIDE_BYTES, _SEARCH_BYTES, _CONFIRMING_FIELDS = 1 << 17, 1 << 11, 1 << 11, 128, 8
+_SERIAL_BYTES, _MAX_WALKS, _MIN_STRIDE_BYTES, _SEARCH_BYTES, _CONFIRMING_FIELDS = 1 << 17, 1 << 11, 1 << 11, 48, 4
 # Bytes walked at a time: few at first, since a run may end soon, and never so many that memory grows.
 _FIRST_WINDOW_BYTES, _MAX_WINDOW_BYTES, _WINDOW_FIELDS = 1 << 22, 1 << 24, 1 << 19
 _FIELDS_PER_STEP = 16  # of a run, which takes a tenth of the time for each
@@ -215,35 +215,43 @@ def _repeated_field_parallel(raw: Bytes, pos: int, wanted: int) -> tuple[I64, in
     begin = _guesses(raw, pos, wanted)
     limit = np.append(begin[1:], last)
     here, walked = begin.copy(), []
-    row = np.arange(len(begin))
+    row, passed = np.arange(len(begin)), np.zeros(len(begin), np.int64)
     while len(row):
         at = here[row]
         after, ok = _next(raw, at, wanted)
         if not ok.all():
             row, at, after = row[ok], at[ok], after[ok]
         walked.append((row, at))
+        passed[row] += 1
         here[row] = after
         more = after < limit[row]
         if not more.all():
             row = row[more]
-    rows, places = (np.concatenate(column) for column in zip(*walked, strict=True))
+    ends = np.cumsum(passed)
+    places = np.empty(int(ends[-1]), np.int64)
+    first = ends - passed
+    for step, (row, at) in enumerate(walked):
+        places[first[row] + step] = at  # a walk that is at its n-th place has n before it
     good = len(begin)
     if (here[:-1] != begin[1:]).any():
+        rows = np.repeat(np.arange(len(begin)), passed)
         before = np.concatenate(([pos], here[:-1]))  # where the walk before ended
         arrived = here == before  # it may have covered this one
         arrived[rows[places == before[rows]]] = True
         good = good if arrived.all() else int(np.argmin(arrived))
-        chosen = (rows < good) & (places >= before[rows])
-        places = places[chosen]
-    return np.sort(places, kind="stable"), int(here[good - 1])  # one run in order for each step of the walks
+        places = np.sort(places[(rows < good) & (places >= before[rows])], kind="stable")
+    return places, int(here[good - 1])
 
 
 def _guesses(raw: Bytes, pos: int, wanted: int) -> I64:
     """``pos`` and further places in order, at most one per stride, where such fields seem to begin."""
     last = len(raw) - 3
     stride = max(_MIN_STRIDE_BYTES, (last - pos) // _MAX_WALKS)
-    around = np.arange(pos + stride, last - stride, stride)[:, None] + np.arange(_SEARCH_BYTES)
-    at = around[raw[around] == wanted]
+    first = pos + stride
+    count = max(-(-(last - stride - first) // stride), 0)
+    searched = np.lib.stride_tricks.as_strided(raw[first:], (count, _SEARCH_BYTES), (stride, 1), writeable=False)
+    which, place = np.nonzero(searched == wanted)
+    at = first + which * stride + place
     for _ in range(_CONFIRMING_FIELDS):
         after, ok = _next(raw, at, wanted)
         at = np.sort(after[ok & (after < last)])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -167,6 +168,36 @@ class Losses:
     malformed: int = 0
     unnamed: int = 0
 
+    def add(self, more: Losses) -> None:
+        self.malformed += more.malformed
+        self.unnamed += more.unnamed
+
+
+class Source(NamedTuple):
+    """Lines of a plane whose events are read.
+
+    ``names`` maps metadata ids to indices of names; events without a name are left out and counted, as are malformed
+    ones. ``stats`` names those wanted. ``skip`` maps the metadata ids of unwanted events to 1; those are not decoded.
+    Short lines may be decoded ``together``: alone each costs as much as thousands of events.
+    """
+
+    plane: XPlane
+    lines: Sequence[XLine]
+    names: IntMap
+    stats: Sequence[str]
+    skip: IntMap | None = None
+    together: bool = False
+
+
+class Decoded(NamedTuple):
+    """Events of a source and what was lost of them; ``lines`` are those that the chunk's column ``line`` refers to, one
+    where it has none."""
+
+    source: Source
+    lines: Sequence[XLine]
+    chunk: Chunk
+    lost: Losses
+
 
 def read_plane(data: Data, begin: int, end: int, max_events: int = _ANY) -> XPlane:
     """The plane at this place of the data. Damage ends the reading and does not raise.
@@ -263,23 +294,18 @@ def _read_stats(data: Data, begin: I64, end: I64, stat_names: dict[int, str]) ->
     return stats
 
 
-def read_events(
-    data: Data, plane: XPlane, lines: Sequence[XLine], *, names: IntMap, stats: Sequence[str], losses: Losses,
-    threads: ThreadPoolExecutor, skip: IntMap | None = None, together: bool = False,
-) -> Iterator[tuple[Sequence[XLine], Chunk]]:
-    """The events of these lines in the file's order, in chunks that ``threads`` decode ahead.
+def read_events(data: Data, sources: Iterable[Source], threads: ThreadPoolExecutor) -> Iterator[Decoded]:
+    """The events of these sources in their order, in chunks that ``threads`` decode ahead."""
+    return (decoded for decoded in map_ordered(threads, chain.from_iterable(
+        _decodings(data, source) for source in sources)) if decoded is not None)
 
-    Each chunk comes with the lines that its column ``line`` refers to. It is one line, unless short ones are to be
-    decoded ``together``: alone each costs as much as thousands of events.
 
-    ``names`` maps metadata ids to indices of names; events without a name are left out and
-    counted in ``losses``, as are malformed ones. ``stats`` names those wanted. ``skip`` maps
-    the metadata ids of unwanted events to 1; those are not decoded.
-    """
+def _decodings(data: Data, source: Source) -> Iterator[Callable[[], Decoded | None]]:
+    plane, _, names, stats, skip, together = source
     codes = {name: code for code, name in enumerate(stats)}
     wanted = IntMap({i: codes[name] for i, name in plane.stat_names.items() if name in codes})
 
-    def decode(some: Sequence[XLine]) -> tuple[Sequence[XLine], Chunk | None, Losses]:
+    def decode(some: Sequence[XLine]) -> Decoded | None:
         begin, end = (np.concatenate(column) for column in ([ln.begin for ln in some], [ln.end for ln in some]))
         line = np.repeat(np.arange(len(some)), [len(ln.begin) for ln in some]) if len(some) > 1 else None
         block, lost = Block(data, int(begin[0]), int(end[-1])), Losses()
@@ -288,20 +314,16 @@ def read_events(
             keep = np.flatnonzero(skip(block.peek_varint(EVENT_METADATA_ID, begin)[0]) != 1)
             begin, end, line = begin[keep], end[keep], None if line is None else line[keep]
         if not len(begin):
-            return (), None, lost
+            return None
         if line is not None:  # those without events are no lines of the trace
             used, line = np.unique(line, return_inverse=True)
             some = [some[i] for i in used.tolist()]
         timestamp_ns = np.array([ln.timestamp_ns for ln in some], np.int64)
         chunk = _decode_events(block, begin, end, timestamp_ns if line is None else timestamp_ns[line], line, names,
                                skip, wanted, stats, lost)
-        return some, chunk, lost
+        return Decoded(source, some, chunk, lost)
 
-    for some, chunk, lost in map_ordered(threads, (partial(decode, some) for some in _portions(lines, together))):
-        losses.malformed += lost.malformed
-        losses.unnamed += lost.unnamed
-        if chunk is not None:
-            yield some, chunk
+    return (partial(decode, some) for some in _portions(source.lines, together))
 
 
 def _portions(lines: Sequence[XLine], together: bool) -> Iterator[list[XLine]]:
