@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,17 @@ _MIX = 0x5851F42D4C957F2D  # Knuth's multiplier for 64-bit linear congruences
 MAX_GPUS = 1024  # of one host; a larger number is damage
 
 _Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents, StepEvents)
+
+
+class _Columns(Protocol):
+    """A dataclass whose fields are columns of one length; one that is called stats is none."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __len__(self) -> int: ...
+
+
+_Collectable = TypeVar("_Collectable", bound=_Columns)
 
 
 class Names:
@@ -132,7 +143,7 @@ class TraceBuilder:
         self, threads: ThreadPoolExecutor, paths: Sequence[str], to_unix_ns: int | None,
         profile_window_ns: tuple[int, int] | None, simulated: bool, empty_fix: str,
     ) -> Trace:
-        stats = _joined_stats(self.host)
+        stats = joined_stats(self.host)
         device = _joined(self.device, DeviceEvents.empty(), threads)
         host = _joined(self.host, HostEvents.empty(), threads)
         allocator = _joined(self.allocator, AllocatorEvents.empty(), threads)
@@ -185,6 +196,34 @@ class TraceBuilder:
             setattr(device, f.name, getattr(device, f.name)[keep])
 
 
+class Collected(Generic[_Collectable]):
+    """Events in pieces, put together as each comes: nothing is copied in the end, and the memory of a piece serves the
+    next. ``room`` is the most that can come; memory is taken for as many as do.
+    """
+
+    def __init__(self, empty: _Collectable, room: int) -> None:
+        self._kind = type(empty)
+        self._columns = {f.name: np.empty(room, getattr(empty, f.name).dtype)
+                         for f in fields(empty) if f.name != "stats"}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, piece: _Collectable) -> _Collectable:
+        """The piece, without stats, as a part of the whole."""
+        begin, self._count = self._count, self._count + len(piece)
+        for name, column in self._columns.items():
+            column[begin:self._count] = getattr(piece, name)
+        return self._part(slice(begin, self._count))
+
+    def whole(self) -> _Collectable:
+        return self._part(slice(self._count))
+
+    def _part(self, rows: slice) -> _Collectable:
+        return self._kind(**{name: column[rows] for name, column in self._columns.items()})
+
+
 def no_events(paths: Sequence[str], reasons: Sequence[str], fix: str) -> NoDataError:
     where = ", ".join(paths)
     because = f": {' '.join(reason.removeprefix(f'{where}: ') for reason in reasons)}" if reasons else "."
@@ -192,9 +231,9 @@ def no_events(paths: Sequence[str], reasons: Sequence[str], fix: str) -> NoDataE
 
 
 def _joined(pieces: list[_Events], empty: _Events, threads: ThreadPoolExecutor) -> _Events:
-    """One set of columns from many, without the stats. Empties ``pieces`` to free their memory."""
-    if not pieces:
-        return empty
+    """One set of columns from many. The stats are not joined. Empties ``pieces`` to free their memory."""
+    if len(pieces) <= 1:
+        return pieces.pop() if pieces else empty
     names = [f.name for f in fields(empty) if f.name != "stats"]
     columns: Any = threads.map(lambda name: np.concatenate([getattr(piece, name) for piece in pieces]), names)
     joined = type(empty)(**dict(zip(names, columns, strict=True)))
@@ -247,7 +286,7 @@ def row_hashes(columns: Sequence[npt.NDArray]) -> I64:
     return hashes
 
 
-def _joined_stats(pieces: Iterable[HostEvents]) -> dict[str, tuple[I64, I64]]:
+def joined_stats(pieces: Iterable[HostEvents]) -> dict[str, tuple[I64, I64]]:
     """The sparse stats of all pieces, with rows that count in the joined columns."""
     found: dict[str, list[tuple[I64, I64]]] = {}
     base = 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gputop.trace.builder import TraceBuilder
-from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, QualityNote, Trace
+from gputop.trace.model import I32, I64, DeviceEvents, HostEvents, Kind, QualityNote, Trace
 
 # Cause and remedy, for captures without the right to use the GPUs' counters (tensorflow 35860, xprof 63).
 INSUFFICIENT_RIGHTS = (
@@ -41,7 +41,7 @@ def note_messages(builder: TraceBuilder, errors: Sequence[str], warnings: Sequen
 
 
 def note_empty_planes(
-    builder: TraceBuilder, host: str, events: Sequence[int], messages: Sequence[str], call_names: I64,
+    builder: TraceBuilder, host: str, events: Sequence[int], messages: Sequence[str], call_names: I32 | I64,
 ) -> None:
     """A note where the trace has GPUs and no event of any: the reason, as far as the host's side shows it.
 

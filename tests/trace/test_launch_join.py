@@ -18,7 +18,7 @@ def joined(calls, events, devices):
     by_device = any(device >= 0 for _, device, _ in calls) and all(device in devices for _, device, _ in calls
                                                                    if device >= 0)
     first: dict[tuple[int, int | None], int] = {}
-    for row, (id_, device, start) in sorted(enumerate(calls), key=lambda item: (item[1][2], item[0])):
+    for row, (id_, device, _) in sorted(enumerate(calls), key=lambda item: (item[1][2], item[0])):
         if 0 < id_ < 1 << 40:
             first.setdefault((id_, device if by_device and device >= 0 else None), row)
     return [first.get((id_, device), first.get((id_, None), -1)) if by_device else first.get((id_, None), -1)

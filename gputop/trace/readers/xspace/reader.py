@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 
 from gputop.core.errors import GputopError
 from gputop.trace import kernel_names, limits
-from gputop.trace.builder import IGNORED_EVENT, TraceBuilder
+from gputop.trace.builder import IGNORED_EVENT, Collected, TraceBuilder, joined_stats
 from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.int_map import IntMap
 from gputop.trace.launch_join import Launches, set_launches
@@ -95,18 +95,21 @@ _END = "end: "
 class _HostCalls:
     """Host events with a correlation id: the calls that launched device events."""
 
-    correlation: list[I64] = field(default_factory=list)
-    device_id: list[I64] = field(default_factory=list)
-    start_ns: list[I64] = field(default_factory=list)
-    end_ns: list[I64] = field(default_factory=list)
-    line: list[I64] = field(default_factory=list)
-    name: list[I64] = field(default_factory=list)
-    details: list[I64] = field(default_factory=list)
+    correlation: I64
+    device_id: I64
+    start_ns: I64
+    end_ns: I64
+    line: I32 | I64
+    name: I32 | I64
+    details: I32 | I64  # of copies, an index of the names
 
-    def columns(self, threads: ThreadPoolExecutor) -> list[I64]:
-        """The seven columns."""
-        return list(threads.map(lambda pieces: np.concatenate(pieces) if pieces else np.empty(0, np.int64), (
-            self.correlation, self.device_id, self.start_ns, self.end_ns, self.line, self.name, self.details)))
+    def __len__(self) -> int:
+        return len(self.correlation)
+
+    @classmethod
+    def empty(cls) -> _HostCalls:
+        wide, narrow = np.empty(0, np.int64), np.empty(0, np.int32)
+        return cls(wide, wide, wide, wide, narrow, narrow, narrow)
 
 
 class _Gpu(NamedTuple):
@@ -290,18 +293,13 @@ class _XSpace:
 
     def _read_planes(self, begins: I64, ends: I64, limit_bytes: float) -> None:
         """Raises GputopError once what the planes hold needs more memory than ``limit_bytes``."""
-        needs_bytes, lines = float(len(self._data)), 0
+        needs_bytes = float(len(self._data))
         max_events = int(min((limit_bytes - needs_bytes) / _EVENT_BYTES, 1 << 62)) + 1
         # The largest first: the host's is half of a file, and often its last.
         calls = (partial(read_plane, self._data, int(begins[i]), int(ends[i]), max_events)
                  for i in np.argsort(begins - ends, kind="stable").tolist() if begins[i] < ends[i])
         for plane in map_ordered(self._threads, calls, _PLANES_AHEAD):
             self._watch.check(self._path)
-            room = limits.MAX_LINES - lines
-            if len(plane.lines) > room:
-                self.surplus["lines"] += len(plane.lines) - room
-                plane.lines = plane.lines[:room]
-            lines += len(plane.lines)
             self.surplus.update(plane.surplus)
             self.damaged = self.damaged or plane.damaged
             needs_bytes += (_EVENT_BYTES * sum(len(line.begin) for line in plane.lines)
@@ -312,6 +310,12 @@ class _XSpace:
             if plane.name or plane.lines or plane.stats:
                 self._planes.append(plane)
         self._planes.sort(key=lambda plane: plane.span)
+        lines = 0
+        for plane in self._planes:
+            room = limits.MAX_LINES - lines
+            self.surplus["lines"] += max(len(plane.lines) - room, 0)
+            del plane.lines[room:]
+            lines += len(plane.lines)
         self._many_lines = lines > _MANY_LINES
 
     def _texts(self, spans: tuple[I64, I64]) -> list[str]:
@@ -350,39 +354,40 @@ class _XSpace:
 
     def _read_recording(self, planes: Sequence[XPlane]) -> None:
         builder = self._builder
-        calls = _HostCalls()
-        for plane in planes:
-            if plane.name.startswith("/host:") and plane.name != "/host:metadata":
-                self._read_host(plane, calls)
+        of_hosts = [plane for plane in planes if plane.name.startswith("/host:") and plane.name != "/host:metadata"]
+        collected = Collected(_HostCalls.empty(), sum(_events_of(plane.lines) for plane in of_hosts))
+        for plane in of_hosts:
+            self._read_host(plane, collected)
+        calls = collected.whole()
         of_gpus = sorted((plane for plane in planes if _ordinal(plane) is not None), key=lambda p: _ordinal(p) or 0)
         if of_gpus:
-            columns = calls.columns(self._threads)
-            sorted_calls = self._threads.submit(Launches, columns[0], columns[1], columns[2],
+            sorted_calls = self._threads.submit(Launches, calls.correlation, calls.device_id, calls.start_ns,
                                                 [_ordinal(p) or 0 for p in planes])
-            device = self._read_devices(of_gpus)
+            device, whole = self._read_devices(of_gpus)
             launches = sorted_calls.result()
-            list(self._threads.map(lambda events: self._join(events, launches, columns), chain.from_iterable(device)))
-            for pieces in device:
-                builder.device += pieces
+            list(self._threads.map(lambda events: self._join(events, launches, calls), chain.from_iterable(device)))
+            if len(whole):
+                builder.device.append(whole)
             note_empty_planes(builder, self.host, [sum(len(events) for events in pieces) for pieces in device],
-                              self._errors + self._warnings, columns[5])
+                              self._errors + self._warnings, calls.name)
 
-    def _read_devices(self, planes: Sequence[XPlane]) -> list[list[DeviceEvents]]:
-        """The events of each GPU, in pieces of which none is empty."""
+    def _read_devices(self, planes: Sequence[XPlane]) -> tuple[list[list[DeviceEvents]], DeviceEvents]:
+        """The events of each GPU, in pieces of which none is empty, and all of them, of which those are parts."""
         gpus = [self._gpu(plane) for plane in planes]
+        collected = Collected(DeviceEvents.empty(), sum(_events_of(gpu.source.lines) for gpu in gpus))
         pieces: list[list[DeviceEvents]] = [[] for _ in planes]
         place = {id(gpu.source): at for at, gpu in enumerate(gpus)}
         for source, line, chunk in self._events([gpu.source for gpu in gpus]):
             if len(chunk.name):
                 at = place[id(source)]
-                pieces[at].append(self._device_chunk(chunk, gpus[at], line))
+                pieces[at].append(collected.add(self._device_chunk(chunk, gpus[at], line)))
         marked = [gpu.source._replace(lines=[xline for xline in plane.lines if xline.name == STEPS], stats=())
                   for gpu, plane in zip(gpus, planes, strict=True)]
         for _, _, chunk, lost in read_events(self._data, marked, self._threads):
             self._losses.add(lost)
             self._builder.steps.append(StepEvents(chunk.name.astype(np.int32), chunk.start_ns + self._base_ns,
                                                   chunk.end_ns + self._base_ns))
-        return pieces
+        return pieces, collected.whole()
 
     def _gpu(self, plane: XPlane) -> _Gpu:
         """The GPU of this plane, which is one of the trace now."""
@@ -496,7 +501,7 @@ class _XSpace:
         self._builder.hlo_ops.append(found)
         return len(self._builder.hlo_ops) - 1
 
-    def _read_host(self, plane: XPlane, calls: _HostCalls) -> None:
+    def _read_host(self, plane: XPlane, calls: Collected[_HostCalls]) -> None:
         builder = self._builder
         names, references = lookups(plane, builder.names)
         noise = {i: 1 for i, name in plane.event_names.items() if name.startswith(IGNORED_EVENT)}
@@ -507,13 +512,21 @@ class _XSpace:
             builder.note("duplicate_events", f"{plane.name} of {self.host or 'this host'}: threads that are in the "
                                              "trace more than once, event by event the same, are counted once.")
         wanted = _HOST_STATS if any(_ordinal(p) is not None for p in self._planes) else (*_HOST_STATS, *_CPU_STATS)
+        collected = Collected(HostEvents.empty(), _events_of(once))
+        parts: list[HostEvents] = []
         for _, line, chunk in self._events([Source(plane, once, names, wanted, skip, self._many_lines)]):
             chunk.start_ns += self._base_ns
             chunk.end_ns += self._base_ns
             is_allocator = np.logical_or.reduce([chunk.name == builder.names[name] for name in _ALLOCATOR])
             if is_allocator.any():
                 self._allocator_chunk(chunk, np.flatnonzero(is_allocator), references)
-            self._host_chunk(chunk, ~is_allocator, references, line, calls)
+            events = self._host_chunk(chunk, ~is_allocator, references, line, calls)
+            parts.append(collected.add(events))
+            parts[-1].stats = events.stats
+        if parts:
+            events = collected.whole()
+            events.stats = joined_stats(parts)
+            builder.host.append(events)
 
     def _repeats(self, plane: XPlane, xline: XLine) -> bool:
         """Whether a line of that name and id has these very events, byte by byte, already."""
@@ -527,8 +540,9 @@ class _XSpace:
         return one == two
 
     def _host_chunk(
-        self, chunk: Chunk, keep: np.ndarray, references: IntMap, line: int | I64, calls: _HostCalls,
-    ) -> None:
+        self, chunk: Chunk, keep: np.ndarray, references: IntMap, line: int | I64, calls: Collected[_HostCalls],
+    ) -> HostEvents:
+        """The events to ``keep``, and all that launch something among the ``calls``."""
         names, n = self._builder.names, len(chunk.name)
         kept, lines = np.flatnonzero(keep), np.broadcast_to(line, n)
         events = HostEvents(lines[kept].astype(np.int32), chunk.name[kept].astype(np.int32),
@@ -545,17 +559,13 @@ class _XSpace:
                 events.stats[stat] = (place[rows[of_kept]], values[of_kept])
         if "hlo_op" in chunk.stats or "_c" in chunk.stats:
             self._cpu_ops(events, chunk, kept, references)
-        self._builder.host.append(events)
         correlation = integers(chunk, "correlation_id", n)
         rows = np.flatnonzero(correlation > 0)
         if len(rows):
-            calls.correlation.append(correlation[rows])
-            calls.device_id.append(integers(chunk, "device_id", n)[rows])
-            calls.start_ns.append(chunk.start_ns[rows])
-            calls.end_ns.append(chunk.end_ns[rows])
-            calls.line.append(lines[rows].astype(np.int64))
-            calls.name.append(chunk.name[rows])
-            calls.details.append(strings(chunk, "memcpy_details", n, names, references)[rows])
+            calls.add(_HostCalls(
+                correlation[rows], integers(chunk, "device_id", n)[rows], chunk.start_ns[rows], chunk.end_ns[rows],
+                lines[rows], chunk.name[rows], strings(chunk, "memcpy_details", n, names, references)[rows]))
+        return events
 
     def _cpu_ops(self, events: HostEvents, chunk: Chunk, kept: np.ndarray, references: IntMap) -> None:
         """What XLA's ops are that ran on the CPU, and where each ends: that is told by another event."""
@@ -595,25 +605,29 @@ class _XSpace:
         empty = [self._builder.names[name] for name in ("", "(null)")]
         return np.where(np.logical_or.reduce([text == i for i in empty]), -1, text).astype(np.int32)
 
-    def _join(self, device: DeviceEvents, launches: Launches, calls: list[I64]) -> None:
+    def _join(self, device: DeviceEvents, launches: Launches, calls: _HostCalls) -> None:
         """Set the launches, and for copies what only the host's call contains (ROCm)."""
-        _, _, start_ns, end_ns, line, name, details = calls
         names = self._builder.names
         ordinal = self._builder.gpus[int(device.gpu[0])].ordinal  # the events are those of one plane
         rows, call = set_launches(
-            device, launches.find(device.correlation, np.full(len(device), ordinal)), start_ns, end_ns, line)
+            device, launches.find(device.correlation, np.full(len(device), ordinal)), calls.start_ns, calls.end_ns,
+            calls.line)
         is_copy = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER) & (device.bytes < 0)
         of_copies = np.flatnonzero(is_copy[rows])
         rows, call = rows[of_copies], call[of_copies]
         copies = DeviceEvents.empty(len(rows))
-        set_copies(copies, details[call], names)
+        set_copies(copies, calls.details[call], names)
         device.bytes[rows], device.src[rows], device.dst[rows] = copies.bytes, copies.src, copies.dst
         way_of = np.full(len(names.list), Kind.COPY_OTHER, np.uint8)
-        for i in distinct(name[call]):
+        for i in distinct(calls.name[call]):
             way = kernel_names.copy_way(names.list[i])
             way_of[i] = Kind.COPY_OTHER if way is None else way
         unknown = device.kind[rows] == Kind.COPY_OTHER
-        device.kind[rows[unknown]] = way_of[name[call[unknown]]]
+        device.kind[rows[unknown]] = way_of[calls.name[call[unknown]]]
+
+
+def _events_of(lines: Iterable[XLine]) -> int:
+    return sum(len(line.begin) for line in lines)
 
 
 def _ordinal(plane: XPlane) -> int | None:

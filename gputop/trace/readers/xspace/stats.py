@@ -9,7 +9,7 @@ import numpy as np
 from gputop.trace import kernel_names
 from gputop.trace.builder import Names
 from gputop.trace.int_map import IntMap
-from gputop.trace.model import F64, I64, DeviceEvents
+from gputop.trace.model import F64, I32, I64, DeviceEvents
 from gputop.trace.readers.xspace.xplane import Chunk, Stats, XPlane
 
 _SORTED_BELOW = 1000  # so few indices are faster sorted than counted
@@ -21,7 +21,7 @@ def lookups(plane: XPlane, names: Names) -> tuple[IntMap, IntMap]:
             IntMap({i: names[name] for i, name in plane.stat_names.items()}))
 
 
-def distinct(indices: I64) -> list[int]:
+def distinct(indices: I32 | I64) -> list[int]:
     """The distinct indices in order, without -1."""
     if len(indices) < _SORTED_BELOW:
         return sorted(set(indices.tolist()) - {-1})
@@ -70,7 +70,7 @@ def whole_numbers(found: Stats, names: Names, references: IntMap) -> tuple[I64, 
     return rows, values
 
 
-def set_copies(out: DeviceEvents, details: I64, names: Names) -> None:
+def set_copies(out: DeviceEvents, details: I32 | I64, names: Names) -> None:
     """Set bytes and both ends of copies, from CUPTI's ``memcpy_details``."""
     rows = np.flatnonzero(details >= 0)
     if len(rows):
