@@ -159,11 +159,15 @@ class TraceBuilder:
         launched = device.launch_line >= 0
         device.launch_ns[launched] -= first
         device.launch_end_ns[launched] -= first
-        _sort(device, device.start_ns, threads)
-        self._count_once(device)
-        _sort(steps, steps.start_ns, threads)
-        _sort(allocator, allocator.time_ns, threads)
-        host.stats = _rows_after(stats, _sort(host, host.start_ns, threads))
+        of_host = threads.submit(_order, host.start_ns)
+        _sort(device, _order(device.start_ns), threads)
+        once = threads.submit(_first_listed, device, self.lines)
+        _sort(steps, _order(steps.start_ns), threads)
+        _sort(allocator, _order(allocator.time_ns), threads)
+        order = of_host.result()
+        _sort(host, order, threads)
+        host.stats = _rows_after(stats, order)
+        self._count_once(device, once.result())
         add_eager_stats(host, self.names.list, self.names.__getitem__)
         return Trace(
             paths=list(paths), hosts=self.hosts, names=self.names.list, lines=self.lines,
@@ -183,9 +187,8 @@ class TraceBuilder:
         self.note("left_out", f"There are records of {len(distinct):,} memory allocators; "
                               f"{limits.MAX_ALLOCATORS:,} of them are analyzed.")
 
-    def _count_once(self, device: DeviceEvents) -> None:
-        """Leave out the repetitions of events that a file lists more than once, and say so."""
-        keep = _first_listed(device, self.lines)
+    def _count_once(self, device: DeviceEvents, keep: npt.NDArray[np.bool_] | None) -> None:
+        """Leave out the repetitions of events that a file lists more than once, and say so; None: there are none."""
         if keep is None:
             return
         gpus = sorted({self.gpus[i].ordinal for i in np.unique(device.gpu[~keep]).tolist()})
@@ -241,15 +244,16 @@ def _joined(pieces: list[_Events], empty: _Events, threads: ThreadPoolExecutor) 
     return joined
 
 
-def _sort(events: _Events, by: I64, threads: ThreadPoolExecutor) -> npt.NDArray[np.intp]:
-    """Sort in place, few columns at a time to save memory; returns the order."""
-    order = np.argsort(by, kind="stable")
+def _order(by: I64) -> npt.NDArray[np.intp]:
+    return np.argsort(by, kind="stable")
 
+
+def _sort(events: _Events, order: npt.NDArray[np.intp], threads: ThreadPoolExecutor) -> None:
+    """Bring the columns into this order, few at a time to save memory."""
     def sort(name: str) -> None:
         setattr(events, name, getattr(events, name)[order])
 
     list(threads.map(sort, (f.name for f in fields(events) if f.name != "stats")))
-    return order
 
 
 def _first_listed(device: DeviceEvents, lines: Sequence[Line]) -> npt.NDArray[np.bool_] | None:

@@ -40,9 +40,22 @@ def name_mask(trace: Trace, pattern: str) -> Mask:
 def alphabetical(names: Sequence[str], name: npt.NDArray) -> I64:
     """For each of these indices of ``names`` (-1: none) a number that rises with the name's text: a key to sort by
     where the order of the names in a file must not count."""
-    used, which = np.unique(name, return_inverse=True)
+    used, which = numbered(name)
     texts = np.array([names[i] if i >= 0 else "" for i in used.tolist()], object)
     return np.argsort(np.argsort(texts, kind="stable"))[which]
+
+
+def distinct(ids: npt.NDArray) -> I64:
+    """The distinct ids (indices, or -1) in order, as :func:`numpy.unique`; counted, which is quicker than to sort."""
+    return np.flatnonzero(np.bincount(ids + 1)) - 1
+
+
+def numbered(ids: npt.NDArray) -> tuple[I64, I64]:
+    """The same, and for each row the place of its id among them."""
+    used = distinct(ids)
+    place = np.zeros(int(used[-1]) + 2 if len(used) else 0, np.int64)
+    place[used + 1] = np.arange(len(used))
+    return used, place[ids + 1]
 
 
 def stable_order(keys: npt.NDArray) -> I64:
@@ -73,7 +86,7 @@ def launched_in_calls(trace: Trace, rows: I64, pattern: str) -> Mask:
     device, host = trace.device, trace.host
     calls = host_rows(trace, pattern)
     out = np.zeros(len(rows), bool)
-    for line in np.unique(host.line[calls]).tolist():
+    for line in distinct(host.line[calls]).tolist():
         own = calls[host.line[calls] == line]
         spans = union(host.start_ns[own], host.end_ns[own])
         mine = np.flatnonzero((device.launch_line[rows] == line) & (device.launch_ns[rows] >= 0))

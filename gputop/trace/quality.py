@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -96,11 +97,12 @@ def note_serialized(trace: Trace) -> None:
     TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL is set; the trace does not contain the version.
     """
     device = trace.device
+    of_kernels = device.kind <= Kind.COLLECTIVE
+    busy = np.flatnonzero(np.bincount(device.line[of_kernels]) >= _MIN_STREAM_KERNELS)
+    streams = Counter(trace.lines[line].gpu for line in busy.tolist())
     chances = 0
-    for gpu in range(len(trace.gpus)):
-        rows = np.flatnonzero((device.gpu == gpu) & (device.kind <= Kind.COLLECTIVE))
-        if np.sum(np.unique(device.line[rows], return_counts=True)[1] >= _MIN_STREAM_KERNELS) < 2:
-            continue
+    for gpu in (gpu for gpu, several in streams.items() if several > 1):
+        rows = np.flatnonzero((device.gpu == gpu) & of_kernels)
         if (device.start_ns[rows[1:]] < np.maximum.accumulate(device.end_ns[rows])[:-1]).any():
             return
         chances += 1

@@ -28,6 +28,7 @@ from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Missing, Verdict, finding, of_type
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.core.findings import MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
+from gputop.trace.lookups import numbered
 from gputop.trace.model import Kind
 from gputop.trace.parallel import pool
 
@@ -84,7 +85,7 @@ def _ncu(verdict: Verdict, facts: TraceFacts) -> str:
         return ""
     device, rows = facts.trace.device, verdict.events.rows
     rows = rows[device.kind[rows] == Kind.COMPUTE]
-    names, which = np.unique(device.name[rows], return_inverse=True)
+    names, which = numbered(device.name[rows])
     time = np.bincount(which, weights=device.end_ns[rows] - device.start_ns[rows])
     lines = {row.name: row.ncu for row in facts.analysis.kernels.by_name}
     known = [(-own, facts.trace.names[i]) for i, own in zip(names.tolist(), time.tolist(), strict=True) if i >= 0]

@@ -18,6 +18,7 @@ from gputop.analysis.results import GpuUse
 from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.text.units import percent
 from gputop.trace.intervals import intersect, union
+from gputop.trace.lookups import distinct
 from gputop.trace.model import Kind, MemoryKind
 
 _H2D = (
@@ -210,13 +211,13 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     lines: dict[str, None] = {}
     rows = [NO_ROWS]
     for timeline in facts.gpu_timelines:
-        kind, src, dst = (column[timeline.rows] for column in (device.kind, device.src, device.dst))
-        own = timeline.rows[((kind == Kind.H2D) & (src == MemoryKind.PINNED)) | (
-            (kind == Kind.D2H) & (dst == MemoryKind.PINNED))]
-        own = own[device.bytes[own] > limit("copies_pageable.bytes")]
-        streams = np.unique(device.line[timeline.rows])
+        kind = device.kind[timeline.rows]
+        own = timeline.rows[np.flatnonzero((kind == Kind.H2D) | (kind == Kind.D2H))]
+        pinned = np.where(device.kind[own] == Kind.H2D, device.src[own], device.dst[own]) == MemoryKind.PINNED
+        own = own[pinned & (device.bytes[own] > limit("copies_pageable.bytes"))]
         if not len(own):
             continue
+        streams = distinct(device.line[timeline.rows])
         if len(streams) > 1:
             return None
         lines[facts.trace.lines[int(streams[0])].name] = None

@@ -18,6 +18,7 @@ from gputop.analysis.results import CollectiveOp, Collectives
 from gputop.analysis.steps.membership import WorkOfSteps
 from gputop.trace.intervals import subtract, union
 from gputop.trace.kernel_names import UNKNOWN
+from gputop.trace.lookups import distinct
 from gputop.trace.model import I64, Kind, Trace
 
 # A collective ends on all GPUs together, 7 µs apart as measured; ends further apart mean a wrong match
@@ -83,7 +84,7 @@ def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], of_steps: WorkOf
 def no_collectives(trace: Trace) -> str | None:
     """What to bear in mind where several GPUs compute and nothing that they ran exchanges data between them."""
     device = trace.device
-    computing = len(np.unique(device.gpu[device.kind == Kind.COMPUTE]))
+    computing = len(distinct(device.gpu[device.kind == Kind.COMPUTE]))
     if computing < 2 or ((device.kind == Kind.COLLECTIVE) | (device.kind == Kind.P2P)).any():
         return None
     return (f"{computing} GPUs compute, and none ran a collective or a copy to another GPU: each works on its own, or "
@@ -93,7 +94,7 @@ def no_collectives(trace: Trace) -> str | None:
 def by_operation(trace: Trace, rows: Sequence[I64]) -> dict[str, list[I64]]:
     """The collectives of each GPU by operation, operations in order of their names."""
     name = trace.device.name
-    used = np.unique(np.concatenate([name[r] for r in rows])).tolist() if rows else []
+    used = distinct(np.concatenate([name[r] for r in rows])).tolist() if rows else []
     operation_of = {i: operation(trace.names[i]) if i >= 0 else UNKNOWN for i in used}
     out = {}
     for op in sorted(set(operation_of.values())):

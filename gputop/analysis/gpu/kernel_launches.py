@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gputop.analysis.results import KernelRow, Kernels
 from gputop.analysis.steps.model import Steps
-from gputop.trace.lookups import alphabetical, name_mask
+from gputop.trace.lookups import alphabetical, name_mask, numbered
 from gputop.trace.model import I64, Kind, Trace
 
 # Of the job's first steps, in which it compiles, tries algorithms and fills its caches. gputop's own figure.
@@ -50,7 +50,7 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
     if edges is not None:
         inside = (launched >= edges[0, 0]) & (launched < edges[-1, 1])
         rows, launched = rows[inside], launched[inside]
-    used, name_of = np.unique(device.name[rows], return_inverse=True)
+    used, name_of = numbered(device.name[rows])
     names = [trace.names[i] if i >= 0 else "" for i in used.tolist()]
     functions = [function_name(name) for name in names]
     codes = {function: i for i, function in enumerate(dict.fromkeys(functions))}

@@ -16,6 +16,7 @@ from gputop.analysis.gpu.packed_series import PackedSeries
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import coverage, subtract
 from gputop.trace.kernel_names import classify
+from gputop.trace.lookups import numbered
 from gputop.trace.model import F64, I64, Kind, Trace
 
 
@@ -146,7 +147,7 @@ def _tensor_share(trace: Trace, kernels: I64, step: npt.NDArray[np.intp], count:
     compute = device.kind[kernels] == Kind.COMPUTE
     rows, step = kernels[compute], step[compute]
     length = device.end_ns[rows] - device.start_ns[rows]
-    names, which = np.unique(device.name[rows], return_inverse=True)
+    names, which = numbered(device.name[rows])
     tensor = [classify(trace.names[n] if n >= 0 else "").tensor_core for n in names.tolist()]
     if all(t is None for t in tensor):
         return np.full(count, np.nan)

@@ -23,7 +23,7 @@ from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import seconds
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import coverage, union
-from gputop.trace.lookups import COMPILE, host_rows, host_stat, name_mask
+from gputop.trace.lookups import COMPILE, distinct, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -250,7 +250,7 @@ def _iterations(trace: Trace, bounds: I64) -> float:
     start = trace.host.start_ns[host_rows(trace, GET_NEXT)]
     calls = np.searchsorted(start, bounds[:, 1]) - np.searchsorted(start, bounds[:, 0])
     count = float(np.median(calls))
-    replicas = len(np.unique(trace.device.gpu[trace.device.kind == Kind.COMPUTE]))
+    replicas = len(distinct(trace.device.gpu[trace.device.kind == Kind.COMPUTE]))
     if not replicas and count > 1:
         replicas = 1 + max((int(found[1]) for name in trace.names if (found := _REPLICA.search(name))), default=0)
     if replicas > 1 and count % replicas == 0:
