@@ -90,11 +90,14 @@ def held_bytes() -> dict[str, int]:
 
 def measure(what: str, path: Path, python: str = sys.executable) -> dict[str, float]:
     """One run. xprof caches results beside the file, so each run has a folder of its own."""
+    from gputop.core.memory import NUMPY_SETTINGS
+
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         copy = Path(folder) / path.name
         shutil.copyfile(path, copy)
+        own = {} if what == "xprof" else NUMPY_SETTINGS  # as `gputop analyze` has them
         done = subprocess.run([python, __file__, "--run", what, str(copy)], check=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, text=True)
+                              stderr=subprocess.DEVNULL, text=True, env={**own, **os.environ})
     return json.loads(done.stdout.splitlines()[-1])
 
 

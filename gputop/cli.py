@@ -17,7 +17,7 @@ from gputop.commands.arguments import parse
 from gputop.commands.own_rules import use_own_rules
 from gputop.commands.settings import apply_settings, config_path, load
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
-from gputop.core.memory import ANALYSIS_SCORE, BLAS_THREADS, MONITOR_SCORE, keep_freed_memory, offer_to_oom_killer
+from gputop.core.memory import ANALYSIS_SCORE, MONITOR_SCORE, NUMPY_SETTINGS, keep_freed_memory, offer_to_oom_killer
 from gputop.text import console, crash
 
 _ANALYSES = {"analyze", "compare"}
@@ -80,9 +80,8 @@ def command() -> NoReturn:
     driver must not keep gputop from ending.
     """
     crash.install_hooks()
-    # Else NumPy's OpenBLAS starts a thread for each CPU, which spins for a tenth of a second (seen with two): on the
-    # CPUs of the job, at each start and each analysis. Nothing here multiplies large matrices.
-    os.environ.setdefault(BLAS_THREADS, "1")
+    for variable, value in NUMPY_SETTINGS.items():
+        os.environ.setdefault(variable, value)
     try:
         status = main()
     except SystemExit as ending:  # argparse: --help, --version, wrong usage

@@ -14,7 +14,16 @@ from pathlib import Path
 # what watches it. Raising one's own needs no rights.
 ANALYSIS_SCORE = 1000  # before anything else
 MONITOR_SCORE = 500
-BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # read once, by what NumPy brings to multiply matrices, as it is imported
+# Variables that NumPy reads as it is imported, for one's own process: a job that is started gets none of them.
+NUMPY_SETTINGS = {
+    # Else its OpenBLAS starts a thread for each CPU, which spins for a tenth of a second (seen with two): on the CPUs
+    # of the job, at each start and each analysis. Nothing here multiplies large matrices.
+    "OPENBLAS_NUM_THREADS": "1",
+    # Else it asks the kernel for pages of 2 MB for each array from 4 MB on. They have to be cleared as a whole and,
+    # where memory is in pieces, put together first; the arrays of an analysis are too many and too short-lived for
+    # that: a seventh of its CPU time on a virtual machine (docs/COST.md).
+    "NUMPY_MADVISE_HUGEPAGE": "0",
+}
 _CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
 # cgroup v2, and v1 below its memory controller: limit, use, and what of the use can be reclaimed.

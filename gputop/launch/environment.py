@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.core.memory import BLAS_THREADS
+from gputop.core.memory import NUMPY_SETTINGS
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # the exit status of shells, env and nohup
@@ -19,7 +19,7 @@ _PYTHON = re.compile(r"python[0-9.]*(-dbg)?")
 _WITH_VALUE = "WX"  # interpreter options whose value may be the next argument
 _IGNORING_PYTHONPATH = {"I": "-I", "E": "-E", "S": "-S"}
 # In the C locale Python sets LC_CTYPE (PEP 538), which would change the behavior of a job that is not Python.
-_ADDED_BY_GPUTOP = ("LC_CTYPE", BLAS_THREADS)
+_ADDED_BY_GPUTOP = ("LC_CTYPE", *NUMPY_SETTINGS)
 _DROPS_ENVIRONMENT = {"docker", "podman", "nerdctl", "kubectl", "sudo", "su", "doas", "ssh"}
 
 

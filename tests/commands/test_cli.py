@@ -13,6 +13,7 @@ import pytest
 from gputop import __version__
 from gputop.cli import main
 from gputop.commands.arguments import parser
+from gputop.core.memory import NUMPY_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).parents[1] / "data"
@@ -241,12 +242,13 @@ def test_a_gate_that_nobody_reads_has_not_passed(gate: list[str], status: int) -
     assert done.returncode == status
 
 
-@pytest.mark.parametrize(("chosen", "threads"), [("", "1"), ("2", "2")])
-def test_numpy_takes_no_thread_for_each_cpu_of_the_job(chosen: str, threads: str) -> None:
+@pytest.mark.parametrize(("variable", "own"), [*NUMPY_SETTINGS.items()])
+@pytest.mark.parametrize("chosen", [None, "2"])
+def test_numpy_takes_neither_a_thread_for_each_cpu_nor_huge_pages_unless_told(variable, own, chosen):
     script = ("from gputop import cli\n"
-              "def main():\n    import os, numpy\n    print(os.environ['OPENBLAS_NUM_THREADS'])\n    return 0\n"
+              f"def main():\n    import os, numpy\n    print(os.environ['{variable}'])\n    return 0\n"
               "cli.main = main\ncli.command()")
-    env = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    env = {k: v for k, v in os.environ.items() if k != variable}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT,
-                          env={**env, **({"OPENBLAS_NUM_THREADS": chosen} if chosen else {})})
-    assert done.stdout.strip() == threads
+                          env={**env, **({variable: chosen} if chosen else {})})
+    assert done.stdout.strip() == (chosen or own)

@@ -12,6 +12,7 @@ import sys
 import psutil
 import pytest
 
+from gputop.core.memory import NUMPY_SETTINGS
 from gputop.launch.environment import INSIDE
 from tests.launch.jobs import GPUTOP, addresses, environment, frameworks, run
 
@@ -42,12 +43,12 @@ def test_a_job_in_the_c_locale_keeps_it():
     assert "LC_CTYPE" not in ended.stdout
 
 
-@pytest.mark.parametrize("chosen", [{}, {"OPENBLAS_NUM_THREADS": "8"}])
-def test_the_threads_that_gputop_allows_itself_are_not_the_jobs(chosen):
-    environ = {name: value for name, value in environment().items() if name != "OPENBLAS_NUM_THREADS"} | chosen
+@pytest.mark.parametrize("chosen", [{}, {"OPENBLAS_NUM_THREADS": "8"}, {"NUMPY_MADVISE_HUGEPAGE": "1"}])
+def test_what_gputop_tells_numpy_for_itself_is_not_the_jobs(chosen):
+    environ = {name: value for name, value in environment().items() if name not in NUMPY_SETTINGS} | chosen
     ended = subprocess.run([*GPUTOP, "run", "--headless", "env"], env=environ, capture_output=True, text=True,
                            check=True)
-    assert [line for line in ended.stdout.splitlines() if line.startswith("OPENBLAS")] == [
+    assert [line for line in ended.stdout.splitlines() if line.split("=")[0] in NUMPY_SETTINGS] == [
         f"{name}={value}" for name, value in chosen.items()]
 
 
