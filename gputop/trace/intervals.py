@@ -28,7 +28,8 @@ class Spans(NamedTuple):
 
 
 _LONG_AGO, _NEVER = -(1 << 62), np.iinfo(np.int64).max
-_STEPS = 2  # of a few intervals, before the rest is searched
+_STEPS, _FEW = 2, 8  # how often the next interval is tried before the rest is searched; an eighth are few
+_LONG_RUN = 64  # intervals that are copied as a whole, not picked out
 EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -83,8 +84,14 @@ def intersect(a: Spans, b: Spans) -> Spans:
     # Positions of these runs in the result. Only the first and last of a run can extend beyond a's interval.
     stop = np.cumsum(last - first)
     begin = np.concatenate(([0], stop[:-1]))
-    which = np.repeat(first - begin, last - first) + np.arange(stop[-1])
-    start, end = b.start[which], b.end[which]
+    if stop[-1] == len(first):  # runs of one
+        return Spans(np.maximum(b.start.take(first), a.start), np.minimum(b.end.take(first), a.end))
+    if stop[-1] >= _LONG_RUN * len(first):
+        runs = list(zip(first.tolist(), last.tolist(), strict=True))
+        start, end = (np.concatenate([column[i:j] for i, j in runs]) for column in b)
+    else:
+        which = np.repeat(first - begin, last - first) + np.arange(stop[-1])
+        start, end = b.start.take(which), b.end.take(which)
     start[begin] = np.maximum(start[begin], a.start)
     end[stop - 1] = np.minimum(end[stop - 1], a.end)
     return Spans(start, end)
@@ -119,6 +126,8 @@ def at_or_before(a: I64, t: I64) -> I64:
 def _from(count: I64, a: I64, t: I64) -> I64:
     """How many of the sorted ``a`` are at or before each instant of ``t``: ``count`` or more. Mostly it is a few more,
     which are quicker stepped over than searched."""
+    if len(t) < len(a) // _FEW:
+        return np.searchsorted(a, t, side="right")
     after = np.append(a, _NEVER)
     for _ in range(_STEPS):
         more = after.take(count) <= t

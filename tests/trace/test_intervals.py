@@ -98,3 +98,14 @@ def test_nothing():
 def test_int64_nanoseconds_stay_exact():
     year = 31_536_000_000_000_000
     assert union([year, year + 1], [year + 1, year + 3]).total == 3
+
+
+@given(st.integers(0, 2000), st.integers(0, 2000), st.integers(1, 3))
+def test_a_few_long_intervals_with_many_short_ones(begin, length, few):
+    """Whole runs are copied, none of the ends of which may be lost."""
+    many = Spans(np.arange(0, 2000, 2), np.arange(0, 2000, 2) + 1)
+    long = made([(begin + 700 * i, begin + 700 * i + min(length, 600)) for i in range(few)])
+    expected = {t for t in range(0, 2000, 2) if any(a <= t < b for a, b in zip(*long, strict=True))}
+    for spans in (intersect(many, long), intersect(long, many)):
+        assert is_normal(spans) and instants(spans) == expected
+    assert instants(subtract(many, long)) == instants(many) - expected
