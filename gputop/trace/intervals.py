@@ -7,6 +7,7 @@ except :func:`union`, which makes it from arbitrary intervals. Integers keep sum
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -120,7 +121,12 @@ def at_or_before(a: I64, t: I64) -> I64:
         return np.searchsorted(a, t, side="right")
     # Many instants in order: searching for the few of ``a`` among them is faster.
     first = np.searchsorted(t, a)
-    return np.repeat(np.arange(len(a) + 1), np.diff(first, prepend=0, append=len(t)))
+    if len(t) < _LONG_RUN * len(a):
+        return np.repeat(np.arange(len(a) + 1), np.diff(first, prepend=0, append=len(t)))
+    count = np.empty(len(t), np.int64)
+    for n, (begin, end) in enumerate(pairwise((0, *first.tolist(), len(t)))):
+        count[begin:end] = n
+    return count
 
 
 def _from(count: I64, a: I64, t: I64) -> I64:

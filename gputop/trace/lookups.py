@@ -45,6 +45,12 @@ def alphabetical(names: Sequence[str], name: npt.NDArray) -> I64:
     return np.argsort(np.argsort(texts, kind="stable"))[which]
 
 
+def rows_of(mask: Mask) -> I64 | slice:
+    """An index of the rows in ``mask``, three times as quick as the mask itself; with all of them a slice, which gives
+    the very column."""
+    return slice(None) if mask.all() else np.flatnonzero(mask)
+
+
 def distinct(ids: npt.NDArray) -> I64:
     """The distinct ids (indices, or -1) in order, as :func:`numpy.unique`; counted, which is quicker than to sort."""
     return np.flatnonzero(np.bincount(ids + 1)) - 1

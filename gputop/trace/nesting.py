@@ -25,6 +25,8 @@ class Nesting(NamedTuple):
     def own(self, values: npt.NDArray) -> npt.NDArray:
         """Each event's own part of an additive figure (a length, a coverage): less that of events directly inside."""
         inner = np.flatnonzero(self.parent >= 0)
+        if not len(inner):
+            return np.maximum(values, 0)
         inside = np.bincount(self.parent[inner], weights=values[inner], minlength=len(values))
         # Sums of integers below 2**53 are exact; events that overlap without nesting must not yield less than nothing.
         return np.maximum(values - inside.astype(np.int64), 0)
@@ -50,6 +52,8 @@ def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequ
         return Nesting(parent)
     rows = rows[nesting_order(line[rows], start[rows], end[rows], name[rows], names)]
     depth = depths(line[rows], start[rows], end[rows])
+    if not depth.any():
+        return Nesting(parent)
     by_depth = stable_order(depth)
     bounds = np.searchsorted(depth[by_depth], np.arange(int(depth.max()) + 2))
     for level in range(1, len(bounds) - 1):
@@ -77,7 +81,8 @@ def nesting_order(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, na
     """The order of events by line, start, length (longest first) and name."""
     order = np.argsort(start, kind="stable") if (start[1:] < start[:-1]).any() else np.arange(len(start))
     order = order[stable_order(line[order])]
-    same = (line[order][1:] == line[order][:-1]) & (start[order][1:] == start[order][:-1])
+    begins, of_line = start[order], line[order]
+    same = (of_line[1:] == of_line[:-1]) & (begins[1:] == begins[:-1])
     if same.any():
         tied = np.zeros(len(order), bool)
         tied[1:] |= same

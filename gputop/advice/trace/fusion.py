@@ -24,7 +24,7 @@ from gputop.core.findings import at_most, severity_of
 from gputop.text.units import count, percent
 from gputop.trace.intervals import coverage
 from gputop.trace.kernel_names import short_kernel, split_op
-from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_calls, name_mask, stable_order
+from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_calls, name_mask, rows_of, stable_order
 from gputop.trace.model import F64, I32, I64, Kind, Trace
 
 _SHOWN_NAMES = 2
@@ -39,7 +39,7 @@ def kernels_in_steps(facts: TraceFacts) -> I64:
     """Rows of the kernels that begin within the steps, in order of time."""
     device = facts.trace.device
     rows = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
-    return rows if facts.steps is None else rows[in_steps(device.start_ns[rows], facts.steps)]
+    return rows if facts.steps is None else rows[rows_of(in_steps(device.start_ns[rows], facts.steps))]
 
 
 def by_stream(trace: Trace, rows: I64) -> I64:

@@ -18,6 +18,7 @@ from gputop.analysis.results import GpuUse
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.kernel_names import UNKNOWN, classify
+from gputop.trace.lookups import rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.parallel import pool
 
@@ -219,12 +220,10 @@ def _launch_delay(trace: Trace, rows: I64) -> float | None:
     device = trace.device
     launched = device.launch_ns[rows]
     if len(device.launch_end_ns) == len(device):
-        ended = device.launch_end_ns[rows]
-        launched = np.where(ended < 0, launched, ended)
-    known = np.flatnonzero(launched >= 0)
-    if not len(known):
-        return None
-    return float(np.median(device.start_ns[rows[known]] - launched[known])) / 1e9
+        launched = np.maximum(launched, device.launch_end_ns[rows])  # which is -1 where the launch is not known
+    known = rows_of(launched >= 0)
+    launched = launched[known]
+    return float(np.median(device.start_ns[rows[known]] - launched)) / 1e9 if len(launched) else None
 
 
 def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] | None, float | None]:

@@ -14,7 +14,7 @@ from gputop.analysis.host.python_tracer import function_text
 from gputop.analysis.results import GapWork, StepGaps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
-from gputop.trace.lookups import host_stat, name_mask
+from gputop.trace.lookups import host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
@@ -142,14 +142,15 @@ def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[d
     :func:`marks`, over the chosen lines."""
     host = trace.host
     rows = np.flatnonzero(chosen[host.line] & (host.end_ns > host.start_ns)) if len(host) else np.empty(0, np.int64)
-    rows = rows[~marks(trace)[rows]] if len(rows) else rows
+    rows = rows[rows_of(~marks(trace)[rows])] if len(rows) else rows
     lines = int(chosen.sum())
     inside = coverage(gaps, host.start_ns[rows], host.end_ns[rows])
-    rows, inside = rows[inside > 0], inside[inside > 0]  # what holds such an event is such an event
+    within = rows_of(inside > 0)
+    rows, inside = rows[within], inside[within]  # what holds such an event is such an event
     if not len(rows):
         return {}, lines * gaps.total
     charged = charge(trace, rows, inside, host.line[rows])
-    counted = charged.own_ns > 0
+    counted = rows_of(charged.own_ns > 0)
     holds = np.zeros(len(rows), bool)
     holds[charged.holder[counted]] = True
     times = np.bincount(charged.name[counted], weights=charged.own_ns[counted], minlength=len(trace.names))

@@ -30,6 +30,7 @@ from gputop.analysis.results import GapWork, HostOps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.lookups import rows_of
 from gputop.trace.model import Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
@@ -195,12 +196,15 @@ def _late(
 def _held_up(trace: Trace, timeline: GpuTimeline) -> Spans:
     """From the end of one launch to the start of the next one to this GPU, where that is far longer than usual."""
     device = trace.device
-    rows = timeline.rows[device.launch_ns[timeline.rows] >= 0]
+    rows = timeline.rows[rows_of(device.launch_ns[timeline.rows] >= 0)]
     if len(rows) < 2:
         return EMPTY
-    ends = device.launch_end_ns[rows] if len(device.launch_end_ns) == len(device) else device.launch_ns[rows]
-    order = np.argsort(device.launch_ns[rows], kind="stable")
-    start, end = device.launch_ns[rows][order], np.maximum.accumulate(ends[order])
+    start = device.launch_ns[rows]
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        rows, start = rows[order], start[order]
+    ends = device.launch_end_ns[rows] if len(device.launch_end_ns) == len(device) else start
+    end = np.maximum.accumulate(ends)
     apart = start[1:] - end[:-1]
     usual = float(np.median(np.maximum(apart, 0)))
     long = apart > max(STALL_FACTOR * usual, STALL_NS)

@@ -12,7 +12,7 @@ from gputop.analysis.host.executors import input_executors
 from gputop.analysis.host.host_ops import OP
 from gputop.analysis.results import LaunchThread, LaunchThreads
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import host_stat, name_mask, stable_order
+from gputop.trace.lookups import host_stat, name_mask, rows_of, stable_order
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, INPUT, MAIN, lines_of
 
@@ -24,15 +24,15 @@ _INPUT_WORK = rf"{OP}|ExecutorState::Process$|InstantiatedCapturedFunction::Run"
 def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> LaunchThreads | None:
     """Launch threads and contention; None where no launch is in the trace."""
     device = trace.device
-    launched = np.flatnonzero(device.launch_line >= 0)
-    if not len(launched):
+    launched = rows_of(device.launch_line >= 0)
+    if not len(device.launch_line[launched]):
         return None
     ends = device.launch_end_ns if len(device.launch_end_ns) == len(device) else device.launch_ns
     launching = union(device.launch_ns[launched], ends[launched])
     work = work_by_line(trace)
     threads = []
     for line, at in by_line(device.launch_line[launched]).items():
-        own = launched[at]
+        own = at if isinstance(launched, slice) else launched[at]
         calls = union(device.launch_ns[own], ends[own])
         by_gpu = {gpu_number(trace, gpu): n for gpu, n in enumerate(np.bincount(device.gpu[own]).tolist()) if n}
         threads.append(LaunchThread(
@@ -80,12 +80,12 @@ def by_line(line: npt.NDArray) -> dict[int, I64]:
 def work_by_line(trace: Trace) -> dict[int, Spans]:
     """When each host thread has an event; of tf.data's threads only the events that are work count."""
     host = trace.host
-    rows = np.arange(len(host))
+    start, end, line = host.start_ns, host.end_ns, host.line
     of_input = lines_of(trace, INPUT)
     if of_input.any() and len(host):
         rows = np.flatnonzero(name_mask(trace, _INPUT_WORK)[host.name] | ~of_input[host.line])
-    return {line: union(host.start_ns[rows[at]], host.end_ns[rows[at]])
-            for line, at in by_line(host.line[rows]).items()}
+        start, end, line = start[rows], end[rows], line[rows]
+    return {number: union(start[at], end[at]) for number, at in by_line(line).items()}
 
 
 def input_on_shared_threads(trace: Trace) -> dict[int, Spans]:

@@ -13,11 +13,10 @@ from gputop.trace.model import I64, Kind, Trace
 
 def in_steps(sorted_ns: I64, steps: Steps) -> Mask:
     """Which of these instants, in order of time, lie within steps (which are disjoint)."""
-    bounds = steps.edges_ns
-    change = np.zeros(len(sorted_ns) + 1, np.int64)
-    np.add.at(change, np.searchsorted(sorted_ns, bounds[:, 0]), 1)
-    np.subtract.at(change, np.searchsorted(sorted_ns, bounds[:, 1]), 1)
-    return np.cumsum(change[:-1]) > 0
+    inside = np.zeros(len(sorted_ns), bool)
+    for first, last in np.searchsorted(sorted_ns, steps.edges_ns).tolist():
+        inside[first:last] = True
+    return inside
 
 
 @dataclass(frozen=True, slots=True)
