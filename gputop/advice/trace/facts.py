@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from gputop.trace.model import I64, Kind, Trace
 HOST_EVENTS = ", if the job has any: host_tracer_level 2, with which gputop captures, records them"
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
     """A trace, its analysis, and where the time goes as shares.
@@ -52,6 +56,15 @@ class TraceFacts:
     host: HostCauses | None = None  # the host's part of the GPUs' idle time, by cause
     parts: PartsByGpu = field(default_factory=dict)  # when each part of the step holds, of the GPUs that took part
     calls: CallScopes | None = None  # modules and calls around PyTorch's launches; None: another framework's
+    # What several rules compute of the trace alone, by name; see :meth:`once`.
+    known: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, name: str, find: Callable[[], T]) -> T:
+        """What ``find`` tells, found once for all rules; two that ask at the same time may both find it."""
+        if name not in self.known:
+            self.known[name] = find()
+        found: T = self.known[name]
+        return found
 
     @property
     def active(self) -> list[GpuUse]:

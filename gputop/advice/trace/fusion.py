@@ -36,10 +36,16 @@ _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 # -- what the rules have in common ------------------------------------------------------------------
 
 def kernels_in_steps(facts: TraceFacts) -> I64:
-    """Rows of the kernels that begin within the steps, in order of time."""
+    """Rows of the kernels that begin within the steps, in order of time. Read-only: several rules ask for them."""
+    return facts.once("kernels_in_steps", lambda: _kernels_in_steps(facts))
+
+
+def _kernels_in_steps(facts: TraceFacts) -> I64:
     device = facts.trace.device
     rows = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
-    return rows if facts.steps is None else rows[rows_of(in_steps(device.start_ns[rows], facts.steps))]
+    rows = rows if facts.steps is None else rows[rows_of(in_steps(device.start_ns[rows], facts.steps))]
+    rows.flags.writeable = False
+    return rows
 
 
 def by_stream(trace: Trace, rows: I64) -> I64:
@@ -386,8 +392,7 @@ def _pauses_ns(facts: TraceFacts, rows: I64) -> int:
     chosen = np.zeros(len(device), bool)
     chosen[rows] = True
     for timeline in facts.gpu_timelines:
-        start = device.start_ns[timeline.rows]
-        after = np.searchsorted(start, timeline.gaps.end)
+        after = timeline.resumes
         both = chosen[timeline.rows[after]] & chosen[timeline.rows[after - 1]]
         total += int(coverage(judged, timeline.gaps.start[both], timeline.gaps.end[both]).sum())
     return total

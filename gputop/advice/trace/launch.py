@@ -17,7 +17,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, in_order
-from gputop.trace.model import Kind
+from gputop.trace.model import DeviceEvents, Kind
 
 _SNIPPETS = {
     "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # the whole step, update included",
@@ -137,7 +137,10 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
 
 def launch_pace_s(facts: TraceFacts) -> float | None:
     """Median time from one launch to the next on a thread; None where launches are not known."""
-    device = facts.trace.device
+    return facts.once("launch_pace_s", lambda: _launch_pace_s(facts.trace.device))
+
+
+def _launch_pace_s(device: DeviceEvents) -> float | None:
     known = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
     if len(known) < 2:
         return None

@@ -24,6 +24,7 @@ class Cures:
         self._facts = facts
         self._replay = facts.replay
         self.by_finding: dict[str, Cure] = {}
+        self._alone: dict[int, tuple[Cure, float]] = {}  # by identity, what was replayed of single ones
 
     def saved(self, verdict: Verdict) -> tuple[float | None, str]:
         """The share of the step that the verdict's cure saves; None with the reason, a sentence, where a replay cannot
@@ -35,7 +36,9 @@ class Cures:
             return None, (f"The saving is not from a replay: a replay of the unchanged {self._facts.basis} misses its "
                           f"time by {percent(self._replay.error)}, so the trace does not show everything that the GPUs "
                           "wait for.")
-        saved = max(self._replay.saved(verdict.cure), 0.0)
+        raw = self._replay.saved(verdict.cure)
+        self._alone[id(verdict.cure)] = verdict.cure, raw
+        saved = max(raw, 0.0)
         if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0) if self._replay.unclear else saved
         if abs(min(saved, most) - min(if_waiting, most)) >= MIN_SHARE:
             return None, (f"The trace does not show whether the host waits for the GPUs in its pauses: a replay saves "
@@ -69,8 +72,9 @@ class Cures:
         """Where the trace does not tell what the host does in its pauses, the lesser of both."""
         if self._replay is None:
             return 0.0
-        cure = combined(self.by_finding[id_] for id_ in ids)
-        saved = self._replay.saved(cure)
+        cures = [self.by_finding[id_] for id_ in ids]
+        cure = cures[0] if len(cures) == 1 else combined(cures)
+        _, saved = self._alone.get(id(cure)) or (cure, self._replay.saved(cure))
         return min(saved, self._replay.saved_if_waiting(cure)) if self._replay.unclear else saved
 
 

@@ -29,10 +29,10 @@ class GpuTimeline:
 
     ``kernels`` are the rows of compute kernels and collectives, ``computing`` those of the former.
     ``other`` is what the GPU does on its own account: copies within it and memsets.
-    ``gaps`` lists idle intervals between device events, ``after`` the row of the event that ends each, ``host_fault``
-    whether its launch began after the gap did (HTA's rule), ``known`` whether that launch is in the trace. ``late`` is
-    the idle time that the host could have filled: those gaps, and where the launching call began before the gap, but
-    was not done yet, the gap up to its end.
+    ``gaps`` lists idle intervals between device events, ``after`` the row of the event that ends each, ``resumes`` the
+    place among ``rows`` of the first that begins then, ``host_fault`` whether its launch began after the gap did (HTA's
+    rule), ``known`` whether that launch is in the trace. ``late`` is the idle time that the host could have filled:
+    those gaps, and where the launching call began before the gap, but was not done yet, the gap up to its end.
     """
 
     gpu: int  # index into Trace.gpus
@@ -48,6 +48,7 @@ class GpuTimeline:
     busy: Spans
     gaps: Spans
     after: I64
+    resumes: I64
     host_fault: npt.NDArray[np.bool_]
     known: npt.NDArray[np.bool_]
     late: Spans
@@ -93,6 +94,7 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
         gpu, rows, rows[np.flatnonzero(kind <= Kind.COLLECTIVE)], rows[np.flatnonzero(kind == Kind.COMPUTE)],
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
         of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy, gaps, after,
+        resumes=np.searchsorted(start, gaps.end) if pauses is None else pauses.after,
         host_fault=launch > gaps.start, known=launch >= 0, late=_late(trace, gaps, before, after),
     )
 

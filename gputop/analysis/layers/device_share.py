@@ -38,13 +38,14 @@ def device_share(trace: Trace, timeline: GpuTimeline, within: Spans) -> DeviceSh
     kind = np.zeros(len(rows), np.uint8)
     sets = ((timeline.compute, timeline.other), (timeline.collectives, timeline.p2p), (timeline.h2d,))
     earlier: list[Spans] = []  # what goes before a kind
+    there = np.bincount(kinds, minlength=len(Kind))
     for number, (what, members) in enumerate(_PRIORITY):
         earlier += sets[number - 1] if number else ()
+        if not there[list(members)].any():
+            continue
         of_kind = np.zeros(len(Kind), bool)
         of_kind[list(members)] = True
         at = np.flatnonzero(of_kind[kinds])
-        if not len(at):
-            continue
         everything = len(at) == len(rows)
         first, last = (start, end) if everything else (start[at], end[at])
         until = np.maximum.accumulate(last)
@@ -62,6 +63,6 @@ def device_share(trace: Trace, timeline: GpuTimeline, within: Spans) -> DeviceSh
     bounds = Spans(np.concatenate((within.start[:1], gaps.start)), np.concatenate(([lo], gaps.end)))
     wait = np.zeros(len(rows), np.int64)
     idle = coverage(within, bounds.start, np.maximum(bounds.start, bounds.end))
-    np.add.at(wait, np.searchsorted(start, bounds.end), idle)
+    np.add.at(wait, np.concatenate(([np.searchsorted(start, lo)], timeline.resumes)), idle)
     rest = int(coverage(within, [hi], [max(hi, int(within.end[-1]))])[0]) if len(within.end) else 0
     return DeviceShare(rows, kind, busy, wait, rest)
