@@ -12,9 +12,13 @@ _T = TypeVar("_T")
 _MAX_THREADS = 4  # the other cores are left to the job that was captured
 
 
-def pool() -> ThreadPoolExecutor:
-    """A thread for each core that this process may use, four at most. Work starts in the order of its submission."""
-    return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MAX_THREADS), "gputop-trace")
+def pool(*, beside: int = 0) -> ThreadPoolExecutor:
+    """A thread for each core that this process may use, four at most. Work starts in the order of its submission.
+
+    ``beside``: how many threads work at the same time, such as the caller's own: so many fewer, but one. Threads in
+    excess take the interpreter's lock from each other after each small operation.
+    """
+    return ThreadPoolExecutor(max(min(len(os.sched_getaffinity(0)), _MAX_THREADS) - beside, 1), "gputop-trace")
 
 
 def map_ordered(

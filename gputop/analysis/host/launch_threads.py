@@ -33,11 +33,11 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
     threads = []
     for line, at in by_line(device.launch_line[launched]).items():
         own = at if isinstance(launched, slice) else launched[at]
-        calls = union(device.launch_ns[own], ends[own])
+        calls, own_work = union(device.launch_ns[own], ends[own]), work.get(line, EMPTY)
         by_gpu = {gpu_number(trace, gpu): n for gpu, n in enumerate(np.bincount(device.gpu[own]).tolist()) if n}
         threads.append(LaunchThread(
             name=trace.lines[line].name, pool=_pool(trace.lines[line].name), launches=dict(sorted(by_gpu.items())),
-            launch_s=calls.total / 1e9, other_s=subtract(work.get(line, EMPTY), calls).total / 1e9,
+            launch_s=calls.total / 1e9, other_s=(own_work.total - _overlap(calls, own_work)) / 1e9,
         ))
     threads.sort(key=lambda t: (-sum(t.launches.values()), t.name))
     per_gpu: dict[int, int] = {}
@@ -119,7 +119,12 @@ def _share(work: Spans | None, of: Spans) -> float | None:
 
 def _overlaps(work: dict[int, Spans], launching: Spans) -> dict[int, int]:
     """For each line how long it is at work while a launch runs."""
-    return {line: int(coverage(launching, spans.start, spans.end).sum()) for line, spans in work.items()}
+    return {line: _overlap(launching, spans) for line, spans in work.items()}
+
+
+def _overlap(a: Spans, b: Spans) -> int:
+    """The length of what lies in both, without finding out what that is."""
+    return int(coverage(a, b.start, b.end).sum())
 
 
 def cpu_budget(trace: Trace) -> int | None:

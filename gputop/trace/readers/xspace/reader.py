@@ -149,9 +149,9 @@ def read_xspaces(
     with a note. Raises GputopError where that is all of them, NoDataError where none has an event.
     """
     capture = _Capture(damaged, limit_bytes, known_clocks or {})
-    with pool() as threads:
+    with pool() as threads, pool(beside=1) as decoders:
         for path, fallback_host, data in files:
-            capture.read(path, fallback_host, data, threads)
+            capture.read(path, fallback_host, data, threads, decoders)
     return capture.finish()
 
 
@@ -173,12 +173,19 @@ class _Capture:
         self._windows: list[tuple[int, int] | None] = []
         self._unrecorded: list[list[tuple[int, int]]] = []  # between its recordings
 
-    def read(self, path: str, fallback_host: str, data: Data | Callable[[], Data], threads: ThreadPoolExecutor) -> None:
-        """Read a file; one that cannot be read is remembered with its error. Nothing keeps its bytes afterwards."""
+    def read(
+        self, path: str, fallback_host: str, data: Data | Callable[[], Data], threads: ThreadPoolExecutor,
+        decoders: ThreadPoolExecutor,
+    ) -> None:
+        """Read a file; one that cannot be read is remembered with its error. Nothing keeps its bytes afterwards.
+
+        ``threads`` work while the reader waits for them, ``decoders`` beside it.
+        """
         builder = self._builder
         try:
             reader = _XSpace(data() if callable(data) else data, path, fallback_host, builder, self._losses,
-                             self._known_clocks.get(path), len(self._paths), threads, self._watch, self._limit_bytes)
+                             self._known_clocks.get(path), len(self._paths), threads, decoders, self._watch,
+                             self._limit_bytes)
         except GputopError as error:
             self._errors.append(error.with_traceback(None))  # whose frames hold the bytes
             return
@@ -253,11 +260,11 @@ class _XSpace:
     """Reads one file into ``builder``."""
 
     def __init__(self, data: Data, path: str, fallback_host: str, builder: TraceBuilder, losses: Losses,
-                 clock: HostClock | None, rank: int, threads: ThreadPoolExecutor, watch: MemoryWatch,
-                 limit_bytes: float) -> None:
+                 clock: HostClock | None, rank: int, threads: ThreadPoolExecutor, decoders: ThreadPoolExecutor,
+                 watch: MemoryWatch, limit_bytes: float) -> None:
         """Raises GputopError for what is no XSpace or takes more memory than ``limit_bytes``."""
         self._data, self._builder, self._losses, self._rank = data, builder, losses, rank
-        self._threads, self._watch, self._path = threads, watch, path
+        self._threads, self._decoders, self._watch, self._path = threads, decoders, watch, path
         self.clock = clock
         self._gpus: dict[int, int] = {}
         found = read_fields(data, 0, len(data), (_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES), _AT_MOST)
@@ -383,7 +390,7 @@ class _XSpace:
                 pieces[at].append(collected.add(self._device_chunk(chunk, gpus[at], line)))
         marked = [gpu.source._replace(lines=[xline for xline in plane.lines if xline.name == STEPS], stats=())
                   for gpu, plane in zip(gpus, planes, strict=True)]
-        for _, _, chunk, lost in read_events(self._data, marked, self._threads):
+        for _, _, chunk, lost in read_events(self._data, marked, self._decoders):
             self._losses.add(lost)
             self._builder.steps.append(StepEvents(chunk.name.astype(np.int32), chunk.start_ns + self._base_ns,
                                                   chunk.end_ns + self._base_ns))
@@ -421,7 +428,7 @@ class _XSpace:
     def _events(self, sources: Sequence[Source]) -> Iterator[tuple[Source, int | I64, Chunk]]:
         """The events of these sources in chunks, with the number of the line in the trace, or of each event's."""
         own, line = None, -1
-        for source, lines, chunk, lost in read_events(self._data, sources, self._threads):
+        for source, lines, chunk, lost in read_events(self._data, sources, self._decoders):
             self._watch.check(self._path)
             self._losses.add(lost)
             if chunk.line is not None:

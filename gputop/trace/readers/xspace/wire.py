@@ -31,7 +31,7 @@ _MAX_VARINT_BYTES = 10
 # A run of fields longer than _SERIAL_BYTES is walked from up to _MAX_WALKS guessed places, at least
 # _MIN_STRIDE_BYTES apart. Each guess is searched for in the _SEARCH_BYTES from there and confirmed by
 # _CONFIRMING_FIELDS fields that follow it.
-_SERIAL_BYTES, _MAX_WALKS, _MIN_STRIDE_BYTES, _SEARCH_BYTES, _CONFIRMING_FIELDS = 1 << 17, 1 << 11, 1 << 11, 48, 4
+_SERIAL_BYTES, _MAX_WALKS, _MIN_STRIDE_BYTES, _SEARCH_BYTES, _CONFIRMING_FIELDS = 1 << 17, 1 << 13, 1 << 10, 32, 4
 # Bytes walked at a time: few at first, since a run may end soon, and never so many that memory grows.
 _FIRST_WINDOW_BYTES, _MAX_WINDOW_BYTES, _WINDOW_FIELDS = 1 << 22, 1 << 24, 1 << 19
 _FIELDS_PER_STEP = 16  # of a run, which takes a tenth of the time for each
