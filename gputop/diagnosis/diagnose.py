@@ -96,6 +96,8 @@ def examine_steps(
         launching, gaps = do(launch_threads, trace, gpu_timelines), do(step_gaps, trace, gpu_timelines, steps)
         causes = do(host_causes, trace, gpu_timelines, steps, ops, idle)
         waits = do(collective_waits, trace, gpu_timelines, steps, idle)
+        by_layer = do(layer_times, trace, gpu_timelines, steps) if gpu_timelines else None
+        replayed = do(Replay, trace, gpu_timelines, steps) if gpu_timelines else None
         compared = do(replicas, trace, gpu_timelines, steps) if gpu_timelines else None
         table, sizes = do(kernels, trace, gpu_timelines, of_steps), do(kernel_sizes, trace, gpu_timelines, steps)
         used = [do(gpu_use, trace, timeline, steps) for timeline in gpu_timelines]
@@ -106,8 +108,6 @@ def examine_steps(
         scaling = do(batch_scaling, trace, gpu_timelines, steps)
         held, clocks = do(memory, trace), do(clock_notes, trace)
         on_cpu = do(cpu_layers, trace, steps)
-        by_layer = do(layer_times, trace, gpu_timelines, steps) if gpu_timelines else None
-        replayed = do(Replay, trace, gpu_timelines, steps) if gpu_timelines else None
         # Those that go on with the results of others, behind all of them: a thread that waits does not hold them up.
         path = do(lambda: critical_path(replayed.result(), steps)) if replayed else None
         with_commands = do(lambda: with_ncu(table.result(), trace, steps))

@@ -90,14 +90,15 @@ def find_alike(block: Block, begin: I64, end: I64) -> tuple[list[Alike], I64]:
         return found, np.arange(len(begin))
     sizes = np.bincount(np.clip(length, 0, _MAX_EVENT_BYTES + 1), minlength=_MAX_EVENT_BYTES + 2)
     sizes[[0, -1]] = 0  # what is none, and what is longer
-    common = np.flatnonzero(sizes >= _FEW_EVENTS)
-    grouped = np.zeros(len(begin), bool)
-    for size in common.tolist():
+    for size in np.flatnonzero(sizes >= _FEW_EVENTS).tolist():
         rows = np.flatnonzero(length == size)
-        for alike in _of_one_size(block, rows, begin[rows], size):
-            grouped[alike.rows] = True
-            found.append(alike)
-    return found, np.flatnonzero(~grouped)
+        found.extend(_of_one_size(block, rows, begin[rows], size))
+    if sum(len(alike.rows) for alike in found) == len(begin):
+        return found, np.empty(0, np.int64)
+    alone = np.ones(len(begin), bool)
+    for alike in found:
+        alone[alike.rows] = False
+    return found, np.flatnonzero(alone)
 
 
 def _of_one_size(block: Block, rows: I64, begin: I64, size: int) -> Iterator[Alike]:

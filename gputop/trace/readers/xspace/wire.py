@@ -332,8 +332,9 @@ class Block:
         begin, end = max(begin, 0), min(end, len(data))
         self.base = begin
         self.length = max(end - begin, 0)
-        self.bytes = np.zeros(self.length + _PADDING, np.uint8)
+        self.bytes = np.empty(self.length + _PADDING, np.uint8)
         self.bytes[:self.length] = np.frombuffer(data, np.uint8, self.length, begin)
+        self.bytes[self.length:] = 0
 
     def peek_varint(self, wanted: int, begin: I64) -> tuple[I64, I64]:
         """The value of the first field where it has this (one-byte) tag and a value below 2**63, else -1;
