@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A trace of two million events takes about 10 s (docs/TRACE_NOTES.md, "Decoding at scale"). A worker that needs longer
+# A trace of two million events takes 2 to 4 s (docs/COST.md). A worker that needs longer
 # than this hangs.
 TIMEOUT_S = 600.0
 _POLL_S = 0.1
