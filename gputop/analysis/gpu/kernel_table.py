@@ -97,7 +97,7 @@ def _kinds(
     if len(device.shape):
         columns.append((device.shape[rows].astype(np.int64) + 1, shapes + 1))
     which, (name, op, gpu, *shape) = _distinct(columns)
-    told = shape[0] - 1 if shape else np.full(len(name), -1, np.int64)
+    number = shape[0] - 1 if shape else np.full(len(name), -1, np.int64)
     used, at = np.unique(name, return_inverse=True)
     of_name = [classify(trace.names[i - 1] if i else "")[1:] for i in used.tolist()]
     classes = sorted(set(of_name), key=str)
@@ -108,7 +108,7 @@ def _kinds(
 
     inside = None if of_steps is None else of_steps.inside[rows]
     return which, _Kinds(
-        name, op, gpu * len(classes) + code, np.where(told >= 0, told, shapes), total(), total(length),
+        name, op, gpu * len(classes) + code, np.where(number >= 0, number, shapes), total(), total(length),
         None if inside is None else total(inside), None if inside is None else total(length * inside),
         classes, gpus, of_steps.count if of_steps is not None else 0)
 
