@@ -15,6 +15,7 @@ from gputop.analysis.results import GpuPart, KernelRow, Kernels, KernelShape, Ke
 from gputop.analysis.steps.membership import WorkOfSteps, in_steps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.kernel_names import UNKNOWN, classify, split_op
+from gputop.trace.lookups import numbered
 from gputop.trace.model import F64, I64, Kind, LaunchShape, Trace
 
 TOP = 50  # rows kept by time over all GPUs
@@ -23,7 +24,6 @@ _GPUS_FOR_TOP = 64  # if there are no more than this many
 # 1.25 µs to 20.48 ms by factors of 2, so that both ends of the launch latency, 20 and 40 µs, are bounds.
 SIZE_BOUNDS_NS = tuple(1250 << i for i in range(15))
 _MEDIAN_BITS = 48  # of a duration: three days; the rest is for the group
-_DENSE = 1 << 20  # entries of a table that is not worth sorting for
 _MediansOf = Callable[[I64, int], F64]  # by the group of each kind, and how many groups there are
 
 
@@ -96,9 +96,9 @@ def _kinds(
                (np.repeat(np.arange(len(gpus)), of_gpu), len(gpus))]
     if len(device.shape):
         columns.append((device.shape[rows].astype(np.int64) + 1, shapes + 1))
-    which, (name, op, gpu, *shape) = _distinct(columns)
+    which, (name, op, gpu, *shape) = _combinations(columns)
     number = shape[0] - 1 if shape else np.full(len(name), -1, np.int64)
-    used, at = np.unique(name, return_inverse=True)
+    used, at = numbered(name)
     of_name = [classify(trace.names[i - 1] if i else "")[1:] for i in used.tolist()]
     classes = sorted(set(of_name), key=str)
     code = np.array([classes.index(kind) for kind in of_name], np.int64)[at]
@@ -113,19 +113,12 @@ def _kinds(
         classes, gpus, of_steps.count if of_steps is not None else 0)
 
 
-def _distinct(columns: Sequence[tuple[I64, int]]) -> tuple[I64, list[I64]]:
+def _combinations(columns: Sequence[tuple[I64, int]]) -> tuple[I64, list[I64]]:
     """For each row which of the distinct combinations it has, and the columns of those. Each column comes with a number
     that all in it are below."""
     which, values = columns[0][0], [np.arange(columns[0][1])]
     for column, size in columns[1:]:
-        pair = which * size + column
-        if len(values[0]) * size <= _DENSE:
-            there = np.flatnonzero(np.bincount(pair))
-            number = np.zeros(int(there[-1]) + 1, np.int64)
-            number[there] = np.arange(len(there))
-            which = number[pair]
-        else:
-            there, which = np.unique(pair, return_inverse=True)
+        there, which = numbered(which * size + column)
         values = [*(value[there // size] for value in values), there % size]
     return which, values
 

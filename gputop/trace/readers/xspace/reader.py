@@ -49,8 +49,8 @@ from gputop.trace.readers.xspace.hlo import Program, find_programs
 from gputop.trace.readers.xspace.hlo_work import hlo_op
 from gputop.trace.readers.xspace.recordings import split_recordings, unrecorded_between
 from gputop.trace.readers.xspace.stats import (
-    distinct,
     floats,
+    indices_in,
     integers,
     lookups,
     op_names,
@@ -458,14 +458,14 @@ class _XSpace:
         out.gpu[:], out.line[:], out.name[:] = gpu.number, line, chunk.name
         out.start_ns, out.end_ns = chunk.start_ns + self._base_ns, chunk.end_ns + self._base_ns
         kind_of = np.zeros(len(names.list), np.uint8)
-        for i in distinct(chunk.name):
+        for i in indices_in(chunk.name):
             kind_of[i] = kernel_names.classify(names.list[i]).kind
         out.kind = kind_of.take(chunk.name)
         out.correlation = integers(chunk, "correlation_id", n)
         set_copies(out, strings(chunk, "memcpy_details", n, names, references), names)
         details = strings(chunk, "kernel_details", n, names, references)
         shape_of = np.full(len(names.list) + 1, -1, np.int32)  # the extra last entry answers index -1
-        for i in distinct(details):
+        for i in indices_in(details):
             shape_of[i] = self._builder.shape(kernel_names.launch_shape(names.list[i], gpu.nvidia))
         out.shape = shape_of[details]
         out.tf_op = op_names(chunk, n, names, references).astype(np.int32)
@@ -586,7 +586,7 @@ class _XSpace:
         linked = rows[starts[rows] >= 0]
         events.stats["ends_with"] = linked, starts[linked]
         is_end = np.zeros(len(names.list), bool)
-        for i in distinct(chunk.name):
+        for i in indices_in(chunk.name):
             is_end[i] = names.list[i].startswith(_END)
         rows = np.flatnonzero(is_end[events.name] & (ends >= 0))
         events.stats["ended"] = rows, ends[rows]
@@ -626,7 +626,7 @@ class _XSpace:
         set_copies(copies, calls.details[call], names)
         device.bytes[rows], device.src[rows], device.dst[rows] = copies.bytes, copies.src, copies.dst
         way_of = np.full(len(names.list), Kind.COPY_OTHER, np.uint8)
-        for i in distinct(calls.name[call]):
+        for i in indices_in(calls.name[call]):
             way = kernel_names.copy_way(names.list[i])
             way_of[i] = Kind.COPY_OTHER if way is None else way
         unknown = device.kind[rows] == Kind.COPY_OTHER

@@ -9,10 +9,9 @@ import numpy as np
 from gputop.trace import kernel_names
 from gputop.trace.builder import Names
 from gputop.trace.int_map import IntMap
+from gputop.trace.lookups import distinct
 from gputop.trace.model import F64, I32, I64, DeviceEvents
 from gputop.trace.readers.xspace.xplane import Chunk, Stats, XPlane
-
-_SORTED_BELOW = 1000  # so few indices are faster sorted than counted
 
 
 def lookups(plane: XPlane, names: Names) -> tuple[IntMap, IntMap]:
@@ -21,12 +20,9 @@ def lookups(plane: XPlane, names: Names) -> tuple[IntMap, IntMap]:
             IntMap({i: names[name] for i, name in plane.stat_names.items()}))
 
 
-def distinct(indices: I32 | I64) -> list[int]:
+def indices_in(column: I32 | I64) -> list[int]:
     """The distinct indices in order, without -1."""
-    if len(indices) < _SORTED_BELOW:
-        return sorted(set(indices.tolist()) - {-1})
-    # Counting takes a tenth of the time of sorting, as numpy.unique does.
-    return np.flatnonzero(np.bincount(indices + 1)[1:]).tolist()
+    return [i for i in distinct(column).tolist() if i >= 0]
 
 
 def integers(chunk: Chunk, stat: str, n: int) -> I64:
@@ -88,7 +84,7 @@ def op_names(chunk: Chunk, n: int, names: Names, references: IntMap) -> I64:
     if "annotation" in chunk.stats and ((op < 0) & (hlo < 0)).any():
         texts = strings(chunk, "annotation", n, names, references)
         op_of = np.full(len(names.list) + 1, -1, np.int64)  # the extra last entry answers index -1
-        for i in distinct(texts):
+        for i in indices_in(texts):
             own = kernel_names.op_of_annotation(names.list[i])
             op_of[i] = names[own] if own else -1
         op = np.where((op < 0) & (hlo < 0), op_of[texts], op)

@@ -271,11 +271,12 @@ def _read_stats(data: Data, begin: I64, end: I64, stat_names: dict[int, str]) ->
     stat_id, text = np.zeros(n, np.int64), np.zeros(n, np.int64)
     tag_, bits = np.zeros(n, np.uint8), np.zeros(n, np.uint64)
     for fields in block.walk(begin - block.base, end - block.base, broken):
-        _store(stat_id, fields, fields.value.view(np.int64), fields.mask(STAT_METADATA_ID))
+        at = fields.mask(STAT_METADATA_ID)
+        _put(stat_id, fields.rows[at], fields.value[at].view(np.int64))
         at = fields.mask(*STAT_VALUES)
-        _store(tag_, fields, np.broadcast_to(fields.tag, len(fields.rows)), at)
-        _store(bits, fields, fields.value, at)
-        _store(text, fields, fields.begin, at)
+        _put(tag_, fields.rows[at], np.broadcast_to(fields.tag, len(fields.rows))[at])
+        _put(bits, fields.rows[at], fields.value[at])
+        _put(text, fields.rows[at], fields.begin[at])
     stats = {}
     for i in range(n):
         value: int | float | str | None = None
@@ -447,11 +448,12 @@ class _FoundStats:
         broken, value_tag = np.zeros(n, bool), np.zeros(n, np.uint8)
         value, text_begin = np.zeros(n, np.uint64), np.zeros(n, np.int64)
         for fields in self._block.walk(begin, end, broken):
-            _store(stat_id, fields, fields.value.view(np.int64), fields.mask(STAT_METADATA_ID))
+            at = fields.mask(STAT_METADATA_ID)
+            _put(stat_id, fields.rows[at], fields.value[at].view(np.int64))
             at = fields.mask(*STAT_VALUES)
-            _store(value_tag, fields, np.broadcast_to(fields.tag, len(fields.rows)), at)
-            _store(value, fields, fields.value, at)
-            _store(text_begin, fields, fields.begin, at)
+            _put(value_tag, fields.rows[at], np.broadcast_to(fields.tag, len(fields.rows))[at])
+            _put(value, fields.rows[at], fields.value[at])
+            _put(text_begin, fields.rows[at], fields.begin[at])
         code = self._wanted(stat_id).astype(np.int16)
         code[broken] = -1
         out = {}
@@ -467,13 +469,6 @@ def _put(column: np.ndarray, rows: I64, values: np.ndarray) -> None:
         column[...] = values
     else:
         column[rows] = values
-
-
-def _store(column: np.ndarray, fields: FieldColumn, values: np.ndarray, at: Bools | slice) -> None:
-    if len(fields.rows) == len(column):  # every message has a field in this column
-        column[at] = values[at]
-    else:
-        column[fields.rows[at]] = values[at]
 
 
 def _text(data: Data, span: tuple[int, int] | None) -> str:
