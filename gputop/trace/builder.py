@@ -157,8 +157,8 @@ class TraceBuilder:
                       steps.end_ns):
             times -= first
         launched = device.launch_line >= 0
-        device.launch_ns[launched] -= first
-        device.launch_end_ns[launched] -= first
+        for times in (device.launch_ns, device.launch_end_ns):
+            np.subtract(times, first, out=times, where=launched)
         of_host = threads.submit(_order, host.start_ns)
         _sort(device, _order(device.start_ns), threads)
         once = threads.submit(_first_listed, device, self.lines)

@@ -31,6 +31,7 @@ class Spans(NamedTuple):
 _LONG_AGO, _NEVER = -(1 << 62), np.iinfo(np.int64).max
 _STEPS, _FEW = 2, 8  # how often the next interval is tried before the rest is searched; an eighth are few
 _LONG_RUN = 64  # intervals that are copied as a whole, not picked out
+_AT_ONCE = 1 << 15  # instants: what is computed of them stays in a core's cache
 EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -147,15 +148,35 @@ def _from(count: I64, a: I64, t: I64) -> I64:
 
 def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
     """How much of ``a`` lies in each ``[start[i], end[i])``; those may overlap."""
-    # An empty interval before the first one answers for instants before it.
-    covered = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.end - a.start)))
-    ends = np.concatenate((np.array([_LONG_AGO]), a.end))
     s, e = np.asarray(start, np.int64), np.asarray(end, np.int64)
-    before = at_or_before(a.start, s)
-    until = _from(before, a.start, e) if (e >= s).all() else at_or_before(a.start, e)
-    # What the first i intervals cover, less the part of the last one after the instant.
-    return (covered.take(until) - np.maximum(ends.take(until) - e, 0)
-            - (covered.take(before) - np.maximum(ends.take(before) - s, 0)))
+    # An empty interval before the first one answers for instants before it.
+    ends = np.concatenate((np.array([_LONG_AGO]), a.end))
+    covered = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.end - a.start)))
+    if s.ndim != 1 or len(s) <= _AT_ONCE or (s[1:] < s[:-1]).any():
+        return _coverage(a.start, ends, covered, s, e)
+    out = np.empty(len(s), np.int64)
+    for i in range(0, len(s), _AT_ONCE):
+        some = slice(i, i + _AT_ONCE)
+        first, last = np.searchsorted(a.start, (min(s[i], e[some].min()), max(s[some][-1], e[some].max())), "right")
+        out[some] = _coverage(a.start[first:last], ends[first:last + 1], covered[first:last + 1], s[some], e[some])
+    return out
+
+
+def _coverage(starts: I64, ends: I64, covered: I64, s: I64, e: I64) -> I64:
+    """The same. ``ends`` and ``covered`` are by number n of intervals that begin at or before an instant: when the last
+    of these ends, and how much they cover."""
+    before = at_or_before(starts, s)
+    until = _from(before, starts, e) if (e >= s).all() else at_or_before(starts, e)
+    # What the first n intervals cover, less the part of the last one after the instant.
+    out = covered.take(until)
+    after = ends.take(until)
+    after -= e
+    out -= np.maximum(after, 0, out=after)
+    out -= covered.take(before)
+    after = ends.take(before)
+    after -= s
+    out += np.maximum(after, 0, out=after)
+    return out
 
 
 def joined(a: Spans, reach: int) -> Spans:

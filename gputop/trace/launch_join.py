@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.int_map import IntMap
+from gputop.trace.lookups import Mask, distinct, rows_of
 from gputop.trace.model import I32, I64, DeviceEvents
 
 # Correlation ids are CUPTI's uint32 counters. Larger ones are not joined, so that a key of
@@ -27,12 +27,14 @@ class Launches:
     """
 
     def __init__(self, correlation: I64, device_id: I64, start_ns: I64, devices: Iterable[int]) -> None:
-        has_device = device_id >= 0
-        ours = IntMap(dict.fromkeys(devices, 1), 0)(device_id) == 1
-        by_device = bool(has_device.any() and ours[has_device].all())
+        numbers = set(distinct(np.maximum(device_id, -1)).tolist()) - {-1}
+        by_device = bool(numbers) and numbers <= set(devices)
         self._exact = _Keys(correlation, device_id, start_ns) if by_device else None
-        plain = np.where(has_device, -1, correlation) if by_device else correlation
-        self._plain = None if by_device and has_device.all() else _Keys(plain, None, start_ns)
+        self._plain = None
+        if not by_device:
+            self._plain = _Keys(correlation, None, start_ns)
+        elif (without := device_id < 0).any():
+            self._plain = _Keys(np.where(without, correlation, -1), None, start_ns)
 
     def find(self, correlation: I64, device_id: I64) -> npt.NDArray[np.intp]:
         """For each device event the row of the call that launched it, or -1."""
@@ -61,12 +63,12 @@ class _Keys:
     """
 
     def __init__(self, correlation: I64, device_id: I64 | None, start_ns: I64) -> None:
-        keys = _key(correlation, device_id)
-        rows = np.flatnonzero(keys >= 0)
+        usable = _usable(correlation, device_id)
         self._device_id = device_id
-        self._table = _Table.of(correlation, rows)
+        self._table = _Table.of(correlation, usable)
         if self._table is not None:
             return
+        keys, rows = _key(correlation, device_id), np.flatnonzero(usable)
         # Ids count up on each thread: the stable sort makes use of that.
         self._rows = rows[np.argsort(keys[rows], kind="stable")]
         self._keys = keys[self._rows]
@@ -91,27 +93,28 @@ class _Table(NamedTuple):
     rows: I64
 
     @classmethod
-    def of(cls, ids: I64, rows: I64) -> _Table | None:
+    def of(cls, ids: I64, usable: Mask) -> _Table | None:
         """None where ids lie far apart or are not distinct."""
-        if not len(rows):
-            return None
-        own = ids[rows]
-        first, last = int(own.min()), int(own.max())
-        if last - first >= _SPARSE * len(rows):
+        own = ids[rows_of(usable)]
+        first, last = (int(own.min()), int(own.max())) if len(own) else (0, 0)
+        if last - first >= _SPARSE * len(own):
             return None
         table = np.full(last - first + 2, -1, np.int64)
-        table[own - first] = rows
-        return cls(first, table) if np.count_nonzero(table >= 0) == len(rows) else None
+        table[own - first] = np.arange(len(ids)) if len(own) == len(ids) else np.flatnonzero(usable)
+        return cls(first, table) if np.count_nonzero(table >= 0) == len(own) else None
 
     def find(self, ids: I64) -> npt.NDArray[np.intp]:
         outside = np.uint64(len(self.rows) - 1)
         return self.rows.take(np.minimum((ids - self.first).view(np.uint64), outside).view(np.int64))
 
 
+def _usable(correlation: I64, device_id: I64 | None) -> Mask:
+    """Which of these ids can be joined."""
+    usable: Mask = (correlation > 0) & (correlation < _MAX_CORRELATION)
+    return usable if device_id is None else usable & (device_id >= 0) & (device_id < _DEVICES)
+
+
 def _key(correlation: I64, device_id: I64 | None) -> I64:
     """-1 where there is no usable id."""
-    usable = (correlation > 0) & (correlation < _MAX_CORRELATION)
-    if device_id is None:
-        return np.where(usable, correlation, -1)
-    usable &= (device_id >= 0) & (device_id < _DEVICES)
-    return np.where(usable, correlation * _DEVICES + device_id, -1)
+    keys = correlation if device_id is None else correlation * _DEVICES + device_id
+    return np.where(_usable(correlation, device_id), keys, -1)

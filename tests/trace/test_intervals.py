@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gputop.trace import intervals
 from gputop.trace.intervals import (
     EMPTY,
     Spans,
@@ -45,6 +47,18 @@ def is_normal(spans: Spans) -> bool:
 def test_union(a):
     spans = made(a)
     assert is_normal(spans) and instants(spans) == plain(a) and spans.total == len(plain(a))
+
+
+@given(pairs, pairs)
+def test_coverage_of_many_instants_goes_part_by_part(a, b):
+    """Also where an end precedes its start, and where starts are in no order."""
+    x, rows = made(a), [*b, *sorted(b)]
+    expected = coverage(x, [s for s, _ in rows], [e for _, e in rows]).tolist()
+    in_order = sorted(range(len(rows)), key=lambda i: rows[i][0])
+    with patch.object(intervals, "_AT_ONCE", 3):
+        assert coverage(x, [s for s, _ in rows], [e for _, e in rows]).tolist() == expected
+        assert coverage(x, [rows[i][0] for i in in_order], [rows[i][1] for i in in_order]).tolist() == [
+            expected[i] for i in in_order]
 
 
 @given(pairs, pairs)

@@ -197,7 +197,8 @@ def idle_before(facts: TraceFacts, part: str) -> I64:
         before = np.concatenate((timeline.rows[:1], timeline.after))
         which = np.searchsorted(timeline.gaps.end, own.start, side="right") + (own.start >= timeline.window_ns[0])
         counted = np.flatnonzero(which < len(before))
-        np.add.at(out, before[which[counted]], (own.end - own.start)[counted])
+        time = np.bincount(which[counted], (own.end - own.start)[counted], len(before)).astype(np.int64)
+        out[before] = time
     return out
 
 

@@ -43,12 +43,13 @@ def batch_scaling(
     blocks = np.array([min(math.prod(shape.grid), 1 << 40) for shape in shapes] + [0], np.int64)  # the last: not told
     out = []
     for timeline in gpu_timelines:
-        rows = timeline.computing
+        places = timeline.computing_places
         if steps is not None:
-            rows = rows[in_steps(device.start_ns[rows], steps)]
-        if not len(rows):
+            places = places[in_steps(timeline.start_ns[places], steps)]
+        if not len(places):
             continue
-        start, end, name = device.start_ns[rows], device.end_ns[rows], device.name[rows]
+        rows = timeline.rows[places]
+        start, end, name = timeline.start_ns[places], timeline.end_ns[places], device.name[rows]
         optimizes = optimizer[name] | optimizer[device.tf_op[rows]] | launched_in_calls(trace, rows, OPTIMIZER_CALL)
         unit = 1e9 * (steps.count if steps is not None else 1)
         alone = _Alone(start, end)

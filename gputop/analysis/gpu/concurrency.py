@@ -9,10 +9,13 @@ import numpy.typing as npt
 
 from gputop.analysis.results import Concurrency, PairOverlap
 from gputop.trace.intervals import Spans, intersect
+from gputop.trace.model import F64
 
 _PAIRS_KEPT = 28  # all of eight GPUs
 _MAX_FOR_PAIRS = 16
 _CODE_BITS = _MAX_FOR_PAIRS  # the low bits of an edge; the others hold its time, up to a day in nanoseconds
+_MINUS_ONE = (1 << _CODE_BITS) - 1  # as a code: sums wrap around
+_EDGES_AT_ONCE = 1 << 16
 _LONGEST_NS = 86_400 * 10**9
 
 
@@ -25,12 +28,10 @@ def concurrency(active: Sequence[Spans], within: Spans, gpus: Sequence[int]) -> 
     active_time: npt.NDArray | None = None
     if n <= _MAX_FOR_PAIRS:
         # By the set of active GPUs, as bits: every edge turns one of them over.
-        turned, time_ns = _edges(inside, [(1 << gpu, 1 << gpu) for gpu in range(n)])
-        active_time = np.bincount(np.bitwise_xor.accumulate(turned)[:-1], weights=time_ns, minlength=1 << n)
+        active_time = _time_by_state(inside, [(1 << gpu, 1 << gpu) for gpu in range(n)], np.bitwise_xor, 1 << n)
         exactly = np.bincount(_members(n).sum(axis=1), weights=active_time) / whole
     else:
-        ends, time_ns = _edges(inside, [(0, 1)] * n)
-        exactly = np.bincount(np.cumsum(1 - 2 * ends)[:-1], weights=time_ns, minlength=n + 1) / whole
+        exactly = _time_by_state(inside, [(1, _MINUS_ONE)] * n, np.add, n + 1) / whole
     exactly[0] = 1 - sum(exactly[1:].tolist())  # also the time before the first edge and after the last
     ratios = [spans.total / whole for spans in inside]
     by_chance = np.ones(1)
@@ -43,21 +44,31 @@ def concurrency(active: Sequence[Spans], within: Spans, gpus: Sequence[int]) -> 
     )
 
 
-def _edges(inside: Sequence[Spans], codes: Sequence[tuple[int, int]]) -> tuple[npt.NDArray, npt.NDArray]:
-    """All begins and ends in order, each as its set's code for it, and the time from one to the next."""
-    base = min((int(spans.start[0]) for spans in inside if len(spans.start)), default=0)
-    edges = np.empty(2 * sum(len(spans.start) for spans in inside), np.int64)
-    at = 0
-    for spans, (begin, end) in zip(inside, codes, strict=True):
-        part = edges[at:at + 2 * len(spans.start)]
-        part[0::2], part[1::2] = spans.start, spans.end
-        part -= base
-        part <<= _CODE_BITS
-        part[0::2] |= begin
-        part[1::2] |= end
-        at += len(part)
-    edges.sort(kind="stable")  # which makes use of the order that each set has already
-    return edges & ((1 << _CODE_BITS) - 1), np.diff(edges >> _CODE_BITS)
+def _time_by_state(inside: Sequence[Spans], codes: Sequence[tuple[int, int]], turn: np.ufunc, states: int) -> F64:
+    """How long (ns) each state holds from the first edge to the last. It is 0 at first; a set's begin and end turn it
+    to another one by their codes.
+
+    Goes through the time in parts: what is computed of one stays in a core's cache.
+    """
+    out = np.zeros(states)
+    first = min((int(spans.start[0]) for spans in inside if len(spans.start)), default=0)
+    last = max((int(spans.end[-1]) for spans in inside if len(spans.start)), default=0)
+    parts = 2 * sum(len(spans.start) for spans in inside) // _EDGES_AT_ONCE + 1
+    stops = np.linspace(first, last, parts + 1)[1:].astype(np.int64) if parts > 1 else np.array([last])
+    stops[-1] = last + 1
+    columns = [(column, code, [0, *np.searchsorted(column, stops).tolist()])
+               for spans, own in zip(inside, codes, strict=True) for column, code in zip(spans, own, strict=True)]
+    time, state = 0, 0
+    for i in range(parts):
+        edges = [np.array([time << _CODE_BITS | state])]
+        edges += [column[at[i]:at[i + 1]] - first << _CODE_BITS | code for column, code, at in columns]
+        edge = np.concatenate(edges)
+        edge[1:].sort(kind="stable")  # which makes use of the order that each column has already
+        times = edge >> _CODE_BITS
+        held = turn.accumulate(edge.astype(np.uint16), dtype=np.uint16)
+        out += np.bincount(held[:-1], weights=np.diff(times), minlength=states)
+        time, state = int(times[-1]), int(held[-1])
+    return out
 
 
 def _members(n: int) -> npt.NDArray:

@@ -27,7 +27,9 @@ from gputop.trace.parallel import pool
 class GpuTimeline:
     """One GPU's device events: their rows, and unions of them by what they are.
 
-    ``kernels`` are the rows of compute kernels and collectives, ``computing`` those of the former.
+    ``start_ns`` and ``end_ns`` are those of ``rows``; read here they lie side by side, in the trace among other GPUs'.
+    ``kernels`` are the rows of compute kernels and collectives, ``computing`` those of the former; ``kernel_places``
+    and ``computing_places`` their places among ``rows``.
     ``other`` is what the GPU does on its own account: copies within it and memsets.
     ``gaps`` lists idle intervals between device events, ``after`` the row of the event that ends each, ``resumes`` the
     place among ``rows`` of the first that begins then, ``host_fault`` whether its launch began after the gap did (HTA's
@@ -37,8 +39,12 @@ class GpuTimeline:
 
     gpu: int  # index into Trace.gpus
     rows: I64
+    start_ns: I64
+    end_ns: I64
     kernels: I64
+    kernel_places: I64
     computing: I64
+    computing_places: I64
     compute: Spans
     collectives: Spans
     h2d: Spans
@@ -90,8 +96,9 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     after = rows[pauses.after] if pauses is not None and pauses.plain else event_after(trace, rows, gaps)
     before = rows[_last_to_end(end, gaps.start) if pauses is None else pauses.before]
     launch = device.launch_ns[after]
+    kernels, computing = np.flatnonzero(kind <= Kind.COLLECTIVE), np.flatnonzero(kind == Kind.COMPUTE)
     return GpuTimeline(
-        gpu, rows, rows[np.flatnonzero(kind <= Kind.COLLECTIVE)], rows[np.flatnonzero(kind == Kind.COMPUTE)],
+        gpu, rows, start, end, rows[kernels], kernels, rows[computing], computing,
         of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
         of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy, gaps, after,
         resumes=np.searchsorted(start, gaps.end) if pauses is None else pauses.after,
@@ -156,10 +163,9 @@ def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
 
 def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
     """The figures of one GPU."""
-    device = trace.device
     lo, hi = timeline.window_ns
     window = hi - lo
-    length = device.end_ns[timeline.kernels] - device.start_ns[timeline.kernels]
+    length = timeline.end_ns[timeline.kernel_places] - timeline.start_ns[timeline.kernel_places]
     copied = timeline.copies
     by_type, tensor = kernel_types(trace, timeline)
     moved: Copies = copies(trace, timeline.rows)
@@ -177,7 +183,7 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
         copies=copied.total / window,
         copies_exposed=subtract(subtract(copied, timeline.compute), timeline.collectives).total / window,
         idle_host_fault=_host_fault_share(timeline),
-        launch_delay_median_s=_launch_delay(trace, timeline.kernels),
+        launch_delay_median_s=_launch_delay(trace, timeline),
         kernels=len(timeline.kernels),
         kernels_per_s=len(timeline.kernels) / (window / 1e9),
         kernel_median_s=float(np.median(length)) / 1e9 if len(timeline.kernels) else None,
@@ -217,15 +223,16 @@ def _host_fault_share(timeline: GpuTimeline) -> float | None:
     return int(length[timeline.host_fault & timeline.known].sum()) / known
 
 
-def _launch_delay(trace: Trace, rows: I64) -> float | None:
+def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:
     """Median time from the end of a kernel's launching call (its start, where the end is not read) to its own start."""
-    device = trace.device
+    device, rows = trace.device, timeline.kernels
     launched = device.launch_ns[rows]
     if len(device.launch_end_ns) == len(device):
         launched = np.maximum(launched, device.launch_end_ns[rows])  # which is -1 where the launch is not known
     known = rows_of(launched >= 0)
     launched = launched[known]
-    return float(np.median(device.start_ns[rows[known]] - launched)) / 1e9 if len(launched) else None
+    start = timeline.start_ns[timeline.kernel_places[known]]
+    return float(np.median(start - launched)) / 1e9 if len(launched) else None
 
 
 def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] | None, float | None]:
@@ -233,12 +240,11 @@ def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] 
 
     The latter is None where no kernel's name says anything either way.
     """
-    device = trace.device
-    length = device.end_ns[timeline.computing] - device.start_ns[timeline.computing]
+    length = timeline.end_ns[timeline.computing_places] - timeline.start_ns[timeline.computing_places]
     total = int(length.sum())
     if total <= 0:
         return None, None
-    index = device.name[timeline.computing].astype(np.int64) + 1
+    index = trace.device.name[timeline.computing].astype(np.int64) + 1
     times = np.bincount(index, weights=length)
     names = np.flatnonzero(np.bincount(index))
     by_type: dict[str, float] = {}

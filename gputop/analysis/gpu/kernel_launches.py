@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 
 import numpy as np
 from msgspec.structs import replace
@@ -63,19 +64,24 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
     process = _processes(trace)
     job = trace.job if _PLAIN.fullmatch(trace.job) else _ANY_JOB
 
+    @cache
+    def fits(code: int) -> tuple[I64, I64, I64, I64]:
+        """Of all launches of a function: when, of which name, how long, of which process."""
+        fitting = order[ends[code - 1] if code else 0:ends[code]]
+        event = rows[fitting]
+        return (launched[fitting], name_of[fitting], device.end_ns[event] - device.start_ns[event],
+                process[device.gpu[event]])
+
     def line(row: KernelRow) -> str:
         own = place.get(row.name, -1)
         if own < 0 or row.collective or not functions[own]:
             return ""
-        code = int(code_of[own])
-        fitting = order[ends[code - 1] if code else 0:ends[code]]
-        event = rows[fitting]
-        length = np.where(name_of[fitting] == own, device.end_ns[event] - device.start_ns[event], 0)
+        when, name, length, of = fits(int(code_of[own]))
+        length = np.where(name == own, length, 0)
         if process.any():  # there are several
-            of = process[device.gpu[event]]
             here = np.flatnonzero(of == np.bincount(of, weights=length).argmax())
-            fitting, length = fitting[here], length[here]
-        return _line(functions[own], _skipped(launched[fitting], length, edges), job)
+            when, length = when[here], length[here]
+        return _line(functions[own], _skipped(when, length, edges), job)
 
     worth = [row.name for row in kernels.by_name if not row.collective][:_MAX_KERNELS]
     return replace(kernels, by_name=tuple(
@@ -110,7 +116,10 @@ def _skipped(launched_ns: I64, length_ns: I64, edges_ns: I64 | None) -> int:
     place = 0
     if usual:
         of_step = length_ns[whole[:, None] + np.arange(usual)]
-        place = int(np.median(of_step, axis=0).argmax())
+        some = np.flatnonzero(of_step.any(axis=0))  # the others are launches of the function's other kernels
+        median = np.zeros(usual)
+        median[some] = np.median(of_step[:, some], axis=0)
+        place = int(median.argmax())
     return _WARM_UP_STEPS * usual + place
 
 

@@ -51,12 +51,12 @@ def kernels(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], of_steps: WorkOfSteps | None = None,
 ) -> Kernels | None:
     """The tables of all kernels, or None where no GPU ran any."""
-    device = trace.device
     own = [timeline.kernels for timeline in gpu_timelines]
     rows = np.concatenate(own) if own else np.empty(0, np.int64)
     if not len(rows):
         return None
-    length = device.end_ns[rows] - device.start_ns[rows]
+    length = np.concatenate([(timeline.end_ns - timeline.start_ns)[timeline.kernel_places]
+                             for timeline in gpu_timelines])
     numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
     which, kinds = _kinds(trace, rows, length.astype(np.float64), [len(r) for r in own], numbers, of_steps)
 
@@ -270,19 +270,19 @@ def _shapes(trace: Trace, group: I64, kinds: _Kinds, n: int) -> list[_Shapes]:
 
 def kernel_sizes(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> tuple[KernelSizes, ...]:
     """A histogram of each GPU that ran compute kernels."""
-    device = trace.device
     bounds = np.array(SIZE_BOUNDS_NS)
     out = []
     for timeline in gpu_timelines:
-        rows = timeline.computing
-        if not len(rows):
+        places = timeline.computing_places
+        if not len(places):
             continue
-        length = device.end_ns[rows] - device.start_ns[rows]
+        start = timeline.start_ns[places]
+        length = timeline.end_ns[places] - start
         bucket = np.searchsorted(bounds, length, side="right")
         count, time = _histogram(bucket, length)
         per_step = None
         if steps is not None:
-            inside = in_steps(device.start_ns[rows], steps)
+            inside = in_steps(start, steps)
             per_step = [part / steps.count for part in _histogram(bucket[inside], length[inside])]
         out.append(KernelSizes(
             gpu=gpu_number(trace, timeline.gpu), bounds_s=tuple(b / 1e9 for b in SIZE_BOUNDS_NS),

@@ -72,7 +72,7 @@ def _work(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | Non
             rows, compute, per = timeline.rows, timeline.compute.total, 1
         else:
             bounds = steps.edges_ns
-            rows = timeline.rows[in_steps(device.start_ns[timeline.rows], steps)]
+            rows = timeline.rows[in_steps(timeline.start_ns, steps)]
             compute, per = int(coverage(timeline.compute, bounds[:, 0], bounds[:, 1]).sum()), steps.count
         kind = device.kind[rows]
         copies = rows[(kind >= Kind.H2D) & (kind <= Kind.COPY_OTHER)]

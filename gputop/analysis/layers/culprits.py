@@ -18,6 +18,7 @@ from gputop.analysis.layers.pytorch import CallScopes
 from gputop.analysis.layers.scopes import scope_of
 from gputop.core.findings import Culprit
 from gputop.trace.intervals import Spans, coverage
+from gputop.trace.lookups import rows_of
 from gputop.trace.model import I64, Trace
 
 _OPENED_FROM = 0.9  # of the time: a layer that has less stands as it is
@@ -76,17 +77,17 @@ def named_events(
     """
     device, rows = trace.device, events.rows
     time = coverage(within, device.start_ns[rows], device.end_ns[rows]) if events.time_ns is None else events.time_ns
-    number = np.array([gpu_number(trace, g) for g in range(len(trace.gpus))], np.int64)[device.gpu[rows]]
     key = op_keys(trace, rows, calls)
     gpus = events.more_on or gpus
     if events.only_on:
+        number = np.array([gpu_number(trace, g) for g in range(len(trace.gpus))], np.int64)[device.gpu[rows]]
         here = np.isin(number, events.only_on)
         elsewhere = {_stem(_name(trace, op, calls)[0]) for op in np.unique(key[~here & (key >= 0)]).tolist()}
         own = [op for op in np.unique(key[here & (key >= 0)]).tolist()
                if _stem(_name(trace, op, calls)[0]) not in elsewhere]
         keep = here & np.isin(key, own)
-        rows, time, number, key, gpus = rows[keep], time[keep], number[keep], key[keep], events.only_on
-    known = np.flatnonzero((key >= 0) & (time > 0))
+        rows, time, key, gpus = rows[keep], time[keep], key[keep], events.only_on
+    known = rows_of((key >= 0) & (time > 0))
     root, seen = _Node(), set()
     for op, node in _by_op(rows[known], time[known], key[known]):
         path, source = _name(trace, op, calls)
@@ -135,8 +136,10 @@ def op_keys(trace: Trace, rows: I64, calls: CallScopes | None) -> I64:
     if calls is not None:
         return calls.of_event[rows]
     key = device.tf_op[rows].astype(np.int64)
+    if not many:
+        return key
     key[key >= 0] += many
-    return np.where(device.hlo[rows] >= 0, device.hlo[rows], key) if many and len(device.hlo) else key
+    return np.where(device.hlo[rows] >= 0, device.hlo[rows], key) if len(device.hlo) else key
 
 
 def _name(trace: Trace, op: int, calls: CallScopes | None) -> tuple[tuple[str, ...], str]:

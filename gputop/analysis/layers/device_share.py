@@ -33,7 +33,7 @@ class DeviceShare(NamedTuple):
 def device_share(trace: Trace, timeline: GpuTimeline, within: Spans) -> DeviceShare:
     """The time of a GPU within ``within``, given to its events."""
     device, rows = trace.device, timeline.rows
-    start, end, kinds = device.start_ns[rows], device.end_ns[rows], device.kind[rows]
+    start, end, kinds = timeline.start_ns, timeline.end_ns, device.kind[rows]
     busy = np.zeros(len(rows), np.int64)
     kind = np.zeros(len(rows), np.uint8)
     sets = ((timeline.compute, timeline.other), (timeline.collectives, timeline.p2p), (timeline.h2d,))
@@ -63,6 +63,7 @@ def device_share(trace: Trace, timeline: GpuTimeline, within: Spans) -> DeviceSh
     bounds = Spans(np.concatenate((within.start[:1], gaps.start)), np.concatenate(([lo], gaps.end)))
     wait = np.zeros(len(rows), np.int64)
     idle = coverage(within, bounds.start, np.maximum(bounds.start, bounds.end))
-    np.add.at(wait, np.concatenate(([np.searchsorted(start, lo)], timeline.resumes)), idle)
+    wait[timeline.resumes] = idle[1:]  # no two gaps end with one event
+    wait[np.searchsorted(start, lo)] += idle[0]
     rest = int(coverage(within, [hi], [max(hi, int(within.end[-1]))])[0]) if len(within.end) else 0
     return DeviceShare(rows, kind, busy, wait, rest)

@@ -98,7 +98,7 @@ def before_steps(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> Sp
     if steps is None or not steps.call_ends_ns:
         return EMPTY
     gaps = timeline.gaps
-    kernels = trace.device.start_ns[timeline.kernels]
+    kernels = timeline.start_ns[timeline.kernel_places]
     after = np.append(kernels, timeline.window_ns[1])[np.searchsorted(kernels, gaps.end)]
     edges = np.sort(steps.edges_ns.ravel())
     chosen = np.searchsorted(edges, gaps.start, side="right") != np.searchsorted(

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from itertools import combinations, product
 from math import prod
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gputop.analysis.gpu import concurrency as own
 from gputop.analysis.gpu.concurrency import concurrency
 from gputop.trace.intervals import EMPTY, Spans, union
 
@@ -25,13 +27,14 @@ def instants(s: Spans) -> set[int]:
 
 
 @settings(max_examples=80, deadline=None)
-@given(piles, windows, st.integers(0, 10**12))
-def test_against_counting_instants(active, window, offset):
+@given(piles, windows, st.integers(0, 10**12), st.sampled_from((4, 1 << 16)))
+def test_against_counting_instants(active, window, offset, at_once):
     within = spans(window)
     sets = [instants(spans(pile)) & instants(within) for pile in active]
     whole, n = len(instants(within)), len(sets)
     moved = [Spans(s.start + offset, s.end + offset) for s in map(spans, active)]
-    c = concurrency(moved, Spans(within.start + offset, within.end + offset), range(n))
+    with patch.object(own, "_EDGES_AT_ONCE", at_once):
+        c = concurrency(moved, Spans(within.start + offset, within.end + offset), range(n))
     assert c is not None
     level = [sum(t in s for s in sets) for t in instants(within)]
     assert c.exactly == pytest.approx([level.count(k) / whole for k in range(n + 1)])
