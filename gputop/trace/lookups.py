@@ -95,6 +95,12 @@ def host_stat(host: HostEvents, name: str) -> tuple[I64, I64]:
     return host.stats.get(name, (none, none))
 
 
+def launching_lines(trace: Trace) -> I64:
+    """The lines of the host that launch device events, in order."""
+    lines = distinct(trace.device.launch_line)
+    return lines[lines >= 0]
+
+
 def launched_in_calls(trace: Trace, rows: I64, pattern: str) -> Mask:
     """Which of these device events a host event of such a name launched."""
     device, host = trace.device, trace.host

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.lookups import alphabetical, stable_order
+from gputop.trace.lookups import alphabetical, rows_of, stable_order
 from gputop.trace.model import I64
 
 
@@ -47,10 +47,11 @@ def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequ
     """The nesting of events in any order. Of two with the same start and end the first by name is outside."""
     n = len(start)
     parent = np.full(n, -1, np.int64)
-    rows = np.flatnonzero(end > start)
+    lasting = rows_of(end > start)
+    rows = nesting_order(line[lasting], start[lasting], end[lasting], name[lasting], names)
     if not len(rows):
         return Nesting(parent)
-    rows = rows[nesting_order(line[rows], start[rows], end[rows], name[rows], names)]
+    rows = rows if isinstance(lasting, slice) else lasting[rows]
     depth = depths(line[rows], start[rows], end[rows])
     if not depth.any():
         return Nesting(parent)

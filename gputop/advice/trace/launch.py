@@ -17,6 +17,7 @@ from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, in_order
+from gputop.trace.lookups import launching_lines, rows_of
 from gputop.trace.model import DeviceEvents, Kind
 
 _SNIPPETS = {
@@ -79,9 +80,10 @@ def _launch_waits(facts: TraceFacts) -> dict[int, Spans]:
 
 def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
     """Host events per step, or in the window, that begin in a wait, on the threads that launch; mean of the GPUs."""
-    host, device = facts.trace.host, facts.trace.device
-    launching = np.isin(host.line, device.launch_line[device.launch_line >= 0])
-    began = np.sort(host.start_ns[launching])
+    host = facts.trace.host
+    launching = np.zeros(len(facts.trace.lines), bool)
+    launching[launching_lines(facts.trace)] = True
+    began = host.start_ns[rows_of(launching[host.line])]  # in order, as all events of a trace
     events = sum(int((np.searchsorted(began, own.end) - np.searchsorted(began, own.start)).sum())
                  for own in waits.values())
     return events / max(len(waits), 1) / facts.steps_or_window

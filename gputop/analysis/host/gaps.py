@@ -14,7 +14,7 @@ from gputop.analysis.host.python_tracer import function_text
 from gputop.analysis.results import GapWork, StepGaps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
-from gputop.trace.lookups import host_stat, name_mask, rows_of
+from gputop.trace.lookups import host_stat, launching_lines, name_mask, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
@@ -52,7 +52,7 @@ def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     main[loop_lines] = True
     main_work, idle = work_in(trace, gaps, main)
     executor = lines_of(trace, EXECUTOR)
-    executor[trace.device.launch_line[trace.device.launch_line >= 0]] = True
+    executor[launching_lines(trace)] = True
     executor_work, _ = work_in(trace, gaps, executor & ~main)
     loops = max(len(loop_lines), 1)
     return StepGaps(
@@ -80,8 +80,8 @@ def step_calls(trace: Trace, steps: Steps) -> I64:
 
 def _launching_lines(trace: Trace) -> I64:
     """The threads that are no pool's and launch kernels: training loops without a marker of their own."""
-    launching = np.unique(trace.device.launch_line[trace.device.launch_line >= 0])
-    return np.asarray(launching[lines_of(trace, MAIN)[launching]], np.int64)
+    launching = launching_lines(trace)
+    return launching[lines_of(trace, MAIN)[launching]]
 
 
 class Charge(NamedTuple):

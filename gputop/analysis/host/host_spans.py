@@ -11,7 +11,7 @@ from gputop.analysis.host.executors import RUNS, of_input_pipeline
 from gputop.analysis.host.functions import TRACING, XLA_RUN
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
 from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, joined, subtract, union
-from gputop.trace.lookups import COMPILE, Mask, host_rows, host_stat, name_mask
+from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -157,8 +157,7 @@ def _first_runs(trace: Trace, here: Mask, ops: I64, runs: I64, not_input: Mask) 
     host, device = trace.host, trace.device
     started = host_rows(trace, RUNS)
     started = started[not_input[started]]
-    known = device.launch_line >= 0
-    launches = device.launch_ns[known][here[device.launch_line[known]]]
+    launches = device.launch_ns[rows_of((device.launch_line >= 0) & here[device.launch_line])]
     return in_order(np.concatenate((host.start_ns[ops], host.start_ns[started], host.start_ns[runs], launches)))
 
 
@@ -215,7 +214,7 @@ def _placed(trace: Trace, ops: I64) -> I64:
     long = ops[(host.end_ns[ops] - host.start_ns[ops]) >= LONG_OP_NS]
     kernels = device.kind <= Kind.COLLECTIVE
     on_gpu = np.zeros(len(trace.names) + 1, bool)
-    on_gpu[device.tf_op[kernels]] = True
+    on_gpu[distinct(device.tf_op[rows_of(kernels)])] = True
     on_gpu[-1] = False
     long = long[~on_gpu[host.name[long]] & ~name_mask(trace, _NOT_ITS_OWN)[host.name[long]]]
     launched = kernels & (device.launch_line >= 0)
