@@ -122,7 +122,7 @@ def _saved(path: Path) -> dict[str, Any] | None:
         return None
     damaged: set[str] = set()
     try:
-        document = parse(read_all(path, damaged, 4 * _SAVED_BYTES))
+        document = parse(bytes(read_all(path, damaged, 4 * _SAVED_BYTES)))
     except ValueError as error:
         if ours:
             raise GputopError(f"{path} is damaged: it is not a complete JSON document ({error}).",

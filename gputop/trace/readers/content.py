@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 import zlib
@@ -13,9 +14,12 @@ from typing import BinaryIO
 from gputop.core import memory
 from gputop.core.errors import GputopError
 from gputop.core.files import open_regular
+from gputop.trace.parallel import pool
 
+Data = bytes | bytearray | mmap.mmap
 GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 18
+_PART_BYTES = 1 << 23  # of a large file, read on one core
 _MEMORY_SHARE = 0.5  # of what is free, for one trace
 _CHECK_PERIOD_S = 0.05
 _RESERVE = 0.2  # of the limit
@@ -124,21 +128,41 @@ def read_chunks(path: Path, damaged: set[str]) -> Iterator[bytes]:
             yield from raw
 
 
-def read_all(path: Path, damaged: set[str], limit_bytes: float) -> bytes | bytearray:
+def read_all(path: Path, damaged: set[str], limit_bytes: float) -> Data:
     """A file's whole content, decompressed. Raises as :func:`read_chunks`, and GputopError above ``limit_bytes``."""
     with open_trace(path) as file:
         if file.read(len(GZIP)) != GZIP:
             size = os.fstat(file.fileno()).st_size
             if size > limit_bytes:
                 raise too_big(path, limit_bytes)
-            file.seek(0)
-            return file.read(size)  # a file that grows meanwhile is cut there
+            return _side_by_side(file.fileno(), size)
     out = bytearray()
     for piece in read_chunks(path, damaged):
         out += piece
         if len(out) > limit_bytes:
             raise too_big(path, limit_bytes)
     return out
+
+
+def _side_by_side(descriptor: int, size: int) -> Data:
+    """The first ``size`` bytes of a file, fewer where it has become shorter: in parts on several cores, since most of
+    the time goes into the pages that they are copied to."""
+    if size <= _PART_BYTES:
+        return os.pread(descriptor, size, 0)
+    data = mmap.mmap(-1, size, mmap.MAP_PRIVATE)
+    with memoryview(data) as memory, pool() as threads:
+        ends = list(threads.map(lambda begin: _read_part(descriptor, memory[begin:begin + _PART_BYTES], begin),
+                                range(0, size, _PART_BYTES)))
+    short = [end for at, end in enumerate(ends) if end < min((at + 1) * _PART_BYTES, size)]
+    return data[:short[0]] if short else data
+
+
+def _read_part(descriptor: int, memory: memoryview, begin: int) -> int:
+    """Fill the memory with the file's bytes from ``begin`` on; returns where they end."""
+    end = begin
+    while end < begin + len(memory) and (count := os.preadv(descriptor, [memory[end - begin:]], end)):
+        end += count
+    return end
 
 
 def too_big(path: Path | str, limit_bytes: float) -> GputopError:

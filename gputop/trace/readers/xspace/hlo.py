@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from gputop.trace.limits import cut_text
-from gputop.trace.readers.xspace.wire import LENGTH, VARINT, Data, Fields, Steps, read_fields, signed, tag
+from gputop.trace.readers.content import Data
+from gputop.trace.readers.xspace.wire import LENGTH, VARINT, Fields, Steps, read_fields, signed, tag
 
 _MODULE, _COMPUTATION, _STACK_FRAMES = tag(1, LENGTH), tag(3, LENGTH), tag(17, LENGTH)
 _INSTRUCTION, _COMPUTATION_ID, _ROOT_ID = tag(2, LENGTH), tag(5, VARINT), tag(6, VARINT)

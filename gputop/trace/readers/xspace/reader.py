@@ -44,7 +44,7 @@ from gputop.trace.quality import (
 )
 from gputop.trace.readers.clock_file import HostClock, read_clocks
 from gputop.trace.readers.clock_skew import HostSlices, align
-from gputop.trace.readers.content import MemoryWatch, memory_limit, read_all, too_big
+from gputop.trace.readers.content import Data, MemoryWatch, memory_limit, read_all, too_big
 from gputop.trace.readers.xspace.hlo import Program, find_programs
 from gputop.trace.readers.xspace.hlo_work import hlo_op
 from gputop.trace.readers.xspace.recordings import split_recordings, unrecorded_between
@@ -58,7 +58,7 @@ from gputop.trace.readers.xspace.stats import (
     strings,
     whole_numbers,
 )
-from gputop.trace.readers.xspace.wire import LENGTH, Data, Steps, read_fields, tag
+from gputop.trace.readers.xspace.wire import LENGTH, Steps, read_fields, tag
 from gputop.trace.readers.xspace.xplane import Chunk, Losses, Source, XLine, XPlane, read_events, read_plane
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.trace.model import I64
+from gputop.trace.readers.content import Data
 
-Data = bytes | bytearray
 U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]

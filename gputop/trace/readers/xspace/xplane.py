@@ -17,6 +17,7 @@ from gputop.trace.builder import Names
 from gputop.trace.int_map import IntMap
 from gputop.trace.model import F64, I64
 from gputop.trace.parallel import map_ordered
+from gputop.trace.readers.content import Data
 from gputop.trace.readers.xspace.alike import Alike, find_alike
 from gputop.trace.readers.xspace.fields import (
     EVENT_DURATION_PS,
@@ -51,7 +52,6 @@ from gputop.trace.readers.xspace.wire import (
     U64,
     Block,
     Bools,
-    Data,
     FieldColumn,
     Steps,
     read_fields,
