@@ -7,6 +7,7 @@ except :func:`union`, which makes it from arbitrary intervals. Integers keep sum
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -187,13 +188,23 @@ def joined(a: Spans, reach: int) -> Spans:
     return Spans(a.start[np.concatenate(([True], apart))], a.end[np.concatenate((apart, [True]))])
 
 
-def chained(times: npt.ArrayLike, reach: int) -> Spans:
-    """From first to last instant of each run of ``times`` in which none is more than ``reach`` after the one before."""
-    t = in_order(np.asarray(times, np.int64))
-    if not len(t):
+def chained(times: Iterable[I64], reach: int) -> Spans:
+    """From first to last instant of each run of ``times`` in which none is more than ``reach`` after the one before.
+    They come in parts, of which each is sorted by itself."""
+    runs = [_runs(part, reach) for part in times if len(part)]
+    if not runs:
         return EMPTY
-    split = np.flatnonzero(np.diff(t) > reach)
-    start = t[np.concatenate(([0], split + 1))]
-    end = t[np.concatenate((split, [len(t) - 1]))]
+    start, end = (np.concatenate(column) for column in zip(*runs, strict=True))
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    apart = start[1:] - end[:-1] > reach
+    start, end = start[np.concatenate(([True], apart))], end[np.concatenate((apart, [True]))]
     keep = end > start
     return Spans(start[keep], end[keep])
+
+
+def _runs(times: I64, reach: int) -> tuple[I64, I64]:
+    """First and last instant of each run, which may be one instant."""
+    t = in_order(times)
+    split = np.flatnonzero(t[1:] - t[:-1] > reach)
+    return t[np.concatenate(([0], split + 1))], t[np.append(split, len(t) - 1)]

@@ -48,6 +48,8 @@ def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequ
     n = len(start)
     parent = np.full(n, -1, np.int64)
     lasting = rows_of(end > start)
+    if (start[lasting][1:] >= end[lasting][:-1]).all():  # one after the other
+        return Nesting(parent)
     rows = nesting_order(line[lasting], start[lasting], end[lasting], name[lasting], names)
     if not len(rows):
         return Nesting(parent)

@@ -88,10 +88,10 @@ def test_at_or_before(a, times, in_order):
     assert found.tolist() == [sum(x <= t for x in a) for t in times]
 
 
-@given(st.lists(st.integers(0, 100), max_size=15), st.integers(0, 20))
-def test_chained(times, reach):
-    spans = chained(times, reach)
-    ordered = sorted(times)
+@given(st.lists(st.lists(st.integers(0, 100), max_size=8), max_size=4), st.integers(0, 20))
+def test_chained(parts, reach):
+    spans = chained([np.array(part, np.int64) for part in parts], reach)
+    ordered = sorted(t for part in parts for t in part)
     expected = {t for a, b in pairwise(ordered) if b - a <= reach for t in range(a, b)}
     assert instants(spans) == expected
 

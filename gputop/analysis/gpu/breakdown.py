@@ -18,7 +18,7 @@ Without any GPU in the trace there is ``input``, and all else is ``host``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,8 +28,8 @@ from gputop.analysis.results import Breakdown
 from gputop.analysis.steps.training_loops import TrainingLoop, training_loops
 from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import host_stat
-from gputop.trace.model import F64, Trace
+from gputop.trace.lookups import host_stat, rows_of
+from gputop.trace.model import F64, I64, Trace
 from gputop.trace.parallel import pool
 
 # Launches further apart than this are not one stretch of launching (nsys-ai counts GPU gaps from 1 ms).
@@ -38,6 +38,7 @@ LAUNCHING_GAP_NS = 1_000_000
 # Below, gaps between launches coincide with other GPUs' kernels by chance. gputop's own figures.
 WAIT_FOR_GPU_NS = 1_000_000
 WAIT_FOR_GPU_SHARE = 0.8
+_AT_ONCE = 1 << 15  # events: what is computed of them stays in a core's cache
 
 
 # By GPU (index into ``Trace.gpus``) and part, when the part holds.
@@ -161,12 +162,18 @@ def _launching(trace: Trace, within: Spans) -> Spans:
     """
     device = trace.device
     lo, hi = int(within.start[0]) - LAUNCHING_GAP_NS, int(within.end[-1]) + LAUNCHING_GAP_NS
-    known = np.flatnonzero((device.launch_ns >= max(lo - LAUNCHING_GAP_NS, 0)) & (device.launch_ns <= hi))
-    # A launch takes effect at the device's start, so the stretch reaches up to there for short delays.
-    first = device.launch_ns[known]
-    begun = device.start_ns[known]
-    soon = np.flatnonzero(begun - first <= LAUNCHING_GAP_NS)
-    runs = chained(np.concatenate((first, begun[soon])), LAUNCHING_GAP_NS)
+
+    def launches() -> Iterator[I64]:
+        for i in range(0, len(device), _AT_ONCE):
+            first = device.launch_ns[i:i + _AT_ONCE]
+            known = rows_of((first >= max(lo - LAUNCHING_GAP_NS, 0)) & (first <= hi))
+            first = first[known]
+            # A launch takes effect at the device's start, so the stretch reaches up to there for short delays.
+            begun = device.start_ns[i:i + _AT_ONCE][known]
+            yield first
+            yield begun[rows_of(begun - first <= LAUNCHING_GAP_NS)]
+
+    runs = chained(launches(), LAUNCHING_GAP_NS)
     rows, values = host_stat(trace.host, "is_func")
     rows = rows[values == 1]
     if not len(rows):

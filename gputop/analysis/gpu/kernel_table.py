@@ -51,14 +51,10 @@ def kernels(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], of_steps: WorkOfSteps | None = None,
 ) -> Kernels | None:
     """The tables of all kernels, or None where no GPU ran any."""
-    own = [timeline.kernels for timeline in gpu_timelines]
-    rows = np.concatenate(own) if own else np.empty(0, np.int64)
-    if not len(rows):
+    if not any(len(timeline.kernels) for timeline in gpu_timelines):
         return None
-    length = np.concatenate([(timeline.end_ns - timeline.start_ns)[timeline.kernel_places]
-                             for timeline in gpu_timelines])
-    numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
-    which, kinds = _kinds(trace, rows, length.astype(np.float64), [len(r) for r in own], numbers, of_steps)
+    of_gpu = [_kernels_of(trace, timeline, of_steps) for timeline in gpu_timelines]
+    kinds = _kinds(trace, of_gpu, [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines], of_steps)
 
     def table(
         key: I64, labels: Callable[[int], str], size: int, medians: _MediansOf | None = None,
@@ -77,50 +73,73 @@ def kernels(
             tables.append(table(to_label[np.searchsorted(used, kinds.op)], labels.__getitem__, len(labels)))
         by_op, by_type = tables
     known = any(s.occupancy is not None for s in trace.launch_shapes)
-    of_gpu = _per_gpu(kinds)
     return Kernels(
-        count=len(rows), time_s=float(kinds.length.sum()) / 1e9,
-        time_s_by_gpu={gpu: float(time) / 1e9 for gpu, time in zip(kinds.gpus, of_gpu, strict=True)},
+        count=sum(len(own.which) for own in of_gpu), time_s=float(kinds.length.sum()) / 1e9,
+        time_s_by_gpu={gpu: float(time) / 1e9 for gpu, time in zip(kinds.gpus, _per_gpu(kinds), strict=True)},
         by_name=table(kinds.name, lambda i: trace.names[i - 1] if i else "", len(trace.names) + 1,
-                      lambda group, n: _medians(group[which], length, n)),
+                      lambda group, n: _medians(group, of_gpu, n)),
         by_op=by_op, by_op_type=by_type, occupancy_is=trace.occupancy_is if known else None,
     )
 
 
-def _kinds(
-    trace: Trace, rows: I64, length: F64, of_gpu: list[int], gpus: list[int], of_steps: WorkOfSteps | None,
-) -> tuple[I64, _Kinds]:
-    """Which kind each of the kernels is of, and the kinds."""
-    device, names, shapes = trace.device, len(trace.names) + 1, len(trace.launch_shapes)
-    columns = [(device.name[rows].astype(np.int64) + 1, names), (device.tf_op[rows].astype(np.int64) + 1, names),
-               (np.repeat(np.arange(len(gpus)), of_gpu), len(gpus))]
+class _KernelsOf(NamedTuple):
+    """One GPU's kernels: which combination of name, op and launch shape each has, and its length in whole nanoseconds;
+    of each combination the columns and sums of :class:`_Kinds`, where -1 is none."""
+
+    which: I64
+    length: I64
+    name: I64
+    op: I64
+    shape: I64
+    kernels: F64
+    sums: list[F64]  # of the length, and where steps are known of those within them and of their length
+
+
+def _kernels_of(trace: Trace, timeline: GpuTimeline, of_steps: WorkOfSteps | None) -> _KernelsOf:
+    device, rows = trace.device, timeline.kernels
+    length = (timeline.end_ns - timeline.start_ns)[timeline.kernel_places]
+    columns = [device.name[rows], device.tf_op[rows]]
     if len(device.shape):
-        columns.append((device.shape[rows].astype(np.int64) + 1, shapes + 1))
-    which, (name, op, gpu, *shape) = _combinations(columns)
-    number = shape[0] - 1 if shape else np.full(len(name), -1, np.int64)
+        columns.append(device.shape[rows])
+    which, (name, op, *shape) = _combinations(columns)
+    weights: list[npt.NDArray] = [length]
+    if of_steps is not None:
+        inside = of_steps.inside[rows]
+        weights += [inside, length * inside]
+    return _KernelsOf(which, length, name, op, shape[0] if shape else np.full(len(name), -1, np.int64),
+                      np.bincount(which, minlength=len(name)).astype(np.float64),
+                      [_sums(which, weight, len(name)) for weight in weights])
+
+
+def _combinations(columns: Sequence[npt.NDArray]) -> tuple[I64, list[I64]]:
+    """For each row which of the distinct combinations of these ids (or -1) it has, and the columns of those."""
+    there, which = numbered(columns[0])
+    values = [there]
+    for column in columns[1:]:
+        there, at = numbered(column)
+        both, which = numbered(which * len(there) + at)
+        values = [*(value[both // len(there)] for value in values), there[both % len(there)]]
+    return which, values
+
+
+def _kinds(trace: Trace, of_gpu: Sequence[_KernelsOf], gpus: list[int], of_steps: WorkOfSteps | None) -> _Kinds:
+    """The kinds of all GPUs' kernels, one GPU's after the other's."""
+    def joined(column: str) -> npt.NDArray:
+        return np.concatenate([getattr(own, column) for own in of_gpu])
+
+    name, shape = joined("name"), joined("shape")
+    sums = [np.concatenate(column) for column in zip(*(own.sums for own in of_gpu), strict=True)]
+    gpu = np.repeat(np.arange(len(gpus)), [len(own.name) for own in of_gpu])
     used, at = numbered(name)
-    of_name = [classify(trace.names[i - 1] if i else "")[1:] for i in used.tolist()]
+    of_name = [classify(trace.names[i] if i >= 0 else "")[1:] for i in used.tolist()]
     classes = sorted(set(of_name), key=str)
     code = np.array([classes.index(kind) for kind in of_name], np.int64)[at]
-
-    def total(weights: npt.NDArray | None = None) -> F64:
-        return np.bincount(which, weights, len(name)).astype(np.float64, copy=False)
-
-    inside = None if of_steps is None else of_steps.inside[rows]
-    return which, _Kinds(
-        name, op, gpu * len(classes) + code, np.where(number >= 0, number, shapes), total(), total(length),
-        None if inside is None else total(inside), None if inside is None else total(length * inside),
-        classes, gpus, of_steps.count if of_steps is not None else 0)
-
-
-def _combinations(columns: Sequence[tuple[I64, int]]) -> tuple[I64, list[I64]]:
-    """For each row which of the distinct combinations it has, and the columns of those. Each column comes with a number
-    that all in it are below."""
-    which, values = columns[0][0], [np.arange(columns[0][1])]
-    for column, size in columns[1:]:
-        there, which = numbered(which * size + column)
-        values = [*(value[there // size] for value in values), there % size]
-    return which, values
+    length, *of_whole_steps = sums
+    step_kernels, step_length = of_whole_steps if of_steps is not None else (None, None)
+    return _Kinds(
+        name + 1, joined("op") + 1, gpu * len(classes) + code, np.where(shape >= 0, shape, len(trace.launch_shapes)),
+        joined("kernels"), length, step_kernels, step_length, classes, gpus,
+        of_steps.count if of_steps is not None else 0)
 
 
 def _per_gpu(kinds: _Kinds) -> F64:
@@ -210,7 +229,7 @@ def _kept(key: I64, kinds: _Kinds, count: npt.NDArray, label: Callable[[int], st
     return np.array(sorted(chosen, key=lambda k: (-time[k], label(k))), np.int64)
 
 
-def _sums(key: I64, weights: F64, size: int) -> F64:
+def _sums(key: I64, weights: npt.NDArray, size: int) -> F64:
     return np.bincount(key, weights=weights, minlength=size).astype(np.float64, copy=False)
 
 
@@ -222,10 +241,14 @@ def _largest(keys: I64, values: F64, n: int, label: Callable[[int], str]) -> lis
     return [k for k, _ in pairs[:n]]
 
 
-def _medians(group: I64, length: I64, n: int) -> F64:
-    """The median length of each group, by one sort of both in one integer."""
-    mask = (1 << _MEDIAN_BITS) - 1
-    both = np.sort((group << _MEDIAN_BITS) | np.minimum(length, mask))
+def _medians(group: I64, of_gpu: Sequence[_KernelsOf], n: int) -> F64:
+    """The median length of each group, by one sort of both in one integer. ``group``: that of each kind."""
+    mask, first, parts = (1 << _MEDIAN_BITS) - 1, 0, []
+    for own in of_gpu:
+        parts.append(np.minimum(own.length, mask))
+        parts[-1] |= (group[first:first + len(own.name)] << _MEDIAN_BITS)[own.which]
+        first += len(own.name)
+    both = np.sort(np.concatenate(parts))
     begin = np.searchsorted(both, np.arange(n + 1) << _MEDIAN_BITS)
     size, last = np.diff(begin), len(both) - 1
     lower = both[np.minimum(begin[:-1] + np.maximum(size - 1, 0) // 2, last)] & mask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from gputop.trace.nesting import nest
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 TOP = 12  # names kept of each kind of thread
+_MANY_EVENTS = 1 << 15  # of a thread
 # Calls that only pass an op on: their time is that op's.
 _WRAPPERS = (r"(?:TFE_Py_FastPathExecute_C|TFE_Py_ExecuteCancelable|EagerKernelExecute|KernelAndDevice(?:Func|Op)::Run|"
              r"EagerCopyToDevice|ValidateInputTypeAndPlacement|FunctionRun|ExecutorState::Process)$")
@@ -143,24 +144,35 @@ def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[d
     host = trace.host
     rows = np.flatnonzero(chosen[host.line] & (host.end_ns > host.start_ns)) if len(host) else np.empty(0, np.int64)
     rows = rows[rows_of(~marks(trace)[rows])] if len(rows) else rows
-    lines = int(chosen.sum())
     inside = coverage(gaps, host.start_ns[rows], host.end_ns[rows])
     within = rows_of(inside > 0)
     rows, inside = rows[within], inside[within]  # what holds such an event is such an event
-    if not len(rows):
-        return {}, lines * gaps.total
-    charged = charge(trace, rows, inside, host.line[rows])
-    counted = rows_of(charged.own_ns > 0)
-    holds = np.zeros(len(rows), bool)
-    holds[charged.holder[counted]] = True
-    times = np.bincount(charged.name[counted], weights=charged.own_ns[counted], minlength=len(trace.names))
-    events = np.bincount(charged.name[holds], minlength=len(trace.names))
+    times, events = np.zeros((2, len(trace.names)))
+    with_event_ns, line = 0, host.line[rows]
+    for at in _lines_apart(line):
+        charged = charge(trace, rows[at], inside[at], line[at])
+        counted = rows_of(charged.own_ns > 0)
+        holds = np.zeros(len(charged.holder), bool)
+        holds[charged.holder[counted]] = True
+        times += np.bincount(charged.name[counted], charged.own_ns[counted], len(times))
+        events += np.bincount(charged.name[rows_of(holds)], minlength=len(events))
+        with_event_ns += int(charged.outer_ns.sum())
     out: dict[str, tuple[int, int]] = {}
     for name in np.flatnonzero(times).tolist():
         text = shown_name(trace.names[name])
         known = out.get(text, (0, 0))
         out[text] = known[0] + int(times[name]), known[1] + int(events[name])
-    return out, lines * gaps.total - int(charged.outer_ns.sum())
+    return out, int(chosen.sum()) * gaps.total - with_event_ns
+
+
+def _lines_apart(line: npt.NDArray) -> Iterator[I64]:
+    """Where in this column of lines each stands that has many events, and where all the others do: what is computed of
+    one stays in a core's cache."""
+    many = np.bincount(line) >= _MANY_EVENTS
+    for one in np.flatnonzero(many).tolist():
+        yield np.flatnonzero(line == one)
+    if len(others := np.flatnonzero(~many[line])):
+        yield others
 
 
 def longest_on_host(trace: Trace, names: Collection[str], within: Spans) -> dict[str, float]:

@@ -23,7 +23,7 @@ from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import seconds
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import coverage, union
-from gputop.trace.lookups import COMPILE, distinct, host_rows, host_stat, name_mask
+from gputop.trace.lookups import COMPILE, distinct, host_rows, host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -195,15 +195,16 @@ def _one_after_the_other(trace: Trace, bounds: I64) -> bool:
 def _on_the_gpu(trace: Trace, bounds: I64) -> I64 | None:
     """From the first kernel launched in a step to the first launched after it, where the host runs ahead; else None."""
     device = trace.device
-    rows = np.flatnonzero((device.launch_ns >= bounds[0, 0]) & (device.kind <= Kind.COLLECTIVE))
-    if not len(rows):
+    rows = rows_of((device.launch_ns >= bounds[0, 0]) & (device.kind <= Kind.COLLECTIVE))
+    launch, start, end = device.launch_ns[rows], device.start_ns[rows], device.end_ns[rows]
+    if not len(launch):
         return None
-    rows = rows[np.argsort(device.launch_ns[rows], kind="stable")]
-    own = int(np.searchsorted(device.launch_ns[rows], bounds[-1, 1]))
-    first = np.minimum.accumulate(device.start_ns[rows][::-1])[::-1]
-    edges = np.append(first, device.end_ns[rows].max())[np.searchsorted(device.launch_ns[rows], bounds)]
+    # In the order of their starts the first launched at an instant or later is the first to exceed all before it.
+    first = np.searchsorted(np.maximum.accumulate(launch), bounds)
+    edges = np.append(start, end.max())[first]
     # What is launched after the last step may come much later.
-    edges[-1, 1] = min(edges[-1, 1], device.end_ns[rows[:own]].max()) if own else edges[-1, 0]
+    own = end[launch < bounds[-1, 1]]
+    edges[-1, 1] = min(edges[-1, 1], own.max()) if len(own) else edges[-1, 0]
     behind = (edges[:, 0] - bounds[:, 0] >= bounds[:, 1] - bounds[:, 0]).all()
     factor = _BEHIND_A_STEP_FACTOR if behind else _AHEAD_FACTOR
     ahead = edges[-1, 1] - edges[0, 0] >= factor * (bounds[-1, 1] - bounds[0, 0])
