@@ -61,6 +61,13 @@ def test_coverage_of_many_instants_goes_part_by_part(a, b):
             expected[i] for i in in_order]
 
 
+@given(st.lists(pairs, max_size=4), st.integers(1, 6))
+def test_many_intervals_are_merged_part_by_part(sets, at_once):
+    with patch.object(intervals, "_AT_ONCE", at_once):
+        spans = merge(*map(made, sets))
+    assert is_normal(spans) and instants(spans) == set().union(*map(plain, sets))
+
+
 @given(pairs, pairs)
 def test_set_operations(a, b):
     x, y = made(a), made(b)
