@@ -12,7 +12,7 @@ from gputop.trace.intervals import coverage, union
 from gputop.trace.model import I64, HostEvents, Trace
 
 Mask = npt.NDArray[np.bool_]
-_SORTED_BELOW, _COUNTED_BELOW = 1000, 1 << 20  # rows, and ids: a table for more is larger than what it spares
+_SORTED_BELOW, _TABLE_BELOW = 1000, 1 << 20  # rows, and ids: a table for more is larger than what it spares
 
 # XLA's compilers on CPUs and GPUs (there the passes over the graph), their annotations in Nsight, PjRt clients (JAX).
 COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaCompil\w*:|PjRt\w*::Compile|"
@@ -53,23 +53,28 @@ def rows_of(mask: Mask) -> I64 | slice:
 
 
 def distinct(ids: npt.NDArray) -> I64:
-    """The distinct ids (indices, or -1) in order, as :func:`numpy.unique`; counted where that is quicker."""
-    return np.flatnonzero(np.bincount(ids + 1)) - 1 if _worth_counting(ids) else np.unique(ids).astype(np.int64)
+    """The distinct ids (indices, or -1) in order, as :func:`numpy.unique`; by a table where that is quicker."""
+    if not _worth_a_table(ids):
+        return np.unique(ids).astype(np.int64)
+    there = np.zeros(int(ids.max()) + 2, bool)  # the extra last entry is that of -1
+    there[ids] = True
+    used = np.flatnonzero(there[:-1])
+    return np.concatenate(([-1], used)) if there[-1] else used
 
 
 def numbered(ids: npt.NDArray) -> tuple[I64, I64]:
     """The same, and for each row the place of its id among them."""
-    if not _worth_counting(ids):
+    if not _worth_a_table(ids):
         used, which = np.unique(ids, return_inverse=True)
         return used.astype(np.int64), which
     used = distinct(ids)
     place = np.zeros(int(used[-1]) + 2, np.int64)
-    place[used + 1] = np.arange(len(used))
-    return used, place[ids + 1]
+    place[used] = np.arange(len(used))
+    return used, place[ids]
 
 
-def _worth_counting(ids: npt.NDArray) -> bool:
-    return len(ids) >= _SORTED_BELOW and int(ids.max()) < max(_COUNTED_BELOW, len(ids))
+def _worth_a_table(ids: npt.NDArray) -> bool:
+    return len(ids) >= _SORTED_BELOW and int(ids.max()) < max(_TABLE_BELOW, len(ids))
 
 
 def stable_order(keys: npt.NDArray) -> I64:

@@ -12,7 +12,7 @@ from gputop.analysis.host.executors import input_executors
 from gputop.analysis.host.host_ops import OP
 from gputop.analysis.results import LaunchThread, LaunchThreads
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import host_stat, name_mask, rows_of, stable_order
+from gputop.trace.lookups import distinct, host_stat, launching_lines, name_mask, rows_of, stable_order
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, INPUT, MAIN, lines_of
 
@@ -53,7 +53,7 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
     input_work = merge(*at_work) if of_input.any() and at_work else EMPTY if of_input.any() else None
     busy = _overlaps(work, launching)
     waits = lines_of(trace, MAIN)  # a thread of Python's shows its call while it waits, so it counts where it launches
-    waits[np.flatnonzero(np.bincount(device.launch_line[launched]))] = False
+    waits[launching_lines(trace)] = False
     per = launching.total
     return LaunchThreads(
         mode=_mode(threads), threads=tuple(threads), threads_per_gpu=dict(sorted(per_gpu.items())),
@@ -69,7 +69,7 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
 
 def by_line(line: npt.NDArray) -> dict[int, I64]:
     """The places at which each number of a line, none below 0, stands in this column."""
-    used = np.flatnonzero(np.bincount(line))
+    used = distinct(line)
     if len(used) <= _FEW_LINES:  # quicker picked out one by one than sorted
         return {number: np.flatnonzero(line == number) for number in used.tolist()}
     order = stable_order(line)

@@ -26,6 +26,7 @@ _NAMED_FROM = 0.1  # of the time: where no part of a layer takes more, it is not
 _NAMED_PART = 0.5  # of the time, below which names say too little
 MAX_CULPRITS = 20  # of a finding
 _MAX_DEPTH, _MAX_NAME = 12, 160
+_AT_ONCE = 1 << 15  # events
 _NUMBER = re.compile(r"\d+")
 
 
@@ -162,8 +163,11 @@ def _stem(path: Sequence[str]) -> str:
 
 
 def _by_op(rows: I64, time: I64, key: I64) -> Iterator[tuple[int, _Node]]:
-    total, longest = np.bincount(key, time), np.zeros(int(key.max(initial=-1)) + 1, np.int64)
+    longest = np.zeros(int(key.max(initial=-1)) + 1, np.int64)
     np.maximum.at(longest, key, time)
+    total = np.zeros(len(longest))
+    for i in range(0, len(key), _AT_ONCE):  # the weights are copied as floats
+        total += np.bincount(key[i:i + _AT_ONCE], time[i:i + _AT_ONCE], len(total))
     at_longest = np.flatnonzero(time == longest[key])[::-1]
     first = np.zeros(len(longest), np.int64)
     first[key[at_longest]] = at_longest  # of equal ones the first
