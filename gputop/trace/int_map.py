@@ -1,12 +1,16 @@
-"""A mapping of integers to integers, applied to whole columns at once."""
+"""Mappings of integers to integers, applied to whole columns at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
+from gputop.trace.lookups import distinct
 from gputop.trace.model import I64
+
+_NOT_MET = np.iinfo(np.int64).min
 
 
 class IntMap:
@@ -32,3 +36,24 @@ class IntMap:
             return np.full(len(keys), self._default, np.int64)
         at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return np.where(self._keys[at] == keys, self._values[at], self._default)
+
+
+class LazyTable:
+    """A number for each index, found by ``find`` when the index is first met in a column, in their order; index -1 has
+    ``none``."""
+
+    def __init__(self, find: Callable[[int], int], none: int = -1) -> None:
+        self._find = find
+        self._table = np.array([none], np.int64)  # the last entry is that of index -1
+
+    def __call__(self, column: npt.NDArray) -> I64:
+        if (size := int(column.max(initial=-1)) + 2) > len(self._table):
+            table = np.full(2 * size, _NOT_MET, np.int64)
+            table[:len(self._table) - 1], table[-1] = self._table[:-1], self._table[-1]
+            self._table = table
+        numbers = self._table[column]
+        if (new := numbers == _NOT_MET).any():
+            for i in distinct(column[new]).tolist():
+                self._table[i] = self._find(i)
+            numbers = self._table[column]
+        return numbers

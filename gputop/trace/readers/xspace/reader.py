@@ -18,7 +18,7 @@ from gputop.core.errors import GputopError
 from gputop.trace import kernel_names, limits
 from gputop.trace.builder import IGNORED_EVENT, Collected, TraceBuilder, joined_stats
 from gputop.trace.derived_lines import STEPS, is_derived, streams
-from gputop.trace.int_map import IntMap
+from gputop.trace.int_map import IntMap, LazyTable
 from gputop.trace.launch_join import Launches, set_launches
 from gputop.trace.model import (
     I32,
@@ -114,11 +114,11 @@ class _HostCalls:
 
 class _Gpu(NamedTuple):
     """A GPU whose plane is read: its place among those of the trace, the plane's texts by the ids of references, and
-    for one of NVIDIA's the compute capability (ROCm has similar numbers), else None."""
+    the launch shapes (indices of the builder's) by the names of kernels' details."""
 
     number: int
     references: IntMap
-    nvidia: tuple[int, int] | None
+    shape_of: LazyTable
     source: Source
 
 
@@ -297,6 +297,8 @@ class _XSpace:
                           for key, span in find_programs(data, *plane.span, self._hlo_steps).items()}
         self._read_programs: dict[tuple[str, int], Program] = {}
         self._hlo_indices: dict[tuple[int, int, int], int] = {}
+        self._shape_of: dict[tuple[int, int] | None, LazyTable] = {}
+        self._kind_of = LazyTable(lambda name: kernel_names.classify(builder.names.list[name]).kind)
 
     def _read_planes(self, begins: I64, ends: I64, limit_bytes: float) -> None:
         """Raises GputopError once what the planes hold needs more memory than ``limit_bytes``."""
@@ -415,7 +417,13 @@ class _XSpace:
         names, references = lookups(plane, builder.names)
         nvidia = builder.gpus[gpu].compute_capability if stats.get("device_vendor") == "Nvidia" else None
         source = Source(plane, self._streams(plane), names, _DEVICE_STATS, together=self._many_lines)
-        return _Gpu(gpu, references, nvidia, source)
+        return _Gpu(gpu, references, self._shapes_of(nvidia), source)
+
+    def _shapes_of(self, nvidia: tuple[int, int] | None) -> LazyTable:
+        """``nvidia``: the compute capability, of a GPU of NVIDIA's (ROCm has similar numbers)."""
+        builder = self._builder
+        return self._shape_of.setdefault(nvidia, LazyTable(lambda details: builder.shape(
+            kernel_names.launch_shape(builder.names.list[details], nvidia))))
 
     def _streams(self, plane: XPlane) -> list[XLine]:
         lines = [xline for xline in plane.lines if not is_derived(xline.name, xline.id)]
@@ -457,17 +465,11 @@ class _XSpace:
         out = DeviceEvents.empty(n)
         out.gpu[:], out.line[:], out.name[:] = gpu.number, line, chunk.name
         out.start_ns, out.end_ns = chunk.start_ns + self._base_ns, chunk.end_ns + self._base_ns
-        kind_of = np.zeros(len(names.list), np.uint8)
-        for i in indices_in(chunk.name):
-            kind_of[i] = kernel_names.classify(names.list[i]).kind
-        out.kind = kind_of.take(chunk.name)
+        out.kind = self._kind_of(chunk.name).astype(np.uint8)
         out.correlation = integers(chunk, "correlation_id", n)
         set_copies(out, strings(chunk, "memcpy_details", n, names, references), names)
         details = strings(chunk, "kernel_details", n, names, references)
-        shape_of = np.full(len(names.list) + 1, -1, np.int32)  # the extra last entry answers index -1
-        for i in indices_in(details):
-            shape_of[i] = self._builder.shape(kernel_names.launch_shape(names.list[i], gpu.nvidia))
-        out.shape = shape_of[details]
+        out.shape = gpu.shape_of(details).astype(np.int32)
         out.tf_op = op_names(chunk, n, names, references).astype(np.int32)
         if "hlo_op" in chunk.stats and self._programs:
             op, module = (strings(chunk, stat, n, names, references) for stat in ("hlo_op", "hlo_module"))
