@@ -143,9 +143,9 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
 
 
 def _launch_pace_s(device: DeviceEvents) -> float | None:
-    known = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
-    if len(known) < 2:
+    known = rows_of((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
+    launch = device.launch_ns[known]
+    if len(launch) < 2:
         return None
-    apart = np.concatenate([np.diff(in_order(device.launch_ns[known[at]])) for at in
-                            by_line(device.launch_line[known]).values()])
+    apart = np.concatenate([np.diff(in_order(launch[at])) for at in by_line(device.launch_line[known]).values()])
     return float(np.median(apart)) / 1e9 if len(apart) else None

@@ -20,7 +20,7 @@ from gputop.analysis.results import BatchScaling, FewBlocks
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import union
-from gputop.trace.lookups import OPTIMIZER_CALL, Mask, launched_in_calls, name_mask, optimizer_names
+from gputop.trace.lookups import OPTIMIZER_CALL, Mask, launched_in_calls, name_mask, optimizer_names, rows_of
 from gputop.trace.model import F64, I64, Trace
 from gputop.trace.occupancy import resident_blocks
 
@@ -45,7 +45,7 @@ def batch_scaling(
     for timeline in gpu_timelines:
         places = timeline.computing_places
         if steps is not None:
-            places = places[in_steps(timeline.start_ns[places], steps)]
+            places = places[rows_of(in_steps(timeline.start_ns[places], steps))]
         if not len(places):
             continue
         rows = timeline.rows[places]

@@ -63,7 +63,7 @@ def _time_by_state(inside: Sequence[Spans], codes: Sequence[tuple[int, int]], tu
         edges = [np.array([time << _CODE_BITS | state])]
         edges += [column[at[i]:at[i + 1]] - first << _CODE_BITS | code for column, code, at in columns]
         edge = np.concatenate(edges)
-        edge[1:].sort(kind="stable")  # which makes use of the order that each column has already
+        edge[1:].sort()
         times = edge >> _CODE_BITS
         held = turn.accumulate(edge.astype(np.uint16), dtype=np.uint16)
         out += np.bincount(held[:-1], weights=np.diff(times), minlength=states)

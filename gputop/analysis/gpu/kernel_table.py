@@ -15,7 +15,7 @@ from gputop.analysis.results import GpuPart, KernelRow, Kernels, KernelShape, Ke
 from gputop.analysis.steps.membership import WorkOfSteps, in_steps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.kernel_names import UNKNOWN, classify, split_op
-from gputop.trace.lookups import numbered
+from gputop.trace.lookups import numbered, rows_of
 from gputop.trace.model import F64, I64, Kind, LaunchShape, Trace
 
 TOP = 50  # rows kept by time over all GPUs
@@ -305,7 +305,7 @@ def kernel_sizes(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Step
         count, time = _histogram(bucket, length)
         per_step = None
         if steps is not None:
-            inside = in_steps(start, steps)
+            inside = rows_of(in_steps(start, steps))
             per_step = [part / steps.count for part in _histogram(bucket[inside], length[inside])]
         out.append(KernelSizes(
             gpu=gpu_number(trace, timeline.gpu), bounds_s=tuple(b / 1e9 for b in SIZE_BOUNDS_NS),
