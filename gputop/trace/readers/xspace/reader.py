@@ -33,7 +33,7 @@ from gputop.trace.model import (
     TraceGpu,
 )
 from gputop.trace.occupancy import sm_count
-from gputop.trace.parallel import map_ordered, pool
+from gputop.trace.parallel import pool
 from gputop.trace.quality import (
     INSUFFICIENT_RIGHTS,
     note_clipping,
@@ -71,7 +71,6 @@ _AT_MOST = {_PLANES: limits.MAX_PLANES, _ERRORS: limits.MAX_MESSAGES, _WARNINGS:
             _HOSTNAMES: limits.MAX_MESSAGES}
 _COUNTED = {_PLANES: "planes", _ERRORS: "errors", _WARNINGS: "warnings", _HOSTNAMES: "host names"}
 _MAX_TEXT_BYTES = 4 * limits.MAX_NOTE_CHARS
-_PLANES_AHEAD = 16
 _MANY_LINES = 256  # in a file with more of them short ones are decoded together
 
 # The most memory that one event takes until the trace is assembled.
@@ -304,10 +303,11 @@ class _XSpace:
         """Raises GputopError once what the planes hold needs more memory than ``limit_bytes``."""
         needs_bytes = float(len(self._data))
         max_events = int(min((limit_bytes - needs_bytes) / _EVENT_BYTES, 1 << 62)) + 1
-        # The largest first: the host's is half of a file, and often its last.
-        calls = (partial(read_plane, self._data, int(begins[i]), int(ends[i]), max_events)
-                 for i in np.argsort(begins - ends, kind="stable").tolist() if begins[i] < ends[i])
-        for plane in map_ordered(self._threads, calls, _PLANES_AHEAD):
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            if begin >= end:
+                continue
+            # On one core: these are many small operations, for which several threads take as long and more CPU time.
+            plane = read_plane(self._data, begin, end, max_events)
             self._watch.check(self._path)
             self.surplus.update(plane.surplus)
             self.damaged = self.damaged or plane.damaged
@@ -318,7 +318,6 @@ class _XSpace:
                 raise too_big(self._path, limit_bytes)
             if plane.name or plane.lines or plane.stats:
                 self._planes.append(plane)
-        self._planes.sort(key=lambda plane: plane.span)
         lines = 0
         for plane in self._planes:
             room = limits.MAX_LINES - lines
