@@ -30,7 +30,6 @@ from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import host_stat, rows_of
 from gputop.trace.model import F64, I64, Trace
-from gputop.trace.parallel import pool
 
 # Launches further apart than this are not one stretch of launching (nsys-ai counts GPU gaps from 1 ms).
 LAUNCHING_GAP_NS = 1_000_000
@@ -129,9 +128,8 @@ def idle_by_gpu(
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
     starved = _starved(trace, gpu_timelines, training_loops(trace))
-    with pool() as threads:
-        late = threads.map(lambda own: _late_by_host(own, gpu_timelines, within, starved[own.gpu]), gpu_timelines)
-        return IdleByGpu(starved, {own.gpu: spans for own, spans in zip(gpu_timelines, late, strict=True)})
+    return IdleByGpu(starved, {own.gpu: _late_by_host(own, gpu_timelines, within, starved[own.gpu])
+                               for own in gpu_timelines})
 
 
 def _late_by_host(timeline: GpuTimeline, gpu_timelines: list[GpuTimeline], within: Spans, waiting: Spans) -> Spans:
