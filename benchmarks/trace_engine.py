@@ -95,9 +95,10 @@ def measure(what: str, path: Path, python: str = sys.executable) -> dict[str, fl
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         copy = Path(folder) / path.name
         shutil.copyfile(path, copy)
-        own = {} if what == "xprof" else NUMPY_SETTINGS  # as `gputop analyze` has them
+        env = {**({} if what == "xprof" else NUMPY_SETTINGS), **os.environ}  # as `gputop analyze` has them
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # else what was not installed is compiled in each run
         done = subprocess.run([python, __file__, "--run", what, str(copy)], check=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, text=True, env={**own, **os.environ})
+                              stderr=subprocess.DEVNULL, text=True, env=env)
     return json.loads(done.stdout.splitlines()[-1])
 
 
