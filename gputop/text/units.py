@@ -128,20 +128,21 @@ def limits(group: CgroupSample) -> str:
         parts.append(f"CPU {NA if used.value is None else f'{used.value:.1f}'} of {most:g} cores")
         parts += [f"throttled {percent(held)}"] if held is not None else []
     if group["memory_limit_bytes"].value is not None:
-        parts.append(f"memory {reading(group['memory_used_bytes'])} of {reading(group['memory_limit_bytes'])}")
+        parts.append(f"memory {reading(group['memory_used_bytes'], spelled=True)} of "
+                     f"{reading(group['memory_limit_bytes'], spelled=True)}")
     if group["oom_kills"].value:
         parts.append(f"{group['oom_kills'].value:.0f} OOM kills")
     return ", ".join(parts)
 
 
-def reading(r: Reading) -> str:
-    """A reading with its unit, or N/A."""
+def reading(r: Reading, *, spelled: bool = False) -> str:
+    """A reading with its unit, or N/A. ``spelled``: where there is room for 71.2 GiB, which is 71.2G else."""
     if r.value is None:
         return NA
     if r.unit == RATIO:
         return ratio(r.value)
     if r.unit == BYTES:
-        return bytes_(r.value)
+        return size(r.value) if spelled else bytes_(r.value)
     if r.unit == BYTES_PER_S:
         return rate(r.value)
     if r.unit == WATTS:

@@ -13,13 +13,13 @@ MIXED_PRECISION = {
 
 def a_trace(framework: str) -> str:
     """What shows more than live figures do, as a sentence calls it."""
-    return "a trace of torch.profiler (gputop analyze)" if framework == "pytorch" else "a capture (c)"
+    return "a trace of torch.profiler (gputop analyze)" if framework == "pytorch" else "a capture"
 
 
 def take_a_trace(framework: str) -> str:
     """The same as an instruction."""
     return ("Record a trace with torch.profiler and run gputop analyze on it" if framework == "pytorch" else
-            "Capture a trace (c)")
+            "Capture a trace")
 
 
 def no_figure(framework: str) -> str:

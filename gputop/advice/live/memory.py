@@ -21,7 +21,7 @@ _MEMORY_LIMIT = {
     "pytorch": "torch.cuda.set_per_process_memory_fraction(0.45)",
 }
 # What makes memory stay in use that the job may not need, how to see what it needs, and the code for that.
-_PEAK = "Capture (c): the trace has the allocator's peak, which tells whether a larger batch fits. "
+_PEAK = "Capture a trace: it has the allocator's peak, which tells whether a larger batch fits. "
 _TENSORFLOW = (f"{_PEAK}TF_FORCE_GPU_ALLOW_GROWTH=true makes TensorFlow take only what it needs.",
                "TF_FORCE_GPU_ALLOW_GROWTH=true python train.py", "TensorFlow GPU guide: memory is mapped at start")
 _RESERVES = {

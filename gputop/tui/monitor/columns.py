@@ -120,8 +120,8 @@ def has_axis(height: int) -> bool:
 
 def figures_of(gpu: GpuSample, metric: str, fields: Mapping[str, Field]) -> dict[str, StyledText]:
     """The figures of one GPU by column, as text with its style; ``metric`` is that of the main lane."""
-    # A MIG instance stands under its GPU: "0:1" begins a column further left than " 0".
-    label = f" {gpu.info.label}" if gpu.info.mig is None or len(gpu.info.label) < 4 else gpu.info.label
+    # A MIG instance stands under its GPU, and "0:1" begins a column further left than " 0".
+    label = f" {gpu.info.label}" if gpu.info.mig is None else gpu.info.label
     if gpu.state != OK:
         message = gpu.message.removeprefix(f"GPU {gpu.info.label} ")
         if message == gpu.message:  # else it says the state itself

@@ -61,7 +61,7 @@ class _Sheet:
         self.out.append(f"  {more}\n" if more else "\n", DIM)
 
     def figure(self, label: str, r: Reading, more: str = "", style: Style = PLAIN) -> None:
-        self.line(label, reading(r), printable(r.reason or more), style)
+        self.line(label, reading(r, spelled=True), printable(r.reason or more), style)
 
 
 def _cores(r: Reading) -> str:
@@ -143,7 +143,8 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
     out.append(f"\n{'GPU':<6}{'memory':>10}{'SM':>8}  kind\n", BOLD)
     for index, on in sorted(p.gpus.items()):
         name = str(index) if on.mig is None else f"{index}:{on.mig}"
-        out.append(f"{name:<6}{reading(on.memory_bytes):>10}{reading(on.sm_ratio):>8}  {printable(on.kind)}\n")
+        memory = reading(on.memory_bytes, spelled=True)
+        out.append(f"{name:<6}{memory:>10}{reading(on.sm_ratio):>8}  {printable(on.kind)}\n")
     for reason in sorted({r.reason for on in p.gpus.values() for r in (on.memory_bytes, on.sm_ratio) if r.reason}):
         out.append(f"{NA}: {printable(reason)}\n", DIM)
     return out
@@ -251,9 +252,11 @@ def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
                    "of the time: the quota was used up and all threads waited",
                    WARN if throttled(group) else PLAIN)
     limit, used, kills = group["memory_limit_bytes"], group["memory_used_bytes"], group["oom_kills"]
-    of = f" of {reading(limit)}, {ratio(used.value / limit.value)}" if used.value is not None and limit.value else ""
+    of = (f" of {reading(limit, spelled=True)}, {ratio(used.value / limit.value)}"
+          if used.value is not None and limit.value else "")
     why = used.reason or limit.reason or "without page cache that can be freed at once"
-    sheet.line("memory", reading(used) + of, printable(why), WARN if of and near_memory_limit(group) else PLAIN)
+    sheet.line("memory", reading(used, spelled=True) + of, printable(why),
+               WARN if of and near_memory_limit(group) else PLAIN)
     if kills.value:
         sheet.line("OOM kills", f"{kills.value:.0f}", "processes that the kernel killed at the memory limit", BAD)
 

@@ -34,7 +34,7 @@ def test_nothing_is_said_where_nothing_is_known_or_time_is_lost() -> None:
     assert after(Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3)), 200).limit == ""
     without_power = after(Scene(other={"power_w": None, "tensor_active": None}), 200).limit
     assert without_power == (
-        "GPUs 0-7 work at 90 % SM active, 32 % DRAM: the SMs are busy; a capture (c) shows which kernels they run.")
+        "GPUs 0-7 work at 90 % SM active, 32 % DRAM: the SMs are busy; a capture shows which kernels they run.")
 
 
 def test_a_job_that_works_much_less_than_before_is_not_called_well() -> None:

@@ -112,7 +112,7 @@ def test_a_mig_instance_is_called_by_its_gpu_and_its_number() -> None:
         gpu = gpu_sample(0, 1)
         return figures_of(replace(gpu, info=replace(gpu.info, index=index, mig=mig)), ACTIVITY, FIELDS)["gpu"][0]
 
-    assert [label(3, None), label(3, 1), label(11, 6)] == [" 3", " 3:1", "11:6"]
+    assert [label(3, None), label(3, 1), label(11, 6)] == [" 3", "3:1", "11:6"]
 
 
 def test_the_header_counts_instances_apart_from_their_gpu() -> None:

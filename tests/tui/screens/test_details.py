@@ -134,7 +134,7 @@ async def test_the_details_of_a_process_and_its_copied_command_hide_secrets() ->
         assert isinstance(app.screen, ProcessPopup)
         text = box_text(app)
         assert "--hf-token ***" in text and SECRET not in text
-        for part in ("docker 0123", "CUDA_VISIBLE_DEVICES  0,1", "6.4 cores", "70.8G", "40.0G"):
+        for part in ("docker 0123", "CUDA_VISIBLE_DEVICES  0,1", "6.4 cores", "70.8 GiB", "40.0 GiB"):
             assert part in text
         await pilot.press("y")
         assert app.clipboard == "python train.py --hf-token ***"
@@ -211,9 +211,9 @@ def test_control_groups_show_what_is_used_of_what_is_granted_and_what_is_straine
     text = str(shown)
     assert "Control group of gputop  /user.slice" in text and "0.2 cores  no limit" in text
     assert "Control group of PID 100, 101, 102, 103 …  slurm 48213" in text and text.count("slurm 48213") == 1
-    assert "7.9 of 8 cores" in text and "55.9G of 59.6G, 94%" in text and "OOM kills             2" in text
+    assert "7.9 of 8 cores" in text and "55.9 GiB of 59.6 GiB, 94%" in text and "OOM kills             2" in text
     marked = {text[span.start:span.end].rstrip() for span in shown.spans if span.style in (WARN, BAD)}
-    assert {"41%", "55.9G of 59.6G, 94%", "2"} <= marked
+    assert {"41%", "55.9 GiB of 59.6 GiB, 94%", "2"} <= marked
     assert "slurm 48213, all that run in it" in str(process_text(ranks[0], START_S))
     same = replace(sample, host=replace(sample.host, cgroup=job), processes=ranks[:1])
     assert "Control group of gputop and PID 100" in str(host_text(same))
