@@ -16,7 +16,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="input_bound", module="trace.input_wait", origin="trace", severity="by_share_capped",
         needs=("batch_waits", "idle_gpus_in_waits"),
-        parts=("input",), idle_gaps={"input": 1},
+        parts=("input",), idle_gaps={"input": 1}, events=frozenset({"input"}),
         limits=(
             Limit("input_bound.share", 0.05, "ratio",
                   "XProf: input 5 % of the step is moderate (20 % high); PyTorch's TensorBoard plugin: loader > 5 %"),

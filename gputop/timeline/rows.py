@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.host.tf_data import ITERATOR, iterator_paths
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.training_loops import GET_NEXT
+from gputop.analysis.steps.training_loops import BATCH_WAIT
 from gputop.text.units import printable
 from gputop.timeline.counter_spans import counter_rows
 from gputop.timeline.layer_spans import NamedSpans, layer_spans
@@ -21,7 +21,7 @@ from gputop.trace.model import I64, U8, Kind, Trace
 from gputop.trace.nesting import depths, nesting_order
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, labels, role
 
-_INPUT_CALL = rf"{ITERATOR}|{GET_NEXT}|enumerate\(DataLoader\)#"
+_INPUT_CALL = f"{ITERATOR}|{BATCH_WAIT}"
 _OF_DEVICE = {
     Kind.COMPUTE: "compute", Kind.COLLECTIVE: "collective", Kind.H2D: "h2d", Kind.D2H: "d2h", Kind.D2D: "d2d",
     Kind.P2P: "p2p", Kind.COPY_OTHER: "copy", Kind.MEMSET: "memset",

@@ -13,6 +13,7 @@ from gputop.trace.model import Trace
 # The step's own wait. tf.data's stages run on other threads and cost nothing while a batch lies ready.
 GET_NEXT = r"(?:MultiDevice)?IteratorGetNext\w*Op::DoCompute$"
 _LOADER = r"enumerate\(DataLoader\)#"
+BATCH_WAIT = f"{GET_NEXT}|{_LOADER}"
 
 
 class TrainingLoop(NamedTuple):

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gputop.advice.registry import rule_of
+from gputop.analysis.steps.training_loops import BATCH_WAIT
 from gputop.core.findings import Culprit, Finding
 from gputop.timeline.model import Range
 
 if TYPE_CHECKING:
     from gputop.timeline.reader import Timeline
 
-_MAX_RANGES = 2_000  # ranges of a GPU that are searched
+_MAX_RANGES = 2_000  # ranges of a row that are searched
 _LATE_LAUNCHES = "launch_bound"
+_BATCH_WAIT = re.compile(BATCH_WAIT)
 _QUOTED = re.compile(r"[“\"'`]([^”\"'`]{4,80})[”\"'`]|\b([A-Za-z_][\w:/.]*(?:::|_|/)[\w:/.]+)")
 
 
@@ -46,10 +48,12 @@ def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
     rule = rule_of(finding.id, "trace")
     if rule is None or not rule.events:
         return None
-    gpus = [row for row in timeline.rows if row.kind == "gpu" and (not finding.gpus or row.gpu in finding.gpus)]
-    longest = [r for row in gpus for r in timeline.ranges(row.key, *timeline.window_ns, _MAX_RANGES)
+    kind = "gpu" if any(row.kind == "gpu" for row in timeline.rows) else "thread"
+    rows = [row for row in timeline.rows if row.kind == kind and (not finding.gpus or row.gpu in finding.gpus)]
+    longest = [r for row in rows for r in timeline.ranges(row.key, *timeline.window_ns, _MAX_RANGES)
                if r.kind in rule.events]
-    return max(longest, key=_length_ns, default=None)
+    # Other threads' work for the input may be longer than the training loop's own wait for it.
+    return max(longest, key=lambda r: (_BATCH_WAIT.match(r.name) is not None, _length_ns(r)), default=None)
 
 
 def gap_before(timeline: Timeline, finding: Finding, place: Range) -> tuple[int, int] | None:

@@ -12,8 +12,10 @@ from textual.app import App, ComposeResult
 from gputop.cli import main
 from gputop.core.errors import GputopError
 from gputop.core.findings import Culprit
+from gputop.diagnosis.diagnose import examine
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.timeline.reader import Timeline
+from gputop.trace.readers.load import load
 from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.screens.finding import FindingPopup
@@ -40,6 +42,8 @@ from tests.tui.timelines import (
     trace_file,
     until,
 )
+
+DATA = Path(__file__).resolve().parents[2] / "data"
 
 
 async def test_a_place_is_gone_to_once_the_picture_is_laid_out() -> None:
@@ -221,6 +225,17 @@ def test_the_place_of_a_finding() -> None:
     culprit = Culprit("sgemm_2", "op", gpu=timeline.rows[named.row].gpu, at_s=named.start_ns / 1e9)
     assert place_of(timeline, replace(LAUNCH_BOUND, culprits=(culprit,))) == named, "rather than a gap"
     assert place_of(timeline, replace(LAUNCH_BOUND, culprits=(replace(culprit, at_s=1e6),))) == 0
+
+
+def test_without_a_gpu_the_place_of_waiting_for_input_is_the_longest_wait_for_a_batch() -> None:
+    trace = load([str(DATA / "keras3_slow_input.xplane.pb.gz")])
+    found = {finding.id: finding for finding in examine(trace).analysis.findings}["input_bound"]
+    place = place_of(timeline_of(trace), replace(found, culprits=()))  # as where lines of Python are the culprits
+    assert not isinstance(place, int) and place is not None
+    waits = [(end - start, start) for start, end, name in zip(
+        trace.host.start_ns.tolist(), trace.host.end_ns.tolist(), trace.host.name.tolist(), strict=True)
+        if trace.names[name] == "IteratorGetNextOp::DoCompute"]
+    assert (place.name, place.end_ns - place.start_ns) == ("IteratorGetNextOp::DoCompute", max(waits)[0])
 
 
 class CapturedSession(StillSession):
