@@ -33,7 +33,7 @@ _LONG_AGO, _NEVER = -(1 << 62), np.iinfo(np.int64).max
 _STEPS, _FEW = 2, 8  # how often the next interval is tried before the rest is searched; an eighth are few
 _FEW_RUNS = 4  # of times in order, which are quicker merged than sorted
 _LONG_RUN = 64  # intervals that are copied as a whole, not picked out
-_AT_ONCE = 1 << 15  # instants: what is computed of them stays in a core's cache
+AT_ONCE = 1 << 15  # instants: what is computed of them stays in a core's cache
 EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -69,15 +69,15 @@ def merge(*sets: Spans) -> Spans:
     some = [s for s in sets if len(s.start)]
     if len(some) <= 1:
         return some[0] if some else EMPTY
-    if sum(len(s.start) for s in some) > _AT_ONCE:
+    if sum(len(s.start) for s in some) > AT_ONCE:
         return _merge_by_parts(some)
     return union(np.concatenate([s.start for s in some]), np.concatenate([s.end for s in some]))
 
 
 def _merge_by_parts(sets: Sequence[Spans]) -> Spans:
-    """The same of many intervals, about ``_AT_ONCE`` at a time in the order of their starts."""
+    """The same of many intervals, about ``AT_ONCE`` at a time in the order of their starts."""
     longest = max((s.start for s in sets), key=len)
-    stride = max(_AT_ONCE * len(longest) // sum(len(s.start) for s in sets), 1)
+    stride = max(AT_ONCE * len(longest) // sum(len(s.start) for s in sets), 1)
     places = [(0, *np.searchsorted(s.start, longest[stride::stride]).tolist(), len(s.start)) for s in sets]
     merged, last = [], EMPTY
     for part in zip(*map(pairwise, places), strict=True):
@@ -173,11 +173,11 @@ def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
     # An empty interval before the first one answers for instants before it.
     ends = np.concatenate((np.array([_LONG_AGO]), a.end))
     covered = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.end - a.start)))
-    if s.ndim != 1 or len(s) <= _AT_ONCE or (s[1:] < s[:-1]).any():
+    if s.ndim != 1 or len(s) <= AT_ONCE or (s[1:] < s[:-1]).any():
         return _coverage(a.start, ends, covered, s, e)
     out = np.empty(len(s), np.int64)
-    for i in range(0, len(s), _AT_ONCE):
-        some = slice(i, i + _AT_ONCE)
+    for i in range(0, len(s), AT_ONCE):
+        some = slice(i, i + AT_ONCE)
         first, last = np.searchsorted(a.start, (min(s[i], e[some].min()), max(s[some][-1], e[some].max())), "right")
         out[some] = _coverage(a.start[first:last], ends[first:last + 1], covered[first:last + 1], s[some], e[some])
     return out
@@ -210,7 +210,7 @@ def joined(a: Spans, reach: int) -> Spans:
 
 def chained(times: Iterable[I64], reach: int) -> Spans:
     """From first to last instant of each run of ``times`` in which none is more than ``reach`` after the one before.
-    They come in parts, of which each is sorted by itself."""
+    They come in parts, in any order."""
     runs = [_runs(part, reach) for part in times if len(part)]
     if not runs:
         return EMPTY

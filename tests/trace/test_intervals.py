@@ -55,7 +55,7 @@ def test_coverage_of_many_instants_goes_part_by_part(a, b):
     x, rows = made(a), [*b, *sorted(b)]
     expected = coverage(x, [s for s, _ in rows], [e for _, e in rows]).tolist()
     in_order = sorted(range(len(rows)), key=lambda i: rows[i][0])
-    with patch.object(intervals, "_AT_ONCE", 3):
+    with patch.object(intervals, "AT_ONCE", 3):
         assert coverage(x, [s for s, _ in rows], [e for _, e in rows]).tolist() == expected
         assert coverage(x, [rows[i][0] for i in in_order], [rows[i][1] for i in in_order]).tolist() == [
             expected[i] for i in in_order]
@@ -63,7 +63,7 @@ def test_coverage_of_many_instants_goes_part_by_part(a, b):
 
 @given(st.lists(pairs, max_size=4), st.integers(1, 6))
 def test_many_intervals_are_merged_part_by_part(sets, at_once):
-    with patch.object(intervals, "_AT_ONCE", at_once):
+    with patch.object(intervals, "AT_ONCE", at_once):
         spans = merge(*map(made, sets))
     assert is_normal(spans) and instants(spans) == set().union(*map(plain, sets))
 

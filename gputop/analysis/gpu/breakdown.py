@@ -27,7 +27,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline, waits_for_another
 from gputop.analysis.results import Breakdown
 from gputop.analysis.steps.training_loops import TrainingLoop, training_loops
 from gputop.render.step_parts import PART_IDS
-from gputop.trace.intervals import EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
+from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import host_stat, rows_of
 from gputop.trace.model import F64, I64, Trace
 
@@ -37,7 +37,6 @@ LAUNCHING_GAP_NS = 1_000_000
 # Below, gaps between launches coincide with other GPUs' kernels by chance. gputop's own figures.
 WAIT_FOR_GPU_NS = 1_000_000
 WAIT_FOR_GPU_SHARE = 0.8
-_AT_ONCE = 1 << 15  # events: what is computed of them stays in a core's cache
 
 
 # By GPU (index into ``Trace.gpus``) and part, when the part holds.
@@ -162,12 +161,12 @@ def _launching(trace: Trace, within: Spans) -> Spans:
     lo, hi = int(within.start[0]) - LAUNCHING_GAP_NS, int(within.end[-1]) + LAUNCHING_GAP_NS
 
     def launches() -> Iterator[I64]:
-        for i in range(0, len(device), _AT_ONCE):
-            first = device.launch_ns[i:i + _AT_ONCE]
+        for i in range(0, len(device), AT_ONCE):
+            first = device.launch_ns[i:i + AT_ONCE]
             known = rows_of((first >= max(lo - LAUNCHING_GAP_NS, 0)) & (first <= hi))
             first = first[known]
             # A launch takes effect at the device's start, so the stretch reaches up to there for short delays.
-            begun = device.start_ns[i:i + _AT_ONCE][known]
+            begun = device.start_ns[i:i + AT_ONCE][known]
             yield first
             yield begun[rows_of(begun - first <= LAUNCHING_GAP_NS)]
 

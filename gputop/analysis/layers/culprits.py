@@ -17,7 +17,7 @@ from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.layers.pytorch import CallScopes
 from gputop.analysis.layers.scopes import scope_of
 from gputop.core.findings import Culprit
-from gputop.trace.intervals import Spans, coverage
+from gputop.trace.intervals import AT_ONCE, Spans, coverage
 from gputop.trace.lookups import rows_of
 from gputop.trace.model import I64, Trace
 
@@ -26,7 +26,6 @@ _NAMED_FROM = 0.1  # of the time: where no part of a layer takes more, it is not
 _NAMED_PART = 0.5  # of the time, below which names say too little
 MAX_CULPRITS = 20  # of a finding
 _MAX_DEPTH, _MAX_NAME = 12, 160
-_AT_ONCE = 1 << 15  # events
 _NUMBER = re.compile(r"\d+")
 
 
@@ -165,9 +164,9 @@ def _stem(path: Sequence[str]) -> str:
 def _by_op(rows: I64, time: I64, key: I64) -> Iterator[tuple[int, _Node]]:
     longest = np.zeros(int(key.max(initial=-1)) + 1, np.int64)
     np.maximum.at(longest, key, time)
-    total = np.zeros(len(longest))
-    for i in range(0, len(key), _AT_ONCE):  # the weights are copied as floats
-        total += np.bincount(key[i:i + _AT_ONCE], time[i:i + _AT_ONCE], len(total))
+    total, at_once = np.zeros(len(longest)), max(AT_ONCE, len(longest))
+    for i in range(0, len(key), at_once):  # the weights are copied as floats
+        total += np.bincount(key[i:i + at_once], time[i:i + at_once], len(total))
     at_longest = np.flatnonzero(time == longest[key])[::-1]
     first = np.zeros(len(longest), np.int64)
     first[key[at_longest]] = at_longest  # of equal ones the first

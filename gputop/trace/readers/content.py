@@ -135,7 +135,10 @@ def read_all(path: Path, damaged: set[str], limit_bytes: float) -> Data:
             size = os.fstat(file.fileno()).st_size
             if size > limit_bytes:
                 raise too_big(path, limit_bytes)
-            return _side_by_side(file.fileno(), size)
+            if size > _PART_BYTES:
+                return _side_by_side(file.fileno(), size)
+            file.seek(0)
+            return file.read(size)  # a file that grows meanwhile is cut there
     out = bytearray()
     for piece in read_chunks(path, damaged):
         out += piece
@@ -147,8 +150,6 @@ def read_all(path: Path, damaged: set[str], limit_bytes: float) -> Data:
 def _side_by_side(descriptor: int, size: int) -> Data:
     """The first ``size`` bytes of a file, fewer where it has become shorter: in parts on several cores, since most of
     the time goes into the pages that they are copied to."""
-    if size <= _PART_BYTES:
-        return os.pread(descriptor, size, 0)
     data = mmap.mmap(-1, size, mmap.MAP_PRIVATE)
     with memoryview(data) as memory, pool() as threads:
         ends = list(threads.map(lambda begin: _read_part(descriptor, memory[begin:begin + _PART_BYTES], begin),
