@@ -140,7 +140,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
     if p.cgroup is not None:
         sheet.head("Control group", f"{printable(p.cgroup.name)}, all that run in it")
         _group_lines(sheet, p.cgroup)
-    out.append(f"\n{'GPU':<6}{'memory':>10}{'SM':>8}  kind\n", BOLD)
+    out.append(f"\n{'GPU':<6}{'memory':>10}{'SM':>8}  kind\n" if p.gpus else "\nGPU   none\n", BOLD)
     for index, on in sorted(p.gpus.items()):
         name = str(index) if on.mig is None else f"{index}:{on.mig}"
         memory = reading(on.memory_bytes, spelled=True)

@@ -150,7 +150,7 @@ def test_what_is_not_known_of_a_process_says_why() -> None:
     process = ProcessSample(9, None, None, Reading.missing("cores", why), Reading.missing("bytes", why), reason=why,
                             reasons={"user": why, "cuda_visible_devices": why, "container": why})
     text = str(process_text(process, START_S, gone=True))
-    assert text.count(why) >= 6 and "last sample" in text and "not set" not in text
+    assert text.count(why) >= 6 and "last sample" in text and "not set" not in text and text.endswith("\nGPU   none\n")
 
 
 async def test_host_and_job_open_by_key_and_by_mouse_and_follow_the_samples() -> None:
