@@ -181,6 +181,10 @@ def differences(chars: Sequence[str], styles: Sequence[SgrCodes], others: Sequen
 
     Styles are compared by identity. Where equal ones are different objects, more is sent than necessary.
     """
+    if chars == others:  # a lane changes its colors, a figure its text
+        return bytes(map(is_not, styles, other_styles))
+    if styles == other_styles:
+        return bytes(map(ne, chars, others))
     return bytes(map(or_, map(ne, chars, others), map(is_not, styles, other_styles)))
 
 
