@@ -263,7 +263,8 @@ def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
 
 def _row(sheet: _Sheet, p: ProcessSample | HostProcess, gpus: str) -> None:
     """A process in one line; in two where the line is short."""
-    figures = f"{p.pid:>9} {fit(printable(p.user or '?'), 9)}{_cores(p.cpu_cores):>11} {reading(p.rss_bytes):>6} "
+    memory = reading(p.rss_bytes, spelled=True)
+    figures = f"{p.pid:>9} {fit(printable(p.user or '?'), 9)}{_cores(p.cpu_cores):>11} {memory:>8} "
     where = f"GPU {gpus} " if gpus else ""
     if sheet.width >= _WIDE_FROM_COLUMNS:
         figures += f"{where:<9}"
