@@ -13,6 +13,7 @@ from gputop.trace.model import I64, HostEvents, Trace
 
 Mask = npt.NDArray[np.bool_]
 _SORTED_BELOW, _TABLE_BELOW = 1000, 1 << 20  # rows, and ids: a table for more is larger than what it spares
+FEW_LINES = 32  # which are quicker picked out of a column one by one than by sorting it
 
 # XLA's compilers on CPUs and GPUs (there the passes over the graph), their annotations in Nsight, PjRt clients (JAX).
 COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaCompil\w*:|PjRt\w*::Compile|"
@@ -86,6 +87,16 @@ def stable_order(keys: npt.NDArray) -> I64:
 def optimizer_names(trace: Trace) -> Mask:
     """Which of ``trace.names`` are an optimizer's, as :func:`name_mask`."""
     return name_mask(trace, _OPTIMIZER)
+
+
+def by_line(line: npt.NDArray) -> dict[int, I64]:
+    """The places at which each number of a line, none below 0, stands in this column."""
+    used = distinct(line)
+    if len(used) <= FEW_LINES:
+        return {number: np.flatnonzero(line == number) for number in used.tolist()}
+    order = stable_order(line)
+    parts = np.split(order, np.flatnonzero(np.diff(line[order])) + 1)
+    return {int(line[part[0]]): part for part in parts if len(part)}
 
 
 def host_rows(trace: Trace, pattern: str) -> I64:

@@ -11,13 +11,12 @@ from gputop.advice.trace.facts import TraceFacts, idle_before
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import GRAPH_BREAKS, xla_on_step
 from gputop.advice.verdict import Explanation, Verdict
-from gputop.analysis.host.launch_threads import by_line
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import Spans, in_order
-from gputop.trace.lookups import launching_lines, rows_of
+from gputop.trace.lookups import by_line, launching_lines, rows_of
 from gputop.trace.model import DeviceEvents, Kind
 
 _SNIPPETS = {

@@ -13,14 +13,13 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.python_tracer import function_text
 from gputop.analysis.results import GapWork, StepGaps
 from gputop.analysis.steps.model import Steps
-from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
-from gputop.trace.lookups import host_stat, launching_lines, name_mask, rows_of
+from gputop.trace.intervals import AT_ONCE, EMPTY, Spans, coverage, merge, subtract, union
+from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 TOP = 12  # names kept of each kind of thread
-_MANY_EVENTS, _FEW_LINES = 1 << 15, 32
 # Calls that only pass an op on: their time is that op's.
 _WRAPPERS = (r"(?:TFE_Py_FastPathExecute_C|TFE_Py_ExecuteCancelable|EagerKernelExecute|KernelAndDevice(?:Func|Op)::Run|"
              r"EagerCopyToDevice|ValidateInputTypeAndPlacement|FunctionRun|ExecutorState::Process)$")
@@ -167,9 +166,9 @@ def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[d
 
 def _lines_apart(line: npt.NDArray) -> Iterator[I64]:
     """Where in this column of lines each stands that has many events, and where all the others do: what is computed of
-    one stays in a core's cache. Where those are many, all together: each costs a pass over the column."""
-    many = np.bincount(line) >= _MANY_EVENTS
-    many &= many.sum() <= _FEW_LINES
+    one stays in a core's cache. Where many lines have, all are together: each costs a pass over the column."""
+    many = np.bincount(line) > AT_ONCE
+    many &= many.sum() <= FEW_LINES
     for one in np.flatnonzero(many).tolist():
         yield np.flatnonzero(line == one)
     if len(others := np.flatnonzero(~many[line])):

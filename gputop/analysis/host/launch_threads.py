@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.host.executors import input_executors
 from gputop.analysis.host.host_ops import OP
 from gputop.analysis.results import LaunchThread, LaunchThreads
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import distinct, host_stat, launching_lines, name_mask, rows_of, stable_order
+from gputop.trace.lookups import by_line, host_stat, launching_lines, name_mask, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, INPUT, MAIN, lines_of
 
 # Work of a tf.data thread. Its Iterator:: events last while it waits for the stages below as well.
-_FEW_LINES = 32
 _INPUT_WORK = rf"{OP}|ExecutorState::Process$|InstantiatedCapturedFunction::Run"
 
 
@@ -65,16 +63,6 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
                                  if per and of_input.any() else None),
         cpus=cpu_budget(trace),
     )
-
-
-def by_line(line: npt.NDArray) -> dict[int, I64]:
-    """The places at which each number of a line, none below 0, stands in this column."""
-    used = distinct(line)
-    if len(used) <= _FEW_LINES:  # quicker picked out one by one than sorted
-        return {number: np.flatnonzero(line == number) for number in used.tolist()}
-    order = stable_order(line)
-    parts = np.split(order, np.flatnonzero(np.diff(line[order])) + 1)
-    return {int(line[part[0]]): part for part in parts if len(part)}
 
 
 def work_by_line(trace: Trace) -> dict[int, Spans]:
