@@ -54,6 +54,8 @@ CONDITIONS: Mapping[str, Holds] = {
     "part_of_it": lambda cause, effect: not _mostly(effect, cause),
     # Launches waited for name the cure; another one is worth its place where it is known to fit.
     "room_unknown": lambda cause, effect: "capacity_bytes" not in effect.evidence,
+    # Without steps all that the GPUs wait for is in the window, and has its own name.
+    "not_in_steps": lambda cause, effect: "per_training_step_s" not in effect.evidence,
     "long_for_input": lambda cause, effect: _longer_by(effect, "input"),
 }
 # What is left of a staggered launch is what it can claim of others, so it is settled before them.

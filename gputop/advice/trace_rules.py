@@ -283,6 +283,38 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="time_outside_steps", module="trace.wall_time", origin="trace", severity="by_share_capped",
+        shared_limits=("host.steps",), parts=("host",), idle_gaps={"gap": 3},
+        # Steps that hold the same work are long, and launches that are late leave the GPUs idle where no step is found.
+        follows_from=(Cause("input_bound", "not_in_steps"), Cause("launch_bound", "not_in_steps"),
+                      Cause("eager_execution", "not_in_steps")),
+        limits=(
+            Limit("time_outside_steps.share", 0.05, "ratio", f"contract of severities: 5 % is medium; {OWN}smaller "
+                                                             "pauses of any loop are not reported"),
+        ),
+    ),
+    Rule(
+        id="evaluation_share", module="trace.wall_time", origin="trace",
+        limits=(
+            Limit("evaluation_share.share", 0.05, "ratio", "same as time_outside_steps.share"),
+            Limit("evaluation_share.medium", 0.2, "ratio",
+                  f"{OWN}an evaluation that is wanted is a remark until it takes a fifth of the time"),
+            Limit("evaluation_share.high", 0.5, "ratio", f"{OWN}an evaluation that takes longer than the training is "
+                                                         "hardly wanted"),
+        ),
+    ),
+    Rule(
+        id="unfinished_step", module="trace.wall_time", origin="trace", shared_limits=("time_outside_steps.share",),
+        follows_from=(Cause("long_steps", wholly=True), Cause("input_bound", wholly=True),
+                      Cause("time_outside_steps", wholly=True)),
+        limits=(
+            Limit("unfinished_step.steps", 3, "count", f"{OWN}the usual step is known"),
+            Limit("unfinished_step.medium", 0.15, "ratio",
+                  f"{OWN}one wait may be an accident; from the share of a high severity on it is of weight all the "
+                  "same"),
+        ),
+    ),
+    Rule(
         id="thread_contention", module="trace.thread_contention", origin="trace", severity="by_share_capped",
         needs=("launch_threads",), silent_for=("pytorch",),
         parts=("launch", "host"), idle_gaps={"dispatch": 1},

@@ -52,7 +52,7 @@ class Explanation(Struct, frozen=True):
     gain: str  # what the upper bound of the saving assumes, or why there is no saving
     source: str  # where the rule and its limits come from
     snippet: str | None = None
-    per: Literal["step", "sample"] = "step"
+    per: Literal["step", "sample", "recording"] = "step"
 
 
 def of_type(value: Any, wanted: type[_T], function: str) -> _T:

@@ -76,6 +76,65 @@ class StepTimes(Struct, frozen=True):
     start_up: str = ""
 
 
+class HostWork(Struct, frozen=True):
+    """A name's own time on the host, in all."""
+
+    name: str
+    time_s: float
+    count: int
+
+
+class WallPart(Struct, frozen=True):
+    """A part of a recording (ids: ``WALL_PARTS`` of :mod:`gputop.render.step_parts`). Times are the mean of the ranks.
+
+    ``kind`` says what the host did in it (``HOST_KINDS`` there; "" where the id says it all), ``what`` names it: a line
+    of Python, an op, a function. ``count`` is how many stretches of time it sums, ``longest_s`` the longest and
+    ``at_s`` when that begins, since the trace's origin. ``every_steps``: so many training steps lie between one and the
+    next, None where that differs or is not known. ``work`` are the names that take most of it, ``silent_s`` is the time
+    in which the training loop's thread shows no event; None where that thread is not known.
+    """
+
+    id: str
+    time_s: float
+    count: int = 0
+    kind: str = ""
+    what: str = ""
+    longest_s: float = 0.0
+    at_s: float | None = None
+    every_steps: int | None = None
+    work: tuple[HostWork, ...] = ()
+    silent_s: float | None = None
+
+
+class RankWallTime(Struct, frozen=True):
+    """The recording of one rank; its parts sum to ``recorded_s``."""
+
+    rank: int
+    host: str
+    recorded_s: float
+    parts: tuple[WallPart, ...]
+
+
+class WallTime(Struct, frozen=True):
+    """Where the recorded time went (:mod:`gputop.analysis.host.wall_time`): ``parts`` sum to ``recorded_s``, the mean
+    of the ``ranks``, which are listed where there are several.
+
+    ``known_by`` says what begin and end rest on: the "profiler" wrote them, or they are the first and last of the
+    "events". ``per_step_s`` is the time from one training step to the next with all that lies between them
+    (evaluations, ends of epochs), None without two steps in a row.
+    """
+
+    recorded_s: float
+    parts: tuple[WallPart, ...]
+    known_by: str = "events"
+    per_step_s: float | None = None
+    ranks: tuple[RankWallTime, ...] = ()
+
+    def share(self, *ids: str) -> float:
+        """The parts of these ids as a share of the recorded time."""
+        return sum(part.time_s for part in self.parts if part.id in ids) / self.recorded_s if self.recorded_s else 0.0
+
+
 class Breakdown(Struct, frozen=True):
     """Mean step, exclusive: the eight parts sum to the mean step time. Seconds.
 
@@ -886,6 +945,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
     simulated: bool = False
     trace: TraceSummary
     steps: StepTimes | None = None
+    wall_time: WallTime | None = None
     breakdown: Breakdown | None = None
     input: InputPipeline | None = None
     gaps: StepGaps | None = None

@@ -19,7 +19,8 @@ class Gain:
     """Time to save, as a share of today's (0.31: 31 % less), and how it was computed.
 
     ``step_time`` is the share of the time per step or, with ``per`` "sample", of the time per
-    training sample: a larger batch makes the step longer and the epoch shorter. It is None
+    training sample: a larger batch makes the step longer and the epoch shorter. With "recording" it is the share of
+    the recorded time, with all that lies around the steps. It is None
     where no figure can be given; ``how`` then says why.
 
     ``by`` says how a figure of a trace was had: "replay" of the recorded steps with the cure applied, or an upper
@@ -30,7 +31,7 @@ class Gain:
 
     step_time: float | None
     how: str
-    per: Literal["step", "sample"] = "step"
+    per: Literal["step", "sample", "recording"] = "step"
     by: Literal["replay", "bound"] | None = None
     assumption: str = ""
     together: float | None = None

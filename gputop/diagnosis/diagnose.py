@@ -30,7 +30,8 @@ from gputop.analysis.host.host_causes import host_causes
 from gputop.analysis.host.host_ops import host_ops
 from gputop.analysis.host.input_pipeline import input_pipeline
 from gputop.analysis.host.launch_threads import launch_threads
-from gputop.analysis.host.stack_lines import host_stacks
+from gputop.analysis.host.stack_lines import host_stacks, python_of
+from gputop.analysis.host.wall_time import wall_time
 from gputop.analysis.layers.cpu_layers import cpu_layers
 from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.layers.limits import limits
@@ -107,12 +108,14 @@ def examine_steps(
         copied = do(copy_table, trace, rows_by_gpu, of_steps)
         scaling = do(batch_scaling, trace, gpu_timelines, steps)
         held, clocks = do(memory, trace), do(clock_notes, trace)
+        python = do(python_of, trace)
         on_cpu = do(cpu_layers, trace, steps)
         # Those that go on with the results of others, behind all of them: a thread that waits does not hold them up.
         path = do(lambda: critical_path(replayed.result(), steps)) if replayed else None
         with_commands = do(lambda: with_ncu(table.result(), trace, steps))
         by_rank = do(lambda: rank_times(trace, gpu_timelines, steps, waits.result()))
-        stacks = do(lambda: host_stacks(trace, gpu_timelines, steps, causes.result()))
+        stacks = do(lambda: host_stacks(trace, gpu_timelines, steps, causes.result(), python.result()))
+        recorded = do(lambda: wall_time(trace, gpu_timelines, steps, python.result()))
     by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}
     gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if gpu_timelines else []
     layers = by_layer.result() if by_layer else None
@@ -126,7 +129,7 @@ def examine_steps(
             unrecorded_s=sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9, events=trace.event_count,
             job_cpus=trace.job_cpus, live_steps=trace.live_steps,
             quality=tuple(_notes(trace, steps, bool(gpu_timelines), clocks.result()))),
-        steps=steps.times if steps is not None else None,
+        steps=steps.times if steps is not None else None, wall_time=recorded.result(),
         breakdown=step_parts, gpus=tuple(sorted(gpus, key=lambda use: use.gpu)),
         collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
         functions=called.result(), launch_threads=launching.result(), kernels=with_commands.result(),

@@ -9,6 +9,7 @@ from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.per_step import collectives_per_step
+from gputop.diagnosis.wall_text import not_enough, wall_rows
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
@@ -30,7 +31,7 @@ def text_report(analysis: Analysis, width: int = 80, *, findings: bool = True, v
     (escape codes, newlines in names) are taken out.
     """
     lines: list[str] = []
-    for section in (_head, _quality, _steps, *((_advice,) if findings else ()),
+    for section in (_head, _quality, _steps, _recorded, *((_advice,) if findings else ()),
                     _not_judged if verbose else _how_many_not_judged,
                     _breakdown, report_device.critical_path, report_device.limits, report_device.layers, _gpus,
                     report_device.ranks, report_device.across_gpus, _collectives,
@@ -74,6 +75,22 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
         text += (f"; each packs {s.iterations_per_step:.4g} iterations, "
                  f"{seconds(s.median_s / s.iterations_per_step)} per iteration")
     yield from wrap(text, width, "         ")
+
+
+def _recorded(a: Analysis, width: int) -> Iterator[str]:
+    """Where the recorded time went."""
+    wall = a.wall_time
+    if wall is None:
+        return
+    rows = list(wall_rows(wall))
+    yield (f"Where the {seconds(wall.recorded_s)} recorded went" + (
+        f", mean of {counted(len(wall.ranks), 'rank')}" if wall.ranks else ""))
+    for row in rows:
+        text = "; ".join(part for part in (row.often, row.what) if part)
+        yield from wrap(text, width, f"  {row.name:<26}{seconds(row.time_s):>10} {row.share:>6.1%}  ")
+    if wall.per_step_s is not None and a.steps is not None and wall.per_step_s > 1.02 * a.steps.mean_s:
+        yield from wrap(f"{seconds(wall.per_step_s)} of wall time per training step, {seconds(a.steps.mean_s)} of it "
+                        "in the step itself", width, "  ")
 
 
 def _breakdown(a: Analysis, width: int) -> Iterator[str]:
@@ -193,7 +210,7 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     yield from wrap(f"→ {f.action}", width, "   ", "     ")
     if f.snippet:
         yield from (f"       {printable(line)}" for line in f.snippet.splitlines())
-    per = "time per sample" if f.gain.per == "sample" else basis
+    per = {"sample": "time per sample", "recording": "recorded time"}.get(f.gain.per, basis)
     saves = "not estimated" if f.gain.step_time is None else f"{percent(f.gain.step_time)} of the {per}"
     yield from wrap(f"saves: {saves}; {gain_basis(f)}" if f.gain.by is None else f"saves: {saves}. {gain_basis(f)}",
                     width, "   ", "     ")
@@ -208,29 +225,45 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
 
 
 def limit_of(a: Analysis) -> str:
-    """What bounds a job with which nothing large is wrong, in a sentence or two."""
+    """What bounds a job with which nothing large is wrong, in a sentence or two; where the trace is not enough to say
+    that nothing is, why."""
     active = [gpu for gpu in a.gpus if gpu.kernels]
-    if not active:
-        if a.input is None:
-            return "Nothing to advise from this trace: it shows neither GPU work nor an input pipeline."
-        if any(abstained.id == "input_bound" for abstained in a.abstained):
-            return ("This trace shows no GPU work, and whether the job is bound by its input could not be judged: the "
-                    f"calls for a batch take {percent(a.input.wait_ratio)} of the {'step' if a.steps else 'window'}.")
-        return "Nothing to advise: this trace shows no GPU work, and the loop hardly waits for its input."
+    clean, text = _limit_of_gpus(a, active) if active else _limit_of_host(a)
+    doubt = not_enough(a) if clean else ""
+    if doubt:
+        return f"{doubt} {text[:1].upper()}{text[1:]}".rstrip()
+    lead = ("Nothing to advise: " if not active else "No large problem found: " if a.findings else "No problem found: ")
+    return lead + text if clean else text
+
+
+def _limit_of_host(a: Analysis) -> tuple[bool, str]:
+    """Of a trace without work on a GPU whether nothing is wrong with it, and what limits the job."""
+    if a.input is None:
+        return False, "Nothing to advise from this trace: it shows neither GPU work nor an input pipeline."
+    if any(abstained.id == "input_bound" for abstained in a.abstained):
+        return False, ("This trace shows no GPU work, and whether the job is bound by its input could not be judged: "
+                       f"the calls for a batch take {percent(a.input.wait_ratio)} of the "
+                       f"{'step' if a.steps else 'window'}.")
+    return True, "this trace shows no GPU work, and the loop hardly waits for its input."
+
+
+def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str]:
+    """The same of a trace with GPUs that worked."""
     shares, basis = _shares(a, active)
     busy, large = 1 - shares["idle"], "large " if a.findings else ""
     lost = max(("idle", "collectives", "copies"), key=lambda name: shares[name])
     if busy >= 0.9 and shares["compute"] >= 0.8 * busy:
-        return (f"No {large}problem found: the GPUs are busy {percent(busy)} of the {basis}, bound by compute. Only "
-                "the compute itself is left to improve: number types, kernels, the model.")
+        return True, (f"the GPUs are busy {percent(busy)} of the {basis}, bound by compute. Only the compute itself is "
+                      "left to improve: number types, kernels, the model.")
     if shares[lost] < HIGH_SHARE:
-        return (f"No {large}problem found: the GPUs are busy {percent(busy)} of the {basis}, and compute during "
-                f"{percent(shares['compute'])}.")
+        return True, (f"the GPUs are busy {percent(busy)} of the {basis}, and compute during "
+                      f"{percent(shares['compute'])}.")
     if lost == "idle":
-        return (f"The GPUs are idle {percent(shares['idle'])} of the {basis}, and no {large}cause was found in this "
-                "trace. gputop analyze --idle-gaps 10, or b in the timeline, shows where they wait.")
+        return False, (f"The GPUs are idle {percent(shares['idle'])} of the {basis}, and no {large}cause was found in "
+                       "this trace. gputop analyze --idle-gaps 10, or b in the timeline, shows where they wait.")
     what = "Exposed communication takes" if lost == "collectives" else "Copies that no compute hides take"
-    return f"{what} {percent(shares[lost])} of the {basis}. This trace does not tell how much of that can be saved."
+    return False, (f"{what} {percent(shares[lost])} of the {basis}. This trace does not tell how much of that can be "
+                   "saved.")
 
 
 def _shares(a: Analysis, active: Sequence[GpuUse]) -> tuple[dict[str, float], str]:

@@ -187,7 +187,7 @@ class CompareRow(Struct):
     high: float | None
     verdict: _Verdict
     reason: str | None
-    per: Literal["step", "sample"]
+    per: Literal["step", "sample", "recording"]
     change_for_same_work: float | None
 
 

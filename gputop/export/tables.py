@@ -12,6 +12,7 @@ from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Readin
 from gputop.diagnosis.python_lines import cost_words, gap_words, lines_of_gaps, per_basis, worth_showing
 from gputop.diagnosis.report_device import mfu_text, rank_label
 from gputop.diagnosis.roofline import axes_text, legend, svg
+from gputop.diagnosis.wall_text import wall_rows
 from gputop.export import pictures
 from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits, fault_texts, flags_of
 from gputop.render.step_parts import COMPUTE_STEPS, PART_BY_ID, limit_step, path_kind
@@ -65,7 +66,7 @@ def step(s: Snapshot) -> str:
         parts.append(f'<p class="bad">{esc(record.problem.message)}</p><p>{esc(record.problem.fix)}</p>')
     notes = list(record.notes)
     if found is not None:
-        parts += [_breakdown(found), _limits(found.limits), _one_step(found.typical_step),
+        parts += [_wall_time(found), _breakdown(found), _limits(found.limits), _one_step(found.typical_step),
                   _critical_path(found.critical_path), _python(found), _layers(found.layers or found.cpu_layers),
                   _gpu_table(found.gpus),
                   _rank_table(found.ranks)]
@@ -79,7 +80,7 @@ def step(s: Snapshot) -> str:
 
 def step_of(found: Analysis) -> list[str]:
     """Of an analysis alone; an empty text for what it lacks."""
-    return [_breakdown(found), _limits(found.limits), _one_step(found.typical_step),
+    return [_wall_time(found), _breakdown(found), _limits(found.limits), _one_step(found.typical_step),
             _critical_path(found.critical_path), _python(found), _layers(found.layers or found.cpu_layers),
             _gpu_table(found.gpus)]
 
@@ -101,6 +102,21 @@ def _breakdown(found: Analysis) -> str:
     means = " The parts are means over the GPUs that took part." if len(found.gpus) > 1 else ""
     return (f"<p>{summary}.{means}</p>"
             f'<div class="step" role="img" aria-label="parts of the step">{bar}</div><ul class="legend">{rows}</ul>')
+
+
+def _wall_time(found: Analysis) -> str:
+    """Where the recorded time went."""
+    wall = found.wall_time
+    if wall is None or not wall.recorded_s:
+        return ""
+    rows = "".join(f'<tr title="{esc(row.meaning)}"><td class="l">{esc(row.name)}</td><td>{seconds(row.time_s)}</td>'
+                   f'<td>{esc(_share(row.share))}</td><td class="l">{esc(row.often)}</td>'
+                   f'<td class="wrap">{esc(row.what)}</td></tr>' for row in wall_rows(wall))
+    of_ranks = f", mean of {len(wall.ranks)} ranks" if wall.ranks else ""
+    return (f"<h3>Where the {seconds(wall.recorded_s)} recorded went{of_ranks}</h3>"
+            '<div class="scroll"><table><thead><tr><th class="l">part</th><th>time</th><th>share</th>'
+            '<th class="l">how often</th><th class="l">what the host did</th></tr></thead>'
+            f"<tbody>{rows}</tbody></table></div>")
 
 
 def _share(share: float) -> str:

@@ -27,6 +27,8 @@ def gain_texts(finding: Finding, step_s: float | None = None) -> tuple[str, ...]
     share = f"{'' if sure else 'up to '}{100 * gain:.0f} %"
     if finding.gain.per == "sample":
         return f"saves {share} per training sample", f"{share} per sample"
+    if finding.gain.per == "recording":
+        return f"saves {share} of the time", f"saves {share}"
     if step_s is None:
         return f"saves {share} of the step", f"saves {share}"
     times = _times(step_s, gain)

@@ -90,3 +90,36 @@ PATH_KINDS: dict[str, tuple[str, str]] = {
 def path_kind(id_: str) -> tuple[str, str]:
     """Name and meaning of a kind of time on the critical path."""
     return PATH_KINDS.get(id_, (id_, ""))
+
+# The parts of a recording. By id: name and meaning.
+WALL_PARTS: dict[str, tuple[str, str]] = {
+    "steps": ("training steps", "Whole training steps, each up to the begin of the next one or of another loop."),
+    "evaluation": ("evaluation", "The loop of an evaluation (validation), from its first call to the end of its last."),
+    "prediction": ("prediction", "The loop of a prediction, from its first call to the end of its last."),
+    "iterations": ("other iterations", "Another loop of calls than that of the training steps."),
+    "between": ("between steps", "Between two steps or loops, while no GPU works: what the host did there."),
+    "gpu_work": ("GPU work outside of steps", "GPUs work, and it belongs to no step that is known."),
+    "start": ("start", "Tracing, compilation, loading of libraries, autotuning, and the steps that held them."),
+    "open": ("unfinished step", "At the begin or the end of the recording, longer than a usual step: a step or a wait "
+                                "that had begun before, or that had not ended."),
+    "edges": ("partial steps", "Before the first and after the last whole step: steps that were recorded in part."),
+    "no_steps": ("no steps found", "The trace does not tell where steps begin: what the host did while no GPU worked."),
+    "unrecorded": ("not recorded", "Time in which nothing was recorded: between two recordings, or after the "
+                                   "profiler's buffers were full."),
+}
+# What the host did in one of them. By kind: its name.
+HOST_KINDS: dict[str, str] = {
+    "checkpoint": "saving checkpoints",
+    "summary": "writing summaries",
+    "iterator": "making a new dataset iterator",
+    "freeing": "freeing tensors and iterators",
+    "compilation": "tracing or compiling a function",
+    "garbage": "garbage collection",
+    "files": "reading or writing files",
+    "profiler": "the profiler's own begin or end",
+    "input": "waiting for a batch",
+    "line": "Python",
+    "op": "host ops",
+    "python": "Python (no events)",
+    "unknown": "unknown",
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -129,19 +129,20 @@ class TraceBuilder:
 
     def finish(
         self, paths: Sequence[str], *, to_unix_ns: int | None,
-        profile_window_ns: tuple[int, int] | None = None, simulated: bool = False, empty_fix: str = "",
+        windows_ns: Mapping[int, tuple[int, int]] | None = None, simulated: bool = False, empty_fix: str = "",
     ) -> Trace:
-        """Join, sort and shift to the first event. ``to_unix_ns`` added to the columns' times gives Unix times.
+        """Join, sort and shift to the first event. ``to_unix_ns`` added to the columns' times gives Unix times;
+        ``windows_ns`` is by rank when its profiler began and ended.
 
         Raises NoDataError, with ``empty_fix`` as its remedy, where there is no event at all;
         the quality notes go into its message as the reasons.
         """
         with pool() as threads:
-            return self._finish(threads, paths, to_unix_ns, profile_window_ns, simulated, empty_fix)
+            return self._finish(threads, paths, to_unix_ns, windows_ns or {}, simulated, empty_fix)
 
     def _finish(
         self, threads: ThreadPoolExecutor, paths: Sequence[str], to_unix_ns: int | None,
-        profile_window_ns: tuple[int, int] | None, simulated: bool, empty_fix: str,
+        windows_ns: Mapping[int, tuple[int, int]], simulated: bool, empty_fix: str,
     ) -> Trace:
         stats = joined_stats(self.host)
         device = _joined(self.device, DeviceEvents.empty(), threads)
@@ -169,11 +170,13 @@ class TraceBuilder:
         host.stats = _rows_after(stats, order)
         self._count_once(device, once.result())
         add_eager_stats(host, self.names.list, self.names.__getitem__)
+        windows = {rank: (begin - first, end - first) for rank, (begin, end) in windows_ns.items()}
         return Trace(
             paths=list(paths), hosts=self.hosts, names=self.names.list, lines=self.lines,
             gpus=self.gpus, device=device, host=host, allocator=allocator,
             origin_ns=0 if to_unix_ns is None else first + to_unix_ns,
-            profile_window_ns=profile_window_ns and (profile_window_ns[0] - first, profile_window_ns[1] - first),
+            rank_windows_ns=windows, profile_window_ns=(min(begin for begin, _ in windows.values()), max(
+                end for _, end in windows.values())) if windows else None,
             simulated=simulated, quality=self.quality, launch_shapes=list(self.shapes), step_events=steps,
             hlo_ops=self.hlo_ops, cuda_graphs=self.cuda_graphs,
         )

@@ -8,6 +8,7 @@ wall clock). Absent integers are -1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -58,6 +59,7 @@ class Line:
     host: str
     gpu: int  # index into Trace.gpus, -1 for a host thread
     name: str  # "Stream #13(Kernel)" or the thread's name
+    rank: int = 0  # of the process, as in TraceGpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +245,9 @@ class Trace:
     allocator: AllocatorEvents
     format: str = ""  # id of the row in gputop.trace.readers.registry, which sets it
     origin_ns: int = 0
-    profile_window_ns: tuple[int, int] | None = None  # of the capture itself, where recorded
+    # By rank when the profiler itself began and ended, where the trace holds that; and of all ranks together.
+    rank_windows_ns: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    profile_window_ns: tuple[int, int] | None = None
     simulated: bool = False
     quality: list[QualityNote] = field(default_factory=list)
     launch_shapes: list[LaunchShape] = field(default_factory=list)

@@ -110,6 +110,12 @@ class TraceFacts:
         return self.steps.count if self.steps else 1
 
     @property
+    def open_input_s(self) -> float:
+        """Seconds at the edges of the recording in which the loop waits for a batch, longer than whole steps take."""
+        wall = self.analysis.wall_time
+        return sum(part.time_s for part in wall.parts if part.id == "open" and part.kind == "input") if wall else 0.0
+
+    @property
     def replayed_steps(self) -> float:
         """How many steps the replay is of; of very many events it takes a part."""
         replayed = self.replay.spans.total if self.replay is not None else 0

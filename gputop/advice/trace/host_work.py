@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
+from typing import NamedTuple
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, on_host, removed_host_time, waits_for_host
@@ -12,8 +13,10 @@ from gputop.advice.trace.input_wait import paced_by_input
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
 from gputop.analysis.results import GapWork
 from gputop.analysis.what_if.cure import Cure
+from gputop.render.step_parts import HOST_KINDS
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import Trace
@@ -26,12 +29,24 @@ _SELDOM = (
     "    print(step, float(loss))  # reading a value waits for the GPU")
 _MEASURED = "py-spy record --pid PID --output python.svg  # what Python does"
 
-# What fills the gap, by the names of its events: what it is, what to do, and what to paste by the way the loop is
-# written. The first that fills most of the gap is named.
-WORK: tuple[tuple[str, str, str, dict[str, str | None]], ...] = (
-    (r"(?:SaveV2|SaveSlices|ShardedFilename|MergeV2Checkpoints|WriteFile|SaveDataset\w*)$|\w*[Cc]heckpoint|"
-     r"serialization\.py:\d+ |write_record\b",
-     "saving checkpoints", "Save less often, and in the background.", {
+class KnownWork(NamedTuple):
+    """A kind of host work (of ``WORK_KINDS``): what to do, and what to paste by the way the loop is written."""
+
+    kind: str
+    action: str
+    snippets: Mapping[str, str | None] = {}
+
+    @property
+    def what(self) -> str:
+        return HOST_KINDS[self.kind]
+
+    def fits(self, name: str) -> bool:
+        return re.match(PATTERN_OF_KIND[self.kind], name) is not None
+
+
+# The first that fills most of a gap is named.
+WORK: tuple[KnownWork, ...] = (
+    KnownWork("checkpoint", "Save less often, and in the background.", {
          KERAS2: 'tf.keras.callbacks.ModelCheckpoint(path, save_freq="epoch")',
          KERAS3: ('keras.callbacks.ModelCheckpoint(\n'
                   '    "{epoch}.weights.h5", save_weights_only=True, save_freq="epoch")'),
@@ -42,19 +57,25 @@ WORK: tuple[tuple[str, str, str, dict[str, str | None]], ...] = (
          JAX: ("import orbax.checkpoint as ocp\n"
                "saver = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())"),
      }),
-    (r"\w*Summary\w*$|\w*SummaryWriter\w*$",
-     "writing summaries", "Write summaries every few hundred steps, not at each one.", {
+    KnownWork("summary", "Write summaries every few hundred steps, not at each one.", {
          KERAS2: 'tf.keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)',
          KERAS3: 'keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)',
          CUSTOM: "with tf.summary.record_if(lambda: step % 500 == 0):\n    ...",
      }),
-    (r"MakeIterator\b|AnonymousIterator|Anonymous\w*Iterator|\w*Dataset\w*$",
-     "making a new dataset iterator", "Make the iterator once: repeat the dataset instead of making a new one in each "
-                                      "epoch.", {
+    KnownWork("iterator", "Make the iterator once: repeat the dataset instead of making a new one in each epoch.", {
          KERAS2: "model.fit(ds.repeat(), steps_per_epoch=steps, ...)",
          KERAS3: "model.fit(ds.repeat(), steps_per_epoch=steps, ...)",
          CUSTOM: "batches = iter(ds.repeat())  # once, before the loop",
      }),
+)
+# What also makes steps long, or runs between them.
+SELDOM_WORK: tuple[KnownWork, ...] = (
+    KnownWork("compilation", "Call functions with the same shapes and types each time."),
+    KnownWork("freeing", "Keep datasets and their iterators from epoch to epoch: repeat the dataset instead of making "
+                         "a new one."),
+    KnownWork("garbage", "Freeze long-lived objects and choose when to collect: gc.freeze(), gc.disable(), and "
+                         "gc.collect() every few hundred steps."),
+    KnownWork("files", "Read and write files outside the loop: in the input pipeline, or in a thread."),
 )
 
 
@@ -133,10 +154,10 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
 def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
     """What fills the gap, what to do, and the code."""
     most = limit("step_gap_host.named") * v.gap_s
-    for pattern, what, action, snippets in WORK:
-        named = [work for work in (*v.work, *v.executor_work) if re.match(pattern, work.name)]
+    for known in WORK:
+        named = [work for work in (*v.work, *v.executor_work) if known.fits(work.name)]
         if sum(work.s_per_step for work in named) >= most:
-            return f"{what} ({_named(named)})", action, snippets.get(loop)
+            return f"{known.what} ({_named(named)})", known.action, known.snippets.get(loop)
     what = _gap_content(v, most)
     if loop in _KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "

@@ -14,11 +14,12 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.launch_threads import cpu_budget
 from gputop.analysis.host.tf_data import iterator_paths, python_s
+from gputop.analysis.results import WallTime
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
-from gputop.text.units import percent
+from gputop.text.units import percent, seconds
 from gputop.trace.intervals import coverage
 from gputop.trace.threads import MAIN, lines_of
 
@@ -32,6 +33,8 @@ class InputBound(Verdict, frozen=True, kw_only=True):
     wait_ratio: float  # share of the loop's time in its calls for a batch, whether GPUs work meanwhile or not
     fix: InputFix
     slowest_stage: tuple[str, float] | None  # where the fix knows no costs: tf.data's longest stage and its seconds
+    open_s: float = 0.0  # that the loop waits at the edges of the recording, for a batch that did not come in it
+    recorded_s: float = 0.0
 
 
 def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
@@ -39,6 +42,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     waited, steps = facts.analysis.input, facts.steps
     assert waited is not None and facts.shares is not None
     share = facts.shares["input"]
+    wall, open_s = facts.analysis.wall_time, facts.open_input_s
+    if wall is not None and open_s >= limit("input_bound.share") * wall.recorded_s:
+        return _open_wait(facts, wall, open_s)
     # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
     if steps is not None and max(steps.count, _waits_like(facts, share)) < limit("input_bound.steps"):
         return Missing("a second wait for a batch, as one can be chance: capture longer")
@@ -58,6 +64,20 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         slowest_stage=None if stage is None else (stage, waited.stages[stage]),
         cure=Cure(input_left=left, assumes=assumes, at_most=fix.at_most),
     )
+
+
+def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:
+    """The loop waits at an edge of the recording, far longer than in its steps: all waits, as a share of the time."""
+    waited = facts.analysis.input
+    assert waited is not None and facts.shares is not None
+    in_steps_s = facts.shares["input"] * facts.period_s * facts.steps_or_window
+    wait_s = in_steps_s + open_s
+    fix = _input_fix(facts, wait_s)
+    stage = _slowest_by_name(waited.stages) if not fix.tells else None
+    return InputBound(
+        culprits=_culprits(facts, fix, stage), gpus=facts.active_numbers, share=min(wait_s / wall.recorded_s, 1.0),
+        wait_ratio=waited.wait_ratio, fix=fix, slowest_stage=None if stage is None else (stage, waited.stages[stage]),
+        open_s=open_s, recorded_s=wall.recorded_s)
 
 
 def paced_by_input(facts: TraceFacts) -> float | None:
@@ -134,9 +154,15 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
 
 
 def describe_input_bound(v: InputBound, job: Job) -> Explanation:
-    evidence = {"wait_s": v.share * job.period_s, "share_ratio": v.share, "get_next_ratio": v.wait_ratio}
-    why = f"For {percent(v.share)} of the {job.basis} the training loop waits for its next batch"
+    basis = "recorded time" if v.open_s else job.basis
+    evidence = {"wait_s": v.share * (v.recorded_s or job.period_s), "share_ratio": v.share,
+                "get_next_ratio": v.wait_ratio}
+    why = f"For {percent(v.share)} of the {basis} the training loop waits for its next batch"
     why += " and no GPU has work." if v.gpus else "; the trace has no GPU."
+    if v.open_s:
+        evidence["unfinished_s"] = v.open_s
+        why += (f" {seconds(v.open_s)} of it are at the begin or the end of the recording: that batch did not come "
+                "while it was recorded, so the wait is longer.")
     why += v.fix.tells
     if v.slowest_stage is not None:
         evidence["slowest_stage_s"] = v.slowest_stage[1]
@@ -146,6 +172,7 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     if v.fix.step_s is not None:
         gain = f"the step then takes as long as its slowest remaining part, assuming that {v.fix.how}"
     return Explanation(
-        title=f"Input wait takes {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
-        action=v.fix.action, snippet=v.fix.snippet, gain=gain, source=source("input_bound.share"),
+        title=f"Input wait takes {percent(v.share)} of the {basis}", why=why, evidence=evidence,
+        action=v.fix.action, snippet=v.fix.snippet, gain=gain, per="recording" if v.open_s else "step",
+        source=source("input_bound.share"),
     )

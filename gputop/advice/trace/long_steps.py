@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, on_host
-from gputop.advice.trace.host_work import WORK
+from gputop.advice.trace.host_work import SELDOM_WORK, WORK
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in
+from gputop.analysis.host.work_kinds import READ_VARIABLE, READS_OF_CHECKPOINT
 from gputop.analysis.results import GapWork
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
 from gputop.analysis.steps.training_loops import training_loops
@@ -22,7 +22,6 @@ from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, unio
 from gputop.trace.model import I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
-_READ_VARIABLES = 8  # of a model that is saved; a metric or two reads fewer. gputop's own figure
 _WORTH_NAMING = 0.01  # of the longest work
 _SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is shown
 # What is long by the part of the step, where no name says more: what it is, and what to do.
@@ -37,15 +36,7 @@ _PARTS = {
                                    "collection), and do it less often or in the background."),
 }
 _PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
-_MORE = (
-    (r"tf\.function-graph_building|.*(?:Compile|Compiler::)", "tracing or compiling a function",
-     "Call functions with the same shapes and types each time."),
-    (r"(?:Python )?(?:gc|GC)\b|[Gg]arbage", "garbage collection",
-     "Freeze long-lived objects and choose when to collect: gc.freeze(), gc.disable(), and gc.collect() every few "
-     "hundred steps."),
-    (r".*(?:ReadFile|WriteFile|OpenFile|posix_fs|FileSystem)", "files",
-     "Read and write files outside the loop: in the input pipeline, or in a thread."),
-)
+
 
 
 class LongStepsFound(Verdict, frozen=True, kw_only=True):
@@ -156,14 +147,14 @@ def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
 def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None]:
     """What the long steps have more of, what to do, and the code."""
     most = limit("long_steps.named") * v.more_s
-    for pattern, what, action, snippets in (*WORK, *((*own, {}) for own in _MORE)):
-        named = [work for work in v.work if re.match(pattern, work.name)]
+    for known in (*WORK, *SELDOM_WORK):
+        named = [work for work in v.work if known.fits(work.name)]
         if named and sum(work.s_per_step for work in named) >= most:
-            return f"{what} ({named[0].name})", action, snippets.get(job.loop)
-    read = next((work.count_per_step for work in v.work if work.name == "ReadVariableOp"), 0.0)
-    if part in ("host", "launch", "idle") and read >= _READ_VARIABLES:  # Keras saves in Python, which shows no event
-        _, _, action, snippets = WORK[0]
-        return f"Python that reads {read:.0f} variables, as saving a checkpoint does", action, snippets.get(job.loop)
+            return f"{known.what} ({named[0].name})", known.action, known.snippets.get(job.loop)
+    read = next((work.count_per_step for work in v.work if work.name == READ_VARIABLE), 0.0)
+    if part in ("host", "launch", "idle") and read >= READS_OF_CHECKPOINT:  # Keras saves in Python: no event shows it
+        what = f"Python that reads {read:.0f} variables, as saving a checkpoint does"
+        return what, WORK[0].action, WORK[0].snippets.get(job.loop)
     what, action = _PARTS[part]
     if part in ("compute", "collectives") and v.kernel is not None:
         what = f"{what} ({v.kernel.split('(', 1)[0][:_NAME_CHARS]})"

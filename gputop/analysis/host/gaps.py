@@ -148,7 +148,7 @@ def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[d
     rows, inside = rows[within], inside[within]  # what holds such an event is such an event
     times, events = np.zeros((2, len(trace.names)))
     with_event_ns, line = 0, host.line[rows]
-    for at in _lines_apart(line):
+    for at in lines_apart(line):
         charged = charge(trace, rows[at], inside[at], line[at])
         counted = rows_of(charged.own_ns > 0)
         holds = np.zeros(len(charged.holder), bool)
@@ -164,7 +164,7 @@ def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[d
     return out, int(chosen.sum()) * gaps.total - with_event_ns
 
 
-def _lines_apart(line: npt.NDArray) -> Iterator[I64]:
+def lines_apart(line: npt.NDArray) -> Iterator[I64]:
     """Where in this column of lines each stands that has many events, and where all the others do: what is computed of
     one stays in a core's cache. Where many lines have, all are together: each costs a pass over the column."""
     many = np.bincount(line) > AT_ONCE

@@ -200,10 +200,10 @@ class Lines:
 
 
 def host_stacks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, causes: HostCauses | None,
-                ) -> HostStacks | None:
-    """The lines in each kind of gap; None where nobody tried to sample stacks, and no tracer ran."""
+                python: Sequence[PythonStacks]) -> HostStacks | None:
+    """The lines in each kind of gap; None where nobody tried to sample stacks, and no tracer ran. ``python``: as
+    :func:`python_of` gives it."""
     basis = steps.times.unit if steps is not None else "window"
-    python = python_of(trace)
     if not python:
         reason = "the trace does not tell when it was captured" if trace.stacks else trace.no_stacks
         return HostStacks(basis=basis, reason=reason) if reason else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,12 +17,15 @@ class Steps:
     """When each training step ran, and the figures of them all.
 
     ``bounds_ns`` are (start, end) pairs relative to the trace's origin, disjoint and in order. ``call_ends_ns`` are
-    the ends of the calls or markers at which the steps begin; empty where steps rest on kernels.
+    the ends of the calls or markers at which the steps begin; empty where steps rest on kernels. ``warm_up_ns`` are
+    the steps that were left out as warm-up, ``other_loops`` by phase when a loop ran that is not the steps' own.
     """
 
     bounds_ns: tuple[tuple[int, int], ...]
     times: StepTimes
     call_ends_ns: tuple[int, ...] = ()
+    warm_up_ns: tuple[tuple[int, int], ...] = ()
+    other_loops: Mapping[str, Spans] = field(default_factory=dict)
 
     @property
     def count(self) -> int:

@@ -22,7 +22,7 @@ from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNO
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import seconds
 from gputop.trace.int_map import IntMap
-from gputop.trace.intervals import coverage, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, union
 from gputop.trace.lookups import COMPILE, distinct, host_rows, host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -52,6 +52,7 @@ _PROFILER_STOP = (r"\$profiler\.py:\d+ stop_trace|ProfilerSession::(?:CollectDat
                   r"\$profiler_v2\.py:\d+ stop")
 _FEW = 3  # steps; of fewer each may be the first
 _START_UP_SHARE = 0.5  # of a step that goes into compilation
+_LOOP_APART = 3.0  # median pauses between the calls of one loop that are still its own. gputop's own figure
 _MIN_LOOP_CALLS = 3  # calls of one name, to be taken for those of a loop
 
 
@@ -70,6 +71,7 @@ class _Anchors:
     left_out_s: Mapping[str, float] = field(default_factory=dict)
     bounds_ns: I64 | None = None  # of the steps, shape (n, 2), where they are known one by one and not by their starts
     unit: str = "step"
+    other_loops: Mapping[str, Spans] = field(default_factory=dict)  # as of Steps
 
 
 def find_steps(trace: Trace) -> Steps | None:
@@ -85,9 +87,10 @@ def find_steps(trace: Trace) -> Steps | None:
         bounds, whole = _bounds(anchors)
         bounds = _recorded(trace, bounds)
         bounds = _without_profilers_end(trace, bounds)
-        bounds, first = _without_start_up(trace, bounds)
-        bounds, dropped = _without_warm_up(bounds)
+        settled, first = _without_start_up(trace, bounds)
+        settled, dropped = _without_warm_up(settled)
         dropped += first
+        warm_up, bounds = bounds[:dropped], settled
         # Calls whose lengths never settle are not the steps of a loop.
         if len(bounds) >= anchors.min_steps and (anchors.confidence == "high" or dropped <= len(bounds)):
             calls, on_gpu = bounds, _on_the_gpu(trace, bounds)
@@ -95,7 +98,8 @@ def find_steps(trace: Trace) -> Steps | None:
                 anchors = replace(anchors, what=f"{anchors.what}, by their kernels: the host runs ahead",
                                   end_ns=anchors.start_ns)  # the calls are no part of these steps
                 bounds = on_gpu
-            return _steps(trace, anchors, bounds, calls, dropped + len(anchors.start_ns) - whole)
+            found = _steps(trace, anchors, bounds, calls, dropped + len(anchors.start_ns) - whole)
+            return replace(found, warm_up_ns=tuple(map(tuple, warm_up.tolist())), other_loops=anchors.other_loops)
     return None
 
 
@@ -271,8 +275,10 @@ def _step_markers(trace: Trace) -> _Anchors | None:
         name: _MARKED.get(trace.names[name], UNKNOWN) for name in np.unique(host.name[rows]).tolist()})
     left_out.pop(UNKNOWN, None)  # markers inside each other, of epochs and steps
     own = rows[host.name[rows] == name]
+    loops = _other_loops(trace, rows, {other: _MARKED[trace.names[other]] for other in np.unique(
+        host.name[rows]).tolist() if other != name and trace.names[other] in _MARKED}, host.name[rows])
     return _Anchors(f"{trace.names[name]} markers with step_num", "high", host.start_ns[own], host.end_ns[own],
-                    host.start_ns[rows], min_steps=1, phase=phase, left_out_s=left_out)
+                    host.start_ns[rows], min_steps=1, phase=phase, left_out_s=left_out, other_loops=loops)
 
 
 def _loop(
@@ -321,11 +327,13 @@ def _keras_functions(trace: Trace) -> _Anchors | None:
         return None
     op = _one_for_retraced(trace, rows, op)
     # Training and validation are functions of their own, in Keras 3 by the same name.
-    name, phase, left_out = _loop(trace, op, host.end_ns[rows] - host.start_ns[rows], phases(trace, rows, op))
+    phase_of = phases(trace, rows, op)
+    name, phase, left_out = _loop(trace, op, host.end_ns[rows] - host.start_ns[rows], phase_of)
     what += {EVALUATION: ", which evaluates", PREDICTION: ", which predicts"}.get(phase, "")
     own = rows[op == name]
     return _Anchors(what, "high", host.start_ns[own], host.end_ns[own], host.start_ns[rows],
-                    min_steps=2, packs_iterations=True, phase=phase, left_out_s=left_out)
+                    min_steps=2, packs_iterations=True, phase=phase, left_out_s=left_out,
+                    other_loops=_other_loops(trace, rows, {f: p for f, p in phase_of.items() if f != name}, op))
 
 
 def _keras_calls(trace: Trace) -> tuple[I64, I64, str]:
@@ -349,7 +357,9 @@ def _few_calls(trace: Trace) -> _Anchors | None:
     if not len(rows):
         return None
     host, device = trace.host, trace.device
-    name, phase, left_out = _loop(trace, op, host.end_ns[rows] - host.start_ns[rows], phases(trace, rows, op))
+    phase_of = phases(trace, rows, op)
+    name, phase, left_out = _loop(trace, op, host.end_ns[rows] - host.start_ns[rows], phase_of)
+    loops = _other_loops(trace, rows, {f: p for f, p in phase_of.items() if f != name}, op)
     rows = rows[op == name]
     start, end = host.start_ns[rows], host.end_ns[rows]
     bounds = np.stack((start[:-1], start[1:]), axis=1)
@@ -357,7 +367,7 @@ def _few_calls(trace: Trace) -> _Anchors | None:
         own = (device.launch_ns >= start[0]) & (device.launch_ns < end[0])
         bounds = np.array([[start[0], max(int(end[0]), int(device.end_ns[own].max(initial=0)))]])
     return _Anchors(what, "low", start, end, start, min_steps=1, packs_iterations=True, phase=phase,
-                    left_out_s=left_out, bounds_ns=bounds)
+                    left_out_s=left_out, bounds_ns=bounds, other_loops=loops)
 
 
 def _viewer_steps(trace: Trace) -> _Anchors | None:
@@ -428,23 +438,42 @@ def _repeating(trace: Trace, rows: I64, what: str, key: npt.NDArray | None = Non
     # A call can be recorded twice, one event inside the other: only the outer one counts.
     reach = np.maximum.accumulate(host.end_ns[rows])
     rows = rows[np.concatenate(([True], host.end_ns[rows][1:] > reach[:-1]))]
-    others = np.sort(host.start_ns[other_rows])
-    return _Anchors(what.format(trace.names[chosen]), "medium", host.start_ns[rows], host.end_ns[rows],
-                    _with_pauses(host.start_ns[rows], others), min_steps=2, phase=phase.get(chosen, UNKNOWN))
+    start = host.start_ns[rows]
+    pauses = _pauses(start, host.start_ns[other_rows], host.end_ns[other_rows])
+    return _Anchors(what.format(trace.names[chosen]), "medium", start, host.end_ns[rows],
+                    np.concatenate((start, pauses.start)), min_steps=2, phase=phase.get(chosen, UNKNOWN),
+                    other_loops={UNKNOWN: pauses} if len(pauses.start) else {})
 
 
-def _with_pauses(start: I64, others: I64) -> I64:
-    """The starts, and where another loop ran between two of them (an evaluation), its first call: it ends the step.
+def _pauses(start: I64, other_start: I64, other_end: I64) -> Spans:
+    """Where another loop ran between two of these starts of steps (an evaluation), from its first call, which ends the
+    step, to the end of its last one.
 
-    ``others`` are the starts of other functions, which may belong to every step (metrics): another loop is where there
-    are far more of them than there usually are.
+    The others are calls of other functions, which may belong to every step (metrics): another loop is where there are
+    far more of them than there usually are.
     """
-    if len(start) < 3 or not len(others):
-        return start
-    first, last = np.searchsorted(others, start[:-1]), np.searchsorted(others, start[1:])
+    if len(start) < 3 or not len(other_start):
+        return EMPTY
+    order = np.argsort(other_start, kind="stable")
+    other_start, other_end = other_start[order], other_end[order]
+    first, last = np.searchsorted(other_start, start[:-1]), np.searchsorted(other_start, start[1:])
     usual = int(np.median(last - first))
     pause = np.flatnonzero(last - first > 2 * usual + 2)
-    return np.concatenate((start, others[first[pause] + usual]))
+    return union(other_start[first[pause] + usual], np.minimum(other_end[last[pause] - 1], start[pause + 1]))
+
+
+def _other_loops(trace: Trace, rows: I64, phase_of: Mapping[int, str], key: npt.NDArray) -> dict[str, Spans]:
+    """By phase when these calls ran one after the other, ``key`` by ``key``: the time between two of them is their
+    loop's where it is no longer than usual."""
+    host, spans = trace.host, dict[str, Spans]()
+    for name, phase in phase_of.items():
+        own = rows[np.asarray(key) == name]
+        calls = union(host.start_ns[own], host.end_ns[own])
+        apart = calls.start[1:] - calls.end[:-1]
+        length = float(np.median(calls.end - calls.start)) if len(calls.start) else 0.0
+        reach = max(length, _LOOP_APART * float(np.median(apart)) if len(apart) else 0.0)
+        spans[phase] = merge(spans.get(phase, EMPTY), joined(calls, int(reach) + 1))
+    return spans
 
 
 def _calls_of_functions(trace: Trace) -> tuple[I64, I64]:

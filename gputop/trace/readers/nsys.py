@@ -10,6 +10,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -237,8 +238,11 @@ class _Report:
                 index[ordinal] = len(self._builder.gpus)
                 self._builder.gpus.append(_gpu(host, ordinal, ranks[process], about.get(ordinal)))
         gpus = [index[owners[device, process]] for device, _, process in triples.tolist()]
-        lines = [self._builder.add_line(Line(host, gpu, f"Stream #{stream}"))
-                 for gpu, stream in zip(gpus, triples[:, 1].tolist(), strict=True)]
+        lines = [self._builder.add_line(Line(host, gpu, f"Stream #{stream}", ranks[process]))
+                 for gpu, (_, stream, process) in zip(gpus, triples.tolist(), strict=True)]
+        for tid, line in self._thread_lines.items():
+            if tid & _PROCESS in ranks:
+                self._builder.lines[line] = replace(self._builder.lines[line], rank=ranks[tid & _PROCESS])
         out.gpu[:], out.line[:] = np.array(gpus)[where], np.array(lines)[where]
 
     def _shapes(self, out: DeviceEvents, kernels_: I64) -> None:

@@ -36,7 +36,7 @@ def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, 
     title = ("[x] " if chosen else "") + finding.title
     gains = gain_texts(finding, step_s)
     gain = next((text for text in gains if len(title) + len(text) + 5 <= width), "".join(gains[-1:]))
-    gain_style = GAIN if finding.gain.per == "step" else PLAIN
+    gain_style = PLAIN if finding.gain.per == "sample" else GAIN
     if not gain:
         gain, gain_style = kind_text(finding), DIM if finding.origin == "live" or finding.yours else style
     title, room_of_title = printable(title), width - len(gain) - 5

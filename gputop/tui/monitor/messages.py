@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gputop.advice.registry import EXPLANATIONS
 from gputop.core.errors import GputopError, sentences
+from gputop.diagnosis.wall_text import wall_sentence, worth_saying
 from gputop.profiler.capture.records import CaptureStatus, Server, usable
 from gputop.session.session import Session
 from gputop.text.units import printable, seconds
@@ -27,7 +28,8 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     if any(f.severity != "low" for f in session.findings):
         return ()
     if record is not None:
-        return (record.limit,)
+        wall = record.analysis.wall_time if record.analysis is not None else None
+        return (record.limit, *((wall_sentence(wall),) if wall is not None and worth_saying(wall) else ()))
     nothing: tuple[str, ...] = ()
     watched = session.sample is not None and session.sample.gpus
     if watched and all(f.id in EXPLANATIONS for f in session.findings):

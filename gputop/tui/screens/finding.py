@@ -76,7 +76,7 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None, step_s: f
         parts += [out, Code(finding.ncu)]
         out = Text()
     out.append("\nGain\n", BOLD)
-    out.append(gain or "not estimated", GAIN if finding.gain.per == "step" and gain else PLAIN)
+    out.append(gain or "not estimated", GAIN if finding.gain.per != "sample" and gain else PLAIN)
     out.append(f"\n{printable(gain_basis(finding))}\n")
     if finding.evidence:
         out.append("\nEvidence\n", BOLD)

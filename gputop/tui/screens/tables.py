@@ -19,6 +19,7 @@ from gputop.diagnosis.per_step import (
 from gputop.diagnosis.python_lines import line_words, per_basis, worth_showing
 from gputop.diagnosis.report_device import mfu_text
 from gputop.diagnosis.roofline import picture
+from gputop.diagnosis.wall_text import wall_rows
 from gputop.render.finding_text import BY_TRACER
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.render.styled_text import wrap
@@ -143,7 +144,7 @@ def tables(analysis: Analysis | None) -> tuple[Table, ...]:
     found = analysis if analysis is not None else _nothing()
     made = (_kernels(found, by_op=False), _kernels(found, by_op=True), _collectives(found), _memory(found),
             _copies(found), _host_ops(found), _functions(found), _input(found), _layers(found), _limit(found),
-            _ranks(found), _critical_path(found))
+            _ranks(found), _critical_path(found), _wall_time(found))
     if analysis is not None:  # the last tab stands where stacks were to be sampled: all fit 80 columns without
         return (*made, _python(found)) if found.stacks is not None else made
     return tuple(Table(t.name, t.columns, (), "The trace could not be analyzed: t shows why.") for t in made)
@@ -415,6 +416,21 @@ def _python(found: Analysis) -> Table:
     return Table("Python", columns, rows, "", f"The training loop, {per_basis(stacks.basis)}{by_whom}. In gaps: "
                  f"{ran or 'no line was seen'}. space: unfold a row.", tuple(node.parent for node in stacks.flame),
                  opened=tuple(i for i, node in enumerate(stacks.flame) if node.time_s >= _HOT * whole))
+
+
+def _wall_time(found: Analysis) -> Table:
+    columns = (Column("share", _share), Column("time", seconds), Column("part"), Column("longest", seconds, spare=True),
+               Column("how often", spare=True), Column("what the host did", wide=True))
+    wall = found.wall_time
+    if wall is None:
+        return Table("Time", columns, (), "The trace does not show when it was recorded.")
+    rows = tuple((row.share, row.time_s, row.name, row.longest_s or None, row.often, row.what or row.meaning)
+                 for row in wall_rows(wall))
+    note = f"All {seconds(wall.recorded_s)} that were recorded"
+    note += f", mean of {len(wall.ranks)} ranks." if wall.ranks else "."
+    if wall.per_step_s is not None:
+        note += f" {seconds(wall.per_step_s)} of wall time per training step, with what lies between."
+    return Table("Time", columns, rows, "", note)
 
 
 def _slack(value: float) -> str:

@@ -38,15 +38,15 @@ def verdict(job: Builder | Trace, id_: str) -> Any:
     return rule.function("judge")(examine(job.build() if isinstance(job, Builder) else job))
 
 
-def job(gpus: int = 1) -> Builder:
+def job(gpus: int = 1, steps: int = STEPS) -> Builder:
     """Steps of 20 ms whose function call takes all of it."""
-    return keras_steps(Builder(gpus=gpus), STEPS, STEP, STEP - 50)
+    return keras_steps(Builder(gpus=gpus), steps, STEP, STEP - 50)
 
 
 def fill(b: Builder, gpu: int, begin: float, end: float, kernel: float, gap: float,
-         queued: float | None = None) -> None:
+         queued: float | None = None, steps: int = STEPS) -> None:
     """Kernels from ``begin`` to ``end`` of each step, launched as the one before ends or ``queued`` µs ahead."""
-    for i in range(STEPS):
+    for i in range(steps):
         t = i * STEP + begin
         while t + kernel <= i * STEP + end:
             ahead = min(gap * 0.8, 8.0) if queued is None else queued
@@ -73,10 +73,10 @@ def launched_ahead(b: Builder, thread: str | None = None) -> Builder:
     return b
 
 
-def healthy(gpus: int = 1) -> Builder:
-    b = job(gpus)
+def healthy(gpus: int = 1, steps: int = STEPS) -> Builder:
+    b = job(gpus, steps)
     for gpu in range(gpus):
-        fill(b, gpu, 100, STEP, 196, 4, queued=90)
+        fill(b, gpu, 100, STEP, 196, 4, queued=90, steps=steps)
     return b
 
 

@@ -7,7 +7,7 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ HOST = -1  # in the column ``category``; else the Kind of the category
 _WITHOUT_DETAILS = frozenset(("cpu_op", "cuda_runtime", "cuda_driver", "python_function"))
 _SKIPPED_CATEGORIES = frozenset(("gpu_user_annotation", "trace", "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu"))
 _MEMBERS = frozenset(("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties", "otherData"))
+_RECORDING = "PyTorch Profiler ("  # kineto's event that lasts as long as the recording
 _STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
 _COPY_ENDS = re.compile(r"\((\w+) -> (\w+)\)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>$")  # of the object whose method is called: another name for each
@@ -64,6 +65,7 @@ class ChromeFile:
     threads: dict[tuple[Any, Any], str]
     damaged: bool
     simulated: bool  # gputop has made it of a simulated job
+    window_us: tuple[float, float] | None = None  # begin and end of the recording itself, where kineto wrote them
     stats: dict[str, tuple[I64, I64]] = field(default_factory=dict)  # name → (index into ``events``, value or name)
 
 
@@ -92,7 +94,7 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
         {d["id"]: d for d in devices if isinstance(d, dict) and isinstance(d.get("id"), int)}
         if isinstance(devices, list) else {},
         events.columns(), events.rows, events.processes, events.threads, damaged,
-        isinstance(other, dict) and other.get("simulated") is True, events.sparse())
+        isinstance(other, dict) and other.get("simulated") is True, events.window_us, events.sparse())
 
 
 def _counted(pieces: Iterable[bytes], builder: TraceBuilder) -> Iterator[bytes]:
@@ -111,6 +113,7 @@ class _Events:
     limit_bytes: float
     watch: MemoryWatch
     seen: int = 0
+    window_us: tuple[float, float] | None = None
     rows: list[tuple[Any, Any]] = field(default_factory=list)
     processes: dict[Any, str] = field(default_factory=dict)
     threads: dict[tuple[Any, Any], str] = field(default_factory=dict)
@@ -184,6 +187,8 @@ class _Events:
         if not _finite(ts) or not _finite(dur) or dur < 0:
             return
         category, pid = str(event.get("cat", "")).lower(), hashable(event.get("pid"))
+        if category == "trace" and str(event.get("name", "")).startswith(_RECORDING):
+            self._extend_window(ts, ts + dur)
         if category in _SKIPPED_CATEGORIES or (category == "" and pid == "Spans"):
             return
         name, args = str(event.get("name", "")), event.get("args")
@@ -223,6 +228,10 @@ class _Events:
         if len(self._batch) == _BATCH:
             self._flush()
 
+    def _extend_window(self, begin_us: float, end_us: float) -> None:
+        begin, end = self.window_us or (begin_us, end_us)
+        self.window_us = min(begin, begin_us), max(end, end_us)
+
     def _row(self, pid: Any, tid: Any) -> int:
         number = self._row_numbers.setdefault((pid, tid), len(self.rows))
         if number == len(self.rows):
@@ -238,7 +247,7 @@ def text_of(value: Any) -> str:
     return encodable(str(value))
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: Any) -> TypeGuard[float]:
     """Whether it is a number of µs that, with any offset, fits an int64 of nanoseconds."""
     return isinstance(value, (int, float)) and -2e15 < value < 2e15
 

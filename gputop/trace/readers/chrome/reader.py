@@ -78,6 +78,7 @@ def read_chrome(
                                        "time goes cannot be told.")
     is_unix = all(t > 10**18 for t in clock_ns)  # after 2001, so not since the machine started
     trace = builder.finish(paths, to_unix_ns=0 if is_unix else None, simulated=any(f.simulated for f in loaded),
+                           windows_ns={rank.number: rank.window_ns for rank in ranks if rank.window_ns is not None},
                            empty_fix="Export the trace again from a run that was profiled while it trained.")
     if gpus:  # kineto, whose occupancy depends on the grid's size
         trace.occupancy_is = "estimated"
@@ -110,6 +111,18 @@ class _Rank:
         self._gpus: dict[int, int] = {}
         if file.host and file.host not in builder.hosts:
             builder.hosts.append(file.host)
+
+    @property
+    def number(self) -> int:
+        return self._file.rank
+
+    @property
+    def window_ns(self) -> tuple[int, int] | None:
+        """When the profiler itself began and ended, on the job's clock; None where the file does not tell."""
+        if self._file.window_us is None:
+            return None
+        begin, end = (round((at - self._start_us) * _NS_PER_US) + self._at_ns for at in self._file.window_us)
+        return begin, end
 
     def read(self) -> None:
         ordinal = self._ordinals()
@@ -226,7 +239,7 @@ class _Rank:
         for i in np.argsort(first).tolist():
             pid, tid = self._file.rows[int(distinct[i])]
             name = self._row_name(pid, tid) or text_of(f"stream {tid}" if gpu >= 0 else f"thread {tid}")
-            lines[i] = self._builder.add_line(Line(self._file.host, gpu, name))
+            lines[i] = self._builder.add_line(Line(self._file.host, gpu, name, self._file.rank))
         return lines[which]
 
 

@@ -210,14 +210,13 @@ class _Capture:
         builder = self._builder
         self._note_left_out()
         moved = self._align()
-        windows = [(window[0] + by, window[1] + by) for window, by in zip(self._windows, moved, strict=True)
-                   if window is not None]
+        windows = {rank: (window[0] + by, window[1] + by) for rank, (window, by) in enumerate(
+            zip(self._windows, moved, strict=True)) if window is not None}
         fix = (INSUFFICIENT_RIGHTS[1] if any(q.id == "empty_device_plane" for q in builder.quality) else
                "Capture while the job trains, for at least a few steps, with host_tracer_level 2.")
         trace = builder.finish(
             self._paths, to_unix_ns=0 if self._wall_clock else None,
-            profile_window_ns=(min(begin for begin, _ in windows), max(end for _, end in windows)) if windows else None,
-            simulated=self._simulated, empty_fix=fix)
+            windows_ns=windows, simulated=self._simulated, empty_fix=fix)
         note_serialized(trace)
         unrecorded = sorted((begin + by, end + by) for spans, by in zip(self._unrecorded, moved, strict=True)
                             for begin, end in spans)
@@ -454,7 +453,7 @@ class _XSpace:
         if known is None:
             ordinal = _ordinal(plane)
             gpu = -1 if ordinal is None else self._gpus[ordinal]
-            known = self._builder.add_line(Line(self.host, gpu, xline.name))
+            known = self._builder.add_line(Line(self.host, gpu, xline.name, self._rank))
         self._lines[key] = known
         return known
 

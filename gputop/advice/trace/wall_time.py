@@ -1,0 +1,237 @@
+"""The recorded time around the training steps: ends of epochs, checkpoints, evaluations, steps that had not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gputop.advice.registry import limit, source
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork
+from gputop.advice.trace.job import Job
+from gputop.advice.trace.training_loop import KERAS2, KERAS3, PYTORCH
+from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.results import WallPart
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION
+from gputop.core.findings import Culprit, Severity
+from gputop.render.step_parts import HOST_KINDS
+from gputop.text.units import counted, percent, seconds
+
+_KERAS = (KERAS2, KERAS3)
+_OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
+_STEPS = "steps"
+_PROFILER = "profiler"
+_WORK_OF_KIND: dict[str, KnownWork] = {known.kind: known for known in (*WORK, *SELDOM_WORK)}
+_ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): what runs at the "
+                   "end of an epoch (on_epoch_end, checkpoints, metrics) holds the training up.")
+_SLOW_START = ("Give the DataLoader workers and let them run ahead (num_workers, persistent_workers=True), and move "
+               "logging and saving out of the loop or do them every hundred steps.")
+_LOADER = "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)"
+_MEASURED = "gputop stacks PID  # the line that it runs now"
+
+
+class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
+    parts: Sequence[WallPart]  # between steps, or open and of the same name; those of most time first
+    recorded_s: float
+    steps: int  # 0: none were found
+    per_step_s: float | None  # time from step to step, with what lies between
+
+
+def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | None:
+    """The job's host holds up the training between its steps, or where no step is found: at the end of an epoch, while
+    it saves, in the pause between two ranges."""
+    wall, steps = facts.analysis.wall_time, facts.analysis.steps
+    if wall is None or wall.recorded_s <= 0:
+        return Missing("the time of a recording")
+    if steps is not None and (steps.count < limit("host.steps") or steps.phase in (EVALUATION, PREDICTION)):
+        return Missing("two whole training steps, to tell what lies between them: capture longer")
+    if steps is None and not facts.active:
+        return Missing("training steps, as the time outside of them is judged")
+    ids = (_OUTSIDE,) if steps is not None else (_NO_STEPS,)
+    parts = _named(part for part in wall.parts if part.id in ids)
+    # What has the same name at an edge of the recording is the same work, of which the end was not seen.
+    names = {(part.kind, part.what) for part in parts if part.kind not in ("unknown", "input")}
+    parts += _named(part for part in wall.parts if part.id == _OPEN and (part.kind, part.what) in names)
+    share = sum(part.time_s for part in parts) / wall.recorded_s
+    if share < limit("time_outside_steps.share"):
+        return None
+    return TimeOutsideSteps(
+        gpus=facts.active_numbers, share=share, parts=sorted(parts, key=lambda part: -part.time_s),
+        recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
+        culprits=_culprits(parts))
+
+
+def _named(parts: Iterable[WallPart]) -> list[WallPart]:
+    """Without the profiler's own begin and end, which the job does not have otherwise."""
+    return [part for part in parts if part.kind != _PROFILER]
+
+
+def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
+    """What has a name, each once with its time in the recording."""
+    times: dict[tuple[str, str], list[WallPart]] = {}
+    for part in parts:
+        if part.what:
+            times.setdefault((part.what, "host" if part.kind == "op" else "line"), []).append(part)
+    found = [Culprit(what, kind, sum(part.time_s for part in own), "window",
+                     at_s=max(own, key=lambda part: part.longest_s).at_s) for (what, kind), own in times.items()]
+    return tuple(sorted(found, key=lambda one: -(one.time_s or 0.0)))
+
+
+def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
+    time_s = sum(part.time_s for part in v.parts)
+    first = v.parts[0]
+    what = _what(first)
+    between = "between training steps" if v.steps else "while no GPU works and no step is found"
+    why = f"{seconds(time_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}) pass {between}: "
+    why += "; ".join(f"{seconds(part.time_s)} {_what(part)}{_often(part)}" for part in v.parts[:3]) + "."
+    if v.per_step_s is not None and v.steps:
+        why += f" With it a training step takes {seconds(v.per_step_s)} of wall time."
+    if sum(part.count for part in v.parts) == 1:
+        why += " It was seen once: a longer capture shows how often it comes."
+    action, snippet = _fix(first, job)
+    evidence = {"outside_s": time_s, "share_of_recording_ratio": v.share, "recorded_s": v.recorded_s,
+                "longest_s": max(part.longest_s for part in v.parts),
+                "stretches_count": float(sum(part.count for part in v.parts))}
+    if first.every_steps:
+        evidence["every_training_steps"] = float(first.every_steps)
+    if v.per_step_s is not None:
+        evidence["per_training_step_s"] = v.per_step_s
+    return Explanation(
+        title=f"{percent(v.share)} of the time passes {between}: {what}", why=why, evidence=evidence, action=action,
+        snippet=snippet, gain="at most: all of this time, if the work were done beside the training or not at all",
+        per="recording", source=source("time_outside_steps.share"))
+
+
+def _what(part: WallPart) -> str:
+    """What the host did: "saving checkpoints (train.py:88 save)", "Python at train.py:11 Save.on_epoch_end"."""
+    kind = HOST_KINDS.get(part.kind, HOST_KINDS["unknown"])
+    if part.kind in ("line", "op"):
+        return part.what
+    return f"{kind} ({part.what})" if part.what else kind
+
+
+def _often(part: WallPart) -> str:
+    if part.every_steps:
+        return f" (every {counted(part.every_steps, 'step')}, {seconds(part.longest_s)} at most)"
+    return f" ({part.count} times, {seconds(part.longest_s)} at most)" if part.count > 1 else ""
+
+
+def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
+    known = _WORK_OF_KIND.get(part.kind)
+    if known is not None:
+        return known.action, known.snippets.get(job.loop)
+    if part.kind == "input" or (part.id == _NO_STEPS and job.loop == PYTORCH):
+        return _SLOW_START, _LOADER if job.loop == PYTORCH else None
+    if part.id == _OUTSIDE and job.loop in _KERAS:
+        return _ENDS_OF_EPOCHS, None
+    if part.what:
+        return "Move this work out of the training loop, to a thread, or do it less often.", None
+    return "Find out what the host does there; then move it out of the loop, or do it less often.", _MEASURED
+
+
+# -- evaluation_share -------------------------------------------------------------------------------
+
+class EvaluationShare(Verdict, frozen=True, kw_only=True):
+    evaluation_s: float
+    recorded_s: float
+    loops: int
+    every_steps: int | None
+    training_s: float
+
+
+def judge_evaluation_share(facts: TraceFacts) -> EvaluationShare | Missing | None:
+    """A good part of the recorded time evaluates, beside training."""
+    wall, steps = facts.analysis.wall_time, facts.analysis.steps
+    if wall is None or steps is None:
+        return Missing("training steps, beside which an evaluation takes time")
+    if steps.phase in (EVALUATION, PREDICTION):
+        return Missing("training steps: all steps of this window are " + steps.phase)
+    parts = [part for part in wall.parts if part.id in (EVALUATION, PREDICTION)]
+    time_s = sum(part.time_s for part in parts)
+    if not parts or time_s < limit("evaluation_share.share") * wall.recorded_s:
+        return None
+    share = time_s / wall.recorded_s
+    longest = max(parts, key=lambda part: part.time_s)
+    return EvaluationShare(
+        gpus=facts.active_numbers, share=share, severity=_severity(share), evaluation_s=time_s,
+        recorded_s=wall.recorded_s, loops=sum(part.count for part in parts),
+        every_steps=longest.every_steps,
+        training_s=sum(part.time_s for part in wall.parts if part.id == _STEPS))
+
+
+def _severity(share: float) -> Severity:
+    """An evaluation may be wanted: its severity follows from limits of its own."""
+    return ("high" if share >= limit("evaluation_share.high") else
+            "medium" if share >= limit("evaluation_share.medium") else "low")
+
+
+_VALIDATE_LESS = ("Validate less often or on fewer batches, as far as the results allow it: validation_freq, "
+                  "validation_steps.")
+_VALIDATION = {
+    KERAS2: "model.fit(..., validation_freq=5, validation_steps=50)",
+    KERAS3: "model.fit(..., validation_freq=5, validation_steps=50)",
+    PYTORCH: "if epoch % 5 == 0:\n    with torch.inference_mode():\n        validate(model, loader)",
+}
+
+
+def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
+    often = f", every {counted(v.every_steps, 'step')}" if v.every_steps else ""
+    why = (f"{seconds(v.evaluation_s)} of the {seconds(v.recorded_s)} recorded evaluate ({percent(v.share)}{often}); "
+           f"training steps take {seconds(v.training_s)}.")
+    if v.loops == 1:
+        why += " One evaluation was seen: a longer capture shows how often it comes."
+    evidence = {"evaluation_s": v.evaluation_s, "share_of_recording_ratio": v.share, "recorded_s": v.recorded_s,
+                "evaluations_count": float(v.loops)}
+    if v.every_steps:
+        evidence["every_training_steps"] = float(v.every_steps)
+    action = _VALIDATE_LESS if job.loop in _KERAS else (
+        "Evaluate less often, or on fewer batches, as far as the results allow it (validation frequency and size).")
+    return Explanation(
+        title=f"Evaluation (validation) takes {percent(v.share)} of the time{often}", why=why, evidence=evidence,
+        action=action, snippet=_VALIDATION.get(job.loop), gain="at most: all of the time that evaluates",
+        per="recording", source=source("evaluation_share.share"))
+
+
+# -- unfinished_step --------------------------------------------------------------------------------
+
+class UnfinishedStep(Verdict, frozen=True, kw_only=True):
+    part: WallPart
+    recorded_s: float
+    usual_s: float
+
+
+def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
+    """At the begin or the end of the recording no step ends for far longer than a step takes: one that had begun
+    before, or that had not ended. Waits for a batch are those of input_bound."""
+    wall, steps = facts.analysis.wall_time, facts.analysis.steps
+    if wall is None or steps is None or steps.count < limit("unfinished_step.steps"):
+        return Missing(f"{limit('unfinished_step.steps'):.0f} whole training steps, to know how long one takes")
+    between = {(part.kind, part.what) for part in wall.parts if part.id == _OUTSIDE}
+    parts = [part for part in _named(part for part in wall.parts if part.id == _OPEN)
+             if part.kind == "unknown" or (part.kind, part.what) not in between]
+    if not parts:
+        return None
+    part = max(parts, key=lambda part: part.time_s)
+    share = part.time_s / wall.recorded_s
+    if share < limit("time_outside_steps.share"):
+        return None
+    return UnfinishedStep(gpus=facts.active_numbers, share=share, part=part, recorded_s=wall.recorded_s,
+                          severity="medium" if share >= limit("unfinished_step.medium") else "low",
+                          usual_s=steps.median_s, culprits=_culprits([part]))
+
+
+def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
+    part, what = v.part, _what(v.part)
+    meanwhile = (f"Meanwhile the host shows {what}." if part.kind not in ("unknown", "python", "line") else
+                 f"Meanwhile Python runs {part.what}." if part.kind == "line" else
+                 "The training loop's thread shows no event meanwhile.")
+    action, snippet = _fix(part, job)
+    return Explanation(
+        title=f"No step ends for {seconds(part.longest_s)}, {percent(v.share)} of the time: {what}",
+        why=(f"At an edge of the recording no step ends for {seconds(part.longest_s)}; a usual step takes "
+             f"{seconds(v.usual_s)}. A step or a wait takes at least that long, and its begin or its end was not "
+             f"recorded. {meanwhile}"),
+        evidence={"unfinished_s": part.time_s, "share_of_recording_ratio": v.share, "recorded_s": v.recorded_s,
+                  "usual_step_s": v.usual_s},
+        action=action, snippet=snippet, gain="at most: this time, if it were as short as a usual step",
+        per="recording", source=source("time_outside_steps.share"))
+

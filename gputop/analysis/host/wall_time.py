@@ -1,0 +1,449 @@
+"""Where the recorded time went: every second of every rank in one named part.
+
+For each rank, from the begin to the end of its recording (the profiler's own, where the trace holds them, else its
+first and last event), in this order:
+
+1. time that was not recorded;
+2. the whole training steps, and the steps left out as warm-up, which are the job's start;
+3. the loops of evaluations, predictions and other calls, outside of those steps: from the first call between two
+   steps to the last one, and of Keras what it does right before and after them (making and freeing iterators), where no
+   line of the user's runs in it;
+4. tracing and compilation outside of both, as far as no step precedes it: the job's start;
+5. before the first step or loop and after the last one: up to ``OPEN_STEPS`` usual steps are edges, what is longer is
+   a step or a wait that had begun before the recording or had not ended with it. Events are written when they end, so
+   such a step has none;
+6. what is left lies between steps: the time in which a GPU of the rank works, and the rest, by what the host did.
+
+Without steps all but 1 and 4 is the GPUs' work, and the rest by what the host did.
+
+A stretch between steps is named by what fills half of it: waiting for a batch, a known kind of work
+(:mod:`gputop.analysis.host.work_kinds`), a line of Python, an op, or no event. Stretches of one name are one part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.analysis.gpu.device_time import GpuTimeline
+from gputop.analysis.host.gaps import Charge, charge, lines_apart, marks, shown_name, step_calls
+from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_library_file
+from gputop.analysis.host.python_stacks import PythonStacks
+from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
+from gputop.analysis.host.work_kinds import READ_VARIABLE, READS_OF_CHECKPOINT, WORK_KINDS
+from gputop.analysis.results import HostWork, RankWallTime, WallPart, WallTime
+from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION
+from gputop.analysis.steps.training_loops import training_loops
+from gputop.trace.intervals import EMPTY, Spans, complement, coverage, intersect, joined, merge, subtract, union
+from gputop.trace.lookups import COMPILE, host_rows, launching_lines, rows_of
+from gputop.trace.model import I64, Trace
+from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
+
+# Usual steps: at an edge of the recording there is one that began before it or had not ended, and the pause to the
+# next. gputop's own figure.
+OPEN_STEPS = 2.5
+_MOST = 0.5  # of a stretch: what fills it, names it
+_ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; all others together
+_WORTH_ITS_NAME = 0.005  # of the recording
+_NAMES = 4  # of the host's work that are kept of each part
+_TRACING = r"tf\.function-graph_building"
+_CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the recording does
+_AT_WORK = 0.5  # of a wait that had not ended: tf.data's threads work meanwhile
+_PHASES = (EVALUATION, PREDICTION)
+_KERAS = "Keras"  # in the anchor of steps that are its
+_CLEANS_UP = ("freeing", "iterator")  # kinds of host work at the end of an evaluation, and at its begin
+_SETS_UP = (*_CLEANS_UP, "compilation", "op", "line", "python", "unknown")
+
+
+class _Stretch(NamedTuple):
+    """Part ``id`` from ``start_ns`` to ``end_ns``; ``idle`` is the time in it in which no GPU of the rank works."""
+
+    id: str
+    start_ns: int
+    end_ns: int
+    idle: Spans
+
+
+class _Named(NamedTuple):
+    stretch: _Stretch
+    kind: str
+    what: str
+    work: dict[str, tuple[int, int]]  # by name: nanoseconds, events
+    silent_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """A process of the job. ``loop_lines`` are the threads of its training loop."""
+
+    number: int
+    host: str
+    window: Spans
+    busy: Spans
+    lines: npt.NDArray[np.bool_]
+    loop_lines: npt.NDArray[np.bool_]
+    waits: Spans
+    python: Sequence[Lines]
+
+
+def wall_time(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
+              python: Sequence[PythonStacks] = ()) -> WallTime | None:
+    """The division of the recorded time; None where the trace has no time. ``python``: the stacks of its processes."""
+    ranks = [rank for rank in _ranks(trace, gpu_timelines, steps, python) if rank.window.total]
+    if not ranks:
+        return None
+    divided = [RankWallTime(rank.number, rank.host, rank.window.total / 1e9, _parts(trace, steps, rank))
+               for rank in ranks]
+    recorded_s = sum(own.recorded_s for own in divided) / len(divided)
+    parts = divided[0].parts if len(divided) == 1 else _mean(divided)
+    return WallTime(recorded_s, parts, "profiler" if trace.rank_windows_ns else "events",
+                    _per_step(steps, trace), tuple(divided) if len(divided) > 1 else ())
+
+
+def _per_step(steps: Steps | None, trace: Trace) -> float | None:
+    """From the first step's begin to the last one's end, without what was not recorded, by the number of steps."""
+    if steps is None or steps.count < 2 or steps.times.phase in _PHASES:
+        return None
+    first, last = steps.bounds_ns[0][0], steps.bounds_ns[-1][1]
+    missing = coverage(_spans(trace.unrecorded_ns), [first], [last])
+    return (last - first - int(missing[0])) / steps.count / 1e9
+
+
+def _spans(pairs: Iterable[tuple[int, int]]) -> Spans:
+    listed = list(pairs)
+    return union([a for a, _ in listed], [b for _, b in listed])
+
+
+# -- the ranks ------------------------------------------------------------------------------------------
+
+def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
+           python: Sequence[PythonStacks]) -> list[_Rank]:
+    of_line = np.array([line.rank for line in trace.lines], np.int64)
+    of_gpu = {timeline.gpu: trace.gpus[timeline.gpu].rank for timeline in gpu_timelines}
+    numbers = sorted({int(of_line[line]) for line in np.unique(trace.host.line).tolist()} | set(of_gpu.values()))
+    if gpu_timelines:  # a process without a GPU of its own (a launcher) is no rank
+        numbers = [number for number in numbers if number in of_gpu.values()] or numbers
+    within = steps.spans if steps is not None else _spans((trace.window_ns,))
+    processes = process_lines(python, within, complement(within, *trace.window_ns) if steps is not None else EMPTY)
+    calls = step_calls(trace, steps) if steps is not None else np.empty(0, np.int64)
+    out = []
+    for place, number in enumerate(numbers):
+        lines = of_line == number
+        hosts = {trace.lines[line].host for line in np.flatnonzero(lines).tolist()}
+        busy = merge(EMPTY, *(timeline.busy for timeline in gpu_timelines if of_gpu[timeline.gpu] == number))
+        waits = merge(EMPTY, *(loop.waits for loop in training_loops(trace) if loop.host in hosts and (
+            loop.line < 0 or lines[loop.line])))
+        out.append(_Rank(
+            number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy, lines,
+            _loop_lines(trace, lines, calls), waits,
+            [processes[place]] if len(processes) == len(numbers) else processes))
+    return out
+
+
+def _window(trace: Trace, number: int, lines: npt.NDArray[np.bool_], busy: Spans) -> Spans:
+    """From the begin of the rank's recording to its end. Work of a GPU may go on after the profiler's own end."""
+    host = trace.host
+    rows = rows_of(lines[host.line]) if len(host) else np.empty(0, np.int64)
+    start, end = host.start_ns[rows], host.end_ns[rows]
+    edges = [*((int(start[0]), int(end.max())) if len(start) else ()),
+             *((int(busy.start[0]), int(busy.end[-1])) if len(busy.start) else ()),
+             *trace.rank_windows_ns.get(number, ())]
+    return _spans([(min(edges), max(edges))]) if edges else EMPTY
+
+
+def _loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.NDArray[np.bool_]:
+    """The rank's threads that call the steps; where these are no calls, those that launch kernels, else the busiest."""
+    out, main = np.zeros(len(trace.lines), bool), lines & lines_of(trace, MAIN)
+    out[trace.host.line[calls]] = True
+    out &= main
+    if not out.any():
+        out[launching_lines(trace)] = True
+        out &= main
+    if not out.any() and main.any() and len(trace.host):
+        events = np.bincount(trace.host.line, minlength=len(trace.lines)) * main
+        out[int(events.argmax())] = True
+    return out
+
+
+# -- the division ---------------------------------------------------------------------------------------
+
+def _parts(trace: Trace, steps: Steps | None, rank: _Rank) -> tuple[WallPart, ...]:
+    unrecorded = intersect(rank.window, _unrecorded(trace, rank))
+    left = subtract(rank.window, unrecorded)
+    found: dict[str, Spans] = {"unrecorded": unrecorded}
+
+    def take(id_: str, spans: Spans) -> None:
+        nonlocal left
+        found[id_] = merge(found.get(id_, EMPTY), intersect(left, spans))
+        left = subtract(left, spans)
+
+    first, last = int(rank.window.start[0]), int(rank.window.end[-1])
+    if steps is not None:
+        times = steps.times
+        take("start" if times.start_up else times.phase if times.phase in _PHASES else "steps", steps.spans)
+        take("start", _spans(steps.warm_up_ns))
+        for phase, spans in _whole_loops(steps).items():
+            take(phase if phase in _PHASES else "iterations", spans)
+        known = merge(EMPTY, *(spans for id_, spans in found.items() if id_ != "unrecorded"))
+        first, last = (int(known.start[0]), int(known.end[-1])) if len(known.start) else (first, last)
+    take("start", intersect(_tracing(trace, rank), _spans([(int(rank.window.start[0]), first)])
+                            if steps is not None else rank.window))
+    stretches = _stretches(left, rank, steps, (first, last))
+    setups = _loop_setups(trace, stretches, found, steps, rank)
+    if len(setups.start):
+        take(EVALUATION, setups)
+        stretches = [stretch for stretch in stretches if stretch.start_ns not in setups.start]
+    idle = merge(EMPTY, *(stretch.idle for stretch in stretches))
+    outside = {"edges": sum(s.end_ns - s.start_ns for s in stretches if s.id == "edges")}
+    of_gpu = subtract(subtract(left, idle), merge(EMPTY, *(
+        _spans([(s.start_ns, s.end_ns)]) for s in stretches if s.id == "edges")))
+    out = [_loop_part(id_, spans, steps) for id_, spans in found.items() if spans.total]
+    out += [WallPart("gpu_work", of_gpu.total / 1e9, len(of_gpu.start))] if of_gpu.total else []
+    out += [WallPart("edges", time / 1e9, sum(s.id == "edges" for s in stretches)) for time in outside.values() if time]
+    out += _named_parts(_named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps)
+    return tuple(sorted(out, key=lambda part: (part.id != "steps", -part.time_s)))
+
+
+def _whole_loops(steps: Steps) -> dict[str, Spans]:
+    """By phase the loops between two steps, each from its first call to its last one."""
+    edges = steps.edges_ns[:, 0]
+    out = {}
+    for phase, calls in steps.other_loops.items():
+        between = np.searchsorted(edges, calls.start)
+        first = np.flatnonzero(np.diff(between, prepend=-1))
+        last = np.append(first[1:], len(between)) - 1
+        out[phase] = union(calls.start[first], calls.end[last])
+    return out
+
+
+def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], found: Mapping[str, Spans], steps: Steps | None,
+                 rank: _Rank) -> Spans:
+    """Of Keras the stretches that lead to an evaluation's first call, and those that follow its last one and free what
+    it has used. What else comes after it are callbacks at the end of an epoch, checkpoints among them."""
+    loops = found.get(EVALUATION, EMPTY)
+    if steps is None or _KERAS not in steps.times.anchor or not len(loops.start):
+        return EMPTY
+    own = [s for s in stretches if s.idle.total and (s.end_ns in loops.start or s.start_ns in loops.end)]
+    named = [one for one in _named(trace, rank, own) if not _line(rank, one.stretch.idle, user=True)]
+    return _spans((one.stretch.start_ns, one.stretch.end_ns) for one in named if one.kind in (
+        _SETS_UP if one.stretch.end_ns in loops.start else _CLEANS_UP))
+
+
+def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
+    spans = _spans(trace.unrecorded_ns)
+    if any(note.id == _CLIPPED for note in trace.quality):
+        spans = merge(spans, _spans([(trace.window_ns[1], int(rank.window.end[-1]))]))
+    return spans
+
+
+def _tracing(trace: Trace, rank: _Rank) -> Spans:
+    """When a thread of the rank traces or compiles a function."""
+    rows = np.concatenate([host_rows(trace, pattern) for pattern in (_TRACING, COMPILE)])
+    rows = rows[rank.lines[trace.host.line[rows]]] if len(rows) else rows
+    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+
+
+def _stretches(left: Spans, rank: _Rank, steps: Steps | None, known: tuple[int, int]) -> list[_Stretch]:
+    """What is left, each stretch up to the next step or loop."""
+    if steps is None:
+        return [_Stretch("no_steps", int(left.start[0]), int(left.end[-1]), subtract(left, rank.busy))] if len(
+            left.start) else []
+    usual_ns = steps.times.median_s * 1e9
+    idle = subtract(left, rank.busy)
+    out = []
+    for start, end in zip(left.start.tolist(), left.end.tolist(), strict=True):
+        at_edge = end <= known[0] or start >= known[1]
+        id_ = "between" if not at_edge else "open" if end - start > OPEN_STEPS * usual_ns else "edges"
+        within = slice(np.searchsorted(idle.end, start, side="right"), np.searchsorted(idle.start, end))
+        out.append(_Stretch(id_, start, end, Spans(idle.start[within], idle.end[within])))
+    return out
+
+
+def _loop_part(id_: str, spans: Spans, steps: Steps | None) -> WallPart:
+    """A part that is named by its id; of steps how many there are."""
+    length = spans.end - spans.start
+    longest = int(length.argmax())
+    count = len(length)
+    if steps is not None and id_ == ("steps" if steps.times.phase not in _PHASES else steps.times.phase):
+        count = steps.count
+    return WallPart(id_, spans.total / 1e9, count, longest_s=int(length[longest]) / 1e9,
+                    at_s=int(spans.start[longest]) / 1e9,
+                    every_steps=None if id_ in ("steps", "unrecorded", "start") else _every(spans.start, steps))
+
+
+def _every(starts: I64, steps: Steps | None) -> int | None:
+    """How many training steps lie between one and the next, where it is the same number at least twice."""
+    if steps is None or len(starts) < 3:
+        return None
+    apart = np.diff(np.searchsorted(steps.edges_ns[:, 0], np.sort(starts)))
+    return int(apart[0]) if apart[0] > 0 and (apart == apart[0]).all() else None
+
+
+# -- what the host did -----------------------------------------------------------------------------------
+
+def _named(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch]) -> list[_Named]:
+    """The stretches by name, the long ones each by itself."""
+    if not stretches:
+        return []
+    least = _WORTH_ITS_NAME * rank.window.total
+    order = sorted(range(len(stretches)), key=lambda i: -stretches[i].idle.total)
+    alone = {i for i in order[:_ONE_BY_ONE] if stretches[i].idle.total >= least or stretches[i].id == "open"}
+    group = np.array([i if i in alone else len(stretches) for i in range(len(stretches))])
+    work, silent = _work(trace, rank, stretches, group)
+    out = []
+    for number in sorted(alone):
+        kind, what = _name(trace, rank, stretches[number].idle, work.get(number, {}), silent.get(number),
+                           stretches[number].id)
+        out.append(_Named(stretches[number], kind, what, work.get(number, {}), silent.get(number)))
+    rest = [stretch for i, stretch in enumerate(stretches) if i not in alone]
+    if rest:
+        together = merge(EMPTY, *(stretch.idle for stretch in rest))
+        found, quiet = work.get(len(stretches), {}), silent.get(len(stretches))
+        kind, what = _name(trace, rank, together, found, quiet, rest[0].id)
+        total = sum(stretch.idle.total for stretch in rest)
+        for stretch in rest:  # the names of all of them, divided by their lengths
+            part = stretch.idle.total / total
+            out.append(_Named(stretch, kind, what, {name: (round(time * part), 0) for name, (time, _) in found.items()},
+                              None if quiet is None else round(quiet * part)))
+    return out
+
+
+def _work(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch], group: I64,
+          ) -> tuple[dict[int, dict[str, tuple[int, int]]], dict[int, int]]:
+    """By group of stretches the own time of each name on the loop's threads and the executors', and the time in which
+    the loop's threads show no event."""
+    host = trace.host
+    idle = Spans(np.concatenate([s.idle.start for s in stretches]), np.concatenate([s.idle.end for s in stretches]))
+    ends = np.array([stretch.end_ns for stretch in stretches])
+    chosen = rank.loop_lines | (rank.lines & lines_of(trace, EXECUTOR))
+    rows = np.flatnonzero(chosen[host.line] & (host.end_ns > host.start_ns)) if len(host) else np.empty(0, np.int64)
+    rows = rows[~marks(trace)[rows]] if len(rows) else rows
+    inside = coverage(idle, host.start_ns[rows], host.end_ns[rows])
+    rows, inside = rows[inside > 0], inside[inside > 0]
+    which = group[np.minimum(np.searchsorted(ends, host.start_ns[rows], side="right"), len(ends) - 1)]
+    line = host.line[rows]
+    names = len(trace.names)
+    keys, times, counts, outer = [], [], [], np.zeros(len(stretches) + 1)
+    for at in lines_apart(line):
+        charged: Charge = charge(trace, rows[at], inside[at], line[at])
+        keys.append(which[at] * names + charged.name)
+        times.append(charged.own_ns)
+        held = np.zeros(len(at), np.int64)
+        held[np.unique(charged.holder[charged.own_ns > 0])] = 1
+        counts.append(held)
+        own = rank.loop_lines[line[at]]
+        outer += np.bincount(which[at][own], charged.outer_ns[own], len(outer))
+    out: dict[int, dict[str, tuple[int, int]]] = {}
+    if keys:
+        key, place = np.unique(np.concatenate(keys), return_inverse=True)
+        total = np.bincount(place, np.concatenate(times))
+        number = np.bincount(place, np.concatenate(counts))
+        for one, time, events in zip(key.tolist(), total.tolist(), number.tolist(), strict=True):
+            if time:
+                own_names = out.setdefault(one // names, {})
+                text = shown_name(trace.names[one % names])
+                before = own_names.get(text, (0, 0))
+                own_names[text] = before[0] + int(time), before[1] + int(events)
+    silent: dict[int, int] = {}
+    loops = int(rank.loop_lines.sum())
+    if loops:
+        for number, stretch in zip(group.tolist(), stretches, strict=True):
+            silent[number] = silent.get(number, 0) + stretch.idle.total
+        silent = {number: max(round(time - outer[number] / loops), 0) for number, time in silent.items()}
+    return out, silent
+
+
+def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, int]], silent_ns: int | None,
+          id_: str) -> tuple[str, str]:
+    """The kind of host work that fills half of this time, and its name."""
+    total = idle.total
+    if coverage(rank.waits, idle.start, idle.end).sum() >= _MOST * total:
+        return "input", ""
+    line, user = _line(rank, idle), _line(rank, idle, user=True)
+    names = sorted(work, key=lambda name: -work[name][0])
+    for kind, pattern in WORK_KINDS:
+        own = [name for name in names if re.match(pattern, name)]
+        if own and sum(work[name][0] for name in own) >= _MOST * total:
+            return kind, line or own[0]
+    if work.get(READ_VARIABLE, (0, 0))[1] >= READS_OF_CHECKPOINT * max(len(idle.start), 1):
+        return "checkpoint", line or READ_VARIABLE
+    if user or line:
+        return "line", user or line
+    if names and work[names[0]][0] >= _MOST * total:
+        return "op", names[0]
+    if id_ == "open" and _input_works(trace, rank, idle):
+        return "input", ""
+    if silent_ns is not None and silent_ns >= _MOST * total:
+        return "python", ""
+    return ("op", names[0]) if names else ("unknown", "")
+
+
+def _line(rank: _Rank, idle: Spans, *, user: bool = False) -> str:
+    """The line of Python that ran in most of this time, or the line of the ``user``'s own code; "" where none did, or
+    nobody knows. Lines of libraries that only pass a call on name nothing."""
+    if not rank.python or not idle.total:
+        return ""
+    first = next(iter(gap_lines("gap", idle, idle.total / 1e9, rank.python).lines), None)
+    if first is None or first.share < _MOST:
+        return ""
+    library = is_library(first.file) if "/" in first.file else is_library_file(first.file)
+    return "" if library and (user or PurePosixPath(first.file).name in PASS_ON) else first.line
+
+
+def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
+    """Whether tf.data's threads work most of this time, while those that run ops show nothing: the loop then waits for
+    a batch whose call has not ended."""
+    host = trace.host
+
+    def covered(lines: npt.NDArray[np.bool_]) -> float:
+        rows = rows_of(lines[host.line])
+        spans = joined(union(host.start_ns[rows], host.end_ns[rows]), 1)
+        return float(coverage(spans, idle.start, idle.end).sum()) / idle.total
+
+    loop = rank.loop_lines | (rank.lines & lines_of(trace, EXECUTOR))
+    return covered(rank.lines & lines_of(trace, INPUT)) >= _AT_WORK and covered(loop) < 1 - _AT_WORK
+
+
+def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]:
+    groups: dict[tuple[str, str, str], list[_Named]] = {}
+    for one in named:
+        groups.setdefault((one.stretch.id, one.kind, one.what), []).append(one)
+    out = []
+    for (id_, kind, what), own in groups.items():
+        longest = max(own, key=lambda one: one.stretch.idle.total)
+        work: dict[str, tuple[int, int]] = {}
+        for one in own:
+            for name, (time, count) in one.work.items():
+                before = work.get(name, (0, 0))
+                work[name] = before[0] + time, before[1] + count
+        most = sorted(work.items(), key=lambda item: (-item[1][0], item[0]))[:_NAMES]
+        silent = [one.silent_ns for one in own if one.silent_ns is not None]
+        out.append(WallPart(
+            id_, sum(one.stretch.idle.total for one in own) / 1e9, len(own), kind, what,
+            longest.stretch.idle.total / 1e9, longest.stretch.start_ns / 1e9,
+            _every(np.array([one.stretch.start_ns for one in own]), steps) if id_ == "between" else None,
+            tuple(HostWork(name, time / 1e9, count) for name, (time, count) in most),
+            sum(silent) / 1e9 if silent else None))
+    return out
+
+
+def _mean(ranks: Sequence[RankWallTime]) -> tuple[WallPart, ...]:
+    """The parts of all ranks, each of the mean length."""
+    groups: dict[tuple[str, str, str], list[WallPart]] = {}
+    for rank in ranks:
+        for part in rank.parts:
+            groups.setdefault((part.id, part.kind, part.what), []).append(part)
+    out = []
+    for own in groups.values():
+        longest = max(own, key=lambda part: part.longest_s)
+        out.append(WallPart(
+            longest.id, sum(part.time_s for part in own) / len(ranks), max(part.count for part in own), longest.kind,
+            longest.what, longest.longest_s, longest.at_s, longest.every_steps, longest.work, longest.silent_s))
+    return tuple(sorted(out, key=lambda part: (part.id != "steps", -part.time_s)))

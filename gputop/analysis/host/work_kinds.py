@@ -1,0 +1,20 @@
+"""Known kinds of host work, by the names of its events."""
+
+from __future__ import annotations
+
+# The first that fits a name counts. Ids are those of HOST_KINDS in gputop.render.step_parts.
+WORK_KINDS: tuple[tuple[str, str], ...] = (
+    ("profiler", r"(?:\S*/)?profiler(?:_v2)?\.py:\d+ (?:start|stop)|ProfilerSession::|(?:start|stop)_trace$"),
+    ("checkpoint", r"(?:SaveV2|SaveSlices|ShardedFilename|MergeV2Checkpoints|WriteFile|SaveDataset\w*)$|"
+                   r"\w*[Cc]heckpoint|serialization\.py:\d+ |write_record\b"),
+    ("summary", r"\w*Summary\w*$|\w*SummaryWriter\w*$"),
+    ("iterator", r"MakeIterator\b|AnonymousIterator|Anonymous\w*Iterator|\w*Dataset\w*$"),
+    ("freeing", r"TFE_DeleteTensorHandle$|Delete\w*Iterator|DestroyResource\w*$"),
+    ("compilation", r"tf\.function-graph_building|.*(?:Compile|Compiler::)"),
+    ("garbage", r"(?:Python )?(?:gc|GC)\b|[Gg]arbage"),
+    ("files", r".*(?:ReadFile|WriteFile|OpenFile|posix_fs|FileSystem)"),
+)
+PATTERN_OF_KIND = dict(WORK_KINDS)
+READ_VARIABLE = "ReadVariableOp"
+# A model that is saved reads so many variables; a metric or two reads fewer. gputop's own figure.
+READS_OF_CHECKPOINT = 8

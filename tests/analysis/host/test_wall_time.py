@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.host.stack_lines import python_of
+from gputop.analysis.host.wall_time import wall_time
+from gputop.analysis.results import WallTime
+from gputop.analysis.steps.judged import with_steps
+from gputop.core.host_stacks import StackFrame, StackSamples, ThreadStacks
+from gputop.trace.model import QualityNote, Trace
+from gputop.trace.readers.load import load
+from tests.trace.build import Builder, keras_steps
+
+MS = 1000.0  # µs
+TRAIN, TEST = "__inference_multi_step_on_iterator_42", "__inference_multi_step_on_iterator_77"
+DATA = Path(__file__).resolve().parents[3] / "../shared/data"
+
+
+def divided(trace: Trace | Builder) -> WallTime:
+    trace, steps = with_steps(trace.build() if isinstance(trace, Builder) else trace)
+    found = wall_time(trace, timelines(trace), steps, python_of(trace))
+    assert found is not None
+    return found
+
+
+def seconds_by(wall: WallTime) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for part in wall.parts:
+        out[part.id] = out.get(part.id, 0.0) + part.time_s
+    return out
+
+
+def train(b: Builder, first: float, count: int, length: float = 10 * MS) -> float:
+    """Keras' training steps from ``first`` on, with an op of the backward pass; returns when the last call ends."""
+    keras_steps(b, count, length, length - 100, first)
+    for i in range(count):
+        b.host("gradient_tape/model/MatMul:MatMul", first + i * length + 20, length / 2, line="tf_Compute/1")
+    return first + count * length - 100
+
+
+def evaluate(b: Builder, first: float, count: int, length: float = 5 * MS) -> float:
+    for i in range(count):
+        b.host("EagerExecute", first + i * length, length - 100, is_func=1, eager_op=TEST)
+        b.host("model/dense/MatMul:MatMul", first + i * length + 20, length / 2, line="tf_Compute/1")
+    return first + count * length - 100
+
+
+def epochs(count: int = 4, pause: float = 300 * MS, events: tuple[str, ...] = ()) -> Builder:
+    """Epochs of 8 steps of 10 ms, an evaluation of 20 ms, and a pause."""
+    b, at = Builder(gpus=0), 0.0
+    for _ in range(count):
+        end = train(b, at, 8)
+        end = evaluate(b, end + 100, 4)
+        for i, name in enumerate(events):
+            b.host(name, end + i * pause / len(events), pause / len(events))
+        at = end + pause
+    train(b, at, 2)
+    return b
+
+
+def test_epochs_are_divided_without_a_rest():
+    wall = divided(epochs())
+    parts = seconds_by(wall)
+    assert wall.recorded_s == pytest.approx(sum(part.time_s for part in wall.parts), abs=1e-12)
+    # Up to the begin of the next: of an epoch's eight steps, and of the last one the one that has a next.
+    assert parts["steps"] == pytest.approx(0.33, rel=0.01) and parts["evaluation"] == pytest.approx(0.08, rel=0.02)
+    (pause,) = (part for part in wall.parts if part.id == "between")
+    assert (pause.time_s, pause.count, pause.every_steps) == (pytest.approx(1.2, rel=0.01), 4, 8)
+    assert pause.kind == "python" and pause.silent_s == pytest.approx(pause.time_s)
+    assert pause.longest_s == pytest.approx(0.3, rel=0.01)
+    # Wall time counts what lies between the steps.
+    assert wall.per_step_s == pytest.approx((0.32 + 0.08 + 1.2) / 33, rel=0.05)
+
+
+@pytest.mark.parametrize(("events", "kind", "what"), [
+    (("SaveV2", "MergeV2Checkpoints"), "checkpoint", "MergeV2Checkpoints"),
+    (("WriteScalarSummary",), "summary", "WriteScalarSummary"),
+    (("tf.function-graph_building",), "compilation", "tf.function-graph_building"),
+    (("py_hash",), "op", "py_hash"),
+])
+def test_what_the_host_did_names_a_pause(events, kind, what):
+    wall = divided(epochs(events=events))
+    pause = max((part for part in wall.parts if part.id == "between"), key=lambda part: part.time_s)
+    assert (pause.kind, pause.what) in {(kind, what), (kind, events[0])}
+    assert pause.work[0].name in events and pause.work[0].count == 4
+
+
+def test_reading_many_variables_in_silence_is_a_checkpoint():
+    b = epochs()
+    starts = [e[2] for e in b._host if dict(e[4]).get("eager_op") == TEST]
+    for at in starts[3::4]:  # in the pause behind each evaluation
+        for i in range(12):
+            b.host("ReadVariableOp", at + 6 * MS + i * MS, 50)
+    pause = max((p for p in divided(b).parts if p.id == "between"), key=lambda part: part.time_s)
+    assert (pause.kind, pause.what) == ("checkpoint", "ReadVariableOp")
+
+
+def with_stacks(trace: Trace, line: int, file: str = "/home/u/train.py") -> Trace:
+    """Samples every 5 ms: in pauses ``line`` of a callback, in steps that of the call of fit."""
+    calls = np.sort(np.concatenate([trace.host.start_ns, trace.host.end_ns]))
+    times, stacks = [], []
+    for at in range(0, trace.window_ns[1], 5_000_000):
+        near = np.searchsorted(calls, at)
+        idle = 0 < near < len(calls) and calls[near] - calls[near - 1] > 100e6
+        times.append(at // 1000)
+        stacks.append(1 if idle else 0)
+    frames = (StackFrame("main", "/home/u/train.py", 3), StackFrame("Save.on_epoch_end", file, line),
+              StackFrame("quick_execute", "/usr/lib/python3/site-packages/tensorflow/python/eager/execute.py", 53))
+    samples = StackSamples(
+        1_800_000_000.0, trace.window_ns[1] / 1e9, 0.001, 200.0, 0.0, 0.01, frames=frames,
+        stacks=((0, 2), (0, 1)), threads=(ThreadStacks("MainThread", True, tuple(times), tuple(stacks)),))
+    return replace(trace, origin_ns=1_800_000_000 * 10**9, stacks=(samples,))
+
+
+def test_a_line_of_python_names_a_pause():
+    wall = divided(with_stacks(epochs().build(), 11))
+    pause = max((part for part in wall.parts if part.id == "between"), key=lambda part: part.time_s)
+    assert (pause.kind, pause.what, pause.count) == ("line", "train.py:11 Save.on_epoch_end", 4)
+
+
+def test_a_wrapper_of_a_library_names_nothing():
+    wall = divided(with_stacks(epochs().build(), 117, "/x/site-packages/keras/src/utils/traceback_utils.py"))
+    pause = max((part for part in wall.parts if part.id == "between"), key=lambda part: part.time_s)
+    assert (pause.kind, pause.what) == ("python", "")
+
+
+def test_begin_and_end_are_the_profilers_own():
+    b = Builder(gpus=0)
+    train(b, 0, 20)
+    trace = replace(b.build(), rank_windows_ns={0: (-int(2e9), int(3e9))}, profile_window_ns=(-int(2e9), int(3e9)))
+    wall = divided(trace)
+    parts = seconds_by(wall)
+    assert wall.known_by == "profiler" and wall.recorded_s == 5.0
+    # No step for 2 s before the first and 2.8 s after the last: something that had begun before, or had not ended.
+    assert parts["open"] == pytest.approx(4.81, rel=0.01) and parts["steps"] == pytest.approx(0.19)
+    assert all(part.kind == "python" for part in wall.parts if part.id == "open")
+
+
+def test_a_wait_for_a_batch_that_did_not_come_is_told_by_the_input_pipelines_threads():
+    b = Builder(gpus=0)
+    train(b, 0, 20)
+    for i in range(200):  # a shuffle buffer that fills
+        b.host("Iterator::Prefetch::Shuffle::Map", 205 * MS + i * 10 * MS, 9.9 * MS, line="tf_data_private_threadpool/1")
+    wall = divided(b)
+    (left,) = (part for part in wall.parts if part.id == "open")
+    assert left.kind == "input" and left.time_s == pytest.approx(2.0, rel=0.02)
+
+
+def test_partial_steps_at_the_edges_are_no_open_wait():
+    b = Builder(gpus=0)
+    end = train(b, 15 * MS, 20)
+    b.host("x", 0, 10).host("x", end + 10 * MS, 10)
+    assert set(seconds_by(divided(b))) == {"steps", "edges"}
+
+
+def test_gpu_work_between_steps_is_not_the_hosts():
+    b = epochs()
+    b.gpus = 1
+    trace = b.build()
+    pauses = [part for part in divided(trace).parts if part.id == "between"]
+    assert pauses
+    for step in range(34):
+        b.run(0, step * 10 * MS, 5 * MS, launch=step * 10 * MS + 1)
+    b.run(0, 100 * MS, 250 * MS, launch=50 * MS)  # over most of the first pause
+    parts = seconds_by(divided(b))
+    assert parts["gpu_work"] > 0.1 and parts["between"] < sum(part.time_s for part in pauses)
+
+
+def test_without_steps_the_idle_time_of_the_gpus_is_the_hosts():
+    b = Builder().run(0, 0, 20 * MS, launch=0)
+    b.host("cudaLaunchKernel", 30 * MS, 900 * MS, line="launch 0").run(0, 940 * MS, 10 * MS, "k2", launch=30 * MS + 1)
+    wall = divided(b)
+    parts = seconds_by(wall)
+    assert parts["no_steps"] == pytest.approx(0.92, rel=0.01) and parts["gpu_work"] == pytest.approx(0.03)
+    (idle,) = (part for part in wall.parts if part.id == "no_steps")
+    assert (idle.kind, idle.what) == ("op", "cudaLaunchKernel")
+
+
+def test_what_was_not_recorded_is_its_own_part():
+    b = Builder(gpus=0)
+    train(b, 0, 20)
+    train(b, 1000 * MS, 20)
+    trace = replace(b.build(), unrecorded_ns=((int(0.2e9), int(1.0e9)),))
+    parts = seconds_by(divided(trace))
+    assert parts["unrecorded"] == pytest.approx(0.8)
+    clipped = replace(b.build(), quality=[QualityNote("clipped", "")], rank_windows_ns={0: (0, int(3e9))})
+    assert seconds_by(divided(clipped))["unrecorded"] == pytest.approx(3.0 - 1.2, rel=0.01)
+
+
+def test_the_profilers_own_begin_is_no_work_of_the_job():
+    b = Builder(gpus=0)
+    b.host("$profiler.py:101 start_trace", 0, 900 * MS)
+    train(b, 900 * MS, 20)
+    (part,) = (part for part in divided(b).parts if part.id == "open")
+    assert part.kind == "profiler"
+
+
+def test_warm_up_steps_are_the_start():
+    b = Builder(gpus=0)
+    b.host("EagerExecute", 0, 990 * MS, is_func=1, eager_op=TRAIN)
+    train(b, 1000 * MS, 20)
+    parts = seconds_by(divided(b))
+    assert parts["start"] == pytest.approx(1.0)
+
+
+def test_each_rank_has_its_own_division():
+    trace = epochs().build()
+    lines = [*trace.lines, *(replace(line, rank=1, host="other") for line in trace.lines)]
+    two = trace.host
+    both = type(two)(
+        np.concatenate([two.line, two.line + len(trace.lines)]), np.tile(two.name, 2), np.tile(two.start_ns, 2),
+        np.tile(two.end_ns, 2))
+    order = np.argsort(both.start_ns, kind="stable")
+    both = type(two)(*(column[order] for column in (both.line, both.name, both.start_ns, both.end_ns)))
+    place = np.argsort(order)
+    both.stats = {name: (np.sort(np.concatenate([place[rows], place[rows + len(two)]])), np.repeat(values, 2))
+                  for name, (rows, values) in two.stats.items()}
+    wall = divided(replace(trace, lines=lines, host=both, hosts=["node", "other"],
+                           rank_windows_ns={1: (0, int(3e9))}))
+    assert [rank.rank for rank in wall.ranks] == [0, 1] and wall.ranks[1].recorded_s == 3.0
+    for rank in wall.ranks:
+        assert sum(part.time_s for part in rank.parts) == pytest.approx(rank.recorded_s, abs=1e-12)
+    assert wall.recorded_s == pytest.approx((wall.ranks[0].recorded_s + 3.0) / 2)
+    assert sum(part.time_s for part in wall.parts) == pytest.approx(wall.recorded_s, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_parts_sum_to_the_recording_whatever_is_in_it(seed):
+    rng = random.Random(seed)
+    b = Builder(gpus=rng.choice((0, 0, 1, 2)))
+    at = rng.uniform(0, 50) * MS
+    for _ in range(rng.randrange(1, 6)):
+        kind = rng.random()
+        if kind < 0.6:
+            at = train(b, at, rng.randrange(1, 12), rng.uniform(2, 20) * MS)
+        elif kind < 0.8:
+            at = evaluate(b, at, rng.randrange(1, 12), rng.uniform(1, 9) * MS)
+        else:
+            b.host(rng.choice(("SaveV2", "x", "tf.function-graph_building", "HLO Transforms:x")), at,
+                   rng.uniform(1, 80) * MS)
+        at += rng.choice((0.0, 0.1, 5.0, 200.0)) * MS
+    for gpu in range(b.gpus):
+        for _ in range(rng.randrange(0, 40)):
+            start = rng.uniform(0, at + MS)
+            b.run(gpu, start, rng.uniform(0.01, 30) * MS, launch=start - min(start, 20), stream=rng.randrange(3))
+    trace = b.build(seed)
+    end = trace.window_ns[1]
+    if rng.random() < 0.5:
+        trace.rank_windows_ns = {0: (-rng.randrange(10**9), end + rng.randrange(10**9))}
+    if rng.random() < 0.3:
+        begin = rng.randrange(max(end, 1))
+        trace.unrecorded_ns = ((begin, rng.randrange(begin, end + 1)),)
+    judged, _ = with_steps(trace)
+    if judged.window_ns[0] == judged.window_ns[1]:  # nothing was recorded but what is missing
+        return
+    wall = divided(trace)
+    assert sum(part.time_s for part in wall.parts) == pytest.approx(wall.recorded_s, rel=1e-12, abs=1e-12)
+    assert all(part.time_s > 0 for part in wall.parts) and wall.recorded_s > 0
+
+
+def shared_inputs() -> list[list[str]]:
+    single = [*DATA.glob("xplane_*/*.pb"), *DATA.glob("kineto*/*.gz"), *DATA.glob("nsys/*.sqlite"),
+              *DATA.glob("cases/*.gz")]
+    sets = [DATA / "dlrm_8gpu_v100", DATA / "torchrec_4v100", *DATA.glob("cases/ddp_*")]
+    return [[str(path)] for path in sorted(single)] + [sorted(map(str, folder.glob("*.gz"))) for folder in sorted(sets)]
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="shared data is not there")
+def test_the_parts_sum_to_the_recording_in_every_shared_trace():
+    inputs = shared_inputs()
+    assert len(inputs) >= 20
+    for files in inputs:
+        wall = divided(load(files))
+        for one in (wall, *wall.ranks):
+            assert sum(part.time_s for part in one.parts) == pytest.approx(one.recorded_s, rel=1e-9), files
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="shared data is not there")
+def test_kineto_tells_when_it_began_and_ended():
+    wall = divided(load([str(DATA / "kineto" / "a100_launch_bound.json.gz")]))
+    # "PyTorch Profiler (0)" of the file: 696.2 ms, and kernels go on for 17 ms after it.
+    assert wall.known_by == "profiler" and wall.recorded_s == pytest.approx(0.713, abs=0.001)
