@@ -145,7 +145,7 @@ def test_nothing_wrong_says_what_the_limit_is():
     words = " ".join(text.split())
     assert "bound by compute" in words and "91 % of the step" in words
     # Four steps in 9.7 s, the rest of which is the profiler's own begin: nothing that is said of a job.
-    assert "4 whole steps were seen (<1 % of the 9.73 s recorded): too few for a verdict" in words.replace("(0 %", "(<1 %")
+    assert "4 whole steps were seen (0 % of the 9.73 s recorded): too few for a verdict" in words
     assert "No problem found" not in words and "start_trace" in words
 
 

@@ -42,10 +42,10 @@ def test_the_findings_come_before_the_figures_and_each_once():
 
 
 def test_report_of_a_healthy_run_names_the_limit():
-    text = text_report(analyze_trace(healthy().build()))
+    text = flat(text_report(analyze_trace(healthy().build())))
     assert "bound by compute" in text and "1. " not in text
     # A few steps show nothing wrong, and are no clean bill.
-    assert f"{STEPS - 1} whole steps were seen" in text and "too few for a verdict" in flat(text)
+    assert f"{STEPS - 1} whole steps were seen" in text and "too few for a verdict" in text
     assert "No problem found" not in text
     many = text_report(analyze_trace(healthy(steps=24).build()))
     assert "No problem found: the GPUs are busy" in many and "too few" not in many

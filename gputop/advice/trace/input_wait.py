@@ -33,8 +33,8 @@ class InputBound(Verdict, frozen=True, kw_only=True):
     wait_ratio: float  # share of the loop's time in its calls for a batch, whether GPUs work meanwhile or not
     fix: InputFix
     slowest_stage: tuple[str, float] | None  # where the fix knows no costs: tf.data's longest stage and its seconds
-    open_s: float = 0.0  # that the loop waits at the edges of the recording, for a batch that did not come in it
-    recorded_s: float = 0.0
+    open_s: float | None = None  # that the loop waits at the edges of the recording, for a batch that did not come
+    recorded_s: float | None = None  # where the share is of that
 
 
 def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:

@@ -88,7 +88,7 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     if sum(part.count for part in v.parts) == 1:
         why += " It was seen once: a longer capture shows how often it comes."
     action, snippet = _fix(first, job)
-    evidence = {"outside_s": time_s, "share_of_recording_ratio": v.share, "recorded_s": v.recorded_s,
+    evidence = {"outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
                 "longest_s": max(part.longest_s for part in v.parts),
                 "stretches_count": float(sum(part.count for part in v.parts))}
     if first.every_steps:
@@ -179,7 +179,7 @@ def describe_evaluation_share(v: EvaluationShare, job: Job) -> Explanation:
            f"training steps take {seconds(v.training_s)}.")
     if v.loops == 1:
         why += " One evaluation was seen: a longer capture shows how often it comes."
-    evidence = {"evaluation_s": v.evaluation_s, "share_of_recording_ratio": v.share, "recorded_s": v.recorded_s,
+    evidence = {"evaluation_s": v.evaluation_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
                 "evaluations_count": float(v.loops)}
     if v.every_steps:
         evidence["every_training_steps"] = float(v.every_steps)
@@ -230,7 +230,7 @@ def describe_unfinished_step(v: UnfinishedStep, job: Job) -> Explanation:
         why=(f"At an edge of the recording no step ends for {seconds(part.longest_s)}; a usual step takes "
              f"{seconds(v.usual_s)}. A step or a wait takes at least that long, and its begin or its end was not "
              f"recorded. {meanwhile}"),
-        evidence={"unfinished_s": part.time_s, "share_of_recording_ratio": v.share, "recorded_s": v.recorded_s,
+        evidence={"unfinished_s": part.time_s, "share_ratio": v.share, "recorded_s": v.recorded_s,
                   "usual_step_s": v.usual_s},
         action=action, snippet=snippet, gain="at most: this time, if it were as short as a usual step",
         per="recording", source=source("time_outside_steps.share"))

@@ -12,13 +12,11 @@ from gputop.analysis.host.stack_lines import python_of
 from gputop.analysis.host.wall_time import wall_time
 from gputop.analysis.results import WallTime
 from gputop.analysis.steps.judged import with_steps
-from gputop.core.host_stacks import StackFrame, StackSamples, ThreadStacks
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.readers.load import load
-from tests.trace.build import Builder, keras_steps
+from tests.analysis.host.traces_of_epochs import MS, TEST, TRAIN, epochs, evaluate, train, with_stacks
+from tests.trace.build import Builder
 
-MS = 1000.0  # µs
-TRAIN, TEST = "__inference_multi_step_on_iterator_42", "__inference_multi_step_on_iterator_77"
 DATA = Path(__file__).resolve().parents[3] / "../shared/data"
 
 
@@ -34,34 +32,6 @@ def seconds_by(wall: WallTime) -> dict[str, float]:
     for part in wall.parts:
         out[part.id] = out.get(part.id, 0.0) + part.time_s
     return out
-
-
-def train(b: Builder, first: float, count: int, length: float = 10 * MS) -> float:
-    """Keras' training steps from ``first`` on, with an op of the backward pass; returns when the last call ends."""
-    keras_steps(b, count, length, length - 100, first)
-    for i in range(count):
-        b.host("gradient_tape/model/MatMul:MatMul", first + i * length + 20, length / 2, line="tf_Compute/1")
-    return first + count * length - 100
-
-
-def evaluate(b: Builder, first: float, count: int, length: float = 5 * MS) -> float:
-    for i in range(count):
-        b.host("EagerExecute", first + i * length, length - 100, is_func=1, eager_op=TEST)
-        b.host("model/dense/MatMul:MatMul", first + i * length + 20, length / 2, line="tf_Compute/1")
-    return first + count * length - 100
-
-
-def epochs(count: int = 4, pause: float = 300 * MS, events: tuple[str, ...] = ()) -> Builder:
-    """Epochs of 8 steps of 10 ms, an evaluation of 20 ms, and a pause."""
-    b, at = Builder(gpus=0), 0.0
-    for _ in range(count):
-        end = train(b, at, 8)
-        end = evaluate(b, end + 100, 4)
-        for i, name in enumerate(events):
-            b.host(name, end + i * pause / len(events), pause / len(events))
-        at = end + pause
-    train(b, at, 2)
-    return b
 
 
 def test_epochs_are_divided_without_a_rest():
@@ -101,23 +71,6 @@ def test_reading_many_variables_in_silence_is_a_checkpoint():
     assert (pause.kind, pause.what) == ("checkpoint", "ReadVariableOp")
 
 
-def with_stacks(trace: Trace, line: int, file: str = "/home/u/train.py") -> Trace:
-    """Samples every 5 ms: in pauses ``line`` of a callback, in steps that of the call of fit."""
-    calls = np.sort(np.concatenate([trace.host.start_ns, trace.host.end_ns]))
-    times, stacks = [], []
-    for at in range(0, trace.window_ns[1], 5_000_000):
-        near = np.searchsorted(calls, at)
-        idle = 0 < near < len(calls) and calls[near] - calls[near - 1] > 100e6
-        times.append(at // 1000)
-        stacks.append(1 if idle else 0)
-    frames = (StackFrame("main", "/home/u/train.py", 3), StackFrame("Save.on_epoch_end", file, line),
-              StackFrame("quick_execute", "/usr/lib/python3/site-packages/tensorflow/python/eager/execute.py", 53))
-    samples = StackSamples(
-        1_800_000_000.0, trace.window_ns[1] / 1e9, 0.001, 200.0, 0.0, 0.01, frames=frames,
-        stacks=((0, 2), (0, 1)), threads=(ThreadStacks("MainThread", True, tuple(times), tuple(stacks)),))
-    return replace(trace, origin_ns=1_800_000_000 * 10**9, stacks=(samples,))
-
-
 def test_a_line_of_python_names_a_pause():
     wall = divided(with_stacks(epochs().build(), 11))
     pause = max((part for part in wall.parts if part.id == "between"), key=lambda part: part.time_s)
@@ -146,7 +99,7 @@ def test_a_wait_for_a_batch_that_did_not_come_is_told_by_the_input_pipelines_thr
     b = Builder(gpus=0)
     train(b, 0, 20)
     for i in range(200):  # a shuffle buffer that fills
-        b.host("Iterator::Prefetch::Shuffle::Map", 205 * MS + i * 10 * MS, 9.9 * MS, line="tf_data_private_threadpool/1")
+        b.host("Iterator::Shuffle::Map", 205 * MS + i * 10 * MS, 9.9 * MS, line="tf_data_private_threadpool/1")
     wall = divided(b)
     (left,) = (part for part in wall.parts if part.id == "open")
     assert left.kind == "input" and left.time_s == pytest.approx(2.0, rel=0.02)

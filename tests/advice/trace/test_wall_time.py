@@ -1,0 +1,155 @@
+"""The rules on the time around the training steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gputop.diagnosis.diagnose import analyze, analyze_trace
+from gputop.diagnosis.report import limit_of, text_report
+from gputop.diagnosis.wall_text import ENOUGH_STEPS, wall_sentence
+from tests.advice.trace.traces import abstained, findings, healthy, verdict
+from tests.analysis.host.traces_of_epochs import MS, epochs, evaluate, train, with_stacks
+from tests.records import replace
+from tests.trace.build import Builder
+
+DATA = Path(__file__).resolve().parents[3] / "../shared/data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared real traces are not on this machine")
+
+
+def test_the_end_of_an_epoch_is_found_with_its_line():
+    trace = with_stacks(epochs().build(), 11)
+    finding = findings(trace)["time_outside_steps"]
+    assert finding.severity == "high" and finding.gain.per == "recording" and finding.gain.by == "bound"
+    assert finding.evidence["share_ratio"] == pytest.approx(1.2 / 1.62, rel=0.05)
+    assert finding.evidence["every_training_steps"] == 8
+    assert [(c.name, c.kind) for c in finding.culprits] == [("train.py:11 Save.on_epoch_end", "line")]
+    assert finding.culprits[0].time_s == pytest.approx(1.2, rel=0.02)
+    text = " ".join(text_report(analyze_trace(trace)).split())
+    assert "train.py:11 Save.on_epoch_end" in text
+    assert "No problem found" not in text and "Nothing to advise" not in text
+    wall = analyze_trace(trace).wall_time
+    assert wall is not None and "between steps 1.2" in wall_sentence(wall) and "on_epoch_end" in wall_sentence(wall)
+
+
+def test_without_stacks_it_is_found_without_a_name():
+    finding = findings(epochs())["time_outside_steps"]
+    assert finding.severity == "high" and finding.culprits == () and "no events" in finding.title
+
+
+def test_a_checkpoint_between_steps_has_its_own_fix():
+    finding = findings(epochs(events=("SaveV2", "MergeV2Checkpoints")))["time_outside_steps"]
+    assert "checkpoint" in finding.title and "ModelCheckpoint" in (finding.snippet or "")
+
+
+def test_pauses_of_any_loop_are_no_finding():
+    assert findings(epochs(pause=2 * MS)).keys().isdisjoint({"time_outside_steps", "unfinished_step"})
+
+
+def test_one_pause_is_told_as_one():
+    b = Builder(gpus=0)
+    end = train(b, 0, 20)
+    evaluate(b, end + 100, 2)
+    train(b, end + 300 * MS, 20)
+    finding = findings(b)["time_outside_steps"]
+    assert finding.evidence["stretches_count"] == 1 and "seen once" in finding.why
+
+
+def validated(batches: int) -> Builder:
+    b, at = Builder(gpus=0), 0.0
+    for _ in range(4):
+        end = train(b, at, 20)
+        at = evaluate(b, end + 100, batches) + 100
+    train(b, at, 2)
+    return b
+
+
+@pytest.mark.parametrize(("batches", "severity"), [(60, "high"), (20, "medium"), (4, "low"), (1, None)])
+def test_validation_is_a_remark_until_it_takes_long(batches, severity):
+    found = findings(validated(batches))
+    assert (found["evaluation_share"].severity if "evaluation_share" in found else None) == severity
+    if severity is not None:
+        assert found["evaluation_share"].evidence["every_training_steps"] == 20
+        assert "validation_freq" in found["evaluation_share"].action
+
+
+def test_a_window_that_only_evaluates_says_nothing_of_its_share():
+    b = Builder(gpus=0)
+    evaluate(b, 0, 30)
+    assert "evaluation_share" in abstained(b) and "evaluation_share" not in findings(b)
+
+
+def test_a_step_that_had_not_ended_is_told():
+    trace = train_then(Builder(gpus=0), silence_s=3.0)
+    finding = findings(trace)["unfinished_step"]
+    assert finding.severity == "medium" and finding.evidence["unfinished_s"] == pytest.approx(3.0, rel=0.02)
+    assert verdict(trace, "unfinished_step").usual_s == pytest.approx(0.01)
+
+
+def train_then(b: Builder, silence_s: float):
+    train(b, 0, 30)
+    trace = b.build()
+    trace.rank_windows_ns = {0: (0, trace.window_ns[1] + int(silence_s * 1e9))}
+    return trace
+
+
+def test_an_open_wait_for_a_batch_is_input_wait():
+    b = Builder(gpus=0)
+    for i in range(30):
+        b.host("IteratorGetNextOp::DoCompute", i * 10 * MS + 30, 20, line="tf_data_iterator_get_next/1")
+    train(b, 0, 30)
+    for i in range(200):
+        b.host("Iterator::Shuffle::Map", 305 * MS + i * 10 * MS, 9.9 * MS, line="tf_data_private_threadpool/1")
+    found = findings(b)
+    assert found["input_bound"].severity == "high" and "unfinished_step" not in found
+    assert found["input_bound"].evidence["unfinished_s"] == pytest.approx(2.0, rel=0.03)
+    assert found["input_bound"].gain.per == "recording" and "recorded time" in found["input_bound"].title
+
+
+def test_host_work_where_no_step_is_found():
+    b = Builder().run(0, 0, 20 * MS, launch=0)
+    b.host("load_library", 30 * MS, 900 * MS, line="launch 0").run(0, 940 * MS, 10 * MS, "k2", launch=935 * MS)
+    finding = findings(b)["time_outside_steps"]
+    assert [c.name for c in finding.culprits] == ["load_library"] and finding.evidence["share_ratio"] > 0.9
+
+
+def test_few_steps_are_no_clean_bill_and_many_are():
+    for steps, enough in ((4, False), (ENOUGH_STEPS, False), (ENOUGH_STEPS + 4, True)):
+        analysis = analyze_trace(healthy(steps=steps).build())
+        assert not [f for f in analysis.findings if f.severity != "low"]
+        assert limit_of(analysis).startswith("No problem found") == enough
+        assert ("too few for a verdict" in limit_of(analysis)) != enough
+
+
+def test_many_steps_in_a_small_part_of_the_recording_are_no_clean_bill():
+    trace = healthy(steps=ENOUGH_STEPS + 4).build()
+    trace.rank_windows_ns = {0: (-int(1e9), trace.window_ns[1])}
+    text = limit_of(analyze_trace(trace))
+    assert not text.startswith("No problem found") and "unfinished step" in text
+
+
+def test_the_rank_with_least_steps_decides():
+    analysis = analyze_trace(healthy(steps=ENOUGH_STEPS + 4).build())
+    wall = analysis.wall_time
+    assert wall is not None and limit_of(analysis).startswith("No problem found")
+    from gputop.analysis.results import RankWallTime, WallPart
+
+    ranks = (RankWallTime(0, "a", wall.recorded_s, wall.parts),
+             RankWallTime(1, "b", 10.0, (WallPart("steps", 1.0), WallPart("edges", 9.0))))
+    assert not limit_of(replace(analysis, wall_time=replace(wall, ranks=ranks))).startswith("No problem found")
+
+
+@needs_data
+def test_a_start_that_loads_libraries_is_no_job():
+    analysis = analyze(str(DATA / "cases" / "cold_first_launch.pt.trace.json.gz"))
+    assert not limit_of(analysis).startswith("No problem found") or not any(
+        f.severity in ("high", "medium") for f in analysis.findings)
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["ddp_healthy", "ddp_gcall", "ddp_gcone", "ddp_sleep"])
+def test_ranks_of_a_set_are_whole(name):
+    analysis = analyze([str(path) for path in sorted((DATA / "cases" / name).glob("*.gz"))])
+    wall = analysis.wall_time
+    assert wall is not None and len(wall.ranks) == 4 and wall.share("steps") > 0.99
