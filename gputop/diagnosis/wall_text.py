@@ -17,7 +17,7 @@ _MOST = 0.5  # of the recording in whole training steps: what is said of them is
 _SENTENCE_PARTS = 4
 _STEPS = "steps"
 _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", "start")
-SEE_MORE = "A longer capture sees it: key C, or gputop capture --seconds 60."
+SEE_MORE = "A longer recording shows it (key C, or gputop capture --seconds 60)."
 
 
 class WallRow(NamedTuple):

@@ -102,6 +102,7 @@ WALL_PARTS: dict[str, tuple[str, str]] = {
     "start": ("start", "Tracing, compilation, loading of libraries, autotuning, and the steps that held them."),
     "open": ("unfinished step", "At the begin or the end of the recording, longer than a usual step: a step or a wait "
                                 "that had begun before, or that had not ended."),
+    "profiler": ("profiler", "The profiler begins or ends its recording: time that the job does not have otherwise."),
     "edges": ("partial steps", "Before the first and after the last whole step: steps that were recorded in part."),
     "no_steps": ("no steps found", "The trace does not tell where steps begin: what the host did while no GPU worked."),
     "unrecorded": ("not recorded", "Time in which nothing was recorded: between two recordings, or after the "
@@ -116,7 +117,7 @@ HOST_KINDS: dict[str, str] = {
     "compilation": "tracing or compiling a function",
     "garbage": "garbage collection",
     "files": "reading or writing files",
-    "profiler": "the profiler's own begin or end",
+    "profiler": "the profiler itself",
     "input": "waiting for a batch",
     "line": "Python",
     "op": "host ops",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
@@ -19,7 +19,6 @@ from gputop.text.units import counted, percent, seconds
 _KERAS = (KERAS2, KERAS3)
 _OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
 _STEPS = "steps"
-_PROFILER = "profiler"
 _WORK_OF_KIND: dict[str, KnownWork] = {known.kind: known for known in (*WORK, *SELDOM_WORK)}
 _ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): what runs at the "
                    "end of an epoch (on_epoch_end, checkpoints, metrics) holds the training up.")
@@ -47,10 +46,10 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     if steps is None and not facts.active:
         return Missing("training steps, as the time outside of them is judged")
     ids = (_OUTSIDE,) if steps is not None else (_NO_STEPS,)
-    parts = _named(part for part in wall.parts if part.id in ids)
+    parts = [part for part in wall.parts if part.id in ids]
     # What has the same name at an edge of the recording is the same work, of which the end was not seen.
     names = {(part.kind, part.what) for part in parts if part.kind not in ("unknown", "input")}
-    parts += _named(part for part in wall.parts if part.id == _OPEN and (part.kind, part.what) in names)
+    parts += [part for part in wall.parts if part.id == _OPEN and (part.kind, part.what) in names]
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
@@ -58,11 +57,6 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         gpus=facts.active_numbers, share=share, parts=sorted(parts, key=lambda part: -part.time_s),
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
         culprits=_culprits(parts))
-
-
-def _named(parts: Iterable[WallPart]) -> list[WallPart]:
-    """Without the profiler's own begin and end, which the job does not have otherwise."""
-    return [part for part in parts if part.kind != _PROFILER]
 
 
 def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
@@ -206,8 +200,8 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
     if wall is None or steps is None or steps.count < limit("unfinished_step.steps"):
         return Missing(f"{limit('unfinished_step.steps'):.0f} whole training steps, to know how long one takes")
     between = {(part.kind, part.what) for part in wall.parts if part.id == _OUTSIDE}
-    parts = [part for part in _named(part for part in wall.parts if part.id == _OPEN)
-             if part.kind == "unknown" or (part.kind, part.what) not in between]
+    parts = [part for part in wall.parts if part.id == _OPEN and (
+        part.kind == "unknown" or (part.kind, part.what) not in between)]
     if not parts:
         return None
     part = max(parts, key=lambda part: part.time_s)

@@ -58,6 +58,7 @@ _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the rec
 _AT_WORK = 0.5  # of a wait that had not ended: tf.data's threads work meanwhile
 _PHASES = (EVALUATION, PREDICTION)
 _KERAS = "Keras"  # in the anchor of steps that are its
+_PROFILER = "profiler"  # a kind of host work that is a part of its own: the job has no such time otherwise
 _CLEANS_UP = ("freeing", "iterator")  # kinds of host work at the end of an evaluation, and at its begin
 _SETS_UP = (*_CLEANS_UP, "compilation", "op", "line", "python", "unknown")
 
@@ -414,7 +415,8 @@ def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
 def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]:
     groups: dict[tuple[str, str, str], list[_Named]] = {}
     for one in named:
-        groups.setdefault((one.stretch.id, one.kind, one.what), []).append(one)
+        id_ = _PROFILER if one.kind == _PROFILER else one.stretch.id
+        groups.setdefault((id_, one.kind, one.what), []).append(one)
     out = []
     for (id_, kind, what), own in groups.items():
         longest = max(own, key=lambda one: one.stretch.idle.total)
