@@ -315,6 +315,8 @@ TRACE_RULES: tuple[Rule, ...] = (
                   f"{OWN}a function that is traced once for another shape, as the last batch of an epoch, is not "
                   "reported"),
             Limit("retracing.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+            Limit("retracing.age_s", 120.0, "s",
+                  f"{OWN}without two whole steps a job that still starts, as by idle_gpu.age_s, is not judged"),
         ),
     ),
     Rule(

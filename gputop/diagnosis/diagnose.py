@@ -39,8 +39,10 @@ from gputop.analysis.steps.judged import with_steps
 from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
+from gputop.analysis.steps.start_up import StartUpSpan, after_start, start_end_ns, start_up_spans, what_started
 from gputop.analysis.what_if.critical_path import critical_path
 from gputop.analysis.what_if.replay import Replay
+from gputop.text.units import seconds
 from gputop.trace.clock_checks import clock_notes
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import QualityNote, Trace
@@ -81,6 +83,11 @@ def examine_steps(
     trace: Trace, steps: Steps | None, params: int | None = None, flops_per_step: float | None = None,
 ) -> TraceFacts:
     """The same of what :func:`~gputop.analysis.steps.judged.with_steps` has found."""
+    started = start_up_spans(trace)
+    over_ns = start_end_ns(trace, started)
+    start_note = _start_note(trace, steps, started, over_ns)
+    if over_ns is not None and steps is None:  # what follows the start is judged by itself
+        trace = after_start(trace, over_ns)
     window = trace.window_ns
     with pool() as threads:
         do = threads.submit
@@ -125,7 +132,7 @@ def examine_steps(
             window_s=(window[1] - window[0]) / 1e9, start_s=trace.origin_ns / 1e9 if trace.origin_ns else None,
             unrecorded_s=sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9, events=trace.event_count,
             job_cpus=trace.job_cpus, live_steps=trace.live_steps,
-            quality=tuple(_notes(trace, steps, bool(gpu_timelines), clocks.result()))),
+            quality=(*start_note, *_notes(trace, steps, bool(gpu_timelines), clocks.result()))),
         steps=steps.times if steps is not None else None,
         breakdown=step_parts, gpus=tuple(sorted(gpus, key=lambda use: use.gpu)),
         collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
@@ -151,6 +158,18 @@ def compared_trace(facts: TraceFacts) -> ComparedTrace:
         series = step_series(facts.trace, facts.steps, facts.gpu_timelines, facts.parts).packed()
     return ComparedTrace(series, tuple(gpu.name for gpu in facts.trace.gpus if gpu.name),
                          capture_of(facts.trace.paths).findings)
+
+
+def _start_note(
+    trace: Trace, steps: Steps | None, started: Sequence[StartUpSpan], over_ns: int | None,
+) -> tuple[TraceNote, ...]:
+    """That the recording begins with the job's start, where what follows is judged by itself."""
+    if over_ns is None or (steps is not None and (steps.times.start_up or steps.bounds_ns[0][0] < over_ns)):
+        return ()
+    time = seconds((over_ns - trace.window_ns[0]) / 1e9)
+    return (TraceNote("start", f"The recording begins with the job's start: {time} with "
+                               f"{what_started(started, over_ns)}. They are left out, and what follows is judged by "
+                               "itself."),)
 
 
 def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.results import StepTimes
+from gputop.analysis.steps.compilations import rebuilt
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
+from gputop.analysis.steps.start_up import TRIES, StartUpSpan, start_up_spans
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import seconds
 from gputop.trace.int_map import IntMap
@@ -45,13 +47,12 @@ _CONTIGUOUS_SHARE = 0.02
 # then its marks tell no step time. The smaller factor does where each step's kernels begin a step late or more, so that
 # the GPU never waits for the host. gputop's own figures; a queue that is merely deep keeps the same pace.
 _AHEAD_FACTOR, _BEHIND_A_STEP_FACTOR = 1.5, 1.05
-# cuDNN's check of the buffers around each algorithm that it tries, in TensorFlow (redzone_checker) and XLA.
-_AUTOTUNING = r"(?i).*redzone"
 # The profiler's own end, in JAX and in TensorFlow's and PyTorch's Python.
 _PROFILER_STOP = (r"\$profiler\.py:\d+ stop_trace|ProfilerSession::(?:CollectData|Stop)|stop_trace$|"
                   r"\$profiler_v2\.py:\d+ stop")
 _FEW = 3  # steps; of fewer each may be the first
-_START_UP_SHARE = 0.5  # of a step that goes into compilation
+_START_UP_SHARE = 0.5  # of a step that goes into compilation, or other work of a start
+_PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
 _MIN_LOOP_CALLS = 3  # calls of one name, to be taken for those of a loop
 
 
@@ -78,6 +79,7 @@ def find_steps(trace: Trace) -> Steps | None:
         _profiler_steps, _step_markers, _keras_functions, _jax_executions, _root_functions, _few_calls, _viewer_steps,
         _eager_loop, _kernel_sequence,
     )
+    start_up = start_up_spans(trace)
     for finder in finders:
         anchors = finder(trace)
         if anchors is None:
@@ -85,7 +87,7 @@ def find_steps(trace: Trace) -> Steps | None:
         bounds, whole = _bounds(anchors)
         bounds = _recorded(trace, bounds)
         bounds = _without_profilers_end(trace, bounds)
-        bounds, first = _without_start_up(trace, bounds)
+        bounds, first = _without_start_up(trace, bounds, start_up)
         bounds, dropped = _without_warm_up(bounds)
         dropped += first
         # Calls whose lengths never settle are not the steps of a loop.
@@ -153,12 +155,16 @@ def _without_profilers_end(trace: Trace, bounds: I64) -> I64:
     return bounds if holds.all() else bounds[~holds]
 
 
-def _without_start_up(trace: Trace, bounds: I64) -> tuple[I64, int]:
-    """Leave out leading steps in which kernels were tried out, where steps without that follow."""
-    tried = _instants(trace, _AUTOTUNING)
-    if not len(tried) or not len(bounds):
+def _without_start_up(trace: Trace, bounds: I64, start_up: Sequence[StartUpSpan]) -> tuple[I64, int]:
+    """Leave out leading steps in which kernels were tried out, or which are mostly such work as a job does once at its
+    start, where steps without that follow."""
+    tried = _instants(trace, TRIES)
+    if not len(bounds) or not (len(tried) or start_up):
         return bounds, 0
-    clean = np.flatnonzero(np.searchsorted(tried, bounds[:, 1]) == np.searchsorted(tried, bounds[:, 0]))
+    once = union([span.start_ns for span in start_up], [span.end_ns for span in start_up])
+    starts = coverage(once, bounds[:, 0], bounds[:, 1]) >= _START_UP_SHARE * (bounds[:, 1] - bounds[:, 0])
+    tries = np.searchsorted(tried, bounds[:, 1]) > np.searchsorted(tried, bounds[:, 0])
+    clean = np.flatnonzero(~(starts | tries))
     return (bounds[clean[0]:], int(clean[0])) if len(clean) else (bounds, 0)
 
 
@@ -169,14 +175,20 @@ def _instants(trace: Trace, pattern: str) -> I64:
 
 
 def _start_up(trace: Trace, bounds: I64) -> str:
-    """What of a job's start ran in every one of these steps; empty: nothing that is known."""
-    tried = _instants(trace, _AUTOTUNING)
+    """What of a job's start ran in every one of these steps; empty: nothing known, or the job is past its start.
+
+    A function that is compiled in two or more calls is none: it returns.
+    """
+    if trace.job_cpus is not None and (trace.job_cpus.age_s or 0.0) > _PAST_START_S:
+        return ""
+    tried = _instants(trace, TRIES)
     in_each = np.searchsorted(tried, bounds[:, 1]) - np.searchsorted(tried, bounds[:, 0])
     if (in_each > 0).all():
         return f"autotuning, in which cuDNN tries out its algorithms ({in_each.sum()} kernels that check its results)"
     if len(bounds) == 1 and _one_after_the_other(trace, bounds[0]):
         return "replicas that begin one after the other"
-    rows = host_rows(trace, COMPILE) if len(bounds) < _FEW else np.empty(0, np.int64)
+    few = len(bounds) < _FEW and not rebuilt(trace)
+    rows = host_rows(trace, COMPILE) if few else np.empty(0, np.int64)
     compiling = coverage(union(trace.host.start_ns[rows], trace.host.end_ns[rows]), bounds[:, 0], bounds[:, 1])
     if (compiling > _START_UP_SHARE * (bounds[:, 1] - bounds[:, 0])).all():
         return f"compilation by XLA ({seconds(compiling.sum() / 1e9)})"
