@@ -54,7 +54,7 @@ class Retracing(Verdict, frozen=True, kw_only=True):
     tracing_s: float  # per step, or of the window without steps
     count: int  # times it was traced or compiled anew in the window
     calls: int  # 0: not known
-    made: int  # calls of it that are the first of a new function by its name; 0: none, or the trace does not tell
+    made: int | None  # calls of it that are the first of a new function by its name; None: none, or not told
     ever: int | None  # times it was traced since the job began
     compilations: int  # by XLA
     compile_s: float
@@ -84,7 +84,7 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
             if use.name == again.name and use.tracing_count is not None and not again.made]
     return Retracing(
         gpus=facts.active_numbers, share=share, function=again.name, tracing_s=host.tracing_s, count=again.built,
-        calls=again.calls, made=again.made, ever=max(ever) if ever else None,
+        calls=again.calls, made=again.made or None, ever=max(ever) if ever else None,
         compilations=functions.xla_compilations, compile_s=functions.xla_compile_s,
         culprits=(Culprit(again.name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."),

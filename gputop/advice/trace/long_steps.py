@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gputop.advice.registry import limit, source
+from gputop.advice.trace.cpu_contention import may_be_others
 from gputop.advice.trace.facts import TraceFacts, on_host
 from gputop.advice.trace.host_work import WORK
 from gputop.advice.trace.job import Job
@@ -36,6 +37,7 @@ _PARTS = {
     "host": ("Python (no events)", "Look at what the loop does only in some steps (callbacks, logging, saving, garbage "
                                    "collection), and do it less often or in the background."),
 }
+_HOST = ("host", "launch", "idle")
 _PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
 _MORE = (
     (r"tf\.function-graph_building|.*(?:Compile|Compiler::)", "tracing or compiling a function",
@@ -89,12 +91,18 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     parts = {part: time for part, time in parts.items() if time > 0}
     work = _host_work(facts, found.at, usual)
     named = [own for own in work if own.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
-    return LongStepsFound(
+    verdict = LongStepsFound(
         gpus=facts.active_numbers, share=share, steps=tuple((found.at + 1).tolist()), of=steps.count,
         every=found.every, more_s=float(found.more_s.mean()), usual_s=found.usual_s, parts=parts,
         work=work, culprits=on_host(facts, named, _outside_work(facts, found.at), "long step"),
         kernel=_kernel(facts, found.at, usual),
     )
+    by_host = max(parts, key=parts.__getitem__, default="host") in _HOST
+    if by_host and found.every is None and _known_work(verdict) is None:
+        others = may_be_others(facts, share)
+        if others is not None:
+            return Missing(others)
+    return verdict
 
 
 def _host_work(facts: TraceFacts, at: I64, usual: I64) -> tuple[GapWork, ...]:
@@ -156,20 +164,29 @@ def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
 def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None]:
     """What the long steps have more of, what to do, and the code."""
     most = limit("long_steps.named") * v.more_s
-    for pattern, what, action, snippets in (*WORK, *((*own, {}) for own in _MORE)):
-        named = [work for work in v.work if re.match(pattern, work.name)]
-        if named and sum(work.s_per_step for work in named) >= most:
-            return f"{what} ({named[0].name})", action, snippets.get(job.loop)
+    known = _known_work(v)
+    if known is not None:
+        what, action, snippets = known
+        return what, action, snippets.get(job.loop)
     read = next((work.count_per_step for work in v.work if work.name == "ReadVariableOp"), 0.0)
-    if part in ("host", "launch", "idle") and read >= _READ_VARIABLES:  # Keras saves in Python, which shows no event
+    if part in _HOST and read >= _READ_VARIABLES:  # Keras saves in Python, which shows no event
         _, _, action, snippets = WORK[0]
         return f"Python that reads {read:.0f} variables, as saving a checkpoint does", action, snippets.get(job.loop)
     what, action = _PARTS[part]
     if part in ("compute", "collectives") and v.kernel is not None:
         what = f"{what} ({v.kernel.split('(', 1)[0][:_NAME_CHARS]})"
-    elif part in ("host", "launch", "idle") and sum(work.s_per_step for work in v.work) >= most:
+    elif part in _HOST and sum(work.s_per_step for work in v.work) >= most:
         what = f"the host ({', '.join(work.name.rsplit('/', 1)[-1][:_NAME_CHARS] for work in v.work[:2])})"
     return what, action, None
+
+
+def _known_work(v: LongStepsFound) -> tuple[str, str, Mapping[str, str | None]] | None:
+    """What fills most of the extra time by the names of its events: with what to do, and code by the loop."""
+    for pattern, what, action, snippets in (*WORK, *((*own, {}) for own in _MORE)):
+        named = [work for work in v.work if re.match(pattern, work.name)]
+        if named and sum(work.s_per_step for work in named) >= limit("long_steps.named") * v.more_s:
+            return f"{what} ({named[0].name})", action, snippets
+    return None
 
 
 def _ordinal(n: int) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gputop.advice.trace_rules import TRACE_RULES
 
-# The suite's jobs are TensorFlow's and JAX's: no PyTorch kernels, no managed memory, no work on a default stream.
-NOT_SIMULATED = frozenset(("elementwise_unfused", "managed_memory", "default_stream"))
+# The suite's jobs are TensorFlow's and JAX's: no PyTorch kernels, no managed memory, no work on a default stream. And
+# their traces have no file of a capture beside them, which has the CPU time of other programs.
+NOT_SIMULATED = frozenset(("elementwise_unfused", "managed_memory", "default_stream", "cpu_contention"))
 
 
 def ids_with_rules() -> frozenset[str]:
