@@ -301,7 +301,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="cpu_contention", module="trace.cpu_contention", origin="trace", severity="by_share_capped",
-        parts=("input", "launch", "host"), idle_gaps={"gap": 3},
+        parts=("input", "launch", "host"),
         limits=(
             Limit("cpu_contention.share", 0.05, "ratio",
                   "XProf: input 5 % of the step is moderate; with less GPUs hardly wait for CPUs"),
@@ -331,7 +331,7 @@ TRACE_RULES: tuple[Rule, ...] = (
                   "reported"),
             Limit("retracing.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
             Limit("retracing.age_s", 120.0, "s",
-                  f"{OWN}without two whole steps a job that still starts, as by idle_gpu.age_s, is not judged"),
+                  f"{OWN}of a younger job it is said that this may be its start, as by idle_gpu.age_s"),
         ),
     ),
     Rule(

@@ -15,6 +15,7 @@ from gputop.analysis.host.gaps import longest_on_host
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import Functions
 from gputop.analysis.steps.compilations import rebuilt
+from gputop.analysis.steps.phases import TRAINING
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit, at_most, severity_of
 from gputop.text.units import percent, seconds
@@ -58,6 +59,7 @@ class Retracing(Verdict, frozen=True, kw_only=True):
     ever: int | None  # times it was traced since the job began
     compilations: int  # by XLA
     compile_s: float
+    young_s: float | None = None  # age of the job, where nothing but repetition tells these calls from its start
 
 
 def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
@@ -68,16 +70,14 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
             return None  # nothing is a function
         return Missing(f"calls of tf.functions, which say whether they traced, or of jitted functions{HOST_EVENTS}")
     again = next((one for one in rebuilt(facts.trace) if one.built >= limit("retracing.count")), None)
-    if steps is None or steps.count < limit("host.steps"):
-        if again is None:
-            return Missing("two whole steps: one tracing may be the first of all; capture longer")
-        age_s = facts.trace.job_cpus.age_s if facts.trace.job_cpus is not None else None
-        if age_s is not None and age_s < limit("retracing.age_s"):
-            return Missing(f"two whole steps, or a job that is past its start: this one is {seconds(age_s)} old, and "
-                           f"{again.name} is built in {again.built} calls; capture again in a minute")
+    if again is None and (steps is None or steps.count < limit("host.steps")):
+        return Missing("two whole steps: one tracing may be the first of all; capture longer")
     share = host.tracing_s / facts.period_s if facts.period_s > 0 else 0.0
     if again is None or share < limit("retracing.share"):
         return None
+    age_s = facts.trace.job_cpus.age_s if facts.trace.job_cpus is not None else None
+    trains = steps is not None and (steps.times.phase == TRAINING or not again.made)
+    young = not trains and age_s is not None and age_s < limit("retracing.age_s")
     tracing = waits_for_host(facts, "tracing")
     begins = longest_on_host(facts.trace, {again.name, f"PjitFunction({again.name})"}, tracing)
     ever = [use.tracing_count for use in functions.functions
@@ -86,6 +86,7 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
         gpus=facts.active_numbers, share=share, function=again.name, tracing_s=host.tracing_s, count=again.built,
         calls=again.calls, made=again.made or None, ever=max(ever) if ever else None,
         compilations=functions.xla_compilations, compile_s=functions.xla_compile_s,
+        young_s=age_s if young else None, severity=at_most(severity_of(share), "medium") if young else None,
         culprits=(Culprit(again.name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."),
     )
@@ -116,7 +117,9 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
                f"{v.function} is {traced} again and again") + f": {percent(v.share)} of the {job.basis}",
         why=f"{how}. That takes {seconds(v.tracing_s)} of the "
             f"{'mean step' if job.basis == 'step' else job.basis}, {percent(v.share)}"
-            + (", while the GPUs wait." if v.gpus else "."),
+            + (", while the GPUs wait." if v.gpus else ".")
+            + ("" if v.young_s is None else f" The job was {seconds(v.young_s)} old: if these calls are its start, "
+                                            "they end soon. Capture again in two minutes to be sure."),
         evidence=evidence, action=action, snippet=snippet,
         gain="the time from such a call to its first op, if all calls used a function that exists already",
         source=source("retracing.share", "retracing.count"),

@@ -13,6 +13,11 @@ from gputop.trace.model import I64, Trace
 
 TRACING = r"tf\.function-graph_building$"
 PJIT = r"PjitFunction\("  # JAX's call of a jitted function
+# XLA's work on the program of a function of JAX, once for each compilation; on CPUs, on GPUs, and in Nsight.
+_MODULE = re.compile(r"(?:HLO passes through layout assignment \(|HLO Transforms:\s?|(?:TSL:)?XlaCompile:#module=)"
+                     r"jit_(\w+?)(?:\.\d+)?(?:[),].*)?$")
+_OVER = 2  # times the longest distance between two builds, without one: it does not return. gputop's own figure
+_NO_TIMES = np.empty(0, np.int64), np.empty(0, np.int64)
 AGAIN = 2  # calls in which one function is built: once may be for another shape, as the last batch of an epoch
 
 
@@ -28,7 +33,7 @@ class Builds(NamedTuple):
 
 
 class Rebuilt(NamedTuple):
-    """A function that is traced or compiled in ``AGAIN`` of its calls or more."""
+    """A function that is traced or compiled in ``AGAIN`` of its calls or more, up to the recording's end."""
 
     name: str
     built: int  # calls in which that happens, without the first call of a tf.function that was made in the window
@@ -63,26 +68,55 @@ def rebuilt(trace: Trace, found: Builds | None = None) -> tuple[Rebuilt, ...]:
     """Functions that are built again and again, the one that takes most time first.
 
     A tf.function of the same name that is new counts as the same function: the program makes it anew. One such call is
-    its first.
+    its first. A function that has not been built for long, by its calls or by time, is left out, as one that a job's
+    start builds for several shapes.
     """
     own = builds(trace) if found is None else found
-    if not len(own.rows):
-        return ()
-    host = trace.host
+    host, window_end = trace.host, trace.window_ns[1]
     rows, _ = host_stat(host, "tf_function_call")
     counted, tracing_count = host_stat(host, "tracing_count")
     new = np.isin(own.rows, counted[tracing_count == 1])
     calls = outermost(trace, np.concatenate((rows, host_rows(trace, PJIT))))
-    name, time = host.name[own.rows], own.built_ns - host.start_ns[own.rows]
+    cut = _of_cut_calls(trace, calls)
     out = []
-    for one in np.unique(name).tolist():
-        here = name == one
+    for one in np.union1d(host.name[own.rows], np.array(list(cut), np.int64)).tolist():
+        here, of_one = host.name[own.rows] == one, calls[host.name[calls] == one]
+        unseen = cut.get(one, _NO_TIMES)
+        begin = np.sort(np.concatenate((host.start_ns[own.rows[here]], unseen[0])))
+        all_calls = np.sort(np.concatenate((host.start_ns[of_one], unseen[0])))
+        end = int(max(own.built_ns[here].max(initial=0), unseen[1].max(initial=0)))
         made = int(new[here].sum())
-        built = int(here.sum()) - min(made, 1)
-        if built >= AGAIN:
-            out.append(Rebuilt(function_name(trace.names[one]), built, int((host.name[calls] == one).sum()),
-                               made if made > 1 else 0, int(time[here].sum())))
+        built = len(begin) - min(made, 1)
+        if built >= AGAIN and not _is_over(np.searchsorted(all_calls, begin), len(all_calls)) and (
+                window_end - end <= _OVER * (end - int(begin[0]))):
+            time_ns = int((own.built_ns[here] - host.start_ns[own.rows[here]]).sum() + (unseen[1] - unseen[0]).sum())
+            out.append(Rebuilt(function_name(trace.names[one]), built, len(all_calls), made if made > 1 else 0,
+                               time_ns))
     return tuple(sorted(out, key=lambda one: (-one.time_ns, one.name)))
+
+
+def _is_over(at: I64, calls: int) -> bool:
+    """Whether far more calls follow the last of those ``at`` these places than ever lay between two of them."""
+    return calls - 1 - int(at[-1]) > _OVER * int(np.diff(at).max())
+
+
+def _of_cut_calls(trace: Trace, calls: I64) -> dict[int, tuple[I64, I64]]:
+    """By name of JAX' call (index into the trace's names) when XLA worked on its function outside of all recorded calls
+    of it: those were open at an edge of the recording, and have no event."""
+    host = trace.host
+    rows = host_rows(trace, _MODULE.pattern)
+    numbers = {name: i for i, name in enumerate(trace.names) if name.startswith("PjitFunction(")} if len(rows) else {}
+    out = {}
+    modules = {name: _MODULE.match(trace.names[name]) for name in np.unique(host.name[rows]).tolist()}
+    for name, found in modules.items():
+        number = numbers.get(f"PjitFunction({found[1]})", -1) if found is not None else -1
+        own, around = rows[host.name[rows] == name], calls[host.name[calls] == number]
+        inside = np.searchsorted(np.sort(host.start_ns[around]), host.start_ns[own], side="right") - 1
+        ends = np.maximum.accumulate(host.end_ns[around[np.argsort(host.start_ns[around], kind="stable")]])
+        own = own[(inside < 0) | (host.start_ns[own] >= np.append(ends, 0)[inside])]
+        if number >= 0 and len(own):
+            out[number] = host.start_ns[own], host.end_ns[own]
+    return out
 
 
 def function_name(name: str) -> str:

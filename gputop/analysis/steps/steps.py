@@ -79,7 +79,7 @@ def find_steps(trace: Trace) -> Steps | None:
         _profiler_steps, _step_markers, _keras_functions, _jax_executions, _root_functions, _few_calls, _viewer_steps,
         _eager_loop, _kernel_sequence,
     )
-    start_up = start_up_spans(trace)
+    start_up, again = start_up_spans(trace), rebuilt(trace)
     for finder in finders:
         anchors = finder(trace)
         if anchors is None:
@@ -90,6 +90,9 @@ def find_steps(trace: Trace) -> Steps | None:
         bounds, first = _without_start_up(trace, bounds, start_up)
         bounds, dropped = _without_warm_up(bounds)
         dropped += first
+        # A function that is built again and again for longer than these steps take is what the job repeats.
+        if again and anchors.confidence != "high" and again[0].time_ns > int((bounds[:, 1] - bounds[:, 0]).sum()):
+            continue
         # Calls whose lengths never settle are not the steps of a loop.
         if len(bounds) >= anchors.min_steps and (anchors.confidence == "high" or dropped <= len(bounds)):
             calls, on_gpu = bounds, _on_the_gpu(trace, bounds)
