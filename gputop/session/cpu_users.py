@@ -15,7 +15,7 @@ from gputop.sources.host import proc_files
 from gputop.sources.host.proc_files import Stat
 from gputop.text.units import printable
 
-_AGAIN_S = 0.5  # from one look to the next, at least
+_AGAIN_S = 0.5  # from one sample to the next, at least
 _MAX_COST = 0.02  # of a core: 10 µs per process of the node
 _NAMED = 5  # processes
 _WORTH_NAMING = 0.05  # CPUs
@@ -33,7 +33,7 @@ class Users(NamedTuple):
 
 
 class CpuUsers:
-    """Looks at all processes at the beginning of a recording and again and again until its end."""
+    """Samples all processes at the beginning of a recording and again and again until its end."""
 
     def __init__(self, root: Path) -> None:
         self._proc = f"{root}/proc"
@@ -41,7 +41,7 @@ class CpuUsers:
         self._last: Mapping[int, Stat] = {}
         self._first_s = self._last_s = self._cost_s = 0.0
 
-    def look(self, begin: bool) -> None:
+    def sample(self, begin: bool) -> None:
         now_s = time.monotonic()
         if not begin and now_s - self._last_s < max(_AGAIN_S, self._cost_s / _MAX_COST):
             return

@@ -113,7 +113,7 @@ class JobCpusWatch:
             for job in self._jobs.values():
                 job.sample(begin=progress.phase != self._phase)
             if self._jobs:
-                self._users.look(begin=progress.phase != self._phase)
+                self._users.sample(begin=progress.phase != self._phase)
         self._phase = progress.phase
         self._report(progress)
 

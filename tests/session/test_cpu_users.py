@@ -40,11 +40,11 @@ def test_children_ranks_gputop_and_others_are_told_apart(tmp_path: Path, monkeyp
     monkeypatch.setattr(cpu_users.time, "monotonic", lambda: now_s)
     node(tmp_path, 0.0)
     users = CpuUsers(tmp_path)
-    users.look(begin=True)
+    users.sample(begin=True)
     assert users.of(JOB, [JOB]) is None, "no time has passed"
     now_s = 4.0
     node(tmp_path, 4.0)
-    users.look(begin=False)
+    users.sample(begin=False)
     found = users.of(JOB, [JOB])
     assert found is not None
     assert found[:3] == pytest.approx((0.4, 0.4, 0.25), abs=0.01)
@@ -61,12 +61,12 @@ def test_a_pid_that_was_given_again_is_another_process(tmp_path: Path, monkeypat
     process(tmp_path, JOB, 1, 0.0)
     process(tmp_path, OTHER, 1, 0.0)
     users = CpuUsers(tmp_path)
-    users.look(begin=True)
+    users.sample(begin=True)
     now_s = 2.0
     process(tmp_path, OTHER, 1, 5.0)
     stat = tmp_path / "proc" / str(OTHER) / "stat"
     stat.write_text(stat.read_text().replace(" 5 0 7 ", " 99 0 7 "))
-    users.look(begin=False)
+    users.sample(begin=False)
     assert users.of(JOB, [JOB]) == (0.0, 0.0, 0.0, ())
 
 
