@@ -82,8 +82,9 @@ class CpuUsers:
         others = {of: used for of, used in cpus.items()
                   if of != pid and of not in ranks and of not in own and used >= _WORTH_NAMING}
         most = heapq.nsmallest(_NAMED, others, key=lambda of: (-others[of], of))
-        sums = (sum(cpus.get(of, 0.0) for of in some) for some in (children, ranks, own))
-        return Users(*sums, tuple(CpuUser(of, printable(last[of].name), others[of], of in children) for of in most))
+        of_children, of_ranks, of_gputop = (sum(cpus.get(of, 0.0) for of in some) for some in (children, ranks, own))
+        return Users(of_children, of_ranks, of_gputop, tuple([
+            CpuUser(of, printable(last[of].name), others[of], of in children) for of in most]))
 
     def _started_by(self, pids: Collection[int]) -> set[int]:
         """These processes and all that they, and those, have started."""

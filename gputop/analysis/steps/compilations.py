@@ -8,16 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from gputop.trace.intervals import in_order
-from gputop.trace.lookups import COMPILE, Mask, host_rows, host_stat, name_mask
+from gputop.trace.lookups import COMPILE, Mask, by_line, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 
 TRACING = r"tf\.function-graph_building$"
 PJIT = r"PjitFunction\("  # JAX's call of a jitted function
-# XLA's work on the program of a function of JAX, once for each compilation; on CPUs, on GPUs, and in Nsight.
-_MODULE = re.compile(r"(?:HLO passes through layout assignment \(|HLO Transforms:\s?|(?:TSL:)?XlaCompile:#module=)"
-                     r"jit_(\w+?)(?:\.\d+)?(?:[),].*)?$")
+# XLA's passes over the program of a function of JAX, once for each compilation on a CPU.
+_MODULE = re.compile(r"HLO passes through layout assignment \(jit_(.+)\)$")
 _OVER = 2  # times the longest distance between two builds, without one: it does not return. gputop's own figure
-_NO_TIMES = np.empty(0, np.int64), np.empty(0, np.int64)
+_NO_ROWS = np.empty(0, np.int64)
 AGAIN = 2  # calls in which one function is built: once may be for another shape, as the last batch of an epoch
 
 
@@ -79,17 +78,20 @@ def rebuilt(trace: Trace, found: Builds | None = None) -> tuple[Rebuilt, ...]:
     calls = outermost(trace, np.concatenate((rows, host_rows(trace, PJIT))))
     cut = _of_cut_calls(trace, calls)
     out = []
-    for one in np.union1d(host.name[own.rows], np.array(list(cut), np.int64)).tolist():
-        here, of_one = host.name[own.rows] == one, calls[host.name[calls] == one]
-        unseen = cut.get(one, _NO_TIMES)
-        begin = np.sort(np.concatenate((host.start_ns[own.rows[here]], unseen[0])))
-        all_calls = np.sort(np.concatenate((host.start_ns[of_one], unseen[0])))
-        end = int(max(own.built_ns[here].max(initial=0), unseen[1].max(initial=0)))
-        made = int(new[here].sum())
-        built = len(begin) - min(made, 1)
-        if built >= AGAIN and not _is_over(np.searchsorted(all_calls, begin), len(all_calls)) and (
+    own_at, calls_at = by_line(host.name[own.rows]), by_line(host.name[calls])
+    for one in {**own_at, **cut}:
+        at, unseen = own_at.get(one, _NO_ROWS), cut.get(one, (_NO_ROWS, _NO_ROWS))
+        made = int(new[at].sum())
+        built = len(at) + len(unseen[0]) - min(made, 1)
+        if built < AGAIN:
+            continue
+        own_begin, own_end = host.start_ns[own.rows[at]], own.built_ns[at]
+        begin = np.sort(np.concatenate((own_begin, unseen[0])))
+        end = int(np.concatenate((own_end, unseen[1])).max())
+        all_calls = np.sort(np.concatenate((host.start_ns[calls[calls_at.get(one, _NO_ROWS)]], unseen[0])))
+        if not _is_over(np.searchsorted(all_calls, begin), len(all_calls)) and (
                 window_end - end <= _OVER * (end - int(begin[0]))):
-            time_ns = int((own.built_ns[here] - host.start_ns[own.rows[here]]).sum() + (unseen[1] - unseen[0]).sum())
+            time_ns = int((own_end - own_begin).sum() + (unseen[1] - unseen[0]).sum())
             out.append(Rebuilt(function_name(trace.names[one]), built, len(all_calls), made if made > 1 else 0,
                                time_ns))
     return tuple(sorted(out, key=lambda one: (-one.time_ns, one.name)))
@@ -106,15 +108,19 @@ def _of_cut_calls(trace: Trace, calls: I64) -> dict[int, tuple[I64, I64]]:
     host = trace.host
     rows = host_rows(trace, _MODULE.pattern)
     numbers = {name: i for i, name in enumerate(trace.names) if name.startswith("PjitFunction(")} if len(rows) else {}
+    calls_at = by_line(host.name[calls]) if len(rows) else {}
     out = {}
-    modules = {name: _MODULE.match(trace.names[name]) for name in np.unique(host.name[rows]).tolist()}
-    for name, found in modules.items():
-        number = numbers.get(f"PjitFunction({found[1]})", -1) if found is not None else -1
-        own, around = rows[host.name[rows] == name], calls[host.name[calls] == number]
-        inside = np.searchsorted(np.sort(host.start_ns[around]), host.start_ns[own], side="right") - 1
-        ends = np.maximum.accumulate(host.end_ns[around[np.argsort(host.start_ns[around], kind="stable")]])
+    for name, at in by_line(host.name[rows]).items():
+        found = _MODULE.match(trace.names[name])
+        number = numbers.get(f"PjitFunction({found[1]})") if found is not None else None
+        if number is None:
+            continue
+        own, around = rows[at], calls[calls_at.get(number, _NO_ROWS)]
+        order = np.argsort(host.start_ns[around], kind="stable")
+        inside = np.searchsorted(host.start_ns[around[order]], host.start_ns[own], side="right") - 1
+        ends = np.maximum.accumulate(host.end_ns[around[order]])
         own = own[(inside < 0) | (host.start_ns[own] >= np.append(ends, 0)[inside])]
-        if number >= 0 and len(own):
+        if len(own):
             out[number] = host.start_ns[own], host.end_ns[own]
     return out
 
