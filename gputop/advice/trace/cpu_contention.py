@@ -70,11 +70,17 @@ def taken(cpus: JobCpus) -> float:
     return programs / (programs + used) if programs else 0.0
 
 
-def may_be_others(facts: TraceFacts, share: float) -> str | None:
+def may_be_others(facts: TraceFacts, share: float, *, silent: bool) -> str | None:
     """Why this share of the time, of which nothing but its length speaks for the job's own Python, may be that of other
-    processes; None where they do not take so much."""
+    processes; None where they do not take so much.
+
+    ``silent``: the main thread shows no event in most of it, so it ran Python or waited for a CPU, which was measured.
+    In an event it may also have waited for another thread, which had no CPU.
+    """
     cpus = facts.trace.job_cpus
-    if cpus is None or not others_take(cpus) or share > (taken(cpus) if cpus.held_up is None else cpus.held_up):
+    if cpus is None or not others_take(cpus):
+        return None
+    if share > (cpus.held_up if silent and cpus.held_up is not None else taken(cpus)):
         return None
     return (f"CPUs for the job: other processes kept {cpus.programs:.2g} of {cpus.allowed:.3g} CPUs busy and no CPU "
             "was idle, which makes steps longer, too; capture again when they are not running")

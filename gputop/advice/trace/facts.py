@@ -95,7 +95,8 @@ class TraceFacts:
         about = f"{steps} whole step{'' if steps == 1 else 's'}" if steps else ""
         if self.active:
             about += f"{' and ' if about else ''}{kernels:.0f} kernels per GPU"
-        return f"{f'Only {about} are' if about else 'No whole step is'} in this window; capture longer to be sure."
+        only = f"Only {about} {'is' if about == '1 whole step' else 'are'}" if about else "No whole step is"
+        return f"{only} in this window; capture longer to be sure."
 
     @property
     def few_steps_caveat(self) -> str | None:

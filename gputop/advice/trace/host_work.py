@@ -85,7 +85,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
         return None
     share = host.gap_s / facts.period_s
     if _known_work((*host.gap_main, *host.gap_executor), limit("step_gap_host.named") * host.gap_s) is None:
-        others = may_be_others(facts, share)
+        silent = (host.gap_silent_s or 0.0) >= limit("step_gap_host.named") * host.gap_s
+        others = may_be_others(facts, share, silent=silent)
         if others is not None:
             return Missing(others)
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.

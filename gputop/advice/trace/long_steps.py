@@ -99,7 +99,8 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     )
     by_host = max(parts, key=parts.__getitem__, default="host") in _HOST
     if by_host and found.every is None and _known_work(verdict) is None:
-        others = may_be_others(facts, share)
+        shown_s = sum(own.s_per_step for own in work)
+        others = may_be_others(facts, share, silent=shown_s < limit("long_steps.named") * verdict.more_s)
         if others is not None:
             return Missing(others)
     return verdict
