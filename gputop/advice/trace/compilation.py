@@ -76,7 +76,8 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     if again is None or share < limit("retracing.share"):
         return None
     age_s = facts.trace.job_cpus.age_s if facts.trace.job_cpus is not None else None
-    trains = steps is not None and (steps.times.phase == TRAINING or not again.made)
+    enough = steps is not None and steps.count >= limit("host.steps")
+    trains = enough and steps is not None and (steps.times.phase == TRAINING or not again.made)
     young = not trains and age_s is not None and age_s < limit("retracing.age_s")
     tracing = waits_for_host(facts, "tracing")
     begins = longest_on_host(facts.trace, {again.name, f"PjitFunction({again.name})"}, tracing)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.results import StepTimes
-from gputop.analysis.steps.compilations import rebuilt
+from gputop.analysis.steps.compilations import AGAIN, outermost, rebuilt
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
@@ -71,13 +71,14 @@ class _Anchors:
     left_out_s: Mapping[str, float] = field(default_factory=dict)
     bounds_ns: I64 | None = None  # of the steps, shape (n, 2), where they are known one by one and not by their starts
     unit: str = "step"
+    builds: bool = False  # each of them compiles: a long one at the head is no warm-up
 
 
 def find_steps(trace: Trace) -> Steps | None:
     """The steps of the window by the most trusted anchor there is, or None where nothing is sure enough."""
     finders: tuple[Callable[[Trace], _Anchors | None], ...] = (
-        _profiler_steps, _step_markers, _keras_functions, _jax_executions, _root_functions, _few_calls, _viewer_steps,
-        _eager_loop, _kernel_sequence,
+        _profiler_steps, _step_markers, _keras_functions, _rebuilt_executions, _jax_executions, _root_functions,
+        _few_calls, _viewer_steps, _eager_loop, _kernel_sequence,
     )
     start_up, again = start_up_spans(trace), rebuilt(trace)
     for finder in finders:
@@ -88,10 +89,11 @@ def find_steps(trace: Trace) -> Steps | None:
         bounds = _recorded(trace, bounds)
         bounds = _without_profilers_end(trace, bounds)
         bounds, first = _without_start_up(trace, bounds, start_up)
-        bounds, dropped = _without_warm_up(bounds)
+        bounds, dropped = (bounds, 0) if anchors.builds else _without_warm_up(bounds)
         dropped += first
         # A function that is built again and again for longer than these steps take is what the job repeats.
-        if again and anchors.confidence != "high" and again[0].time_ns > int((bounds[:, 1] - bounds[:, 0]).sum()):
+        taken_ns = int((bounds[:, 1] - bounds[:, 0]).sum())
+        if again and not anchors.builds and anchors.confidence != "high" and again[0].time_ns > taken_ns:
             continue
         # Calls whose lengths never settle are not the steps of a loop.
         if len(bounds) >= anchors.min_steps and (anchors.confidence == "high" or dropped <= len(bounds)):
@@ -388,6 +390,22 @@ def _viewer_steps(trace: Trace) -> _Anchors | None:
     start, end = start[long], end[long]
     return _Anchors("the steps that XProf marked in the file", "medium", start, start, start, min_steps=1,
                     bounds_ns=np.stack((start, end), axis=1)) if len(start) else None
+
+
+def _rebuilt_executions(trace: Trace) -> _Anchors | None:
+    """Calls of the jitted function that is compiled again and again, where that takes most of the recording: two such
+    calls are a loop."""
+    again, (begin, end) = rebuilt(trace), trace.window_ns
+    if not again or again[0].time_ns < _START_UP_SHARE * (end - begin):
+        return None
+    name = f"PjitFunction({again[0].name})"
+    rows = host_rows(trace, re.escape(name) + "$")
+    rows = np.sort(outermost(trace, rows))
+    if len(rows) < AGAIN:
+        return None
+    start, ends = trace.host.start_ns[rows], trace.host.end_ns[rows]
+    return _Anchors(f"calls of {name}", "medium" if len(rows) >= _MIN_LOOP_CALLS else "low", start, ends, start,
+                    min_steps=1, builds=True)
 
 
 def _jax_executions(trace: Trace) -> _Anchors | None:

@@ -87,6 +87,8 @@ def test_a_function_compiled_at_each_call_is_no_start(calls):
     trace = jax(calls, set(range(calls))).build()
     assert not start_up_spans(trace) and rebuilt(trace)[0][:3] == ("step", calls, calls)
     a = analyze_trace(trace)
+    assert a.steps is not None and a.steps.median_s == pytest.approx(3.001, rel=0.001)
+    assert a.steps.count >= calls - 1
     assert [f.id for f in a.findings] == ["retracing"] and a.findings[0].culprits[0].name == "step"
     assert not {"start", "start_up"} & {note.id for note in a.trace.quality}
 
@@ -143,24 +145,32 @@ def test_compilations_of_calls_that_the_edges_cut_count():
 
 @pytest.mark.parametrize(("age_s", "hedged"), [(15.0, True), (600.0, False), (None, False)])
 def test_of_a_young_job_without_steps_it_is_said_that_this_may_be_the_start(age_s, hedged):
-    trace = jax(2, {0, 1}).build()
+    b = jax(1, {0})
+    for begin in (0, 3_001_000):
+        b.host("HLO passes through layout assignment (jit_step)", begin + 200, 1_000, "tf_PjRtCompilerThreadPool/1")
+    trace = b.build()
     trace.job_cpus = JobCpus(2.0, age_s=age_s)
     (f,) = analyze_trace(trace).findings
     assert f.id == "retracing" and ("its start" in f.why) == hedged
 
 
-def test_short_calls_beside_a_function_that_compiles_at_each_call_are_no_steps():
+@pytest.mark.parametrize("whole", [1, 2])
+def test_the_function_that_compiles_at_each_call_is_the_step_and_not_a_shorter_one(whole):
     """As jnp.asarray's, of a loop whose step compiles for most of the recording."""
     b, at = Builder(gpus=0), 0.0
-    for _ in range(2):
+    for i in range(2):  # the recording begins within a call of the step
         for _ in range(2):
             b.host("PjitFunction(stage)", at, 12_000).host("backend_compile", at + 10, 11_000)
             at += 13_000
-        b.host("PjitFunction(step)", at, 600_000).host("backend_compile", at + 10, 550_000)
+        b.host("backend_compile", at + 10, 550_000)
+        b.host("HLO passes through layout assignment (jit_step)", at + 20, 10_000)
+        if whole > i:
+            b.host("PjitFunction(step)", at, 600_000)
         at += 601_000
-    trace = b.build()
-    assert find_steps(trace) is None
-    assert analyze_trace(trace).findings[0].culprits[0].name == "step"
+    a = analyze_trace(b.build())
+    if whole == 2:
+        assert a.steps is not None and a.steps.median_s == pytest.approx(0.627)
+    assert a.findings[0].id == "retracing" and a.findings[0].culprits[0].name == "step"
 
 
 def test_a_function_made_anew_in_the_loop_is_traced_anew():
