@@ -31,6 +31,7 @@ _REPEATED = 0.5  # of the launches are not the first of their kernel, so that "t
 _TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
 _STARTS = 0.5  # of the time from the recording's begin on is such work: the job starts
 _WORTH_SAYING = 0.05  # of the recording
+_PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
 _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
@@ -54,7 +55,8 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
 
     What returns is no start and is left out: tracing and compiling of a function to which that happens in two or more
     calls (:func:`gputop.analysis.steps.compilations.rebuilt`). A span may lie anywhere in the recording, as a function
-    that is called late is compiled late. What leaves no event (imports, reading of a checkpoint) is not known.
+    that is called late is compiled late: :func:`start_end_ns` tells whether the job starts then. What leaves no event
+    (imports, reading of a checkpoint) is not known.
     """
     out: list[StartUpSpan] = []
     taken = EMPTY
@@ -144,11 +146,18 @@ def _joined(a: _Found, b: _Found) -> _Found:
     return begin, end, name
 
 
+def past_start(trace: Trace) -> bool:
+    """Whether the job is known to have run for so long that what it does is no start: as gputop's captures tell."""
+    return trace.job_cpus is not None and (trace.job_cpus.age_s or 0.0) > _PAST_START_S
+
+
 def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
     """When the start with which the recording begins is over; None where it does not begin with one.
 
     From the recording's begin to there such work takes half of the time or more.
     """
+    if past_start(trace):
+        return None
     begin, end = trace.window_ns
     done, over = 0, None
     for span in spans:

@@ -20,7 +20,7 @@ from gputop.analysis.steps.compilations import AGAIN, outermost, rebuilt
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
-from gputop.analysis.steps.start_up import TRIES, StartUpSpan, start_up_spans
+from gputop.analysis.steps.start_up import TRIES, StartUpSpan, past_start, start_up_spans
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import seconds
 from gputop.trace.int_map import IntMap
@@ -52,7 +52,6 @@ _PROFILER_STOP = (r"\$profiler\.py:\d+ stop_trace|ProfilerSession::(?:CollectDat
                   r"\$profiler_v2\.py:\d+ stop")
 _FEW = 3  # steps; of fewer each may be the first
 _START_UP_SHARE = 0.5  # of a step that goes into compilation, or other work of a start
-_PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
 _MIN_LOOP_CALLS = 3  # calls of one name, to be taken for those of a loop
 
 
@@ -184,7 +183,7 @@ def _start_up(trace: Trace, bounds: I64) -> str:
 
     A function that is compiled in two or more calls is none: it returns.
     """
-    if trace.job_cpus is not None and (trace.job_cpus.age_s or 0.0) > _PAST_START_S:
+    if past_start(trace):
         return ""
     tried = _instants(trace, TRIES)
     in_each = np.searchsorted(tried, bounds[:, 1]) - np.searchsorted(tried, bounds[:, 0])

@@ -82,6 +82,13 @@ def test_a_first_compilation_is_a_start_and_what_follows_is_judged_by_itself():
     assert "start" in {note.id for note in a.trace.quality} and not a.findings
 
 
+def test_a_compilation_in_a_job_that_is_minutes_old_is_not_called_its_start():
+    trace = jax(30, {0}).build()
+    trace.job_cpus = JobCpus(2.0, age_s=600.0)
+    assert start_end_ns(trace, start_up_spans(trace)) is None
+    assert "start" not in {note.id for note in analyze_trace(trace).trace.quality}
+
+
 @pytest.mark.parametrize("calls", [2, 3, 6])
 def test_a_function_compiled_at_each_call_is_no_start(calls):
     trace = jax(calls, set(range(calls))).build()
