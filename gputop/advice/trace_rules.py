@@ -6,8 +6,8 @@ from gputop.advice.rule import OWN, Cause, Limit, Rule
 
 _UNEVEN = ("gpu0_oversubscribed", "replica_imbalance")
 # What delays launches, whatever else it costs.
-_DELAYS_LAUNCHES = tuple(map(Cause, ("thread_contention", "eager_execution", "retracing", "host_placement",
-                                     "sync_copies", "loss_scaling", "allocation_in_steps")))
+_DELAYS_LAUNCHES = tuple(map(Cause, ("thread_contention", "cpu_contention", "eager_execution", "retracing",
+                                     "host_placement", "sync_copies", "loss_scaling", "allocation_in_steps")))
 _COLLECTIVE = frozenset({"collective"})
 _COPIES = frozenset({"h2d", "d2h", "d2d", "p2p", "copy"})
 _COMPUTE = frozenset({"compute"})
@@ -260,7 +260,8 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="step_gap_host", module="trace.host_work", origin="trace", severity="by_share_capped",
-        needs=("step_calls",), shared_limits=("host.steps", "input_bound.share", "input_bound.empty"),
+        needs=("step_calls",), shared_limits=("host.steps", "input_bound.share", "input_bound.empty",
+                                              "cpu_contention.full", "cpu_contention.others"),
         parts=("host",), idle_gaps={"gap": 1},
         follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "long_by_host")),
         limits=(
@@ -273,6 +274,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="long_steps", module="trace.long_steps", origin="trace", severity="by_share_capped",
+        shared_limits=("cpu_contention.full", "cpu_contention.others"),
         parts=("input", "launch", "host", "idle", "compute", "collectives"), idle_gaps={"gap": 2},
         # What makes them long has a name of its own.
         follows_from=(Cause("retracing", "long_for_host"), Cause("input_bound", "long_for_input"),
@@ -330,6 +332,19 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="cpu_contention", module="trace.cpu_contention", origin="trace", severity="by_share_capped",
+        parts=("input", "launch", "host"),
+        limits=(
+            Limit("cpu_contention.share", 0.05, "ratio",
+                  "XProf: input 5 % of the step is moderate; with less GPUs hardly wait for CPUs"),
+            Limit("cpu_contention.full", 0.9, "ratio",
+                  f"{OWN}no CPU is free for long, as where runs are compared"),
+            Limit("cpu_contention.others", 0.15, "ratio",
+                  f"{OWN}a monitor, a shell and the system's own work are not reported"),
+            Limit("cpu_contention.named", 0.1, "ratio", f"{OWN}only a process that matters is named"),
+        ),
+    ),
+    Rule(
         id="eager_execution", module="trace.compilation", origin="trace", severity="by_share_capped",
         needs=("eager_ops",), silent_for=("jax", "pytorch"),
         parts=("launch", "host"), idle_gaps={"eager": 1, "dispatch": 3},
@@ -347,6 +362,8 @@ TRACE_RULES: tuple[Rule, ...] = (
                   f"{OWN}a function that is traced once for another shape, as the last batch of an epoch, is not "
                   "reported"),
             Limit("retracing.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+            Limit("retracing.age_s", 120.0, "s",
+                  f"{OWN}of a younger job it is said that this may be its start, as by idle_gpu.age_s"),
         ),
     ),
     Rule(

@@ -274,7 +274,8 @@ class HostOps(Struct, frozen=True):
 
 class FunctionUse(Struct, frozen=True):
     """One tf.function in the window. ``modes`` counts its calls by ``tf_function_call``. ``tracings`` are calls that
-    traced it, ``retracings`` those that were not its first; ``tracing_s`` building the graph and
+    traced it, ``retracings`` those that were not its first (of several that are the first of a new function by this
+    name all but one); ``tracing_s`` building the graph and
     ``tracing_calls_s`` the whole of those calls. ``xla``: whether XLA compiled it, all or in part, None: not told;
     ``xla_s`` the part of its calls in which the host runs an XLA executable (on a GPU: starts its kernels).
     Per step: of the calls that begin within the whole steps; None without steps."""

@@ -41,7 +41,7 @@ def cpus_of(side: Side) -> JobCpus | None:
 
 
 def _full(cpus: JobCpus) -> bool:
-    return cpus.used is not None and cpus.others is not None and cpus.used + cpus.others >= _FULL * cpus.allowed
+    return cpus.busy is not None and cpus.busy >= _FULL * cpus.allowed
 
 
 def _floor(side: Side) -> float:

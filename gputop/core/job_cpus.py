@@ -6,18 +6,48 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class CpuUser:
+    """A process beside the job's, and the CPUs that it kept busy; ``child``: the job or a child of it started it."""
+
+    pid: int
+    name: str
+    cpus: float
+    child: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JobCpus:
     """All in CPUs: 1.5 is one and a half.
 
     ``allowed`` is the number of CPUs that the process may run on (sched_getaffinity(2)), ``quota`` what its control
     groups grant (None: no limit). ``used`` are the CPUs that the job kept busy, ``others`` those of the allowed ones
-    that everything else did, both as means over the recording; None: not measured.
+    that everything else did, both as means over the recording; None: not measured. Of ``others`` the processes that the
+    job started did ``children``, its other ranks on this node ``ranks``, and gputop, which recorded it, ``gputop``;
+    None: not known. ``busiest`` are the processes beside the job, its ranks and gputop that used most. ``held_up`` is
+    the share of the recording in which the job's main thread was ready to run and had no CPU. ``age_s`` is for how long
+    the process had run when it began.
     """
 
     allowed: float
     quota: float | None = None
     used: float | None = None
     others: float | None = None
+    children: float | None = None
+    ranks: float | None = None
+    gputop: float | None = None
+    busiest: tuple[CpuUser, ...] = ()
+    held_up: float | None = None
+    age_s: float | None = None
+
+    @property
+    def busy(self) -> float | None:
+        """Of the allowed CPUs those that were busy, whoever used them; None: not measured."""
+        return None if self.used is None or self.others is None else self.used + self.others
+
+    @property
+    def programs(self) -> float | None:
+        """The CPUs that other programs kept busy, and processes that the job started; None: not measured."""
+        return None if self.others is None else max(0.0, self.others - (self.ranks or 0.0) - (self.gputop or 0.0))
 
     @property
     def limit(self) -> float:

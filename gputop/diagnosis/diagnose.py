@@ -40,9 +40,12 @@ from gputop.analysis.steps.judged import with_steps
 from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
+from gputop.analysis.steps.start_up import StartUpSpan, after_start, start_end_ns, start_up_spans, what_started
 from gputop.analysis.what_if.critical_path import critical_path
 from gputop.analysis.what_if.replay import Replay
+from gputop.text.units import seconds
 from gputop.trace.clock_checks import clock_notes
+from gputop.trace.intervals import union
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.parallel import pool
@@ -82,6 +85,12 @@ def examine_steps(
     trace: Trace, steps: Steps | None, params: int | None = None, flops_per_step: float | None = None,
 ) -> TraceFacts:
     """The same of what :func:`~gputop.analysis.steps.judged.with_steps` has found."""
+    started = start_up_spans(trace)
+    over_ns = start_end_ns(trace, started)
+    start_note = _start_note(trace, steps, started, over_ns)
+    recording = trace
+    if over_ns is not None and steps is None:  # what follows the start is judged by itself
+        trace = after_start(trace, over_ns)
     window = trace.window_ns
     with pool() as threads:
         do = threads.submit
@@ -115,7 +124,9 @@ def examine_steps(
         with_commands = do(lambda: with_ncu(table.result(), trace, steps))
         by_rank = do(lambda: rank_times(trace, gpu_timelines, steps, waits.result()))
         stacks = do(lambda: host_stacks(trace, gpu_timelines, steps, causes.result(), python.result()))
-        recorded = do(lambda: wall_time(trace, gpu_timelines, steps, python.result()))
+        recorded = do(lambda: wall_time(
+            recording, gpu_timelines if trace is recording else timelines(recording), steps, python.result(),
+            union([span.start_ns for span in started], [span.end_ns for span in started])))
     by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}
     gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if gpu_timelines else []
     layers = by_layer.result() if by_layer else None
@@ -128,7 +139,7 @@ def examine_steps(
             window_s=(window[1] - window[0]) / 1e9, start_s=trace.origin_ns / 1e9 if trace.origin_ns else None,
             unrecorded_s=sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9, events=trace.event_count,
             job_cpus=trace.job_cpus, live_steps=trace.live_steps,
-            quality=tuple(_notes(trace, steps, bool(gpu_timelines), clocks.result()))),
+            quality=(*start_note, *_notes(trace, steps, bool(gpu_timelines), clocks.result()))),
         steps=steps.times if steps is not None else None, wall_time=recorded.result(),
         breakdown=step_parts, gpus=tuple(sorted(gpus, key=lambda use: use.gpu)),
         collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
@@ -154,6 +165,18 @@ def compared_trace(facts: TraceFacts) -> ComparedTrace:
         series = step_series(facts.trace, facts.steps, facts.gpu_timelines, facts.parts).packed()
     return ComparedTrace(series, tuple(gpu.name for gpu in facts.trace.gpus if gpu.name),
                          capture_of(facts.trace.paths).findings)
+
+
+def _start_note(
+    trace: Trace, steps: Steps | None, started: Sequence[StartUpSpan], over_ns: int | None,
+) -> tuple[TraceNote, ...]:
+    """That the recording begins with the job's start, where what follows is judged by itself."""
+    if over_ns is None or (steps is not None and (steps.times.start_up or steps.bounds_ns[0][0] < over_ns)):
+        return ()
+    time = seconds((over_ns - trace.window_ns[0]) / 1e9)
+    return (TraceNote("start", f"The recording begins with the job's start: {time} with "
+                               f"{what_started(started, over_ns)}. They are left out, and what follows is judged by "
+                               "itself."),)
 
 
 def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputop.core.job_cpus import JobCpus
+from gputop.session.cpu_users import CpuUsers, Users
 from gputop.sources.host import proc_files
 from gputop.sources.host.cgroups import Cgroups
 from gputop.sources.host.cpu import CpuTimes, read_times
@@ -25,6 +26,8 @@ class _Sample:
     time_s: float
     job_ticks: int
     node: CpuTimes
+    waited_ns: int | None  # by its main thread, ready to run but without a CPU
+    age_s: float | None
 
 
 class _Job:
@@ -45,10 +48,28 @@ class _Job:
         except OSError:
             return None
         node = read_times(self._root)
-        return None if stat is None or isinstance(node, str) else _Sample(time.monotonic(), stat.cpu_ticks, node)
+        if stat is None or isinstance(node, str):
+            return None
+        return _Sample(time.monotonic(), stat.cpu_ticks, node, self._waited_ns(), self._age_s(stat.start))
 
-    def cpus(self) -> JobCpus | None:
-        """None where the process cannot be seen."""
+    def _waited_ns(self) -> int | None:
+        """The second figure of /proc/PID/schedstat; None where the kernel does not count it."""
+        try:
+            _, waited, *_ = proc_files.read(f"{self._root}/proc/{self._pid}/schedstat").split()
+            return int(waited)
+        except (OSError, ValueError):
+            return None
+
+    def _age_s(self, start_ticks: int) -> float | None:
+        try:
+            up_s = float(proc_files.read(f"{self._root}/proc/uptime").split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+        age_s = up_s - start_ticks / os.sysconf("SC_CLK_TCK")
+        return age_s if 0 <= age_s < float("inf") else None
+
+    def cpus(self, users: Users | None) -> JobCpus | None:
+        """None where the process cannot be seen. ``users``: who else was busy, as it sees them."""
         try:
             allowed = os.sched_getaffinity(self._pid)
             group, own = (proc_files.read(f"{self._root}/proc/{of}/cgroup", proc_files.LARGE_BYTES)
@@ -56,7 +77,7 @@ class _Job:
         except OSError:
             return None
         limit = Cgroups(time.monotonic, self._root).read(group, own=group == own)["cpu_limit_cores"].value
-        used = others = None
+        used = others = held_up = None
         first, last = self._first, self._last
         if first is not None and last is not None and last.time_s - first.time_s >= _MIN_S:
             per_s = os.sysconf("SC_CLK_TCK") * (last.time_s - first.time_s)
@@ -64,7 +85,15 @@ class _Job:
             busy = sum(last.node.cores[n][0] - first.node.cores[n][0] for n in allowed
                        if n in last.node.cores and n in first.node.cores)
             others = max(0.0, busy / per_s - used)
-        return JobCpus(float(len(allowed)), limit, used, others)
+            if first.waited_ns is not None and last.waited_ns is not None:
+                held_up = min(1.0, max(0.0, (last.waited_ns - first.waited_ns) / 1e9 / (last.time_s - first.time_s)))
+        # Which of the node's CPUs a process used is not known: where the job may not use all of them, none is named.
+        if users is None or others is None or first is None or len(allowed) < len(first.node.cores):
+            users = None
+        return JobCpus(
+            float(len(allowed)), limit, used, others, held_up=held_up, age_s=None if first is None else first.age_s,
+            children=users and users.children, ranks=users and users.ranks, gputop=users and users.gputop,
+            busiest=users.busiest if users else ())
 
 
 class JobCpusWatch:
@@ -73,7 +102,9 @@ class JobCpusWatch:
     def __init__(self, pids: Iterable[tuple[str, int | None]], report: Callable[[Progress], None],
                  root: Path = Path("/")) -> None:
         """``pids``: addresses of servers and the process of each on this machine, where that is known."""
-        self._jobs = {address: _Job(pid, root) for address, pid in pids if pid is not None and pid != os.getpid()}
+        self._pids = {address: pid for address, pid in pids if pid is not None and pid != os.getpid()}
+        self._jobs = {address: _Job(pid, root) for address, pid in self._pids.items()}
+        self._users = CpuUsers(root)
         self._report = report
         self._phase = ""
 
@@ -81,8 +112,12 @@ class JobCpusWatch:
         if progress.phase in ("probing", "recording"):
             for job in self._jobs.values():
                 job.sample(begin=progress.phase != self._phase)
+            if self._jobs:
+                self._users.sample(begin=progress.phase != self._phase)
         self._phase = progress.phase
         self._report(progress)
 
     def cpus(self, address: str) -> JobCpus | None:
-        return self._jobs[address].cpus() if address in self._jobs else None
+        if address not in self._jobs:
+            return None
+        return self._jobs[address].cpus(self._users.of(self._pids[address], self._pids.values()))

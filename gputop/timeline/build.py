@@ -52,7 +52,7 @@ class RowsWritten:
             self._tracks = _write_rows(trace, rows, self._out)
             bounds = steps.bounds_ns if steps is not None else ()
             self._out.column("steps", np.int64, [np.array(bounds, np.int64).ravel()])
-        self._events = len(rows.kind)
+        self._events, self._about = len(rows.kind), _about(trace)
         rows.forget_events()
 
     def describe(self, trace: Trace) -> Place:
@@ -68,7 +68,7 @@ class RowsWritten:
         with _disk_full_named():
             _write_texts(trace, rows, (), out)
             return out.describe(Description(
-                **_about(trace), quality=_notes(trace.quality), rows=tuple(there),
+                **self._about, quality=_notes(trace.quality), rows=tuple(there),
                 bounds=[*rows.bounds, *[(self._events,) * 2] * awaited], streams=rows.streams, idle_gaps=(),
                 idle_totals=(), basis="step", period_s=0.0, no_counters=printable(rows.no_counters),
                 all=[*tracks.all, *[len(tracks.edges) - 1] * awaited],
@@ -76,7 +76,7 @@ class RowsWritten:
                 edges=[*tracks.edges, *tracks.edges[-1:] * awaited], pending=True))
 
     def finish(self, facts: TraceFacts) -> None:
-        """Write the rest, of the facts of the same trace."""
+        """Write the rest, of the facts of the same trace or of its end, where the begin is the job's start."""
         from gputop.timeline.idle_gaps import PER_CAUSE, rank_idle_gaps
 
         trace, rows, tracks, out = facts.trace, self._rows, self._tracks, self._out
@@ -89,7 +89,7 @@ class RowsWritten:
                 path = NamedSpans()
             _write_texts(trace, rows, path.names, out)
             out.finish(Description(
-                **_about(trace), quality=_notes(facts.analysis.trace.quality), rows=tuple(rows.rows),
+                **self._about, quality=_notes(facts.analysis.trace.quality), rows=tuple(rows.rows),
                 bounds=rows.bounds, streams=rows.streams, idle_gaps=_with_ends(trace, found.ranked, rows),
                 idle_totals=found.totals, basis=facts.basis, period_s=facts.period_s,
                 no_counters=printable(rows.no_counters), all=tracks.all, kinds=tracks.kinds, edges=tracks.edges))
@@ -282,8 +282,10 @@ def _with_ends(trace: Trace, found: list[RankedIdleGap], rows: Rows) -> tuple[Id
     first = np.array([rows.bounds[row.key][0] if row.kind == "stream" else -1 for row in rows.rows])
     streams = np.flatnonzero(first >= 0)  # in the order of the file
     out = []
+    left_out = len(place) - len(trace.device)  # of the whole trace's events, before those of this one
     for idle_gap, event in found:
         if event is not None:
+            event += left_out
             row = int(streams[np.searchsorted(first[streams], place[event], side="right") - 1])
             idle_gap = replace(idle_gap, ends=(row, int(place[event] - first[row])))
         name, launched, thread = idle_gap.ended_by.rpartition(_LAUNCHED_BY)

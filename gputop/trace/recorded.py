@@ -23,13 +23,18 @@ def longest_recording(trace: Trace) -> Trace:
     begin, end = trace.window_ns
     edges = [begin, *(edge for span in trace.unrecorded_ns for edge in span), end + 1]
     begin, end = max(zip(edges[::2], edges[1::2], strict=True), key=lambda span: span[1] - span[0])
+    return replace(part_of(trace, begin, end), unrecorded_ns=())
+
+
+def part_of(trace: Trace, begin: int, end: int) -> Trace:
+    """The trace with the events that begin in this time only."""
 
     def within(times: I64) -> Mask:
         return (times >= begin) & (times < end)
 
     return replace(trace, device=_taken(trace.device, within(trace.device.start_ns)),
                    host=_host_taken(trace.host, within(trace.host.start_ns)),
-                   allocator=_taken(trace.allocator, within(trace.allocator.time_ns)), unrecorded_ns=())
+                   allocator=_taken(trace.allocator, within(trace.allocator.time_ns)))
 
 
 def up_to_last_gpu_event(trace: Trace) -> Trace:

@@ -34,8 +34,9 @@ from gputop.timeline.model import CAUSES
 ROOT = Path(__file__).parents[2]
 # Causes of idle gaps, and the two ways into which a host that launches is divided further.
 GAPS = {*CAUSES, "after_copy", "launching"}
-# These cost no time at any place of their own: memory, and kernels that could be fewer.
-NO_PLACE = {"memory_pressure", "batch_size_headroom", "xla_off", "evaluation_share", "unfinished_step"}
+# These cost no time at any place of their own: memory, kernels that could be fewer, and CPUs that others have.
+NO_PLACE = {"cpu_contention", "memory_pressure", "batch_size_headroom", "xla_off", "evaluation_share",
+            "unfinished_step"}
 AROUND_STEPS = {"time_outside_steps", "evaluation_share", "unfinished_step"}  # no part of a step
 TRACE_IDS = {id_ for rule in TRACE_RULES for id_ in rule.ids}
 LIVE_IDS = {id_ for rule in LIVE_RULES for id_ in rule.ids}

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from gputop.analysis.gpu.device_time import gpu_number, timelines
+from gputop.analysis.steps.judged import with_steps
 from gputop.core.counters import CounterLane, GpuCounters
 from gputop.core.errors import GputopError
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import examine, examine_steps
 from gputop.timeline.build import RowsWritten, build
 from gputop.timeline.model import KINDS, Range
 from gputop.timeline.reader import Timeline
@@ -391,3 +392,25 @@ def test_a_sample_after_a_pause_tells_of_one_interval_alone():
     (row,) = (row.key for row in timeline.rows if row.kind == "counter")
     levels = timeline.levels(row, 0, 9 * 10**9, 9)
     assert [None if v != v else v for v in levels.tolist()] == [0.5, None, None, None, None, None, 0.25, None, None]
+
+
+def test_the_timeline_has_the_start_and_the_idle_gaps_of_what_follows():
+    b, at = Builder(), 0.0
+    for i in range(200):  # the second launch loads libraries for a second, then the host pauses now and then
+        call = 1_000_000.0 if i == 1 else 5.0
+        b.run(0, at + call + 2, 50, f"kernel_{i % 7}", launch=at, launch_length=call)
+        at += call + (300 if i % 9 == 0 else 60)
+    trace, steps = with_steps(b.build())
+    assert steps is None
+    with tempfile.TemporaryFile() as file:
+        rows = RowsWritten(trace, steps, file)
+        rows.describe(trace)
+        facts = examine_steps(trace, steps)
+        assert len(facts.trace.device) < len(trace.device)
+        rows.finish(facts)
+        timeline = Timeline.open(file)
+    assert timeline.window_ns == trace.window_ns and timeline.idle_gaps
+    for idle_gap in timeline.idle_gaps:
+        assert idle_gap.start_ns >= 1_000_000_000 and idle_gap.ends is not None
+        ender = timeline.range(*idle_gap.ends)
+        assert ender.start_ns == idle_gap.end_ns and ender.name in idle_gap.ended_by

@@ -69,8 +69,10 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     replayed, reason = cures.saved(verdict)
     if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
         return None
-    made = finding(rule, verdict, rule.function("describe")(verdict, job), facts.small_sample_caveat,
-                   facts.few_steps_caveat, replayed, reason, _culprits(rule, verdict, facts),
+    words = rule.function("describe")(verdict, job)
+    # Lines and events of the gaps within steps are no culprits of what lies around the steps.
+    culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)
+    made = finding(rule, verdict, words, facts.small_sample_caveat, facts.few_steps_caveat, replayed, reason, culprits,
                    severest="low" if facts.hardly_any_kernels and rule.costs_time else "high")
     if _COMPUTE in rule.events and _COMPUTE in rule.parts:
         made = replace(made, ncu=_ncu(verdict, facts))

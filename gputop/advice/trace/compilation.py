@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-
 import numpy as np
 
 from gputop.advice.registry import limit, source
@@ -17,6 +14,8 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.gaps import longest_on_host
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import Functions
+from gputop.analysis.steps.compilations import rebuilt
+from gputop.analysis.steps.phases import TRAINING
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit, at_most, severity_of
 from gputop.text.units import percent, seconds
@@ -36,50 +35,62 @@ _RETRACED_CUSTOM = (
     "# Python numbers as tensors: a new value is no new function\n"
     "train_step(batch, tf.constant(rate))")
 
+_SAME_SHAPES = ("Call the function with the same shapes and types each time: pad or drop the last batch, pass Python "
+                "values as tensors, and create the function once.")
+_SAME_SHAPES_JAX = ("Call the function with the same shapes and types each time: pad batches to a few lengths "
+                    "(buckets), pass Python numbers as arrays, and call jax.jit once, outside of the loop. "
+                    "JAX_EXPLAIN_CACHE_MISSES=1 logs why a call compiles, JAX_LOG_COMPILES=1 which ones do.")
+_MADE_ONCE = ("Create the function once, outside of the loop, and call it in the loop: a tf.function that is new is "
+              "traced at its first call, whatever was traced before.")
+_MADE_ONCE_CODE = (
+    "train_step = tf.function(train_step)  # once, before the loop\n"
+    "for batch in dataset:\n"
+    "    train_step(batch)")
+
 
 # -- retracing --------------------------------------------------------------------------------------
 
 class Retracing(Verdict, frozen=True, kw_only=True):
     function: str
-    tracing_s: float  # per step
+    tracing_s: float  # per step, or of the window without steps
     count: int  # times it was traced or compiled anew in the window
     calls: int  # 0: not known
+    made: int | None  # calls of it that are the first of a new function by its name; None: none, or not told
     ever: int | None  # times it was traced since the job began
     compilations: int  # by XLA
     compile_s: float
+    young_s: float | None = None  # age of the job, where nothing but repetition tells these calls from its start
 
 
 def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
-    """The step's function is traced or compiled again and again, and the GPU waits for it."""
+    """A function is traced or compiled in two or more of its calls, and the GPU or the step waits for it."""
     functions, host, steps = facts.analysis.functions, facts.host, facts.steps
     if functions is None or host is None:
         if facts.analysis.ops is not None and facts.analysis.ops.eager_share == 1.0:
             return None  # nothing is a function
         return Missing(f"calls of tf.functions, which say whether they traced, or of jitted functions{HOST_EVENTS}")
-    if steps is None or steps.count < limit("host.steps"):
+    again = next((one for one in rebuilt(facts.trace) if one.built >= limit("retracing.count")), None)
+    if again is None and (steps is None or steps.count < limit("host.steps")):
         return Missing("two whole steps: one tracing may be the first of all; capture longer")
-    name, count, calls = _most_traced(functions, host.compiled)
-    if count < limit("retracing.count") or host.tracing_s < limit("retracing.share") * facts.period_s:
+    share = host.tracing_s / facts.period_s if facts.period_s > 0 else 0.0
+    if again is None or share < limit("retracing.share"):
         return None
+    age_s = facts.trace.job_cpus.age_s if facts.trace.job_cpus is not None else None
+    enough = steps is not None and steps.count >= limit("host.steps")
+    trains = enough and steps is not None and (steps.times.phase == TRAINING or not again.made)
+    young = not trains and age_s is not None and age_s < limit("retracing.age_s")
     tracing = waits_for_host(facts, "tracing")
-    begins = longest_on_host(facts.trace, {name, f"PjitFunction({name})"}, tracing)
-    ever = [use.tracing_count for use in functions.functions if use.name == name and use.tracing_count is not None]
+    begins = longest_on_host(facts.trace, {again.name, f"PjitFunction({again.name})"}, tracing)
+    ever = [use.tracing_count for use in functions.functions
+            if use.name == again.name and use.tracing_count is not None and not again.made]
     return Retracing(
-        gpus=facts.active_numbers, share=host.tracing_s / facts.period_s, function=name, tracing_s=host.tracing_s,
-        count=count, calls=calls, ever=max(ever) if ever else None, compilations=functions.xla_compilations,
-        compile_s=functions.xla_compile_s,
-        culprits=(Culprit(name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
+        gpus=facts.active_numbers, share=share, function=again.name, tracing_s=host.tracing_s, count=again.built,
+        calls=again.calls, made=again.made or None, ever=max(ever) if ever else None,
+        compilations=functions.xla_compilations, compile_s=functions.xla_compile_s,
+        young_s=age_s if young else None, severity=at_most(severity_of(share), "medium") if young else None,
+        culprits=(Culprit(again.name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."),
     )
-
-
-def _most_traced(functions: Functions, compiled: Mapping[str, int]) -> tuple[str, int, int]:
-    """The function traced or compiled anew most often in the window, how often, and its calls (0: not known)."""
-    found = [(use.name, max(use.retracings, compiled.get(use.name, 0)), use.calls) for use in functions.functions]
-    known = {name for name, _, _ in found}
-    found += [(name, count, 0) for name, count in compiled.items() if name not in known]
-    name, count, calls = max(found, key=lambda item: (item[1], item[0]), default=("", 0, 0))
-    return re.sub(r"^PjitFunction\((.*)\)$", r"\1", name), count, calls
 
 
 def describe_retracing(v: Retracing, job: Job) -> Explanation:
@@ -92,16 +103,25 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
     if v.calls:
         evidence["calls_count"] = float(v.calls)
     traced = "compiled" if job.framework == "jax" else "traced"
+    how = f"{v.function} was {traced} again {v.count} times in the window"
+    if v.made:
+        how = f"The program makes {v.function} anew, {v.made} times in the window, and each new function is traced"
+    elif v.calls:
+        how += f", in {v.count} of {v.calls} calls"
+    action, snippet = _SAME_SHAPES, _RETRACED.get(job.loop, _RETRACED_CUSTOM)
+    if v.made:
+        action, snippet = _MADE_ONCE, _MADE_ONCE_CODE
+    elif job.framework == "jax":
+        action, snippet = _SAME_SHAPES_JAX, _RETRACED[JAX]
     return Explanation(
-        title=f"{v.function} is {traced} again and again: {percent(v.share)} of the step",
-        why=f"{v.function} was {traced} again {v.count} times in the window"
-            + (f", in {v.count} of {v.calls} calls" if v.calls else "")
-            + f". That takes {seconds(v.tracing_s)} of the mean step, {percent(v.share)}"
-            + (", while the GPUs wait." if v.gpus else "."),
-        evidence=evidence,
-        action="Call the function with the same shapes and types each time: pad or drop the last batch, pass Python "
-               "values as tensors, and create the function once.",
-        snippet=_RETRACED.get(job.loop, _RETRACED_CUSTOM),
+        title=(f"{v.function} is made and traced anew in the loop" if v.made else
+               f"{v.function} is {traced} again and again") + f": {percent(v.share)} of the {job.basis}",
+        why=f"{how}. That takes {seconds(v.tracing_s)} of the "
+            f"{'mean step' if job.basis == 'step' else job.basis}, {percent(v.share)}"
+            + (", while the GPUs wait." if v.gpus else ".")
+            + ("" if v.young_s is None else f" The job was {seconds(v.young_s)} old: if these calls are its start, "
+                                            "they end soon. Capture again in two minutes to be sure."),
+        evidence=evidence, action=action, snippet=snippet,
         gain="the time from such a call to its first op, if all calls used a function that exists already",
         source=source("retracing.share", "retracing.count"),
     )

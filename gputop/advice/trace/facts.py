@@ -92,8 +92,11 @@ class TraceFacts:
         steps, kernels = self.steps.count if self.steps else 0, self._kernels_per_gpu
         if steps >= limit("few.steps") or kernels >= limit("few.kernels"):
             return None
-        about = f"{steps} whole step{'' if steps == 1 else 's'} and " if steps else ""
-        return f"Only {about}{kernels:.0f} kernels per GPU are in this window; capture longer to be sure."
+        about = f"{steps} whole step{'' if steps == 1 else 's'}" if steps else ""
+        if self.active:
+            about += f"{' and ' if about else ''}{kernels:.0f} kernels per GPU"
+        only = f"Only {about} {'is' if about == '1 whole step' else 'are'}" if about else "No whole step is"
+        return f"{only} in this window; capture longer to be sure."
 
     @property
     def few_steps_caveat(self) -> str | None:

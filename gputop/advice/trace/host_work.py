@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from gputop.advice.registry import limit, source
+from gputop.advice.trace.cpu_contention import may_be_others
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.input_wait import paced_by_input
 from gputop.advice.trace.job import Job
@@ -103,11 +104,17 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        f"{how_to_mark_steps(facts.trace)}")
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
+    share = host.gap_s / facts.period_s
+    if known_work(WORK, (*host.gap_main, *host.gap_executor), limit("step_gap_host.named") * host.gap_s) is None:
+        silent = (host.gap_silent_s or 0.0) >= limit("step_gap_host.named") * host.gap_s
+        others = may_be_others(facts, share, silent=silent)
+        if others is not None:
+            return Missing(others)
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
     work = tuple(own for own in host.gap_main if own.s_per_step >= _WORTH_NAMING * host.gap_s)
-    return StepGapHost(gpus=facts.active_numbers, share=host.gap_s / facts.period_s, gap_s=host.gap_s,
+    return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
                        severity="low" if paced else None, saving_unknown=paced, input_s=input_s if paced else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
@@ -154,10 +161,10 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
 def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
     """What fills the gap, what to do, and the code."""
     most = limit("step_gap_host.named") * v.gap_s
-    for known in WORK:
-        named = [work for work in (*v.work, *v.executor_work) if known.fits(work.name)]
-        if sum(work.s_per_step for work in named) >= most:
-            return f"{known.what} ({_named(named)})", known.action, known.snippets.get(loop)
+    known = known_work(WORK, (*v.work, *v.executor_work), most)
+    if known is not None:
+        found, named = known
+        return f"{found.what} ({_named(named)})", found.action, found.snippets.get(loop)
     what = _gap_content(v, most)
     if loop in _KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
@@ -169,6 +176,16 @@ def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
         return what, ("Move the work between the steps into the step's function, or do it every hundred steps. Do not "
                       "read results at each step, so that the loop runs ahead of the GPU."), _SELDOM
     return what, "Find out what Python does between the steps, and move it out of the loop.", _MEASURED
+
+
+def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
+               most: float) -> tuple[KnownWork, list[GapWork]] | None:
+    """The first of these kinds that takes so many seconds, and its work."""
+    for known in kinds:
+        named = [own for own in work if known.fits(own.name)]
+        if named and sum(own.s_per_step for own in named) >= most:
+            return known, named
+    return None
 
 
 def _gap_content(v: StepGapHost, most: float) -> str:

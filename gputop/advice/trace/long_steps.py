@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gputop.advice.registry import limit, source
+from gputop.advice.trace.cpu_contention import may_be_others
 from gputop.advice.trace.facts import TraceFacts, on_host
-from gputop.advice.trace.host_work import SELDOM_WORK, WORK
+from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork, known_work
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.breakdown import breakdown_by_step
@@ -35,8 +36,8 @@ _PARTS = {
     "host": ("Python (no events)", "Look at what the loop does only in some steps (callbacks, logging, saving, garbage "
                                    "collection), and do it less often or in the background."),
 }
+_HOST = ("host", "launch", "idle")
 _PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
-
 
 
 class LongStepsFound(Verdict, frozen=True, kw_only=True):
@@ -80,12 +81,19 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     parts = {part: time for part, time in parts.items() if time > 0}
     work = _host_work(facts, found.at, usual)
     named = [own for own in work if own.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
-    return LongStepsFound(
+    verdict = LongStepsFound(
         gpus=facts.active_numbers, share=share, steps=tuple((found.at + 1).tolist()), of=steps.count,
         every=found.every, more_s=float(found.more_s.mean()), usual_s=found.usual_s, parts=parts,
         work=work, culprits=on_host(facts, named, _outside_work(facts, found.at), "long step"),
         kernel=_kernel(facts, found.at, usual),
     )
+    by_host = max(parts, key=parts.__getitem__, default="host") in _HOST
+    if by_host and found.every is None and _known_work(verdict) is None:
+        shown_s = sum(own.s_per_step for own in work)
+        others = may_be_others(facts, share, silent=shown_s < limit("long_steps.named") * verdict.more_s)
+        if others is not None:
+            return Missing(others)
+    return verdict
 
 
 def _host_work(facts: TraceFacts, at: I64, usual: I64) -> tuple[GapWork, ...]:
@@ -147,20 +155,25 @@ def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
 def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None]:
     """What the long steps have more of, what to do, and the code."""
     most = limit("long_steps.named") * v.more_s
-    for known in (*WORK, *SELDOM_WORK):
-        named = [work for work in v.work if known.fits(work.name)]
-        if named and sum(work.s_per_step for work in named) >= most:
-            return f"{known.what} ({named[0].name})", known.action, known.snippets.get(job.loop)
+    known = _known_work(v)
+    if known is not None:
+        found, named = known
+        return f"{found.what} ({named[0].name})", found.action, found.snippets.get(job.loop)
     read = next((work.count_per_step for work in v.work if work.name == READ_VARIABLE), 0.0)
-    if part in ("host", "launch", "idle") and read >= READS_OF_CHECKPOINT:  # Keras saves in Python: no event shows it
+    if part in _HOST and read >= READS_OF_CHECKPOINT:  # Keras saves in Python, which shows no event
         what = f"Python that reads {read:.0f} variables, as saving a checkpoint does"
         return what, WORK[0].action, WORK[0].snippets.get(job.loop)
     what, action = _PARTS[part]
     if part in ("compute", "collectives") and v.kernel is not None:
         what = f"{what} ({v.kernel.split('(', 1)[0][:_NAME_CHARS]})"
-    elif part in ("host", "launch", "idle") and sum(work.s_per_step for work in v.work) >= most:
+    elif part in _HOST and sum(work.s_per_step for work in v.work) >= most:
         what = f"the host ({', '.join(work.name.rsplit('/', 1)[-1][:_NAME_CHARS] for work in v.work[:2])})"
     return what, action, None
+
+
+def _known_work(v: LongStepsFound) -> tuple[KnownWork, list[GapWork]] | None:
+    """The kind of work that fills most of the extra time."""
+    return known_work((*WORK, *SELDOM_WORK), v.work, limit("long_steps.named") * v.more_s)
 
 
 def _ordinal(n: int) -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 
 from gputop.analysis.results import Functions, FunctionUse
+from gputop.analysis.steps.compilations import TRACING
 from gputop.analysis.steps.membership import in_steps_unsorted
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, intersect, union
@@ -15,7 +16,6 @@ from gputop.trace.lookups import COMPILE, Mask, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 
-TRACING = r"tf\.function-graph_building$"
 XLA_RUN = (r"(?:Cpu|Gpu)Executable::Execute|\S+:XLA GPU module$|PjRt\w*LoadedExecutable::Execute\b|"
             r"PJRT_LoadedExecutable_Execute")
 # XLA names a module after the function, a_inference_<function>_<n>__….<k>, or cluster_<n> where TensorFlow clusters.
@@ -55,7 +55,8 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | Non
         modes = [trace.names[i] for i in mode[own].tolist()]
         traced = np.array([m.startswith("traced") for m in modes], bool)
         tracing_counts = [counts[row] for row in rows[own].tolist() if row in counts]
-        first = sum(counts.get(row) == 1 for row in rows[own[traced]].tolist())
+        # A further first tracing is of a new tf.function by the same name: the program makes it anew.
+        first = min(sum(counts.get(row) == 1 for row in rows[own[traced]].tolist()), 1)
         calls_s = int(length[rows[own[traced]]].sum()) / 1e9
         built = int(building[own].sum()) / 1e9
         in_xla = intersect(_spans(trace, rows[own]), runs).total

@@ -24,7 +24,7 @@ import numpy as np
 from gputop.analysis.gpu.breakdown import IdleByGpu, idle_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import ranked_work, work_in
-from gputop.analysis.host.host_spans import HostSpans, compiled_calls, host_spans
+from gputop.analysis.host.host_spans import HostSpans, host_spans
 from gputop.analysis.host.launch_threads import input_on_shared_threads, work_by_line
 from gputop.analysis.results import GapWork, HostOps
 from gputop.analysis.steps.model import Steps
@@ -61,7 +61,6 @@ class HostCauses:
     ``placement`` are the ops on the host, ``gap_main`` and ``gap_executor`` the work in the gaps by name,
     ``gap_silent_s`` gap time without any event on Python's threads that call functions.
     ``stalled`` is the share of ``dispatch_s`` in launches held up far longer than usual, None without launches.
-    ``compiled`` counts by function the calls in which XLA compiled it.
     ``gap_host`` is the one of several hosts (ranks) whose gaps are far longer than those of all others: then the gaps
     are its own, since the others wait for it.
     ``input_together`` is the share of the time of launches held up in which tf.data's threads work, and
@@ -81,7 +80,6 @@ class HostCauses:
     gap_executor: tuple[GapWork, ...] = ()
     gap_silent_s: float | None = None
     gap_host: str | None = None
-    compiled: Mapping[str, int] = field(default_factory=dict)
     input_together: float | None = None
     input_threads: float | None = None
     input_shared_threads: float = 0.0
@@ -115,7 +113,6 @@ def host_causes(
                for own in late if own.timeline is not None]
     stalled = merge(EMPTY, *held_up)
     unit = 1e9 * len(bounds) * len(late)
-    within = union([a for a, _ in bounds], [b for _, b in bounds])
     of_hosts = list(hosts.values())
     together, threads, shared = _input_at_work(trace, stalled)
     gap_s = parts["gap"] / unit
@@ -133,7 +130,7 @@ def host_causes(
         stalled=sum(s.total for s in held_up) / parts["dispatch"] if gpu_timelines and parts["dispatch"] else None,
         placement=_by_op(trace, placed, of_hosts, len(bounds)),
         gap_main=main, gap_executor=executor, gap_silent_s=silent, gap_host=slow,
-        compiled=compiled_calls(trace, within), input_together=together, input_threads=threads,
+        input_together=together, input_threads=threads,
         input_shared_threads=shared,
         late={own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}, divided=tuple(late),
     )

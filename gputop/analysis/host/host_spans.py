@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
-from gputop.analysis.host.functions import TRACING, XLA_RUN
+from gputop.analysis.host.functions import XLA_RUN
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
-from gputop.trace.intervals import EMPTY, Spans, coverage, in_order, joined, subtract, union
+from gputop.analysis.steps.compilations import PJIT, TRACING, holds
+from gputop.trace.intervals import EMPTY, Spans, in_order, joined, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -29,7 +30,6 @@ _XLA_THREAD = re.compile(r"tf_XLA|py_xla_execute|tf_pjrt")
 _WAITS = (r"(?:\$\S+ )?(?:try_to_block|block_until_ready|_?[Aa]wait\w*|result)$|[\w:]*(?:::Await|BlockHost\w*)$|"
           r"(?:cu|cuda|hip)\w*Synchronize(?:_v\d)?$|Wait for ")
 _RUNS_OP = r"KernelAndDevice(?:Op|Func)::Run$"
-_PJIT = r"PjitFunction\("
 # What XLA hands to Python in the midst of a compiled function: jax.pure_callback, io_callback, debug.print.
 _PYTHON_CALLBACK = r"\S*_callback\b"
 _XLA_CALLBACK = rf"(?:{_PYTHON_CALLBACK}|custom-call)"
@@ -77,7 +77,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
         waited_for = _rows(trace, name_mask(trace, _TORCH_COLLECTIVE), here)
         calls = joined(_union(trace, np.concatenate((called, waited_for))), EAGER_PAUSE_NS)
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
-    elif not len(ops) and host_rows(trace, _PJIT).size:
+    elif not len(ops) and host_rows(trace, PJIT).size:
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
     eager = EMPTY
@@ -92,31 +92,6 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
     )
 
 
-def compiled_calls(trace: Trace, within: Spans) -> dict[str, int]:
-    """By function, of JAX or TensorFlow, the calls that begin within and in which XLA compiled."""
-    calls = np.concatenate((host_rows(trace, _PJIT), host_stat(trace.host, "tf_function_call")[0]))
-    start = trace.host.start_ns[calls]
-    calls = calls[coverage(within, start, start + 1) > 0]
-    calls = _outermost(trace, calls)
-    inside = _holds(trace, calls, trace.host.start_ns[host_rows(trace, COMPILE)])
-    names, counts = np.unique(trace.host.name[calls[inside]], return_counts=True)
-    return {trace.names[name]: int(count) for name, count in zip(names.tolist(), counts, strict=True)}
-
-
-def _outermost(trace: Trace, rows: I64) -> I64:
-    """Those of the events that are in no other of their name and thread: JAX records a call twice, one in the other."""
-    host = trace.host
-    rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows], host.name[rows], host.line[rows]))]
-    if not len(rows):
-        return rows
-    key = np.stack((host.line[rows], host.name[rows]))
-    group = np.concatenate(([0], np.cumsum((key[:, 1:] != key[:, :-1]).any(axis=0))))
-    # Each group's times after those of the groups before, so that a running maximum stays within its group.
-    end = host.end_ns[rows] - host.start_ns.min() + group * (int(host.end_ns.max()) - int(host.start_ns.min()) + 1)
-    reach = np.maximum.accumulate(end)
-    return rows[np.concatenate(([True], end[1:] > reach[:-1]))]
-
-
 def _rows(trace: Trace, names: Mask, lines: Mask) -> I64:
     host = trace.host
     if not (names.any() and lines.any()):
@@ -128,13 +103,6 @@ def _union(trace: Trace, rows: I64) -> Spans:
     return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
-def _holds(trace: Trace, rows: I64, times_ns: I64) -> Mask:
-    """Which of these events contain one of these instants."""
-    times = in_order(times_ns)
-    start, end = trace.host.start_ns[rows], trace.host.end_ns[rows]
-    return np.asarray(np.searchsorted(times, end) > np.searchsorted(times, start), bool)
-
-
 def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
     """Rows of calls that trace or compile their function, and of all calls, on threads of Python."""
     host = trace.host
@@ -144,10 +112,10 @@ def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
     traces = name_mask(trace, "traced")[mode]
     functions, is_func = host_stat(host, "is_func")
     functions = functions[is_func == 1]
-    pjit = _rows(trace, name_mask(trace, _PJIT), main)
+    pjit = _rows(trace, name_mask(trace, PJIT), main)
     compiling = host.start_ns[host_rows(trace, COMPILE)]
-    compiles = np.concatenate((tf_rows[_holds(trace, tf_rows, compiling) & ~traces],
-                               pjit[_holds(trace, pjit, compiling)]))
+    compiles = np.concatenate((tf_rows[holds(trace, tf_rows, compiling) & ~traces],
+                               pjit[holds(trace, pjit, compiling)]))
     called = np.concatenate((tf_rows, functions[main[host.line[functions]]], pjit))
     return np.concatenate((tf_rows[traces], compiles)), called
 
@@ -224,7 +192,7 @@ def _placed(trace: Trace, ops: I64) -> I64:
         rows = long[host.line[long] == line]
         begun = device.launch_ns[launched & (device.launch_line == line)]
         torch = name_mask(trace, r"aten::")[host.name[rows]]
-        calls_gpu = _holds(trace, rows, begun)
-        calls_gpu[torch] |= _holds(trace, rows[torch], host.start_ns[runtime[host.line[runtime] == line]])
+        calls_gpu = holds(trace, rows, begun)
+        calls_gpu[torch] |= holds(trace, rows[torch], host.start_ns[runtime[host.line[runtime] == line]])
         out.append(rows[~calls_gpu])
     return np.sort(np.concatenate(out)) if out else np.empty(0, np.int64)

@@ -8,7 +8,7 @@ first and last event), in this order:
 3. the loops of evaluations, predictions and other calls, outside of those steps: from the first call between two
    steps to the last one, and of Keras what it does right before and after them (making and freeing iterators), where no
    line of the user's runs in it;
-4. tracing and compilation outside of both, as far as no step precedes it: the job's start;
+4. the work of a start (:mod:`gputop.analysis.steps.start_up`) outside of both, as far as no step precedes it;
 5. before the first step or loop and after the last one: up to ``OPEN_STEPS`` usual steps are edges, what is longer is
    a step or a wait that had begun before the recording or had not ended with it. Events are written when they end, so
    such a step has none;
@@ -42,7 +42,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.intervals import EMPTY, Spans, complement, coverage, intersect, joined, merge, subtract, union
-from gputop.trace.lookups import COMPILE, host_rows, launching_lines, rows_of
+from gputop.trace.lookups import launching_lines, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
@@ -53,7 +53,6 @@ _MOST = 0.5  # of a stretch: what fills it, names it
 _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; all others together
 _WORTH_ITS_NAME = 0.005  # of the recording
 _NAMES = 4  # of the host's work that are kept of each part
-_TRACING = r"tf\.function-graph_building"
 _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the recording does
 _AT_WORK = 0.5  # of a wait that had not ended: tf.data's threads work meanwhile
 _PHASES = (EVALUATION, PREDICTION)
@@ -95,12 +94,13 @@ class _Rank:
 
 
 def wall_time(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
-              python: Sequence[PythonStacks] = ()) -> WallTime | None:
-    """The division of the recorded time; None where the trace has no time. ``python``: the stacks of its processes."""
+              python: Sequence[PythonStacks] = (), start: Spans = EMPTY) -> WallTime | None:
+    """The division of the recorded time; None where the trace has no time. ``python``: the stacks of its processes,
+    ``start``: when they did what a job does once, at its start."""
     ranks = [rank for rank in _ranks(trace, gpu_timelines, steps, python) if rank.window.total]
     if not ranks:
         return None
-    divided = [RankWallTime(rank.number, rank.host, rank.window.total / 1e9, _parts(trace, steps, rank))
+    divided = [RankWallTime(rank.number, rank.host, rank.window.total / 1e9, _parts(trace, steps, rank, start))
                for rank in ranks]
     recorded_s = sum(own.recorded_s for own in divided) / len(divided)
     parts = divided[0].parts if len(divided) == 1 else _mean(divided)
@@ -175,7 +175,7 @@ def _loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.N
 
 # -- the division ---------------------------------------------------------------------------------------
 
-def _parts(trace: Trace, steps: Steps | None, rank: _Rank) -> tuple[WallPart, ...]:
+def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tuple[WallPart, ...]:
     unrecorded = intersect(rank.window, _unrecorded(trace, rank))
     left = subtract(rank.window, unrecorded)
     found: dict[str, Spans] = {"unrecorded": unrecorded}
@@ -194,8 +194,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank) -> tuple[WallPart, ..
             take(phase if phase in _PHASES else "iterations", spans)
         known = merge(EMPTY, *(spans for id_, spans in found.items() if id_ != "unrecorded"))
         first, last = (int(known.start[0]), int(known.end[-1])) if len(known.start) else (first, last)
-    take("start", intersect(_tracing(trace, rank), _spans([(int(rank.window.start[0]), first)])
-                            if steps is not None else rank.window))
+    take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
     stretches = _stretches(left, rank, steps, (first, last))
     setups = _loop_setups(trace, stretches, found, steps, rank)
     if len(setups.start):
@@ -242,13 +241,6 @@ def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
     if any(note.id == _CLIPPED for note in trace.quality):
         spans = merge(spans, _spans([(trace.window_ns[1], int(rank.window.end[-1]))]))
     return spans
-
-
-def _tracing(trace: Trace, rank: _Rank) -> Spans:
-    """When a thread of the rank traces or compiles a function."""
-    rows = np.concatenate([host_rows(trace, pattern) for pattern in (_TRACING, COMPILE)])
-    rows = rows[rank.lines[trace.host.line[rows]]] if len(rows) else rows
-    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
 def _stretches(left: Spans, rank: _Rank, steps: Steps | None, known: tuple[int, int]) -> list[_Stretch]:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.results import StepTimes
+from gputop.analysis.steps.compilations import AGAIN, outermost, rebuilt
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
+from gputop.analysis.steps.start_up import TRIES, StartUpSpan, past_start, start_up_spans
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import seconds
 from gputop.trace.int_map import IntMap
@@ -45,13 +47,11 @@ _CONTIGUOUS_SHARE = 0.02
 # then its marks tell no step time. The smaller factor does where each step's kernels begin a step late or more, so that
 # the GPU never waits for the host. gputop's own figures; a queue that is merely deep keeps the same pace.
 _AHEAD_FACTOR, _BEHIND_A_STEP_FACTOR = 1.5, 1.05
-# cuDNN's check of the buffers around each algorithm that it tries, in TensorFlow (redzone_checker) and XLA.
-_AUTOTUNING = r"(?i).*redzone"
 # The profiler's own end, in JAX and in TensorFlow's and PyTorch's Python.
 _PROFILER_STOP = (r"\$profiler\.py:\d+ stop_trace|ProfilerSession::(?:CollectData|Stop)|stop_trace$|"
                   r"\$profiler_v2\.py:\d+ stop")
 _FEW = 3  # steps; of fewer each may be the first
-_START_UP_SHARE = 0.5  # of a step that goes into compilation
+_START_UP_SHARE = 0.5  # of a step that goes into compilation, or other work of a start
 _LOOP_APART = 3.0  # median pauses between the calls of one loop that are still its own. gputop's own figure
 _MIN_LOOP_CALLS = 3  # calls of one name, to be taken for those of a loop
 
@@ -72,14 +72,16 @@ class _Anchors:
     bounds_ns: I64 | None = None  # of the steps, shape (n, 2), where they are known one by one and not by their starts
     unit: str = "step"
     other_loops: Mapping[str, Spans] = field(default_factory=dict)  # as of Steps
+    builds: bool = False  # each of them compiles: a long one at the head is no warm-up
 
 
 def find_steps(trace: Trace) -> Steps | None:
     """The steps of the window by the most trusted anchor there is, or None where nothing is sure enough."""
     finders: tuple[Callable[[Trace], _Anchors | None], ...] = (
-        _profiler_steps, _step_markers, _keras_functions, _jax_executions, _root_functions, _few_calls, _viewer_steps,
-        _eager_loop, _kernel_sequence,
+        _profiler_steps, _step_markers, _keras_functions, _rebuilt_executions, _jax_executions, _root_functions,
+        _few_calls, _viewer_steps, _eager_loop, _kernel_sequence,
     )
+    start_up, again = start_up_spans(trace), rebuilt(trace)
     for finder in finders:
         anchors = finder(trace)
         if anchors is None:
@@ -87,10 +89,14 @@ def find_steps(trace: Trace) -> Steps | None:
         bounds, whole = _bounds(anchors)
         bounds = _recorded(trace, bounds)
         bounds = _without_profilers_end(trace, bounds)
-        settled, first = _without_start_up(trace, bounds)
-        settled, dropped = _without_warm_up(settled)
+        settled, first = _without_start_up(trace, bounds, start_up)
+        settled, dropped = (settled, 0) if anchors.builds else _without_warm_up(settled)
         dropped += first
         warm_up, bounds = bounds[:dropped], settled
+        # A function that is built again and again for longer than these steps take is what the job repeats.
+        taken_ns = int((bounds[:, 1] - bounds[:, 0]).sum())
+        if again and not anchors.builds and anchors.confidence != "high" and again[0].time_ns > taken_ns:
+            continue
         # Calls whose lengths never settle are not the steps of a loop.
         if len(bounds) >= anchors.min_steps and (anchors.confidence == "high" or dropped <= len(bounds)):
             calls, on_gpu = bounds, _on_the_gpu(trace, bounds)
@@ -157,12 +163,16 @@ def _without_profilers_end(trace: Trace, bounds: I64) -> I64:
     return bounds if holds.all() else bounds[~holds]
 
 
-def _without_start_up(trace: Trace, bounds: I64) -> tuple[I64, int]:
-    """Leave out leading steps in which kernels were tried out, where steps without that follow."""
-    tried = _instants(trace, _AUTOTUNING)
-    if not len(tried) or not len(bounds):
+def _without_start_up(trace: Trace, bounds: I64, start_up: Sequence[StartUpSpan]) -> tuple[I64, int]:
+    """Leave out leading steps in which kernels were tried out, or which are mostly such work as a job does once at its
+    start, where steps without that follow."""
+    tried = _instants(trace, TRIES)
+    if not len(bounds) or not (len(tried) or start_up):
         return bounds, 0
-    clean = np.flatnonzero(np.searchsorted(tried, bounds[:, 1]) == np.searchsorted(tried, bounds[:, 0]))
+    once = union([span.start_ns for span in start_up], [span.end_ns for span in start_up])
+    starts = coverage(once, bounds[:, 0], bounds[:, 1]) >= _START_UP_SHARE * (bounds[:, 1] - bounds[:, 0])
+    tries = np.searchsorted(tried, bounds[:, 1]) > np.searchsorted(tried, bounds[:, 0])
+    clean = np.flatnonzero(~(starts | tries))
     return (bounds[clean[0]:], int(clean[0])) if len(clean) else (bounds, 0)
 
 
@@ -173,14 +183,20 @@ def _instants(trace: Trace, pattern: str) -> I64:
 
 
 def _start_up(trace: Trace, bounds: I64) -> str:
-    """What of a job's start ran in every one of these steps; empty: nothing that is known."""
-    tried = _instants(trace, _AUTOTUNING)
+    """What of a job's start ran in every one of these steps; empty: nothing known, or the job is past its start.
+
+    A function that is compiled in two or more calls is none: it returns.
+    """
+    if past_start(trace):
+        return ""
+    tried = _instants(trace, TRIES)
     in_each = np.searchsorted(tried, bounds[:, 1]) - np.searchsorted(tried, bounds[:, 0])
     if (in_each > 0).all():
         return f"autotuning, in which cuDNN tries out its algorithms ({in_each.sum()} kernels that check its results)"
     if len(bounds) == 1 and _one_after_the_other(trace, bounds[0]):
         return "replicas that begin one after the other"
-    rows = host_rows(trace, COMPILE) if len(bounds) < _FEW else np.empty(0, np.int64)
+    few = len(bounds) < _FEW and not rebuilt(trace)
+    rows = host_rows(trace, COMPILE) if few else np.empty(0, np.int64)
     compiling = coverage(union(trace.host.start_ns[rows], trace.host.end_ns[rows]), bounds[:, 0], bounds[:, 1])
     if (compiling > _START_UP_SHARE * (bounds[:, 1] - bounds[:, 0])).all():
         return f"compilation by XLA ({seconds(compiling.sum() / 1e9)})"
@@ -383,6 +399,22 @@ def _viewer_steps(trace: Trace) -> _Anchors | None:
     start, end = start[long], end[long]
     return _Anchors("the steps that XProf marked in the file", "medium", start, start, start, min_steps=1,
                     bounds_ns=np.stack((start, end), axis=1)) if len(start) else None
+
+
+def _rebuilt_executions(trace: Trace) -> _Anchors | None:
+    """Calls of the jitted function that is compiled again and again, where that takes most of the recording: two such
+    calls are a loop."""
+    again, (begin, end) = rebuilt(trace), trace.window_ns
+    if not again or again[0].time_ns < _START_UP_SHARE * (end - begin):
+        return None
+    name = f"PjitFunction({again[0].name})"
+    rows = host_rows(trace, re.escape(name) + "$")
+    rows = np.sort(outermost(trace, rows))
+    if len(rows) < AGAIN:
+        return None
+    start, ends = trace.host.start_ns[rows], trace.host.end_ns[rows]
+    return _Anchors(f"calls of {name}", "medium" if len(rows) >= _MIN_LOOP_CALLS else "low", start, ends, start,
+                    min_steps=1, builds=True)
 
 
 def _jax_executions(trace: Trace) -> _Anchors | None:

@@ -24,6 +24,7 @@ FILE = "gputop.capture.json"
 _SCHEMA = "gputop.capture/1"
 _MAX_BYTES = 16 << 20
 _MAX_CPUS = 1 << 16
+_MAX_USERS = 64
 _MAX_TIME_S = 4e9  # the year 2096
 
 
@@ -77,5 +78,10 @@ def tightest(files: Mapping[str, JobCpus | None]) -> JobCpus | None:
 
 
 def _plausible(cpus: JobCpus | None) -> bool:
-    return cpus is None or (cpus.allowed > 0 and all(
-        value is None or 0 <= value <= _MAX_CPUS for value in (cpus.allowed, cpus.quota, cpus.used, cpus.others)))
+    if cpus is None:
+        return True
+    of_all = (cpus.allowed, cpus.quota, cpus.used, cpus.others, cpus.children, cpus.ranks, cpus.gputop,
+              *(user.cpus for user in cpus.busiest))
+    return (cpus.allowed > 0 and all(value is None or 0 <= value <= _MAX_CPUS for value in of_all)
+            and 0 <= (cpus.held_up or 0.0) <= 1 and 0 <= (cpus.age_s or 0.0) < _MAX_TIME_S
+            and len(cpus.busiest) <= _MAX_USERS)

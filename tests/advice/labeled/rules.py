@@ -5,9 +5,10 @@ from __future__ import annotations
 from gputop.advice.trace_rules import TRACE_RULES
 
 # The suite's jobs are TensorFlow's and JAX's: no PyTorch kernels, no managed memory, no work on a default stream. Their
-# steps follow one another: nothing lies around them.
-NOT_SIMULATED = frozenset(("elementwise_unfused", "managed_memory", "default_stream", "time_outside_steps",
-                           "evaluation_share", "unfinished_step"))
+# steps follow one another: nothing lies around them. And their traces have no file of a capture beside them, which has
+# the CPU time of other programs.
+NOT_SIMULATED = frozenset(("elementwise_unfused", "managed_memory", "default_stream", "cpu_contention",
+                           "time_outside_steps", "evaluation_share", "unfinished_step"))
 
 
 def ids_with_rules() -> frozenset[str]:

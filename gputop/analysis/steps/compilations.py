@@ -1,0 +1,151 @@
+"""Calls in which a function is traced by Python or compiled by XLA, and functions to which that happens anew."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from gputop.trace.intervals import in_order
+from gputop.trace.lookups import COMPILE, Mask, by_line, host_rows, host_stat, name_mask
+from gputop.trace.model import I64, Trace
+
+TRACING = r"tf\.function-graph_building$"
+PJIT = r"PjitFunction\("  # JAX's call of a jitted function
+# XLA's passes over the program of a function of JAX, once for each compilation on a CPU.
+_MODULE = re.compile(r"HLO passes through layout assignment \(jit_(.+)\)$")
+_OVER = 2  # times the longest distance between two builds, without one: it does not return. gputop's own figure
+_NO_ROWS = np.empty(0, np.int64)
+AGAIN = 2  # calls in which one function is built: once may be for another shape, as the last batch of an epoch
+
+
+class Builds(NamedTuple):
+    """Calls that trace or compile their function, in order of time.
+
+    A call of JAX or TensorFlow in which XLA compiles is one, and a call of a tf.function that says it traced. None lies
+    in another call of its name and thread.
+    """
+
+    rows: I64  # of the host's events
+    built_ns: I64  # when the last tracing or compilation in it ends; the call's end where neither is recorded
+
+
+class Rebuilt(NamedTuple):
+    """A function that is traced or compiled in ``AGAIN`` of its calls or more, up to the recording's end."""
+
+    name: str
+    built: int  # calls in which that happens, without the first call of a tf.function that was made in the window
+    calls: int
+    made: int  # calls that are the first of a new tf.function of this name; JAX does not tell, so 0
+    time_ns: int  # from the begin of such calls to the end of tracing and compiling
+
+
+def builds(trace: Trace) -> Builds:
+    """All calls of the recording that trace or compile."""
+    host = trace.host
+    rows, mode = host_stat(host, "tf_function_call")
+    traces = name_mask(trace, "traced")[mode]
+    calls = np.concatenate((rows, host_rows(trace, PJIT)))
+    compiling = host_rows(trace, COMPILE)
+    compiles = holds(trace, calls, host.start_ns[compiling])
+    compiles[: len(rows)] |= traces
+    own = np.sort(outermost(trace, calls[compiles]))
+    work = np.concatenate((host_rows(trace, TRACING), compiling))
+    order = np.argsort(host.start_ns[work], kind="stable")
+    begin, end = host.start_ns[work][order], np.maximum.accumulate(host.end_ns[work][order])
+    start, ends = host.start_ns[own], host.end_ns[own]
+    last = np.searchsorted(begin, ends) - 1
+    inside = last >= 0
+    inside[inside] = begin[last[inside]] >= start[inside]
+    built = ends.copy()
+    built[inside] = np.minimum(end[last[inside]], ends[inside])
+    return Builds(own, built)
+
+
+def rebuilt(trace: Trace, found: Builds | None = None) -> tuple[Rebuilt, ...]:
+    """Functions that are built again and again, the one that takes most time first.
+
+    A tf.function of the same name that is new counts as the same function: the program makes it anew. One such call is
+    its first. A function that has not been built for long, by its calls or by time, is left out, as one that a job's
+    start builds for several shapes.
+    """
+    own = builds(trace) if found is None else found
+    host, window_end = trace.host, trace.window_ns[1]
+    rows, _ = host_stat(host, "tf_function_call")
+    counted, tracing_count = host_stat(host, "tracing_count")
+    new = np.isin(own.rows, counted[tracing_count == 1])
+    calls = outermost(trace, np.concatenate((rows, host_rows(trace, PJIT))))
+    cut = _of_cut_calls(trace, calls)
+    out = []
+    own_at, calls_at = by_line(host.name[own.rows]), by_line(host.name[calls])
+    for one in {**own_at, **cut}:
+        at, unseen = own_at.get(one, _NO_ROWS), cut.get(one, (_NO_ROWS, _NO_ROWS))
+        made = int(new[at].sum())
+        built = len(at) + len(unseen[0]) - min(made, 1)
+        if built < AGAIN:
+            continue
+        own_begin, own_end = host.start_ns[own.rows[at]], own.built_ns[at]
+        begin = np.sort(np.concatenate((own_begin, unseen[0])))
+        end = int(np.concatenate((own_end, unseen[1])).max())
+        all_calls = np.sort(np.concatenate((host.start_ns[calls[calls_at.get(one, _NO_ROWS)]], unseen[0])))
+        if not _is_over(np.searchsorted(all_calls, begin), len(all_calls)) and (
+                window_end - end <= _OVER * (end - int(begin[0]))):
+            time_ns = int((own_end - own_begin).sum() + (unseen[1] - unseen[0]).sum())
+            out.append(Rebuilt(function_name(trace.names[one]), built, len(all_calls), made if made > 1 else 0,
+                               time_ns))
+    return tuple(sorted(out, key=lambda one: (-one.time_ns, one.name)))
+
+
+def _is_over(at: I64, calls: int) -> bool:
+    """Whether far more calls follow the last of those ``at`` these places than ever lay between two of them."""
+    return calls - 1 - int(at[-1]) > _OVER * int(np.diff(at).max())
+
+
+def _of_cut_calls(trace: Trace, calls: I64) -> dict[int, tuple[I64, I64]]:
+    """By name of JAX' call (index into the trace's names) when XLA worked on its function outside of all recorded calls
+    of it: those were open at an edge of the recording, and have no event."""
+    host = trace.host
+    rows = host_rows(trace, _MODULE.pattern)
+    numbers = {name: i for i, name in enumerate(trace.names) if name.startswith("PjitFunction(")} if len(rows) else {}
+    calls_at = by_line(host.name[calls]) if len(rows) else {}
+    out = {}
+    for name, at in by_line(host.name[rows]).items():
+        found = _MODULE.match(trace.names[name])
+        number = numbers.get(f"PjitFunction({found[1]})") if found is not None else None
+        if number is None:
+            continue
+        own, around = rows[at], calls[calls_at.get(number, _NO_ROWS)]
+        order = np.argsort(host.start_ns[around], kind="stable")
+        inside = np.searchsorted(host.start_ns[around[order]], host.start_ns[own], side="right") - 1
+        ends = np.maximum.accumulate(host.end_ns[around[order]])
+        own = own[(inside < 0) | (host.start_ns[own] >= np.append(ends, 0)[inside])]
+        if len(own):
+            out[number] = host.start_ns[own], host.end_ns[own]
+    return out
+
+
+def function_name(name: str) -> str:
+    """The function that an event's name is about: ``step`` of ``PjitFunction(step)``."""
+    return re.sub(r"^PjitFunction\((.*)\)$", r"\1", name)
+
+
+def outermost(trace: Trace, rows: I64) -> I64:
+    """Those of the events that are in no other of their name and thread: JAX records a call twice, one in the other."""
+    host = trace.host
+    rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows], host.name[rows], host.line[rows]))]
+    if not len(rows):
+        return rows
+    key = np.stack((host.line[rows], host.name[rows]))
+    group = np.concatenate(([0], np.cumsum((key[:, 1:] != key[:, :-1]).any(axis=0))))
+    # Each group's times after those of the groups before, so that a running maximum stays within its group.
+    end = host.end_ns[rows] - host.start_ns.min() + group * (int(host.end_ns.max()) - int(host.start_ns.min()) + 1)
+    reach = np.maximum.accumulate(end)
+    return rows[np.concatenate(([True], end[1:] > reach[:-1]))]
+
+
+def holds(trace: Trace, rows: I64, times_ns: I64) -> Mask:
+    """Which of these events contain one of these instants."""
+    times = in_order(times_ns)
+    start, end = trace.host.start_ns[rows], trace.host.end_ns[rows]
+    return np.asarray(np.searchsorted(times, end) > np.searchsorted(times, start), bool)

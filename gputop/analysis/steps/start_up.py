@@ -1,0 +1,190 @@
+"""What a job does once, at its start: it traces and compiles functions, loads libraries and modules, tries kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
+from gputop.text.units import seconds
+from gputop.trace.intervals import EMPTY, Spans, joined, merge, subtract, union
+from gputop.trace.lookups import COMPILE, host_rows, name_mask, numbered
+from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.recorded import part_of
+
+LOADING, COMPILING, TRACED, AUTOTUNING = "loading", "compilation", "tracing", "autotuning"
+# Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
+_LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
+          r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
+# cuDNN's check of the buffers around each algorithm that it tries, in TensorFlow (redzone_checker) and XLA.
+TRIES = r"(?i).*redzone"
+# A launch call loads its kernel's module, as CUDA does at the first launch since 11.7, where it takes this many times
+# the median of launch calls, and at least so long. gputop's own figures. A call that waits for a full queue, or whose
+# thread has lost its CPU, may be that of any launch: most of the time of all such calls must be in first launches.
+_FAR_LONGER, _LOADING_NS, _IN_FIRST = 50.0, 1_000_000, 0.9
+_WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices of a CPU
+_REPEATED = 0.5  # of the launches are not the first of their kernel, so that "the first" means something
+_TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
+_STARTS = 0.5  # of the time from the recording's begin on is such work: the job starts
+_WORTH_SAYING = 0.05  # of the recording
+_PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
+_NAME_CHARS = 48
+_TEXTS = {
+    LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
+    AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms",
+}
+
+
+class StartUpSpan(NamedTuple):
+    """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
+    "tracing" (Python builds the function's graph) or "autotuning"; ``what`` is the function or the call, "" where no
+    name tells."""
+
+    kind: str
+    start_ns: int
+    end_ns: int
+    what: str
+
+
+def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
+    """The recorded work of a job's start, in order of time; no two of the spans overlap.
+
+    What returns is no start and is left out: tracing and compiling of a function to which that happens in two or more
+    calls (:func:`gputop.analysis.steps.compilations.rebuilt`). A span may lie anywhere in the recording, as a function
+    that is called late is compiled late: :func:`start_end_ns` tells whether the job starts then. What leaves no event
+    (imports, reading of a checkpoint) is not known.
+    """
+    out: list[StartUpSpan] = []
+    taken = EMPTY
+    compiled, traced = _built(trace)
+    for kind, found in ((LOADING, _loading(trace)), (AUTOTUNING, _tried(trace)), (COMPILING, compiled),
+                        (TRACED, traced)):
+        new = subtract(union(found[0], found[1]), taken)
+        taken = merge(taken, new)
+        names = _longest_names(new, found)
+        out += [StartUpSpan(kind, start, end, function_name(trace.names[name]) if name >= 0 else "")
+                for start, end, name in zip(new.start.tolist(), new.end.tolist(), names.tolist(), strict=True)]
+    return tuple(sorted(out, key=lambda span: span.start_ns))
+
+
+_Found = tuple[I64, I64, I64]  # begin, end, and name (index into the trace's names, -1: none)
+
+
+def _longest_names(spans: Spans, found: _Found) -> I64:
+    """Of each span the name of the longest event that begins in it, or before it and reaches into it."""
+    names = np.full(len(spans.start), -1, np.int64)
+    if len(names) and len(found[0]):
+        at = np.minimum(np.searchsorted(spans.end, found[0], side="right"), len(names) - 1)
+        order = np.argsort(found[1] - found[0], kind="stable")
+        names[at[order]] = found[2][order]  # of several for one place the last one stays
+    return names
+
+
+def _loading(trace: Trace) -> _Found:
+    """Calls that load, and launch calls in which the first launch of a kernel loads its module."""
+    host, device = trace.host, trace.device
+    rows = host_rows(trace, _LOADS)
+    loads = host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
+    if len(device.launch_end_ns) != len(device):
+        return loads
+    launched = np.flatnonzero((device.launch_ns >= 0) & (device.launch_end_ns > device.launch_ns)
+                              & (device.kind <= Kind.COLLECTIVE) & (device.name >= 0))
+    if not len(launched):
+        return loads
+    length = device.launch_end_ns[launched] - device.launch_ns[launched]
+    long = length >= max(_FAR_LONGER * float(np.median(length)), _LOADING_NS)
+    if length[long].sum() < _WORTH_NAMING_NS:
+        return loads
+    order = np.argsort(device.launch_ns[launched], kind="stable")
+    launched, length, long = launched[order], length[order], long[order]
+    _, which = numbered(device.gpu[launched].astype(np.int64) * len(trace.names) + device.name[launched])
+    first = np.zeros(len(launched), bool)
+    first[np.unique(which, return_index=True)[1]] = True
+    in_first = int(length[long & first].sum())
+    if ((~first).sum() < _REPEATED * len(launched) or in_first < _WORTH_NAMING_NS
+            or in_first < _IN_FIRST * int(length[long].sum())):
+        return loads
+    at = launched[long & first]
+    own = device.launch_ns[at], device.launch_end_ns[at], device.name[at].astype(np.int64)
+    return _joined(loads, own)
+
+
+def _tried(trace: Trace) -> _Found:
+    mask, device = name_mask(trace, TRIES), trace.device
+    rows = np.flatnonzero(mask[device.name]) if mask.any() else np.empty(0, np.int64)
+    tried = joined(union(device.start_ns[rows], device.end_ns[rows]), _TRIED_APART_NS)
+    return tried.start, tried.end, np.full(len(tried.start), -1, np.int64)
+
+
+def _built(trace: Trace) -> tuple[_Found, _Found]:
+    """What XLA compiles, and what Python traces: inside of calls and outside of any, without what returns."""
+    host, found = trace.host, builds(trace)
+    again = {one.name for one in rebuilt(trace, found)}
+    returns = np.array([function_name(trace.names[name]) in again for name in host.name[found.rows].tolist()], bool)
+    start, built = host.start_ns[found.rows], found.built_ns
+    outer = ~returns & (built > np.concatenate(([-1], np.maximum.accumulate(built)[:-1])))
+    names = np.append(host.name[found.rows[outer]], -1).astype(np.int64)
+    found_by = {}
+    for kind, pattern in ((COMPILING, COMPILE), (TRACED, TRACING)):
+        rows = host_rows(trace, pattern)
+        begin = host.start_ns[rows]
+        in_call = np.searchsorted(start[outer], begin, side="right") - 1
+        in_call[(in_call >= 0) & (begin >= np.append(built[outer], 0)[in_call])] = -1
+        # Outside of calls nothing tells the function: where one is built again and again it may be that one.
+        keep = in_call >= 0 if again else np.ones(len(rows), bool)
+        found_by[kind] = begin[keep], host.end_ns[rows][keep], names[in_call[keep]]
+    once = start[~returns], built[~returns], host.name[found.rows[~returns]].astype(np.int64)
+    return found_by[COMPILING], _joined(found_by[TRACED], once)
+
+
+def _joined(a: _Found, b: _Found) -> _Found:
+    begin, end, name = (np.concatenate(columns) for columns in zip(a, b, strict=True))
+    return begin, end, name
+
+
+def past_start(trace: Trace) -> bool:
+    """Whether the job is known to have run for so long that what it does is no start: as gputop's captures tell."""
+    return trace.job_cpus is not None and (trace.job_cpus.age_s or 0.0) > _PAST_START_S
+
+
+def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
+    """When the start with which the recording begins is over; None where it does not begin with one.
+
+    From the recording's begin to there such work takes half of the time or more.
+    """
+    if past_start(trace):
+        return None
+    begin, end = trace.window_ns
+    done, over = 0, None
+    for span in spans:
+        done += span.end_ns - span.start_ns
+        if done >= _STARTS * (span.end_ns - begin):
+            over = span.end_ns
+    return over if over is not None and over - begin >= _WORTH_SAYING * (end - begin) else None
+
+
+def what_started(spans: Sequence[StartUpSpan], until_ns: int) -> str:
+    """What ran in the start up to then, for a sentence: of each kind the time and the longest by name."""
+    of_kind: dict[str, list[StartUpSpan]] = {}
+    for span in spans:
+        if span.start_ns < until_ns:
+            of_kind.setdefault(span.kind, []).append(span)
+    parts = []
+    for kind, own in sorted(of_kind.items(), key=lambda item: -_length(item[1])):
+        name = re.split(r"[(<]", max(own, key=lambda span: span.end_ns - span.start_ns).what)[0].removeprefix("void ")
+        parts.append(f"{_TEXTS[kind]} ({f'{name[:_NAME_CHARS]}, ' if name else ''}{seconds(_length(own) / 1e9)})")
+    return " and ".join(parts)
+
+
+def _length(spans: Sequence[StartUpSpan]) -> int:
+    return sum(span.end_ns - span.start_ns for span in spans)
+
+
+def after_start(trace: Trace, over_ns: int) -> Trace:
+    """The events that begin when the start is over, to be judged by themselves; the trace as it is where none do."""
+    left = part_of(trace, over_ns, trace.window_ns[1] + 1)
+    return replace(left, profile_window_ns=None) if len(left.device) or (not trace.gpus and len(left.host)) else trace

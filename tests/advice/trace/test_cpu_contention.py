@@ -1,0 +1,101 @@
+"""CPUs that other processes take from the job, and what is not blamed on the job's Python then."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.core.job_cpus import CpuUser, JobCpus
+from gputop.trace.model import Trace
+from tests.advice.trace.host_jobs import gap
+from tests.advice.trace.test_long_steps import COUNT, job
+from tests.advice.trace.traces import abstained, findings, verdict
+from tests.trace.build import Builder, keras_steps
+
+HOGS = (CpuUser(71, "mypy", 0.9), CpuUser(72, "python", 0.7, True))
+TAKEN = JobCpus(2.0, used=0.4, others=1.6, children=0.0, ranks=0.0, gputop=0.0, busiest=HOGS, held_up=0.4)
+
+
+def recorded(b: Builder, cpus: JobCpus | None = TAKEN) -> Trace:
+    trace = b.build()
+    trace.job_cpus = cpus
+    return trace
+
+
+def on_cpu() -> Builder:
+    return keras_steps(Builder(gpus=0), 12, 1000, 990)
+
+
+def test_other_programs_are_named_with_their_cpus():
+    f = findings(recorded(on_cpu()))["cpu_contention"]
+    assert f.evidence["other_programs_cpus"] == 1.6 and f.evidence["job_cpus"] == 0.4
+    assert f.evidence["main_thread_held_up_ratio"] == 0.4 and f.severity == "high"
+    assert "1.6 of 2 CPUs" in f.title and "mypy" in f.why and "renice 19 71" in (f.snippet or "")
+    assert 0.7 < (f.gain.step_time or 0.0) <= 0.8
+
+
+@pytest.mark.parametrize("cpus", [
+    JobCpus(2.0, used=1.7, others=0.2),  # a shell and a monitor
+    JobCpus(8.0, used=0.4, others=1.6),  # CPUs are idle
+    JobCpus(8.0, quota=2.0, used=2.0, others=6.0),  # its own limit, not others, holds it up
+    JobCpus(2.0, used=0.4, others=1.6, ranks=1.5),  # the other ranks of the job
+    JobCpus(2.0, used=1.4, others=0.6, gputop=0.5),  # what gputop takes ends with the capture
+])
+def test_a_job_that_gets_the_cpus_it_asks_for_is_left_alone(cpus):
+    assert "cpu_contention" not in findings(recorded(on_cpu(), cpus))
+
+
+@pytest.mark.parametrize("cpus", [None, JobCpus(2.0), JobCpus(2.0, used=1.0)])
+def test_without_the_cpu_times_it_is_not_judged(cpus):
+    assert "captures" in abstained(recorded(on_cpu(), cpus))["cpu_contention"]
+
+
+def test_a_gpu_that_never_waits_for_its_host_loses_nothing():
+    b = keras_steps(Builder(), 12, 1000, 990)
+    for i in range(12):
+        b.run(0, i * 1000 + 5, 994, launch=max(i * 1000 - 900, 0))
+    assert "cpu_contention" not in findings(recorded(b))
+
+
+def test_the_job_s_own_processes_are_told_apart():
+    own = JobCpus(2.0, used=0.4, others=1.6, children=1.5, ranks=0.0, gputop=0.0, busiest=HOGS)
+    f = findings(recorded(on_cpu(), own))["cpu_contention"]
+    assert f.evidence["child_processes_cpus"] == 1.5 and f.snippet is None
+    assert "started by the job" in f.why and "Other programs" not in f.title
+
+
+def test_what_the_main_thread_does_is_held_up_no_more_than_it_waited():
+    held_up = JobCpus(2.0, used=0.9, others=1.1, held_up=0.1)
+    b = Builder(gpus=0)
+    for i in range(12):  # the main thread traces all the time
+        b.host("step", i * 10_000, 9_900, tf_function_call="traced-nonXla", tracing_count=1)
+        b.host("tf.function-graph_building", i * 10_000 + 1, 9_890)
+    assert verdict(recorded(b, held_up), "cpu_contention").share < 0.12
+
+
+LONG = {4: 6_000.0, 9: 7_000.0, 21: 6_500.0}
+
+
+@pytest.mark.parametrize(("cpus", "blamed"), [(None, True), (TAKEN, False), (JobCpus(2.0, used=1.7, others=0.2), True),
+                                              (JobCpus(2.0, used=0.4, others=1.6, held_up=0.001), True)])
+def test_steps_that_others_lengthen_are_not_put_down_to_python(cpus, blamed):
+    trace = recorded(job(LONG), cpus)
+    assert ("long_steps" in findings(trace)) == blamed
+    if not blamed:
+        assert "other processes kept 1.6 of 2 CPUs" in abstained(trace)["long_steps"]
+
+
+@pytest.mark.parametrize(("long", "name"), [
+    (LONG, "gc"), (LONG, "SaveV2"), (dict.fromkeys(range(2, COUNT, 5), 7_000.0), "")])
+def test_long_steps_with_evidence_of_their_own_stay(long, name):
+    assert "long_steps" in findings(recorded(job(long, name)))
+
+
+@pytest.mark.parametrize(("share", "job_of", "blamed"), [
+    (0.3, {"silent": True}, False), (0.6, {"silent": True}, True),  # longer than the main thread waited for a CPU
+    (0.6, {"name": "Mean"}, False),  # may wait for a thread without a CPU
+    (0.3, {"name": "SaveV2"}, True)])
+def test_a_gap_between_steps_is_the_jobs_where_it_is_named_or_too_long_for_others(share, job_of, blamed):
+    trace = recorded(gap(share, **job_of))
+    assert ("step_gap_host" in findings(trace)) == blamed
+    if not blamed:
+        assert "other processes kept 1.6 of 2 CPUs" in abstained(trace)["step_gap_host"]

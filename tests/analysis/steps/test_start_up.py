@@ -1,0 +1,218 @@
+"""A job's start, told from work that returns."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from gputop.analysis.steps.compilations import rebuilt
+from gputop.analysis.steps.start_up import start_end_ns, start_up_spans
+from gputop.analysis.steps.steps import find_steps
+from gputop.core.job_cpus import JobCpus
+from gputop.diagnosis.diagnose import analyze_trace
+from gputop.trace.readers.load import load
+from tests.trace.build import Builder
+
+CASES = Path(__file__).resolve().parents[4] / "shared" / "data" / "cases"
+REDZONE = "void redzone_checker(unsigned char*, unsigned char, unsigned long, unsigned long*)"
+
+
+def launches(first: tuple[float, ...], count: int = 200, pace: float = 100.0, *, kernels: int = 20,
+             long_later: float = 0.0) -> Builder:
+    """``count`` short launch calls of ``kernels`` kernels in turn; the first calls take so long, and every fiftieth of
+    the later ones ``long_later``."""
+    b, at = Builder(gpus=1), 0.0
+    for i in range(count):
+        length = first[i] if i < len(first) else long_later if long_later and i % 50 == 49 else 5.0
+        b.run(0, at + length + 5, 20, f"kernel_{i % kernels}", launch=at, launch_length=length)
+        at += length + pace
+    return b
+
+
+def jax(calls: int, compiled: set[int], length: float = 3_000_000.0, name: str = "step") -> Builder:
+    b, at = Builder(gpus=0), 0.0
+    for i in range(calls):
+        whole = length if i in compiled else 20_000.0
+        b.host(f"PjitFunction({name})", at, whole)
+        if i in compiled:
+            b.host("backend_compile_and_load", at + 100, length * 0.9)
+        b.host("PjRtCpuExecutable::Execute", at + whole - 10_000, 8_000)
+        at += whole + 1_000
+    return b
+
+
+def kinds(trace):
+    out: dict[str, float] = {}
+    for span in start_up_spans(trace):
+        out[span.kind] = out.get(span.kind, 0.0) + (span.end_ns - span.start_ns) / 1e9
+    return out
+
+
+@pytest.mark.parametrize("first", [(1_300_000.0,), tuple(1_000.0 + 1_400.0 * i for i in range(17))])
+def test_first_launch_calls_that_load_are_a_start(first):
+    trace = launches(first).build()
+    assert kinds(trace) == {"loading": pytest.approx(sum(first) / 1e6)}
+    assert start_end_ns(trace, start_up_spans(trace)) is not None
+
+
+def test_long_calls_of_kernels_that_ran_before_are_no_loading():
+    assert not kinds(launches((30_000.0,), long_later=30_000.0).build())  # threads without a CPU, full queues
+
+
+def test_a_recording_in_which_each_kernel_runs_once_tells_no_first_launch():
+    assert not kinds(launches((1_300_000.0,), kernels=200).build())
+
+
+def test_calls_that_load_modules_are_a_start_wherever_they_are():
+    b = launches(()).host("cuLibraryLoadData", 5_000, 40_000).host("cuModuleLoadData", 6_000, 1_000)
+    spans = start_up_spans(b.build())
+    assert [(s.kind, s.what, s.start_ns, s.end_ns) for s in spans] == [
+        ("loading", "cuLibraryLoadData", 5_000_000, 45_000_000)]
+
+
+def test_a_first_compilation_is_a_start_and_what_follows_is_judged_by_itself():
+    trace = jax(30, {0}).build()
+    spans = start_up_spans(trace)
+    assert {span.what for span in spans} == {"step"} and kinds(trace).keys() == {"compilation", "tracing"}
+    assert sum(kinds(trace).values()) == pytest.approx(2.7001)  # from the call's begin to the compilation's end
+    a = analyze_trace(trace)
+    assert a.steps is not None and a.steps.median_s == pytest.approx(0.021) and a.steps.count == 28
+    assert "start" in {note.id for note in a.trace.quality} and not a.findings
+
+
+def test_a_compilation_in_a_job_that_is_minutes_old_is_not_called_its_start():
+    trace = jax(30, {0}).build()
+    trace.job_cpus = JobCpus(2.0, age_s=600.0)
+    assert start_end_ns(trace, start_up_spans(trace)) is None
+    assert "start" not in {note.id for note in analyze_trace(trace).trace.quality}
+
+
+@pytest.mark.parametrize("calls", [2, 3, 6])
+def test_a_function_compiled_at_each_call_is_no_start(calls):
+    trace = jax(calls, set(range(calls))).build()
+    assert not start_up_spans(trace) and rebuilt(trace)[0][:3] == ("step", calls, calls)
+    a = analyze_trace(trace)
+    assert a.steps is not None and a.steps.median_s == pytest.approx(3.001, rel=0.001)
+    assert a.steps.count >= calls - 1
+    assert [f.id for f in a.findings] == ["retracing"] and a.findings[0].culprits[0].name == "step"
+    assert not {"start", "start_up"} & {note.id for note in a.trace.quality}
+
+
+def test_spans_do_not_overlap_and_are_in_order():
+    b = Builder(gpus=1).host("train_step", 0, 900_000, tf_function_call="traced-xla", tracing_count=1)
+    b.host("tf.function-graph_building", 1_000, 300_000).host("GpuCompiler::Compile", 400_000, 300_000, "pool")
+    b.host("cuModuleLoadData", 600_000, 50_000, "pool")
+    for i in range(20):
+        b.run(0, 720_000 + i * 2_000, 100, REDZONE, launch=719_000 + i * 2_000)
+    spans = start_up_spans(b.build())
+    assert all(a.end_ns <= c.start_ns for a, c in pairwise(spans))
+    assert [span.kind for span in spans] == ["tracing", "compilation", "loading", "compilation", "autotuning"]
+    assert {span.what for span in spans} == {"train_step", "cuModuleLoadData", ""}
+
+
+@pytest.mark.parametrize(("age_s", "starts"), [(None, True), (20.0, True), (600.0, False)])
+def test_one_compiled_step_of_a_job_that_is_minutes_old_is_no_start(age_s, starts):
+    b = Builder(gpus=0).host("one_step_on_iterator", 0, 3_000_000, tf_function_call="notTraced-xla")
+    trace = b.host("CpuCompiler::Compile", 100, 2_900_000).build()
+    trace.job_cpus = JobCpus(2.0, age_s=age_s)
+    steps = find_steps(trace)
+    assert steps is not None and steps.count == 1 and bool(steps.times.start_up) == starts
+
+
+def test_a_step_that_compiles_twice_at_the_start_is_a_start():
+    trace = jax(40, {0, 1}).build()  # as JAX does where the first call's arguments are not on the device yet
+    assert not rebuilt(trace) and kinds(trace)["compilation"] == pytest.approx(5.4)
+    a = analyze_trace(trace)
+    assert a.steps is not None and a.steps.median_s == pytest.approx(0.021) and not a.findings
+
+
+def test_every_tenth_call_that_compiles_returns_wherever_the_recording_ends():
+    for calls in (22, 29, 36):
+        assert rebuilt(jax(calls, set(range(0, calls, 10)), 200_000.0).build())
+
+
+def test_what_is_compiled_for_several_shapes_before_the_steps_is_a_start():
+    b = Builder(gpus=0)
+    for i in range(6):
+        b.host("PjitFunction(_normal)", i * 300_000, 290_000).host("backend_compile", i * 300_000 + 10, 280_000)
+    for i in range(200):
+        b.host("PjitFunction(step)", 1_800_000 + i * 20_000, 19_000)
+    trace = b.build()
+    assert not rebuilt(trace) and kinds(trace)["compilation"] == pytest.approx(1.68)
+
+
+def test_compilations_of_calls_that_the_edges_cut_count():
+    b = jax(1, {0})
+    for begin in (0, 3_000_000):  # one in the call, one in a call that has not ended
+        b.host("HLO passes through layout assignment (jit_step)", begin + 200, 1_000, "tf_PjRtCompilerThreadPool/1")
+    assert rebuilt(b.build())[0][:3] == ("step", 2, 2)
+
+
+@pytest.mark.parametrize(("age_s", "hedged"), [(15.0, True), (600.0, False), (None, False)])
+def test_of_a_young_job_without_steps_it_is_said_that_this_may_be_the_start(age_s, hedged):
+    b = jax(1, {0})
+    for begin in (0, 3_001_000):
+        b.host("HLO passes through layout assignment (jit_step)", begin + 200, 1_000, "tf_PjRtCompilerThreadPool/1")
+    trace = b.build()
+    trace.job_cpus = JobCpus(2.0, age_s=age_s)
+    (f,) = analyze_trace(trace).findings
+    assert f.id == "retracing" and ("its start" in f.why) == hedged
+
+
+@pytest.mark.parametrize("whole", [1, 2])
+def test_the_function_that_compiles_at_each_call_is_the_step_and_not_a_shorter_one(whole):
+    """As jnp.asarray's, of a loop whose step compiles for most of the recording."""
+    b, at = Builder(gpus=0), 0.0
+    for i in range(2):  # the recording begins within a call of the step
+        for _ in range(2):
+            b.host("PjitFunction(stage)", at, 12_000).host("backend_compile", at + 10, 11_000)
+            at += 13_000
+        b.host("backend_compile", at + 10, 550_000)
+        b.host("HLO passes through layout assignment (jit_step)", at + 20, 10_000)
+        if whole > i:
+            b.host("PjitFunction(step)", at, 600_000)
+        at += 601_000
+    a = analyze_trace(b.build())
+    if whole == 2:
+        assert a.steps is not None and a.steps.median_s == pytest.approx(0.627)
+    assert a.findings[0].id == "retracing" and a.findings[0].culprits[0].name == "step"
+
+
+def test_a_function_made_anew_in_the_loop_is_traced_anew():
+    b = Builder(gpus=0)
+    for i in range(12):
+        b.host("step", i * 10_000, 9_000, tf_function_call="traced-nonXla", tracing_count=1)
+        b.host("tf.function-graph_building", i * 10_000 + 10, 8_000)
+    trace = b.build()
+    assert rebuilt(trace)[0][:4] == ("step", 11, 12, 12)
+    f = analyze_trace(trace).findings[0]
+    assert f.id == "retracing" and "outside of the loop" in f.action and "step" in f.title
+
+
+def test_two_functions_of_one_name_are_each_traced_once():
+    b = Builder(gpus=0)
+    for i in range(12):
+        traced = i in (0, 6)  # fit's and evaluate's
+        b.host("one_step_on_iterator", i * 10_000, 9_000, tracing_count=1,
+               tf_function_call="traced-nonXla" if traced else "notTraced-nonXla")
+    assert not rebuilt(b.build())
+
+
+def test_the_function_that_takes_most_time_is_named():
+    b = jax(6, set(range(6)), 500_000.0)
+    for i in range(12):  # as jnp.asarray compiles for each new shape
+        at = i // 2 * 501_000 + 480_000 + i % 2 * 10_000
+        b.host("PjitFunction(stage)", at, 9_000, "python 2")
+        b.host("backend_compile_and_load", at + 10, 8_000, "python 2")
+    assert [one.name for one in rebuilt(b.build())] == ["step", "stage"]
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="needs ../shared/data")
+def test_one_launch_call_that_loads_libraries_is_said_and_left_out():
+    trace = load([str(CASES / "cold_first_launch.pt.trace.json.gz")])
+    (span,) = start_up_spans(trace)
+    assert span.kind == "loading" and (span.end_ns - span.start_ns) / 1e9 == pytest.approx(1.337)
+    a = analyze_trace(trace)
+    assert a.gpus[0].busy > 0.9 and not a.findings and "start" in {note.id for note in a.trace.quality}
