@@ -18,6 +18,7 @@ from gputop.analysis.host.work_kinds import READ_VARIABLE, READS_OF_CHECKPOINT
 from gputop.analysis.results import GapWork
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
 from gputop.analysis.steps.training_loops import training_loops
+from gputop.core.findings import HIGH_SHARE, Severity
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
 from gputop.trace.model import I64, Kind
@@ -83,6 +84,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     named = [own for own in work if own.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
     verdict = LongStepsFound(
         gpus=facts.active_numbers, share=share, steps=tuple((found.at + 1).tolist()), of=steps.count,
+        severity=_of_one(share) if len(found.at) == 1 else None,
         every=found.every, more_s=float(found.more_s.mean()), usual_s=found.usual_s, parts=parts,
         work=work, culprits=on_host(facts, named, _outside_work(facts, found.at), "long step"),
         kernel=_kernel(facts, found.at, usual),
@@ -94,6 +96,11 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
         if others is not None:
             return Missing(others)
     return verdict
+
+
+def _of_one(share: float) -> Severity:
+    """The severity of a single long step, which may be an accident."""
+    return "medium" if share >= HIGH_SHARE else "low"
 
 
 def _host_work(facts: TraceFacts, at: I64, usual: I64) -> tuple[GapWork, ...]:
@@ -136,10 +143,14 @@ def _kernel(facts: TraceFacts, at: I64, usual: I64) -> str | None:
 def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
     part = max(v.parts, key=lambda name: v.parts[name], default="host")
     what, action, snippet = _cause(v, part, job)
-    which = f"Every {_ordinal(v.every)} step takes" if v.every else f"{len(v.steps)} of {v.of} steps take"
+    which = (f"Every {_ordinal(v.every)} step takes" if v.every else f"Step {v.steps[0]} of {v.of} takes"
+             if len(v.steps) == 1 else f"{len(v.steps)} of {v.of} steps take")
     listed = ", ".join(map(str, v.steps[:_SHOWN])) + (", …" if len(v.steps) > _SHOWN else "")
-    why = (f"Steps {listed} of the {v.of} in the window take {seconds(v.more_s)} longer than the usual "
+    steps, take = ("Step", "takes") if len(v.steps) == 1 else ("Steps", "take")
+    why = (f"{steps} {listed} of the {v.of} in the window {take} {seconds(v.more_s)} longer than the usual "
            f"{seconds(v.usual_s)}: {what}. On average that is {percent(v.share)} of the time.")
+    if len(v.steps) == 1:
+        why += " It was seen once: a longer capture shows whether it returns."
     evidence = {"more_s": v.more_s, "usual_step_s": v.usual_s, "share_ratio": v.share,
                 "long_steps": float(len(v.steps))}
     if v.every:

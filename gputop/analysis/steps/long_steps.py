@@ -14,7 +14,8 @@ from gputop.trace.model import F64, I64
 MIN_STEPS = 8
 _MORE, _DEVIATIONS, _MAD = 0.3, 6.0, 1.4826
 _MOST = 1 / 3
-_MIN_LONG, _MIN_PERIODIC = 2, 3
+_MIN_PERIODIC = 3
+_ONE_SHARE = 0.05  # of all steps' time: one long step is worth a word where it has that much more than the others
 _PERIODIC = 0.75  # of the long steps; the others are accidents beside them
 
 
@@ -39,7 +40,9 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
     usual = float(np.median(judged))
     spread = _MAD * float(np.median(np.abs(judged - usual)))
     at = np.flatnonzero(judged - usual > max(_MORE * float(np.median(durations_s)), _DEVIATIONS * spread))
-    if not _MIN_LONG <= len(at) <= _MOST * len(durations_s):
+    if not 1 <= len(at) <= _MOST * len(durations_s):
+        return None
+    if len(at) == 1 and judged[at[0]] - usual < _ONE_SHARE * float(durations_s.sum()):
         return None
     usual_s, usual = float(np.median(np.delete(durations_s, at))), float(np.median(np.delete(judged, at)))
     at, every = _periodic(at)
@@ -48,6 +51,8 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
 
 def _periodic(at: I64) -> tuple[I64, int | None]:
     """Those of the long steps that come every so many steps, none missing, and how many; all where few do so."""
+    if len(at) < _MIN_PERIODIC:
+        return at, None
     every = int(np.median(np.diff(at)))
     places, counts = np.unique(at % every, return_counts=True)
     own = at[at % every == places[np.argmax(counts)]]

@@ -58,10 +58,16 @@ def test_batches_that_come_late_now_and_then_follow_from_the_input():
 
 
 @pytest.mark.parametrize("long", [
-    {}, {7: 50_000.0}, dict.fromkeys(range(0, COUNT, 2), 20000.0), {3: 2_000.0, 8: 2_000.0},
-], ids=["none", "one", "every second", "not far"])
+    {}, {7: 14_000.0}, dict.fromkeys(range(0, COUNT, 2), 20000.0), {3: 2_000.0, 8: 2_000.0},
+], ids=["none", "one of little weight", "every second", "not far"])
 def test_no_long_steps(long):
     assert "long_steps" not in findings(job(long))
+
+
+@pytest.mark.parametrize(("more", "severity"), [(50_000.0, "low"), (100_000.0, "medium")])
+def test_one_long_step_is_told_and_may_be_an_accident(more, severity):
+    f = findings(job({7: more}))["long_steps"]
+    assert f.severity == severity and f.title.startswith("Step 8 of 30 takes") and "seen once" in f.why
 
 
 def test_few_steps_are_not_judged():
