@@ -57,6 +57,7 @@ _TRACING = r"tf\.function-graph_building"
 _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the recording does
 _AT_WORK = 0.5  # of a wait that had not ended: tf.data's threads work meanwhile
 _PHASES = (EVALUATION, PREDICTION)
+_OF_STEPS = ("steps", "periods")  # their parts come first
 _KERAS = "Keras"  # in the anchor of steps that are its
 _PROFILER = "profiler"  # a kind of host work that is a part of its own: the job has no such time otherwise
 _CLEANS_UP = ("freeing", "iterator")  # kinds of host work at the end of an evaluation, and at its begin
@@ -188,7 +189,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank) -> tuple[WallPart, ..
     first, last = int(rank.window.start[0]), int(rank.window.end[-1])
     if steps is not None:
         times = steps.times
-        take("start" if times.start_up else times.phase if times.phase in _PHASES else "steps", steps.spans)
+        take("start" if times.start_up else _id_of_steps(steps), steps.spans)
         take("start", _spans(steps.warm_up_ns))
         for phase, spans in _whole_loops(steps).items():
             take(phase if phase in _PHASES else "iterations", spans)
@@ -209,7 +210,14 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank) -> tuple[WallPart, ..
     out += [WallPart("gpu_work", of_gpu.total / 1e9, len(of_gpu.start))] if of_gpu.total else []
     out += [WallPart("edges", time / 1e9, sum(s.id == "edges" for s in stretches)) for time in outside.values() if time]
     out += _named_parts(_named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps)
-    return tuple(sorted(out, key=lambda part: (part.id != "steps", -part.time_s)))
+    return tuple(sorted(out, key=lambda part: (part.id not in _OF_STEPS, -part.time_s)))
+
+
+def _id_of_steps(steps: Steps) -> str:
+    """Periods may be layers of the model and are not called steps."""
+    if steps.times.phase in _PHASES:
+        return steps.times.phase
+    return "periods" if steps.times.unit == "period" else "steps"
 
 
 def _whole_loops(steps: Steps) -> dict[str, Spans]:
@@ -272,11 +280,11 @@ def _loop_part(id_: str, spans: Spans, steps: Steps | None) -> WallPart:
     length = spans.end - spans.start
     longest = int(length.argmax())
     count = len(length)
-    if steps is not None and id_ == ("steps" if steps.times.phase not in _PHASES else steps.times.phase):
+    if steps is not None and id_ == _id_of_steps(steps):
         count = steps.count
     return WallPart(id_, spans.total / 1e9, count, longest_s=int(length[longest]) / 1e9,
                     at_s=int(spans.start[longest]) / 1e9,
-                    every_steps=None if id_ in ("steps", "unrecorded", "start") else _every(spans.start, steps))
+                    every_steps=None if id_ in (*_OF_STEPS, "unrecorded", "start") else _every(spans.start, steps))
 
 
 def _every(starts: I64, steps: Steps | None) -> int | None:
@@ -448,4 +456,4 @@ def _mean(ranks: Sequence[RankWallTime]) -> tuple[WallPart, ...]:
         out.append(WallPart(
             longest.id, sum(part.time_s for part in own) / len(ranks), max(part.count for part in own), longest.kind,
             longest.what, longest.longest_s, longest.at_s, longest.every_steps, longest.work, longest.silent_s))
-    return tuple(sorted(out, key=lambda part: (part.id != "steps", -part.time_s)))
+    return tuple(sorted(out, key=lambda part: (part.id not in _OF_STEPS, -part.time_s)))
