@@ -456,7 +456,8 @@ def row(name: str, seen: Seen) -> str:
     found = "; ".join(" ".join((finding["severity"], finding["id"], *(
         f"[{culprit['name']}]" for culprit in finding["culprits"][:1]))) for finding in seen.document["findings"][:3])
     count = (seen.document["steps"] or {}).get("count", 0)
-    return f"| {name} | {wall['recorded_s']:.1f} s, {count} steps | {listed} | {said} | {found or 'none'} | {verdict(seen)} |"
+    cells = (name, f"{wall['recorded_s']:.1f} s, {count} steps", listed, said, found or "none", verdict(seen))
+    return f"| {' | '.join(cells)} |"
 
 
 def verdict(seen: Seen) -> str:

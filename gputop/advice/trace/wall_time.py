@@ -10,6 +10,7 @@ from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.host.wall_time import same_work
 from gputop.analysis.results import WallPart
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.core.findings import Culprit, Severity
@@ -48,8 +49,8 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     ids = (_OUTSIDE,) if steps is not None else (_NO_STEPS,)
     parts = [part for part in wall.parts if part.id in ids]
     # What has the same name at an edge of the recording is the same work, of which the end was not seen.
-    names = {(part.kind, part.what) for part in parts if part.kind not in ("unknown", "input")}
-    parts += [part for part in wall.parts if part.id == _OPEN and (part.kind, part.what) in names]
+    names = {same_work(part.kind, part.what) for part in parts if part.kind not in ("unknown", "input")}
+    parts += [part for part in wall.parts if part.id == _OPEN and same_work(part.kind, part.what) in names]
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
@@ -199,9 +200,9 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
     if wall is None or steps is None or steps.count < limit("unfinished_step.steps"):
         return Missing(f"{limit('unfinished_step.steps'):.0f} whole training steps, to know how long one takes")
-    between = {(part.kind, part.what) for part in wall.parts if part.id == _OUTSIDE}
+    between = {same_work(part.kind, part.what) for part in wall.parts if part.id == _OUTSIDE}
     parts = [part for part in wall.parts if part.id == _OPEN and (
-        part.kind == "unknown" or (part.kind, part.what) not in between)]
+        part.kind == "unknown" or same_work(part.kind, part.what) not in between)]
     if not parts:
         return None
     part = max(parts, key=lambda part: part.time_s)

@@ -4,7 +4,8 @@ For each rank, from the begin to the end of its recording (the profiler's own, w
 first and last event), in this order:
 
 1. time that was not recorded;
-2. the whole training steps, and the steps left out as warm-up, which are the job's start;
+2. the whole training steps, and the steps left out as warm-up, which are the job's start. The pause that follows a
+   step's call belongs to it, unless it is longer than a usual step and the host's own: that is the end of an epoch;
 3. the loops of evaluations, predictions and other calls, outside of those steps: from the first call between two
    steps to the last one, and of Keras what it does right before and after them (making and freeing iterators), where no
    line of the user's runs in it;
@@ -17,7 +18,8 @@ first and last event), in this order:
 Without steps all but 1 and 4 is the GPUs' work, and the rest by what the host did.
 
 A stretch between steps is named by what fills half of it: waiting for a batch, a known kind of work
-(:mod:`gputop.analysis.host.work_kinds`), a line of Python, an op, or no event. Stretches of one name are one part.
+(:mod:`gputop.analysis.host.work_kinds`), a line of Python, an op, or no event. Stretches of one kind are one part;
+those that only a line or an op names are one by that.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 # next. gputop's own figure.
 OPEN_STEPS = 2.5
 _MOST = 0.5  # of a stretch: what fills it, names it
+_LULL = 0.05  # of a usual step: pauses between its kernels
 _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; all others together
 _WORTH_ITS_NAME = 0.005  # of the recording
 _NAMES = 4  # of the host's work that are kept of each part
@@ -187,13 +190,14 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank) -> tuple[WallPart, ..
         left = subtract(left, spans)
 
     first, last = int(rank.window.start[0]), int(rank.window.end[-1])
+    pauses = EMPTY
     if steps is not None:
-        times = steps.times
-        take("start" if times.start_up else _id_of_steps(steps), steps.spans)
+        pauses = EMPTY if steps.times.start_up else _long_pauses(steps, rank)
+        take("start" if steps.times.start_up else _id_of_steps(steps), subtract(steps.spans, pauses))
         take("start", _spans(steps.warm_up_ns))
         for phase, spans in _whole_loops(steps).items():
             take(phase if phase in _PHASES else "iterations", spans)
-        known = merge(EMPTY, *(spans for id_, spans in found.items() if id_ != "unrecorded"))
+        known = merge(pauses, *(spans for id_, spans in found.items() if id_ != "unrecorded"))
         first, last = (int(known.start[0]), int(known.end[-1])) if len(known.start) else (first, last)
     take("start", intersect(_tracing(trace, rank), _spans([(int(rank.window.start[0]), first)])
                             if steps is not None else rank.window))
@@ -211,6 +215,23 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank) -> tuple[WallPart, ..
     out += [WallPart("edges", time / 1e9, sum(s.id == "edges" for s in stretches)) for time in outside.values() if time]
     out += _named_parts(_named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps)
     return tuple(sorted(out, key=lambda part: (part.id not in _OF_STEPS, -part.time_s)))
+
+
+def _long_pauses(steps: Steps, rank: _Rank) -> Spans:
+    """What follows the calls of some steps, if it takes longer than a usual step and neither a GPU works nor the loop
+    waits for a batch in most of it: the ends of epochs. A step's own GPU work may end after its call."""
+    if not steps.call_ends_ns:
+        return EMPTY
+    end = steps.edges_ns[:, 1]
+    begin = np.minimum(np.array(steps.call_ends_ns, np.int64), end)
+    usual_ns = steps.times.median_s * 1e9
+    if len(rank.busy.start):
+        busy = joined(rank.busy, max(round(_LULL * usual_ns), 1))
+        next_ = np.minimum(np.searchsorted(busy.end, begin, side="right"), len(busy.end) - 1)
+        begin = np.where(busy.start[next_] <= begin, np.clip(busy.end[next_], begin, end), begin)
+    taken = coverage(merge(rank.busy, rank.waits), begin, end)
+    long = (end - begin > usual_ns) & (taken < _MOST * (end - begin))
+    return Spans(begin[long], end[long])
 
 
 def _id_of_steps(steps: Steps) -> str:
@@ -420,13 +441,18 @@ def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
     return covered(rank.lines & lines_of(trace, INPUT)) >= _AT_WORK and covered(loop) < 1 - _AT_WORK
 
 
+def same_work(kind: str, what: str) -> tuple[str, str]:
+    """What parts of one work have in common. A known kind of work is one, whichever of its lines took longest."""
+    return kind, what if kind in ("line", "op") else ""
+
+
 def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]:
     groups: dict[tuple[str, str, str], list[_Named]] = {}
     for one in named:
         id_ = _PROFILER if one.kind == _PROFILER else one.stretch.id
-        groups.setdefault((id_, one.kind, one.what), []).append(one)
+        groups.setdefault((id_, *same_work(one.kind, one.what)), []).append(one)
     out = []
-    for (id_, kind, what), own in groups.items():
+    for (id_, kind, _), own in groups.items():
         longest = max(own, key=lambda one: one.stretch.idle.total)
         work: dict[str, tuple[int, int]] = {}
         for one in own:
@@ -436,7 +462,7 @@ def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]
         most = sorted(work.items(), key=lambda item: (-item[1][0], item[0]))[:_NAMES]
         silent = [one.silent_ns for one in own if one.silent_ns is not None]
         out.append(WallPart(
-            id_, sum(one.stretch.idle.total for one in own) / 1e9, len(own), kind, what,
+            id_, sum(one.stretch.idle.total for one in own) / 1e9, len(own), kind, longest.what,
             longest.stretch.idle.total / 1e9, longest.stretch.start_ns / 1e9,
             _every(np.array([one.stretch.start_ns for one in own]), steps) if id_ == "between" else None,
             tuple(HostWork(name, time / 1e9, count) for name, (time, count) in most),
@@ -449,7 +475,7 @@ def _mean(ranks: Sequence[RankWallTime]) -> tuple[WallPart, ...]:
     groups: dict[tuple[str, str, str], list[WallPart]] = {}
     for rank in ranks:
         for part in rank.parts:
-            groups.setdefault((part.id, part.kind, part.what), []).append(part)
+            groups.setdefault((part.id, *same_work(part.kind, part.what)), []).append(part)
     out = []
     for own in groups.values():
         longest = max(own, key=lambda part: part.longest_s)
