@@ -107,7 +107,6 @@ WALL_PARTS: dict[str, tuple[str, str]] = {
     "profiler": ("profiler", "The profiler begins or ends its recording: time that the job does not have otherwise."),
     "edges": ("partial steps", "Before the first and after the last whole step: steps that were recorded in part."),
     "no_steps": ("no steps found", "The trace does not tell where steps begin: what the host did while no GPU worked."),
-    "profiler": ("profiler", "The profiler begins or ends, which takes no time of a job that is not recorded."),
     "unrecorded": ("not recorded", "Time in which nothing was recorded: between two recordings, or after the "
                                    "profiler's buffers were full."),
 }

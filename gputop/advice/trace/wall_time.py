@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gputop.advice.registry import limit, source
@@ -20,6 +21,7 @@ from gputop.text.units import counted, percent, seconds
 _KERAS = (KERAS2, KERAS3)
 _OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
 _STEPS = "steps"
+_LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of work may be named by an op
 _WORK_OF_KIND: dict[str, KnownWork] = {known.kind: known for known in (*WORK, *SELDOM_WORK)}
 _ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): what runs at the "
                    "end of an epoch (on_epoch_end, checkpoints, metrics) holds the training up.")
@@ -65,7 +67,7 @@ def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
     times: dict[tuple[str, str], list[WallPart]] = {}
     for part in parts:
         if part.what:
-            times.setdefault((part.what, "host" if part.kind == "op" else "line"), []).append(part)
+            times.setdefault((part.what, "line" if _LINE.search(part.what) else "host"), []).append(part)
     found = [Culprit(what, kind, sum(part.time_s for part in own), "window",
                      at_s=max(own, key=lambda part: part.longest_s).at_s) for (what, kind), own in times.items()]
     return tuple(sorted(found, key=lambda one: -(one.time_s or 0.0)))

@@ -38,7 +38,7 @@ from gputop.analysis.host.gaps import Charge, charge, lines_apart, marks, shown_
 from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_library_file
 from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
-from gputop.analysis.host.work_kinds import READ_VARIABLE, READS_OF_CHECKPOINT, WORK_KINDS
+from gputop.analysis.host.work_kinds import MANY_VARIABLES, PATTERN_OF_KIND, READ_VARIABLE, WORK_KINDS
 from gputop.analysis.results import HostWork, RankWallTime, WallPart, WallTime
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
@@ -57,6 +57,7 @@ _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; a
 _WORTH_ITS_NAME = 0.005  # of the recording
 _NAMES = 4  # of the host's work that are kept of each part
 _TRACING = r"tf\.function-graph_building"
+_SUMMARY = PATTERN_OF_KIND["summary"]
 _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the recording does
 _AT_WORK = 0.5  # of a wait that had not ended: tf.data's threads work meanwhile
 _PHASES = (EVALUATION, PREDICTION)
@@ -402,15 +403,19 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         own = [name for name in names if re.match(pattern, name)]
         if own and sum(work[name][0] for name in own) >= _MOST * total:
             return kind, line or own[0]
-    if work.get(READ_VARIABLE, (0, 0))[1] >= READS_OF_CHECKPOINT * max(len(idle.start), 1):
+    silent = silent_ns is not None and silent_ns >= _MOST * total
+    many = MANY_VARIABLES * max(len(idle.start), 1)
+    if silent and work.get(READ_VARIABLE, (0, 0))[1] >= many:  # Python writes what it has read
         return "checkpoint", line or READ_VARIABLE
+    if not silent and sum(count for name, (_, count) in work.items() if re.match(_SUMMARY, name)) >= many:
+        return "summary", line or names[0]  # ops make histograms and images of what they write
     if user or line:
         return "line", user or line
     if names and work[names[0]][0] >= _MOST * total:
         return "op", names[0]
     if id_ == "open" and _input_works(trace, rank, idle):
         return "input", ""
-    if silent_ns is not None and silent_ns >= _MOST * total:
+    if silent:
         return "python", ""
     return ("op", names[0]) if names else ("unknown", "")
 

@@ -94,6 +94,17 @@ def test_reading_many_variables_in_silence_is_a_checkpoint():
     assert (pause.kind, pause.what) == ("checkpoint", "ReadVariableOp")
 
 
+def test_reading_many_variables_for_histograms_is_no_checkpoint():
+    b = epochs()
+    starts = [e[2] for e in b._host if dict(e[4]).get("eager_op") == TEST]
+    for at in starts[3::4]:
+        for i in range(12):
+            b.host("ReadVariableOp", at + 6 * MS + i * 20 * MS, 50).host("OneHot", at + 7 * MS + i * 20 * MS, 17 * MS)
+            b.host("WriteSummary", at + 25 * MS + i * 20 * MS, 500)
+    pause = max((p for p in divided(b).parts if p.id == "between"), key=lambda part: part.time_s)
+    assert (pause.kind, pause.what) == ("summary", "OneHot")
+
+
 def test_a_line_of_python_names_a_pause():
     wall = divided(with_stacks(epochs().build(), 11))
     pause = max((part for part in wall.parts if part.id == "between"), key=lambda part: part.time_s)
