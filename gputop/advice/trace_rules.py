@@ -288,8 +288,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="time_outside_steps", module="trace.wall_time", origin="trace", severity="by_share_capped",
         shared_limits=("host.steps",), idle_gaps={"gap": 3},
         # Steps that hold the same work are long, and launches that are late leave the GPUs idle where no step is found.
-        follows_from=(Cause("input_bound", "not_in_steps"), Cause("launch_bound", "not_in_steps"),
-                      Cause("eager_execution", "not_in_steps")),
+        follows_from=(Cause("long_steps", "long_by_host"), Cause("input_bound", "not_in_steps"),
+                      Cause("launch_bound", "not_in_steps"), Cause("eager_execution", "not_in_steps")),
         limits=(
             Limit("time_outside_steps.share", 0.05, "ratio", f"contract of severities: 5 % is medium; {OWN}smaller "
                                                              "pauses of any loop are not reported"),

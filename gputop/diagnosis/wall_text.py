@@ -15,7 +15,8 @@ _WORTH_A_ROW = 0.0005
 ENOUGH_STEPS = 20
 _MOST = 0.5  # of the recording in whole training steps: what is said of them is said of the job
 _SENTENCE_PARTS = 4
-_STEPS = "steps"
+_STEPS, _PERIODS = "steps", "periods"
+_NO_NEWS = (_STEPS, _PERIODS, "edges", "profiler")  # of every job, or of none
 _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", "start")
 SEE_MORE = "A longer recording shows it (key C, or gputop capture --seconds 60)."
 
@@ -53,8 +54,8 @@ def host_words(part: WallPart) -> str:
 
 
 def _often(part: WallPart) -> str:
-    if part.id == _STEPS:
-        return counted(part.count, "step")
+    if part.id in (_STEPS, _PERIODS):
+        return counted(part.count, "step" if part.id == _STEPS else "period")
     if part.every_steps:
         return f"{part.count:,}×, every {counted(part.every_steps, 'step')}"
     return f"{part.count:,}×" if part.count > 1 else ""
@@ -71,7 +72,7 @@ def wall_sentence(wall: WallTime) -> str:
 
 def worth_saying(wall: WallTime | None) -> bool:
     """Whether something besides training steps takes a part of the recording that has to be named."""
-    return wall is not None and any(part.id not in (_STEPS, "edges") and part.time_s >= WORTH_SAYING * wall.recorded_s
+    return wall is not None and any(part.id not in _NO_NEWS and part.time_s >= WORTH_SAYING * wall.recorded_s
                                     for part in wall.parts)
 
 
@@ -93,6 +94,9 @@ def not_enough(a: Analysis) -> str:
                 f"no verdict on the job. {_seen(wall)}")
     if steps.phase not in ("training", "unknown"):
         return f"The {recorded} hold {steps.phase} and no training, so this is no verdict on the training."
+    if steps.unit == "period":
+        return (f"No training step is marked in the {recorded}: a sequence of kernels repeats "
+                f"{counted(steps.count, 'time')}, which may be a step or a layer. That is no verdict on the job.")
     share = steps_share(wall)
     several = counted(steps.count, "whole step")
     if steps.start_up:

@@ -94,11 +94,13 @@ def path_kind(id_: str) -> tuple[str, str]:
 # The parts of a recording. By id: name and meaning.
 WALL_PARTS: dict[str, tuple[str, str]] = {
     "steps": ("training steps", "Whole training steps, each up to the begin of the next one or of another loop."),
+    "periods": ("repeated kernels", "A sequence of kernels that a GPU repeats: the training step or a layer of the "
+                                    "model. The trace does not show which."),
     "evaluation": ("evaluation", "The loop of an evaluation (validation), from its first call to the end of its last."),
     "prediction": ("prediction", "The loop of a prediction, from its first call to the end of its last."),
     "iterations": ("other iterations", "Another loop of calls than that of the training steps."),
     "between": ("between steps", "Between two steps or loops, while no GPU works: what the host did there."),
-    "gpu_work": ("other GPU work", "Outside of steps: GPUs work, and it belongs to no step that is known."),
+    "gpu_work": ("GPU work", "GPUs work, and it belongs to no step that is known."),
     "start": ("start", "Tracing, compilation, loading of libraries, autotuning, and the steps that held them."),
     "open": ("unfinished step", "At the begin or the end of the recording, longer than a usual step: a step or a wait "
                                 "that had begun before, or that had not ended."),

@@ -8,10 +8,12 @@ import pytest
 from gputop.advice.trace.replayed import Cures
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import limit_of, text_report
+from gputop.diagnosis.wall_text import not_enough, wall_rows
 from gputop.diagnosis.worker import REPORT_WIDTH
 from gputop.render.step_parts import PART_BY_ID
 from gputop.trace.model import Kind
 from tests.advice.trace.traces import STEP, STEPS, fill, healthy, input_bound, job, launch_bound, uneven
+from tests.analysis.host.traces_of_epochs import TRAIN, train
 from tests.records import replace
 from tests.trace.build import Builder, keras_steps
 
@@ -190,3 +192,25 @@ def test_what_launching_takes_tensorflow_is_said_of_its_traces_alone():
     sentence = "TensorFlow takes 20-40 µs to launch"
     assert sentence in " ".join(text_report(analyze_trace(trace)).split())
     assert sentence not in " ".join(text_report(analyze_trace(replace(trace, format="chrome"))).split())
+
+
+def test_the_table_of_the_recorded_time_leaves_no_part_out():
+    b = Builder(gpus=0).host("EagerExecute", 0, 990_000, is_func=1, eager_op=TRAIN)  # a start
+    train(b, 1_000_000, 20)
+    text = text_report(analyze_trace(b.build()))
+    table = re.search(r"^Where the .* recorded went\n((?:  .*\n)+)", text, re.MULTILINE)
+    assert table is not None and re.search(r"^  start +1\.0", table[1], re.MULTILINE)
+    assert sum(float(share) for share in re.findall(r"([\d.]+)%", table[1])) == pytest.approx(100, abs=0.2)
+
+
+def test_periods_that_may_be_layers_are_not_called_training_steps():
+    b = Builder(format="nsys")
+    for period in range(30):
+        for i in range(12):
+            b.run(0, period * 130 + i * 10, 9.9, f"layer{i}")
+    found = analyze_trace(b.build())
+    assert found.steps is not None and found.steps.unit == "period"
+    assert found.wall_time is not None
+    rows = {row.name: row.often for row in wall_rows(found.wall_time)}
+    assert rows["repeated kernels"] == f"{found.steps.count} periods" and "training steps" not in rows
+    assert "no verdict" in not_enough(found)

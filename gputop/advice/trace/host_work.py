@@ -48,9 +48,9 @@ class KnownWork(NamedTuple):
 # The first that fills most of a gap is named.
 WORK: tuple[KnownWork, ...] = (
     KnownWork("checkpoint", "Save less often, and in the background.", {
-         KERAS2: 'tf.keras.callbacks.ModelCheckpoint(path, save_freq="epoch")',
+         KERAS2: "tf.keras.callbacks.ModelCheckpoint(path, save_freq=2000)  # in batches",
          KERAS3: ('keras.callbacks.ModelCheckpoint(\n'
-                  '    "{epoch}.weights.h5", save_weights_only=True, save_freq="epoch")'),
+                  '    "{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=2000)  # in batches'),
          CUSTOM: ("options = tf.train.CheckpointOptions(\n"
                   "    experimental_enable_async_checkpoint=True)\n"
                   "checkpoint.save(path, options=options)"),

@@ -14,7 +14,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in
-from gputop.analysis.host.work_kinds import READ_VARIABLE, READS_OF_CHECKPOINT
+from gputop.analysis.host.work_kinds import MANY_VARIABLES, READ_VARIABLE
 from gputop.analysis.results import GapWork
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
 from gputop.analysis.steps.training_loops import training_loops
@@ -171,7 +171,7 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
         found, named = known
         return f"{found.what} ({named[0].name})", found.action, found.snippets.get(job.loop)
     read = next((work.count_per_step for work in v.work if work.name == READ_VARIABLE), 0.0)
-    if part in _HOST and read >= READS_OF_CHECKPOINT:  # Keras saves in Python, which shows no event
+    if part in _HOST and read >= MANY_VARIABLES:  # Keras saves in Python, which shows no event
         what = f"Python that reads {read:.0f} variables, as saving a checkpoint does"
         return what, WORK[0].action, WORK[0].snippets.get(job.loop)
     what, action = _PARTS[part]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gputop.advice.registry import limit, source
@@ -10,6 +11,7 @@ from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.host.wall_time import same_work
 from gputop.analysis.results import WallPart
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.core.findings import Culprit, Severity
@@ -19,6 +21,7 @@ from gputop.text.units import counted, percent, seconds
 _KERAS = (KERAS2, KERAS3)
 _OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
 _STEPS = "steps"
+_LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of work may be named by an op
 _WORK_OF_KIND: dict[str, KnownWork] = {known.kind: known for known in (*WORK, *SELDOM_WORK)}
 _ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): what runs at the "
                    "end of an epoch (on_epoch_end, checkpoints, metrics) holds the training up.")
@@ -48,8 +51,8 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     ids = (_OUTSIDE,) if steps is not None else (_NO_STEPS,)
     parts = [part for part in wall.parts if part.id in ids]
     # What has the same name at an edge of the recording is the same work, of which the end was not seen.
-    names = {(part.kind, part.what) for part in parts if part.kind not in ("unknown", "input")}
-    parts += [part for part in wall.parts if part.id == _OPEN and (part.kind, part.what) in names]
+    names = {same_work(part.kind, part.what) for part in parts if part.kind not in ("unknown", "input")}
+    parts += [part for part in wall.parts if part.id == _OPEN and same_work(part.kind, part.what) in names]
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
@@ -64,7 +67,7 @@ def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
     times: dict[tuple[str, str], list[WallPart]] = {}
     for part in parts:
         if part.what:
-            times.setdefault((part.what, "host" if part.kind == "op" else "line"), []).append(part)
+            times.setdefault((part.what, "line" if _LINE.search(part.what) else "host"), []).append(part)
     found = [Culprit(what, kind, sum(part.time_s for part in own), "window",
                      at_s=max(own, key=lambda part: part.longest_s).at_s) for (what, kind), own in times.items()]
     return tuple(sorted(found, key=lambda one: -(one.time_s or 0.0)))
@@ -199,9 +202,9 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
     if wall is None or steps is None or steps.count < limit("unfinished_step.steps"):
         return Missing(f"{limit('unfinished_step.steps'):.0f} whole training steps, to know how long one takes")
-    between = {(part.kind, part.what) for part in wall.parts if part.id == _OUTSIDE}
+    between = {same_work(part.kind, part.what) for part in wall.parts if part.id == _OUTSIDE}
     parts = [part for part in wall.parts if part.id == _OPEN and (
-        part.kind == "unknown" or (part.kind, part.what) not in between)]
+        part.kind == "unknown" or same_work(part.kind, part.what) not in between)]
     if not parts:
         return None
     part = max(parts, key=lambda part: part.time_s)

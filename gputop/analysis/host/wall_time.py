@@ -4,7 +4,8 @@ For each rank, from the begin to the end of its recording (the profiler's own, w
 first and last event), in this order:
 
 1. time that was not recorded;
-2. the whole training steps, and the steps left out as warm-up, which are the job's start;
+2. the whole training steps, and the steps left out as warm-up, which are the job's start. The pause that follows a
+   step's call belongs to it, unless it is longer than a usual step and the host's own: that is the end of an epoch;
 3. the loops of evaluations, predictions and other calls, outside of those steps: from the first call between two
    steps to the last one, and of Keras what it does right before and after them (making and freeing iterators), where no
    line of the user's runs in it;
@@ -17,7 +18,8 @@ first and last event), in this order:
 Without steps all but 1 and 4 is the GPUs' work, and the rest by what the host did.
 
 A stretch between steps is named by what fills half of it: waiting for a batch, a known kind of work
-(:mod:`gputop.analysis.host.work_kinds`), a line of Python, an op, or no event. Stretches of one name are one part.
+(:mod:`gputop.analysis.host.work_kinds`), a line of Python, an op, or no event. Stretches of one kind are one part;
+those that only a line or an op names are one by that.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from gputop.analysis.host.gaps import Charge, charge, lines_apart, marks, shown_
 from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_library_file
 from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
-from gputop.analysis.host.work_kinds import READ_VARIABLE, READS_OF_CHECKPOINT, WORK_KINDS
+from gputop.analysis.host.work_kinds import MANY_VARIABLES, PATTERN_OF_KIND, READ_VARIABLE, WORK_KINDS
 from gputop.analysis.results import HostWork, RankWallTime, WallPart, WallTime
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
@@ -50,12 +52,15 @@ from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 # next. gputop's own figure.
 OPEN_STEPS = 2.5
 _MOST = 0.5  # of a stretch: what fills it, names it
+_LULL = 0.05  # of a usual step: pauses between its kernels
 _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; all others together
 _WORTH_ITS_NAME = 0.005  # of the recording
 _NAMES = 4  # of the host's work that are kept of each part
+_SUMMARY = PATTERN_OF_KIND["summary"]
 _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the recording does
 _AT_WORK = 0.5  # of a wait that had not ended: tf.data's threads work meanwhile
 _PHASES = (EVALUATION, PREDICTION)
+_OF_STEPS = ("steps", "periods")  # their parts come first
 _KERAS = "Keras"  # in the anchor of steps that are its
 _PROFILER = "profiler"  # a kind of host work that is a part of its own: the job has no such time otherwise
 _CLEANS_UP = ("freeing", "iterator")  # kinds of host work at the end of an evaluation, and at its begin
@@ -186,13 +191,14 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         left = subtract(left, spans)
 
     first, last = int(rank.window.start[0]), int(rank.window.end[-1])
+    pauses = EMPTY
     if steps is not None:
-        times = steps.times
-        take("start" if times.start_up else times.phase if times.phase in _PHASES else "steps", steps.spans)
+        pauses = EMPTY if steps.times.start_up else _long_pauses(steps, rank)
+        take("start" if steps.times.start_up else _id_of_steps(steps), subtract(steps.spans, pauses))
         take("start", _spans(steps.warm_up_ns))
         for phase, spans in _whole_loops(steps).items():
             take(phase if phase in _PHASES else "iterations", spans)
-        known = merge(EMPTY, *(spans for id_, spans in found.items() if id_ != "unrecorded"))
+        known = merge(pauses, *(spans for id_, spans in found.items() if id_ != "unrecorded"))
         first, last = (int(known.start[0]), int(known.end[-1])) if len(known.start) else (first, last)
     take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
     stretches = _stretches(left, rank, steps, (first, last))
@@ -208,7 +214,31 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
     out += [WallPart("gpu_work", of_gpu.total / 1e9, len(of_gpu.start))] if of_gpu.total else []
     out += [WallPart("edges", time / 1e9, sum(s.id == "edges" for s in stretches)) for time in outside.values() if time]
     out += _named_parts(_named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps)
-    return tuple(sorted(out, key=lambda part: (part.id != "steps", -part.time_s)))
+    return tuple(sorted(out, key=lambda part: (part.id not in _OF_STEPS, -part.time_s)))
+
+
+def _long_pauses(steps: Steps, rank: _Rank) -> Spans:
+    """What follows the calls of some steps, if it takes longer than a usual step and neither a GPU works nor the loop
+    waits for a batch in most of it: the ends of epochs. A step's own GPU work may end after its call."""
+    if not steps.call_ends_ns:
+        return EMPTY
+    end = steps.edges_ns[:, 1]
+    begin = np.minimum(np.array(steps.call_ends_ns, np.int64), end)
+    usual_ns = steps.times.median_s * 1e9
+    if len(rank.busy.start):
+        busy = joined(rank.busy, max(round(_LULL * usual_ns), 1))
+        next_ = np.minimum(np.searchsorted(busy.end, begin, side="right"), len(busy.end) - 1)
+        begin = np.where(busy.start[next_] <= begin, np.clip(busy.end[next_], begin, end), begin)
+    taken = coverage(merge(rank.busy, rank.waits), begin, end)
+    long = (end - begin > usual_ns) & (taken < _MOST * (end - begin))
+    return Spans(begin[long], end[long])
+
+
+def _id_of_steps(steps: Steps) -> str:
+    """Periods may be layers of the model and are not called steps."""
+    if steps.times.phase in _PHASES:
+        return steps.times.phase
+    return "periods" if steps.times.unit == "period" else "steps"
 
 
 def _whole_loops(steps: Steps) -> dict[str, Spans]:
@@ -264,11 +294,11 @@ def _loop_part(id_: str, spans: Spans, steps: Steps | None) -> WallPart:
     length = spans.end - spans.start
     longest = int(length.argmax())
     count = len(length)
-    if steps is not None and id_ == ("steps" if steps.times.phase not in _PHASES else steps.times.phase):
+    if steps is not None and id_ == _id_of_steps(steps):
         count = steps.count
     return WallPart(id_, spans.total / 1e9, count, longest_s=int(length[longest]) / 1e9,
                     at_s=int(spans.start[longest]) / 1e9,
-                    every_steps=None if id_ in ("steps", "unrecorded", "start") else _every(spans.start, steps))
+                    every_steps=None if id_ in (*_OF_STEPS, "unrecorded", "start") else _every(spans.start, steps))
 
 
 def _every(starts: I64, steps: Steps | None) -> int | None:
@@ -365,15 +395,19 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         own = [name for name in names if re.match(pattern, name)]
         if own and sum(work[name][0] for name in own) >= _MOST * total:
             return kind, line or own[0]
-    if work.get(READ_VARIABLE, (0, 0))[1] >= READS_OF_CHECKPOINT * max(len(idle.start), 1):
+    silent = silent_ns is not None and silent_ns >= _MOST * total
+    many = MANY_VARIABLES * max(len(idle.start), 1)
+    if silent and work.get(READ_VARIABLE, (0, 0))[1] >= many:  # Python writes what it has read
         return "checkpoint", line or READ_VARIABLE
+    if not silent and sum(count for name, (_, count) in work.items() if re.match(_SUMMARY, name)) >= many:
+        return "summary", line or names[0]  # ops make histograms and images of what they write
     if user or line:
         return "line", user or line
     if names and work[names[0]][0] >= _MOST * total:
         return "op", names[0]
     if id_ == "open" and _input_works(trace, rank, idle):
         return "input", ""
-    if silent_ns is not None and silent_ns >= _MOST * total:
+    if silent:
         return "python", ""
     return ("op", names[0]) if names else ("unknown", "")
 
@@ -404,13 +438,18 @@ def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
     return covered(rank.lines & lines_of(trace, INPUT)) >= _AT_WORK and covered(loop) < 1 - _AT_WORK
 
 
+def same_work(kind: str, what: str) -> tuple[str, str]:
+    """What parts of one work have in common. A known kind of work is one, whichever of its lines took longest."""
+    return kind, what if kind in ("line", "op") else ""
+
+
 def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]:
     groups: dict[tuple[str, str, str], list[_Named]] = {}
     for one in named:
         id_ = _PROFILER if one.kind == _PROFILER else one.stretch.id
-        groups.setdefault((id_, one.kind, one.what), []).append(one)
+        groups.setdefault((id_, *same_work(one.kind, one.what)), []).append(one)
     out = []
-    for (id_, kind, what), own in groups.items():
+    for (id_, kind, _), own in groups.items():
         longest = max(own, key=lambda one: one.stretch.idle.total)
         work: dict[str, tuple[int, int]] = {}
         for one in own:
@@ -420,7 +459,7 @@ def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]
         most = sorted(work.items(), key=lambda item: (-item[1][0], item[0]))[:_NAMES]
         silent = [one.silent_ns for one in own if one.silent_ns is not None]
         out.append(WallPart(
-            id_, sum(one.stretch.idle.total for one in own) / 1e9, len(own), kind, what,
+            id_, sum(one.stretch.idle.total for one in own) / 1e9, len(own), kind, longest.what,
             longest.stretch.idle.total / 1e9, longest.stretch.start_ns / 1e9,
             _every(np.array([one.stretch.start_ns for one in own]), steps) if id_ == "between" else None,
             tuple(HostWork(name, time / 1e9, count) for name, (time, count) in most),
@@ -433,11 +472,11 @@ def _mean(ranks: Sequence[RankWallTime]) -> tuple[WallPart, ...]:
     groups: dict[tuple[str, str, str], list[WallPart]] = {}
     for rank in ranks:
         for part in rank.parts:
-            groups.setdefault((part.id, part.kind, part.what), []).append(part)
+            groups.setdefault((part.id, *same_work(part.kind, part.what)), []).append(part)
     out = []
     for own in groups.values():
         longest = max(own, key=lambda part: part.longest_s)
         out.append(WallPart(
             longest.id, sum(part.time_s for part in own) / len(ranks), max(part.count for part in own), longest.kind,
             longest.what, longest.longest_s, longest.at_s, longest.every_steps, longest.work, longest.silent_s))
-    return tuple(sorted(out, key=lambda part: (part.id != "steps", -part.time_s)))
+    return tuple(sorted(out, key=lambda part: (part.id not in _OF_STEPS, -part.time_s)))

@@ -16,5 +16,6 @@ WORK_KINDS: tuple[tuple[str, str], ...] = (
 )
 PATTERN_OF_KIND = dict(WORK_KINDS)
 READ_VARIABLE = "ReadVariableOp"
-# A model that is saved reads so many variables; a metric or two reads fewer. gputop's own figure.
-READS_OF_CHECKPOINT = 8
+# So many variables a model that is saved reads, and TensorBoard's histograms write; a metric or two are fewer. gputop's
+# own figure.
+MANY_VARIABLES = 8

@@ -461,11 +461,13 @@ def _repeating(trace: Trace, rows: I64, what: str, key: npt.NDArray | None = Non
     if not often.any():
         return None
     rows, key, line = rows[often], key[often], line[often]
-    phase = {name: found for name, found in phases(trace, rows, np.asarray(key, np.int64)).items() if found == TRAINING}
+    phase_of = phases(trace, rows, np.asarray(key, np.int64))
+    training = [name for name, phase in phase_of.items() if phase == TRAINING]
     length = host.end_ns[rows] - host.start_ns[rows]
-    trains = np.isin(key, list(phase)) if phase else np.ones(len(key), bool)
+    trains = np.isin(key, training) if training else np.ones(len(key), bool)
     chosen = _longest(trace, key[trains], length[trains])
     other_rows, chosen_rows, line = rows[key != chosen], rows[key == chosen], line[key == chosen]
+    loop = _phase_of_most(phase_of, key[key != chosen], length[key != chosen])
     rows = chosen_rows[line == _busiest_line(trace, line)]
     # A call can be recorded twice, one event inside the other: only the outer one counts.
     reach = np.maximum.accumulate(host.end_ns[rows])
@@ -473,8 +475,17 @@ def _repeating(trace: Trace, rows: I64, what: str, key: npt.NDArray | None = Non
     start = host.start_ns[rows]
     pauses = _pauses(start, host.start_ns[other_rows], host.end_ns[other_rows])
     return _Anchors(what.format(trace.names[chosen]), "medium", start, host.end_ns[rows],
-                    np.concatenate((start, pauses.start)), min_steps=2, phase=phase.get(chosen, UNKNOWN),
-                    other_loops={UNKNOWN: pauses} if len(pauses.start) else {})
+                    np.concatenate((start, pauses.start)), min_steps=2,
+                    phase=TRAINING if chosen in training else UNKNOWN,
+                    other_loops={loop: pauses} if len(pauses.start) else {})
+
+
+def _phase_of_most(phase_of: Mapping[int, str], key: npt.NDArray, length: I64) -> str:
+    """What most of the time in these calls evaluates or predicts; UNKNOWN where most of it is neither."""
+    shares = {phase: sum(int(length[key == name].sum()) for name, own in phase_of.items() if own == phase)
+              for phase in (EVALUATION, PREDICTION)}
+    most = max(shares, key=lambda phase: shares[phase])
+    return most if 2 * shares[most] > int(length.sum()) else UNKNOWN
 
 
 def _pauses(start: I64, other_start: I64, other_end: I64) -> Spans:

@@ -41,6 +41,7 @@ def test_without_stacks_it_is_found_without_a_name():
 def test_a_checkpoint_between_steps_has_its_own_fix():
     finding = findings(epochs(events=("SaveV2", "MergeV2Checkpoints")))["time_outside_steps"]
     assert "checkpoint" in finding.title and "ModelCheckpoint" in (finding.snippet or "")
+    assert [c.kind for c in finding.culprits] == ["host"]  # an op, no line of Python
 
 
 def test_pauses_of_any_loop_are_no_finding():

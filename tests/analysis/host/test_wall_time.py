@@ -48,6 +48,29 @@ def test_epochs_are_divided_without_a_rest():
     assert wall.per_step_s == pytest.approx((0.32 + 0.08 + 1.2) / 33, rel=0.05)
 
 
+def test_the_end_of_an_epoch_without_an_evaluation_is_no_part_of_its_last_step():
+    b, at = Builder(gpus=0), 0.0
+    for _ in range(4):
+        end = train(b, at, 8)
+        b.host("SaveV2", end, 290 * MS)
+        at = end + 300 * MS
+    train(b, at, 2)
+    wall = divided(b)
+    (pause,) = (part for part in wall.parts if part.id == "between")
+    assert (pause.kind, pause.count, pause.every_steps) == ("checkpoint", 4, 8)
+    assert pause.time_s == pytest.approx(1.2, rel=0.01) and seconds_by(wall)["steps"] == pytest.approx(0.33, rel=0.02)
+
+
+def test_pauses_in_which_a_gpu_works_or_the_loop_waits_belong_to_the_steps():
+    b, at = Builder(), 0.0
+    for step in range(32):
+        length = 300 * MS if step % 8 == 7 else 10 * MS
+        b.host("EagerExecute", at, 9 * MS, is_func=1, eager_op=TRAIN)
+        b.run(0, at + 1 * MS, length - 2 * MS, launch=at + 1)
+        at += length
+    assert "between" not in seconds_by(divided(b))
+
+
 @pytest.mark.parametrize(("events", "kind", "what"), [
     (("SaveV2", "MergeV2Checkpoints"), "checkpoint", "MergeV2Checkpoints"),
     (("WriteScalarSummary",), "summary", "WriteScalarSummary"),
@@ -69,6 +92,17 @@ def test_reading_many_variables_in_silence_is_a_checkpoint():
             b.host("ReadVariableOp", at + 6 * MS + i * MS, 50)
     pause = max((p for p in divided(b).parts if p.id == "between"), key=lambda part: part.time_s)
     assert (pause.kind, pause.what) == ("checkpoint", "ReadVariableOp")
+
+
+def test_reading_many_variables_for_histograms_is_no_checkpoint():
+    b = epochs()
+    starts = [e[2] for e in b._host if dict(e[4]).get("eager_op") == TEST]
+    for at in starts[3::4]:
+        for i in range(12):
+            b.host("ReadVariableOp", at + 6 * MS + i * 20 * MS, 50).host("OneHot", at + 7 * MS + i * 20 * MS, 17 * MS)
+            b.host("WriteSummary", at + 25 * MS + i * 20 * MS, 500)
+    pause = max((p for p in divided(b).parts if p.id == "between"), key=lambda part: part.time_s)
+    assert (pause.kind, pause.what) == ("summary", "OneHot")
 
 
 def test_a_line_of_python_names_a_pause():
