@@ -52,7 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
     from gputop.profiler.capture.records import CaptureStatus
-    from gputop.session.captures import capture_and_analyze, choose_servers, find_named_servers, left_out, too_many
+    from gputop.session.captures import (
+        CaptureRequest,
+        capture_and_analyze,
+        choose_servers,
+        find_named_servers,
+        left_out,
+        too_many,
+    )
     from gputop.session.counters import CounterWatch
     from gputop.session.stack_watch import StackChoice, simulated_stacks
 
@@ -92,7 +99,11 @@ def run(args: argparse.Namespace) -> int:
             reported.append(status.phase)
             hint = ""
             if status.phase == "recording":
-                hint = f" for {status.chosen_s:g} s ({status.why}); ctrl-c stops it and keeps the data"
+                length = (f" {status.chosen_s:g} s in detail ({status.why}), then {status.overview_s:g} s of overview"
+                          if status.overview_s else f" for {status.chosen_s:g} s ({status.why})")
+                hint = f"{length}; ctrl-c stops it and keeps the data"
+            elif status.phase == "overview":
+                hint = f" for {status.overview_s:g} s"
             say(f"{status.phase} {status.address}{hint}")
 
     watch = CounterWatch(source, options.interval_s)
@@ -103,9 +114,9 @@ def run(args: argparse.Namespace) -> int:
                 chosen = tuple(s for s in chosen if s.address in choice.chosen)
             with signal_handlers(termination_handlers(interrupted)):
                 made.append(capture_and_analyze(
-                    chosen, args.seconds, options.logdir, stop, threading.Event(), on_status, args.force,
-                    watch.counters, stacks=StackChoice(options.stacks, simulated=simulated_stacks(source)),
-                    accept_risk=args.accept_risk))
+                    chosen, CaptureRequest(args.seconds, options.logdir, args.force, StackChoice(
+                        options.stacks, simulated=simulated_stacks(source)), args.accept_risk),
+                    stop, threading.Event(), on_status, watch.counters))
         return print_capture(made[0], as_json=args.json)
 
 

@@ -78,9 +78,9 @@ class JobCpusWatch:
         self._phase = ""
 
     def __call__(self, progress: Progress) -> None:
-        if progress.phase in ("probing", "recording"):
+        if progress.phase in ("probing", "recording", "overview"):
             for job in self._jobs.values():
-                job.sample(begin=progress.phase != self._phase)
+                job.sample(begin=progress.phase not in (self._phase, "overview"))
         self._phase = progress.phase
         self._report(progress)
 

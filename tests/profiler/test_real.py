@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import subprocess
 import sys
 import threading
@@ -16,10 +15,10 @@ from gputop.core.errors import GputopError
 from gputop.profiler import messages
 from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.continuous import Continuous, stop_continuous
-from gputop.profiler.capture.plan import SERVER_MULTIPLE, TARGET_EVENTS
+from gputop.profiler.capture.plan import SERVER_MULTIPLE, TARGET_EVENTS, GrowthLimits
 from gputop.profiler.capture.safe_capture import capture_with_probe
 from gputop.profiler.capture.volume import count_events
-from gputop.profiler.client import CaptureResult, capture, probe
+from gputop.profiler.client import CaptureResult, RecordingOptions, capture, probe
 from gputop.profiler.discovery import Finder
 from gputop.trace.readers.load import load
 from tests.tf_job import start_tf_job
@@ -40,7 +39,8 @@ def test_probe_leaves_the_job_free(tf_fast_job, tmp_path):
 
 
 def test_trace_holds_the_jobs_steps(tf_slow_job, tmp_path):
-    result = capture(tf_slow_job.address, seconds=1.5, logdir=tmp_path, pid=tf_slow_job.pid, host_name="trainer")
+    result = capture(tf_slow_job.address, seconds=1.5, logdir=tmp_path, pid=tf_slow_job.pid,
+                     recording=RecordingOptions("trainer"))
     assert result.delivered == "response"
     assert result.path == tmp_path / "plugins" / "profile" / result.session_id / "trainer.xplane.pb"
     space = messages.XSpace.FromString(result.path.read_bytes())
@@ -128,7 +128,7 @@ def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_p
 def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path, monkeypatch):
     asked_s = 100.0
     # How much the job may grow depends on what else this machine does.
-    monkeypatch.setattr(safe_capture, "growth_limits", lambda *_: (math.inf, math.inf))
+    monkeypatch.setattr(safe_capture, "growth_limits", lambda *_: GrowthLimits())
     result, plan, _ = capture_with_probe(tf_fast_job.address, seconds=asked_s, logdir=tmp_path, pid=tf_fast_job.pid)
     assert plan.enough and plan.chosen_s < asked_s / 2 and " steps are enough, this job makes " in plan.why
     steps = find_steps(load([result.path]))

@@ -10,11 +10,11 @@ from msgspec import structs
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice
+from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
-from gputop.profiler.capture.safe_capture import Cost
 from gputop.session import capture_control, node_figures
-from gputop.session.captures import MayEndJob
+from gputop.session.captures import CaptureRequest, MayEndJob
 from gputop.session.options import FigureOptions
 from gputop.session.worker_figures import AskedFigures, WorkerFigures
 from gputop.tui.app import GputopApp
@@ -156,10 +156,10 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
     session, waits = FoundSession(), threading.Event()
     accepted: list[bool] = []
 
-    def capture(*_: object, accept_risk: bool) -> CaptureRecord:
-        accepted.append(accept_risk)
+    def capture(_: object, request: CaptureRequest, *__: object) -> CaptureRecord:
+        accepted.append(request.accept_risk)
         assert not covered or waits.wait(30)
-        if not accept_risk:
+        if not request.accept_risk:
             raise MayEndJob("it was seen to")
         raise GputopError("captured", "")
 
