@@ -76,7 +76,7 @@ def test_once_the_probe_shows_the_steps_a_hundred_will_do(logdir, monkeypatch):
     monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
     trace = gzip.decompress((DATA / "keras3_fast.xplane.pb.gz").read_bytes())
     with serve(FakeProfiler(xspace=trace)) as server:
-        result, made, _ = capture_with_probe(server.address, seconds=0.6, logdir=logdir)
+        result, made, _ = capture_with_probe(server.address, seconds=0.9, logdir=logdir)
     assert made.enough and made.why.startswith("about 10 steps are enough, this job makes ")
     assert made.probe.sure and result.asked_s == made.chosen_s == pytest.approx(10 * made.probe.step_s, abs=0.1001)
     borne = plan.plan(60, made.probe, FreeResources(), longest=True)
