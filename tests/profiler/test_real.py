@@ -135,6 +135,26 @@ def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path, monkey
     assert steps is not None and steps.count > 50, "its pace may change while other work shares the machine"
 
 
+def test_the_rest_of_the_time_is_an_overview_with_the_jobs_steps(tf_fast_job, tmp_path, monkeypatch):
+    monkeypatch.setattr(safe_capture, "growth_limits", lambda *_: GrowthLimits())
+    monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_STEPS", 20)
+    monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.5)
+    monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
+    result, plan, _ = capture_with_probe(tf_fast_job.address, seconds=5, logdir=tmp_path, pid=tf_fast_job.pid)
+    ended_s = time.time()
+    assert plan.enough and plan.overview_s >= 1 and not plan.ended
+    trace = load([tmp_path])
+    detail, overview = find_steps(trace), trace.overview
+    assert overview is not None and detail is not None and trace.paths == [str(result.path)]
+    seen = find_steps(overview)
+    assert seen is not None and seen.count > detail.count, "most of the time is in it"
+    begin_s = (overview.origin_ns + overview.window_ns[0]) / 1e9
+    assert result.sent_s + plan.chosen_s < begin_s < ended_s, "after the detail, on one clock"
+    end_s = (overview.origin_ns + overview.window_ns[1]) / 1e9
+    logged = [t for t in tf_fast_job.step_times() if begin_s <= t <= end_s]
+    assert abs(len(logged) - seen.count) <= 3, "steps as the job itself counts them"
+
+
 def test_a_job_of_large_steps_is_recorded_in_full(tf_slow_job, tmp_path):
     _, plan, _ = capture_with_probe(tf_slow_job.address, seconds=2, logdir=tmp_path, pid=tf_slow_job.pid)
     assert plan.chosen_s == 2 and plan.why.startswith("full length, this job makes ")
