@@ -36,9 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gputop capture [options] [HOST:PORT…]"  # an address alone is taken as that of --attach
     add_shared(parser, watch_options, worker_options, rules_options, dip_options, notify_options, cluster_options)
     parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
-                        help="maximum length of the trace (10); a short probe may find that less is enough")
+                        help="length of the capture (10): as much in detail as a short probe finds to be enough, the "
+                             "rest as an overview")
     parser.add_argument("--force", action="store_true",
-                        help="record all of --seconds without a probe, even if it slows the job and the node")
+                        help="record all of --seconds in detail without a probe, even if it slows the job and the node")
     parser.add_argument("--all-workers", action="store_true",
                         help="capture all workers that --attach names, at most 64; without it, of more than 8 only "
                              "three: those with lowest, median and highest activity, where that is known "

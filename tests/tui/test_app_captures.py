@@ -241,6 +241,10 @@ def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
         plan=Plan(10.0, 3.9, "about 100 steps are enough", notes=("n",), enough=True))
     done = CaptureStatus("done", "a:1", 10.0)
     assert of_note(session, done) == ("b:1 did not answer\n3.9 s: about 100 steps are enough",)
+    both = replace(session.last_capture, plan=replace(session.last_capture.plan, overview_s=6.1))
+    session.last_capture = both
+    assert of_note(session, done) == (
+        "b:1 did not answer\n3.9 s in detail: about 100 steps are enough; then 6.1 s of overview",)
     session.last_capture = replace(session.last_capture, notices=(), plan=None)
     assert of_note(session, done) == (), "the panel says what was found"
 
@@ -261,6 +265,16 @@ async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
                                           why="this job makes 240 k events/s"))
         await pilot.pause()
         assert "2.0 of 4.1 s" in text_of(job) and "(this job makes 240 k events/s)" in text_of(job)
+        both = CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=2.2, overview_s=7.8,
+                             why="about 810 steps are enough, this job makes 44 k events/s")
+        session.capture_control.set_status(both)
+        await pilot.pause()
+        assert "2.0 of 2.2 s" in text_of(job)
+        assert "(about 810 steps are enough, then 7.8 s of overview)" in text_of(job)
+        session.capture_control.set_status(replace(both, phase="overview", elapsed_s=3.1))
+        await pilot.pause()
+        assert "recording an overview of 127.0.0.1:6009" in text_of(job)
+        assert "3.1 of 7.8 s" in text_of(job) and "x: stop" in text_of(job) and "(" not in text_of(job)
         session.capture_control.set_status(
             CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
         await pilot.pause()

@@ -115,6 +115,6 @@ class MemoryGrowthGuard:
                   f"grown by {size(grown)}: what the job does less often is not in it.")
 
 
-def said_to_go_on(progress: Progress) -> Progress:
+def with_more(progress: Progress) -> Progress:
     """The progress of a recording that an overview follows."""
     return replace(progress, more=True)

@@ -22,7 +22,7 @@ from typing import Any
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.continuous import Continuous
 from gputop.profiler.capture.footprint import free_resources, job_pid
-from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, said_to_go_on
+from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, with_more
 from gputop.profiler.capture.overview import Watch, record_overview
 from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan, Probe, growth_limits, needs_probe, plan
 from gputop.profiler.capture.safe_capture import keep_probe, probe_job, probe_logdir
@@ -136,7 +136,7 @@ class _Worker:
     def record(self, chosen: Plan, logdir: Path, run: str, start_s: float, stop: threading.Event,
                halt: threading.Event) -> None:
         self.growth_guard = MemoryGrowthGuard(self.memory, self.growth_limits, stop, halt,
-                                              label=said_to_go_on if chosen.overview_s else None)
+                                              label=with_more if chosen.overview_s else None)
         start_ns = None
         if self.bounds is not None and self.bounds.width_s <= _MAX_START_WAIT_S:
             start_ns = round((start_s + self.bounds.estimate_s(self.round_trip_s / 2)) * 1e9)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.footprint import free_resources, job_pid
-from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, said_to_go_on
+from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, with_more
 from gputop.profiler.capture.overview import Watch, record_overview
 from gputop.profiler.capture.plan import PROBE_S, Plan, Probe, growth_limits, needs_probe, plan
 from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
@@ -65,7 +65,7 @@ def capture_with_probe(
         tell(chosen)
         limits = growth_limits(probe, free)
         growth_guard = MemoryGrowthGuard(watch, limits, stop, threading.Event(),
-                                         label=said_to_go_on if chosen.overview_s else None)
+                                         label=with_more if chosen.overview_s else None)
         try:
             result = capture(address, seconds=chosen.chosen_s, logdir=logdir, on_progress=growth_guard,
                              stop=growth_guard.halt, pid=pid)

@@ -22,7 +22,7 @@ from gputop.trace.readers.clock_file import read_clocks
 
 _TRACE = ".xplane.pb"
 _MAX_APART_NS = 7200 * 10**9  # a capture lasts an hour at most
-_TOLD = ("truncated", "left_out", "unnamed_events", "dropped_events")  # of its notes, those that limit what it shows
+_LIMITING = ("truncated", "left_out", "unnamed_events", "dropped_events")  # of its notes, those that limit what it shows
 
 Read = Callable[[Sequence[Path]], Trace]
 
@@ -66,7 +66,7 @@ def _placed(overview: Trace, trace: Trace, rank: int, path: Path) -> tuple[Trace
         profile_window_ns=overview.profile_window_ns and moved(overview.profile_window_ns),
         unrecorded_ns=tuple(map(moved, overview.unrecorded_ns)))
     return placed, [_note(f"Of the overview beside this trace: {note.message}") for note in overview.quality
-                    if note.id in _TOLD]
+                    if note.id in _LIMITING]
 
 
 def _unusable(why: str) -> QualityNote:
