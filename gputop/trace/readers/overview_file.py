@@ -22,7 +22,7 @@ from gputop.trace.readers.clock_file import read_clocks
 
 _TRACE = ".xplane.pb"
 _MAX_APART_NS = 7200 * 10**9  # a capture lasts an hour at most
-_LIMITING = ("truncated", "left_out", "unnamed_events", "dropped_events")  # of its notes, those that limit what it shows
+_LIMITING = ("truncated", "left_out", "unnamed_events", "dropped_events")  # notes that limit what it shows
 
 Read = Callable[[Sequence[Path]], Trace]
 
