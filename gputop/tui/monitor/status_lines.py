@@ -297,9 +297,11 @@ def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
     if status.phase in ("recording", "overview"):
         right = [bar(share, max(6, min(30, width - 60))),
                  (f" {status.elapsed_s:4.1f} of {length_s:g} s", PLAIN), ("  x: stop ", ACCENT)]
-        then = f", then {status.overview_s:g} s of overview" if status.overview_s else ""
         short = status.why.partition(", ")[0]
-        ways = (status.why + then, short + then, short) if status.why and status.phase == "recording" else ()
+        ways: tuple[str, ...] = (status.why, short) if status.why and status.phase == "recording" else ()
+        if ways and status.overview_s:
+            then = f"then {status.overview_s:g} s of overview"
+            ways = (f"{status.why}, {then}", f"{short}, {then}", then)
         left += _first_that_fits([[(f"({printable(why)}) ", DIM)] for why in ways], width - _cells([*left, *right]) - 1)
     elif status.phase == "asking":
         right = [("x: do not wait ", ACCENT)]
