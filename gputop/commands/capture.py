@@ -36,9 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gputop capture [options] [HOST:PORT…]"  # an address alone is taken as that of --attach
     add_shared(parser, watch_options, worker_options, rules_options, dip_options, notify_options, cluster_options)
     parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
-                        help="maximum length of the trace (10); a short probe may find that less is enough")
+                        help="length of the capture (10): as much in detail as a short probe finds to be enough, the "
+                             "rest as an overview")
     parser.add_argument("--force", action="store_true",
-                        help="record all of --seconds without a probe, even if it slows the job and the node")
+                        help="record all of --seconds in detail without a probe, even if it slows the job and the node")
     parser.add_argument("--all-workers", action="store_true",
                         help="capture all workers that --attach names, at most 64; without it, of more than 8 only "
                              "three: those with lowest, median and highest activity, where that is known "
@@ -52,7 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
     from gputop.profiler.capture.records import CaptureStatus
-    from gputop.session.captures import capture_and_analyze, choose_servers, find_named_servers, left_out, too_many
+    from gputop.session.captures import (
+        CaptureRequest,
+        capture_and_analyze,
+        choose_servers,
+        find_named_servers,
+        left_out,
+        too_many,
+    )
     from gputop.session.counters import CounterWatch
     from gputop.session.stack_watch import StackChoice, simulated_stacks
 
@@ -92,7 +100,11 @@ def run(args: argparse.Namespace) -> int:
             reported.append(status.phase)
             hint = ""
             if status.phase == "recording":
-                hint = f" for {status.chosen_s:g} s ({status.why}); ctrl-c stops it and keeps the data"
+                length = (f" {status.chosen_s:g} s in detail ({status.why}), then {status.overview_s:g} s of overview"
+                          if status.overview_s else f" for {status.chosen_s:g} s ({status.why})")
+                hint = f"{length}; ctrl-c stops it and keeps the data"
+            elif status.phase == "overview":
+                hint = f" for {status.overview_s:g} s"
             say(f"{status.phase} {status.address}{hint}")
 
     watch = CounterWatch(source, options.interval_s)
@@ -103,9 +115,9 @@ def run(args: argparse.Namespace) -> int:
                 chosen = tuple(s for s in chosen if s.address in choice.chosen)
             with signal_handlers(termination_handlers(interrupted)):
                 made.append(capture_and_analyze(
-                    chosen, args.seconds, options.logdir, stop, threading.Event(), on_status, args.force,
-                    watch.counters, stacks=StackChoice(options.stacks, simulated=simulated_stacks(source)),
-                    accept_risk=args.accept_risk))
+                    chosen, CaptureRequest(args.seconds, options.logdir, args.force, StackChoice(
+                        options.stacks, simulated=simulated_stacks(source)), args.accept_risk),
+                    stop, threading.Event(), on_status, watch.counters))
         return print_capture(made[0], as_json=args.json)
 
 

@@ -119,7 +119,8 @@ class CaptureWorker(Struct):
 
 
 class CaptureFacts(Struct):
-    """``asked_s`` is the most, ``chosen_s`` what was recorded and ``why``; ``unknown``: what could not be looked at."""
+    """``asked_s`` is the most, ``chosen_s`` what was recorded in detail and ``why``, ``overview_s`` the overview after
+    it; ``ended`` says what ended either early; ``unknown``: what could not be looked at."""
 
     address: str
     path: str
@@ -128,7 +129,9 @@ class CaptureFacts(Struct):
     took_s: float
     notes: list[str]
     chosen_s: float | msgspec.UnsetType = msgspec.UNSET
+    overview_s: float | msgspec.UnsetType = msgspec.UNSET
     why: str | msgspec.UnsetType = msgspec.UNSET
+    ended: str | msgspec.UnsetType = msgspec.UNSET
     unknown: list[str] | msgspec.UnsetType = msgspec.UNSET
     probe: CaptureProbe | msgspec.UnsetType | None = msgspec.UNSET
     cost: CaptureCost | msgspec.UnsetType = msgspec.UNSET

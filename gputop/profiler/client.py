@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CaptureResult", "EmptyTrace", "Progress", "ServerInfo", "TraceLost", "capture", "parse_address", "probe"]
 
-Phase = Literal["connecting", "probing", "recording", "receiving", "saving"]
+Phase = Literal["connecting", "probing", "recording", "overview", "receiving", "saving"]
 
 _PROGRESS_PERIOD_S = 0.125  # between two reports of progress
 _TERMINATE_TIMEOUT_S = 5.0
 _MAX_SECONDS = 3600.0
-_TRACER_LEVELS = (2, 1, 0)  # host, device, Python: host 1 shows no steps, and the Python tracer slows the job down
+_TRACER_LEVELS = (2, 1, 0)  # host, device, Python: the Python tracer slows the job down
+_OVERVIEW_LEVELS = (1, 0, 0)  # steps and calls of the host alone (docs/TRACE_NOTES.md, "The profiler server")
 # Gathering what was recorded took three times as long as recording it on a job of tiny
 # operations (TensorFlow 2.21); both limits below leave room for that.
 _DEADLINE_FACTOR, _DEADLINE_EXTRA_S = 5.0, 60.0
@@ -50,11 +51,33 @@ _COPY_AFTER_STOP_S = 60.0  # for the trace of a recording that was stopped early
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a capture stands. ``elapsed_s`` counts from the request; ``asked_s`` is the recording asked for."""
+    """Where a capture stands. ``elapsed_s`` counts from the request; ``asked_s`` is the recording asked for;
+    ``more``: another recording follows this one."""
 
     phase: Phase
     elapsed_s: float
     asked_s: float
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingOptions:
+    """How a recording differs from the usual one, in detail, at once, into a run folder of its own.
+
+    ``host_name`` names the file (default: the host), ``run`` the folder where that exists already.
+    ``start_ns`` is when to begin, in Unix time by the *server's* clock: it waits for it, its profiler
+    taken meanwhile, and nothing but the end of the job ends that wait. TensorFlow 2.15 and 2.21 and JAX
+    0.10 begin within a tenth of a millisecond of it; a moment that has passed counts as now.
+    ``overview``: only the coarsest events of the host, at little cost.
+    """
+
+    host_name: str | None = None
+    run: str | None = None
+    start_ns: int | None = None
+    overview: bool = False
+
+
+_USUAL = RecordingOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +123,13 @@ def capture(
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     pid: int | None = None,
-    host_name: str | None = None,
-    run: str | None = None,
-    start_ns: int | None = None,
+    recording: RecordingOptions = _USUAL,
 ) -> CaptureResult:
     """Record ``seconds`` of a job and save the raw trace below ``logdir``. Blocks.
 
     ``on_progress`` is called on the calling thread, about eight times a second while the
     server works. Setting ``stop`` ends the recording early and keeps its data. ``pid`` is the
     server's process where known: it helps to fetch a trace that the server wrote itself.
-    ``host_name`` names the file (default: the host), ``run`` the folder where that exists already.
-    ``start_ns`` is when to begin, in Unix time by the *server's* clock: it waits for it, its profiler
-    taken meanwhile, and nothing but the end of the job ends that wait. TensorFlow 2.15 and 2.21 and JAX
-    0.10 begin within a tenth of a millisecond of it; a moment that has passed counts as now.
 
     Raises GputopError with cause and fix: TraceLost where the job was recorded in vain,
     EmptyTrace where the trace holds no events; the message says where it was saved all the same.
@@ -123,13 +140,14 @@ def capture(
     address = parse_address(address)
     report = on_progress or (lambda _progress: None)
     stop = stop or threading.Event()
-    folder = RunFolder.create(logdir, host_name or machine_name(address), run)
+    folder = RunFolder.create(logdir, recording.host_name or machine_name(address), recording.run)
     try:
         report(Progress("connecting", 0.0, seconds))
         probe(address)
         disk = ServerDisk.choose(folder, address, pid)
+        start_ns = recording.start_ns
         wait_s = max(0.0, start_ns / 1e9 - time.time()) if start_ns is not None else 0.0
-        call = _Call(address, seconds, _request(folder, disk, seconds, start_ns), wait_s)
+        call = _Call(address, seconds, _request(folder, disk, seconds, recording), wait_s)
         try:
             response = call.run(report, stop)
         except TraceLost as error:
@@ -140,25 +158,26 @@ def capture(
         folder.discard()
 
 
-def _request(run: RunFolder, disk: ServerDisk, seconds: float, start_ns: int | None) -> Any:
+def _request(run: RunFolder, disk: ServerDisk, seconds: float, recording: RecordingOptions) -> Any:
     duration_ms = max(1, round(seconds * 1000))
     request = messages.ProfileRequest(
         duration_ms=duration_ms, repository_root=disk.root, session_id=run.path.name, host_name=run.host,
         emit_xspace=True,
     )
-    set_options(request.opts)
+    set_options(request.opts, overview=recording.overview)
     request.opts.duration_ms = duration_ms
-    if start_ns is not None:
-        request.opts.start_timestamp_ns = start_ns
+    if recording.start_ns is not None:
+        request.opts.start_timestamp_ns = recording.start_ns
     return request
 
 
-def set_options(options: Any) -> None:
-    """What is to be recorded, the same in every request."""
+def set_options(options: Any, *, overview: bool = False) -> None:
+    """What is to be recorded, the same in every request of either grain."""
+    levels = _OVERVIEW_LEVELS if overview else _TRACER_LEVELS
     options.version = 1  # without it servers fall back to their own defaults
-    options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = _TRACER_LEVELS
+    options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = levels
     options.include_dataset_ops = True
-    options.enable_hlo_proto = True  # XProf's own views of XLA programs need it
+    options.enable_hlo_proto = not overview  # XProf's own views of XLA programs need it
 
 
 class _Call:

@@ -37,6 +37,7 @@ from gputop.profiler import sockets
 from gputop.profiler.probe import is_local, split_address, unix_name
 from gputop.profiler.stale_files import partial_name
 
+TRACE = ".xplane.pb"
 _RUN_NAME = "%Y_%m_%d_%H_%M_%S"  # TensorBoard's
 _PROC = Path("/proc")
 _RESERVE_BYTES = 64 * 1024
@@ -62,13 +63,15 @@ class RunFolder:
     _partial: str  # name of the file in ``folder`` until it is whole
     _descriptor: int
     _made: list[Path] = field(default_factory=list)  # folders this capture made, outermost first
+    _ending: str = TRACE
     save_error: str = ""  # why a trace was saved elsewhere
 
     @classmethod
-    def create(cls, logdir: str | Path, host: str, run: str | None = None) -> RunFolder:
+    def create(cls, logdir: str | Path, host: str, run: str | None = None, ending: str = TRACE) -> RunFolder:
         """Make a new run folder; raises GputopError where the logdir cannot be written, or is not safe to write to.
 
-        ``run`` is one that exists, of a capture of several hosts: its maker removes it.
+        ``run`` is one that exists, of a capture of several hosts or grains: its maker removes it. ``ending`` is that of
+        the file's name.
         """
         profiles = _profiles_of(logdir)
         refuse_untrusted(profiles, "--logdir")
@@ -97,7 +100,7 @@ class RunFolder:
         except GputopError:
             remove_empty(made)
             raise
-        return cls(folder.path, host, folder, partial, descriptor, made)
+        return cls(folder.path, host, folder, partial, descriptor, made, ending)
 
     @property
     def file(self) -> Path:
@@ -106,7 +109,7 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        return f"{self.host}.xplane.pb"
+        return f"{self.host}{self._ending}"
 
     @property
     def partial(self) -> Path:
@@ -150,6 +153,14 @@ class RunFolder:
                 f"It stays at {source_path}: make room or choose another --logdir, or copy it by hand and run "
                 "`gputop analyze` on it.",
             ) from None
+
+    def take_over(self, path: Path) -> Path:
+        """:meth:`adopt` a file that gputop itself has written; raises GputopError."""
+        try:
+            with open_regular(path, follow_links=False) as file:
+                return self.adopt(file, path)
+        except OSError as error:
+            raise GputopError(f"{path} cannot be read: {error.strerror or error}", "Check that file system.") from None
 
     def open_trace(self) -> BinaryIO:
         """The trace after :meth:`adopt`, for reading; raises OSError."""

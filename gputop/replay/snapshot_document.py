@@ -342,7 +342,9 @@ class Capture(Struct, kw_only=True):
     took_s: float
     notes: tuple[str, ...]
     chosen_s: float | UnsetType = UNSET
+    overview_s: float | UnsetType = UNSET
     why: str | UnsetType = UNSET
+    ended: str | UnsetType = UNSET
     unknown: tuple[str, ...] | UnsetType = UNSET
     probe: dict[str, Any] | UnsetType | None = UNSET
     cost: dict[str, Any] | UnsetType = UNSET

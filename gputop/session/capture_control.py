@@ -19,6 +19,7 @@ from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS,
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.replay.player import Player
 from gputop.session.captures import (
+    CaptureRequest,
     ManyWorkers,
     MayEndJob,
     ServerOfAnotherJob,
@@ -500,9 +501,9 @@ class CaptureControl:
                                        counters=self._receiver.counters, live_steps=live,
                                        stacks={server.address: _NO_STACKS_BEFORE for server in servers}), reason)
         with auto.paused() if auto is not None else contextlib.nullcontext():
-            record = capture_and_analyze(servers, asked_s, auto.logdir if auto is not None and reason else logdir,
-                                         self._stop_capture, self._closing, self.set_status, force,
-                                         self._receiver.counters, live,
-                                         StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)),
-                                         accept_risk=accept_risk)
+            request = CaptureRequest(asked_s, auto.logdir if auto is not None and reason else logdir, force,
+                                     StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)),
+                                     accept_risk)
+            record = capture_and_analyze(servers, request, self._stop_capture, self._closing, self.set_status,
+                                         self._receiver.counters, live)
         return auto.finish(record, reason) if auto is not None and reason else record

@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,28 +217,42 @@ def servers_label(servers: Sequence[Server]) -> str:
     return servers[0].address + (f" and {more} more" if more else "")
 
 
-def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path, stop: threading.Event,
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """What a capture is asked for: ``seconds`` at most, saved below ``logdir``.
+
+    A probe may shorten the detail to what does not hurt the job, unless ``force``; an overview follows then.
+    ``stacks``: whose Python stacks are sampled meanwhile. ``accept_risk``: even where a capture is known to end such
+    jobs.
+    """
+
+    seconds: float
+    logdir: Path
+    force: bool = False
+    stacks: StackChoice = OWN_STACKS
+    accept_risk: bool = False
+
+
+def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, stop: threading.Event,
                         closing: threading.Event, on_status: Callable[[CaptureStatus], None],
-                        force: bool = False, counters: Counters | None = None,
-                        live_steps: LiveSteps | None = None, stacks: StackChoice = OWN_STACKS, *,
-                        accept_risk: bool = False) -> CaptureRecord:
+                        counters: Counters | None = None, live_steps: LiveSteps | None = None) -> CaptureRecord:
     """Capture, save and analyze; blocks. ``stop`` ends the recording early and keeps its data.
 
-    A probe may shorten it to what does not hurt the job, unless ``force``. Several servers are captured
-    at once, as the workers of one job; those with a ``problem`` are named as missing. Raises GputopError
-    where there is no trace to keep, and MayEndJob before anything else, unless ``accept_risk``, where a capture is
-    known to end such jobs. A trace that cannot be analyzed is a record with its ``problem``: the file is safe on disk.
-    ``closing`` gives up the analysis. ``stacks``: whose Python stacks are sampled meanwhile.
+    Several servers are captured at once, as the workers of one job; those with a ``problem`` are named as missing.
+    Raises GputopError where there is no trace to keep, and MayEndJob before anything else where a capture is known to
+    end such jobs. A trace that cannot be analyzed is a record with its ``problem``: the file is safe on disk.
+    ``closing`` gives up the analysis.
     """
     from gputop.profiler.capture.footprint import job_pid
     from gputop.profiler.discovery import crash_risk
     from gputop.profiler.stale_files import remove_stale_files
     from gputop.session.job_cpus import JobCpusWatch
 
+    asked_s, logdir, force = request.seconds, request.logdir, request.force
     answering = [s for s in servers if s.problem is None]
     name = servers_label(answering)
     pids = {s.address: job_pid(s.address, s.pid) for s in answering}
-    if not accept_risk and (risk := crash_risk([pid for pid in pids.values() if pid is not None])) is not None:
+    if not request.accept_risk and (risk := crash_risk([pid for pid in pids.values() if pid is not None])) is not None:
         raise MayEndJob(risk)
     remove_stale_files(logdir)
     chosen: list[Plan] = []
@@ -246,17 +260,17 @@ def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path,
     def status(phase: Any, elapsed_s: float) -> None:
         plan = chosen[0] if chosen else None
         on_status(CaptureStatus(phase, name, asked_s, elapsed_s, chosen_s=plan.chosen_s if plan else None,
-                                why=plan.why if plan else ""))
+                                why=plan.why if plan else "", overview_s=plan.overview_s if plan else 0.0))
 
     job_cpus = JobCpusWatch(pids.items(), lambda p: status(p.phase, p.elapsed_s))
-    with StackWatch(pids, stacks, job_cpus) as on_progress:
+    with StackWatch(pids, request.stacks, job_cpus) as on_progress:
         if len(servers) == 1:
             from gputop.profiler.capture.safe_capture import capture_with_probe
 
             result, plan, cost = capture_with_probe(
                 answering[0].address, seconds=asked_s, logdir=logdir, pid=answering[0].pid, force=force,
                 on_progress=on_progress, on_plan=chosen.append, stop=stop)
-            record = CaptureRecord(name, result.path, time.time(), asked_s, result.took_s,
+            record = CaptureRecord(name, result.path, time.time(), asked_s, cost.call_s,
                                    (*result.errors, *result.warnings), plan=plan, cost=cost)
         else:
             from gputop.profiler.capture.multi_worker import capture_workers
@@ -290,7 +304,8 @@ def analyze(record: CaptureRecord, closing: threading.Event,
 
     paths = {o.address: o.result.path for o in record.workers if o.result is not None} or {record.address: record.path}
     about = CaptureFile(files={path.name: (cpus or {}).get(address) for address, path in paths.items()},
-                        address=record.address, job=record.job, time_s=record.time_s, live_steps=live_steps)
+                        address=record.address, job=record.job, time_s=record.time_s, live_steps=live_steps,
+                        ended=record.plan.ended if record.plan is not None else "")
     folder = next(iter(paths.values())).parent
     # Where it cannot be written, the trace tells what it tells without.
     with contextlib.suppress(OSError):

@@ -101,7 +101,7 @@ class EventLog:
         """A capture lasts from the beginning of its recording until that is over."""
         with self._lock:
             now_s = status.time_s
-            if status.phase == "recording":
+            if status.phase in ("recording", "overview"):
                 begin_s = self._capture.begin_s if self._capture else now_s - status.elapsed_s
                 self._capture = LoggedEvent("capture", begin_s, now_s, f"capture of {status.address}")
             elif self._capture is not None:

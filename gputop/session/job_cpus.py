@@ -109,11 +109,12 @@ class JobCpusWatch:
         self._phase = ""
 
     def __call__(self, progress: Progress) -> None:
-        if progress.phase in ("probing", "recording"):
+        if progress.phase in ("probing", "recording", "overview"):
+            begin = progress.phase not in (self._phase, "overview")
             for job in self._jobs.values():
-                job.sample(begin=progress.phase != self._phase)
+                job.sample(begin=begin)
             if self._jobs:
-                self._users.sample(begin=progress.phase != self._phase)
+                self._users.sample(begin=begin)
         self._phase = progress.phase
         self._report(progress)
 

@@ -67,7 +67,7 @@ class StackWatch:
         if not self._began:
             self._began = True
             self._begin()
-        if progress.phase in ("receiving", "saving"):
+        if progress.phase in ("receiving", "saving") and not progress.more:
             self._end_s = self._end_s or time.time()
             for sampler in self._samplers.values():
                 sampler.stop()

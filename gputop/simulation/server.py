@@ -103,6 +103,8 @@ class SimulatedProfilerServer:
         finally:
             with self._lock:
                 self._session = None
+        if request.opts.version and not request.opts.device_tracer_level:
+            xspace = _without_gpus(xspace)
         if request.emit_xspace:
             response = messages.RawProfileResponse(xspace=xspace)
         else:
@@ -127,3 +129,12 @@ class SimulatedProfilerServer:
         self._parse(messages.MonitorRequest, data, context)
         context.abort(self._grpc.StatusCode.UNIMPLEMENTED, "unimplemented.")
         return b""
+
+
+def _without_gpus(xspace: bytes) -> bytes:
+    """What is recorded where the device tracer is off, as in an overview."""
+    space = messages.XSpace.FromString(xspace)
+    planes = [plane for plane in space.planes if not plane.name.startswith("/device:")]
+    del space.planes[:]
+    space.planes.extend(planes)
+    return bytes(space.SerializeToString())

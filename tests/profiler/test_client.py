@@ -19,7 +19,7 @@ import pytest
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.files import Folder
 from gputop.profiler import client, storage
-from gputop.profiler.client import Progress, capture
+from gputop.profiler.client import Progress, RecordingOptions, capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 LONG_S = 60.0  # never waited for: something ends the capture before
@@ -36,7 +36,7 @@ def everything_below(folder: Path) -> list[Path]:
 
 def test_trace_in_the_response_is_saved_as_it_came(logdir):
     with serve(FakeProfiler(xspace=make_xspace(errors=("lost", "lost"), warnings=("careful",)))) as server:
-        result = capture(server.address, seconds=0.05, logdir=logdir, host_name="node/7:x")
+        result = capture(server.address, seconds=0.05, logdir=logdir, recording=RecordingOptions("node/7:x"))
     assert result.path == result.run_dir / "node_7_x.xplane.pb"
     assert result.run_dir.parent == logdir / "plugins" / "profile"
     assert result.path.read_bytes() == server.xspace

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import subprocess
 import sys
 import threading
@@ -16,10 +15,10 @@ from gputop.core.errors import GputopError
 from gputop.profiler import messages
 from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.continuous import Continuous, stop_continuous
-from gputop.profiler.capture.plan import SERVER_MULTIPLE, TARGET_EVENTS
+from gputop.profiler.capture.plan import SERVER_MULTIPLE, TARGET_EVENTS, GrowthLimits
 from gputop.profiler.capture.safe_capture import capture_with_probe
 from gputop.profiler.capture.volume import count_events
-from gputop.profiler.client import CaptureResult, capture, probe
+from gputop.profiler.client import CaptureResult, RecordingOptions, capture, probe
 from gputop.profiler.discovery import Finder
 from gputop.trace.readers.load import load
 from tests.tf_job import start_tf_job
@@ -40,7 +39,8 @@ def test_probe_leaves_the_job_free(tf_fast_job, tmp_path):
 
 
 def test_trace_holds_the_jobs_steps(tf_slow_job, tmp_path):
-    result = capture(tf_slow_job.address, seconds=1.5, logdir=tmp_path, pid=tf_slow_job.pid, host_name="trainer")
+    result = capture(tf_slow_job.address, seconds=1.5, logdir=tmp_path, pid=tf_slow_job.pid,
+                     recording=RecordingOptions("trainer"))
     assert result.delivered == "response"
     assert result.path == tmp_path / "plugins" / "profile" / result.session_id / "trainer.xplane.pb"
     space = messages.XSpace.FromString(result.path.read_bytes())
@@ -128,11 +128,31 @@ def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_p
 def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path, monkeypatch):
     asked_s = 100.0
     # How much the job may grow depends on what else this machine does.
-    monkeypatch.setattr(safe_capture, "growth_limits", lambda *_: (math.inf, math.inf))
+    monkeypatch.setattr(safe_capture, "growth_limits", lambda *_: GrowthLimits())
     result, plan, _ = capture_with_probe(tf_fast_job.address, seconds=asked_s, logdir=tmp_path, pid=tf_fast_job.pid)
     assert plan.enough and plan.chosen_s < asked_s / 2 and " steps are enough, this job makes " in plan.why
     steps = find_steps(load([result.path]))
     assert steps is not None and steps.count > 50, "its pace may change while other work shares the machine"
+
+
+def test_the_rest_of_the_time_is_an_overview_with_the_jobs_steps(tf_fast_job, tmp_path, monkeypatch):
+    monkeypatch.setattr(safe_capture, "growth_limits", lambda *_: GrowthLimits())
+    monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_STEPS", 20)
+    monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.5)
+    monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
+    result, plan, _ = capture_with_probe(tf_fast_job.address, seconds=5, logdir=tmp_path, pid=tf_fast_job.pid)
+    ended_s = time.time()
+    assert plan.enough and plan.overview_s >= 1 and not plan.ended
+    trace = load([tmp_path])
+    detail, overview = find_steps(trace), trace.overview
+    assert overview is not None and detail is not None and trace.paths == [str(result.path)]
+    seen = find_steps(overview)
+    assert seen is not None and seen.count > detail.count, "most of the time is in it"
+    begin_s = (overview.origin_ns + overview.window_ns[0]) / 1e9
+    assert result.sent_s + plan.chosen_s < begin_s < ended_s, "after the detail, on one clock"
+    end_s = (overview.origin_ns + overview.window_ns[1]) / 1e9
+    logged = [t for t in tf_fast_job.step_times() if begin_s <= t <= end_s]
+    assert abs(len(logged) - seen.count) <= 3, "steps as the job itself counts them"
 
 
 def test_a_job_of_large_steps_is_recorded_in_full(tf_slow_job, tmp_path):

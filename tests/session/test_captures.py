@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.plan import Plan, Probe
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
-from gputop.profiler.capture.safe_capture import Cost
 from gputop.session import captures
-from gputop.session.captures import capture_and_analyze, find_named_servers, left_out
+from gputop.session.captures import CaptureRequest, capture_and_analyze, find_named_servers, left_out
 from tests.analyses import make_analysis
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.records import replace
@@ -50,6 +50,16 @@ def test_a_trace_that_could_have_been_longer_names_what_it_may_miss() -> None:
     assert sum("--force" in r for r in record([0.1], plan=enough).remarks) == 1
 
 
+def test_both_grains_are_told_and_what_ended_them() -> None:
+    both = replace(SHORT, overview_s=5.9, ended="The overview ends after 5.9 of 7 s: so.")
+    remarks = record([0.1] * 8, plan=both).remarks
+    assert remarks[0] == f"4.1 s in detail: {SHORT.why}; then 5.9 s of overview" and remarks[1] == both.ended
+    assert "events that are rarer than that may be missing; for a longer overview: gputop capture --seconds 60" in (
+        remarks)
+    document = record(plan=both).to_json()
+    assert (document["chosen_s"], document["overview_s"], document["ended"]) == (4.1, 5.9, both.ended)
+
+
 def test_steps_that_grow_slower_under_the_profiler_are_reported() -> None:
     slower = record([0.10, 0.10, *[0.11] * 6, 0.15, 0.15])
     assert slower.remarks[-1] == "steps took 100 ms at its beginning and 150 ms at its end"
@@ -70,8 +80,8 @@ def test_json_has_what_was_asked_chosen_and_why() -> None:
 def test_the_length_and_its_reason_are_in_the_status(tmp_path: Path) -> None:
     seen: list[CaptureStatus] = []
     with serve(FakeProfiler(xspace=make_xspace(events=1_000))) as server:
-        done = capture_and_analyze([Server(server.address)], 0.3, tmp_path, threading.Event(), threading.Event(),
-                                   seen.append, force=True)
+        done = capture_and_analyze([Server(server.address)], CaptureRequest(0.3, tmp_path, force=True),
+                                   threading.Event(), threading.Event(), seen.append)
     assert [r.duration_ms for r in server.requests] == [300]
     assert all(s.chosen_s == 0.3 and "no probe" in s.why for s in seen)
     assert done.remarks[0] == "0.3 s: full length, no probe"

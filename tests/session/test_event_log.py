@@ -109,6 +109,9 @@ def test_a_session_keeps_marks_and_step_period() -> None:
     assert session.step_period is not None and session.step_period.period_s == pytest.approx(20.0, rel=0.02)
     session.capture_control.set_status(CaptureStatus("recording", "h:1", 10.0, 1.0))
     assert [m.kind for m in session.events.between(session.clock(), session.clock() + 1)].count("capture") == 1
+    for phase in ("receiving", "overview", "analyzing"):  # two recordings
+        session.capture_control.set_status(CaptureStatus(phase, "h:1", 10.0, 1.0))
+    assert [m.kind for m in session.events.between(session.clock(), session.clock() + 1)].count("capture") == 2
 
 
 def test_an_engine_that_fails_does_not_mark_its_gpus_as_lost() -> None:

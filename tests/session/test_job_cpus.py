@@ -45,6 +45,11 @@ def test_what_a_job_used_and_what_others_did_while_it_was_recorded(tmp_path: Pat
     found = watch.cpus("a:1")
     assert found == JobCpus(2.0, 1.5, used=1.0, others=0.75), "of two seconds, on the two CPUs it may run on"
     assert found.limit == 1.5 and found.free == 1.25 and watch.cpus("b:1") is None and len(reported) == 4
+    now_s = 112.0
+    job(tmp_path, round(13 * tick), tuple(round(core * tick) for core in (14, 15, 15)))
+    watch(Progress("overview", 3.0, 8.0))
+    found = watch.cpus("a:1")
+    assert found is not None and (found.used, found.others) == (0.3, pytest.approx(0.6)), "of both grains"
 
 
 def test_of_a_process_that_cannot_be_seen_nothing_is_known(tmp_path: Path) -> None:

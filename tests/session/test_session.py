@@ -17,6 +17,7 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.session import capture_control, node_figures
 from gputop.session.capture_control import WaitingCapture
 from gputop.session.captures import (
+    CaptureRequest,
     ManyWorkers,
     MayEndJob,
     ServerOfAnotherJob,
@@ -289,8 +290,8 @@ def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.
     session = StillSession()
     watched, taken = Watched(session), list[list[str]]()
 
-    def capture(servers: Sequence[Server], *_: object, accept_risk: bool) -> CaptureRecord:
-        if not accept_risk:
+    def capture(servers: Sequence[Server], request: CaptureRequest, *_: object) -> CaptureRecord:
+        if not request.accept_risk:
             raise MayEndJob("it was seen to")
         taken.append([server.address for server in servers])
         raise GputopError("captured", "")

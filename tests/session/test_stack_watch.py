@@ -60,6 +60,15 @@ def test_a_job_of_one_s_own_is_sampled_from_the_first_second_to_the_last() -> No
     assert one.calls == ["made", "stop", "stop", "stop", "samples"]
 
 
+def test_the_overview_is_sampled_too() -> None:
+    with StackWatch({"a:1": 77}, StackChoice(), lambda _: None) as watch:
+        for phase in ("probing", "recording", "receiving", "saving"):
+            watch(Progress(phase, 0.0, 1.0, more=True))
+        assert FakeSampler.made[0].calls == ["made"]
+        watch(Progress("overview", 0.0, 1.0))
+        assert FakeSampler.made[0].calls == ["made"] and watch.samples() == {"a:1": SAMPLES}
+
+
 def test_not_wanted_nothing_is_started_or_said() -> None:
     assert watched({"a:1": 77}, wanted=False) == {} and not FakeSampler.made
     assert watched({"demo:1": os.getpid()}) == {}

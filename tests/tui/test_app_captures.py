@@ -10,11 +10,11 @@ from msgspec import structs
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice
+from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
-from gputop.profiler.capture.safe_capture import Cost
 from gputop.session import capture_control, node_figures
-from gputop.session.captures import MayEndJob
+from gputop.session.captures import CaptureRequest, MayEndJob
 from gputop.session.options import FigureOptions
 from gputop.session.worker_figures import AskedFigures, WorkerFigures
 from gputop.tui.app import GputopApp
@@ -156,10 +156,10 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
     session, waits = FoundSession(), threading.Event()
     accepted: list[bool] = []
 
-    def capture(*_: object, accept_risk: bool) -> CaptureRecord:
-        accepted.append(accept_risk)
+    def capture(_: object, request: CaptureRequest, *__: object) -> CaptureRecord:
+        accepted.append(request.accept_risk)
         assert not covered or waits.wait(30)
-        if not accept_risk:
+        if not request.accept_risk:
             raise MayEndJob("it was seen to")
         raise GputopError("captured", "")
 
@@ -241,6 +241,10 @@ def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
         plan=Plan(10.0, 3.9, "about 100 steps are enough", notes=("n",), enough=True))
     done = CaptureStatus("done", "a:1", 10.0)
     assert of_note(session, done) == ("b:1 did not answer\n3.9 s: about 100 steps are enough",)
+    both = replace(session.last_capture, plan=replace(session.last_capture.plan, overview_s=6.1))
+    session.last_capture = both
+    assert of_note(session, done) == (
+        "b:1 did not answer\n3.9 s in detail: about 100 steps are enough; then 6.1 s of overview",)
     session.last_capture = replace(session.last_capture, notices=(), plan=None)
     assert of_note(session, done) == (), "the panel says what was found"
 
@@ -261,6 +265,16 @@ async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
                                           why="this job makes 240 k events/s"))
         await pilot.pause()
         assert "2.0 of 4.1 s" in text_of(job) and "(this job makes 240 k events/s)" in text_of(job)
+        both = CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=2.2, overview_s=7.8,
+                             why="about 810 steps are enough, this job makes 44 k events/s")
+        session.capture_control.set_status(both)
+        await pilot.pause()
+        assert "2.0 of 2.2 s" in text_of(job)
+        assert "(then 7.8 s of overview)" in text_of(job)
+        session.capture_control.set_status(replace(both, phase="overview", elapsed_s=3.1))
+        await pilot.pause()
+        assert "recording an overview of 127.0.0.1:6009" in text_of(job)
+        assert "3.1 of 7.8 s" in text_of(job) and "x: stop" in text_of(job) and "(" not in text_of(job)
         session.capture_control.set_status(
             CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
         await pilot.pause()

@@ -10,7 +10,6 @@ What one worker lacks is its own: the others are captured.
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import threading
 import time
@@ -23,9 +22,11 @@ from typing import Any
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.continuous import Continuous
 from gputop.profiler.capture.footprint import free_resources, job_pid
-from gputop.profiler.capture.plan import FreeResources, Plan, Probe, growth_limits, needs_probe, plan
-from gputop.profiler.capture.safe_capture import Cost, JobMemory, MemoryGrowthGuard, keep_probe, probe_job, probe_logdir
-from gputop.profiler.client import CaptureResult, Progress, capture
+from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, with_more
+from gputop.profiler.capture.overview import Watch, record_overview
+from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan, Probe, growth_limits, needs_probe, plan
+from gputop.profiler.capture.safe_capture import keep_probe, probe_job, probe_logdir
+from gputop.profiler.client import CaptureResult, Progress, RecordingOptions, capture
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, bounds_of_call, intersect
 from gputop.profiler.discovery import is_training
 from gputop.profiler.outline import session_window_ns
@@ -37,7 +38,7 @@ from gputop.trace.readers.clock_file import HostClock, write_clocks
 # Ahead of the common start: a request must be there by then, and nothing can end a server's wait for it.
 _LEAD_S, _LEAD_PER_WORKER_S = 0.3, 0.01
 _MAX_START_WAIT_S = 5.0  # the longest a wrong guess of a server's clock may make it wait
-_PHASES = ("connecting", "probing", "recording", "receiving", "saving")
+_PHASES = ("connecting", "probing", "recording", "overview", "receiving", "saving")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +113,9 @@ class _Worker:
         self.result: CaptureResult | None = None
         self.error: GputopError | None = None
         self.start_s: float | None = None  # by our clock, where it was told to wait for it
-        self.growth_limits = math.inf, math.inf
+        self.growth_limits = GrowthLimits()
         self.growth_guard: MemoryGrowthGuard | None = None
+        self.overview_s = self.overview_call_s = 0.0
 
     def attempt(self, step: Callable[[], None]) -> None:
         """Run a phase; what goes wrong is this worker's own."""
@@ -131,17 +133,26 @@ class _Worker:
         if self.probed is not None:
             self.bounds = intersect(self.bounds, _bounds(self.probed)) if not self.local else self.bounds
 
-    def record(self, length_s: float, logdir: Path, run: str, start_s: float, stop: threading.Event,
+    def record(self, chosen: Plan, logdir: Path, run: str, start_s: float, stop: threading.Event,
                halt: threading.Event) -> None:
-        self.growth_guard = MemoryGrowthGuard(self.memory, *self.growth_limits, stop, halt)
+        self.growth_guard = MemoryGrowthGuard(self.memory, self.growth_limits, stop, halt,
+                                              label=with_more if chosen.overview_s else None)
         start_ns = None
         if self.bounds is not None and self.bounds.width_s <= _MAX_START_WAIT_S:
             start_ns = round((start_s + self.bounds.estimate_s(self.round_trip_s / 2)) * 1e9)
             self.start_s = start_s
         else:
             stop.wait(max(0.0, start_s - time.time()))
-        self.result = capture(self.address, seconds=length_s, logdir=logdir, on_progress=self.growth_guard, stop=halt,
-                              pid=self.pid, host_name=self.name, run=run, start_ns=start_ns)
+        self.result = capture(self.address, seconds=chosen.chosen_s, logdir=logdir, on_progress=self.growth_guard,
+                              stop=halt, pid=self.pid, recording=RecordingOptions(self.name, run, start_ns))
+
+    def record_overview(self, chosen: Plan, scratch: Path, stop: threading.Event) -> Plan:
+        assert self.result is not None
+        done, self.overview_call_s = record_overview(
+            self.result, replace(chosen, probe=self.probe), Watch(self.pid, self.memory, self.growth_limits, stop),
+            scratch)
+        self.overview_s = done.overview_s
+        return replace(done, probe=chosen.probe)
 
     def outcome(self, length_s: float) -> Outcome:
         result, clock, began_s, cost = self.result, None, None, None
@@ -154,9 +165,11 @@ class _Worker:
                 bounds = self.bounds if self.local else intersect(self.bounds, _bounds(result))
                 clock = bounds.clock(self.round_trip_s / 2) if bounds is not None else None
                 began_s = (window_ns[0] - (clock.offset_ns if clock else 0)) / 1e9
-            cost = self.memory.cost(result, length_s)
+            cost = self.memory.cost(result.took_s, length_s)
             if self.start_s is not None and began_s is not None:  # the wait for the common start took nothing
                 cost = replace(cost, call_s=max(cost.recorded_s, result.took_s - max(0.0, began_s - result.sent_s)))
+            cost = replace(cost, call_s=cost.call_s + self.overview_call_s,
+                           recorded_s=cost.recorded_s + self.overview_s)
         return Outcome(self.address, self.name, result, self.plan, cost, self.error, clock, began_s)
 
 
@@ -183,7 +196,9 @@ def capture_workers(
 ) -> MultiWorkerCapture:
     """Capture at most ``seconds`` from all ``servers`` (address, pid where known) into one run folder. Blocks.
 
-    ``on_progress`` is called from several threads, one at a time, with where the slowest worker stands.
+    ``on_progress`` is called from several threads, one at a time, with where the slowest worker stands. One worker
+    alone has an overview, the first of the servers that is captured: workers wait for each other at every step, so
+    what holds up one of them shows there, too, and the others are left in peace.
     Raises GputopError where no worker could be captured.
     """
     stop = stop or threading.Event()
@@ -192,24 +207,32 @@ def capture_workers(
     run = RunFolder.create(logdir, "workers")
     workers = _workers(each_once(servers), on_progress)
     threads = ThreadPoolExecutor(len(workers), "gputop-worker")
-    try:
-        if force or not needs_probe(seconds):
-            chosen = Plan(seconds, seconds, "full length, no probe" if force else "full length, too short for a probe")
-        else:
-            with probe_logdir(logdir) as folder:
-                _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop))
-                if stop.is_set() and any(w.probed for w in workers):
-                    return _probes(workers, seconds, place, run)
-                _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), place))
-            chosen = shortest_plan(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error])
+
+    def record(chosen: Plan) -> Plan:
         if any(w.error is None for w in workers):
             tell(chosen)
         start_s = time.time() + _LEAD_S + _LEAD_PER_WORKER_S * len(workers)
         halt = threading.Event()  # of all: what one job does not bear ends it for the others, too
-        _run_phase(threads, workers, lambda w: w.record(chosen.chosen_s, place, run.path.name, start_s, stop, halt))
+        _run_phase(threads, workers, lambda w: w.record(chosen, place, run.path.name, start_s, stop, halt))
         for growth_guard in (w.growth_guard for w in workers if w.growth_guard is not None):
             chosen = growth_guard.plan_as_recorded(chosen)
-        return _finish(workers, chosen, run, chosen.chosen_s)
+        return chosen
+
+    try:
+        if force or not needs_probe(seconds):
+            chosen = record(Plan(seconds, seconds, "full length, no probe" if force else
+                                 "full length, too short for a probe"))
+            return _finish(workers, chosen, run, chosen.chosen_s)
+        with probe_logdir(logdir) as folder:
+            _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop))
+            if stop.is_set() and any(w.probed for w in workers):
+                return _probes(workers, seconds, place, run)
+            _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), place))
+            chosen = record(shortest_plan(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error]))
+            first = next((w for w in workers if w.result is not None), None)
+            if chosen.overview_s and first is not None:
+                chosen = first.record_overview(chosen, folder, stop)
+            return _finish(workers, chosen, run, chosen.chosen_s)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)  # who wants to quit at once need not wait for the servers
         run.discard()

@@ -33,6 +33,14 @@ _ENOUGH_STEPS, _ENOUGH_S, _CHEAP_EVENTS = 100, 2.0, 100_000
 # A recording of twenty steps is ended when the job has grown by this share of the free memory, on a small node by
 # so much: a probe does not show all growth. JAX 0.10 on the CPU, probed at 60 MB a second, grew by 2.9 GB in ten.
 _GROWTH_SHARE, _GROWTH_BYTES = 0.02, 256 * 2**20
+# Not before twenty steps, or so many seconds where that is less or a step's length is not known: the growth is mostly
+# that of the first recording in a process (+582 MiB, +1.9 GiB) and hardly depends on its length. Unless memory is
+# short: beyond this share of what is free, or so much, on a small node that part of it.
+_GUARD_S = 10.0
+_SHORT_SHARE, _SHORT_BYTES, _SHORT_PART = 0.1, 2**30, 1 / 8
+# The overview makes 1 to 8 times fewer events than the detail, which shows once a part of it is recorded: each part
+# has about so many, all together as many for each ten seconds asked for, and never more than an analysis bears.
+OVERVIEW_PART_EVENTS, _MAX_OVERVIEW_EVENTS = TARGET_EVENTS, 4 * TARGET_EVENTS
 # Growth of the job over the size of its trace: 16.7 for 132 MB, 10 to 19 for 1 to 17 MB, TensorFlow 2.21 on
 # the CPU, where an event has few stats.
 SERVER_MULTIPLE = 20.0
@@ -94,7 +102,8 @@ class FreeResources:
 class Plan:
     """``chosen_s`` to record, and in ``why`` the reason as a person reads it; ``notes`` is what could not be known.
 
-    ``enough``: the job could have borne a longer recording, which would also show rare work.
+    ``enough``: the job could have borne a longer recording, which would also show rare work. ``overview_s`` is
+    recorded after it in little detail, for what is seldom; ``ended`` says in a sentence what ended either early.
     """
 
     asked_s: float
@@ -103,14 +112,16 @@ class Plan:
     probe: Probe | None = None
     notes: tuple[str, ...] = field(default=())
     enough: bool = False
+    overview_s: float = 0.0
+    ended: str = ""
 
     @property
     def shortened(self) -> bool:
         return self.chosen_s < self.asked_s
 
     def to_json(self) -> dict[str, Any]:
-        return {"asked_s": self.asked_s, "chosen_s": self.chosen_s, "why": self.why,
-                "unknown": list(self.notes), "probe": self.probe.to_json() if self.probe else None}
+        return {"asked_s": self.asked_s, "chosen_s": self.chosen_s, "overview_s": self.overview_s, "why": self.why,
+                "ended": self.ended, "unknown": list(self.notes), "probe": self.probe.to_json() if self.probe else None}
 
 
 def needs_probe(asked_s: float) -> bool:
@@ -130,7 +141,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, *, longest: bool = F
     rate = probe.events_per_s
     if rate <= 0:
         return Plan(asked_s, asked_s, "full length, the job made no events during the test", probe, free.unknown)
-    makes = f"this job makes {_count(rate)} events/s"
+    makes = f"this job makes {count(rate)} events/s"
     chosen_s, why = asked_s, f"full length, {makes}"
     enough_s = TARGET_EVENTS / rate - probe.seconds
     if enough_s < asked_s:
@@ -141,7 +152,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, *, longest: bool = F
     device_rate = probe.device_events / probe.seconds
     if device_rate * chosen_s > _CUPTI_SHARE * CUPTI_RECORDS:
         chosen_s = _CUPTI_SHARE * CUPTI_RECORDS / device_rate
-        why = f"its GPUs make {_count(device_rate)} events/s, and CUPTI keeps 2 M in all"
+        why = f"its GPUs make {count(device_rate)} events/s, and CUPTI keeps 2 M in all"
     enough_s = _enough(probe)
     enough = enough_s < chosen_s and not longest
     if enough:
@@ -151,7 +162,14 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, *, longest: bool = F
     least_s, least_why = _limit_to_resources(asked_s, chosen_s, why, probe, free)
     if least_s < asked_s:
         least_s = max(0.1, int(least_s * 10) / 10)
-    return Plan(asked_s, least_s, least_why, probe, free.unknown, enough and least_why == why)
+    fits, rest_s = least_why == why, round(asked_s - least_s, 3)
+    overview_s = rest_s if fits and not longest and rest_s >= MIN_CAPTURE_S else 0.0
+    return Plan(asked_s, least_s, least_why, probe, free.unknown, enough and fits, overview_s)
+
+
+def overview_events(asked_s: float) -> float:
+    """How many events the overview of a capture of ``asked_s`` may have."""
+    return min(TARGET_EVENTS * max(1.0, asked_s / 10), _MAX_OVERVIEW_EVENTS)
 
 
 def _enough(probe: Probe) -> float:
@@ -170,13 +188,23 @@ def _for_steps(probe: Probe) -> tuple[float, str]:
     return (_STEPS_WORTH[0][1] / rate, "for steps too long to be probed") if probe.device_events else (0.0, "")
 
 
-def growth_limits(probe: Probe, free: FreeResources) -> tuple[float, float]:
-    """(seconds, bytes): once so long is recorded, the job is to have grown by no more than that."""
-    free_bytes = min((left for left in (free.shared_bytes, free.job_bytes) if left is not None), default=0.0)
-    steps_s = math.inf if probe.device_events else 0.0  # without a step that shows, they may be long
-    if probe.step_s is not None:
-        steps_s = _STEPS_WORTH[0][0] * probe.step_s
-    return max(MIN_CAPTURE_S, steps_s), max(_GROWTH_SHARE * free_bytes, _GROWTH_BYTES)
+@dataclass(frozen=True, slots=True)
+class GrowthLimits:
+    """Once ``after_s`` are recorded, the job is to have grown by no more than ``bytes``, at any time by no more than
+    ``short_bytes``."""
+
+    after_s: float = math.inf
+    bytes: float = math.inf
+    short_bytes: float = math.inf
+
+
+def growth_limits(probe: Probe, free: FreeResources) -> GrowthLimits:
+    """How much a job may grow while it is recorded."""
+    free_bytes = min((left for left in (free.shared_bytes, free.job_bytes) if left is not None), default=math.inf)
+    steps_s = math.inf if probe.step_s is None else _STEPS_WORTH[0][0] * probe.step_s
+    known_bytes = free_bytes if math.isfinite(free_bytes) else 0.0
+    return GrowthLimits(max(MIN_CAPTURE_S, min(steps_s, _GUARD_S)), max(_GROWTH_SHARE * known_bytes, _GROWTH_BYTES),
+                        max(_SHORT_SHARE * known_bytes, min(_SHORT_BYTES, _SHORT_PART * free_bytes)))
 
 
 def _limit_to_resources(asked_s: float, chosen_s: float, why: str, probe: Probe,
@@ -212,7 +240,7 @@ def _limit_to_resources(asked_s: float, chosen_s: float, why: str, probe: Probe,
     return chosen_s, why
 
 
-def _count(number: float) -> str:
+def count(number: float) -> str:
     """Two or three digits, as one says it: 240 k, 1.2 M."""
     for unit, one in ((" M", 1e6), (" k", 1e3)):
         if number >= 0.9995 * one:

@@ -14,10 +14,11 @@ from gputop.text.units import seconds
 if TYPE_CHECKING:
     from gputop.analysis.gpu.packed_series import ComparedTrace
     from gputop.analysis.results import Analysis, StepTimes
+    from gputop.profiler.capture.job_memory import Cost
     from gputop.profiler.capture.multi_worker import Outcome
     from gputop.profiler.capture.plan import Plan
-    from gputop.profiler.capture.safe_capture import Cost
 
+_LONG_S = 60.0  # of an overview that most checkpoints and evaluations are in
 _FEW_STEPS = 5  # gputop.diagnosis.diagnose calls fewer a sample
 
 
@@ -44,16 +45,17 @@ def usable(servers: Iterable[Server]) -> tuple[Server, ...]:
 class CaptureStatus:
     """Where the current or last capture stands."""
 
-    phase: Literal["starting", "asking", "connecting", "probing", "recording", "receiving", "saving", "analyzing",
-                   "done", "failed"]
+    phase: Literal["starting", "asking", "connecting", "probing", "recording", "overview", "receiving", "saving",
+                   "analyzing", "done", "failed"]
     address: str
     asked_s: float
     elapsed_s: float = 0.0
     message: str = ""  # done: what came of it; failed: the cause
     fix: str = ""
     time_s: float = 0.0  # Unix time it was reached
-    chosen_s: float | None = None  # what is recorded, once that is known
+    chosen_s: float | None = None  # what is recorded in detail, once that is known
     why: str = ""  # and the reason for it
+    overview_s: float = 0.0  # the overview that follows
 
     @property
     def running(self) -> bool:
@@ -109,11 +111,17 @@ class CaptureRecord:
         """What was done to the job and why, as a person reads it."""
         lines = list(self.notices)
         if self.plan is not None:
-            lines += [f"{self.plan.chosen_s:g} s: {self.plan.why}", *self.plan.notes]
+            plan = self.plan
+            lines.append(f"{plan.chosen_s:g} s in detail: {plan.why}; then {plan.overview_s:g} s of overview"
+                         if plan.overview_s else f"{plan.chosen_s:g} s: {plan.why}")
+            lines += [text for text in (plan.ended, *plan.notes) if text]
             count = self.steps.count if self.steps is not None else 0
             if self.plan.shortened and self.analysis is not None and count < _FEW_STEPS:
                 lines.append(f"{count or 'no'} whole step{'s' if count != 1 else ''} in it; to capture longer: "
                              f"gputop capture --seconds {self.asked_s:g} --force")
+            elif self.plan.overview_s:
+                lines.append("events that are rarer than that may be missing; for a longer overview: "
+                             f"gputop capture --seconds {max(_LONG_S, 2 * self.asked_s):g}")
             elif self.plan.enough:
                 lines.append("rare events, such as a checkpoint, may be missing; to capture longer: "
                              f"gputop capture --seconds {self.asked_s:g} --force")

@@ -7,120 +7,23 @@ went away while it recorded on), the probe is the trace.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gputop.core.errors import GputopError
-from gputop.core.files import open_regular
-from gputop.profiler.capture.footprint import free_resources, job_pid, resident_bytes
+from gputop.profiler.capture.footprint import free_resources, job_pid
+from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, with_more
+from gputop.profiler.capture.overview import Watch, record_overview
 from gputop.profiler.capture.plan import PROBE_S, Plan, Probe, growth_limits, needs_probe, plan
 from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
 from gputop.profiler.outline import map_file
 from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import size
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a capture took of the job. ``call_s`` is from request to answer, ``recorded_s`` of it recorded.
-
-    The rest of the call the server gathers and packs what it recorded, in the job's process.
-    Memory is the resident set of that process: before the probe, at its highest since then (looked
-    at eight times a second), and after; None where it is out of sight.
-    """
-
-    call_s: float
-    recorded_s: float
-    memory_before_bytes: int | None = None
-    memory_peak_bytes: int | None = None
-    memory_after_bytes: int | None = None
-
-    @property
-    def growth_bytes(self) -> int | None:
-        """Growth of the job at its highest."""
-        if self.memory_before_bytes is None or self.memory_peak_bytes is None:
-            return None
-        return max(0, self.memory_peak_bytes - self.memory_before_bytes)
-
-    def text(self) -> str:
-        """For people: "the call took 8.0 s for 4.1 s of trace …; the job grew by 1.2 GiB meanwhile"."""
-        gathering_s = self.call_s - self.recorded_s
-        text = f"the call took {self.call_s:.1f} s for {self.recorded_s:.1f} s of trace"
-        if gathering_s > max(1.0, 0.2 * self.recorded_s):
-            text += f": the server spent {gathering_s:.1f} s collecting it, and the job was slower meanwhile"
-        if self.growth_bytes is not None:
-            text += (f"; the job's memory grew by {size(self.growth_bytes)} at most" if self.growth_bytes else
-                     "; the job's memory did not grow")
-        return text
-
-    def to_json(self) -> dict[str, Any]:
-        return {"call_s": self.call_s, "recorded_s": self.recorded_s,
-                "memory_before_bytes": self.memory_before_bytes, "memory_peak_bytes": self.memory_peak_bytes,
-                "memory_after_bytes": self.memory_after_bytes}
-
-
-class JobMemory:
-    """The job's memory, sampled whenever progress is reported."""
-
-    def __init__(self, pid: int | None, report: Callable[[Progress], None]) -> None:
-        self._pid = pid if pid != os.getpid() else None  # the demo's server is in gputop itself
-        self._report = report
-        self.before = self.peak = resident_bytes(self._pid)
-
-    @property
-    def growth(self) -> int | None:
-        self.sample_rss()
-        return None if self.before is None or self.peak is None else self.peak - self.before
-
-    def sample_rss(self) -> int | None:
-        now = resident_bytes(self._pid)
-        if now is not None and self.peak is not None:
-            self.peak = max(self.peak, now)
-        return now
-
-    def __call__(self, progress: Progress) -> None:
-        self.sample_rss()
-        self._report(progress)
-
-    def cost(self, result: CaptureResult, recorded_s: float) -> Cost:
-        after = self.sample_rss()
-        return Cost(result.took_s, min(recorded_s, result.took_s), self.before, self.peak, after)
-
-
-class MemoryGrowthGuard:
-    """Receives a recording's progress and sets ``halt`` when ``stop`` is set or the job's memory grows too much."""
-
-    def __init__(self, memory: JobMemory, after_s: float, most_bytes: float, stop: threading.Event,
-                 halt: threading.Event) -> None:
-        """``after_s``: before so much is recorded it may grow by more than ``most_bytes``."""
-        self._memory, self._after_s, self._most_bytes = memory, after_s, most_bytes
-        self._stop, self.halt = stop, halt
-        self._ended: tuple[float, int] | None = None  # after so many seconds, and by how much it had grown
-
-    def __call__(self, progress: Progress) -> None:
-        self._memory(progress)
-        grown = self._memory.growth or 0
-        recorded = progress.phase == "recording" and progress.elapsed_s > self._after_s
-        if self._stop.is_set():
-            self.halt.set()
-        elif recorded and grown > self._most_bytes and not self.halt.is_set():
-            self._ended = progress.elapsed_s, grown
-            self.halt.set()
-
-    def plan_as_recorded(self, chosen: Plan) -> Plan:
-        """The plan as it was carried out: shorter, with the reason, if this guard ended the recording."""
-        if self._ended is None:
-            return chosen
-        seconds, grown = self._ended
-        return replace(chosen, chosen_s=round(seconds, 1), enough=False,
-                       why=f"ended early, because the job's memory had grown by {size(grown)}")
 
 
 def capture_with_probe(
@@ -137,7 +40,8 @@ def capture_with_probe(
     """Capture at most ``seconds``, as :func:`gputop.profiler.client.capture` does. Blocks.
 
     ``force``: exactly ``seconds``, without a probe and without asking whether memory and disk
-    hold it. ``on_plan`` is told the length once it is chosen. Raises GputopError, also where
+    hold it. ``on_plan`` is told the length once it is chosen. What the plan leaves of ``seconds`` is recorded as an
+    overview beside the trace; the plan that is returned says how much of it there is. Raises GputopError, also where
     the node lacks the memory or disk space for the shortest useful capture.
     """
     address = parse_address(address)
@@ -149,17 +53,19 @@ def capture_with_probe(
     if force or not needs_probe(seconds):
         tell(chosen)
         result = capture(address, seconds=seconds, logdir=logdir, on_progress=watch, stop=stop, pid=pid)
-        return result, chosen, watch.cost(result, seconds)
+        return result, chosen, watch.cost(result.took_s, seconds)
     with probe_logdir(logdir) as folder:
         probed, probe = probe_job(address, folder, pid, watch, stop)
         if stop.is_set() and probed is not None:
             chosen = Plan(seconds, probe.seconds, "stopped during the probe; the probe is the trace", probe)
             tell(chosen)
-            return keep_probe(probed, logdir), chosen, watch.cost(probed, chosen.chosen_s)
+            return keep_probe(probed, logdir), chosen, watch.cost(probed.took_s, chosen.chosen_s)
         free = free_resources(address, pid, Path(logdir).expanduser().absolute())
         chosen = plan(seconds, probe, free)
         tell(chosen)
-        growth_guard = MemoryGrowthGuard(watch, *growth_limits(probe, free), stop, threading.Event())
+        limits = growth_limits(probe, free)
+        growth_guard = MemoryGrowthGuard(watch, limits, stop, threading.Event(),
+                                         label=with_more if chosen.overview_s else None)
         try:
             result = capture(address, seconds=chosen.chosen_s, logdir=logdir, on_progress=growth_guard,
                              stop=growth_guard.halt, pid=pid)
@@ -169,8 +75,11 @@ def capture_with_probe(
             kept = keep_probe(probed, logdir).path
             raise GputopError(f"{error.message}; the only data is the probe of {probe.seconds:g} s",
                               f"{error.fix} To look at the probe: gputop analyze {kept}") from None
-        chosen = growth_guard.plan_as_recorded(chosen)
-    return result, chosen, watch.cost(result, chosen.chosen_s)
+        chosen, call_s = growth_guard.plan_as_recorded(chosen), result.took_s
+        if chosen.overview_s:
+            chosen, overview_call_s = record_overview(result, chosen, Watch(pid, watch, limits, stop), folder)
+            call_s += overview_call_s
+    return result, chosen, watch.cost(call_s, chosen.chosen_s + chosen.overview_s)
 
 
 def probe_job(
@@ -224,11 +133,7 @@ def keep_probe(probed: CaptureResult, logdir: str | Path, host: str | None = Non
     """The probe as a trace like any other, in a run folder of its own or in one that exists; raises GputopError."""
     folder = RunFolder.create(logdir, host or probed.path.name.removesuffix(".xplane.pb"), run)
     try:
-        with open_regular(probed.path, follow_links=False) as file:
-            path = folder.adopt(file, probed.path)
-    except OSError as error:
-        raise GputopError(f"the probe's trace cannot be read: {error.strerror or error} ({probed.path})",
-                          "Check that file system.") from None
+        path = folder.take_over(probed.path)
     finally:
         folder.discard()
     return replace(probed, path=path, run_dir=folder.path, session_id=folder.path.name)

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from gputop.core.files import Folder, open_regular, replacing, untrusted_ancestor
 from gputop.trace.readers.capture_file import FILE as CAPTURE
+from gputop.trace.readers.capture_file import OVERVIEW
 from gputop.trace.readers.clock_file import FILE as CLOCKS
 from gputop.trace.readers.stacks_file import FILE as STACKS
 
 MARK = "gputop.black-box.json"
 MAX_RUNS = 20
 MAX_BYTES = 2 * 2**30
-_TRACE = ".xplane.pb"
+_TRACES = (".xplane.pb", OVERVIEW)
 _MAX_NOTE_BYTES = 1 << 20
 _SCHEMA = "gputop.black-box/1"
 
@@ -57,7 +58,7 @@ def remove_run(parent: Folder, run: str) -> list[str]:
     Returns the names of those that could not be removed. Raises OSError where it cannot be entered.
     """
     with parent.enter(run) as folder:
-        own = [name for name in folder.names() if name.endswith(_TRACE) or name in (CAPTURE, CLOCKS, MARK, STACKS)]
+        own = [name for name in folder.names() if name.endswith(_TRACES) or name in (CAPTURE, CLOCKS, MARK, STACKS)]
         for name in own:
             folder.remove(name)
         left = [name for name in own if folder.has(name)]
@@ -83,7 +84,7 @@ def _owners() -> frozenset[int]:
 def _trace_bytes(folder: Folder) -> int:
     total = 0
     for name in folder.names():
-        if name.endswith(_TRACE):
+        if name.endswith(_TRACES):
             with contextlib.suppress(OSError):
                 total += folder.state(name).st_size
     return total

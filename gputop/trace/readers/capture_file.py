@@ -21,6 +21,7 @@ from gputop.core.job_cpus import JobCpus
 from gputop.core.live_steps import LiveSteps
 
 FILE = "gputop.capture.json"
+OVERVIEW = ".overview.pb"  # ending of the overview beside a trace (gputop.trace.readers.overview_file)
 _SCHEMA = "gputop.capture/1"
 _MAX_BYTES = 16 << 20
 _MAX_CPUS = 1 << 16
@@ -33,7 +34,8 @@ class CaptureFile(Struct, frozen=True):
 
     ``job`` is the command line of the job, its secrets hidden; ``time_s`` the Unix time at which the capture ended,
     ``step_s`` the median step time, ``counters_by_file`` the samples of the GPUs where several workers were captured,
-    ``live_steps`` the step period in the minutes before, by the live signal.
+    ``live_steps`` the step period in the minutes before, by the live signal, ``ended`` in a sentence what ended the
+    recording early.
     """
 
     schema: str = _SCHEMA
@@ -46,6 +48,7 @@ class CaptureFile(Struct, frozen=True):
     counters: GpuCounters | None = None
     counters_by_file: Mapping[str, GpuCounters] = field(default_factory=dict)
     live_steps: LiveSteps | None = None
+    ended: str = ""
 
 
 def write_capture(folder: Path, about: CaptureFile) -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 from gputop.core.counters import GpuCounters, joined
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.text.commands import command_of
+from gputop.text.units import printable
+from gputop.trace import limits
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.readers.capture_file import CaptureFile, capture_of, tightest
 from gputop.trace.readers.content import digest, listed, read_prefix, size_bytes
 from gputop.trace.readers.find_files import files_at
+from gputop.trace.readers.overview_file import overview_of
 from gputop.trace.readers.registry import ACCEPTED, FORMATS, Format
 from gputop.trace.readers.stacks_file import stacks_of
 
@@ -45,9 +48,15 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
     if len({format_.id for format_ in formats.values()}) > 1:
         raise GputopError(f"Traces of several formats cannot be read as one: {listed(list(formats))}.",
                           "Give those of one format at a time.", EXIT_USAGE)
-    trace = next(iter(formats.values())).read(list(formats))
+    format_ = next(iter(formats.values()))
+    trace = format_.read(list(formats))
     trace.quality = notes + trace.quality
     captured = capture_of(trace.paths)
+    if captured.ended:
+        trace.quality.append(QualityNote("ended_early", limits.cut_text(printable(captured.ended))))
+    if format_.overviews:
+        trace.overview, about_overview = overview_of(trace, format_.read)
+        trace.quality += about_overview
     trace.job_cpus = tightest(captured.files)
     trace.counters = captured.counters or _counters_of_workers(trace, captured)
     trace.live_steps, trace.job = captured.live_steps, command_of(captured.job)

@@ -38,6 +38,7 @@ class Format:
     duplicate: re.Pattern[str] | None = None  # names of further files of one capture, read only where alone
     worker_capture: re.Pattern[str] | None = None  # names of files of (worker, time of the capture)
     copy_beside: tuple[str, re.Pattern[str]] | None = None  # beside that format's files such names repeat the capture
+    overviews: bool = False  # an overview may lie beside them (gputop.trace.readers.overview_file)
     raw_endings: tuple[str, ...] = ()  # of files that have to be exported to this format first
     raw_message: tuple[str, str] = ("", "")  # what such a file is, and how to export it to {stem} from {path}
 
@@ -74,7 +75,7 @@ FORMATS = (
         accepted="<host>.xplane.pb (also .gz), a profile run's folder or a TensorBoard logdir",
         accepted_brief=".xplane.pb, run folder, TensorBoard logdir",
         pattern="*.xplane.pb", compressed=True, in_run_folders=True, recognizes=_is_xspace,
-        reader="gputop.trace.readers.xspace.reader",
+        reader="gputop.trace.readers.xspace.reader", overviews=True,
     ),
     Format(
         id="chrome", writer="Chrome/kineto trace",

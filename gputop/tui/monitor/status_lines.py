@@ -283,20 +283,25 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
 
 _PHASES = {"starting": "starting a profiler server in", "asking": "asking",
            "connecting": "connecting to", "probing": "taking a short test capture of", "recording": "recording",
-           "receiving": "receiving the trace of", "saving": "saving the trace of",
-           "analyzing": "analyzing the trace of"}
+           "overview": "recording an overview of", "receiving": "receiving the trace of",
+           "saving": "saving the trace of", "analyzing": "analyzing the trace of"}
 
 
 def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
-    length_s = status.asked_s if status.chosen_s is None else status.chosen_s
+    length_s = status.overview_s if status.phase == "overview" else (
+        status.asked_s if status.chosen_s is None else status.chosen_s)
     share = min(1.0, status.elapsed_s / length_s) if length_s else 1.0
     left: list[StyledText] = [(" Job  ", BOLD), ("● ", BAD),
                               (f"{_PHASES[status.phase]} {printable(status.address)} ", PLAIN)]
     right: list[StyledText] = []
-    if status.phase == "recording":
+    if status.phase in ("recording", "overview"):
         right = [bar(share, max(6, min(30, width - 60))),
                  (f" {status.elapsed_s:4.1f} of {length_s:g} s", PLAIN), ("  x: stop ", ACCENT)]
-        ways = (status.why, status.why.partition(", ")[0]) if status.why else ()
+        short = status.why.partition(", ")[0]
+        ways: tuple[str, ...] = (status.why, short) if status.why and status.phase == "recording" else ()
+        if ways and status.overview_s:
+            then = f"then {status.overview_s:g} s of overview"
+            ways = (f"{status.why}, {then}", f"{short}, {then}", then)
         left += _first_that_fits([[(f"({printable(why)}) ", DIM)] for why in ways], width - _cells([*left, *right]) - 1)
     elif status.phase == "asking":
         right = [("x: do not wait ", ACCENT)]

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.profiler.capture import multi_worker, safe_capture
+from gputop.profiler.capture import job_memory, multi_worker, safe_capture
 from gputop.profiler.capture.continuous import Continuous
 from gputop.profiler.capture.multi_worker import (
     capture_workers,
@@ -24,11 +24,12 @@ from gputop.profiler.capture.multi_worker import (
     shortest_plan,
     trace_names,
 )
-from gputop.profiler.capture.plan import FreeResources, Plan
+from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan
 from gputop.profiler.capture.records import Server
-from gputop.session.captures import MayEndJob, capture_and_analyze
+from gputop.session.captures import CaptureRequest, MayEndJob, capture_and_analyze
 from gputop.trace.readers.clock_file import read_clocks
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
+from tests.records import replace
 
 
 @pytest.fixture(autouse=True)
@@ -160,8 +161,8 @@ def test_where_none_works_the_reasons_of_all_are_reported_and_nothing_is_left(lo
 def test_the_busiest_job_decides_for_all(logdir):
     plans: list[Plan] = []
     with serving(FakeProfiler(xspace=make_xspace(events=100_000)), FakeProfiler()) as servers:
-        done = capture_workers(addresses(servers), seconds=300, logdir=logdir, on_plan=plans.append)
-    assert plans == [done.plan] and done.plan.chosen_s == 0.2
+        done = capture_workers(addresses(servers), seconds=0.5, logdir=logdir, on_plan=plans.append)
+    assert plans == [replace(done.plan, overview_s=0.3)] and done.plan.chosen_s == 0.2
     assert done.plan.why == f"{servers[0].address}: this job makes 2.0 M events/s"
     assert [s.requests[1].duration_ms for s in servers] == [200, 200]
 
@@ -193,8 +194,8 @@ def test_stopped_while_recording_stops_all(logdir):
 
 def test_a_job_that_grows_too_much_ends_it_for_all(logdir, monkeypatch):
     size = iter(range(10**9, 10**12, 10**9))
-    monkeypatch.setattr(safe_capture, "resident_bytes", lambda pid: next(size))
-    monkeypatch.setattr(multi_worker, "growth_limits", lambda probe, free: (0.2, 3e9))
+    monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: next(size))
+    monkeypatch.setattr(multi_worker, "growth_limits", lambda probe, free: GrowthLimits(0.2, 3e9))
     monkeypatch.setattr(multi_worker, "plan",
                         lambda seconds, probe, free, **_: Plan(seconds, seconds, "as asked", probe))
     with serving(FakeProfiler(), FakeProfiler()) as servers:
@@ -265,7 +266,7 @@ def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch
     with serving(FakeProfiler(xspace=make_xspace(events=100_000))) as servers:
         plan, _ = max_safe_duration(addresses(servers), seconds=10, logdir=logdir, stop=threading.Event())
         assert plan.chosen_s == 0.2
-        done = capture_workers(addresses(servers), seconds=10, logdir=logdir)
+        done = capture_workers(addresses(servers), seconds=0.3, logdir=logdir)
     assert (done.plan.chosen_s, done.plan.enough) == (0.1, True)
 
 
@@ -273,11 +274,12 @@ def test_a_risk_that_nobody_has_accepted_is_not_taken(logdir, monkeypatch):
     monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "beware")
     with serving(FakeProfiler(), FakeProfiler()) as servers:
         with pytest.raises(MayEndJob, match="beware"):
-            capture_and_analyze([Server(s.address) for s in servers], 0.05, logdir, threading.Event(),
-                                threading.Event(), lambda status: None, force=True)
+            capture_and_analyze([Server(s.address) for s in servers], CaptureRequest(0.05, logdir, force=True),
+                                threading.Event(), threading.Event(), lambda status: None)
         assert not any(server.requests for server in servers) and not logdir.exists()
-        capture_and_analyze([Server(s.address) for s in servers], 0.05, logdir, threading.Event(), threading.Event(),
-                            lambda status: None, force=True, accept_risk=True)
+        capture_and_analyze([Server(s.address) for s in servers],
+                            CaptureRequest(0.05, logdir, force=True, accept_risk=True), threading.Event(),
+                            threading.Event(), lambda status: None)
         assert all(server.requests for server in servers)
 
 
@@ -285,7 +287,7 @@ def test_a_record_over_all_workers(logdir):
     with serving(FakeProfiler(), FakeProfiler()) as servers:
         record = capture_and_analyze(
             [*(Server(s.address, asked=True) for s in servers), Server("gone:1", problem="it sleeps", asked=True)],
-            0.05, logdir, threading.Event(), threading.Event(), lambda status: None, force=True)
+            CaptureRequest(0.05, logdir, force=True), threading.Event(), threading.Event(), lambda status: None)
     assert record.address == f"{servers[0].address} and 1 more" and record.path.is_dir()
     assert record.remarks[0] == "not captured: gone:1: it sleeps"
     assert [w["address"] for w in json.loads(json.dumps(record.to_json()))["workers"]] == [s.address for s in servers]

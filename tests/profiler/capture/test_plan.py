@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from gputop.core.errors import GputopError
@@ -11,10 +9,12 @@ from gputop.profiler.capture.plan import (
     CUPTI_RECORDS,
     SERVER_MULTIPLE,
     FreeResources,
+    GrowthLimits,
     Plan,
     Probe,
     growth_limits,
     needs_probe,
+    overview_events,
     plan,
 )
 from tests.records import replace
@@ -149,12 +149,31 @@ def test_growth_seen_in_the_probe_counts_where_it_is_more_than_the_trace_explain
         plan(10, replace(grew, bytes=2_500_000), FreeResources(job_bytes=300 * MB))
 
 
-@pytest.mark.parametrize(("free", "device", "step_s", "limit"), [
-    (20 * GB, 0, None, (1.0, 0.4 * GB)), (2 * GB, 0, None, (1.0, 256 * 2**20)), (20 * GB, 0, 0.1, (2.0, 0.4 * GB)),
-    (20 * GB, 500, 0.01, (1.0, 0.4 * GB)), (20 * GB, 500, None, (math.inf, 0.4 * GB)),
+@pytest.mark.parametrize(("free", "step_s", "limits"), [
+    # Twenty steps where their length is known, else ten seconds; a fiftieth of what is free, and a tenth at any time.
+    (20 * GB, None, (10.0, 0.4 * GB, 2 * GB)), (20 * GB, 0.1, (2.0, 0.4 * GB, 2 * GB)),
+    (20 * GB, 0.01, (1.0, 0.4 * GB, 2 * GB)), (20 * GB, 3.0, (10.0, 0.4 * GB, 2 * GB)),
+    # At least 1 GiB where there are 8, and on a smaller node an eighth of what is free.
+    (9 * 2**30, 0.1, (2.0, 256 * 2**20, 2**30)), (2 * 2**30, 0.1, (2.0, 256 * 2**20, 256 * 2**20)),
 ])
-def test_how_much_a_job_may_grow_once_steps_are_recorded(free, device, step_s, limit):
-    assert growth_limits(probe(3_000, device, step_s), FreeResources(shared_bytes=free * 10, job_bytes=free)) == limit
+def test_how_much_a_job_may_grow(free, step_s, limits):
+    made = growth_limits(probe(3_000, 500, step_s), FreeResources(shared_bytes=free * 10, job_bytes=free))
+    assert made == GrowthLimits(*limits)
+
+
+def test_how_much_a_job_may_grow_where_its_memory_is_unknown():
+    assert growth_limits(probe(3_000, step_s=0.1), FreeResources()) == GrowthLimits(2.0, 256 * 2**20, 2**30)
+
+
+def test_what_the_detail_leaves_of_the_time_asked_for_is_the_overview():
+    made = plan(10, probe(120_000), FreeResources())
+    assert (made.chosen_s, made.overview_s) == (3.6, 6.4) and made.to_json()["overview_s"] == 6.4
+    assert plan(10, probe(45_000), FreeResources()).overview_s == 0, "all of it is in detail"
+    assert plan(10, probe(120_000), FreeResources(), longest=True).overview_s == 0
+    assert plan(4, probe(120_000), FreeResources()).overview_s == 0, "not even a second is left"
+    tight = plan(10, probe(120_000), FreeResources(job_bytes=60 * MB))
+    assert tight.shortened and tight.overview_s == 0, "what memory does not hold in detail is not tried"
+    assert [overview_events(s) for s in (2, 10, 20, 60, 3600)] == [5e5, 5e5, 1e6, 2e6, 2e6]
 
 
 def test_what_is_unknown_is_said_and_short_captures_need_no_probe():

@@ -1,0 +1,120 @@
+"""The memory of a job while it is recorded: what it grows by, and the guard that ends a recording."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gputop.profiler.capture.footprint import resident_bytes
+from gputop.profiler.capture.plan import GrowthLimits, Plan
+from gputop.profiler.client import Progress
+from gputop.text.units import size
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a capture took of the job. ``call_s`` is from request to answer, ``recorded_s`` of it recorded.
+
+    The rest of the call the server gathers and packs what it recorded, in the job's process.
+    Memory is the resident set of that process: before the probe, at its highest since then (looked
+    at eight times a second), and after; None where it is out of sight.
+    """
+
+    call_s: float
+    recorded_s: float
+    memory_before_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    memory_after_bytes: int | None = None
+
+    @property
+    def growth_bytes(self) -> int | None:
+        """Growth of the job at its highest."""
+        if self.memory_before_bytes is None or self.memory_peak_bytes is None:
+            return None
+        return max(0, self.memory_peak_bytes - self.memory_before_bytes)
+
+    def text(self) -> str:
+        """For people: "the call took 8.0 s for 4.1 s of trace …; the job grew by 1.2 GiB meanwhile"."""
+        gathering_s = self.call_s - self.recorded_s
+        text = f"the call took {self.call_s:.1f} s for {self.recorded_s:.1f} s of trace"
+        if gathering_s > max(1.0, 0.2 * self.recorded_s):
+            text += f": the server spent {gathering_s:.1f} s collecting it, and the job was slower meanwhile"
+        if self.growth_bytes is not None:
+            text += (f"; the job's memory grew by {size(self.growth_bytes)} at most" if self.growth_bytes else
+                     "; the job's memory did not grow")
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        return {"call_s": self.call_s, "recorded_s": self.recorded_s,
+                "memory_before_bytes": self.memory_before_bytes, "memory_peak_bytes": self.memory_peak_bytes,
+                "memory_after_bytes": self.memory_after_bytes}
+
+
+class JobMemory:
+    """The job's memory, sampled whenever progress is reported."""
+
+    def __init__(self, pid: int | None, report: Callable[[Progress], None]) -> None:
+        self._pid = pid if pid != os.getpid() else None  # the demo's server is in gputop itself
+        self._report = report
+        self.before = self.peak = resident_bytes(self._pid)
+
+    @property
+    def growth(self) -> int | None:
+        self.sample_rss()
+        return None if self.before is None or self.peak is None else self.peak - self.before
+
+    def sample_rss(self) -> int | None:
+        now = resident_bytes(self._pid)
+        if now is not None and self.peak is not None:
+            self.peak = max(self.peak, now)
+        return now
+
+    def __call__(self, progress: Progress) -> None:
+        self.sample_rss()
+        self._report(progress)
+
+    def cost(self, call_s: float, recorded_s: float) -> Cost:
+        after = self.sample_rss()
+        return Cost(call_s, min(recorded_s, call_s), self.before, self.peak, after)
+
+
+class MemoryGrowthGuard:
+    """Receives a recording's progress and sets ``halt`` when ``stop`` is set or the job's memory grows too much."""
+
+    def __init__(self, memory: JobMemory, limits: GrowthLimits, stop: threading.Event, halt: threading.Event, *,
+                 before: int = 0, label: Callable[[Progress], Progress] | None = None) -> None:
+        """``before``: so much the job had grown before this recording. ``label``: how its progress is reported."""
+        self._memory, self._limits, self._before, self._label = memory, limits, before, label
+        self._stop, self.halt = stop, halt
+        self.ended: tuple[float, int] | None = None  # after so many seconds, and by how much it had grown
+
+    def __call__(self, progress: Progress) -> None:
+        self._memory(self._label(progress) if self._label is not None else progress)
+        grown, limits = self._memory.growth or 0, self._limits
+        too_much = grown > limits.short_bytes or (
+            grown - self._before > limits.bytes and progress.elapsed_s > limits.after_s)
+        if self._stop.is_set():
+            self.halt.set()
+        elif progress.phase == "recording" and too_much and not self.halt.is_set():
+            self.ended = progress.elapsed_s, grown
+            self.halt.set()
+
+    def plan_as_recorded(self, chosen: Plan) -> Plan:
+        """The plan as it was carried out: shorter, with the reason, if this guard ended the recording; without an
+        overview if it was ended at all."""
+        if self.ended is None:
+            return replace(chosen, overview_s=0.0) if self.halt.is_set() else chosen
+        seconds, grown = round(self.ended[0], 1), self.ended[1]
+        return replace(
+            chosen, chosen_s=seconds, enough=False, overview_s=0.0,
+            why=f"ended early, because the job's memory had grown by {size(grown)}",
+            ended=f"gputop ended the recording after {seconds:g} of {chosen.asked_s:g} s, because the job's memory had "
+                  f"grown by {size(grown)}: what the job does less often is not in it.")
+
+
+def with_more(progress: Progress) -> Progress:
+    """The progress of a recording that an overview follows."""
+    return replace(progress, more=True)

@@ -1,0 +1,77 @@
+"""The overview of a capture: a file ``<host>.overview.pb`` beside the trace, on which it is laid.
+
+gputop records a job in detail for a short time, and for the rest of the time asked for only the coarsest events of the
+host: steps and what lies between them. XProf and TensorBoard take every ``*.xplane.pb`` of a run's folder for a host
+of the job, so an overview is called otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from gputop.core.errors import GputopError
+from gputop.trace import limits
+from gputop.trace.model import AllocatorEvents, DeviceEvents, QualityNote, StepEvents, Trace
+from gputop.trace.readers.capture_file import OVERVIEW
+from gputop.trace.readers.clock_file import read_clocks
+
+_TRACE = ".xplane.pb"
+_MAX_APART_NS = 7200 * 10**9  # a capture lasts an hour at most
+_LIMITING = ("truncated", "left_out", "unnamed_events", "dropped_events")  # notes that limit what it shows
+
+Read = Callable[[Sequence[Path]], Trace]
+
+
+def overview_of(trace: Trace, read: Read) -> tuple[Trace | None, list[QualityNote]]:
+    """The overview beside a trace, on the clock and the origin of the trace, and what limits it.
+
+    Of several workers one has an overview. None where there is none, or none that can be used: the notes say why.
+    """
+    for rank, path in enumerate(map(Path, trace.paths)):
+        beside = path.with_name(path.name.removesuffix(".gz").removesuffix(_TRACE) + OVERVIEW)
+        if path.name.removesuffix(".gz").endswith(_TRACE) and os.path.lexists(beside):
+            try:
+                return _placed(read([beside]), trace, rank, path)
+            except GputopError as error:
+                return None, [_unusable(error.message)]
+    return None, []
+
+
+def _placed(overview: Trace, trace: Trace, rank: int, path: Path) -> tuple[Trace | None, list[QualityNote]]:
+    """The host's events of an overview, its times relative to the origin of the trace."""
+    if not len(overview.host):
+        return None, [_unusable("it has no event of the host.")]
+    if not overview.origin_ns or not trace.origin_ns:
+        return None, [_unusable("it or the trace does not say when it was recorded.")]
+    clock = read_clocks(path.parent).get(path.name.removesuffix(".gz")) if len(trace.paths) > 1 else None
+    by_ns = overview.origin_ns - trace.origin_ns - (clock.offset_ns if clock is not None else 0)
+    if abs(by_ns) > _MAX_APART_NS:
+        return None, [_unusable("it was recorded at another time.")]
+
+    def moved(span: tuple[int, int]) -> tuple[int, int]:
+        return span[0] + by_ns, span[1] + by_ns
+
+    host = overview.host
+    host.start_ns, host.end_ns = host.start_ns + np.int64(by_ns), host.end_ns + np.int64(by_ns)
+    name = trace.hosts[rank] if len(trace.hosts) == len(trace.paths) else overview.hosts[0]
+    placed = replace(
+        overview, origin_ns=trace.origin_ns, hosts=[name], gpus=[], device=DeviceEvents.empty(),
+        allocator=AllocatorEvents.empty(), step_events=StepEvents.empty(),
+        lines=[replace(line, host=name, gpu=-1) for line in overview.lines],
+        profile_window_ns=overview.profile_window_ns and moved(overview.profile_window_ns),
+        unrecorded_ns=tuple(map(moved, overview.unrecorded_ns)))
+    return placed, [_note(f"Of the overview beside this trace: {note.message}") for note in overview.quality
+                    if note.id in _LIMITING]
+
+
+def _unusable(why: str) -> QualityNote:
+    return _note(f"The overview beside this trace cannot be used: {why}")
+
+
+def _note(message: str) -> QualityNote:
+    return QualityNote("overview", limits.cut_text(message))

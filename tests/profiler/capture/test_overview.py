@@ -1,0 +1,173 @@
+"""The overview after the detail, of servers that misbehave as it is made."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gputop.profiler.capture import job_memory, overview, safe_capture
+from gputop.profiler.capture.multi_worker import capture_workers
+from gputop.profiler.capture.plan import GrowthLimits, Plan
+from gputop.profiler.capture.safe_capture import capture_with_probe
+from gputop.profiler.client import Progress
+from gputop.profiler.storage import RunFolder
+from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
+
+DETAIL = make_xspace(events=100_000)  # in a twentieth of a second: a tenth of a second of them is enough
+SPARSE = make_xspace(events=7)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(safe_capture, "PROBE_S", 0.05)
+    monkeypatch.setattr("gputop.profiler.capture.plan.MIN_CAPTURE_S", 0.1)
+    monkeypatch.setattr("gputop.profiler.capture.plan.TARGET_EVENTS", 300_000)
+
+
+@pytest.fixture
+def logdir(tmp_path: Path) -> Path:
+    return tmp_path / "logs"
+
+
+def two_grains(server: FakeProfiler, number: int) -> None:
+    """Many events in the probe and in the detail, few in the overview."""
+    server.xspace = DETAIL if number < 2 else SPARSE
+
+
+def names_below(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.rglob("*") if p.is_file())
+
+
+def test_the_rest_of_the_time_is_an_overview_beside_the_detail(logdir):
+    progress: list[Progress] = []
+    plans: list[Plan] = []
+    with serve(FakeProfiler(on_call=two_grains)) as server:
+        result, plan, cost = capture_with_probe(server.address, seconds=0.4, logdir=logdir, on_plan=plans.append,
+                                                on_progress=progress.append)
+    assert [r.duration_ms for r in server.requests] == [50, 100, 150, 150], "the first part tells how little it costs"
+    levels = [(r.opts.host_tracer_level, r.opts.device_tracer_level, r.opts.python_tracer_level)
+              for r in server.requests]
+    assert levels == [(2, 1, 0), (2, 1, 0), (1, 0, 0), (1, 0, 0)]
+    assert [r.opts.enable_hlo_proto for r in server.requests] == [True, True, False, False]
+    assert (plans[0].chosen_s, plans[0].overview_s) == (plan.chosen_s, plan.overview_s) == (0.1, 0.3)
+    assert not plan.ended and cost.recorded_s == pytest.approx(0.4) and cost.call_s >= 0.4 > result.took_s
+    host = result.path.name.removesuffix(".xplane.pb")
+    assert names_below(logdir) == [f"{host}.overview.pb", f"{host}.xplane.pb"], "XProf takes *.xplane.pb for hosts"
+    assert result.path.read_bytes() == DETAIL
+    of_overview = [p for p in progress if p.phase == "overview"]
+    assert of_overview and {p.asked_s for p in of_overview} == {0.3}
+    assert of_overview[-1].elapsed_s > 0.25, "of all its parts"
+    assert all(p.more for p in progress if p.phase in ("recording", "receiving", "saving"))
+
+
+def test_a_job_that_makes_as_many_events_even_then_has_a_shorter_one(logdir):
+    with serve(FakeProfiler(xspace=DETAIL)) as server:
+        _, plan, _ = capture_with_probe(server.address, seconds=5, logdir=logdir)
+    assert sum(r.duration_ms for r in server.requests) < 3000
+    assert 0.2 < plan.overview_s < 3
+    assert f"The overview ends after {plan.overview_s:g} of 4.9 s: even of it " in plan.ended
+
+
+def test_stopped_in_the_overview_keeps_both(logdir):
+    stop = threading.Event()
+    with serve(FakeProfiler(on_call=two_grains)) as server:
+        result, plan, _ = capture_with_probe(
+            server.address, seconds=60, logdir=logdir, stop=stop,
+            on_progress=lambda p: p.phase == "overview" and p.elapsed_s > 0.4 and stop.set())
+        assert len(server.terminated) == 1
+    assert len(names_below(logdir)) == 2 and result.path.read_bytes() == DETAIL
+    assert 0.3 < plan.overview_s < 20 and not plan.ended, "who stopped it knows"
+
+
+def test_stopped_in_the_detail_leaves_the_overview_out(logdir):
+    stop = threading.Event()
+    with serve(FakeProfiler(xspace=DETAIL)) as server:
+        result, plan, _ = capture_with_probe(server.address, seconds=0.5, logdir=logdir, stop=stop,
+                                             on_progress=lambda p: p.phase == "saving" and stop.set())
+        assert len(server.requests) == 2
+    assert names_below(logdir) == [result.path.name] and plan.overview_s == 0
+
+
+@pytest.mark.parametrize(("refusal", "said"), [
+    ((grpc.StatusCode.UNAVAILABLE, "Another profiling session active."), "is busy: another profiling session"),
+    ((grpc.StatusCode.UNAVAILABLE, "Socket closed"), "ended, or the connection to it broke"),
+])
+@pytest.mark.parametrize(("from_call", "kept_s"), [(2, 0.0), (3, 0.15)])
+def test_what_ends_the_overview_leaves_the_detail_and_is_said(logdir, refusal, said, from_call, kept_s):
+    def refuse(server: FakeProfiler, number: int) -> None:
+        two_grains(server, number)
+        server.refuse = refusal if number >= from_call else None
+
+    with serve(FakeProfiler(on_call=refuse)) as server:
+        result, plan, _ = capture_with_probe(server.address, seconds=0.5, logdir=logdir)
+    assert result.path.read_bytes() == DETAIL and plan.chosen_s == 0.1
+    assert len(names_below(logdir)) == 1 + (kept_s > 0)
+    assert plan.overview_s == pytest.approx(kept_s, abs=0.051) and said in plan.ended
+    begins = "The overview ends after " if kept_s else "There is no overview of the 0.4 s after the detail: "
+    assert plan.ended.startswith(begins)
+
+
+def test_an_overview_without_events_is_said(logdir):
+    def silent(server: FakeProfiler, number: int) -> None:
+        server.xspace = DETAIL if number < 2 else make_xspace(events=0)
+
+    with serve(FakeProfiler(on_call=silent)) as server:
+        result, plan, _ = capture_with_probe(server.address, seconds=0.4, logdir=logdir)
+    assert names_below(logdir) == [result.path.name] and plan.overview_s == 0 and "holds no events" in plan.ended
+
+
+@pytest.mark.parametrize(("limits", "detail_s"), [
+    (GrowthLimits(99.0, 1e9, short_bytes=15e9), 0.1),  # short of memory in the overview
+    (GrowthLimits(0.0, 6e9), 0.1),
+    (GrowthLimits(99.0, 1e9, short_bytes=1e9), None),  # in the detail
+])
+def test_a_job_that_grows_too_much_ends_either_grain(logdir, monkeypatch, limits, detail_s):
+    size = iter(range(10**9, 10**12, 10**9))  # a gigabyte more at each sample
+    monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: next(size))
+    monkeypatch.setattr(safe_capture, "growth_limits", lambda probe, free: limits)
+    if detail_s is None:
+        monkeypatch.setattr(safe_capture, "plan", lambda s, probe, free: Plan(s, 30.0, "so", probe, overview_s=30.0))
+    with serve(FakeProfiler(on_call=two_grains)) as server:
+        _, plan, _ = capture_with_probe(server.address, seconds=60, logdir=logdir)
+    if detail_s is None:
+        assert plan.chosen_s < 2 and plan.overview_s == 0
+        assert plan.ended.startswith(f"gputop ended the recording after {plan.chosen_s:g} of 60 s, because the job's ")
+    else:
+        assert plan.chosen_s == detail_s and 0 < plan.overview_s < 20
+        assert "the job's memory had grown by" in plan.ended and plan.ended.startswith("The overview ends after ")
+
+
+def test_a_disk_that_does_not_take_the_overview(logdir, monkeypatch):
+    real = RunFolder.create
+
+    def create(logdir, host, run=None, ending=".xplane.pb"):
+        if ending == overview.OVERVIEW:
+            raise OSError(28, "No space left on device")
+        return real(logdir, host, run, ending)
+
+    monkeypatch.setattr(RunFolder, "create", create)
+    with serve(FakeProfiler(on_call=two_grains)) as server:
+        result, plan, _ = capture_with_probe(server.address, seconds=0.4, logdir=logdir)
+    assert names_below(logdir) == [result.path.name] and plan.overview_s == 0 and "No space left" in plan.ended
+
+
+def test_forced_it_is_all_detail(logdir):
+    with serve(FakeProfiler(xspace=DETAIL)) as server:
+        _, plan, _ = capture_with_probe(server.address, seconds=0.3, logdir=logdir, force=True)
+        assert len(server.requests) == 1
+    assert plan.overview_s == 0 and plan.chosen_s == 0.3
+
+
+def test_of_several_workers_the_first_has_an_overview(logdir):
+    with serve(FakeProfiler(on_call=two_grains)) as first, serve(FakeProfiler(on_call=two_grains)) as second:
+        done = capture_workers([(first.address, None), (second.address, None)], seconds=0.4, logdir=logdir)
+    assert [len(s.requests) for s in (first, second)] == [4, 2]
+    assert (done.plan.chosen_s, done.plan.overview_s) == (0.1, 0.3)
+    (beside,) = done.run_dir.glob("*.overview.pb")
+    assert beside.name == f"{done.outcomes[0].name}.overview.pb"
+    assert [o.cost.recorded_s for o in done.outcomes] == pytest.approx([0.4, 0.1])
+
+
