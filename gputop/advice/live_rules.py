@@ -197,7 +197,8 @@ LIVE_RULES: tuple[Rule, ...] = (
         shared_limits=("min_readings", "coverage", "low_sm_active.pause", "low_sm_active.work_enter",
                        "low_sm_active.work_leave"),
         yields_to=("gpu0_oversubscribed", "idle_gpu"), hides_limit=True,
-        follows_from=tuple(map(Cause, ("input_bound", "thread_contention", "step_gap_host", "host_placement"))),
+        follows_from=tuple(map(Cause, ("input_bound", "thread_contention", "cpu_contention", "step_gap_host",
+                                       "host_placement"))),
         limits=(
             Limit("host_cpu_saturated.window_s", 120.0, "s", "same as idle_gpu.all_window_s"),
             Limit("host_cpu_saturated.cpu_enter", 0.95, "ratio", f"{OWN}no core has time left"),
@@ -290,8 +291,8 @@ LIVE_RULES: tuple[Rule, ...] = (
         id="low_sm_active", module="live.activity", origin="live", yields_to=_LITTLE_WORK, hides_limit=True,
         # Only a trace can name what makes a GPU work little.
         follows_from=tuple(map(Cause, (
-            "input_bound", "step_gap_host", "thread_contention", "launch_bound", "small_kernels", "eager_execution",
-            "retracing", "host_placement", "copies_excessive", "copies_pageable", "sync_copies",
+            "input_bound", "step_gap_host", "thread_contention", "cpu_contention", "launch_bound", "small_kernels",
+            "eager_execution", "retracing", "host_placement", "copies_excessive", "copies_pageable", "sync_copies",
             "communication_exposed", "collective_waiting", "replica_imbalance", "gpu0_oversubscribed", "serial_gpus",
             "staggered_launch", "allreduce_count", "allreduce_slow", "batch_size_headroom"))),
         limits=(
