@@ -121,13 +121,15 @@ class WallTime(Struct, frozen=True):
 
     ``known_by`` says what begin and end rest on: the "profiler" wrote them, or they are the first and last of the
     "events". ``per_step_s`` is the time from one training step to the next with all that lies between them
-    (evaluations, ends of epochs), None without two steps in a row.
+    (evaluations, ends of epochs), None without two steps in a row. ``pauses_s`` is what lies between each training step
+    and the next one, without what was not recorded; empty where ``per_step_s`` is None.
     """
 
     recorded_s: float
     parts: tuple[WallPart, ...]
     known_by: str = "events"
     per_step_s: float | None = None
+    pauses_s: tuple[float, ...] = ()
     ranks: tuple[RankWallTime, ...] = ()
 
     def share(self, *ids: str) -> float:

@@ -109,17 +109,21 @@ def wall_time(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
                for rank in ranks]
     recorded_s = sum(own.recorded_s for own in divided) / len(divided)
     parts = divided[0].parts if len(divided) == 1 else _mean(divided)
-    return WallTime(recorded_s, parts, "profiler" if trace.rank_windows_ns else "events",
-                    _per_step(steps, trace), tuple(divided) if len(divided) > 1 else ())
+    per_step_s, pauses_s = _per_step(steps, trace)
+    return WallTime(recorded_s, parts, "profiler" if trace.rank_windows_ns else "events", per_step_s, pauses_s,
+                    tuple(divided) if len(divided) > 1 else ())
 
 
-def _per_step(steps: Steps | None, trace: Trace) -> float | None:
-    """From the first step's begin to the last one's end, without what was not recorded, by the number of steps."""
+def _per_step(steps: Steps | None, trace: Trace) -> tuple[float | None, tuple[float, ...]]:
+    """From the first step's begin to the last one's end by the number of steps, and from the end of each to the begin
+    of the next; both without what was not recorded."""
     if steps is None or steps.count < 2 or steps.times.phase in _PHASES:
-        return None
-    first, last = steps.bounds_ns[0][0], steps.bounds_ns[-1][1]
-    missing = coverage(_spans(trace.unrecorded_ns), [first], [last])
-    return (last - first - int(missing[0])) / steps.count / 1e9
+        return None, ()
+    starts, ends = steps.edges_ns.T
+    unrecorded = _spans(trace.unrecorded_ns)
+    recorded_ns = int(ends[-1] - starts[0] - coverage(unrecorded, starts[:1], ends[-1:])[0])
+    pauses_ns = starts[1:] - ends[:-1] - coverage(unrecorded, ends[:-1], starts[1:])
+    return recorded_ns / steps.count / 1e9, tuple((pauses_ns / 1e9).tolist())
 
 
 def _spans(pairs: Iterable[tuple[int, int]]) -> Spans:
