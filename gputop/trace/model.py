@@ -267,6 +267,8 @@ class Trace:
     # What gputop recorded before or after it at little cost, for what is seldom: events of one process of the host
     # alone, its steps among them where the framework marks them there; on the origin of this trace.
     overview: Trace | None = None
+    # Of functions by name the phase (gputop.analysis.steps.phases), as another trace of the job shows it.
+    function_phases: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def window_ns(self) -> tuple[int, int]:

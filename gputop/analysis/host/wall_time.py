@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import Charge, charge, lines_apart, marks, shown_name, step_calls
@@ -39,9 +40,10 @@ from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_librar
 from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
 from gputop.analysis.host.work_kinds import MANY_VARIABLES, PATTERN_OF_KIND, READ_VARIABLE, WORK_KINDS
-from gputop.analysis.results import HostWork, RankWallTime, WallPart, WallTime
+from gputop.analysis.results import HostWork, RankWallTime, StackLine, WallPart, WallTime
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
+from gputop.analysis.steps.steps import find_overview_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.intervals import EMPTY, Spans, complement, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.lookups import launching_lines, rows_of
@@ -101,29 +103,55 @@ class _Rank:
 def wall_time(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
               python: Sequence[PythonStacks] = (), start: Spans = EMPTY) -> WallTime | None:
     """The division of the recorded time; None where the trace has no time. ``python``: the stacks of its processes,
-    ``start``: when they did what a job does once, at its start."""
+    ``start``: when they did what a job does once, at its start.
+
+    Of one rank the overview is divided like the trace, and what lies between the two was not recorded.
+    """
+    in_overview = find_overview_steps(trace, steps)
+    if steps is None and in_overview is not None:
+        steps = Steps((), in_overview.times)
     ranks = [rank for rank in _ranks(trace, gpu_timelines, steps, python) if rank.window.total]
     if not ranks:
         return None
     divided = [RankWallTime(rank.number, rank.host, rank.window.total / 1e9, _parts(trace, steps, rank, start))
                for rank in ranks]
+    recordings = [(trace, steps)]
+    if len(ranks) == 1 and trace.overview is not None and in_overview is not None:
+        recordings.append((trace.overview, in_overview))
+        divided = [_with_overview(divided[0], ranks[0].window, trace.overview, in_overview, python)]
     recorded_s = sum(own.recorded_s for own in divided) / len(divided)
     parts = divided[0].parts if len(divided) == 1 else _mean(divided)
-    per_step_s, pauses_s = _per_step(steps, trace)
+    per_step_s, pauses_s = _per_step(recordings)
     return WallTime(recorded_s, parts, "profiler" if trace.rank_windows_ns else "events", per_step_s, pauses_s,
                     tuple(divided) if len(divided) > 1 else ())
 
 
-def _per_step(steps: Steps | None, trace: Trace) -> tuple[float | None, tuple[float, ...]]:
+def _with_overview(detail: RankWallTime, window: Spans, overview: Trace, steps: Steps,
+                   python: Sequence[PythonStacks]) -> RankWallTime:
+    """The rank's time in both recordings, and between them."""
+    (rank,) = _ranks(overview, (), steps, python)[:1]
+    begin, end = (int(edge[0]) for edge in (window.start, window.end))
+    own_begin, own_end = (int(edge[0]) for edge in (rank.window.start, rank.window.end))
+    between_ns = max(own_begin - end, begin - own_end, 0)
+    between = (WallPart("unrecorded", between_ns / 1e9, 1, longest_s=between_ns / 1e9, at_s=min(end, own_end) / 1e9),)
+    parts = _summed([*detail.parts, *_parts(overview, steps, rank, EMPTY), *(between if between_ns else ())])
+    return RankWallTime(detail.rank, detail.host, sum(part.time_s for part in parts), parts)
+
+
+def _per_step(recordings: Iterable[tuple[Trace, Steps | None]]) -> tuple[float | None, tuple[float, ...]]:
     """From the first step's begin to the last one's end by the number of steps, and from the end of each to the begin
     of the next; both without what was not recorded."""
-    if steps is None or steps.count < 2 or steps.times.phase in _PHASES:
-        return None, ()
-    starts, ends = steps.edges_ns.T
-    unrecorded = _spans(trace.unrecorded_ns)
-    recorded_ns = int(ends[-1] - starts[0] - coverage(unrecorded, starts[:1], ends[-1:])[0])
-    pauses_ns = starts[1:] - ends[:-1] - coverage(unrecorded, ends[:-1], starts[1:])
-    return recorded_ns / steps.count / 1e9, tuple((pauses_ns / 1e9).tolist())
+    recorded_ns, count, pauses_s = 0, 0, list[float]()
+    for trace, steps in recordings:
+        if steps is None or steps.count < 2 or steps.times.phase in _PHASES:
+            continue
+        starts, ends = steps.edges_ns.T
+        unrecorded = _spans(trace.unrecorded_ns)
+        recorded_ns += int(ends[-1] - starts[0] - coverage(unrecorded, starts[:1], ends[-1:])[0])
+        count += steps.count
+        pauses_ns = starts[1:] - ends[:-1] - coverage(unrecorded, ends[:-1], starts[1:])
+        pauses_s += (pauses_ns / 1e9).tolist()
+    return recorded_ns / count / 1e9 if count else None, tuple(pauses_s)
 
 
 def _spans(pairs: Iterable[tuple[int, int]]) -> Spans:
@@ -203,7 +231,8 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         for phase, spans in _whole_loops(steps).items():
             take(phase if phase in _PHASES else "iterations", spans)
         known = merge(pauses, *(spans for id_, spans in found.items() if id_ != "unrecorded"))
-        first, last = (int(known.start[0]), int(known.end[-1])) if len(known.start) else (first, last)
+        # Without a step of its own, where the other recording has some, all of it is an edge.
+        first, last = (int(known.start[0]), int(known.end[-1])) if len(known.start) else (last, last)
     take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
     stretches = _stretches(left, rank, steps, (first, last))
     setups = _loop_setups(trace, stretches, found, steps, rank)
@@ -267,7 +296,8 @@ def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], found: Mapping[str
     own = [s for s in stretches if s.idle.total and (s.end_ns in loops.start or s.start_ns in loops.end)]
     named = [one for one in _named(trace, rank, own) if not _line(rank, one.stretch.idle, user=True)]
     return _spans((one.stretch.start_ns, one.stretch.end_ns) for one in named if one.kind in (
-        _SETS_UP if one.stretch.end_ns in loops.start else _CLEANS_UP))
+        _SETS_UP if one.stretch.end_ns in loops.start else _CLEANS_UP) or (
+            one.kind == "python" and _in_wrapper(rank, one.stretch.idle)))
 
 
 def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
@@ -419,13 +449,25 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
 def _line(rank: _Rank, idle: Spans, *, user: bool = False) -> str:
     """The line of Python that ran in most of this time, or the line of the ``user``'s own code; "" where none did, or
     nobody knows. Lines of libraries that only pass a call on name nothing."""
-    if not rank.python or not idle.total:
-        return ""
-    first = next(iter(gap_lines("gap", idle, idle.total / 1e9, rank.python).lines), None)
-    if first is None or first.share < _MOST:
+    first = _first_line(rank, idle)
+    if first is None:
         return ""
     library = is_library(first.file) if "/" in first.file else is_library_file(first.file)
     return "" if library and (user or PurePosixPath(first.file).name in PASS_ON) else first.line
+
+
+def _in_wrapper(rank: _Rank, idle: Spans) -> bool:
+    """Whether a library's wrapper around a call is where Python was in most of this time: no code of the user's, and
+    no callback of the library."""
+    first = _first_line(rank, idle)
+    return first is not None and PurePosixPath(first.file).name in PASS_ON
+
+
+def _first_line(rank: _Rank, idle: Spans) -> StackLine | None:
+    if not rank.python or not idle.total:
+        return None
+    first = next(iter(gap_lines("gap", idle, idle.total / 1e9, rank.python).lines), None)
+    return first if first is not None and first.share >= _MOST else None
 
 
 def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:
@@ -473,14 +515,27 @@ def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]
 
 def _mean(ranks: Sequence[RankWallTime]) -> tuple[WallPart, ...]:
     """The parts of all ranks, each of the mean length."""
-    groups: dict[tuple[str, str, str], list[WallPart]] = {}
-    for rank in ranks:
-        for part in rank.parts:
-            groups.setdefault((part.id, *same_work(part.kind, part.what)), []).append(part)
+    parts = [structs.replace(part, time_s=part.time_s / len(ranks), count=0) for rank in ranks for part in rank.parts]
+    most: dict[tuple[str, ...], int] = {}
+    for part in (part for rank in ranks for part in rank.parts):
+        most[_key(part)] = max(most.get(_key(part), 0), part.count)
+    return tuple(structs.replace(part, count=most[_key(part)]) for part in _summed(parts))
+
+
+def _key(part: WallPart) -> tuple[str, ...]:
+    return part.id, *same_work(part.kind, part.what)
+
+
+def _summed(parts: Iterable[WallPart]) -> tuple[WallPart, ...]:
+    """Parts of one name as one, as they are of the longest of them."""
+    groups: dict[tuple[str, ...], list[WallPart]] = {}
+    for part in parts:
+        groups.setdefault(_key(part), []).append(part)
     out = []
     for own in groups.values():
         longest = max(own, key=lambda part: part.longest_s)
-        out.append(WallPart(
-            longest.id, sum(part.time_s for part in own) / len(ranks), max(part.count for part in own), longest.kind,
-            longest.what, longest.longest_s, longest.at_s, longest.every_steps, longest.work, longest.silent_s))
+        every = {part.every_steps for part in own if part.every_steps is not None}
+        out.append(structs.replace(
+            longest, time_s=sum(part.time_s for part in own), count=sum(part.count for part in own),
+            every_steps=every.pop() if len(every) == 1 else None))
     return tuple(sorted(out, key=lambda part: (part.id not in _OF_STEPS, -part.time_s)))

@@ -45,7 +45,8 @@ def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
         spans = union(trace.host.start_ns[calls], trace.host.end_ns[calls])
         backward, forward, xla = (bool((np.searchsorted(at, spans.end) > np.searchsorted(at, spans.start)).any())
                                   for at in times)
-        by_name = next((phase for phase, mask in named.items() if mask[function]), UNKNOWN)
+        by_name = next((phase for phase, mask in named.items() if mask[function]),
+                       trace.function_phases.get(trace.names[function], UNKNOWN))
         out[function] = by_name
         if backward:
             out[function] = TRAINING

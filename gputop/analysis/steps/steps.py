@@ -52,6 +52,7 @@ _PROFILER_STOP = (r"\$profiler\.py:\d+ stop_trace|ProfilerSession::(?:CollectDat
                   r"\$profiler_v2\.py:\d+ stop")
 _FEW = 3  # steps; of fewer each may be the first
 _START_UP_SHARE = 0.5  # of a step that goes into compilation, or other work of a start
+_BY_KERNELS = ", by their kernels: the host runs ahead"
 _LOOP_APART = 3.0  # median pauses between the calls of one loop that are still its own. gputop's own figure
 _MIN_LOOP_CALLS = 3  # calls of one name, to be taken for those of a loop
 
@@ -101,12 +102,36 @@ def find_steps(trace: Trace) -> Steps | None:
         if len(bounds) >= anchors.min_steps and (anchors.confidence == "high" or dropped <= len(bounds)):
             calls, on_gpu = bounds, _on_the_gpu(trace, bounds)
             if on_gpu is not None:
-                anchors = replace(anchors, what=f"{anchors.what}, by their kernels: the host runs ahead",
+                anchors = replace(anchors, what=f"{anchors.what}{_BY_KERNELS}",
                                   end_ns=anchors.start_ns)  # the calls are no part of these steps
                 bounds = on_gpu
             found = _steps(trace, anchors, bounds, calls, dropped + len(anchors.start_ns) - whole)
             return replace(found, warm_up_ns=tuple(map(tuple, warm_up.tolist())), other_loops=anchors.other_loops)
     return None
+
+
+def find_overview_steps(trace: Trace, steps: Steps | None) -> Steps | None:
+    """The steps of ``trace.overview``, of the same kind as those of the trace itself where it has some: with none where
+    the overview shows no whole one. None where the two cannot be told to be alike.
+
+    An overview has calls but no ops: which function trains and which evaluates is known from the trace.
+    """
+    overview = trace.overview
+    if overview is None or not len(overview.host):
+        return None
+    found = find_steps(replace(overview, function_phases=_function_phases(trace)))
+    if steps is None:
+        return found
+    anchor = steps.times.anchor.partition(_BY_KERNELS)[0]
+    if found is not None:
+        return found if found.times.anchor == anchor and found.times.phase == steps.times.phase else None
+    return Steps((), steps.times) if steps.call_ends_ns or anchor != steps.times.anchor else None
+
+
+def _function_phases(trace: Trace) -> dict[str, str]:
+    rows, function = _calls_of_functions(trace)
+    found = phases(trace, rows, np.asarray(function, np.int64)) if len(rows) else {}
+    return {trace.names[name]: phase for name, phase in found.items() if phase != UNKNOWN}
 
 
 def _bounds(anchors: _Anchors) -> tuple[I64, int]:

@@ -59,11 +59,13 @@ def _placed(overview: Trace, trace: Trace, rank: int, path: Path) -> tuple[Trace
     host = overview.host
     host.start_ns, host.end_ns = host.start_ns + np.int64(by_ns), host.end_ns + np.int64(by_ns)
     name = trace.hosts[rank] if len(trace.hosts) == len(trace.paths) else overview.hosts[0]
+    window = overview.profile_window_ns and moved(overview.profile_window_ns)
     placed = replace(
         overview, origin_ns=trace.origin_ns, hosts=[name], gpus=[], device=DeviceEvents.empty(),
         allocator=AllocatorEvents.empty(), step_events=StepEvents.empty(),
-        lines=[replace(line, host=name, gpu=-1) for line in overview.lines],
-        profile_window_ns=overview.profile_window_ns and moved(overview.profile_window_ns),
+        lines=[replace(line, host=name, gpu=-1, rank=rank) for line in overview.lines],
+        rank_windows_ns={rank: window} if window is not None else {},
+        profile_window_ns=window,
         unrecorded_ns=tuple(map(moved, overview.unrecorded_ns)))
     return placed, [_note(f"Of the overview beside this trace: {note.message}") for note in overview.quality
                     if note.id in _LIMITING]

@@ -111,10 +111,14 @@ def test_a_line_of_python_names_a_pause():
     assert (pause.kind, pause.what, pause.count) == ("line", "train.py:11 Save.on_epoch_end", 4)
 
 
-def test_a_wrapper_of_a_library_names_nothing():
-    wall = divided(with_stacks(epochs().build(), 117, "/x/site-packages/keras/src/utils/traceback_utils.py"))
-    pause = max((part for part in wall.parts if part.id == "between"), key=lambda part: part.time_s)
-    assert (pause.kind, pause.what) == ("python", "")
+def test_a_wrapper_of_a_library_names_nothing_and_ends_the_evaluation():
+    wrapped = with_stacks(epochs().build(), 117, "/x/site-packages/keras/src/utils/traceback_utils.py")
+    parts = seconds_by(divided(wrapped))
+    # No callback runs in the pause: Keras' evaluate returns, and frees what it has used.
+    assert "between" not in parts and parts["evaluation"] == pytest.approx(0.08 + 1.2, rel=0.02)
+    callback = with_stacks(epochs().build(), 117, "/x/site-packages/keras/src/callbacks/model_checkpoint.py")
+    pause = max((part for part in divided(callback).parts if part.id == "between"), key=lambda part: part.time_s)
+    assert pause.kind == "line" and "model_checkpoint.py" in pause.what
 
 
 def test_begin_and_end_are_the_profilers_own():
@@ -273,3 +277,67 @@ def test_kineto_tells_when_it_began_and_ended():
     wall = divided(load([str(DATA / "kineto" / "a100_launch_bound.json.gz")]))
     # "PyTorch Profiler (0)" of the file: 696.2 ms, and kernels go on for 17 ms after it.
     assert wall.known_by == "profiler" and wall.recorded_s == pytest.approx(0.713, abs=0.001)
+
+
+def overview_of(job: Builder, by_s: float, **columns: object) -> Trace:
+    """A job's trace as an overview ``by_s`` seconds later: its host's events without ops."""
+    trace = job.build()
+    by_ns = round(by_s * 1e9)
+    host = trace.host
+    ops = np.array([":" in name for name in trace.names], bool)[host.name]
+    keep = ~ops
+    host = type(host)(host.line[keep], host.name[keep], host.start_ns[keep] + by_ns, host.end_ns[keep] + by_ns,
+                      host.stats_of(keep))
+    end = trace.window_ns[1] + by_ns
+    return replace(trace, host=host, rank_windows_ns={0: (by_ns, end)}, profile_window_ns=(by_ns, end), **columns)
+
+
+def two_grains(detail: Builder, overview: Builder, by_s: float) -> Trace:
+    trace = detail.build()
+    end = trace.window_ns[1]
+    return replace(trace, rank_windows_ns={0: (0, end)}, profile_window_ns=(0, end),
+                   overview=overview_of(overview, by_s))
+
+
+def test_an_overview_is_divided_like_the_trace():
+    detail = Builder(gpus=0)
+    evaluate(detail, train(detail, 0, 30) + 100, 4)
+    wall = divided(two_grains(detail, epochs(), by_s=0.5))
+    parts = seconds_by(wall)
+    # The overview shows no op: the trace tells which function trains.
+    assert parts["steps"] == pytest.approx(0.29 + 0.33, rel=0.03) and parts["evaluation"] > 0.09
+    assert parts["between"] == pytest.approx(1.2, rel=0.02)
+    assert parts["unrecorded"] == pytest.approx(0.5 - 0.3199, rel=0.02)
+    assert wall.recorded_s == pytest.approx(sum(part.time_s for part in wall.parts), abs=1e-12)
+    (steps,) = (part for part in wall.parts if part.id == "steps")
+    assert steps.count == 30 + 33
+    assert wall.per_step_s == pytest.approx((0.3 + 0.32 + 0.08 + 1.2) / 63, rel=0.05)
+    assert len(wall.pauses_s) == 29 + 32
+
+
+def test_steps_that_only_the_overview_shows():
+    detail = Builder(gpus=0).host("EagerExecute", 0, 4000 * MS, is_func=1, eager_op=TRAIN)
+    long = Builder(gpus=0)
+    train(long, 0, 5, 4000 * MS)
+    parts = seconds_by(divided(two_grains(detail, long, by_s=4.1)))
+    # Four whole steps, and the call of the detail, which is one by itself.
+    assert parts["steps"] == pytest.approx(20.0, rel=0.01) and "no_steps" not in parts
+    early = Builder(gpus=0).host("convert_to_tensor", 0, 10).host("convert_to_tensor", 2000 * MS, 10)
+    parts = seconds_by(divided(two_grains(early, long, by_s=2.1)))
+    assert parts["steps"] == pytest.approx(16.0, rel=0.01) and parts["edges"] > 2.0 and "no_steps" not in parts
+
+
+def test_an_overview_without_a_step_is_open():
+    detail = Builder(gpus=0)
+    train(detail, 0, 30)
+    silent = Builder(gpus=0).host("convert_to_tensor", 0, 10).host("convert_to_tensor", 5000 * MS, 10)
+    parts = seconds_by(divided(two_grains(detail, silent, by_s=0.4)))
+    assert parts["open"] == pytest.approx(5.0, rel=0.01)
+
+
+def test_an_overview_of_other_steps_is_not_used():
+    detail = Builder(gpus=0)
+    for i in range(20):
+        detail.host("train", i * 10 * MS, 9 * MS, step_num=i, _r=1)
+    wall = divided(two_grains(detail, epochs(), by_s=0.4))
+    assert wall.recorded_s == pytest.approx(0.199) and set(seconds_by(wall)) <= {"steps", "edges"}
