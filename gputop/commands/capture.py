@@ -100,9 +100,10 @@ def run(args: argparse.Namespace) -> int:
             reported.append(status.phase)
             hint = ""
             if status.phase == "recording":
-                length = (f" {status.chosen_s:g} s in detail ({status.why}), then {status.overview_s:g} s of overview"
-                          if status.overview_s else f" for {status.chosen_s:g} s ({status.why})")
-                hint = f"{length}; ctrl-c stops it and keeps the data"
+                hint = f" for {status.chosen_s:g} s ({status.why})"
+                if status.overview_s:
+                    hint += f" in detail, then {status.overview_s:g} s of overview"
+                hint += "; ctrl-c stops it and keeps the data"
             elif status.phase == "overview":
                 hint = f" for {status.overview_s:g} s"
             say(f"{status.phase} {status.address}{hint}")

@@ -16,11 +16,13 @@ from gputop.profiler import messages
 from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.continuous import Continuous, stop_continuous
 from gputop.profiler.capture.plan import SERVER_MULTIPLE, TARGET_EVENTS, GrowthLimits
+from gputop.profiler.capture.plan import plan as plan_capture
 from gputop.profiler.capture.safe_capture import capture_with_probe
 from gputop.profiler.capture.volume import count_events
 from gputop.profiler.client import CaptureResult, RecordingOptions, capture, probe
 from gputop.profiler.discovery import Finder
 from gputop.trace.readers.load import load
+from tests.records import replace
 from tests.tf_job import start_tf_job
 
 pytestmark = pytest.mark.tensorflow
@@ -110,7 +112,13 @@ def test_job_that_dies_while_it_is_recorded(tmp_path):
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_path):
+@pytest.fixture
+def detail_alone(monkeypatch):
+    """No overview of the rest of a long time that is asked for."""
+    monkeypatch.setattr(safe_capture, "plan", lambda *args: replace(plan_capture(*args), overview_s=0.0))
+
+
+def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_path, detail_alone):
     asked_s = 100.0
     with start_tf_job("tiny ops") as job:
         result, plan, cost = capture_with_probe(job.address, seconds=asked_s, logdir=tmp_path, pid=job.pid)
@@ -125,7 +133,7 @@ def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_p
     assert list(tmp_path.rglob("*.xplane.pb")) == [result.path]
 
 
-def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path, monkeypatch):
+def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path, monkeypatch, detail_alone):
     asked_s = 100.0
     # How much the job may grow depends on what else this machine does.
     monkeypatch.setattr(safe_capture, "growth_limits", lambda *_: GrowthLimits())
