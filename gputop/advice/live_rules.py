@@ -312,6 +312,20 @@ LIVE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="recurring_idle", module="live.recurring_idle", origin="live", shared_limits=("window_s", "idle_gpu.age_s"),
+        yields_to=("collective_hang", "idle_gpu", "unused_gpu", "spinning"), hides_limit=True,
+        follows_from=(Cause("long_steps"),),
+        limits=(
+            Limit("recurring_idle.window_s", 600.0, "s",
+                  f"{OWN}three validations or checkpoints, a few minutes apart, lie in it"),
+            Limit("recurring_idle.share_enter", 0.03, "ratio",
+                  f"XProf: any other part of 3 % of the step is moderate; {OWN}a checkpoint of some seconds every few "
+                  "minutes is left alone"),
+            Limit("recurring_idle.share_leave", 0.02, "ratio",
+                  f"{OWN}one that leaves the window before the next comes does not hide it"),
+        ),
+    ),
+    Rule(
         id="tensor_idle", module="live.activity", origin="live", hides_limit=True,
         yields_to=("low_sm_active", "spinning", "dram_bound"), same_as=("tensor_cores_unused", "fp16_fallback"),
         limits=(
