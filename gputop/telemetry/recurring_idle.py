@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from gputop.telemetry.step_period import median
 
-BELOW = 0.15  # of the usual activity; a GPU that evaluates, or waits in a collective, is above it
+BELOW = 0.1  # of the usual activity; a GPU that evaluates, or waits in a collective, is above it
 MIN_USUAL = 0.1  # a GPU that does next to nothing has nothing to be idle from
 MIN_IDLE_S, MIN_IDLE_SAMPLES = 2.0, 3.0  # the longer of the two
 MIN_PERIOD_S = 10.0  # what returns sooner may be the job's step

@@ -282,7 +282,7 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
 
 
 _PHASES = {"starting": "starting a profiler server in", "asking": "asking",
-           "connecting": "connecting to", "probing": "taking a short test capture of", "recording": "recording",
+           "waiting": "capture waits for", "connecting": "connecting to", "probing": "taking a short test capture of", "recording": "recording",
            "receiving": "receiving the trace of", "saving": "saving the trace of",
            "analyzing": "analyzing the trace of"}
 
@@ -290,8 +290,8 @@ _PHASES = {"starting": "starting a profiler server in", "asking": "asking",
 def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
     length_s = status.asked_s if status.chosen_s is None else status.chosen_s
     share = min(1.0, status.elapsed_s / length_s) if length_s else 1.0
-    left: list[StyledText] = [(" Job  ", BOLD), ("● ", BAD),
-                              (f"{_PHASES[status.phase]} {printable(status.address)} ", PLAIN)]
+    of = status.message if status.phase == "waiting" else status.address
+    left: list[StyledText] = [(" Job  ", BOLD), ("● ", BAD), (f"{_PHASES[status.phase]} {printable(of)} ", PLAIN)]
     right: list[StyledText] = []
     if status.phase == "recording":
         right = [bar(share, max(6, min(30, width - 60))),
@@ -300,6 +300,8 @@ def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
         left += _first_that_fits([[(f"({printable(why)}) ", DIM)] for why in ways], width - _cells([*left, *right]) - 1)
     elif status.phase == "asking":
         right = [("x: do not wait ", ACCENT)]
+    elif status.phase == "waiting":
+        right = [("esc: capture now  x: cancel ", ACCENT)]
     elif status.phase not in ("starting", "connecting"):
         right = [(f"{status.elapsed_s:.1f} s ", DIM)]
     return justify(left, right, width)
