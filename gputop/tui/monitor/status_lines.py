@@ -301,7 +301,8 @@ def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
     elif status.phase == "asking":
         right = [("x: do not wait ", ACCENT)]
     elif status.phase == "waiting":
-        right = [("esc: capture now  x: cancel ", ACCENT)]
+        ways = ("esc: capture now  x: cancel ", "esc: capture now ")
+        right = _first_that_fits([[(keys, ACCENT)] for keys in ways], width - _cells(left))
     elif status.phase not in ("starting", "connecting"):
         right = [(f"{status.elapsed_s:.1f} s ", DIM)]
     return justify(left, right, width)
