@@ -31,6 +31,7 @@ _CANDIDATES = 6  # newest intervals whose distances are tried as the period
 _TWO_KINDS = 1.8  # lengths that differ by this factor may have different causes
 _TOGETHER = 0.75  # of the intervals of two GPUs overlap
 _MIN_SAMPLES = 16
+_FINEST_S = 0.5  # of more frequent samples some are enough for intervals of seconds
 _SORTED = 200  # readings at least that the usual activity is taken from, if there are more
 _LATE = 1.6  # periods since the last interval, after which it no longer returns
 _MAX_GAP = 3.0  # intervals without a sample
@@ -91,6 +92,8 @@ def recurring_idle(times_s: Sequence[float], values: Sequence[Sequence[float]], 
     if len(times_s) < _MIN_SAMPLES:
         return [], 0
     interval_s = median([after - before for before, after in pairwise(times_s[-32:])])
+    if interval_s > 0 and (every := int(_FINEST_S / interval_s)) > 1:
+        times_s, values, interval_s = times_s[::every], [own[::every] for own in values], interval_s * every
     seen: dict[int, _Seen] = {}
     for gpu, (own, begin_s) in enumerate(zip(values, since_s, strict=True)):
         found = _intervals(times_s, own, begin_s, interval_s)
@@ -98,8 +101,9 @@ def recurring_idle(times_s: Sequence[float], values: Sequence[Sequence[float]], 
             seen[gpu] = found
     out = []
     for gpus in _together(seen):
-        joint = _joint(times_s, [values[gpu] for gpu in gpus], [seen[gpu].usual for gpu in gpus],
-                       max(since_s[gpu] for gpu in gpus), interval_s) if len(gpus) > 1 else None
+        # As one GPU: all of them idle. Without a reading of one the moment is unknown.
+        joint = _intervals(times_s, [*map(sum, zip(*(values[gpu] for gpu in gpus), strict=True))],
+                           max(since_s[gpu] for gpu in gpus), interval_s) if len(gpus) > 1 else None
         found = _recurring(gpus, joint or seen[gpus[0]], times_s[-1],
                            sum(seen[gpu].usual for gpu in gpus) / len(gpus))
         if found is not None:
@@ -133,7 +137,8 @@ def _intervals(times_s: Sequence[float], own: Sequence[float], since_s: float, i
     for a, b in runs:
         if a == 0:
             continue  # since when is not known
-        begin_s = times_s[a - 1] - max(0.0, 1 - own[a - 1] / usual) * (times_s[a - 1] - times_s[a - 2] if a > 1 else 0.0)
+        width_s = times_s[a - 1] - times_s[a - 2] if a > 1 else 0.0
+        begin_s = times_s[a - 1] - max(0.0, 1 - own[a - 1] / usual) * width_s
         if b == len(own):
             open_since_s = begin_s
         elif times_s[b] - times_s[a - 1] < _MAX_GAP * interval_s + 1.5 * (b - a + 1) * interval_s:
@@ -141,7 +146,8 @@ def _intervals(times_s: Sequence[float], own: Sequence[float], since_s: float, i
             parts.append(Idle(begin_s, end_s, end_s - begin_s))
     shortest_s = max(MIN_IDLE_S, MIN_IDLE_SAMPLES * interval_s)
     if len(parts) * MIN_PERIOD_S > seen_s:  # idle in each step, or an alias of that
-        shortest_s = max(shortest_s, _STEP_IDLES * median([part.idle_s for part in parts]))
+        usual_s = sorted(part.idle_s for part in parts)[len(parts) // 4]
+        shortest_s = max(shortest_s, _STEP_IDLES * usual_s)
     intervals = [one for one in _joined(parts, max(1.0, 1.5 * interval_s)) if one.idle_s >= shortest_s]
     open_s = times_s[-1] - open_since_s if open_since_s is not None else 0.0
     return _Seen(usual, seen_s, intervals, open_since_s, (sum(one.idle_s for one in intervals) + open_s) / seen_s)
@@ -182,13 +188,6 @@ def _overlapping(a: Sequence[Idle], b: Sequence[Idle]) -> int:
         else:
             j += 1
     return count
-
-
-def _joint(times_s: Sequence[float], values: Sequence[Sequence[float]], usual: Sequence[float], since_s: float,
-           interval_s: float) -> _Seen | None:
-    """The intervals of these GPUs as one: all of them idle. A GPU without a reading makes the moment unknown."""
-    whole = sum(usual)
-    return _intervals(times_s, [sum(at) / whole for at in zip(*values, strict=True)], since_s, interval_s)
 
 
 def _recurring(gpus: Sequence[int], seen: _Seen, now_s: float, usual: float) -> RecurringIdle | None:

@@ -353,8 +353,8 @@ class GputopApp(TerminalApp):
     def action_stop_capture(self) -> None:
         phase = self._phase
         if self.session.stop_capture():
-            self.notify({"asking": "The workers are proposed by what is known.", "waiting": "No capture was taken."}.get(
-                phase, "Stopping the capture; its data is kept."))
+            told = {"asking": "The workers are proposed by what is known.", "waiting": "No capture was taken."}
+            self.notify(told.get(phase, "Stopping the capture; its data is kept."))
         else:
             self.notify("No capture is running.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 
 import pytest
@@ -60,14 +61,16 @@ def found(spans: Spans, seed: int = 1, **how: object) -> list[RecurringIdle]:
 def test_a_planted_period_and_length_are_found(seed: int, interval_s: float, period_s: float, part: float,
                                                step: tuple[float, float] | None, noise: float) -> None:
     rng = random.Random(seed)
-    least_s = max(2.4, 4 * interval_s)
+    least_s = max(2.4, 4 * interval_s, 2 * step[0] if step is not None else 0.0)
     idle_s = least_s + part * max(0.0, 0.4 * period_s - least_s)
     planted = every(max(period_s, 2.5 * idle_s), idle_s, rng)
     times, values = readings(planted, rng, interval_s, noise=noise, step=step)
     one = recurring_idle(times, [values], [0.0])[0][0]
-    distances = [after[0] - before[0] for before, after in zip(planted, planted[1:], strict=False)]
+    distances = [after[0] - before[0] for before, after in pairwise(planted)]
     assert one.period_s == pytest.approx(median(distances), rel=0.06)
-    assert median(own.idle_s for own in one.intervals) == pytest.approx(idle_s, abs=0.5 * interval_s + 0.08 * idle_s)
+    between_s = step[0] * (1 - step[1]) if step is not None else 0.0  # which may lie before or after it
+    assert median(own.idle_s for own in one.intervals) == pytest.approx(
+        idle_s, abs=0.5 * max(0.5, interval_s) + 0.08 * idle_s + between_s)
     assert one.next_s is not None and one.next_s - one.intervals[-1].begin_s > 0.9 * one.period_s
     assert 0 < one.share < 0.5 and one.spread_s is not None and one.spread_s <= 0.1 * one.period_s
 
@@ -85,7 +88,8 @@ def twice(rng: random.Random) -> Spans:
 
 HEALTHY: dict[str, Callable[[random.Random], tuple[Spans, dict[str, object]]]] = {
     "noise": lambda rng: ((), {"noise": rng.uniform(0.01, 0.3)}),
-    "steps": lambda rng: ((), {"noise": rng.uniform(0.01, 0.2), "step": (rng.uniform(0.05, 9), rng.uniform(0.4, 0.98))}),
+    "steps": lambda rng: ((), {"noise": rng.uniform(0.01, 0.2),
+                               "step": (rng.uniform(0.05, 9), rng.uniform(0.4, 0.98))}),
     "an accident": lambda rng: (accident(rng), {}),
     "two accidents": lambda rng: (twice(rng), {}),
     "a start": lambda rng: ([(0.0, rng.uniform(20, 90))], {}),

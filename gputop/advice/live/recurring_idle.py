@@ -37,9 +37,10 @@ class ReturningIdle(Verdict, frozen=True, kw_only=True):
 def judge_recurring_idle(view: NodeView) -> ReturningIdle | Missing | None:
     """GPUs at work that are idle again and again, for longer than between steps, and together."""
     window_s, rule = view.seconds("recurring_idle.window_s"), "recurring_idle"
-    first = next((found for gpu in view.warmed_up_gpus if (found := view.activity(gpu, view.seconds("window_s")))), None)
+    recent_s = view.seconds("window_s")
+    first = next((found for gpu in view.warmed_up_gpus if (found := view.activity(gpu, recent_s))), None)
     if first is None:
-        return view.not_at_work(view.seconds("window_s"))
+        return view.not_at_work(recent_s)
     metric = first[0]
     window = view.window(metric, window_s)
     left_out = view.gpus_left_out(rule)

@@ -44,8 +44,8 @@ def usable(servers: Iterable[Server]) -> tuple[Server, ...]:
 class CaptureStatus:
     """Where the current or last capture stands."""
 
-    phase: Literal["starting", "asking", "waiting", "connecting", "probing", "recording", "receiving", "saving", "analyzing",
-                   "done", "failed"]
+    phase: Literal["starting", "asking", "waiting", "connecting", "probing", "recording", "receiving", "saving",
+                   "analyzing", "done", "failed"]
     address: str
     asked_s: float
     elapsed_s: float = 0.0

@@ -282,7 +282,8 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
 
 
 _PHASES = {"starting": "starting a profiler server in", "asking": "asking",
-           "waiting": "capture waits for", "connecting": "connecting to", "probing": "taking a short test capture of", "recording": "recording",
+           "waiting": "capture waits for", "connecting": "connecting to",
+           "probing": "taking a short test capture of", "recording": "recording",
            "receiving": "receiving the trace of", "saving": "saving the trace of",
            "analyzing": "analyzing the trace of"}
 

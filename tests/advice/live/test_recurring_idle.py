@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -86,4 +87,4 @@ def test_shown_it_stays_until_its_share_is_small() -> None:
     assert "recurring_idle" in ids(first[-1])
     _, later = play(alike(0.9), 600, history, 500, first[-1].findings)
     shown = ["recurring_idle" in ids(advice) for advice in later]
-    assert shown[0] and not shown[-1] and sum(a != b for a, b in zip(shown, shown[1:], strict=False)) == 1
+    assert shown[0] and not shown[-1] and sum(a != b for a, b in pairwise(shown)) == 1
