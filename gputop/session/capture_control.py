@@ -503,11 +503,14 @@ class CaptureControl:
 
     def _run_capture(self, servers: Sequence[Server], name: str, request: CaptureRequest,
                      wait: IdleWait | None) -> None:
+        from gputop.profiler.probe import load_grpc
+
         asked_s = self.options.capture_s
         try:
             if wait is not None:
                 if not request.accept_risk:
                     check_risk(servers)  # nobody is asked only after the wait
+                load_grpc()  # which takes a second the first time
                 if not self._wait_for_idle(wait, servers):
                     self._end_unbegun()
                     return

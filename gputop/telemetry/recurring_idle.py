@@ -104,10 +104,10 @@ def recurring_idle(times_s: Sequence[float], values: Sequence[Sequence[float]], 
         # As one GPU: all of them idle. Without a reading of one the moment is unknown.
         joint = _intervals(times_s, [*map(sum, zip(*(values[gpu] for gpu in gpus), strict=True))],
                            max(since_s[gpu] for gpu in gpus), interval_s) if len(gpus) > 1 else None
-        found = _recurring(gpus, joint or seen[gpus[0]], times_s[-1],
+        returning = _recurring(gpus, joint or seen[gpus[0]], times_s[-1],
                            sum(seen[gpu].usual for gpu in gpus) / len(gpus))
-        if found is not None:
-            out.append(found)
+        if returning is not None:
+            out.append(returning)
     out.sort(key=lambda one: -one.share * len(one.gpus))
     return out, max((len(one.intervals) for one in seen.values()), default=0)
 

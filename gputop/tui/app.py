@@ -353,8 +353,8 @@ class GputopApp(TerminalApp):
     def action_stop_capture(self) -> None:
         phase = self._phase
         if self.session.stop_capture():
-            told = {"asking": "The workers are proposed by what is known.", "waiting": "No capture was taken."}
-            self.notify(told.get(phase, "Stopping the capture; its data is kept."))
+            outcome = {"asking": "The workers are proposed by what is known.", "waiting": "No capture was taken."}
+            self.notify(outcome.get(phase, "Stopping the capture; its data is kept."))
         else:
             self.notify("No capture is running.")
 

@@ -38,10 +38,10 @@ def judge_recurring_idle(view: NodeView) -> ReturningIdle | Missing | None:
     """GPUs at work that are idle again and again, for longer than between steps, and together."""
     window_s, rule = view.seconds("recurring_idle.window_s"), "recurring_idle"
     recent_s = view.seconds("window_s")
-    first = next((found for gpu in view.warmed_up_gpus if (found := view.activity(gpu, recent_s))), None)
-    if first is None:
+    activity = next((known for gpu in view.warmed_up_gpus if (known := view.activity(gpu, recent_s))), None)
+    if activity is None:
         return view.not_at_work(recent_s)
-    metric = first[0]
+    metric = activity[0]
     window = view.window(metric, window_s)
     left_out = view.gpus_left_out(rule)
     since_s = [math.inf] * len(window.values)
