@@ -503,14 +503,11 @@ class CaptureControl:
 
     def _run_capture(self, servers: Sequence[Server], name: str, request: CaptureRequest,
                      wait: IdleWait | None) -> None:
-        from gputop.profiler.probe import load_grpc
-
         asked_s = self.options.capture_s
         try:
             if wait is not None:
                 if not request.accept_risk:
                     check_risk(servers)  # nobody is asked only after the wait
-                load_grpc()  # which takes a second the first time
                 if not self._wait_for_idle(wait, servers):
                     self._end_unbegun()
                     return
@@ -538,9 +535,12 @@ class CaptureControl:
     def _wait_for_idle(self, wait: IdleWait, servers: Sequence[Server]) -> bool:
         """Block until it is time for the capture, somebody wants it now, or the job has ended; False: until it was
         canceled."""
+        from gputop.profiler.probe import load_grpc
+
+        load_grpc()  # a second that is not in the way later
         while not wait.over(self._clock(), self._receiver.expected_idle(servers)) and self.ended_server not in servers:
             self._tell_wait(wait, servers)
-            if self._hurry.wait(_WAIT_POLL_S):
+            if self._hurry.wait(min(_WAIT_POLL_S, max(0.0, wait.start_s - self._clock()))):
                 break
         return not self._stop_capture.is_set()
 

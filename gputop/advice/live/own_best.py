@@ -14,7 +14,7 @@ from gputop.core.samples import GpuSample
 from gputop.telemetry.step_period import median
 from gputop.text.units import percent
 
-SLICE_S = 60.0  # of the history
+SLICE_S, _MOST_SLICES = 60.0, 1440  # of the history, which has them for a day
 
 
 class Fall(Struct, frozen=True):
@@ -27,7 +27,6 @@ class Fall(Struct, frozen=True):
 
 class BelowOwnBest(Verdict, frozen=True, kw_only=True):
     fall: Fall
-    before_s: float  # for which the best was held, at least
 
 
 def fall_of(means: Sequence[float]) -> Fall | None:
@@ -35,12 +34,12 @@ def fall_of(means: Sequence[float]) -> Fall | None:
     unknown = max((i for i, mean in enumerate(means) if mean != mean), default=-1)
     values = means[unknown + 1:]
     rule = "below_own_best"
-    held, lasts = (round(limit(f"{rule}.{name}") / SLICE_S) for name in ("before_s", "after_s"))
+    held, lasts = (max(1, round(limit(f"{rule}.{name}") / SLICE_S)) for name in ("before_s", "after_s"))
     if len(values) < held + lasts or values[-1] > limit(f"{rule}.ratio") * max(values):
         return None  # as nearly always
     level = sorted(values)[-held]
     above = [i for i, value in enumerate(values) if value >= limit(f"{rule}.steady") * level]
-    begin = above[-1] + 1
+    begin = above[-1] + 1 if above else 0
     before, after = values[:begin], values[begin:]
     # All of it: a job whose phases take turns has no level of its own.
     if len(above) < begin or len(before) < held or len(after) < lasts or level < limit("unused_gpu.peer_busy"):
@@ -51,7 +50,7 @@ def fall_of(means: Sequence[float]) -> Fall | None:
 
 def falls(view: NodeView) -> dict[int, Fall]:
     """By GPU, of jobs that are past their start; those that are idle or without a process are left out."""
-    slices = round(limit("below_own_best.window_s") / SLICE_S)
+    slices = max(1, min(_MOST_SLICES, round(limit("below_own_best.window_s") / SLICE_S)))
     end_s, means = view.history.slice_means("sm_active", SLICE_S, slices)
     out = {}
     for gpu in view.warmed_up_gpus:
@@ -75,7 +74,7 @@ def judge_below_own_best(view: NodeView) -> BelowOwnBest | Missing | None:
     if not found:
         return None
     return BelowOwnBest(
-        gpus=tuple(sorted(found)), severity="low", before_s=limit("below_own_best.before_s"),
+        gpus=tuple(sorted(found)), severity="low",
         fall=Fall(*(median([getattr(fall, name) for fall in found.values()]) for name in ("best", "now", "lasts_s"))))
 
 
