@@ -8,13 +8,13 @@ from gputop.advice.live.frameworks import no_figure, take_a_trace
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.core.findings import severity_of
-from gputop.core.samples import NodeSample
+from gputop.core.findings import HIGH_SHARE, MEDIUM_SHARE, Severity
 from gputop.telemetry.recurring_idle import OCCURRENCES, RecurringIdle, recurring_idle
 from gputop.telemetry.step_period import median
 from gputop.text.units import counted, percent
 
 _LONG_STEP_S = 60.0  # one step may last as long, so that the pause is a part of each
+_KEPT = 0.8  # of the share at which a severity begins, it is kept
 _ALIKE = 1.5  # lengths within this factor are told as one
 
 
@@ -58,16 +58,26 @@ def judge_recurring_idle(view: NodeView) -> ReturningIdle | Missing | None:
         gpus = tuple(sorted(index_of[column] for column in one.gpus))
         # What comes irregularly is how those look.
         if one.share >= view.limit(rule, "share_", gpus[0]) and (one.period_s is not None or not explained & set(gpus)):
-            return _verdict(one, gpus, metric, view.sample)
+            return _verdict(view, one, gpus, metric)
     if 0 < times < OCCURRENCES:
         return Missing(f"idle that returns {OCCURRENCES} times: it has come {'once' if times == 1 else 'twice'} so far")
     return None
 
 
-def _verdict(one: RecurringIdle, gpus: tuple[int, ...], metric: str, sample: NodeSample) -> ReturningIdle:
+def _severity(view: NodeView, share: float) -> Severity:
+    """By the share, which moves a little with each idle time that enters or leaves the window."""
+    levels: tuple[tuple[Severity, float], ...] = (("high", HIGH_SHARE), ("medium", MEDIUM_SHARE))
+    for severity, least in levels:
+        if share >= least * (_KEPT if view.was_shown_as("recurring_idle", severity) else 1.0):
+            return severity
+    return "low"
+
+
+def _verdict(view: NodeView, one: RecurringIdle, gpus: tuple[int, ...], metric: str) -> ReturningIdle:
+    sample = view.sample
     lengths = sorted(own.idle_s for own in one.intervals)
     return ReturningIdle(
-        gpus=gpus, severity=severity_of(one.share), window_s=one.seen_s, metric=metric, activity=one.usual,
+        gpus=gpus, severity=_severity(view, one.share), window_s=one.seen_s, metric=metric, activity=one.usual,
         idle_ratio=one.share, times=len(lengths), idle_s=median(lengths), shortest_s=lengths[0], longest_s=lengths[-1],
         period_s=one.period_s,
         # No distance is known better than to half of an interval between samples.
