@@ -96,7 +96,8 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
     if v.period_s is None:
         title = (f"{gpus_text(v.gpus)} idle {v.times} times in {last}, for {long}{' each' if alike else ''} "
                  f"({percent(v.idle_ratio)} of it)")
-        how = f"{times}, not at regular intervals, for {_time(v.idle_s) if alike else span} each."
+        # Three, or regular ones that have stopped, may be regular all the same.
+        how = f"{times}, for {_time(v.idle_s) if alike else span} each; no regular interval is certain."
     else:
         title = f"{gpus_text(v.gpus)} idle for {long} every {_time(v.period_s)} ({percent(v.idle_ratio)} of {last})"
         how = (f"{times}, every {_time(v.period_s)} (± {_time(v.period_spread_s or 0.0)}), for "
