@@ -313,6 +313,35 @@ LIVE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="recurring_idle", module="live.recurring_idle", origin="live", shared_limits=("window_s", "idle_gpu.age_s"),
+        yields_to=("collective_hang", "idle_gpu", "unused_gpu", "spinning"), hides_limit=True,
+        follows_from=(Cause("long_steps"),),
+        limits=(
+            Limit("recurring_idle.window_s", 600.0, "s",
+                  f"{OWN}three validations or checkpoints, a few minutes apart, lie in it"),
+            Limit("recurring_idle.share_enter", 0.03, "ratio",
+                  f"XProf: any other part of 3 % of the step is moderate; {OWN}a checkpoint of some seconds every few "
+                  "minutes is left alone"),
+            Limit("recurring_idle.share_leave", 0.02, "ratio",
+                  f"{OWN}one that leaves the window before the next comes does not hide it"),
+        ),
+    ),
+    Rule(
+        id="below_own_best", module="live.own_best", origin="live", needs=("processes",),
+        shared_limits=("window_s", "idle_gpu.age_s", "unused_gpu.peer_busy"),
+        yields_to=(*_LITTLE_WORK, "low_sm_active", "recurring_idle", "shared_gpu"),
+        limits=(
+            Limit("below_own_best.window_s", 3600.0, "s", f"{OWN}what the job reached an hour ago still counts"),
+            Limit("below_own_best.before_s", 300.0, "s",
+                  f"{OWN}a level that was held for minutes can be held again; a peak cannot"),
+            Limit("below_own_best.after_s", 300.0, "s", f"{OWN}an evaluation of some minutes does not count"),
+            Limit("below_own_best.steady", 0.9, "ratio",
+                  f"{OWN}minutes of a steady training differ by less; phases that take turns do not"),
+            Limit("below_own_best.ratio", 0.75, "ratio",
+                  f"{OWN}it is far outside of what minutes of one training differ by"),
+        ),
+    ),
+    Rule(
         id="tensor_idle", module="live.activity", origin="live", hides_limit=True,
         yields_to=("low_sm_active", "spinning", "dram_bound"), same_as=("tensor_cores_unused", "fp16_fallback"),
         limits=(

@@ -27,6 +27,7 @@ from gputop.session.captures import (
     analyze,
     analyze_saved,
     capture_and_analyze,
+    check_risk,
     choose_servers,
     earlier_runs,
     find_servers,
@@ -35,6 +36,7 @@ from gputop.session.captures import (
     servers_label,
     too_many,
 )
+from gputop.session.idle_wait import ExpectedIdle, IdleWait
 from gputop.session.options import FigureOptions, Options
 from gputop.session.stack_watch import StackChoice, simulated_stacks
 from gputop.sources.base import Source
@@ -53,6 +55,7 @@ _QUICK_PERIOD_S, _QUICK_SEARCHES = 1.0, 10  # while a named server does not answ
 _NO_STACKS_BEFORE = ("stacks are not sampled for the time before a dip, as this would go on all day; --on-dip without "
                      "--dip-before, and c, sample stacks")
 _ASKED_FOR_S = 60.0  # for which the figures of other nodes count as live
+_WAIT_POLL_S = 1.0  # for whether the awaited idle time is near
 _FIRST_SAMPLE_POLL_S = 0.1  # before the first sample there are no processes whose servers could be found
 
 
@@ -83,8 +86,21 @@ class CaptureReceiver(Protocol):
     def worker_choice(self, servers: Sequence[Server], asked: AskedFigures | None) -> Choice:
         """The few of these many workers that are worth a capture, by what is sampled here and was ``asked``."""
 
+    def expected_idle(self, servers: Sequence[Server]) -> ExpectedIdle | None:
+        """When the GPUs of the job of these servers are idle next; None where that is not known."""
+
     def capture_waits(self) -> None:
         """There is a capture that waits for an answer, see :meth:`CaptureControl.take_waiting_capture`."""
+
+
+class CaptureOrder(Struct, frozen=True):
+    """How a capture is meant: ``force``, ``reason``, ``notices`` and ``accept_risk`` of
+    :meth:`CaptureControl.start_capture`."""
+
+    force: bool = False
+    reason: str = ""
+    notices: tuple[str, ...] = ()
+    accept_risk: bool = False
 
 
 class WaitingCapture(Struct, frozen=True):
@@ -124,6 +140,8 @@ class CaptureControl:
         self._clock = clock
         self._receiver = receiver
         self._stop_capture = threading.Event()
+        self._hurry = threading.Event()  # ends the wait for an idle time
+        self._hurry_force = False
         self._asked: tuple[float, AskedFigures] | None = None  # when, by the clock; for the next question
         self._waiting: WaitingCapture | None = None
         self._captured: frozenset[str] = frozenset()  # addresses of the capture under way, or of the last one
@@ -155,6 +173,7 @@ class CaptureControl:
         self._closing.set()
         self._search_now.set()
         self._stop_capture.set()
+        self._hurry.set()
         if self.auto_capture is not None:
             self.auto_capture.close()
 
@@ -301,7 +320,8 @@ class CaptureControl:
         ``force``: as long as asked, whatever it costs the job. ``reason``: why the auto-capture wants it.
         ``workers``: the addresses of those of many that are meant, ``notices`` why. The auto-capture takes those
         proposed. ``ask``: how the nodes of many are asked for live figures first, where the options do not say so
-        already. ``accept_risk``: even if it is known that it may end the job. What becomes known only after this,
+        already. ``accept_risk``: even if it is known that it may end the job. Where the job's GPUs are idle at regular
+        intervals, a capture of a user waits for the next time unless it is forced. What becomes known only after this,
         figures or a risk, :meth:`take_waiting_capture` tells: then this is to be called again.
         Raises GputopError where none can start; ServerOfAnotherUser or ServerOfAnotherJob where somebody has to be
         asked first, see :meth:`allow`; SeveralJobs where somebody has to choose, see :meth:`watch_job`; ManyWorkers
@@ -330,7 +350,7 @@ class CaptureControl:
                 how = structs.replace(self.options.worker_figures, way=ask or self.options.worker_figures.way)
                 asked = self._take_asked()
                 if asked is None and how.way != "none" and any(map(elsewhere, answering)):
-                    self._begin_asking(how, answering, chosen, force, reason)
+                    self._begin_asking(how, answering, chosen, CaptureOrder(force, reason))
                     return
                 choice = self._receiver.worker_choice(answering, asked)
             if not reason:
@@ -343,7 +363,7 @@ class CaptureControl:
         if all(s.problem is not None for s in chosen):
             raise NoDataError("none of the chosen workers answers now",
                               "Press c again: gputop then proposes others.")
-        self._begin_capture(chosen, force, reason, notices, accept_risk)
+        self._begin_capture(chosen, CaptureOrder(force, reason, notices, accept_risk))
 
     def choose_workers(self, servers: Sequence[Server]) -> Choice:
         """The few of many workers that are worth a capture, by what is sampled here."""
@@ -359,20 +379,21 @@ class CaptureControl:
         waiting, self._waiting = self._waiting, None
         return waiting
 
-    def _wait_for_answer(self, waiting: WaitingCapture) -> None:
+    def _end_unbegun(self, waiting: WaitingCapture | None = None) -> None:
+        """The capture has not begun: it waits for an answer, or was canceled."""
         self._waiting, self.status = waiting, None
         self._receiver.capture_waits()
 
-    def _begin_asking(self, how: FigureOptions, answering: Sequence[Server], chosen: Sequence[Server], force: bool,
-                      reason: str) -> None:
+    def _begin_asking(self, how: FigureOptions, answering: Sequence[Server], chosen: Sequence[Server],
+                      request: CaptureOrder) -> None:
         self._stop_capture.clear()
         asked = "Prometheus" if how.way == "prometheus" else "the nodes"
         self.set_status(CaptureStatus("asking", f"{asked} for live figures", self.options.capture_s))
-        threading.Thread(target=self._ask, args=(how, answering, chosen, force, reason), name="gputop-ask",
+        threading.Thread(target=self._ask, args=(how, answering, chosen, request), name="gputop-ask",
                          daemon=True).start()
 
-    def _ask(self, how: FigureOptions, answering: Sequence[Server], chosen: Sequence[Server], force: bool,
-             reason: str) -> None:
+    def _ask(self, how: FigureOptions, answering: Sequence[Server], chosen: Sequence[Server],
+             request: CaptureOrder) -> None:
         from gputop.session.node_figures import ask
 
         def progress(done: int, nodes: int) -> None:
@@ -384,15 +405,16 @@ class CaptureControl:
             asked = ask(answering, how, self._stop_capture, progress)
             if self._closing.is_set():
                 return
-            if not reason:
+            if not request.reason:
                 self._asked = (self._clock(), asked)
-                self._wait_for_answer(WaitingCapture(force))
+                self._end_unbegun(WaitingCapture(request.force))
             elif self._stop_capture.is_set():
                 self.set_status(CaptureStatus("failed", servers_label(answering), self.options.capture_s,
                                               message="stopped before it began"))
             else:
                 choice = self._receiver.worker_choice(answering, asked)
-                self._begin_capture([s for s in chosen if s.address in choice.chosen], force, reason, choice.notices)
+                self._begin_capture([s for s in chosen if s.address in choice.chosen],
+                                    structs.replace(request, notices=choice.notices))
         except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
             self._fail(servers_label(answering), self.options.capture_s, error)
 
@@ -435,24 +457,37 @@ class CaptureControl:
             if self._stop_capture.is_set():
                 self.set_status(CaptureStatus("failed", name, asked_s, message=f"stopped; {started.line}"))
             else:
-                self._begin_capture((server or Server(started.address, pid=pid),), force, "")
+                self._begin_capture((server or Server(started.address, pid=pid),), CaptureOrder(force))
         except Exception as error:  # noqa: BLE001  thread boundary: the next attempt must be possible
             self._fail(name, asked_s, error)
 
-    def _begin_capture(self, servers: Sequence[Server], force: bool, reason: str,
-                       notices: tuple[str, ...] = (), accept_risk: bool = False) -> None:
+    def _begin_capture(self, servers: Sequence[Server], request: CaptureOrder) -> None:
         answering = [s for s in servers if s.problem is None]
         self._captured = frozenset(s.address for s in answering)
         self._stop_capture.clear()
-        self.set_status(CaptureStatus("connecting", servers_label(answering), self.options.capture_s))
-        threading.Thread(target=self._run_capture, name="gputop-capture", daemon=True, args=(
-            servers, servers_label(answering), force, reason, notices, accept_risk)).start()
+        self._hurry.clear()
+        self._hurry_force = False
+        expected = None if request.reason or request.force else self._receiver.expected_idle(answering)
+        wait = IdleWait(expected, self.options.capture_s, self._clock()) if expected is not None else None
+        self._tell_wait(wait, servers) if wait is not None else self.set_status(
+            CaptureStatus("connecting", servers_label(answering), self.options.capture_s))
+        threading.Thread(target=self._run_capture, name="gputop-capture", daemon=True,
+                         args=(servers, servers_label(answering), request, wait)).start()
 
     def stop_capture(self) -> bool:
         """End the capture under way early, its data kept. False if there is none."""
         if self.status is None or not self.status.running:
             return False
         self._stop_capture.set()
+        self._hurry.set()
+        return True
+
+    def capture_now(self, force: bool = False) -> bool:
+        """End the wait for an idle time: the capture begins at once. False where none waits for that."""
+        if self.status is None or self.status.phase != "waiting":
+            return False
+        self._hurry_force = force
+        self._hurry.set()
         return True
 
     def set_status(self, status: CaptureStatus) -> None:
@@ -467,21 +502,29 @@ class CaptureControl:
             message, fix = f"a bug in gputop: {error!r}", f"Please report this; {goes_on}."
         self.set_status(CaptureStatus("failed", name, asked_s, message=message, fix=fix))
 
-    def _run_capture(self, servers: Sequence[Server], name: str, force: bool, reason: str,
-                     notices: tuple[str, ...], accept_risk: bool) -> None:
+    def _run_capture(self, servers: Sequence[Server], name: str, request: CaptureOrder,
+                     wait: IdleWait | None) -> None:
         asked_s = self.options.capture_s
         try:
-            record = self._capture(servers, asked_s, force, reason, accept_risk)
+            if wait is not None:
+                if not request.accept_risk:
+                    check_risk(servers)  # nobody is asked only after the wait
+                if not self._wait_for_idle(wait, servers):
+                    self._end_unbegun()
+                    return
+                request = structs.replace(request, force=self._hurry_force,
+                                          notices=(*request.notices, *filter(None, (wait.missed,))))
+            record = self._capture(servers, asked_s, request)
         except MayEndJob as error:
-            if reason:
+            if request.reason:
                 self._fail(name, asked_s, error)
             else:
-                self._wait_for_answer(WaitingCapture(force, self._captured, notices, error.risk))
+                self._end_unbegun(WaitingCapture(request.force, self._captured, request.notices, error.risk))
             return
         except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
             self._fail(name, asked_s, error)
             return
-        record = replace(record, notices=(*notices, *record.notices, *left_out(self.servers, servers)))
+        record = replace(record, notices=(*request.notices, *record.notices, *left_out(self.servers, servers)))
         self._receiver.capture_ended(record, servers)
         if record.problem is None:
             self.set_status(CaptureStatus("done", name, asked_s, record.took_s, str(record.path)))
@@ -490,10 +533,25 @@ class CaptureControl:
                                           f"{record.problem.message} (the trace is kept: {record.path})",
                                           record.problem.fix))
 
-    def _capture(self, servers: Sequence[Server], asked_s: float, force: bool, reason: str,
-                 accept_risk: bool) -> CaptureRecord:
+    def _wait_for_idle(self, wait: IdleWait, servers: Sequence[Server]) -> bool:
+        """Block until it is time for the capture, somebody wants it now, or the job has ended; False: until it was
+        canceled."""
+        from gputop.profiler.probe import load_grpc
+
+        load_grpc()  # a second that is not in the way later
+        while not wait.over(self._clock(), self._receiver.expected_idle(servers)) and self.ended_server not in servers:
+            self._tell_wait(wait, servers)
+            if self._hurry.wait(min(_WAIT_POLL_S, max(0.0, wait.start_s - self._clock()))):
+                break
+        return not self._stop_capture.is_set()
+
+    def _tell_wait(self, wait: IdleWait, servers: Sequence[Server]) -> None:
+        self.set_status(CaptureStatus("waiting", servers_label(servers), self.options.capture_s,
+                                      message=wait.text(self._clock())))
+
+    def _capture(self, servers: Sequence[Server], asked_s: float, request: CaptureOrder) -> CaptureRecord:
         """Capture and analyze; raises GputopError where there is no trace."""
-        auto, logdir = self.auto_capture, self.options.logdir
+        auto, logdir, reason = self.auto_capture, self.options.logdir, request.reason
         live = self._receiver.live_steps()
         agreed = [s.pid for s in servers if s.pid is not None and s.address in self._of_others]
         if auto is not None and reason and (preceding := auto.fetch_preceding(servers, self.set_status)) is not None:
@@ -501,9 +559,9 @@ class CaptureControl:
                                        counters=self._receiver.counters, live_steps=live,
                                        stacks={server.address: _NO_STACKS_BEFORE for server in servers}), reason)
         with auto.paused() if auto is not None else contextlib.nullcontext():
-            request = CaptureRequest(asked_s, auto.logdir if auto is not None and reason else logdir, force,
-                                     StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)),
-                                     accept_risk)
-            record = capture_and_analyze(servers, request, self._stop_capture, self._closing, self.set_status,
+            wanted = CaptureRequest(asked_s, auto.logdir if auto is not None and reason else logdir, request.force,
+                                    StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)),
+                                    request.accept_risk)
+            record = capture_and_analyze(servers, wanted, self._stop_capture, self._closing, self.set_status,
                                          self._receiver.counters, live)
         return auto.finish(record, reason) if auto is not None and reason else record

@@ -217,6 +217,22 @@ def servers_label(servers: Sequence[Server]) -> str:
     return servers[0].address + (f" and {more} more" if more else "")
 
 
+def _pids(servers: Iterable[Server]) -> dict[str, int | None]:
+    """By address, as far as they are of this node."""
+    from gputop.profiler.capture.footprint import job_pid
+
+    return {s.address: job_pid(s.address, s.pid) for s in servers}
+
+
+def check_risk(servers: Iterable[Server]) -> None:
+    """Raises MayEndJob where a capture is known to end jobs such as that of these servers."""
+    from gputop.profiler.discovery import crash_risk
+
+    risk = crash_risk([pid for pid in _pids(s for s in servers if s.problem is None).values() if pid is not None])
+    if risk is not None:
+        raise MayEndJob(risk)
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
     """What a capture is asked for: ``seconds`` at most, saved below ``logdir``.
@@ -243,17 +259,15 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, stop
     end such jobs. A trace that cannot be analyzed is a record with its ``problem``: the file is safe on disk.
     ``closing`` gives up the analysis.
     """
-    from gputop.profiler.capture.footprint import job_pid
-    from gputop.profiler.discovery import crash_risk
     from gputop.profiler.stale_files import remove_stale_files
     from gputop.session.job_cpus import JobCpusWatch
 
     asked_s, logdir, force = request.seconds, request.logdir, request.force
     answering = [s for s in servers if s.problem is None]
     name = servers_label(answering)
-    pids = {s.address: job_pid(s.address, s.pid) for s in answering}
-    if not request.accept_risk and (risk := crash_risk([pid for pid in pids.values() if pid is not None])) is not None:
-        raise MayEndJob(risk)
+    pids = _pids(answering)
+    if not request.accept_risk:
+        check_risk(answering)
     remove_stale_files(logdir)
     chosen: list[Plan] = []
 

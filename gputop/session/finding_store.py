@@ -48,7 +48,7 @@ class FindingStore:
         self._numbers: dict[Path, GpuNumbers] = {}  # those of each capture of this session
         self._frozen = snapshot is not None
         self._held: HeldConditions = {}  # by the user's own live rules
-        self._rules_ran_s = 0.0  # time of the sample on which the live rules ran last
+        self.rules_ran_s = 0.0  # time of the sample on which the live rules ran last
         self._lock = threading.Lock()
         if snapshot is not None:
             self.live, self.findings, self.last_capture = snapshot.live, snapshot.findings, snapshot.capture
@@ -60,11 +60,11 @@ class FindingStore:
                        ranks: Report | None = None) -> None:
         """Update the live advice, every 2 s at most; a replayed snapshot keeps its own."""
         wait_s = LIVE_RULES_PERIOD_S - 0.5 * min(1.0, interval_s)  # ticks jitter
-        if self._frozen or 0 <= sample.time_s - self._rules_ran_s < wait_s:
+        if self._frozen or 0 <= sample.time_s - self.rules_ran_s < wait_s:
             return
         from gputop.advice.live.advise import live_advice
 
-        self._rules_ran_s = sample.time_s
+        self.rules_ran_s = sample.time_s
         self.live = live_advice(history, sample, self.live.findings, ranks, self._held)
         self.refresh()
 

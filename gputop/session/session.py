@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gputop.replay.snapshot import Snapshot
     from gputop.session.auto_capture.controller import AutoCapture
     from gputop.session.capture_control import WaitingCapture
+    from gputop.session.idle_wait import ExpectedIdle
     from gputop.session.simulated_ranks import SimulatedRanks
     from gputop.session.worker_figures import AskedFigures
     from gputop.telemetry.history import History
@@ -187,6 +188,10 @@ class Session:
         """See :meth:`CaptureControl.start_capture`."""
         self.capture_control.start_capture(force=force, workers=workers, notices=notices, ask=ask,
                                            accept_risk=accept_risk)
+
+    def capture_now(self, force: bool = False) -> bool:
+        """See :meth:`CaptureControl.capture_now`."""
+        return self.capture_control.capture_now(force)
 
     def take_waiting_capture(self) -> WaitingCapture | None:
         """See :meth:`CaptureControl.take_waiting_capture`."""
@@ -358,6 +363,19 @@ class Session:
 
     def capture_opened(self, record: CaptureRecord) -> None:
         self.finding_store.open_capture(record)
+
+    def expected_idle(self, servers: Sequence[Server]) -> ExpectedIdle | None:
+        from gputop.session.idle_wait import expected_idle
+        from gputop.session.worker_figures import elsewhere
+
+        expected = expected_idle(self.live.findings, self.finding_store.rules_ran_s)
+        pids = {server.pid for server in servers} - {None}
+        held = {gpu for p in self.sample.processes if {p.pid, p.local_pid} & pids for gpu in p.gpus
+                } if self.sample is not None else set()
+        # Of another job, or of another node.
+        if expected is None or (held and not held & expected.gpus) or all(map(elsewhere, servers)):
+            return None
+        return expected
 
     def capture_waits(self) -> None:
         self._notify("capture")

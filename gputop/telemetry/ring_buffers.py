@@ -336,6 +336,23 @@ class Rings:
         step = table.width // self.gpus
         return [table.column(gpu * step + column, parts) for gpu in range(self.gpus)]
 
+    def tier_means(self, column: int, slice_s: float, slots: range) -> list[Series]:
+        """The means of each GPU in these slices of the tier with slices of that length; NaN without a reading, and
+        where no tier has such slices."""
+        number = next((i for i, tier in enumerate(self._tiers) if tier.slice_s == slice_s), None)
+        if number is None:
+            return [[math.nan] * len(slots)] * self.gpus
+        tier = self._tiers[number]
+        if number == 0:
+            self._catch_up(self._lagging)
+        self._store(self._open[number])
+        width, step = self._sum.width, len(self.columns.ids)
+        cells = [row * width + column if self._slots[row := tier.offset + slot % tier.rows] == slot else None
+                 for slot in slots]
+        counts, sums = self._count.cells, self._sum.cells
+        return [[sums[cell + at] / n if cell is not None and (n := counts[cell + at]) else math.nan for cell in cells]
+                for at in range(0, self.gpus * step, step)]
+
     def flags(self, gpu: int, begin_s: float, end_s: float) -> list[int]:
         """The flags at :meth:`times`."""
         return self._flags.column(gpu, self._raw_parts(begin_s, end_s, closed=True))

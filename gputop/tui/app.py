@@ -244,7 +244,7 @@ class GputopApp(TerminalApp):
         if session.player is not None:
             return "replay" if session.replayed_snapshot is None else "snapshot"
         if session.status is not None and session.status.running:
-            return "capturing"
+            return "capturing" if session.status.begun else "waiting"
         return "start" if session.last_capture is None else "captured"
 
     def on_descendant_focus(self) -> None:
@@ -302,6 +302,8 @@ class GputopApp(TerminalApp):
             self._start_capture(waiting.force)
 
     def action_capture(self, force: bool = False) -> None:
+        if self.session.capture_now(force):
+            return
         self._watch_selected_process()
         self._start_capture(force)
 
@@ -344,22 +346,22 @@ class GputopApp(TerminalApp):
             return
         self._quitting = True
         self.session.stop_capture()
-        if status.phase == "asking":
+        if status.phase in ("asking", "waiting"):
             return  # which ends at once
         self.notify("Stopping the capture to keep its data, then quitting. q: quit now.")
 
     def action_stop_capture(self) -> None:
-        asking = self._is_asking
+        phase = self._phase
         if self.session.stop_capture():
-            self.notify("The workers are proposed by what is known." if asking else
-                        "Stopping the capture; its data is kept.")
+            outcome = {"asking": "The workers are proposed by what is known.", "waiting": "No capture was taken."}
+            self.notify(outcome.get(phase, "Stopping the capture; its data is kept."))
         else:
             self.notify("No capture is running.")
 
     @property
-    def _is_asking(self) -> bool:
-        """Whether other nodes are asked which workers to capture."""
-        return self.session.status is not None and self.session.status.phase == "asking"
+    def _phase(self) -> str:
+        """Of the capture under way, or of the last one."""
+        return self.session.status.phase if self.session.status is not None else ""
 
     @property
     def _is_demo(self) -> bool:
@@ -463,8 +465,9 @@ class GputopApp(TerminalApp):
     def action_step_back(self) -> None:
         """Escape on the main screen: back to now; where that is shown, every process again."""
         if self._table.time.time_s is None and self._table.end_s is None:
-            if self._is_asking:
+            if self._phase == "asking":
                 self.action_stop_capture()
+            self.session.capture_now()
             self._processes.show_matching("")
             self.session.forget_failure()
             self._refused = None

@@ -80,6 +80,8 @@ _ALWAYS = (("question_mark", "help"), ("q", "quit"))
 FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
     "start": (("S", "stacks"), ("c", "capture"), ("a", "attach"), ("J", "captures"), ("l", "output"), ("m", "metric"),
               ("v", "cursor"), ("s", "snapshot"), ("h", "host"), *_ALWAYS),
+    "waiting": (("escape", "capture now"), ("x", "cancel"), ("l", "output"), ("m", "metric"), ("v", "cursor"),
+                ("h", "host"), ("i", "job"), *_ALWAYS),
     "capturing": (("x", "stop"), ("l", "output"), ("m", "metric"), ("v", "cursor"), ("h", "host"), ("i", "job"),
                   *_ALWAYS),
     "captured": (("S", "stacks"), ("c", "capture again"), ("t", "timeline"), ("T", "tables"), ("D", "cure"),

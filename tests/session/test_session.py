@@ -15,7 +15,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.session import capture_control, node_figures
-from gputop.session.capture_control import WaitingCapture
+from gputop.session.capture_control import CaptureOrder, WaitingCapture
 from gputop.session.captures import (
     CaptureRequest,
     ManyWorkers,
@@ -266,8 +266,8 @@ def test_of_many_workers_a_few_are_proposed_and_all_are_possible(monkeypatch: py
     session = StillSession()
     addresses = [f"n{number}:6009" for number in range(9)]
     begun: list[tuple[list[str], tuple[str, ...]]] = []
-    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *rest: begun.append(
-        ([s.address for s in servers], rest[2])))
+    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, request: begun.append(
+        ([s.address for s in servers], request.notices)))
     session.servers_known = True
     session.servers = tuple(Server(address, asked=True) for address in addresses)
     with pytest.raises(ManyWorkers, match="there are 9 workers") as caught:
@@ -338,9 +338,8 @@ class AskedWorkers:
         return AskedFigures({f"n{i}:6009": WorkerFigures({"sm_active": (4 * i % 9) / 10}, 5.0) for i in known},
                             "asked by ssh", 5.0)
 
-    def begin(self, servers: Sequence[Server], force: bool, reason: str, notices: tuple[str, ...],
-              accept_risk: bool = False) -> None:
-        self.captured.append(([s.address for s in servers], notices))
+    def begin(self, servers: Sequence[Server], request: CaptureOrder) -> None:
+        self.captured.append(([s.address for s in servers], request.notices))
         self.session.capture_control.set_status(CaptureStatus("done", "", 1.0))
 
     @property

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS, TENSOR_FLOP_PARTS, TENSOR_FLOP_UTIL
 from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.telemetry.history import HOST_HISTORY_POINTS, LEVELS, RAW_SAMPLES, TIERS, History, Lane
-from tests.fakes import cgroup_sample
+from tests.fakes import cgroup_sample, node_sample
 
 START_S = 1_800_000_000.0
 SMALL = {"raw_samples": 60, "tiers": ((1.0, 50), (10.0, 15), (60.0, 6))}
@@ -471,3 +471,20 @@ def test_a_node_without_gpus_has_empty_windows() -> None:
     history.append(NodeSample(1.0, (), HostSample("node", {})))
     times, values = history.windows("power_w", 60.0)
     assert times == values == []
+
+
+def test_means_of_whole_slices_are_those_of_a_lane() -> None:
+    history = History(raw_samples=50)
+    assert history.slice_means("sm_active", 60.0, 3) == (0.0, [])
+    for tick in range(400):
+        if not 130 <= tick < 200:  # a whole minute without a sample
+            history.append(node_sample(tick, 2))
+    end_s, means = history.slice_means("sm_active", 60.0, 8)
+    assert history.newest_s is not None and 0 <= history.newest_s - end_s < 60
+    for gpu in range(2):
+        lane = history.lane(gpu, "sm_active", end_s=end_s, slice_s=60.0, slices=8)
+        assert means[gpu] == pytest.approx(lane.mean, nan_ok=True)
+        assert sum(math.isnan(mean) for mean in means[gpu]) == sum(not count for count in lane.count) > 0
+    assert all(math.isnan(mean) for mean in history.slice_means("sm_active", 7.0, 2)[1][0])
+    assert history.slice_means("sm_active", 1.0, 4)[1][0] == pytest.approx(
+        history.lane(0, "sm_active", end_s=history.newest_s, slice_s=1.0, slices=4).mean)

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from msgspec import structs
+from textual.pilot import Pilot
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice
@@ -31,6 +32,7 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.fakes import StillSession
 from tests.records import replace
+from tests.session.test_idle_wait import returning
 from tests.tui.found import FoundSession, text_of
 from tests.tui.textual_private import clear_notifications, messages
 
@@ -406,3 +408,54 @@ async def test_escape_clears_why_a_capture_failed() -> None:
         await pilot.press("escape")
         await pilot.pause()
         assert "it is busy" not in text_of(app._job) + text_of(app._actions)
+
+
+class ReturningIdle(FoundSession):
+    """GPUs that are idle again in 40 s; what would be captured is noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.taken: list[bool] = []  # whether at full length
+        self.finding_store.live = Advice((returning(),))
+        self.finding_store.rules_ran_s = self.clock()
+        monkeypatch.setattr(capture_control, "capture_and_analyze", self.note)
+
+    def note(self, *arguments: object, **_: object) -> CaptureRecord:
+        self.taken.append(bool(arguments[6]))
+        raise GputopError("noted", "")
+
+    async def over(self, pilot: Pilot[object]) -> None:
+        while self.status is not None and self.status.running:
+            await pilot.pause()
+        await pilot.pause()
+
+
+@pytest.mark.parametrize(("key", "taken"), [("escape", [False]), ("c", [False]), ("C", [True]), ("x", [])])
+async def test_c_waits_for_idle_that_returns(monkeypatch: pytest.MonkeyPatch, key: str, taken: list[bool]) -> None:
+    session = ReturningIdle(monkeypatch)
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await pilot.pause()
+        await pilot.press("c")
+        await pilot.pause()
+        told = text_of(app._job)
+        assert "capture waits for the idle time in about 40 s" in told and "esc: capture now  x: cancel" in told
+        assert app._mode() == "waiting" and not session.taken
+        await pilot.press(key)
+        await session.over(pilot)
+        assert session.taken == taken and app._mode() != "waiting"
+        assert ("No capture was taken." in messages(app)) == (key == "x")
+
+
+async def test_quitting_does_not_wait_for_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ReturningIdle(monkeypatch)
+    app = GputopApp(session)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("c")
+        await pilot.pause()
+        assert "esc: capture now" in text_of(app._job)
+        await pilot.press("q")
+        while app.return_value is None:
+            await pilot.pause()
+    assert not session.taken

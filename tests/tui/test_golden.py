@@ -124,6 +124,11 @@ def asking_nodes(app: GputopApp) -> None:
     app.session.capture_control.set_status(CaptureStatus("asking", "64 nodes for live figures, 12 answered", 10.0))
 
 
+def waiting_for_idle(app: GputopApp) -> None:
+    app.session.capture_control.set_status(CaptureStatus("waiting", "a:6009", 10.0,
+                                                         message="the idle time in about 40 s"))
+
+
 def asked_which_without_figures(app: GputopApp) -> None:
     choice = choose_workers([f"n{number:02}:6009" for number in range(1, 129)], {})
     open_screens.ask_workers(app, structs.replace(choice, others_unasked=True), force=False)
@@ -178,6 +183,7 @@ SCREENS = {
     "workers": Screen("faulty", prepare=asked_which, sizes=BOX),
     "workers-unasked": Screen("faulty", prepare=asked_which_without_figures, sizes=BOX),
     "workers-failed": Screen("faulty", prepare=asked_which_of_nodes_that_fail, sizes=BOX),
+    "capture-waiting": Screen("faulty", prepare=waiting_for_idle, sizes=(SMALL, USUAL), anew=True),
     "workers-asking": Screen("faulty", prepare=asking_nodes, sizes=(SMALL, USUAL), anew=True),
     "job": Screen("faulty", ("i",), (SMALL, USUAL)),
     "captures": Screen(compared, ("J", "down"), (SMALL, USUAL, WIDE), FEW_FORMS, in_forms=(USUAL,)),

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from gputop.advice.live.frameworks import MIXED_PRECISION, a_trace, code_for, no_figure, take_a_trace
 from gputop.advice.live.node_view import NodeView, gpus_text, same_job
+from gputop.advice.live.own_best import Fall, falls
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
@@ -170,6 +171,7 @@ class LowSmActive(Verdict, frozen=True, kw_only=True):
     gpu_util: float | None
     busier_peers: tuple[int, ...]  # GPUs of the same job that work more
     full_cores: float  # of the host
+    fall: Fall | None  # from what the same job reached before
 
 
 def judge_low_sm_active(view: NodeView) -> LowSmActive | Missing | None:
@@ -218,6 +220,7 @@ def _low(view: NodeView, low: dict[int, tuple[GpuSample, str, float]], rest: dic
     return LowSmActive(
         gpus=tuple(sorted(low)), severity="low", window_s=window_s, gpu=worst.info.index, metric=metric,
         activity=activity, gpu_util=view.mean(worst, "gpu_util", window_s), full_cores=view.full_cores(window_s),
+        fall=falls(view).get(worst.info.index) if metric == "sm_active" else None,
         busier_peers=tuple(i for i in sorted(peers & set(rest)) if rest[i] >= 1.5 * activity),
     )
 
@@ -236,6 +239,9 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
     if v.full_cores >= 1:
         evidence["full_cpu_cores"] = v.full_cores
         how += (f" Meanwhile {v.full_cores:.0f} CPU core{'s are' if round(v.full_cores) != 1 else ' is'} fully busy.")
+    if v.fall is not None:
+        evidence |= {"before_ratio": v.fall.best, "lasts_s": v.fall.lasts_s}
+        how += (f" The same job held {percent(v.fall.best)} for minutes, until {v.fall.lasts_s / 60:.0f} min ago.")
     fine = v.metric == "sm_active"
     what = "SM activity" if fine else "coarse utilization, which SM activity cannot exceed,"
     return Explanation(

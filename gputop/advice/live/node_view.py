@@ -22,7 +22,7 @@ from gputop.text.units import ranges
 NO_PROCESS = "no compute process holds a GPU: start the job, or look at the node it runs on"
 NO_PROCESS_WATCHED = "no compute process holds a GPU that is watched: leave out --gpus to see all GPUs of the node"
 
-_LONGEST = {"sm_active": "tensor_idle.window_s", "tensor_active": "tensor_idle.window_s",
+_LONGEST = {"sm_active": "recurring_idle.window_s", "tensor_active": "tensor_idle.window_s",
             "gpu_util": "low_sm_active.window_s"}
 
 # Servers that hold a GPU for others to share, not jobs.
@@ -158,9 +158,13 @@ class NodeView:
             self._windows[key] = _window(times, values, seconds, end_s)
         return self._windows[key]
 
+    def column(self, gpu: GpuSample) -> int:
+        """The place of the GPU in a :class:`Window`."""
+        return self._column[gpu.info.uuid]
+
     def all_values(self, gpu: GpuSample, metric: str, seconds: float) -> Series:
         """The readings of the last ``seconds``, NaN where a sample had none."""
-        return self.window(metric, seconds).values[self._column[gpu.info.uuid]]
+        return self.window(metric, seconds).values[self.column(gpu)]
 
     def values(self, gpu: GpuSample, metric: str, seconds: float) -> Series:
         """The readings of the last ``seconds``, those that there are."""
@@ -168,7 +172,7 @@ class NodeView:
 
     def mean(self, gpu: GpuSample, metric: str, seconds: float) -> float | None:
         """Mean over the last ``seconds``; None where too little of them was seen."""
-        mean = self.window(metric, seconds).mean[self._column[gpu.info.uuid]]
+        mean = self.window(metric, seconds).mean[self.column(gpu)]
         return None if mean != mean else mean
 
     def span(self, gpu: GpuSample, metric: str, seconds: float) -> float | None:
@@ -179,7 +183,7 @@ class NodeView:
         return max(values) - min(values)
 
     def readings_count(self, gpu: GpuSample, metric: str, seconds: float) -> int:
-        return self.window(metric, seconds).count[self._column[gpu.info.uuid]]
+        return self.window(metric, seconds).count[self.column(gpu)]
 
     def activity(self, gpu: GpuSample, seconds: float) -> tuple[str, float] | None:
         """How busy the GPU was: SM activity, or else coarse utilization; (metric, mean)."""
@@ -207,7 +211,7 @@ class NodeView:
             for number in range(count):
                 parts.append((bisect_left(places, number), bisect_left(places, number + 1)))
             self._tables[key] = [[_mean(own[a:b]) for a, b in parts] for own in window.values]
-        return self._tables[key][self._column[gpu.info.uuid]]
+        return self._tables[key][self.column(gpu)]
 
     def slices(self, seconds: float) -> int:
         """How many slices the last ``seconds`` have: each as long as an interval at least."""
@@ -246,12 +250,20 @@ class NodeView:
     def warmed_up_gpus(self) -> list[GpuSample]:
         """The whole GPUs whose job is past its start-up, and those on which no process is listed: from
         inside a container those of others cannot be seen."""
-        age_s: dict[int, float] = {}
+        return [g for g in self.whole_gpus if self.age_on_s(g) >= limit("idle_gpu.age_s")]
+
+    def age_on_s(self, gpu: GpuSample) -> float:
+        """For how long the oldest process on this GPU is known to exist; infinite where none is listed."""
+        return self._ages_s.get(gpu.info.index, math.inf)
+
+    @cached_property
+    def _ages_s(self) -> dict[int, float]:
+        ages_s: dict[int, float] = {}
         for process in self.processes:
-            age = self.age_s(process)
+            age_s = self.age_s(process)
             for gpu in self.compute_gpus(process):
-                age_s[gpu.info.index] = max(age, age_s.get(gpu.info.index, 0.0))
-        return [g for g in self.whole_gpus if age_s.get(g.info.index, math.inf) >= limit("idle_gpu.age_s")]
+                ages_s[gpu.info.index] = max(age_s, ages_s.get(gpu.info.index, 0.0))
+        return ages_s
 
     def was_shown_as(self, finding_id: str, severity: Severity) -> bool:
         """Whether this finding is on screen with this severity."""

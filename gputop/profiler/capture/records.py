@@ -45,12 +45,12 @@ def usable(servers: Iterable[Server]) -> tuple[Server, ...]:
 class CaptureStatus:
     """Where the current or last capture stands."""
 
-    phase: Literal["starting", "asking", "connecting", "probing", "recording", "overview", "receiving", "saving",
-                   "analyzing", "done", "failed"]
+    phase: Literal["starting", "asking", "waiting", "connecting", "probing", "recording", "overview", "receiving",
+                   "saving", "analyzing", "done", "failed"]
     address: str
     asked_s: float
     elapsed_s: float = 0.0
-    message: str = ""  # done: what came of it; failed: the cause
+    message: str = ""  # waiting: for what; done: what came of it; failed: the cause
     fix: str = ""
     time_s: float = 0.0  # Unix time it was reached
     chosen_s: float | None = None  # what is recorded in detail, once that is known
@@ -60,6 +60,11 @@ class CaptureStatus:
     @property
     def running(self) -> bool:
         return self.phase not in ("done", "failed")
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is running and no longer waits for a moment at which it may begin."""
+        return self.running and self.phase != "waiting"
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ class AutoCapture:
         dip = self._trigger.check(history, sample)
         now_s = sample.time_s
         status = self._host.status
-        if status is not None and status.running:
+        if status is not None and status.begun:
             self._settled_s = now_s + SETTLE_S
         if dip is None:
             return
@@ -231,7 +231,7 @@ class AutoCapture:
     def _record_continuously(self) -> None:
         while not self._closing.wait(_CHECK_PERIOD_S):
             status = self._host.status
-            if self._given_up or (status is not None and status.running):
+            if self._given_up or (status is not None and status.begun):
                 continue
             with self._lock:
                 try:

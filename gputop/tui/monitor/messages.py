@@ -38,7 +38,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         return nothing  # there is no job to capture from
     if _under_way(session):
         assert status is not None
-        if status.phase == "asking":
+        if status.phase in ("asking", "waiting"):
             return nothing
         what = "The trace is being analyzed" if status.phase == "analyzing" else "A capture is running"
         return (*nothing, f"{what}: its findings will appear here.")

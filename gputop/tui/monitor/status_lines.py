@@ -282,7 +282,8 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
 
 
 _PHASES = {"starting": "starting a profiler server in", "asking": "asking",
-           "connecting": "connecting to", "probing": "taking a short test capture of", "recording": "recording",
+           "waiting": "capture waits for", "connecting": "connecting to",
+           "probing": "taking a short test capture of", "recording": "recording",
            "overview": "recording an overview of", "receiving": "receiving the trace of",
            "saving": "saving the trace of", "analyzing": "analyzing the trace of"}
 
@@ -291,8 +292,8 @@ def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
     length_s = status.overview_s if status.phase == "overview" else (
         status.asked_s if status.chosen_s is None else status.chosen_s)
     share = min(1.0, status.elapsed_s / length_s) if length_s else 1.0
-    left: list[StyledText] = [(" Job  ", BOLD), ("● ", BAD),
-                              (f"{_PHASES[status.phase]} {printable(status.address)} ", PLAIN)]
+    of = status.message if status.phase == "waiting" else status.address
+    left: list[StyledText] = [(" Job  ", BOLD), ("● ", BAD), (f"{_PHASES[status.phase]} {printable(of)} ", PLAIN)]
     right: list[StyledText] = []
     if status.phase in ("recording", "overview"):
         right = [bar(share, max(6, min(30, width - 60))),
@@ -305,6 +306,9 @@ def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
         left += _first_that_fits([[(f"({printable(why)}) ", DIM)] for why in ways], width - _cells([*left, *right]) - 1)
     elif status.phase == "asking":
         right = [("x: do not wait ", ACCENT)]
+    elif status.phase == "waiting":
+        ways = ("esc: capture now  x: cancel ", "esc: capture now ")
+        right = _first_that_fits([[(keys, ACCENT)] for keys in ways], width - _cells(left))
     elif status.phase not in ("starting", "connecting"):
         right = [(f"{status.elapsed_s:.1f} s ", DIM)]
     return justify(left, right, width)

@@ -42,7 +42,8 @@ def test_the_first_tick_abstains_and_says_for_what() -> None:
     assert set(abstained(advice)) == {"idle_gpu", "unused_gpu", "gpu0_oversubscribed", "power_capped",
                                       "memory_preallocated", "no_fine_metrics", "memory_pressure", "thermal_throttled",
                                       "pcie_link_degraded", "pcie_saturated", "host_cpu_saturated", "spinning",
-                                      "dram_bound", "low_sm_active", "tensor_idle"}
+                                      "dram_bound", "low_sm_active", "recurring_idle", "below_own_best",
+                                      "tensor_idle"}
     assert all(abstained(advice).values())
 
 
@@ -125,7 +126,7 @@ def test_rules_are_pure() -> None:
     version = history.version
     sample = scene.sample(149)
     assert live_advice(history, sample, advice[-2].findings) == live_advice(history, sample, advice[-2].findings)
-    assert history.version == version and len(LIVE_RULES) == 20
+    assert history.version == version and len(LIVE_RULES) == 22
 
 
 def test_parts_of_a_divided_gpu_are_no_gpus_of_a_job() -> None:

@@ -1,0 +1,168 @@
+"""A capture that waits for GPUs to be idle again: when it begins, and how it is hurried, canceled and given up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace as replaced
+
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.core.findings import Finding, Gain
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
+from gputop.session import capture_control
+from gputop.session.captures import CaptureRequest, MayEndJob
+from gputop.session.idle_wait import LEAD_S, ExpectedIdle, IdleWait, expected_idle
+from tests.fakes import StillSession
+from tests.records import replace
+from tests.session.test_session import Watched
+
+NEXT = ExpectedIdle(frozenset(range(8)), 1040.0, 62.0, 1.0)
+
+
+def returning(next_in_s: float | None = 40.0, gpus: tuple[int, ...] = tuple(range(8))) -> Finding:
+    evidence = {"window_s": 600.0, "idle_s": 4.0}
+    if next_in_s is not None:
+        evidence |= {"idle_period_s": 62.0, "idle_period_spread_s": 1.0, "next_idle_in_s": next_in_s}
+    return Finding(id="recurring_idle", severity="medium", title="idle again", why="", evidence=evidence, action="",
+                   gain=Gain(None, ""), gpus=gpus, source="", origin="live")
+
+
+# -- the decision -----------------------------------------------------------------------------------------
+
+def test_what_is_expected_follows_from_the_finding() -> None:
+    assert expected_idle([returning()], 1000.0) == NEXT
+    assert expected_idle([returning(None)], 1000.0) is None, "irregular"
+    assert expected_idle([], 1000.0) is None
+
+
+def test_it_begins_so_long_before_that_the_recording_runs_by_then() -> None:
+    wait = IdleWait(NEXT, 10.0, 1000.0)
+    assert wait.start_s == 1040 - LEAD_S - 1 and wait.text(1000.0) == "the idle time in about 40 s"
+    assert not wait.over(wait.start_s - 0.1, NEXT) and wait.over(wait.start_s, None) and not wait.missed
+    assert wait.text(1035.0) == "the idle time in about 5 s"
+    assert IdleWait(replaced(NEXT, spread_s=6.0), 2.0, 1000.0).start_s == pytest.approx(1040 - LEAD_S - 0.6)
+
+
+def test_one_that_comes_too_soon_is_left_to_go_by() -> None:
+    wait = IdleWait(replaced(NEXT, begin_s=1002.0), 10.0, 1000.0)
+    assert wait.begin_s == 1064.0
+    assert not wait.over(1001.0, replaced(NEXT, begin_s=1002.5)), "it is still expected"
+    assert wait.begin_s == 1064.5
+    assert not wait.over(1010.0, replaced(NEXT, begin_s=1064.2)) and wait.over(1060.5, None)
+
+
+def test_what_becomes_known_moves_it() -> None:
+    wait = IdleWait(NEXT, 10.0, 1000.0)
+    assert not wait.over(1010.0, replaced(NEXT, begin_s=1050.0)) and wait.begin_s == 1050.0
+    assert wait.over(1036.0, replaced(NEXT, begin_s=1038.0)), "earlier than thought: at once"
+    late = IdleWait(NEXT, 10.0, 1000.0)
+    for now_s in range(1001, 1093):
+        assert not late.over(float(now_s), replaced(NEXT, begin_s=now_s + 62.0))
+    assert late.over(1093.0, replaced(NEXT, begin_s=1155.0)), "one period and a half have gone by"
+    assert "did not wait any longer" in late.missed
+
+
+# -- the session ------------------------------------------------------------------------------------------
+
+class WaitingSession:
+    """A session with a server, and GPUs that are idle in 40 s; what would be captured is noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *findings: Finding, risk: str = "") -> None:
+        self.session = session = StillSession()
+        session.servers_known = True
+        session.servers = (Server("127.0.0.1:6009", asked=True),)
+        session.finding_store.live = replaced(session.live, findings=findings or (returning(),))
+        session.finding_store.rules_ran_s = session.clock()
+        self.watched, self.taken, self.risk = Watched(session), list[bool](), risk
+        monkeypatch.setattr(capture_control, "capture_and_analyze", self.capture)
+        monkeypatch.setattr(capture_control, "check_risk", self.check_risk)
+
+    def check_risk(self, servers: Sequence[Server]) -> None:
+        if self.risk:
+            raise MayEndJob(self.risk)
+
+    def capture(self, servers: Sequence[Server], request: CaptureRequest, *_: object) -> CaptureRecord:
+        self.taken.append(request.force)
+        raise GputopError("captured", "")
+
+    @property
+    def status(self) -> CaptureStatus | None:
+        return self.session.status
+
+    def until_captured(self) -> None:
+        self.watched.until(lambda: self.status is not None and self.status.message == "captured")
+
+
+def test_a_capture_waits_until_it_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = WaitingSession(monkeypatch)
+    waiting.session.start_capture()
+    assert waiting.status is not None and (waiting.status.phase, waiting.status.message) == (
+        "waiting", "the idle time in about 40 s")
+    assert waiting.status.running and not waiting.status.begun
+    with pytest.raises(GputopError, match="a capture is running"):
+        waiting.session.start_capture()
+    waiting.session.tick += 36  # seconds of the session's clock
+    waiting.until_captured()
+    assert waiting.taken == [False] and not waiting.session.capture_now()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_it_can_be_hurried(monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
+    waiting = WaitingSession(monkeypatch)
+    waiting.session.start_capture()
+    assert waiting.session.capture_now(force)
+    waiting.until_captured()
+    assert waiting.taken == [force]
+
+
+def test_it_can_be_canceled(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = WaitingSession(monkeypatch)
+    waiting.session.start_capture()
+    assert waiting.session.stop_capture()
+    waiting.watched.until(lambda: waiting.status is None)
+    assert not waiting.taken and waiting.session.take_waiting_capture() is None
+
+
+def test_a_risk_is_asked_about_before_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = WaitingSession(monkeypatch, risk="it was seen to")
+    waiting.session.start_capture()
+    waiting.watched.until(lambda: waiting.status is None)
+    asked = waiting.session.take_waiting_capture()
+    assert asked is not None and asked.risk == "it was seen to" and not waiting.taken
+    waiting.session.start_capture(accept_risk=True)
+    assert waiting.status is not None and waiting.status.phase == "waiting"
+    waiting.session.close()
+
+
+def test_a_job_that_ends_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = WaitingSession(monkeypatch)
+    monkeypatch.setattr(capture_control, "_WAIT_POLL_S", 0.01)
+    waiting.session.start_capture()
+    waiting.session.ended_server = waiting.session.servers[0]
+    waiting.until_captured()  # which says what is wrong
+
+
+@pytest.mark.parametrize("case", ["forced", "automatic", "irregular", "another job", "another node"])
+def test_these_do_not_wait(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    waiting = WaitingSession(monkeypatch, returning(None if case == "irregular" else 40.0,
+                                                    (7,) if case == "another job" else tuple(range(8))))
+    session = waiting.session
+    if case == "another job":
+        assert session.sample is not None
+        first = session.sample.processes[0]
+        session.holding(replace(first, gpus={gpu: own for gpu, own in first.gpus.items() if gpu != 7}))
+        session.servers = (Server("127.0.0.1:6009", pid=first.local_pid or first.pid, asked=True),)
+    elif case == "another node":
+        session.servers = (Server("n1:6009", asked=True),)
+    if case == "automatic":
+        session.capture_control.start_capture(reason="GPU 0 dipped")
+    else:
+        session.start_capture(force=case == "forced")
+    waiting.until_captured()
+    assert len(waiting.taken) == 1
+
+
+def test_dips_are_seen_while_a_capture_waits() -> None:
+    status = CaptureStatus("waiting", "a", 10.0)
+    assert not status.begun and replaced(status, phase="recording").begun and not replaced(status, phase="done").begun
