@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import pty
 import select
@@ -20,6 +19,8 @@ import struct
 import sys
 import termios
 from collections.abc import Iterator, Mapping, Sequence
+
+from gputop.core.codec import parse
 
 _FIRST_LINE = b"__GANGLION__\n"
 _CHUNK_BYTES = 65536
@@ -77,7 +78,7 @@ def _take(typed: bytearray, child: int, terminal: int) -> bool:
         if kind == b"D":
             os.write(terminal, payload)
             continue
-        message = json.loads(payload)
+        message = parse(payload)
         if message.get("type") == "resize":
             _resize(terminal, *_size(message.get("width"), message.get("height")))
         elif message.get("type") == "quit":

@@ -12,7 +12,6 @@ user's process only if the file at that path is an ELF library. That is a hint, 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pwd
 import re
@@ -20,7 +19,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gputop.core.errors import GputopError
 from gputop.core.files import Folder, open_regular
@@ -35,6 +34,7 @@ _OWN_HOSTS = ["127.0.0.1", "[::1]"]  # a socket on all of IPv6 takes IPv4, too, 
 _MAX_GREETED = 8  # ports of one process
 _PROBES_AT_ONCE = 16
 _SETTLED_S = 600.0
+_ROLE_CHARS = 64
 _ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow to greet
 _MAPPED = re.compile(r"(/\S*/)(tensorflow|jaxlib|libtpu|torch_xla)/\S+\.so|/libcuda\.so|/libtensorflow\S*\.so")
 _EXECUTABLE = re.compile(r"^\S+ ..x. \S+ \S+ \d+ +(/.*)$", re.MULTILINE)  # proc_pid_maps(5): the path of mapped code
@@ -93,13 +93,22 @@ def rank_of(environ: Mapping[str, str]) -> str | None:
 
     A rank in the whole job is preferred to one on the machine.
     """
-    try:
-        task = json.loads(environ["TF_CONFIG"])["task"]
-        return f"{task['type']} {int(task['index'])}"
-    except (KeyError, ValueError, TypeError):
-        pass
+    task = _tf_config(environ).get("task")
+    if isinstance(task, dict) and isinstance(task.get("type"), str):
+        with contextlib.suppress(ValueError, TypeError, OverflowError, KeyError):
+            return f"{task['type'][:_ROLE_CHARS]} {int(task['index'])}"
     ranks = (environ.get(name, "") for name in RANK_VARIABLES)
     return next((f"rank {rank}" for rank in ranks if rank.isascii() and rank.isdecimal()), None)
+
+
+def _tf_config(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The object in TF_CONFIG; empty where there is none."""
+    from gputop.core.codec import parse  # with a job's environment, which most first frames do without
+
+    with contextlib.suppress(KeyError, ValueError):
+        if isinstance(config := parse(environ["TF_CONFIG"]), dict):
+            return config
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,13 +279,11 @@ class Finder:
         _, framework, version = self._libraries(pid)
         if "/libcuda.so" in maps or framework != "TensorFlow" or not (version or "").startswith("2.21."):
             return False
-        try:
-            cluster = json.loads(self._environ(pid)["TF_CONFIG"])["cluster"]
-            return sum(len(addresses) for addresses in cluster.values()) > 1
-        except KeyError:  # a script may set it by itself, which /proc does not show: its worker's server does
-            return self._grpc_servers(pid) > 1
-        except (ValueError, TypeError, AttributeError):
-            return False
+        cluster = _tf_config(self._environ(pid)).get("cluster")
+        if isinstance(cluster, dict):
+            return sum(len(addresses) for addresses in cluster.values() if isinstance(addresses, list)) > 1
+        # A script may set it by itself, which /proc does not show: its worker's server does.
+        return self._grpc_servers(pid) > 1
 
     def _grpc_servers(self, pid: int) -> int:
         """How many ports of a process greet as gRPC servers do; blocks for up to a second for each that does not."""

@@ -6,10 +6,10 @@ given with ``--profiler-port``.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from gputop.core.codec import parse
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler.probe import parse_address, unix_name
 
@@ -140,7 +140,7 @@ def tf_config_hosts(text: str) -> list[str]:
     Raises GputopError (wrong usage).
     """
     try:
-        cluster = json.loads(text)["cluster"]
+        cluster = parse(text)["cluster"]
         tasks = [address for task in _TRAINING_TASKS for address in cluster.get(task, ())]
         hosts = [_host(address) for address in tasks]
     except (ValueError, KeyError, TypeError, AttributeError):
