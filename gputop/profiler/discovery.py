@@ -12,6 +12,7 @@ user's process only if the file at that path is an ELF library. That is a hint, 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pwd
 import re
@@ -32,13 +33,18 @@ Framework = Literal["TensorFlow", "JAX"]
 _TIMEOUT_S = 1.0
 _OWN_HOSTS = ["127.0.0.1", "[::1]"]  # a socket on all of IPv6 takes IPv4, too, unless it was told not to
 _MAX_GREETED = 8  # ports of one process
-_PROBES_AT_ONCE = 16
+_MAX_HOSTS = 4  # addresses of a container
+_PROBES_AT_ONCE, _PROBES_A_SEARCH = 16, 64  # the others' turn comes with the next search
 _SETTLED_S = 600.0
 _ROLE_CHARS = 64
 _ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow to greet
-_MAPPED = re.compile(r"(/\S*/)(tensorflow|jaxlib|libtpu|torch_xla)/\S+\.so|/libcuda\.so|/libtensorflow\S*\.so")
+_PACKAGES = frozenset({"tensorflow", "jaxlib", "libtpu", "torch_xla"})
+_LIBRARY = re.compile(r"libcuda\.so|libtensorflow.*\.so")  # the beginning of a file's name
 _EXECUTABLE = re.compile(r"^\S+ ..x. \S+ \S+ \d+ +(/.*)$", re.MULTILINE)  # proc_pid_maps(5): the path of mapped code
 _MAX_MAPS_BYTES = 32 << 20  # 65530 mappings (vm.max_map_count) of 150 bytes are 10 MB
+_MAX_ENVIRON_BYTES, _MAX_COMMAND_BYTES = 1 << 20, 1 << 16  # a process can have its own say that they are gigabytes
+_MAX_LIBRARIES = 64  # of another user's process, whose files are looked at
+_MAX_DISTRIBUTIONS = 10_000  # names in site-packages
 _ELF, _ELF_SHARED = b"\x7fELF", 3  # elf(5): e_ident, and ET_DYN as e_type
 # Of torchrun and its like, Open MPI, PMIx, MPICH and Slurm; the last is that of the node.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JAX_PROCESS_ID",
@@ -178,7 +184,7 @@ class Finder:
         own = sockets.network_namespace(self._proc, os.getpid())
         listening: dict[Listener, list[str]] = {}
         for namespace, pid in representative.items():
-            hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)
+            hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)[:_MAX_HOSTS]
             found = sockets.own_listeners(namespace) if namespace == own and self._proc == Path("/proc") else None
             for listener in sockets.listeners(self._proc, pid, namespace) if found is None else found:
                 listening[listener] = hosts
@@ -195,11 +201,19 @@ class Finder:
 
     def _probe_listeners(self, listening: Mapping[Listener, list[str]], *, named: bool) -> None:
         """One attempt at each socket of a process that may train; at several at once, because jobs that are stopped
-        or hang answer none."""
+        or hang answer none. Of very many, which somebody may have opened to be waited for, some at a time: as many
+        of each user's, gputop's own first."""
         def attempt(listener: Listener) -> None:
             self._probe_listener(listener, self._sockets[listener], listening[listener])
 
-        asked = [listener for listener in listening if self._may_train(self._sockets[listener], named)]
+        known: dict[int, tuple[bool, Framework | None, str | None]] = {}  # by PID, for this search
+        of_users: dict[int | None, list[Listener]] = {}
+        for listener in sorted(listening, key=lambda listener: -self._sockets[listener].attempts_left):
+            if self._may_train(self._sockets[listener], named, known):
+                of_users.setdefault(_effective_uid(self._proc, self._sockets[listener].holders[0]), []).append(listener)
+        own_first = sorted(of_users, key=lambda uid: uid != os.geteuid())
+        in_turn = itertools.chain.from_iterable(itertools.zip_longest(*(of_users[uid] for uid in own_first)))
+        asked = list(itertools.islice(filter(None, in_turn), _PROBES_A_SEARCH))
         if len(asked) < 2:
             for listener in asked:
                 attempt(listener)
@@ -209,10 +223,15 @@ class Finder:
         with ThreadPoolExecutor(min(_PROBES_AT_ONCE, len(asked)), "gputop-probes") as threads:
             list(threads.map(attempt, asked))
 
-    def _may_train(self, state: _SocketState, named: bool) -> bool:
-        """Whether the process that holds the socket is worth asking; what it has mapped is noted in ``state``."""
+    def _may_train(self, state: _SocketState, named: bool,
+                   known: dict[int, tuple[bool, Framework | None, str | None]]) -> bool:
+        """Whether the process that holds the socket is worth asking; what it has mapped is noted in ``state``, and in
+        ``known`` for its other sockets."""
         if named or state.relevant is not False:
-            state.relevant, state.framework, state.version = self._libraries(state.holders[0])
+            pid = state.holders[0]
+            if pid not in known:
+                known[pid] = self._libraries(pid)
+            state.relevant, state.framework, state.version = known[pid]
         return named or bool(state.relevant)
 
     def _probe_listener(self, listener: Listener, state: _SocketState, hosts: list[str]) -> None:
@@ -243,9 +262,8 @@ class Finder:
         paths = _mapped_libraries(self._proc, pid)
         packages: dict[str, str] = {}
         for path in paths or ():
-            match = _MAPPED.search(path)
-            if match is not None and match[2]:
-                packages.setdefault(match[2], match[1])
+            if (found := _package_of(path)) is not None and found[0]:
+                packages.setdefault(*found)
         # As gputop.core.framework has it, which needs no path and no version.
         framework: Framework
         for package, framework in (("jaxlib", "JAX"), ("tensorflow", "TensorFlow")):
@@ -255,11 +273,11 @@ class Finder:
 
     def _version(self, pid: int, framework: Framework, site_packages: str) -> str | None:
         try:
-            with _folder_of(self._proc, pid, Path(site_packages)) as folder:
-                names = folder.names()
+            with _folder_of(self._proc, pid, Path(site_packages)) as folder, os.scandir(folder.fd) as entries:
+                names = sorted(entry.name for entry in itertools.islice(entries, _MAX_DISTRIBUTIONS))
         except OSError:
             return None
-        matches = (_DISTRIBUTION[framework].fullmatch(name) for name in sorted(names))
+        matches = (_DISTRIBUTION[framework].fullmatch(name) for name in names)
         return next((match[1] for match in matches if match), None)
 
     def crash_risk(self, pids: Iterable[int]) -> str | None:
@@ -294,7 +312,7 @@ class Finder:
             return 0
         listening = sockets.listeners(self._proc, pid, namespace)
         held = sockets.holders(self._proc, {listener.inode for listener in listening})
-        hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)
+        hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)[:_MAX_HOSTS]
         ports = sorted({listener.port for listener in listening if pid in held[listener.inode]})[:_MAX_GREETED]
         return sum(any(_greets(f"{host}:{port}") for host in hosts) for port in ports)
 
@@ -310,7 +328,7 @@ class Finder:
     def _environ(self, pid: int) -> dict[str, str]:
         """The environment it was started with; empty where that may not be read."""
         try:
-            raw = (self._proc / str(pid) / "environ").read_bytes()
+            raw = _read(self._proc, pid, "environ", _MAX_ENVIRON_BYTES)
         except OSError:
             return {}
         pairs = (entry.partition("=") for entry in raw.decode("utf-8", "replace").split("\0"))
@@ -318,7 +336,7 @@ class Finder:
 
     def _command(self, pid: int) -> str:
         try:
-            raw = (self._proc / str(pid) / "cmdline").read_bytes()
+            raw = _read(self._proc, pid, "cmdline", _MAX_COMMAND_BYTES)
         except OSError:
             return ""
         return " ".join(raw.decode("utf-8", "replace").rstrip("\0").split("\0"))
@@ -390,15 +408,31 @@ def _mapped_libraries(proc: Path, pid: int) -> list[str] | None:
         paths = dict.fromkeys(_EXECUTABLE.findall(_read_maps(proc, pid)))
     except OSError:
         return None
-    libraries = [path for path in paths if _MAPPED.search(path)]
+    libraries = [path for path in paths if _package_of(path) is not None]
     if not libraries or _effective_uid(proc, pid) == os.geteuid():
         return libraries
-    return [path for path in libraries if _is_library(proc, pid, Path(path))]
+    return [path for path in libraries[:_MAX_LIBRARIES] if _is_library(proc, pid, Path(path))]
+
+
+def _package_of(path: str) -> tuple[str, str] | None:
+    """The package of a framework that a library is of, and the folder that it is installed in; "" for one that is of
+    none but counts all the same; None for any other file. In time linear in the path, which its user chose."""
+    folder, _, name = path.rpartition("/")
+    parts = folder.split("/")
+    at = next((i for i in range(len(parts) - 1, 0, -1) if parts[i] in _PACKAGES), 0)
+    if at and ".so" in name:
+        return parts[at], "/".join(parts[:at]) + "/"
+    return ("", "") if _LIBRARY.match(name) else None
+
+
+def _read(proc: Path, pid: int, name: str, most_bytes: int) -> bytes:
+    """The begin of a file of a process. Raises OSError."""
+    with (proc / str(pid) / name).open("rb") as file:
+        return file.read(most_bytes)
 
 
 def _read_maps(proc: Path, pid: int) -> str:
-    with (proc / str(pid) / "maps").open("rb") as file:
-        return file.read(_MAX_MAPS_BYTES).decode("utf-8", "replace")
+    return _read(proc, pid, "maps", _MAX_MAPS_BYTES).decode("utf-8", "replace")
 
 
 def _is_library(proc: Path, pid: int, path: Path) -> bool:
