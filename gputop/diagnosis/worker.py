@@ -55,6 +55,10 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+class WorkerFailed(GputopError):
+    """The subprocess did not come to an answer of its own: it took too long, was killed, or ended by a fault."""
+
+
 class Failure(msgspec.Struct, frozen=True):
     """A GputopError of the subprocess."""
 
@@ -147,8 +151,8 @@ def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_
             if stop is not None and stop.is_set():
                 raise GputopError(f"The {what} was stopped.", "The trace itself is kept.")
             if waited >= timeout_s:
-                raise GputopError(f"The {what} was not finished after {timeout_s:.0f} s.",
-                                  "Capture a shorter window, or run `gputop analyze` on a larger machine.")
+                raise WorkerFailed(f"The {what} was not finished after {timeout_s:.0f} s.",
+                                   "Capture a shorter window, or run `gputop analyze` on a larger machine.")
             if not ready.select(_POLL_S):
                 waited += _POLL_S
                 continue
@@ -165,9 +169,9 @@ def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_
 
 def _result(output: bytes, code: int, stderr: str, kind: type[T], what: str) -> T:
     if code == -signal.SIGKILL:
-        raise GputopError(f"The {what} was killed by the kernel, most likely because memory ran out.",
-                          "The trace is kept: run `gputop analyze` on it on a machine with more memory, "
-                          "or capture a shorter window.")
+        raise WorkerFailed(f"The {what} was killed by the kernel, most likely because memory ran out.",
+                           "The trace is kept: run `gputop analyze` on it on a machine with more memory, "
+                           "or capture a shorter window.")
     try:
         answered = convert(parse(output), Answer)
         if answered.error is None and code == EXIT_OK:
@@ -179,7 +183,7 @@ def _result(output: bytes, code: int, stderr: str, kind: type[T], what: str) -> 
         raise GputopError(answered.error.message, answered.error.fix, answered.error.exit_code)
     last = stderr.splitlines()[-1] if stderr else problem or "it left no message"
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    raise GputopError(f"The {what} {how}: {last}", "The trace is kept; please report this with the trace.")
+    raise WorkerFailed(f"The {what} {how}: {last}", "The trace is kept; please report this with the trace.")
 
 
 def die_with(parent: int) -> None:

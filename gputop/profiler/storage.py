@@ -401,7 +401,8 @@ def _server_uid(address: str, pid: int | None) -> int | None:
             return int(psutil.Process(pid).uids().effective)
     if unix_name(address) is not None:
         return None
-    return sockets.listening_uid(_PROC, split_address(address)[1])
+    uids = sockets.listening_uids(_PROC, *split_address(address))
+    return next(iter(uids)) if len(uids) == 1 else None
 
 
 def listening_pid(address: str) -> int | None:
@@ -409,7 +410,7 @@ def listening_pid(address: str) -> int | None:
     name = unix_name(address)
     with contextlib.suppress(OSError):
         if name is None:
-            return sockets.listening_pid(_PROC, split_address(address)[1])
+            return sockets.listening_pid(_PROC, *split_address(address))
         pids = sockets.holders(_PROC, sockets.bound(_PROC, name)).values()
         return next((pid for holding in pids for pid in holding), None)
     return None
