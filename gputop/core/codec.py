@@ -33,6 +33,10 @@ _OUT_OF_BOUNDS = re.compile(r"Expected `(.*?)` (.+?)$")
 _MISSING = re.compile(r"Object missing required field `(.*?)`$")
 
 
+class TooManyValues(ValueError):
+    """A document that is larger than is read."""
+
+
 def encode(value: object) -> bytes:
     """``value`` as compact JSON. Lone surrogates, which a command line may hold, come back from :func:`parse`.
 
@@ -83,12 +87,12 @@ def convert(document: object, kind: type[T], *, any_number: bool = False) -> T:
 
 
 def parse(text: str | bytes | bytearray, most_values: int = MAX_VALUES) -> Any:
-    """The JSON document in a text; raises ValueError where it holds none, or one of more values or deeper than is
-    read."""
+    """The JSON document in a text; raises ValueError where it holds none, or one of more values
+    (:class:`TooManyValues`) or deeper than is read."""
     marks = (b",", b"[", b"{") if isinstance(text, (bytes, bytearray)) else (",", "[", "{")
     commas, lists, objects = map(text.count, marks)  # type: ignore[arg-type]  # those inside of texts count as well
     if commas + lists + objects > most_values:
-        raise ValueError(f"it has more than {most_values:,} values")
+        raise TooManyValues(f"it has more than {most_values:,} values")
     try:
         document = json.loads(text, parse_constant=_refuse)
     except RecursionError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -18,6 +19,7 @@ from gputop.profiler.capture.records import CaptureStatus, Server
 from gputop.session import notifications
 from gputop.session.notifications import HOLD_S, REPEAT_S, News, Notification
 from gputop.session.notifier import Notifier, Ways, parse_ways, post, run_command
+from tests.dripping import DRIPS, dripping
 from tests.fakes import StillSession
 from tests.records import replace
 from tests.tui.found import HEAVY
@@ -133,6 +135,15 @@ def test_what_a_webhook_answers_is_said_without_its_address(hook: str, status: i
 def test_a_webhook_that_is_not_there() -> None:
     with pytest.raises(RuntimeError, match="ConnectionRefusedError"):
         post("http://127.0.0.1:1/x", "", TOLD)
+
+
+@pytest.mark.parametrize("way", DRIPS)
+def test_a_webhook_that_answers_a_byte_at_a_time_is_left_in_time(way: str) -> None:
+    # The answer's content is not read.
+    end = contextlib.nullcontext() if way in ("body", "chunks", "chunk size", "trailers") else pytest.raises(
+        RuntimeError, match="TimeoutError")
+    with dripping(way) as address, end:
+        post(f"http://{address}/x", "", TOLD, timeout_s=0.2)
 
 
 def test_a_command_gets_the_line_and_the_document(tmp_path: Path) -> None:
