@@ -52,6 +52,7 @@ from gputop.text import console
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
 from gputop.trace.readers.load import load
+from tests.campaign import fuzz_cluster
 from tests.campaign.target import Target
 from tests.dcgm_double import DOUBLES, INTEGERS
 from tests.dcgm_double.scene import Scene
@@ -503,4 +504,5 @@ TARGETS = {target.name: target for target in (
     Target("ras-text", "text", lambda f: [as_text(job) for job in _stuck(f)], _ras(read_text)),
     Target("ras-json", "json", lambda f: [as_json(job) for job in _stuck(f)], _ras(read_json)),
     Target("stacks", "json", lambda _: [_DUMP], _stacks),
+    *fuzz_cluster.TARGETS,
 )}

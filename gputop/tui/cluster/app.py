@@ -63,6 +63,9 @@ class Asker:
                 self._listener(self._make(self._collector.refresh(self.view)))
             except GputopError as error:
                 self._listener(error)
+            except Exception as error:  # noqa: BLE001  thread boundary: the next answer may be readable
+                self._listener(GputopError(f"an answer could not be used, a bug in gputop: {error!r}"[:300],
+                                           "gputop asks again. Please report this."))
 
 
 class ClusterApp(TerminalApp):
