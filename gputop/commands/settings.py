@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from gputop.text.units import printable
 
 Value = float | str | bool | tuple[str, ...]
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=\s*(.*)", re.S)
-_MAX_BYTES = 1 << 20  # a larger file is not one of settings
+_MAX_BYTES = 1 << 16  # a larger file is not one of settings
 
 
 def _number(low: float, high: float) -> Callable[[object], Value]:
@@ -182,15 +181,9 @@ def _parse_lines(lines: list[str]) -> tuple[list[tuple[int, str, object]], list[
 
 def _parse_toml(text: str) -> dict[str, object]:
     """Raises ValueError where the text is not TOML or has tables: no setting is a table."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    from gputop.rules.toml_places import parse_toml  # only for a file
 
-    try:
-        settings = tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    settings = parse_toml(text)
     if any(isinstance(value, dict) for value in settings.values()):
         raise ValueError("a table")
     return settings
