@@ -53,8 +53,10 @@ class Endpoint:
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody on the network between can read what is sent: TLS, ssh, or this machine."""
-        return self.scheme == "https" or bool(self.login) or self.host in ("localhost", "127.0.0.1", "::1")
+        """Whether nobody on the network between can read what is sent: TLS, or the machine itself that asks, or to
+        which ssh goes. Beyond that login node ssh encrypts nothing."""
+        return self.scheme == "https" or self.host in ("localhost", "127.0.0.1", "::1",
+                                                       self.login.rpartition("@")[2] or "localhost")
 
 
 def parse_endpoint(text: str) -> Endpoint:

@@ -213,7 +213,9 @@ def connected(url: str, settings: Mapping[str, str], warn: Callable[[str], None]
     endpoint = parse_endpoint(url)
     own = credentials(os.environ, settings)
     if (own.token or own.user) and not endpoint.is_private:
-        warn(f"the credentials go to {endpoint.host} unencrypted: use https:// or ssh://")
+        way = f"from {endpoint.login} to {endpoint.host}" if endpoint.login else f"to {endpoint.host}"
+        warn(f"the credentials go {way} unencrypted: use https:// or ssh://{endpoint.host}/http://localhost:"
+             f"{endpoint.port}")
     with contextlib.ExitStack() as parts:
         tunnel = parts.enter_context(contextlib.closing(Tunnel(endpoint))) if endpoint.login else None
         if tunnel is not None:
