@@ -459,7 +459,7 @@ def _folder_of(proc: Path, pid: int, path: Path) -> Folder:
 
 def _effective_uid(proc: Path, pid: int) -> int | None:
     """The effective user of a process (proc_pid_status(5)); None where it is gone."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (proc / str(pid) / "status").read_text(errors="replace").splitlines():
             if line.startswith("Uid:"):
                 return int(line.split()[2])
