@@ -15,7 +15,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -23,17 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gputop.core.memory import ANALYSIS_SCORE, offer_to_oom_killer
+from gputop.core.own_program import child_command
+
 DEADLINE_S = 8.0  # nvmlInit takes seconds where 8 GPUs wake up without persistence mode
 LIBRARY = "libnvidia-ml.so.1"
-# The user's working directory may not shadow modules.
-_CHILD = """\
-import sys
-sys.path[:] = [p for p in sys.path if p] + [sys.argv.pop(1)]
-from gputop.core.memory import ANALYSIS_SCORE, offer_to_oom_killer
-from gputop.doctor.driver_facts import child
-offer_to_oom_killer(ANALYSIS_SCORE)
-child()
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +77,7 @@ class DriverFacts:
 
 def ask_driver(deadline_s: float = DEADLINE_S, env: Mapping[str, str] | None = None) -> DriverFacts:
     """Ask the driver; returns within about ``deadline_s`` whatever the driver does."""
-    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2])]
+    command = child_command("gputop.doctor.driver_facts:child")
     # Not in a `with` block: that waits for the child, and one inside a wedged driver never ends.
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -173,6 +166,7 @@ def _say(**fact: Any) -> None:
 
 def child() -> None:
     """Ask and print. Ends when every GPU has answered."""
+    offer_to_oom_killer(ANALYSIS_SCORE)
     try:
         ctypes.CDLL(LIBRARY)
     except OSError as error:

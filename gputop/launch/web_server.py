@@ -10,12 +10,12 @@ import asyncio
 import secrets
 import shlex
 import socket
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from gputop.core.errors import GputopError
+from gputop.core.own_program import child_command
 from gputop.launch.inside.gputop_serve import free_port
 from gputop.text.console import say
 
@@ -46,7 +46,7 @@ def serve(options: Sequence[str], host: str, port: int, local: bool) -> int:
 
 def command_of(options: Sequence[str]) -> str:
     """The command line, for sh, that textual-serve starts for each page."""
-    return "exec " + shlex.join([sys.executable, "-m", "gputop.launch.web_terminal", *options])
+    return "exec " + shlex.join(child_command("gputop.launch.web_terminal:main", *options))
 
 
 def _server(command: str, host: str, port: int, local: bool) -> Any:

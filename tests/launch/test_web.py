@@ -19,6 +19,7 @@ from gputop.cli import main
 from gputop.commands.arguments import parse
 from gputop.commands.serve import _words
 from gputop.core.errors import EXIT_FAILED, EXIT_USAGE
+from gputop.core.own_program import child_command
 from gputop.launch import web_server
 
 
@@ -33,7 +34,7 @@ def test_each_page_has_the_options_of_the_monitor(options: list[str]) -> None:
     shell = web_server.command_of(list(_words(parse(["serve", *options]))))
     words = subprocess.run(["sh", "-c", f"set -- {shell}; printf '%s\\n' \"$@\""], capture_output=True, text=True,
                            check=True).stdout.splitlines()
-    assert words[:4] == ["exec", sys.executable, "-m", "gputop.launch.web_terminal"]
+    assert words[:4] == ["exec", *child_command("gputop.launch.web_terminal:main")]
     assert parse(words[4:]) == parse(options)
 
 
@@ -74,7 +75,7 @@ def _send(process: subprocess.Popen[bytes], kind: bytes, payload: bytes) -> None
 @pytest.mark.parametrize("end", ["q", "quit", "gone"])
 def test_the_monitor_on_a_terminal_of_packets(end: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "gputop.launch.web_terminal", "--demo", "healthy"], stdin=subprocess.PIPE,
+        child_command("gputop.launch.web_terminal:main", "--demo", "healthy"), stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, env={**os.environ, "COLUMNS": "100", "ROWS": "20", "TERM": "dumb"})
     with process:
         assert process.stdout is not None and process.stdin is not None
