@@ -142,15 +142,16 @@ def load(path: Path | None) -> Config:
         return Config(None)
     if not os.path.lexists(path):
         return Config(path)  # the common case, for which the first frame need not wait for an import
-    from gputop.core.files import read_regular
+    from gputop.core.files import open_trusted
 
     try:
-        text = read_regular(path, _MAX_BYTES).decode("utf-8-sig")
+        with open_trusted(path, _MAX_BYTES) as file:
+            text = file.read(_MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         return Config(path)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        return Config(path, warnings=(f"{path} cannot be read: {why}; the defaults are used",))
+        return Config(path, warnings=(f"{path} is not used: {why}; the defaults are used",))
     return _checked(path, text.splitlines(), *_parse(text))
 
 

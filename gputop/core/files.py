@@ -81,6 +81,24 @@ def read_regular(path: str | Path, max_bytes: int, *, follow_links: bool = True)
         return file.read(max_bytes)
 
 
+def open_trusted(path: Path, max_bytes: int, *, follow_links: bool = True) -> BinaryIO:
+    """Open a file whose content gputop obeys, such as settings: it belongs to this user or to root, and nobody else may
+    write it. For root no other user may be able to exchange it, either (:func:`untrusted_ancestor`): sudo -E leaves
+    HOME as it was, and the settings there are the user's, not root's.
+
+    Raises :class:`UnsafeFile`, or OSError as :func:`open_regular`.
+    """
+    is_root = _is_root_of_the_machine()
+    if is_root and (found := untrusted_ancestor(path)) is not None:
+        place, why = found
+        raise UnsafeFile(f"{'it' if place == path.absolute() else place} {why}", path)
+    file = open_regular(path, max_bytes, follow_links=follow_links, owners=frozenset({os.geteuid(), 0}))
+    if os.fstat(file.fileno()).st_mode & (stat.S_IWOTH | (stat.S_IWGRP if is_root else 0)):
+        file.close()
+        raise UnsafeFile("it can be written by other users", path)
+    return file
+
+
 class Folder:
     """A folder that is held open: what is done in it happens there, wherever its name leads meanwhile."""
 
