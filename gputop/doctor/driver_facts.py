@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gputop.core.memory import ANALYSIS_SCORE, offer_to_oom_killer
 from gputop.core.own_program import child_command
+from gputop.core.proc import mappings, read_maps
 
 DEADLINE_S = 8.0  # nvmlInit takes seconds where 8 GPUs wake up without persistence mode
 LIBRARY = "libnvidia-ml.so.1"
@@ -263,7 +263,6 @@ def _text(call: Any, *args: Any) -> str:
 def _mapped(name: str) -> str:
     """The file behind a loaded library; the loader has resolved its links."""
     try:
-        maps = Path("/proc/self/maps").read_text(errors="replace")
+        return next((mapping.path for mapping in mappings(read_maps("self")) if name in mapping.path), "")
     except OSError:
         return ""
-    return next((line.split(maxsplit=5)[5] for line in maps.splitlines() if name in line), "")

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Literal
 
 from gputop.core.errors import GputopError
-from gputop.core.files import Folder, open_regular
+from gputop.core.files import folder_of_process, open_regular
+from gputop.core.proc import COMMAND_BYTES, ENVIRON_BYTES, read, read_maps
 from gputop.profiler import sockets
 from gputop.profiler.probe import check_http2, probe
 from gputop.profiler.sockets import Listener
@@ -38,7 +39,6 @@ _SETTLED_S = 600.0
 _ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow to greet
 _MAPPED = re.compile(r"(/\S*/)(tensorflow|jaxlib|libtpu|torch_xla)/\S+\.so|/libcuda\.so|/libtensorflow\S*\.so")
 _EXECUTABLE = re.compile(r"^\S+ ..x. \S+ \S+ \d+ +(/.*)$", re.MULTILINE)  # proc_pid_maps(5): the path of mapped code
-_MAX_MAPS_BYTES = 32 << 20  # 65530 mappings (vm.max_map_count) of 150 bytes are 10 MB
 _ELF, _ELF_SHARED = b"\x7fELF", 3  # elf(5): e_ident, and ET_DYN as e_type
 # Of torchrun and its like, Open MPI, PMIx, MPICH and Slurm; the last is that of the node.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JAX_PROCESS_ID",
@@ -246,7 +246,7 @@ class Finder:
 
     def _version(self, pid: int, framework: Framework, site_packages: str) -> str | None:
         try:
-            with _folder_of(self._proc, pid, Path(site_packages)) as folder:
+            with folder_of_process(pid, Path(site_packages), self._proc) as folder:
                 names = folder.names()
         except OSError:
             return None
@@ -303,7 +303,7 @@ class Finder:
     def _environ(self, pid: int) -> dict[str, str]:
         """The environment it was started with; empty where that may not be read."""
         try:
-            raw = (self._proc / str(pid) / "environ").read_bytes()
+            raw = read(f"{self._proc}/{pid}/environ", ENVIRON_BYTES)
         except OSError:
             return {}
         pairs = (entry.partition("=") for entry in raw.decode("utf-8", "replace").split("\0"))
@@ -311,7 +311,7 @@ class Finder:
 
     def _command(self, pid: int) -> str:
         try:
-            raw = (self._proc / str(pid) / "cmdline").read_bytes()
+            raw = read(f"{self._proc}/{pid}/cmdline", COMMAND_BYTES)
         except OSError:
             return ""
         return " ".join(raw.decode("utf-8", "replace").rstrip("\0").split("\0"))
@@ -390,14 +390,13 @@ def _mapped_libraries(proc: Path, pid: int) -> list[str] | None:
 
 
 def _read_maps(proc: Path, pid: int) -> str:
-    with (proc / str(pid) / "maps").open("rb") as file:
-        return file.read(_MAX_MAPS_BYTES).decode("utf-8", "replace")
+    return read_maps(pid, proc).decode("utf-8", "replace")
 
 
 def _is_library(proc: Path, pid: int, path: Path) -> bool:
     """Whether the file that a process has mapped is there and begins as a shared library does."""
     try:
-        with _folder_of(proc, pid, path.parent) as folder, open_regular(path.name, follow_links=False,
+        with folder_of_process(pid, path.parent, proc) as folder, open_regular(path.name, follow_links=False,
                                                                         folder_fd=folder.fd) as file:
             header = file.read(18)
     except PermissionError:  # not even for root: a network file system. The kernel has mapped it all the same
@@ -405,15 +404,6 @@ def _is_library(proc: Path, pid: int, path: Path) -> bool:
     except OSError:
         return False
     return header.startswith(_ELF) and int.from_bytes(header[16:18], "little") == _ELF_SHARED
-
-
-def _folder_of(proc: Path, pid: int, path: Path) -> Folder:
-    """A folder as a process sees it, held open; no link that its user made is followed. Raises OSError."""
-    folder = Folder(proc / str(pid) / "root")
-    for name in path.parts[1:]:
-        with folder as above:
-            folder = above.enter(name)
-    return folder
 
 
 def _effective_uid(proc: Path, pid: int) -> int | None:
