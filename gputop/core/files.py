@@ -13,7 +13,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -117,6 +117,7 @@ class Folder:
     def __init__(self, path: str | Path) -> None:
         """Raises OSError where it is no folder or may not be entered."""
         self.path = Path(path)
+        self.made: list[Path] = []  # the folders that were made for it, outermost first (writable_folder)
         self.fd = os.open(path, _FOLDER)
 
     def __enter__(self) -> Folder:
@@ -138,13 +139,14 @@ class Folder:
     def enter(self, name: str) -> Folder:
         """A folder in it that is no link, held open. Raises OSError."""
         inside = object.__new__(Folder)
-        inside.path = self.path / name
+        inside.path, inside.made = self.path / name, []
         inside.fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self.fd)
         return inside
 
-    def create(self, name: str, mode: int = PRIVATE_FILE) -> int:
-        """A descriptor of a new file, for writing. Raises FileExistsError where the name is taken."""
-        return os.open(name, _CREATE, mode, dir_fd=self.fd)
+    def create(self, name: str, mode: int = PRIVATE_FILE, flags: int = 0) -> int:
+        """A descriptor of a new file, for writing; ``flags``: more of open(2). Raises FileExistsError where the name is
+        taken."""
+        return os.open(name, _CREATE | flags, mode, dir_fd=self.fd)
 
     def lock(self, name: str, holder: str) -> int | None:
         """A descriptor that holds a lock of that name in it until it is closed or the process ends, however it does.
@@ -154,11 +156,17 @@ class Folder:
         """
         import fcntl  # not for the first frame
 
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE,
-                             dir_fd=self.fd)
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, PRIVATE_FILE, dir_fd=self.fd)
+        except FileExistsError:
+            descriptor = os.open(name, flags, dir_fd=self.fd)
+        try:
+            state = os.fstat(descriptor)
+            if not stat.S_ISREG(state.st_mode):
                 raise UnsafeFile("it is not a regular file", self.path / name)
+            if state.st_nlink > 1 or state.st_uid not in (os.geteuid(), 0):  # what is written would be lost elsewhere
+                raise UnsafeFile("it is another user's, or has another name, too", self.path / name)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
             os.write(descriptor, holder.encode())
@@ -269,6 +277,39 @@ class Folder:
         self.remove_folder(name)
 
 
+def writable_folder(path: Path, option: str, *, make: bool = True) -> Folder:
+    """A folder to write to, held open: the one way to a folder that gputop chose itself, or writes to for long.
+
+    It is made, private, where there is none (``make``). Raises GputopError that names ``option`` where another user
+    could exchange what is written there; asked before folders are made and once more when they are there. Raises
+    OSError, what was made removed again.
+    """
+    refuse_untrusted(path, option)
+    made = make_folders(path) if make else []
+    try:
+        folder = Folder(path)
+        try:
+            folder.made = made
+            refuse_untrusted(path, option)
+            if not os.path.samestat(os.fstat(folder.fd), path.stat()):
+                raise OSError(errno.ESTALE, "it was exchanged meanwhile", str(path))
+        except BaseException:
+            folder.close()
+            raise
+    except BaseException:
+        remove_empty(made)
+        raise
+    return folder
+
+
+def temporary_place() -> str:
+    """The folder for temporary ones: TMPDIR, unless another user could exchange what is there, as with sudo -E."""
+    import tempfile  # not for the first frame
+
+    place = tempfile.gettempdir()
+    return place if untrusted_ancestor(Path(place)) is None else "/tmp"
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new private file that takes the place of ``path``, as :meth:`Folder.replacing`. Raises OSError."""
@@ -276,21 +317,21 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def write_file(path: Path, data: bytes, *, make_folder: bool = True, devices: bool = False) -> None:
-    """Write a private file (0600), whole or not at all.
+def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
+    """Write a private file (0600), whole or not at all, in a folder that there is.
 
-    ``make_folder``: also its folder (0700), where there is none. ``devices``: the user named the path, which may then
-    be a device or a pipe, such as /dev/stdout; those are written to and not replaced.
+    ``devices``: the user named the path, which may then be a device or a pipe, such as /dev/stdout; those are written
+    to and not replaced.
 
     Raises GputopError with the cause; no partial file is left behind.
     """
     try:
         if devices and _is_special(path):
-            with path.open("wb", buffering=0) as device:
-                device.write(data)
-            return
-        if make_folder:
-            make_folders(path.parent)
+            # Not made and not cut: by now it may be a link to a file of root's.
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb", buffering=0) as device:
+                if not stat.S_ISREG(os.fstat(device.fileno()).st_mode):
+                    device.write(data)
+                    return
         with replacing(path) as file:
             file.write(data)
     except OSError as error:
@@ -427,13 +468,22 @@ def refuse_untrusted(path: Path, option: str) -> None:
             EXIT_USAGE)
 
 
-def unused_name(path: Path) -> Path:
-    """``path``, or the first of ``name-2.ext``, ``name-3.ext``, … that does not exist.
+def write_new_files(path: Path, stem: str, contents: Mapping[str, bytes]) -> list[Path]:
+    """Write private files of one name and several endings to a folder, which is made where there is none; returns
+    their paths. Where a name is taken, all get the first of ``stem-2``, ``stem-3``, … that is not.
 
-    In a folder that cannot be searched it is ``path``; :func:`write_file` then raises the error.
+    Raises GputopError, where another user could exchange what is written, too.
     """
-    candidate, n = path, 1
-    while os.path.exists(candidate):  # noqa: PTH110  Path.exists raises where the folder may not be searched
-        n += 1
-        candidate = path.with_name(f"{path.stem}-{n}{path.suffix}")
-    return candidate
+    try:
+        with writable_folder(path, "--logdir") as folder:
+            name, n = stem, 1
+            while any(folder.has(name + ending) for ending in contents):
+                n += 1
+                name = f"{stem}-{n}"
+            for ending, data in contents.items():
+                with folder.replacing(name + ending) as file:
+                    file.write(data)
+    except OSError as error:
+        raise GputopError(f"cannot write to {path}: {error.strerror or error}",
+                          "Give a folder you may write to that has room: --logdir DIR.") from error
+    return [path / (name + ending) for ending in contents]

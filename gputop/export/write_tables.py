@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from gputop.core.errors import GputopError
-from gputop.core.files import Folder
+from gputop.core.files import Folder, temporary_place
 from gputop.export.columns import NAMES, Batch, Column, Table, Tables, Values
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _COMPRESSION = "zstd"
 
 def write_sqlite(made: Tables, file: BinaryIO) -> None:
     """SQLite makes the file in the folder for temporary files first. Raises OSError where there is no room."""
-    with tempfile.TemporaryDirectory(prefix="gputop-") as folder:
+    with tempfile.TemporaryDirectory(prefix="gputop-", dir=temporary_place()) as folder:
         path = Path(folder) / "tables.sqlite"
         try:
             _fill(made, path)
