@@ -153,10 +153,11 @@ def _server(command: str, host: str, port: int, local: bool) -> Any:
                 loop.add_signal_handler(number, ended.set)
             runner = web.AppRunner(await self._make_app(), handle_signals=False)
             await runner.setup()
+            manager: Any = runner.server
+            settings: dict[str, Any] = {"access_log": None, "keepalive_timeout": _IDLE_S}
             try:
-                listening = await loop.create_server(
-                    lambda: Connection(runner.server, loop=loop, access_log=None, keepalive_timeout=_IDLE_S),
-                    host, port, backlog=_BACKLOG)
+                listening = await loop.create_server(lambda: Connection(manager, loop=loop, **settings), host, port,
+                                                     backlog=_BACKLOG)
                 for line in where(host, port, self.token, local):
                     say(line)
                 await ended.wait()
