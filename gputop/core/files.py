@@ -310,10 +310,49 @@ def temporary_place() -> str:
     return place if untrusted_ancestor(Path(place)) is None else "/tmp"
 
 
+def named_folder(path: Path) -> Folder:
+    """A folder that the user named for one file, held open. It may be another user's, but on the way there no link of
+    another user is followed as root: it could lead anywhere. Raises OSError."""
+    if not _is_root_of_the_machine():
+        return Folder(path)
+    folder, links = Folder("/"), 0
+    rest = list(reversed(path.absolute().parts[1:]))
+    while rest:
+        part = rest.pop()
+        with folder as above:
+            try:
+                folder = above.enter(part)
+                continue
+            except OSError:
+                if not stat.S_ISLNK(above.state(part).st_mode):
+                    raise
+            target = _root_s_link(above, part)
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            folder = Folder("/") if target.is_absolute() else above.enter(".")
+            rest += reversed([part for part in target.parts if part != "/"])
+    folder.path = path
+    return folder
+
+
+def _root_s_link(folder: Folder, name: str) -> Path:
+    """Where a link in a folder leads. Raises :class:`UnsafeFile` unless it is root's."""
+    link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd)
+    try:
+        owner = os.fstat(link).st_uid
+        if owner != 0:
+            raise UnsafeFile(f"it is a symbolic link of another user (uid {owner})", folder.path / name)
+        return Path(os.readlink("", dir_fd=link))  # of the very link that was judged
+    finally:
+        os.close(link)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new private file that takes the place of ``path``, as :meth:`Folder.replacing`. Raises OSError."""
-    with Folder(path.parent) as folder, folder.replacing(path.name) as file:
+    """A new private file that takes the place of ``path``, as :meth:`Folder.replacing`, in a :func:`named_folder`.
+    Raises OSError."""
+    with named_folder(path.parent) as folder, folder.replacing(path.name) as file:
         yield file
 
 
@@ -326,10 +365,14 @@ def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
     Raises GputopError with the cause; no partial file is left behind.
     """
     try:
+        if devices and (own := _own_descriptor(path)) is not None:
+            with os.fdopen(os.dup(own), "wb", buffering=0) as stream:
+                stream.write(data)
+            return
         if devices and _is_special(path):
             # Not made and not cut: by now it may be a link to a file of root's.
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb", buffering=0) as device:
-                if not stat.S_ISREG(os.fstat(device.fileno()).st_mode):
+                if _is_special(device.fileno()):
                     device.write(data)
                     return
         with replacing(path) as file:
@@ -339,9 +382,18 @@ def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
                           "Give a folder you may write to that has room: --logdir DIR or -o FILE.") from error
 
 
-def _is_special(path: Path) -> bool:
+def _own_descriptor(path: Path) -> int | None:
+    """That which /dev/stdout or /dev/fd/N leads to. Redirected to a file it is no device, and may not be replaced."""
     try:
-        mode = path.stat().st_mode
+        place = path.readlink() if path.parent == Path("/dev") else path
+        return int(place.name) if place.parent.resolve() == Path(f"/proc/{os.getpid()}/fd") else None
+    except (OSError, ValueError):
+        return None
+
+
+def _is_special(file: Path | int) -> bool:
+    try:
+        mode = os.stat(file).st_mode  # noqa: PTH116  or a descriptor
     except OSError:
         return False
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

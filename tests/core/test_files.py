@@ -332,16 +332,42 @@ def test_a_device_that_has_become_a_link_is_not_written_through(
     os.mkfifo(tmp_path / "out")
     judged = files._is_special
 
-    def exchanged(path: Path) -> bool:
-        special = judged(path)
-        path.unlink()
-        path.symlink_to(secret)
+    def exchanged(file: Path | int) -> bool:
+        special = judged(file)
+        if isinstance(file, Path):
+            file.unlink()
+            file.symlink_to(secret)
         return special
 
     monkeypatch.setattr(files, "_is_special", exchanged)
     write_file(tmp_path / "out", b"mine", devices=True)
     assert secret.read_bytes() == b"for root alone"
     assert (tmp_path / "out").read_bytes() == b"mine" and not (tmp_path / "out").is_symlink()
+
+
+@ROOT
+def test_to_a_file_that_root_names_no_link_of_a_user_leads(tmp_path: Path) -> None:
+    (tmp_path / "roots").mkdir()
+    (home := tmp_path / "home").mkdir()
+    (tmp_path / "way").symlink_to("home")  # root's own
+    (tmp_path / "far").symlink_to(tmp_path / "way")
+    (home / "out").symlink_to("../roots")
+    (home / "loop").symlink_to("loop")
+    os.chown(home, 12345, -1)
+    for link in ("out", "loop"):
+        os.chown(home / link, 12345, -1, follow_symlinks=False)
+    write_file(tmp_path / "far" / ".." / "home" / "x.html", b"named")
+    assert (home / "x.html").read_bytes() == b"named", "a user's folder that root names is fine"
+    for way in (home, tmp_path / "way", tmp_path / "far"):
+        for link in ("out", "loop"):
+            with pytest.raises(GputopError, match=r"symbolic link of another user \(uid 12345\)"):
+                write_file(way / link / "x.html", b"elsewhere")
+    os.chown(home / "loop", 0, 0, follow_symlinks=False)
+    with pytest.raises(GputopError, match="Too many levels"):
+        write_file(home / "loop" / "x", b"")
+    with pytest.raises(GputopError, match="No such file"):
+        write_file(home / "none" / "x", b"")
+    assert not open_below(tmp_path) and list((tmp_path / "roots").iterdir()) == []
 
 
 def test_nothing_else_makes_folders_and_files() -> None:
@@ -353,6 +379,18 @@ def test_nothing_else_makes_folders_and_files() -> None:
              for line in file.read_text().splitlines() if past.search(line)}
     # The simulated server is a profiler server, and writes where it is told to as TensorFlow's does.
     assert found == {"core/files.py", "simulation/server.py"}
+
+
+@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}", "/dev/stdout"])
+def test_standard_output_that_leads_to_a_file_is_written_to(
+        name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root its name was replaced for all users."""
+    monkeypatch.setattr(files, "replacing", lambda path: pytest.fail(f"{path} is replaced"))
+    with (tmp_path / "out").open("wb") as file:
+        if name == "/dev/stdout":
+            monkeypatch.setattr(files.Path, "readlink", lambda path: Path(f"/proc/self/fd/{file.fileno()}"))
+        write_file(Path(name.format(file.fileno())), b"mine", devices=True)
+    assert (tmp_path / "out").read_bytes() == b"mine"
 
 
 def test_a_device_is_written_to_and_never_replaced() -> None:
