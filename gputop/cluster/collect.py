@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple, Protocol
@@ -277,7 +277,8 @@ class Collector:
     def _ask_more(self, view: View, now_s: float, left: int, problems: list[Problem]) -> None:
         """What differs, and what is wanted most of the rest."""
         assert self._queries is not None
-        kept = (self._past, self._past_of, self._gpu_past, self._node_past, self._clock_past, self._peers)
+        kept: tuple[Sized, ...] = (self._past, self._past_of, self._gpu_past, self._node_past, self._clock_past,
+                                   self._peers)
         if view.step_s != self._step_s or sum(map(len, kept)) > _MAX_PASTS:
             self._peers = {}
             self._past, self._past_of, self._gpu_past, self._node_past, self._clock_past = {}, {}, {}, {}, {}

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gputop.core.errors import GputopError
-from gputop.core.files import Folder, open_regular
+from gputop.core.files import folder_of_process, open_regular
+from gputop.core.proc import COMMAND_BYTES, ENVIRON_BYTES, read, read_maps
 from gputop.profiler import sockets
 from gputop.profiler.probe import check_http2, probe
 from gputop.profiler.sockets import Listener
@@ -41,8 +42,6 @@ _ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow t
 _PACKAGES = frozenset({"tensorflow", "jaxlib", "libtpu", "torch_xla"})
 _LIBRARY = re.compile(r"libcuda\.so|libtensorflow.*\.so")  # the beginning of a file's name
 _EXECUTABLE = re.compile(r"^\S+ ..x. \S+ \S+ \d+ +(/.*)$", re.MULTILINE)  # proc_pid_maps(5): the path of mapped code
-_MAX_MAPS_BYTES = 32 << 20  # 65530 mappings (vm.max_map_count) of 150 bytes are 10 MB
-_MAX_ENVIRON_BYTES, _MAX_COMMAND_BYTES = 1 << 20, 1 << 16  # a process can have its own say that they are gigabytes
 _MAX_LIBRARIES = 64  # of another user's process, whose files are looked at
 _MAX_DISTRIBUTIONS = 10_000  # names in site-packages
 _ELF, _ELF_SHARED = b"\x7fELF", 3  # elf(5): e_ident, and ET_DYN as e_type
@@ -273,7 +272,8 @@ class Finder:
 
     def _version(self, pid: int, framework: Framework, site_packages: str) -> str | None:
         try:
-            with _folder_of(self._proc, pid, Path(site_packages)) as folder, os.scandir(folder.fd) as entries:
+            with (folder_of_process(pid, Path(site_packages), self._proc) as folder,
+                  os.scandir(folder.fd) as entries):
                 names = sorted(entry.name for entry in itertools.islice(entries, _MAX_DISTRIBUTIONS))
         except OSError:
             return None
@@ -328,7 +328,7 @@ class Finder:
     def _environ(self, pid: int) -> dict[str, str]:
         """The environment it was started with; empty where that may not be read."""
         try:
-            raw = _read(self._proc, pid, "environ", _MAX_ENVIRON_BYTES)
+            raw = read(f"{self._proc}/{pid}/environ", ENVIRON_BYTES)
         except OSError:
             return {}
         pairs = (entry.partition("=") for entry in raw.decode("utf-8", "replace").split("\0"))
@@ -336,7 +336,7 @@ class Finder:
 
     def _command(self, pid: int) -> str:
         try:
-            raw = _read(self._proc, pid, "cmdline", _MAX_COMMAND_BYTES)
+            raw = read(f"{self._proc}/{pid}/cmdline", COMMAND_BYTES)
         except OSError:
             return ""
         return " ".join(raw.decode("utf-8", "replace").rstrip("\0").split("\0"))
@@ -425,20 +425,14 @@ def _package_of(path: str) -> tuple[str, str] | None:
     return ("", "") if _LIBRARY.match(name) else None
 
 
-def _read(proc: Path, pid: int, name: str, most_bytes: int) -> bytes:
-    """The begin of a file of a process. Raises OSError."""
-    with (proc / str(pid) / name).open("rb") as file:
-        return file.read(most_bytes)
-
-
 def _read_maps(proc: Path, pid: int) -> str:
-    return _read(proc, pid, "maps", _MAX_MAPS_BYTES).decode("utf-8", "replace")
+    return read_maps(pid, proc).decode("utf-8", "replace")
 
 
 def _is_library(proc: Path, pid: int, path: Path) -> bool:
     """Whether the file that a process has mapped is there and begins as a shared library does."""
     try:
-        with _folder_of(proc, pid, path.parent) as folder, open_regular(path.name, follow_links=False,
+        with folder_of_process(pid, path.parent, proc) as folder, open_regular(path.name, follow_links=False,
                                                                         folder_fd=folder.fd) as file:
             header = file.read(18)
     except PermissionError:  # not even for root: a network file system. The kernel has mapped it all the same
@@ -446,15 +440,6 @@ def _is_library(proc: Path, pid: int, path: Path) -> bool:
     except OSError:
         return False
     return header.startswith(_ELF) and int.from_bytes(header[16:18], "little") == _ELF_SHARED
-
-
-def _folder_of(proc: Path, pid: int, path: Path) -> Folder:
-    """A folder as a process sees it, held open; no link that its user made is followed. Raises OSError."""
-    folder = Folder(proc / str(pid) / "root")
-    for name in path.parts[1:]:
-        with folder as above:
-            folder = above.enter(name)
-    return folder
 
 
 def _effective_uid(proc: Path, pid: int) -> int | None:

@@ -27,11 +27,10 @@ from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import (
     Folder,
     copy_bounded,
-    make_folders,
     open_regular,
-    refuse_untrusted,
     remove_empty,
     untrusted_ancestor,
+    writable_folder,
 )
 from gputop.profiler import sockets
 from gputop.profiler.probe import is_local, split_address, unix_name
@@ -71,13 +70,11 @@ class RunFolder:
         ``run`` is one that exists, of a capture of several hosts: its maker removes it.
         """
         profiles = _profiles_of(logdir)
-        refuse_untrusted(profiles, "--logdir")
         host = re.sub(r"[^A-Za-z0-9._-]", "_", host) or "host"
         made: list[Path] = []
         try:
-            made += make_folders(profiles)
-            with Folder(profiles) as parent:
-                _refuse_exchanged(parent)
+            with writable_folder(profiles, "--logdir") as parent:
+                made += parent.made
                 if run is None:
                     folder = _new_folder(parent, datetime.now().strftime(_RUN_NAME))
                     made.append(folder.path)
@@ -94,9 +91,6 @@ class RunFolder:
                 f"cannot write traces to {logdir}: {error.strerror or error} ({profiles / (error.filename or '')})",
                 "Choose a folder you can write to with --logdir DIR. The job was not disturbed.",
             ) from None
-        except GputopError:
-            remove_empty(made)
-            raise
         return cls(folder.path, host, folder, partial, descriptor, made)
 
     @property
@@ -212,13 +206,6 @@ def _profiles_of(logdir: str | Path) -> Path:
     except (RuntimeError, OSError) as error:  # no such user; the working directory is gone
         raise GputopError(f"{logdir} is not a folder of this machine: {error}", "Give an absolute --logdir.",
                           EXIT_USAGE) from None
-
-
-def _refuse_exchanged(folder: Folder) -> None:
-    """Raises GputopError or OSError unless a folder that is held open is the one at its path, and no other user's."""
-    refuse_untrusted(folder.path, "--logdir")  # asked again: the folders that were missing before exist now
-    if not os.path.samestat(os.fstat(folder.fd), folder.path.stat()):
-        raise OSError(errno.ESTALE, "it was exchanged meanwhile", str(folder.path))
 
 
 def _reserved(folder: Folder, host: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Reads an answer of NCCL's RAS in a process of its own: ``gputop.session.ras_worker FD json|text TIME``.
+"""Reads an answer of NCCL's RAS in a process of its own.
 
 Whoever listens on the port may answer with anything, and what a few megabytes of JSON become in memory is a hundred
 times as much for a moment: not in the monitor's process, and not with its interpreter's lock held.
@@ -7,7 +7,6 @@ times as much for a moment: not in the monitor's process, and not with its inter
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 
@@ -36,7 +35,7 @@ def read_in_worker(data: bytes, as_json: bool, time_s: float) -> Answer:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer with what is in the open file of that number."""
+    """Answer with what is in the open file of that number: "json" or "text", which came at a time."""
     number, form, time_s = arguments
 
     def work() -> Answer:
@@ -44,7 +43,3 @@ def main(arguments: Sequence[str]) -> int:
             return read_here(file.read(), form == "json", float(time_s))
 
     return answer(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gputop.core import files
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import Folder
 from gputop.profiler import client, sockets, storage
@@ -100,14 +101,14 @@ class TestRunFolder:
     @ROOT
     def test_a_logdir_that_is_exchanged_while_it_is_made(self, tmp_path, monkeypatch):
         (theirs := tmp_path / "theirs").mkdir()
-        real = storage.make_folders
+        real = files.make_folders
 
         def exchange(path: Path) -> list[Path]:
             made = real(path)
             os.chown(path.parent, BOB, -1)
             return made
 
-        monkeypatch.setattr(storage, "make_folders", exchange)
+        monkeypatch.setattr(files, "make_folders", exchange)
         with pytest.raises(GputopError, match="belongs to another user"):
             RunFolder.create(theirs / "logs", "host")
         assert not any(theirs.iterdir())

@@ -13,10 +13,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from gputop.core.proc import read_maps
 from gputop.core.samples import GpuInfo
-from gputop.sources.host import proc_files
 
-MAPS_BYTES = 64 << 20  # a large job maps some ten thousand regions of a hundred bytes
 _MAPPED = re.compile(rb"/dev/nvidia(\d+)$", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
@@ -63,7 +62,7 @@ def mapped_devices(proc: Path, pids: Iterable[int]) -> dict[int, set[int]]:
     out = {}
     for pid in pids:
         try:
-            found = {int(n) for n in _MAPPED.findall(proc_files.read(f"{proc}/{pid}/maps", MAPS_BYTES))}
+            found = {int(n) for n in _MAPPED.findall(read_maps(pid, proc))}
         except OSError:
             continue
         if found:

@@ -16,7 +16,7 @@ from textual.message import Message
 from gputop.cluster.collect import FleetCollector, View
 from gputop.cluster.model import Fleet, Problem
 from gputop.core.errors import EXIT_OK, GputopError
-from gputop.core.files import unused_name, write_file
+from gputop.core.files import write_new_files
 from gputop.export.cluster import Report, render
 from gputop.text.console import note, say
 from gputop.text.programs import NO_SUCH_PROGRAM
@@ -116,9 +116,9 @@ class ClusterApp(TerminalApp):
     def action_snapshot(self) -> None:
         stem = time.strftime("gputop-cluster-%Y%m%d-%H%M%S", time.localtime(self._state.report.fleet.time_s))
         try:
-            paths = [unused_name(self._folder / f"{stem}.{ending}") for ending in ("txt", "json", "html")]
-            for path, form in zip(paths, ("text", "json", "html"), strict=True):
-                write_file(path, render(self._state.report, form).encode())
+            contents = {ending: render(self._state.report, form).encode()
+                        for ending, form in ((".txt", "text"), (".json", "json"), (".html", "html"))}
+            paths = write_new_files(self._folder, stem, contents)
         except GputopError as error:
             self.notify(str(error), severity="error")
             return
