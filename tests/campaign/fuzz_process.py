@@ -1,19 +1,25 @@
-"""What the campaign attacks of processes: what /proc says of them, what listens on the port of NCCL's RAS, and what a
-recording of theirs becomes in a report and in other formats."""
+"""What the campaign attacks of processes: what /proc says of them, the files and the memory of a Python that gputop
+attaches to, what listens on the port of NCCL's RAS, and what a recording becomes in a report and in other formats."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import socket
+import struct
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from gputop import cli
+from gputop.core.errors import GputopError
 from gputop.core.framework import framework_of
 from gputop.core.memory import left_in, memory_cgroups
+from gputop.core.proc import mappings
+from gputop.launch import elf, remote_exec
 from gputop.profiler import discovery
 from gputop.profiler.discovery import Finder, TrainingProcesses
 from gputop.profiler.workers import job_hosts
@@ -25,6 +31,7 @@ from gputop.sources.host.cgroups import Cgroups
 from gputop.sources.host.containers import container_of
 from gputop.text import console
 from tests.campaign.target import Target
+from tests.launch import test_elf, test_remote_exec
 
 _STAT = "7 (python) S 1 7 7 0 -1 4194304 1 0 0 0 100 50 0 0 20 0 9 0 5000 1000000 500 " + "0 " * 30
 _MAPS = b"""55d0c0000000-55d0c0001000 r-xp 00000000 08:01 11                         /usr/bin/python3.11
@@ -118,6 +125,61 @@ def _cgroup(folder: Path, data: bytes) -> None:
         left_in(group)
 
 
+# -- the files and the memory of a Python that is attached to -----------------------------------------
+
+_FUNCTIONS = ("Py_AddPendingCall", "PyRun_SimpleString")
+_BASE = 4096  # of the memory in its file
+
+
+def _elf(_: Path, data: bytes) -> None:
+    try:
+        found, segments, anywhere = elf.functions_of(io.BytesIO(data), _FUNCTIONS)
+    except (OSError, ValueError) as error:  # as elf.addresses_in takes them
+        raise GputopError(str(error)) from None
+    assert found.keys() <= {*_FUNCTIONS} and isinstance(anywhere, bool)
+    for names in (data, _MAPS):
+        mapped = list(mappings(names))[:100]
+        for mapping in mapped:
+            elf._shift(mapped, mapping.path, segments)
+
+
+def _elfs(_: Path) -> list[bytes]:
+    names = b"\0" + b"\0".join(name.encode() for name in _FUNCTIONS) + b"\0"
+    symbols = b"".join(test_elf._symbol(names.index(name.encode()), 0x1000 + at)
+                       for at, name in enumerate(_FUNCTIONS))
+    return [test_elf._with_symbols(symbols, names), test_elf._with_symbols(symbols * 20, names, 3),
+            Path(sys.executable).resolve().read_bytes()[:1 << 15]]
+
+
+def _runtime(folder: Path, data: bytes) -> None:
+    """A file in place of a process's memory: where _PyRuntime leads, and what is written there."""
+    path = folder / "memory"
+    path.write_bytes(data)
+    memory = os.open(path, os.O_RDWR)
+    try:
+        for runtime in (_BASE, _BASE + 8, -1, 1 << 63):
+            with contextlib.suppress(OSError):
+                slot = remote_exec.slot_at(memory, runtime)
+                if slot is not None:
+                    remote_exec.request(memory, slot, Path("/tmp/x.py"))
+                    remote_exec.withdraw(memory, slot)
+        assert os.fstat(memory).st_size <= max(len(data), 1) + 4096
+    finally:
+        os.close(memory)
+
+
+def _runtimes(_: Path) -> list[bytes]:
+    found = []
+    for version in (0x030E03F0, 0x030F01F0):
+        python = test_remote_exec._Python(version)
+        memory = bytearray(python.block.raw)
+        for place in (test_remote_exec._RUNTIME + 1500, test_remote_exec._NEWER + 24, test_remote_exec._MAIN + 40):
+            (address,) = struct.unpack_from("<Q", memory, place)
+            struct.pack_into("<Q", memory, place, address - python.at + _BASE)
+        found.append(bytes(_BASE) + bytes(memory))
+    return found
+
+
 # -- NCCL's RAS, whoever it is -------------------------------------------------------------------------
 
 
@@ -183,6 +245,8 @@ def targets(recordings: Callable[[Path], list[bytes]], answers: Callable[[Path],
             _STAT.encode(), b"Uid:\t1\t2\t3\t4\nNSpid:\t7\t1\nCpus_allowed_list:\t0-3,8\n",
             b"read_bytes: 1\nwrite_bytes: 2\n"], _status),
         Target("cgroup", "text", lambda _: [*_CGROUPS, b"max 100000\n", b"0-3,8\n"], _cgroup),
+        Target("elf", "bytes", _elfs, _elf),
+        Target("runtime", "bytes", _runtimes, _runtime),
         Target("ras", "bytes", lambda f: [b"SERVER PROTOCOL 2\x00OK\x00OK\x00" + own for own in answers(f)], _ras, 4),
         Target("report", "recording", recordings, _report, 4),
         Target("toml", "text", lambda _: list(_TOML), _toml),
