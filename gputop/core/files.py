@@ -165,8 +165,8 @@ class Folder:
             state = os.fstat(descriptor)
             if not stat.S_ISREG(state.st_mode):
                 raise UnsafeFile("it is not a regular file", self.path / name)
-            if state.st_nlink > 1 or state.st_uid not in (os.geteuid(), 0):  # what is written would be lost elsewhere
-                raise UnsafeFile("it is another user's, or has another name, too", self.path / name)
+            if state.st_nlink > 1:  # the other name's content would be lost
+                raise UnsafeFile("it has another name, too", self.path / name)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
             os.write(descriptor, holder.encode())

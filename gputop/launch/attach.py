@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.core.files import UnsafeFile, folder_of_process
+from gputop.core.files import folder_of_process
 from gputop.launch import environment, remote_exec, target
 from gputop.launch.announcements import Announcement, Announcements
 from gputop.launch.elf import addresses_in
@@ -92,9 +91,6 @@ def _script(process: target.Target, text: str) -> Iterator[Path]:
         try:
             # Kept open: after the process has ended there is no other way into its container.
             folder = stack.enter_context(folder_of_process(process.pid, _SCRIPTS))
-            mode = os.fstat(folder.fd).st_mode
-            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # what the job runs could be exchanged
-                raise UnsafeFile("every user may write there, and it has no sticky bit", _SCRIPTS)
             file = folder.create(name)
             stack.callback(folder.remove, name)
             with open(file, "w") as script:  # noqa: PTH123  a descriptor

@@ -17,6 +17,7 @@ from gputop.cluster.collect import FleetCollector, View
 from gputop.cluster.model import Fleet, Problem
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.core.files import write_new_files
+from gputop.core.own_program import gputop_command
 from gputop.export.cluster import Report, render
 from gputop.text.console import note, say
 from gputop.text.programs import NO_SUCH_PROGRAM
@@ -126,9 +127,11 @@ class ClusterApp(TerminalApp):
 
 
 def run_program(command: list[str]) -> None:
-    """Give the terminal to a program. What it says where it fails stays until somebody has read it."""
+    """Give the terminal to a program; "gputop" is this one, not another of that name. What it says where it fails stays
+    until somebody has read it."""
+    words = [*gputop_command(), *command[1:]] if command[0] == "gputop" else command
     try:
-        status = subprocess.run(command).returncode
+        status = subprocess.run(words).returncode
     except OSError as error:
         status, cause = None, f"{command[0]} cannot be started: {error.strerror or error}"
     else:
