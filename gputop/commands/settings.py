@@ -23,7 +23,7 @@ from gputop.text.units import printable
 
 Value = float | str | bool | tuple[str, ...]
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=\s*(.*)", re.S)
-_MAX_BYTES = 1 << 16  # a larger file is not one of settings
+_MAX_BYTES = 1 << 20  # a larger file is not one of settings
 
 
 def _number(low: float, high: float) -> Callable[[object], Value]:
