@@ -138,16 +138,14 @@ def _exchange(own: socket.socket, command: str, ends_s: float) -> str:
 
 def _read_all(own: socket.socket, ends_s: float) -> bytes:
     """All until the other side closes the connection."""
-    parts: list[bytes] = []
-    size = 0
+    whole = bytearray()  # which may come a byte at a time
     while True:
         _wait(own, ends_s)
         part = own.recv(1 << 16)
         if not part:
-            return b"".join(parts)
-        parts.append(part)
-        size += len(part)
-        if size > _MAX_BYTES:
+            return bytes(whole)
+        whole += part
+        if len(whole) > _MAX_BYTES:
             raise _TooLarge(f"NCCL's answer is larger than {_MAX_BYTES >> 20} MB", "gputop does not read it.")
 
 
