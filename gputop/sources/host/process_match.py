@@ -16,7 +16,8 @@ from pathlib import Path
 from gputop.core.proc import read_maps
 from gputop.core.samples import GpuInfo
 
-_MAPPED = re.compile(rb"/dev/nvidia(\d+)$", re.MULTILINE)
+# The whole path: any user can map a file of a name that ends so.
+_MAPPED = re.compile(rb"^\S+ \S+ \S+ \S+ \d+ +/dev/nvidia(\d{1,4})$", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
 
