@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.cluster.fleets import LIMITS, NOW, CannedClient
 from tests.cluster.test_collect import NODE_1, NODE_2, by_label, straggler
 from tests.cluster.test_slurm import SAID, squeue
 
+_MOST_CPU_S, _MOST_BYTES = 10.0, 150 << 20
 _REFRESHES = 5
 _VIEW = View(span_s=3600.0, open_jobs=("7", NO_JOB), open_nodes=(("7", "n1"), (NO_JOB, "n2")))
 
@@ -121,11 +123,11 @@ def _raw(_: Path, data: bytes) -> None:
             console.print_error(error)
 
 
-TARGETS = (
+TARGETS = tuple(replace(target, most_cpu_s=_MOST_CPU_S, most_bytes=_MOST_BYTES) for target in (
     Target("prometheus", "json", lambda _: [_noted(by_label(), _no_slurm)], _prometheus(_no_slurm), 2),
     Target("prometheus-slurm", "json", lambda _: [_noted(_by_node(), squeue)], _prometheus(squeue), 2),
     Target("prometheus-raw", "json", lambda _: [json.dumps(own).encode() for own in json.loads(
         _noted(by_label(), _no_slurm))[2:6]], _raw),
     Target("squeue", "json", lambda _: [SAID.read_bytes(), squeue(), squeue(
         nodes="n[1-2],m3", gres_detail=["gpu:1"] * 3)], _squeue, 2),
-)
+))

@@ -12,6 +12,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from gputop import cli
@@ -33,6 +34,7 @@ from gputop.text import console
 from tests.campaign.target import Target
 from tests.launch import test_elf, test_remote_exec
 
+_MOST_CPU_S, _MOST_BYTES = 5.0, 100 << 20
 _STAT = "7 (python) S 1 7 7 0 -1 4194304 1 0 0 0 100 50 0 0 20 0 9 0 5000 1000000 500 " + "0 " * 30
 _MAPS = b"""55d0c0000000-55d0c0001000 r-xp 00000000 08:01 11                         /usr/bin/python3.11
 7f0000000000-7f0000100000 r-xp 00000000 08:01 12      /opt/my env/lib/site-packages/tensorflow/libtensorflow_cc.so.2
@@ -238,7 +240,7 @@ _TOML = (b'x = [\n[          ], [ 1 ]\n]\n[ limits ]\na.b.c = "10%"\n[[ rule ]]\
 
 def targets(recordings: Callable[[Path], list[bytes]], answers: Callable[[Path], list[bytes]]) -> tuple[Target, ...]:
     """``recordings`` and ``answers`` of RAS make seeds."""
-    return (
+    return tuple(replace(target, most_cpu_s=_MOST_CPU_S, most_bytes=_MOST_BYTES) for target in (
         Target("maps", "text", lambda _: [_MAPS], _maps),
         Target("environ", "bytes", lambda _: [_ENVIRON], _environ),
         Target("status", "text", lambda _: [
@@ -250,4 +252,4 @@ def targets(recordings: Callable[[Path], list[bytes]], answers: Callable[[Path],
         Target("ras", "bytes", lambda f: [b"SERVER PROTOCOL 2\x00OK\x00OK\x00" + own for own in answers(f)], _ras, 4),
         Target("report", "recording", recordings, _report, 4),
         Target("toml", "text", lambda _: list(_TOML), _toml),
-    )
+    ))
