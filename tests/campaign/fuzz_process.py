@@ -194,7 +194,7 @@ def _ras(_: Path, data: bytes) -> None:
             while True:
                 own, _ = listener.accept()
                 with own, contextlib.suppress(OSError):
-                    own.settimeout(0.3)
+                    own.settimeout(0.1)
                     for piece in pieces:
                         own.recv(1 << 12)
                         own.sendall(piece + (b"\n" if piece is not pieces[-1] else b""))
@@ -204,7 +204,7 @@ def _ras(_: Path, data: bytes) -> None:
         thread.start()
         try:
             port = listener.getsockname()[1]
-            answer = nccl_ras.ask(f"127.0.0.1:{port}", 0.5, owners=frozenset({os.geteuid()}))
+            answer = nccl_ras.ask(f"127.0.0.1:{port}", 0.2, owners=frozenset({os.geteuid()}))
             _printed(answer.nccl, *(c.key for c in answer.communicators[:10]))
         finally:
             with contextlib.suppress(OSError):
