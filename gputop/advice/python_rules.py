@@ -23,6 +23,7 @@ from msgspec import structs
 from gputop.advice.own_registry import Own
 from gputop.advice.registry import FINDING_IDS, LIMITS
 from gputop.advice.rule import Origin, PythonRule, Rule
+from gputop.core.files import read_regular
 from gputop.core.findings import Abstained, Finding
 from gputop.text.units import printable
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 GROUP = "gputop.rules"
 _MESSAGE_CHARS = 300
+_MAX_DECLARED_BYTES = 1 << 20
 _ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
@@ -91,7 +93,7 @@ def _declared(folder: str) -> Iterable[bytes]:
         for package in Path(folder or os.curdir).iterdir():
             if package.name.lower().endswith("-info"):
                 with contextlib.suppress(OSError):
-                    yield (package / "entry_points.txt").read_bytes()
+                    yield read_regular(package / "entry_points.txt", _MAX_DECLARED_BYTES)
 
 
 def guarded(rule: Rule, judge: Callable[[], Finding | Abstained | None]) -> Finding | Abstained | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple, Protocol
@@ -52,6 +52,8 @@ _SKEW_S = 60.0  # between the clocks: below it, it may be the time that an answe
 _GROUPS_AT_ONCE = 60  # whose history is asked for at once
 _LOW_GPUS = 12  # that are looked at
 _PEER_NODES = 32  # of a job, that a node of it is compared with
+_MAX_GPUS, _MAX_ON_NODE = 10**7, 1000  # that are counted, whatever a server says
+_MAX_PASTS = 100_000  # that are kept: a server may name other groups each time
 _DIGITS = re.compile(r"\d+$")
 
 _NO_JOBS = Problem("no job is known: the metrics have no job label, and there is no squeue here",
@@ -103,7 +105,7 @@ def find_metrics(client: Client) -> tuple[Queries, set[str], bool]:
     known |= {schema.jobs for schema in SCHEMAS}
     for series in client.instant(WHAT_IS_THERE):
         name = series.labels.get("__name__", "")
-        if name in known:
+        if name in known and series.value >= 1:
             names[name] = names.get(name, 0) + int(series.value)
             scrape_jobs[series.labels.get("job", "")] = None
     found = Found(names, tuple(job for job in scrape_jobs if job))
@@ -275,7 +277,10 @@ class Collector:
     def _ask_more(self, view: View, now_s: float, left: int, problems: list[Problem]) -> None:
         """What differs, and what is wanted most of the rest."""
         assert self._queries is not None
-        if view.step_s != self._step_s:
+        kept: tuple[Sized, ...] = (self._past, self._past_of, self._gpu_past, self._node_past, self._clock_past,
+                                   self._peers)
+        if view.step_s != self._step_s or sum(map(len, kept)) > _MAX_PASTS:
+            self._peers = {}
             self._past, self._past_of, self._gpu_past, self._node_past, self._clock_past = {}, {}, {}, {}, {}
             self._step_s = view.step_s
         asks: dict[str, Callable[[], bool]] = {
@@ -579,7 +584,7 @@ class Collector:
             user=slurm_job.user if slurm_job is not None else None,
             start_s=slurm_job.start_s if slurm_job is not None else None,
             number="" if slurm_job is None else slurm_job.id if slurm_job.id != number else slurm_job.number,
-            nodes=int(own["nodes"]) if "nodes" in own else None, node_names=tuple(node.name for node in nodes),
+            nodes=_bounded(own["nodes"]) if "nodes" in own else None, node_names=tuple(node.name for node in nodes),
             idle_gpus=_count(figures, "idle_gpus"), watched_gpus=_count(figures, "watched_gpus"),
             median=apart.get("median") if group.kind != "mixed" else None,
             mad=apart.get("mad"), low_gpus=tuple(self._low_gpu(s, view) for s in low),
@@ -612,7 +617,7 @@ class Collector:
             middle = upper_median(node.activity for node in own) if whole and one_kind else None
             # Of a node whose GPUs are alike the mean is the median, too.
             of_gpus = upper_median(middles.get(key, nodes[key].activity) for key in keys
-                                   for _ in range(nodes[key].gpus)) if whole and one_kind else None
+                                   for _ in range(min(nodes[key].gpus, _MAX_ON_NODE))) if whole and one_kind else None
             peers = {figure: value for figure in COMPARED if (value := upper_median(
                 self._peers.get(key, {}).get(figure) for key in keys)) is not None} if whole else {}
             below = less_active(own, None if middle is None else middle - self._limits.below)
@@ -723,7 +728,7 @@ class Collector:
         # What is used and free; the driver's own part is no room for a job.
         parts = [values[name] for name in ("memory_used_bytes", "memory_free_bytes") if name in values]
         whole = values.get("memory_total_bytes", sum(parts) if len(parts) == 2 else None)
-        return Group(gpus=int(gpus), activity=weighed / gpus if gpus else None, kind=kind,
+        return Group(gpus=_bounded(gpus), activity=weighed / gpus if gpus else None, kind=kind,
                      tensor_active=values.get("tensor_active"), memory_used_bytes=values.get("memory_used_bytes"),
                      memory_total_bytes=whole, power_w=values.get("power_w"))
 
@@ -784,7 +789,11 @@ def _node_matchers(labels: Mapping[str, str]) -> str:
     return matchers(own) if label else ""
 
 
+def _bounded(count: float) -> int:
+    return int(min(max(count, 0.0), _MAX_GPUS))
+
+
 def _count(figures: Mapping[str, Series], figure: str) -> int | None:
     """A number of GPUs, over all kinds of activity. None: there are no GPUs to count; none counted is 0."""
     own = [s.value for s in figures.values() if s.labels.get("figure") == figure]
-    return int(sum(own)) if own or any(s.labels.get("figure") == "gpus" for s in figures.values()) else None
+    return _bounded(sum(own)) if own or any(s.labels.get("figure") == "gpus" for s in figures.values()) else None

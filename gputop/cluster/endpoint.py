@@ -20,7 +20,7 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.core.files import read_regular, unnamed_file
+from gputop.core.files import read_regular, temporary_place, unnamed_file
 from gputop.text.units import printable
 
 TUNNEL_S = 20.0  # for a connection to the login node; with a terminal, on which ssh may ask for a password, …
@@ -53,8 +53,10 @@ class Endpoint:
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody on the network between can read what is sent: TLS, ssh, or this machine."""
-        return self.scheme == "https" or bool(self.login) or self.host in ("localhost", "127.0.0.1", "::1")
+        """Whether nobody on the network between can read what is sent: TLS, or the machine itself that asks, or to
+        which ssh goes. Beyond that login node ssh encrypts nothing."""
+        return self.scheme == "https" or self.host in ("localhost", "127.0.0.1", "::1",
+                                                       self.login.rpartition("@")[2] or "localhost")
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -172,7 +174,7 @@ class Tunnel:
         if self._folder is not None and self._process is not None and self._process.poll() is None:
             return f"{self._folder.name}/socket"
         self.close()
-        self._folder = tempfile.TemporaryDirectory(prefix="gputop-ssh-")  # of this user alone (0700)
+        self._folder = tempfile.TemporaryDirectory(prefix="gputop-ssh-", dir=temporary_place())  # 0700
         path = f"{self._folder.name}/socket"
         self._errors = unnamed_file(Path(self._folder.name))
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import math
 import os
 import socket
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
+from gputop.core.bounded_http import Connection, SecureConnection, TooManyBytes
 from gputop.core.errors import GputopError
 from gputop.core.version import __version__
 from gputop.text.units import printable
@@ -26,10 +26,15 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 20.0  # of a query, from the connection to the last byte
 MAX_BYTES = 4 << 20  # of an answer as it comes, compressed
-MAX_PLAIN_BYTES = 32 << 20
+MAX_PLAIN_BYTES, MAX_RATIO = 32 << 20, 200  # unpacked, and how many times its size: JSON has some ten
+MAX_VALUES = 2_000_000  # names, texts and numbers
 MAX_SERIES = 50_000
+_MIN_PLAIN_BYTES = 1 << 20  # that any answer may have
+_FRAME_BYTES = 1 << 20  # for headers and the sizes of chunks
+_LAST_TIME_S = 4e9  # the year 2096
 _CHUNK = 1 << 16
 _LABEL_CHARS = 200
+_SMALLER = "Use a Prometheus that has only this cluster."
 _MESSAGE_CHARS = 300
 LARGEST = 1e14  # what DCGM prints in place of a missing value is 1.4e14 and above; no figure here is
 
@@ -70,7 +75,7 @@ class Client:
         self._credentials = credentials
         self._tunnel = tunnel
         self._timeout_s = timeout_s
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: Connection | None = None
 
     def close(self) -> None:
         if self._connection is not None:
@@ -83,9 +88,11 @@ class Client:
         return self._ask("/api/v1/query", {"query": query, **at}, "vector")
 
     def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
-        """Its values at ``begin_s``, ``begin_s + step_s``, … up to ``end_s``. Raises GputopError."""
-        return self._ask("/api/v1/query_range", {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}",
-                                                 "step": f"{step_s:g}"}, "matrix")
+        """Its values at ``begin_s``, ``begin_s + step_s``, … up to ``end_s``, and no others. Raises GputopError."""
+        found = self._ask("/api/v1/query_range", {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}",
+                                                  "step": f"{step_s:g}"}, "matrix")
+        return [Series(labels, own) for labels, points in found
+                if (own := [point for point in points if begin_s - step_s < point[0] < end_s + step_s])]
 
     def _ask(self, path: str, form: dict[str, str], kind: str) -> list[Series]:
         began_s = time.monotonic()
@@ -97,7 +104,7 @@ class Client:
         self.cost.plain_bytes += len(body)
         return _decoded(status, body, kind, self)
 
-    def _post(self, path: str, form: bytes) -> tuple[int, bytes]:
+    def _post(self, path: str, form: bytes) -> tuple[int, bytearray]:
         """Status and unpacked body. A kept connection that the server has closed meanwhile is opened again."""
         deadline_s = time.monotonic() + self._timeout_s
         kept = self._connection is not None
@@ -115,10 +122,11 @@ class Client:
                 raise self._unreachable(error) from error
             raise
 
-    def _exchange(self, path: str, form: bytes, deadline_s: float) -> tuple[int, bytes]:
+    def _exchange(self, path: str, form: bytes, deadline_s: float) -> tuple[int, bytearray]:
         if self._connection is None:
-            self._connection = self._connect()
+            self._connection = self._connect(deadline_s)
         connection = self._connection
+        connection.bound(deadline_s, MAX_BYTES + _FRAME_BYTES)
         connection.request("POST", self.endpoint.prefix + path, form, {
             "Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json",
             "Accept-Encoding": "gzip", "User-Agent": f"gputop/{__version__}", **self._credentials.headers()})
@@ -127,44 +135,37 @@ class Client:
             place = printable(answer.getheader("Location") or "nowhere")[:_MESSAGE_CHARS]
             raise GputopError(f"{self.endpoint.url} redirects to {place}. gputop does not follow: a token must not go "
                               "to another server", "Give the address where Prometheus itself answers.")
-        body = self._read(answer, deadline_s)
+        body = self._read(answer)
         answer.close()  # the answer: the connection stays, where the server keeps it
         if answer.will_close:
             self.close()
         return answer.status, body
 
-    def _read(self, answer: http.client.HTTPResponse, deadline_s: float) -> bytes:
+    def _read(self, answer: http.client.HTTPResponse) -> bytearray:
         packed = (answer.getheader("Content-Encoding") or "").strip().lower() == "gzip"
         unpack = zlib.decompressobj(16 + zlib.MAX_WBITS) if packed else None
         out, came = bytearray(), 0
-        while True:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError
-            if self._connection is not None and self._connection.sock is not None:
-                self._connection.sock.settimeout(left_s)
-            data = answer.read1(_CHUNK)
-            if not data:
-                break
+        while data := answer.read1(_CHUNK):
             came += len(data)
             self.cost.bytes += len(data)
+            most = min(MAX_PLAIN_BYTES, max(_MIN_PLAIN_BYTES, MAX_RATIO * came))
             try:
-                out += unpack.decompress(data, MAX_PLAIN_BYTES + 1 - len(out)) if unpack is not None else data
+                out += unpack.decompress(data, most + 1 - len(out)) if unpack is not None else data
             except zlib.error as error:
                 raise GputopError(f"the answer of {self.endpoint.url} is damaged: {error}",
                                   "Check whether a proxy is in between.") from error
-            if came > MAX_BYTES or len(out) > MAX_PLAIN_BYTES:
-                most = MAX_BYTES if came > MAX_BYTES else MAX_PLAIN_BYTES
-                raise GputopError(f"the answer of {self.endpoint.url} is larger than {most >> 20} MB"
-                                  + (" unpacked" if most == MAX_PLAIN_BYTES else ""),
-                                  "Use a Prometheus that has only this cluster.")
+            if came > MAX_BYTES:
+                raise TooManyBytes
+            if len(out) > most:
+                raise GputopError(f"the answer of {self.endpoint.url} is larger than {most / (1 << 20):.3g} MB "
+                                  "unpacked", _SMALLER)
         if unpack is not None and not unpack.eof and came:
             raise http.client.IncompleteRead(b"")
         if answer.length:  # fewer bytes than were announced
             raise http.client.IncompleteRead(b"", answer.length)
-        return bytes(out)
+        return out
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _connect(self, deadline_s: float) -> Connection:
         to = self.endpoint
         path = self._tunnel.path() if self._tunnel is not None else None
         if to.scheme == "https":
@@ -176,13 +177,14 @@ class Client:
                 raise GputopError(f"the certificates in {self._credentials.ca} cannot be used: "
                                   f"{error.strerror or error}",
                                   "Check GPUTOP_PROMETHEUS_CA or prometheus_ca.") from error
-            secure = http.client.HTTPSConnection(to.host, to.port, timeout=self._timeout_s, context=context)
+            secure = SecureConnection(to.host, to.port, timeout=self._timeout_s, context=context)
+            secure.bound(deadline_s, MAX_BYTES)
             if path is not None:
-                secure.sock = context.wrap_socket(_unix_socket(path, self._timeout_s), server_hostname=to.host)
+                secure.sock = context.wrap_socket(_unix_socket(path, secure.limits.left_s()), server_hostname=to.host)
             return secure
-        plain = http.client.HTTPConnection(to.host, to.port, timeout=self._timeout_s)
+        plain = Connection(to.host, to.port, timeout=self._timeout_s)
         if path is not None:
-            plain.sock = _unix_socket(path, self._timeout_s)
+            plain.sock = _unix_socket(path, plain.limits.left_s())
         return plain
 
     def _unreachable(self, error: Exception) -> GputopError:
@@ -190,6 +192,8 @@ class Client:
         if isinstance(error, TimeoutError):
             return GputopError(f"{url} did not answer within {self._timeout_s:.0f} s",
                                "The server is overloaded, or something on the way drops packets.")
+        if isinstance(error, TooManyBytes):
+            return GputopError(f"the answer of {url} is larger than {MAX_BYTES >> 20} MB", _SMALLER)
         if isinstance(error, http.client.IncompleteRead):
             return GputopError(f"the answer of {url} ended too early", "gputop asks again.")
         why = getattr(error, "strerror", None) or printable(str(error))[:_MESSAGE_CHARS] or type(error).__name__
@@ -209,7 +213,9 @@ def connected(url: str, settings: Mapping[str, str], warn: Callable[[str], None]
     endpoint = parse_endpoint(url)
     own = credentials(os.environ, settings)
     if (own.token or own.user) and not endpoint.is_private:
-        warn(f"the credentials go to {endpoint.host} unencrypted: use https:// or ssh://")
+        way = f"from {endpoint.login} to {endpoint.host}" if endpoint.login else f"to {endpoint.host}"
+        warn(f"the credentials go {way} unencrypted: use https:// or ssh://{endpoint.host}/http://localhost:"
+             f"{endpoint.port}")
     with contextlib.ExitStack() as parts:
         tunnel = parts.enter_context(contextlib.closing(Tunnel(endpoint))) if endpoint.login else None
         if tunnel is not None:
@@ -228,7 +234,7 @@ def _unix_socket(path: str, timeout_s: float) -> socket.socket:
     return own
 
 
-def _decoded(status: int, body: bytes, kind: str, client: Client) -> list[Series]:
+def _decoded(status: int, body: bytes | bytearray, kind: str, client: Client) -> list[Series]:
     from gputop.core import codec
 
     url = client.endpoint.url
@@ -237,8 +243,12 @@ def _decoded(status: int, body: bytes, kind: str, client: Client) -> list[Series
                           "Set GPUTOP_PROMETHEUS_TOKEN, or GPUTOP_PROMETHEUS_USER and GPUTOP_PROMETHEUS_PASSWORD, or "
                           "the settings prometheus_token_file, prometheus_user and prometheus_password_file.")
     document: Any = None
-    with contextlib.suppress(ValueError):
-        document = codec.parse(body)
+    try:
+        document = codec.parse(body, MAX_VALUES)
+    except codec.TooManyValues as error:
+        raise GputopError(f"the answer of {url} is too large: {error}", _SMALLER) from None
+    except ValueError:
+        pass
     if not isinstance(document, dict):
         raise GputopError(f"{url} answers with HTTP {status} without JSON: it is not Prometheus, or a proxy is in "
                           "front of it",
@@ -264,11 +274,12 @@ def _series(item: Any) -> Series | None:
         return None
     labels = {str(name): printable(str(text))[:_LABEL_CHARS] for name, text in item["metric"].items()}
     points = []
-    for pair in item.get("values") or ([item["value"]] if "value" in item else []):
+    pairs = item.get("values") or [item.get("value")]
+    for pair in pairs if isinstance(pairs, list) else ():
         try:
             at_s, value = float(pair[0]), float(pair[1])
-        except (TypeError, ValueError, IndexError, KeyError):
+        except (TypeError, ValueError, IndexError, KeyError, OverflowError):
             continue
-        if math.isfinite(at_s) and math.isfinite(value) and abs(value) < LARGEST:
+        if 0 <= at_s < _LAST_TIME_S and abs(value) < LARGEST:  # neither is true of NaN
             points.append((at_s, value))
     return Series(labels, points) if points else None

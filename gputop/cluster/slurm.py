@@ -14,7 +14,7 @@ from typing import Any
 
 from gputop.cluster.model import Problem
 from gputop.core.errors import GputopError
-from gputop.profiler.workers import expand_hostlist
+from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
 from gputop.text.units import printable
 
 MAX_BYTES = 64 << 20  # 3.5 kB a job
@@ -24,6 +24,7 @@ _PER_ASKING = 20.0  # times as long as asking took: at most 5 % of the time
 COMMAND = ["squeue", "--json"]
 _MAX_JOBS = 20_000
 _NAME_CHARS = 100
+_MAX_NUMBER = 4e9  # of jobs, and as Unix time the year 2096
 _INDICES = re.compile(r"\([^)]*\)")
 _GRES = re.compile(r"gpu(?::[^:]+)?:(\d{1,5})")
 
@@ -76,12 +77,14 @@ def _job(job: Mapping[str, Any]) -> SlurmJob | None:
     number = _number(job.get("job_id"))
     if "RUNNING" not in (states if isinstance(states, list) else [states]) or number is None:
         return None
+    details = job.get("gres_detail")
+    if not isinstance(details, list):
+        return None
     try:
-        nodes = expand_hostlist(str(job.get("nodes") or ""))
+        nodes = expand_hostlist(str(job.get("nodes") or ""), min(len(details), MAX_HOSTS))
     except GputopError:
         return None
-    details = job.get("gres_detail")
-    if not isinstance(details, list) or len(details) != len(nodes):
+    if len(details) != len(nodes):
         return None
     held = {node: count for node, text in zip(nodes, details, strict=True) if (count := gpu_count(str(text)))}
     if not held:
@@ -109,7 +112,8 @@ def gpu_count(text: str) -> int:
 def _number(value: Any) -> float | None:
     if isinstance(value, dict):
         value = value.get("number") if value.get("set") else None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 1e12 else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < _MAX_NUMBER else None
 
 
 def _text(value: Any) -> str:

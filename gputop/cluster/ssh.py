@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 from gputop.cluster.model import Problem
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.core.files import read_regular
+from gputop.core.files import read_regular, temporary_place
 from gputop.profiler.workers import MAX_HOSTS, expand_hostlist
 from gputop.text.programs import NO_SUCH_PROGRAM, Ended, run_program
 from gputop.text.units import printable
@@ -110,7 +110,8 @@ class Ssh(Generic[T]):
         ``seconds``; it raises GputopError."""
         self._command, self._read, self._options = command, read, list(options)
         self._asked = f"{command} snapshot --format json --seconds {seconds}"
-        self._folder = tempfile.TemporaryDirectory(prefix="gputop-ssh-") if shared else None  # of this user alone
+        self._folder = (tempfile.TemporaryDirectory(prefix="gputop-ssh-", dir=temporary_place())  # of this user alone
+                        if shared else None)
         self._kept: dict[str, list[str]] = {}  # by node: the options that share its connection
         self._numbers = itertools.count()
         self._running: set[subprocess.Popen[bytes]] = set()

@@ -168,7 +168,7 @@ def _print(report: Report, args: argparse.Namespace) -> int:
 
     if args.output is not None:
         form = {".json": "json", ".html": "html", ".htm": "html"}.get(args.output.suffix.lower(), "text")
-        write_file(args.output, render(report, form).encode(), make_folder=False, devices=True)
+        write_file(args.output, render(report, form).encode(), devices=True)
         say(f"wrote {args.output}")
     elif args.json:
         console.write_json(to_document(report))

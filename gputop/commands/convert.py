@@ -93,7 +93,7 @@ def _sqlite(paths: list[str], output: Path) -> int:
 
 
 def _parquet(paths: list[str], output: Path) -> int:
-    from gputop.core.files import Folder
+    from gputop.core.files import named_folder
     from gputop.export.write_tables import need_pyarrow, write_parquet, write_parquet_folder
     from gputop.replay.reader import is_recording
 
@@ -101,7 +101,7 @@ def _parquet(paths: list[str], output: Path) -> int:
     if is_recording(paths[0]):
         with _recording(paths) as made:
             return _written(output, lambda file: write_parquet(made, file))
-    with Folder(output.parent) as parent, parent.making(output.name) as folder, _tables(paths) as made:
+    with named_folder(output.parent) as parent, parent.making(output.name) as folder, _tables(paths) as made:
         write_parquet_folder(made, folder)
         return sum(folder.state(name).st_size for name in folder.names())
 

@@ -82,14 +82,13 @@ def _textfile_folder(path: Path, session: Session) -> Iterator[Folder]:
 
     Raises GputopError.
     """
-    from gputop.core.files import Folder, refuse_untrusted
+    from gputop.core.files import writable_folder
 
     if session.source.simulated:
         raise GputopError("simulated values are not written for node_exporter, which would report them as real",
                           "Use --listen, or leave out --demo.", EXIT_USAGE)
-    refuse_untrusted(path, "--textfile DIR")
     try:
-        folder = Folder(path)
+        folder = writable_folder(path, "--textfile DIR", make=False)
     except OSError as error:
         raise GputopError(f"cannot write to {path}: {error.strerror}",
                           "Give the folder of node_exporter's option --collector.textfile.directory.",

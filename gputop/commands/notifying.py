@@ -25,7 +25,10 @@ def check_notify(args: argparse.Namespace) -> None:
     if args.notify:
         from gputop.session.notifier import parse_ways
 
-        if parse_ways(args.notify).bell and args.command not in (None, "run"):
+        ways = parse_ways(args.notify)
+        if host := ways.in_the_clear:
+            say(f"the webhook's address and token go to {host} unencrypted: use https://")
+        if ways.bell and args.command not in (None, "run"):
             raise GputopError("--notify bell rings the monitor's terminal, but this command has no monitor",
                               "Use command:LINE or webhook.", EXIT_USAGE)
 

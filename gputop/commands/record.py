@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from gputop.commands.arguments import add_shared, watch_options
 from gputop.commands.common import source_of
 from gputop.commands.option_types import bounds, parsed_bounds, part_bounds, positive_seconds
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.own_program import gputop_command
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.replay.parts import Bounds, Rotation
 from gputop.text import console
@@ -80,9 +80,8 @@ def _rotation(args: argparse.Namespace) -> Rotation | None:
 
 def _words(args: argparse.Namespace) -> Iterator[str]:
     """The command that does what this one was told, wherever it is started."""
-    script, bindings = Path(sys.argv[0]), args.dcgm_bindings and args.dcgm_bindings.absolute()
-    yield from [str(script.absolute())] if script.name == "gputop" and script.is_file() else [
-        sys.executable, "-m", "gputop"]
+    bindings = args.dcgm_bindings and args.dcgm_bindings.absolute()
+    yield from gputop_command()
     yield "record"
     yield from ("-o", str(args.output.absolute()))
     yield f"--rotate={args.rotate}"

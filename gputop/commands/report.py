@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         from gputop.core.files import write_file
         from gputop.export.days import to_html
 
-        write_file(args.html, to_html(done).encode(), make_folder=False, devices=True)
+        write_file(args.html, to_html(done).encode(), devices=True)
         say(f"report written: {args.html}")
     if args.json:
         from gputop.core.codec import to_document

@@ -289,6 +289,7 @@ def _demo(scenario: str) -> tuple[Analysis, Iterable[NodeSample]]:
     import tempfile
     import time
 
+    from gputop.core.files import temporary_place
     from gputop.diagnosis.diagnose import analyze
     from gputop.simulation.scenarios import DEFAULT_SCENARIO
     from gputop.sources.simulated import SimulatedSource
@@ -297,7 +298,7 @@ def _demo(scenario: str) -> tuple[Analysis, Iterable[NodeSample]]:
     source.open()
     now_s = time.time()
     begin_ns = int((now_s - _AGO_S) * 1e9)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=temporary_place()) as folder:
         path = Path(folder) / "demo.xplane.pb"
         path.write_bytes(source.capture(begin_ns, begin_ns + int(_TRACE_S * 1e9)))
         analysis = analyze(path)

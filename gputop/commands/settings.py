@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,15 +141,16 @@ def load(path: Path | None) -> Config:
         return Config(None)
     if not os.path.lexists(path):
         return Config(path)  # the common case, for which the first frame need not wait for an import
-    from gputop.core.files import read_regular
+    from gputop.core.files import open_trusted
 
     try:
-        text = read_regular(path, _MAX_BYTES).decode("utf-8-sig")
+        with open_trusted(path, _MAX_BYTES) as file:
+            text = file.read(_MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         return Config(path)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        return Config(path, warnings=(f"{path} cannot be read: {why}; the defaults are used",))
+        return Config(path, warnings=(f"{path} is not used: {why}; the defaults are used",))
     return _checked(path, text.splitlines(), *_parse(text))
 
 
@@ -182,15 +182,9 @@ def _parse_lines(lines: list[str]) -> tuple[list[tuple[int, str, object]], list[
 
 def _parse_toml(text: str) -> dict[str, object]:
     """Raises ValueError where the text is not TOML or has tables: no setting is a table."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    from gputop.rules.toml_places import parse_toml  # only for a file
 
-    try:
-        settings = tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    settings = parse_toml(text)
     if any(isinstance(value, dict) for value in settings.values()):
         raise ValueError("a table")
     return settings
@@ -278,11 +272,11 @@ def document(config: Config) -> str:
 
 def save_setting(path: Path | None, key: str, value: str) -> str:
     """Write one setting into the file, leaving the rest unchanged; returns what went wrong, or ""."""
-    from gputop.core.files import read_regular, untrusted_ancestor, write_file
+    from gputop.core.files import read_regular, untrusted_ancestor, writable_folder
 
     if path is None:
         return "The setting was not saved: there is no home folder."
-    exchangeable = untrusted_ancestor(path.parent)
+    exchangeable = untrusted_ancestor(path)
     if exchangeable is not None:  # root in the home of another user, whose link could lead anywhere
         return f"The setting was not saved: {exchangeable[0]} {exchangeable[1]}."
     path = Path(os.path.realpath(path))  # kept among other dotfiles, it is a link
@@ -294,9 +288,11 @@ def save_setting(path: Path | None, key: str, value: str) -> str:
             lines[at[-1]] = line
         else:
             lines.append(line)
-        write_file(path, ("\n".join(lines) + "\n").encode())
     except (OSError, UnicodeDecodeError) as error:
         return f"{path} cannot be read, so it is not written: {error}"
-    except GputopError as error:
-        return f"The setting was not saved: {error.message}"
+    try:
+        with writable_folder(path.parent, "XDG_CONFIG_HOME") as folder, folder.replacing(path.name) as file:
+            file.write(("\n".join(lines) + "\n").encode())
+    except (OSError, GputopError) as error:
+        return f"The setting was not saved: {getattr(error, 'message', None) or error}"
     return ""

@@ -47,6 +47,6 @@ def run(args: argparse.Namespace) -> int:
         console.write_document(text)
     else:
         there = args.output.is_file()
-        write_file(args.output, text.encode(), make_folder=False, devices=True)
+        write_file(args.output, text.encode(), devices=True)
         say(f"wrote {args.output}{', and replaced the old file' if there else ''}")
     return EXIT_OK

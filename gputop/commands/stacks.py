@@ -96,10 +96,12 @@ def _agreed(pids: Sequence[int], native: bool) -> bool:
 
 def _ask(pids: Sequence[int], hosts: frozenset[str], doing: str) -> Answer | GputopError:
     from gputop.ranks.nccl_ras import TIMEOUT_S, ask_job
+    from gputop.session.ras_worker import read_in_worker
 
     try:
         return ask_job(pids, hosts, lambda address: say(
-            f"{doing} NCCL's RAS at {address}: it waits for the slowest rank, gputop for at most {TIMEOUT_S:.0f} s"))
+            f"{doing} NCCL's RAS at {address}: it waits for the slowest rank, gputop for at most {TIMEOUT_S:.0f} s"),
+                       read_in_worker)
     except GputopError as error:
         return error
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from gputop.analysis.results import Analysis
 from gputop.core.codec import parse
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.core.files import Folder, make_folders, open_regular, refuse_untrusted
+from gputop.core.files import open_regular, writable_folder
 
 FOLDER = "baselines"
 MAX_BASELINES = 500  # of those that are listed
@@ -45,10 +45,8 @@ def save_baseline(logdir: Path, name: str, analysis: Analysis, *, replace: bool)
     """Keep an analysis; returns its file. Raises GputopError where there is one of that name, unless ``replace``, and
     where it cannot be written."""
     path = baseline_path(logdir, name)
-    refuse_untrusted(path.parent, "--logdir")
     try:
-        make_folders(path.parent)
-        with Folder(path.parent) as folder:
+        with writable_folder(path.parent, "--logdir") as folder:
             if folder.has(path.name) and not replace:
                 raise GputopError(f"there is a baseline {name} already: {path}",
                                   "Add --replace, or choose another name.")

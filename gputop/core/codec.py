@@ -1,8 +1,9 @@
 """JSON documents to typed values and back, by msgspec: results, findings, snapshots, what a worker process answers.
 
 A document may come from anywhere: an older version, an editor, an attacker. Everything is checked on the way in:
-the types, and that each number is finite and of a size that can be computed with. A key that the type does not have
-is ignored, one that is missing has its default.
+how many values it has and how deep they are, the types, and that each number is finite and of a size that can be
+computed with. A key that the type does not have is ignored, one that is missing has its default. :func:`parse` is the
+one door: nothing else calls ``json.loads``, whose RecursionError is no ValueError (tests/core/test_codec.py looks).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import msgspec
 from gputop.core.errors import GputopError
 
 T = TypeVar("T")
+MAX_VALUES = 5_000_000  # of a document; each takes some 100 bytes as an object, and as little as two in the text
+MAX_DEPTH = 200
 MAX_NUMBER = 1e30  # above what anything measures, and still safe to add and to multiply
 _LEARNS = threading.Lock()  # two threads in which msgspec looks at one type for the first time end the process
 _MAX_INTEGER = 10 ** 30
@@ -28,6 +31,10 @@ _PLACE = re.compile(r"(.*?)(?: - at `(?:key in `)?\$\.?(.*?)`)?$", re.S)
 _MISMATCH = re.compile(r"Expected (`.*?`.*?), got (`.*?`)$")
 _OUT_OF_BOUNDS = re.compile(r"Expected `(.*?)` (.+?)$")
 _MISSING = re.compile(r"Object missing required field `(.*?)`$")
+
+
+class TooManyValues(ValueError):
+    """A document that is larger than is read."""
 
 
 def encode(value: object) -> bytes:
@@ -79,12 +86,30 @@ def convert(document: object, kind: type[T], *, any_number: bool = False) -> T:
         raise ValueError("it is nested too deeply") from error
 
 
-def parse(text: str | bytes | bytearray) -> Any:
-    """The JSON document in a text; raises ValueError where it holds none."""
+def parse(text: str | bytes | bytearray, most_values: int = MAX_VALUES) -> Any:
+    """The JSON document in a text; raises ValueError where it holds none, or one of more values
+    (:class:`TooManyValues`) or deeper than is read."""
+    marks = (b",", b"[", b"{") if isinstance(text, (bytes, bytearray)) else (",", "[", "{")
+    commas, lists, objects = map(text.count, marks)  # type: ignore[arg-type]  # those inside of texts count as well
+    if commas + lists + objects > most_values:
+        raise TooManyValues(f"it has more than {most_values:,} values")
     try:
-        return json.loads(text, parse_constant=_refuse)
+        document = json.loads(text, parse_constant=_refuse)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    if lists + objects > MAX_DEPTH:
+        _check_depth(document)
+    return document
+
+
+def _check_depth(document: object) -> None:
+    level: list[Any] = [[document]]
+    for _ in range(MAX_DEPTH + 1):
+        level = [item for value in level for item in (value.values() if isinstance(value, dict) else value)
+                 if isinstance(item, (dict, list))]
+        if not level:
+            return
+    raise ValueError("it is nested too deeply")
 
 
 def check_numbers(document: object) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -81,12 +81,43 @@ def read_regular(path: str | Path, max_bytes: int, *, follow_links: bool = True)
         return file.read(max_bytes)
 
 
+def open_trusted(path: Path, max_bytes: int, *, follow_links: bool = True) -> BinaryIO:
+    """Open a file whose content gputop obeys, such as settings: it belongs to this user or to root, and nobody else may
+    write it. For root no other user may be able to exchange it, either (:func:`untrusted_ancestor`): sudo -E leaves
+    HOME as it was, and the settings there are the user's, not root's.
+
+    Raises :class:`UnsafeFile`, or OSError as :func:`open_regular`.
+    """
+    is_root = _is_root_of_the_machine()
+    if is_root and (found := untrusted_ancestor(path)) is not None:
+        place, why = found
+        raise UnsafeFile(f"{'it' if place == path.absolute() else place} {why}", path)
+    file = open_regular(path, max_bytes, follow_links=follow_links, owners=frozenset({os.geteuid(), 0}))
+    if os.fstat(file.fileno()).st_mode & (stat.S_IWOTH | (stat.S_IWGRP if is_root else 0)):
+        file.close()
+        raise UnsafeFile("it can be written by other users", path)
+    return file
+
+
+def folder_of_process(pid: int, path: Path, proc: Path = Path("/proc")) -> Folder:
+    """A folder as a process sees it, held open. It is entered part by part: no link that the process's user made is
+    followed, so it does not lead out of the process's root. Raises OSError."""
+    if ".." in path.parts:
+        raise UnsafeFile("it leads upwards", path)
+    folder = Folder(proc / str(pid) / "root")
+    for name in path.parts[1:]:
+        with folder as above:
+            folder = above.enter(name)
+    return folder
+
+
 class Folder:
     """A folder that is held open: what is done in it happens there, wherever its name leads meanwhile."""
 
     def __init__(self, path: str | Path) -> None:
         """Raises OSError where it is no folder or may not be entered."""
         self.path = Path(path)
+        self.made: list[Path] = []  # the folders that were made for it, outermost first (writable_folder)
         self.fd = os.open(path, _FOLDER)
 
     def __enter__(self) -> Folder:
@@ -108,13 +139,14 @@ class Folder:
     def enter(self, name: str) -> Folder:
         """A folder in it that is no link, held open. Raises OSError."""
         inside = object.__new__(Folder)
-        inside.path = self.path / name
+        inside.path, inside.made = self.path / name, []
         inside.fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self.fd)
         return inside
 
-    def create(self, name: str, mode: int = PRIVATE_FILE) -> int:
-        """A descriptor of a new file, for writing. Raises FileExistsError where the name is taken."""
-        return os.open(name, _CREATE, mode, dir_fd=self.fd)
+    def create(self, name: str, mode: int = PRIVATE_FILE, flags: int = 0) -> int:
+        """A descriptor of a new file, for writing; ``flags``: more of open(2). Raises FileExistsError where the name is
+        taken."""
+        return os.open(name, _CREATE | flags, mode, dir_fd=self.fd)
 
     def lock(self, name: str, holder: str) -> int | None:
         """A descriptor that holds a lock of that name in it until it is closed or the process ends, however it does.
@@ -124,11 +156,17 @@ class Folder:
         """
         import fcntl  # not for the first frame
 
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE,
-                             dir_fd=self.fd)
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, PRIVATE_FILE, dir_fd=self.fd)
+        except FileExistsError:
+            descriptor = os.open(name, flags, dir_fd=self.fd)
+        try:
+            state = os.fstat(descriptor)
+            if not stat.S_ISREG(state.st_mode):
                 raise UnsafeFile("it is not a regular file", self.path / name)
+            if state.st_nlink > 1:  # the other name's content would be lost
+                raise UnsafeFile("it has another name, too", self.path / name)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
             os.write(descriptor, holder.encode())
@@ -239,28 +277,104 @@ class Folder:
         self.remove_folder(name)
 
 
+def writable_folder(path: Path, option: str, *, make: bool = True) -> Folder:
+    """A folder to write to, held open: the one way to a folder that gputop chose itself, or writes to for long.
+
+    It is made, private, where there is none (``make``). Raises GputopError that names ``option`` where another user
+    could exchange what is written there; asked before folders are made and once more when they are there. Raises
+    OSError, what was made removed again.
+    """
+    refuse_untrusted(path, option)
+    made = make_folders(path) if make else []
+    try:
+        folder = Folder(path)
+        try:
+            folder.made = made
+            refuse_untrusted(path, option)
+            if not os.path.samestat(os.fstat(folder.fd), path.stat()):
+                raise OSError(errno.ESTALE, "it was exchanged meanwhile", str(path))
+        except BaseException:
+            folder.close()
+            raise
+    except BaseException:
+        remove_empty(made)
+        raise
+    return folder
+
+
+def temporary_place() -> str:
+    """The folder for temporary ones: TMPDIR, unless another user could exchange what is there, as with sudo -E."""
+    import tempfile  # not for the first frame
+
+    place = tempfile.gettempdir()
+    return place if untrusted_ancestor(Path(place)) is None else "/tmp"
+
+
+def named_folder(path: Path) -> Folder:
+    """A folder that the user named for one file, held open. It may be another user's, but on the way there no link of
+    another user is followed as root: it could lead anywhere. Raises OSError."""
+    if not _is_root_of_the_machine():
+        return Folder(path)
+    folder, links = Folder("/"), 0
+    rest = list(reversed(path.absolute().parts[1:]))
+    while rest:
+        part = rest.pop()
+        with folder as above:
+            try:
+                folder = above.enter(part)
+                continue
+            except OSError:
+                if not stat.S_ISLNK(above.state(part).st_mode):
+                    raise
+            target = _root_s_link(above, part)
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            folder = Folder("/") if target.is_absolute() else above.enter(".")
+            rest += reversed([part for part in target.parts if part != "/"])
+    folder.path = path
+    return folder
+
+
+def _root_s_link(folder: Folder, name: str) -> Path:
+    """Where a link in a folder leads. Raises :class:`UnsafeFile` unless it is root's."""
+    link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd)
+    try:
+        owner = os.fstat(link).st_uid
+        if owner != 0:
+            raise UnsafeFile(f"it is a symbolic link of another user (uid {owner})", folder.path / name)
+        return Path(os.readlink("", dir_fd=link))  # of the very link that was judged
+    finally:
+        os.close(link)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new private file that takes the place of ``path``, as :meth:`Folder.replacing`. Raises OSError."""
-    with Folder(path.parent) as folder, folder.replacing(path.name) as file:
+    """A new private file that takes the place of ``path``, as :meth:`Folder.replacing`, in a :func:`named_folder`.
+    Raises OSError."""
+    with named_folder(path.parent) as folder, folder.replacing(path.name) as file:
         yield file
 
 
-def write_file(path: Path, data: bytes, *, make_folder: bool = True, devices: bool = False) -> None:
-    """Write a private file (0600), whole or not at all.
+def write_file(path: Path, data: bytes, *, devices: bool = False) -> None:
+    """Write a private file (0600), whole or not at all, in a folder that there is.
 
-    ``make_folder``: also its folder (0700), where there is none. ``devices``: the user named the path, which may then
-    be a device or a pipe, such as /dev/stdout; those are written to and not replaced.
+    ``devices``: the user named the path, which may then be a device or a pipe, such as /dev/stdout; those are written
+    to and not replaced.
 
     Raises GputopError with the cause; no partial file is left behind.
     """
     try:
-        if devices and _is_special(path):
-            with path.open("wb", buffering=0) as device:
-                device.write(data)
+        if devices and (own := _own_descriptor(path)) is not None:
+            with os.fdopen(os.dup(own), "wb", buffering=0) as stream:
+                stream.write(data)
             return
-        if make_folder:
-            make_folders(path.parent)
+        if devices and _is_special(path):
+            # Not made and not cut: by now it may be a link to a file of root's.
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb", buffering=0) as device:
+                if _is_special(device.fileno()):
+                    device.write(data)
+                    return
         with replacing(path) as file:
             file.write(data)
     except OSError as error:
@@ -268,9 +382,18 @@ def write_file(path: Path, data: bytes, *, make_folder: bool = True, devices: bo
                           "Give a folder you may write to that has room: --logdir DIR or -o FILE.") from error
 
 
-def _is_special(path: Path) -> bool:
+def _own_descriptor(path: Path) -> int | None:
+    """That which /dev/stdout or /dev/fd/N leads to. Redirected to a file it is no device, and may not be replaced."""
     try:
-        mode = path.stat().st_mode
+        place = path.readlink() if path.parent == Path("/dev") else path
+        return int(place.name) if place.parent.resolve() == Path(f"/proc/{os.getpid()}/fd") else None
+    except (OSError, ValueError):
+        return None
+
+
+def _is_special(file: Path | int) -> bool:
+    try:
+        mode = os.stat(file).st_mode  # noqa: PTH116  or a descriptor
     except OSError:
         return False
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
@@ -397,13 +520,22 @@ def refuse_untrusted(path: Path, option: str) -> None:
             EXIT_USAGE)
 
 
-def unused_name(path: Path) -> Path:
-    """``path``, or the first of ``name-2.ext``, ``name-3.ext``, … that does not exist.
+def write_new_files(path: Path, stem: str, contents: Mapping[str, bytes]) -> list[Path]:
+    """Write private files of one name and several endings to a folder, which is made where there is none; returns
+    their paths. Where a name is taken, all get the first of ``stem-2``, ``stem-3``, … that is not.
 
-    In a folder that cannot be searched it is ``path``; :func:`write_file` then raises the error.
+    Raises GputopError, where another user could exchange what is written, too.
     """
-    candidate, n = path, 1
-    while os.path.exists(candidate):  # noqa: PTH110  Path.exists raises where the folder may not be searched
-        n += 1
-        candidate = path.with_name(f"{path.stem}-{n}{path.suffix}")
-    return candidate
+    try:
+        with writable_folder(path, "--logdir") as folder:
+            name, n = stem, 1
+            while any(folder.has(name + ending) for ending in contents):
+                n += 1
+                name = f"{stem}-{n}"
+            for ending, data in contents.items():
+                with folder.replacing(name + ending) as file:
+                    file.write(data)
+    except OSError as error:
+        raise GputopError(f"cannot write to {path}: {error.strerror or error}",
+                          "Give a folder you may write to that has room: --logdir DIR.") from error
+    return [path / (name + ending) for ending in contents]

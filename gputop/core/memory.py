@@ -29,6 +29,7 @@ _PROC = Path("/proc")
 # cgroup v2, and v1 below its memory controller: limit, use, and what of the use can be reclaimed.
 _FILES = (("memory.max", "memory.current", "inactive_file"),
           ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+_CGROUP_BYTES = 1 << 16
 _NO_LIMIT = 1 << 60  # v1 writes "none" as the largest multiple of a page
 # mallopt(3), by the numbers of glibc's malloc.h. The heap has blocks up to 32 MB, the most that can be set, and keeps
 # up to 1 GB that is free.
@@ -63,18 +64,22 @@ def own_bytes(proc: Path = _PROC) -> int:
 def memory_cgroups(pid: int | str, proc: Path = _PROC, root: Path = _CGROUPS) -> frozenset[Path]:
     """The memory cgroups of a process from its own to the top, as far as they can be seen from here."""
     try:
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+        with (proc / str(pid) / "cgroup").open("rb") as file:
+            text = file.read(_CGROUP_BYTES)
     except OSError:
         return frozenset()
     found: set[Path] = set()
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+    for line in os.fsdecode(text).split("\n"):  # a group's name may be of any bytes but this one
+        number, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if not number or not colon or (controllers and "memory" not in controllers.split(",")):
             continue
+        if ".." in path.split("/"):  # outside of what is mounted here (cgroup_namespaces(7))
+            path = ""
         top = root / "memory" if controllers else root
         # Inside a container the path is often the host's; its own limit then stands at the top.
         found |= {top, *(p for p in (top / path.lstrip("/"), *(top / path.lstrip("/")).parents) if top in p.parents)}
-    return frozenset(d for d in found if d.is_dir())
+    return frozenset(d for d in found if os.path.isdir(d))  # noqa: PTH112  Path.is_dir raises for too long a name
 
 
 def left_in(cgroup: Path) -> float | None:

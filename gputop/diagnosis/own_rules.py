@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from gputop.advice.own import install
 from gputop.advice.own_registry import Own
+from gputop.core.codec import parse
 from gputop.rules.files import RulePath, load_rules
 
 
@@ -21,4 +21,4 @@ def use_rules(paths: Sequence[RulePath]) -> list[str]:
 
 def use_rules_of_parent(paths: str) -> None:
     """The same in a worker process, whose parent has said what is wrong."""
-    use_rules([RulePath(*own) for own in json.loads(paths)])
+    use_rules([RulePath(*own) for own in parse(paths)])

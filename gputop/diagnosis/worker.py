@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -25,6 +25,8 @@ from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.results import Analysis
 from gputop.core.codec import convert, parse, to_document
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
+from gputop.core.memory import ANALYSIS_SCORE, keep_freed_memory, offer_to_oom_killer
+from gputop.core.own_program import child_command
 
 if TYPE_CHECKING:
     from gputop.advice.trace.facts import TraceFacts
@@ -37,22 +39,10 @@ TIMEOUT_S = 600.0
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 REPORT_WIDTH = 70  # what the monitor can show on 80 columns
-# Like `python -m gputop.diagnosis.worker`, but the user's working directory may not shadow modules.
-_CHILD = """\
-import sys
-sys.path[:] = [p for p in sys.path if p] + [sys.argv.pop(1)]
-from importlib import import_module
-from gputop.core.memory import ANALYSIS_SCORE, keep_freed_memory, offer_to_oom_killer
-from gputop.diagnosis.worker import die_with
-offer_to_oom_killer(ANALYSIS_SCORE)
-keep_freed_memory()
-die_with(int(sys.argv.pop(1)))
-if paths := sys.argv.pop(1):
-    from gputop.diagnosis.own_rules import use_rules_of_parent
-    use_rules_of_parent(paths)
-main = import_module(sys.argv.pop(1)).main
-sys.exit(main(sys.argv[1:]))
-"""
+
+
+class WorkerFailed(GputopError):
+    """The subprocess did not come to an answer of its own: it took too long, was killed, or ended by a fault."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -103,13 +93,13 @@ def run_in_worker(
     ``on_line`` is called with each line that it prints before its answer (:func:`print_line`), as soon as it has. Else
     as :func:`analyze_in_worker`.
     """
-    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2]), str(os.getpid()),
-               "" if Own.paths is None else json.dumps(Own.paths), module, *arguments]
+    rules = "" if Own.paths is None else json.dumps(Own.paths)
+    command = child_command("gputop.diagnosis.worker:child", str(os.getpid()), rules, module, *arguments)
     try:
         output, code, stderr = _run(command, stop, timeout_s, what, pass_fds, on_line)
     except OSError as error:
-        raise GputopError(f"The {what} could not be started: {error}", "The trace is kept: run `gputop analyze` on "
-                          "it.") from error
+        raise WorkerFailed(f"The {what} could not be started: {error}", "The trace is kept: run `gputop analyze` on "
+                           "it.") from error
     return _result(output, code, stderr, kind, what)
 
 
@@ -147,8 +137,8 @@ def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_
             if stop is not None and stop.is_set():
                 raise GputopError(f"The {what} was stopped.", "The trace itself is kept.")
             if waited >= timeout_s:
-                raise GputopError(f"The {what} was not finished after {timeout_s:.0f} s.",
-                                  "Capture a shorter window, or run `gputop analyze` on a larger machine.")
+                raise WorkerFailed(f"The {what} was not finished after {timeout_s:.0f} s.",
+                                   "Capture a shorter window, or run `gputop analyze` on a larger machine.")
             if not ready.select(_POLL_S):
                 waited += _POLL_S
                 continue
@@ -165,9 +155,9 @@ def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_
 
 def _result(output: bytes, code: int, stderr: str, kind: type[T], what: str) -> T:
     if code == -signal.SIGKILL:
-        raise GputopError(f"The {what} was killed by the kernel, most likely because memory ran out.",
-                          "The trace is kept: run `gputop analyze` on it on a machine with more memory, "
-                          "or capture a shorter window.")
+        raise WorkerFailed(f"The {what} was killed by the kernel, most likely because memory ran out.",
+                           "The trace is kept: run `gputop analyze` on it on a machine with more memory, "
+                           "or capture a shorter window.")
     try:
         answered = convert(parse(output), Answer)
         if answered.error is None and code == EXIT_OK:
@@ -179,7 +169,21 @@ def _result(output: bytes, code: int, stderr: str, kind: type[T], what: str) -> 
         raise GputopError(answered.error.message, answered.error.fix, answered.error.exit_code)
     last = stderr.splitlines()[-1] if stderr else problem or "it left no message"
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    raise GputopError(f"The {what} {how}: {last}", "The trace is kept; please report this with the trace.")
+    raise WorkerFailed(f"The {what} {how}: {last}", "The trace is kept; please report this with the trace.")
+
+
+def child() -> int:
+    """In the subprocess: its beginning, for each kind of work."""
+    _, parent, rules, module, *arguments = sys.argv
+    offer_to_oom_killer(ANALYSIS_SCORE)
+    keep_freed_memory()
+    die_with(int(parent))
+    if rules:
+        from gputop.diagnosis.own_rules import use_rules_of_parent
+
+        use_rules_of_parent(rules)
+    status: int = import_module(module).main(arguments)
+    return status
 
 
 def die_with(parent: int) -> None:
@@ -234,7 +238,3 @@ def diagnosis_of(facts: TraceFacts) -> Diagnosis:
     analysis = facts.analysis
     return Diagnosis(analysis, text_report(analysis, REPORT_WIDTH),
                      f"{limit_of(analysis)} {not_judged(analysis)}".rstrip(), compared_trace(facts))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gputop.cluster.schemas import SCHEMAS
+from gputop.core.bounded_http import Connection
 from gputop.core.samples import PORT_ACTIVE, AdapterSample
 from gputop.doctor.check import Check
 from gputop.doctor.driver_facts import DriverFacts
@@ -213,7 +214,7 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
         answers.append(f"{where} answers with {len(known)} figures")
         stamp = re.search(r"^gputop_sample_timestamp_seconds(?:\{[^\n]*\})? (\S+)", page, re.M)
         sampled_s = _number(stamp[1]) if stamp else None
-        age_s = 0.0 if sampled_s is None else clock() - sampled_s
+        age_s = clock() - sampled_s if sampled_s is not None and sampled_s >= 0 else 0.0
         if age_s > _STALE_S:
             problems.append(f"the figures of {where} are {seconds(age_s)} old")
             fixes.append("nvidia-smi   # does the driver hang?")
@@ -241,7 +242,8 @@ def _number(text: str) -> float | None:
 
 def _page(port: int) -> str | None:
     """What stands at /metrics of a port of this node; None where nothing answers as HTTP with 200."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    connection = Connection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    connection.bound(connection.limits.end_s, 2 * _PAGE_BYTES)  # sizes of chunks included
     try:
         connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
         answer = connection.getresponse()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gputop.core.own_program import gputop_command
 from gputop.doctor.check import Check
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts
 from gputop.sources.nvml import status
@@ -227,7 +227,7 @@ def sm_activity(facts: DriverFacts) -> Check:
     lack = "; ".join(f"GPU {ranges(indices)}: {why}" for why, indices in reasons.items())
     detail = "; ".join(filter(None, (have, lack))) + ". There gputop shows coarse utilization, labeled so."
     if "no permission" in lack:
-        return Check(id_, "warn", title, detail, f"sudo {shlex.quote(sys.executable)} -m gputop")
+        return Check(id_, "warn", title, detail, f"sudo {shlex.join(gputop_command())}")
     detail += " On data-center GPUs from Volta on a DCGM host engine can give it: see DCGM."
     return Check(id_, "warn", title, detail, "gputop --dcgm-watch   # its price before Hopper: see gputop --help")
 

@@ -15,25 +15,18 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from gputop.core.memory import ANALYSIS_SCORE, offer_to_oom_killer
+from gputop.core.own_program import child_command
+from gputop.core.proc import mappings, read_maps
 
 DEADLINE_S = 8.0  # nvmlInit takes seconds where 8 GPUs wake up without persistence mode
 LIBRARY = "libnvidia-ml.so.1"
-# The user's working directory may not shadow modules.
-_CHILD = """\
-import sys
-sys.path[:] = [p for p in sys.path if p] + [sys.argv.pop(1)]
-from gputop.core.memory import ANALYSIS_SCORE, offer_to_oom_killer
-from gputop.doctor.driver_facts import child
-offer_to_oom_killer(ANALYSIS_SCORE)
-child()
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +77,7 @@ class DriverFacts:
 
 def ask_driver(deadline_s: float = DEADLINE_S, env: Mapping[str, str] | None = None) -> DriverFacts:
     """Ask the driver; returns within about ``deadline_s`` whatever the driver does."""
-    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2])]
+    command = child_command("gputop.doctor.driver_facts:child")
     # Not in a `with` block: that waits for the child, and one inside a wedged driver never ends.
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -135,14 +128,17 @@ def _ending(process: subprocess.Popen[bytes], errors: bytes) -> str:
 
 def facts_from(lines: list[str], *, hung: bool = False, died: str = "") -> DriverFacts:
     """The facts from the child's lines; the last one may be cut short."""
+    from gputop.core.codec import parse  # 2 MB, which the child does without
+
     known: dict[str, Any] = {}
     gpus: dict[int, dict[str, Any]] = {}
     calling = ""
     finished = False
     for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
+        entry: Any = None
+        with contextlib.suppress(ValueError):
+            entry = parse(line)
+        if not isinstance(entry, dict):  # cut short, or a line that a library printed
             continue
         calling = entry.pop("calling", "")
         finished |= entry.pop("done", False)
@@ -173,6 +169,7 @@ def _say(**fact: Any) -> None:
 
 def child() -> None:
     """Ask and print. Ends when every GPU has answered."""
+    offer_to_oom_killer(ANALYSIS_SCORE)
     try:
         ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -269,7 +266,6 @@ def _text(call: Any, *args: Any) -> str:
 def _mapped(name: str) -> str:
     """The file behind a loaded library; the loader has resolved its links."""
     try:
-        maps = Path("/proc/self/maps").read_text(errors="replace")
+        return next((mapping.path for mapping in mappings(read_maps("self")) if name in mapping.path), "")
     except OSError:
         return ""
-    return next((line.split(maxsplit=5)[5] for line in maps.splitlines() if name in line), "")

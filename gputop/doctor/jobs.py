@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError
 from gputop.core.framework import loaded_frameworks
+from gputop.core.proc import COMMAND_BYTES, read, read_maps
 from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
 from gputop.doctor.driver_facts import DriverFacts
@@ -142,13 +143,13 @@ def _served(proc: Path, pid: int, servers: dict[int, list[int]]) -> bool:
 
 def _without_server(proc: Path, pid: int, what: str) -> Check:
     try:
-        command = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+        command = read(f"{proc}/{pid}/cmdline", COMMAND_BYTES).rstrip(b"\0").replace(b"\0", b" ")
     except OSError:
         command = b""
     shown = fit(short_command(printable(command)), 80).strip() or "command not readable"
     detail = f"{what} and has no profiler server: {shown}"
     try:
-        loaded = loaded_frameworks((proc / str(pid) / "maps").read_bytes())
+        loaded = loaded_frameworks(read_maps(pid, proc))
     except OSError:
         loaded = frozenset()
     fix: str | None = f"{_SERVE_TF}\n{_SERVE_JAX}"

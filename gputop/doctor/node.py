@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gputop.core.own_program import pip_command
 from gputop.core.version import __version__
 from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
@@ -29,6 +30,7 @@ _GIB = 1 << 30
 _LITTLE_DISK_BYTES = 4 * _GIB  # a capture can reach 2 GiB, protobuf's limit, and is written beside the last one
 _NO_DISK_BYTES = 64 << 20
 _SMALLEST = (80, 24)
+_PIP = shlex.join(pip_command())
 
 
 def python() -> Check:
@@ -52,14 +54,14 @@ def dependencies() -> Check:
             broken[name] = f"{name} cannot be imported ({type(error).__name__}: {error})"
     if broken:
         return Check(id_, "fail", title, "; ".join(broken.values()),
-                     f"{sys.executable} -m pip install --force-reinstall {' '.join(broken)}")
+                     f"{_PIP} install --force-reinstall {' '.join(broken)}")
     spec = importlib.util.find_spec("pynvml")
     if spec is not None and spec.submodule_search_locations is not None:
         # nvidia-ml-py is one file; only the old distribution "pynvml" is a folder, and it comes first.
         return Check(id_, "warn", title, f"the old package pynvml hides nvidia-ml-py ({spec.origin}): newer calls, GPM "
                      "among them, are missing",
-                     f"{sys.executable} -m pip uninstall -y pynvml\n"
-                     f"{sys.executable} -m pip install --force-reinstall nvidia-ml-py")
+                     f"{_PIP} uninstall -y pynvml\n"
+                     f"{_PIP} install --force-reinstall nvidia-ml-py")
     return Check(id_, "ok", title, ", ".join(found))
 
 
@@ -98,7 +100,7 @@ def host(root: Path, euid: int | None = None) -> Check:
         cores, memory = psutil.cpu_count(), psutil.virtual_memory().total
     except (ImportError, OSError, RuntimeError) as error:
         return Check(id_, "fail", title, f"psutil does not work: {error}",
-                     f"{sys.executable} -m pip install --force-reinstall psutil")
+                     f"{_PIP} install --force-reinstall psutil")
     try:
         mounts = (root / "proc/self/mounts").read_text()
     except OSError:

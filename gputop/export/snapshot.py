@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
-from gputop.core.files import refuse_untrusted, unused_name, write_file
+from gputop.core.files import write_new_files
 from gputop.core.framework import LABELS
 from gputop.core.metrics import LANE_METRICS
 from gputop.core.samples import OK, AdapterSample, HostSample, NodeSample, ProcessSample
@@ -311,17 +311,11 @@ def write_snapshot(session: Session, folder: Path) -> list[Path]:
 
     Raises GputopError where the folder cannot be written, or where another user could exchange what root writes there.
     """
-    refuse_untrusted(folder, "--logdir")
     doc = document(session)
     host = re.sub(r"[^A-Za-z0-9.-]+", "_", doc["host"]["hostname"]) or "host"
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(doc["time_s"]))
     mark = "-SIMULATED" if doc["simulated"] else ""
-    base = unused_name(folder / f"gputop-{host}{mark}-{stamp}.json")
+    stem = f"gputop-{host}{mark}-{stamp}"
     contents = {".json": to_json(doc), ".txt": to_text(session), ".svg": _drawn(doc, "svg"),
                 ".html": _drawn(doc, "html")}
-    paths = []
-    for suffix, content in contents.items():
-        path = base.with_suffix(suffix)
-        write_file(path, content.encode())
-        paths.append(path)
-    return paths
+    return write_new_files(folder, stem, {suffix: content.encode() for suffix, content in contents.items()})

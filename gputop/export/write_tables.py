@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -16,18 +17,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from gputop.core.errors import GputopError
-from gputop.core.files import Folder
+from gputop.core.files import Folder, temporary_place
 from gputop.export.columns import NAMES, Batch, Column, Table, Tables, Values
 
 if TYPE_CHECKING:
     import pyarrow
 
 _COMPRESSION = "zstd"
+# Where a formula would begin: at the start of a cell, and where a spreadsheet that is set to ; or tabs begins another.
+_FORMULA = re.compile(r"(?:^|(?<=[;\t\r\n]))(?=[=+\-@\t\r\n＝＋－＠])")
 
 
 def write_sqlite(made: Tables, file: BinaryIO) -> None:
     """SQLite makes the file in the folder for temporary files first. Raises OSError where there is no room."""
-    with tempfile.TemporaryDirectory(prefix="gputop-") as folder:
+    with tempfile.TemporaryDirectory(prefix="gputop-", dir=temporary_place()) as folder:
         path = Path(folder) / "tables.sqlite"
         try:
             _fill(made, path)
@@ -63,9 +66,15 @@ def write_csv(made: Tables, file: BinaryIO) -> None:
         writer = csv.writer(text)
         writer.writerow(column.name for column in table.columns)
         for batch in batches:
-            writer.writerows(_rows(table, batch))
+            writer.writerows(map(_without_formulas, _rows(table, batch)))
     finally:
         text.detach()
+
+
+def _without_formulas(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The row with an apostrophe before texts that a spreadsheet would take for a formula, such as a name of a GPU that
+    somebody wrote into a recording; numbers, below zero as well, stay as they are."""
+    return tuple([_FORMULA.sub("'", cell) if isinstance(cell, str) else cell for cell in row])
 
 
 def _rows(table: Table, batch: Batch) -> Iterator[tuple[Any, ...]]:

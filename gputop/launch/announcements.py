@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import struct
@@ -11,6 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gputop.core.codec import parse
 from gputop.text.units import printable
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -71,7 +71,7 @@ class Announcements:
         if not senders or senders[0] not in self._users:
             return None
         try:
-            message = json.loads(data)
+            message = parse(data)
             address = message["address"]
             return Announcement(None if address is None else printable(str(address)), printable(str(message["line"])))
         except (ValueError, KeyError, TypeError):

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.core.files import folder_of_process
 from gputop.launch import environment, remote_exec, target
 from gputop.launch.announcements import Announcement, Announcements
 from gputop.launch.elf import addresses_in
@@ -25,6 +26,7 @@ from gputop.profiler.probe import probe
 
 ANSWER_TIMEOUT_S = 30.0  # the request lapses after this time
 _POLL_PERIOD_S = 0.3
+_SCRIPTS = Path("/tmp")  # in the job's root
 
 
 def serving(pid: int) -> str | None:
@@ -80,28 +82,25 @@ def _running_in(process: target.Target, text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _script(process: target.Target, text: str) -> Iterator[Path]:
-    """A file in the process's own /tmp, for the time of the block; yields its path as the process sees it."""
+    """A file in the process's own /tmp, for the time of the block; yields its path as the process sees it.
+
+    The job's user may have made that root, a link for /tmp included, which would lead into the host.
+    """
     name = f"gputop-{environment.new_token()}.py"
     with contextlib.ExitStack() as stack:
         try:
             # Kept open: after the process has ended there is no other way into its container.
-            folder = os.open(f"/proc/{process.pid}/root/tmp", os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, folder)
-            file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
-            stack.callback(_remove, name, folder)
+            folder = stack.enter_context(folder_of_process(process.pid, _SCRIPTS))
+            file = folder.create(name)
+            stack.callback(folder.remove, name)
             with open(file, "w") as script:  # noqa: PTH123  a descriptor
                 if os.geteuid() == 0:
                     os.fchown(file, process.uid, -1)
                 script.write(text)
         except OSError as error:
-            raise GputopError(f"no script can be put into /tmp of process {process.pid}: {error.strerror}",
-                              "It needs a few kilobytes there.") from None
-        yield Path("/tmp", name)
-
-
-def _remove(name: str, folder: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder)
+            raise GputopError(f"no script can be put into {_SCRIPTS} of process {process.pid}: {error.strerror}",
+                              f"It needs a few kilobytes there, and {_SCRIPTS} may not be a link.") from None
+        yield _SCRIPTS / name
 
 
 def _add_pending_call(process: target.Target, memory: int, text: str) -> None:

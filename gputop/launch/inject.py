@@ -17,11 +17,13 @@ import ctypes
 import os
 import re
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.core.proc import Mapping, mappings, read_maps
 from gputop.core.signal_handlers import signals_held
 from gputop.launch import ptrace
 from gputop.launch.ptrace import Registers, Tracee
@@ -37,7 +39,6 @@ _RESTART_ERRORS = {-512, -513, -514}  # ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOH
 _RESTART_BLOCK_ERROR = -516  # ERESTART_RESTARTBLOCK
 _PERIOD_S = 0.002
 _STACK_BYTES = 1 << 15  # free stack that a thread must have: the frame takes 4 KiB, 12 KiB with AMX
-_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def call_with_text(pid: int, memory: int, function: int, first: int, text: bytes
     stay. ``memory`` is its open memory (:func:`gputop.launch.remote_exec.memory_of`); all arguments are addresses.
     Blocks; one thread is held for about a millisecond. Raises GputopError; the process goes on regardless."""
     _check_shadow_stack(pid)
-    gadgets = gadgets_in(memory, _maps(pid))
+    gadgets = gadgets_in(memory, _mappings(pid))
     deadline = time.monotonic() + ptrace.STOP_S
     while time.monotonic() < deadline:
         for sleeper in _sleepers(pid):
@@ -63,9 +64,9 @@ def call_with_text(pid: int, memory: int, function: int, first: int, text: bytes
                       "The process is frozen (a paused container?) or never sleeps. Try again.")
 
 
-def _maps(pid: int) -> str:
+def _mappings(pid: int) -> list[Mapping]:
     try:
-        return Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        return list(mappings(read_maps(pid)))
     except OSError:
         raise GputopError(f"process {pid} has ended", "Nothing was done.") from None
 
@@ -84,13 +85,15 @@ def _sleepers(pid: int) -> list[_Sleeper]:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         raise GputopError(f"process {pid} has ended", "Nothing was done.") from None
-    stacks = [(int(m[1], 16), int(m[2], 16)) for m in _MAPPING.finditer(_maps(pid))]
+    stacks = [mapping for mapping in _mappings(pid) if mapping.permissions.startswith("rw")]  # by address
+    starts = [mapping.start for mapping in stacks]
     for task in tasks:
         with contextlib.suppress(OSError, ValueError):
             fields = (task / "syscall").read_text().split()  # "running" for those that are
             number, pointer = int(fields[0]), int(fields[-2], 16)
             rank = _RESTARTABLE.index(number)
-            lowest = next((start for start, end in stacks if start <= pointer < end), pointer)
+            at = bisect_right(starts, pointer) - 1
+            lowest = stacks[at].start if at >= 0 and pointer < stacks[at].end else pointer
             if pointer - lowest >= _STACK_BYTES:
                 found.append((rank, task.name == str(pid), _Sleeper(int(task.name), lowest)))
     return [sleeper for *_, sleeper in sorted(found, key=lambda f: (f[0], f[1], f[2].tid))]

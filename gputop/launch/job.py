@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from gputop.core.errors import GputopError
+from gputop.core.files import writable_folder
 from gputop.core.memory import MONITOR_SCORE, offer_to_oom_killer
 from gputop.core.signal_handlers import signal_handlers
 from gputop.text import console
@@ -35,8 +36,8 @@ FORWARDED = (*_TERMINAL_SIGNALS[:-1], signal.SIGTERM, signal.SIGUSR1, signal.SIG
 def open_log(log: Path) -> int:
     """The descriptor of a new file for a job's output. Raises GputopError."""
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        with writable_folder(log.parent, "--output FILE or --logdir DIR") as folder:
+            return folder.create(log.name, flags=os.O_APPEND)
     except OSError as error:
         raise GputopError(f"the job's output cannot go to {log}: {error.strerror}",
                           "Name another file with --output; the job was not started.") from None

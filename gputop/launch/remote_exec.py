@@ -30,6 +30,7 @@ _FINAL = 0xF  # release level in PY_VERSION_HEX; before that the layout may be a
 # looked at then, whether there are any or not.
 _STOP_AND_CHECK = 1 << 5 | 1 << 1 | 1 << 2 | 1 << 3
 _MAX_INTERPRETERS = 1000
+_END_OF_ADDRESSES = 1 << 62  # of processes; the kernel's begin above
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def find_slot(pid: int, memory: int) -> Slot | None:
     try:
         return slot_at(memory, runtime)
     except OSError:
-        raise GputopError(f"process {pid} has ended, or its Python has", "Nothing was done.") from None
+        raise GputopError(f"process {pid} has ended, or its Python cannot be read", "Nothing was done.") from None
 
 
 def slot_at(memory: int, runtime: int) -> Slot | None:
@@ -91,7 +92,10 @@ def slot_at(memory: int, runtime: int) -> Slot | None:
     if not _flag(memory, interpreter + enabled):
         raise GputopError("Python's remote execution is switched off in the job (PYTHON_DISABLE_REMOTE_DEBUG or "
                           "-X disable-remote-debug)", "Restart the job with gputop run.")
-    return Slot(thread + support + path, path_bytes, thread + support + pending, thread + eval_breaker)
+    slot = Slot(thread + support + path, path_bytes, thread + support + pending, thread + eval_breaker)
+    for address in (slot.path, slot.pending, slot.eval_breaker):
+        _read(memory, address, 1)
+    return slot
 
 
 def request(memory: int, slot: Slot, script: Path) -> None:
@@ -119,6 +123,9 @@ def withdraw(memory: int, slot: Slot) -> None:
 
 
 def _read(memory: int, address: int, size: int) -> bytes:
+    """Raises OSError where the process has no such memory; the addresses are sums of numbers from that memory."""
+    if not 0 <= address < _END_OF_ADDRESSES:
+        raise OSError("no process has such an address")
     data = os.pread(memory, size, address)
     if len(data) < size:  # nothing at all, once the process has ended
         raise OSError("its memory is gone")

@@ -14,16 +14,18 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gputop.core.errors import GputopError
+from gputop.core.proc import Mapping
 from gputop.launch.ptrace import Registers
 
 # mov $15 (rt_sigreturn), %rax (or %eax); syscall
 _SIGRETURN = re.compile(rb"(?:\x48\xc7\xc0|\xb8)\x0f\x00\x00\x00\x0f\x05")
 _SYSCALL_RET = b"\x0f\x05\xc3"
 _STORE_RESULT = b"\x89\x03\x5b\xc3"  # mov %eax, (%rbx); pop %rbx; ret
-_EXECUTABLE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r\S?xp \S+ \S+ \d+ +(/.*|\[vdso\])$", re.MULTILINE)
+_MAX_LIBRARY_BYTES, _MAX_CODE_BYTES = 32 << 20, 256 << 20
 _LIBC = re.compile(r"/(libc[.-]|ld-|libpython|python3)")
 
 RED_ZONE_BYTES = 128  # below the stack pointer, the interrupted function's own (x86-64 ABI)
@@ -59,22 +61,26 @@ class ReturnFrame:
     result: int  # where the function's result is stored
 
 
-def gadgets_in(memory: int, maps: str) -> Gadgets:
-    """Find the code in the libraries of a process, by its open memory and the text of its /proc/PID/maps."""
+def gadgets_in(memory: int, mappings: Iterable[Mapping]) -> Gadgets:
+    """Find the code in the libraries of a process, by its open memory and its mappings. What is read is bounded: a
+    process may map more than there is memory."""
     found: dict[str, int] = {}
-    mappings = [(int(m[1], 16), int(m[2], 16), m[3]) for m in _EXECUTABLE.finditer(maps)]
-    mappings.sort(key=lambda mapping: (_LIBC.search(mapping[2]) is None, mapping[1] - mapping[0]))
-    for start, end, _ in mappings:
+    codes = [mapping for mapping in mappings if mapping.permissions.startswith("r") and mapping.permissions[2:] == "xp"
+             and (mapping.path.startswith("/") or mapping.path == "[vdso]")]
+    codes.sort(key=lambda mapping: (_LIBC.search(mapping.path) is None, mapping.end - mapping.start))
+    left_bytes = _MAX_CODE_BYTES
+    for start, end, *_ in codes:
         try:
-            code = os.pread(memory, end - start, start)
-        except OSError:
+            code = os.pread(memory, min(end - start, _MAX_LIBRARY_BYTES, left_bytes), start)
+        except (OSError, OverflowError):  # [vsyscall] and addresses that no process has
             continue
+        left_bytes -= len(code)
         if "sigreturn" not in found and (match := _SIGRETURN.search(code)):
             found |= {"sigreturn": start + match.start(), "after_sigreturn": start + match.end()}
         for name, pattern in (("syscall", _SYSCALL_RET), ("store", _STORE_RESULT)):
             if name not in found and (at := code.find(pattern)) >= 0:
                 found[name] = start + at
-        if len(found) == 4:
+        if len(found) == 4 or left_bytes <= 0:
             break
     if "sigreturn" not in found or "syscall" not in found:
         raise GputopError("the job's C library has no code that returns a thread to its work",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.framework import loaded_frameworks
+from gputop.core.proc import COMMAND_BYTES, read, read_maps
 from gputop.profiler import sockets
 from gputop.ranks.tracing_rights import YAMA, check_rights, user_name
 from gputop.text.units import printable
@@ -38,7 +39,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA) -> Target:
     folder = proc / str(pid)
     try:
         status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
-        command = printable((folder / "cmdline").read_bytes().replace(b"\0", b" ").strip())
+        command = printable(read(f"{folder}/cmdline", COMMAND_BYTES).replace(b"\0", b" ").strip())
         uid = folder.stat().st_uid
     except OSError:
         raise NoDataError(f"there is no process {pid}",
@@ -62,7 +63,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA) -> Target:
         raise GputopError(f"process {pid} is stopped", f"Resume it first: kill -CONT {pid}")
     check_rights(pid, folder, uid, "attach", _ALTERNATIVE, proc, yama)
     try:
-        loaded = loaded_frameworks((folder / "maps").read_bytes())
+        loaded = loaded_frameworks(read_maps(pid, proc))
         started = _started(folder)
     except OSError:
         raise GputopError(f"process {pid} has ended", "") from None

@@ -1,25 +1,37 @@
 """The monitor in a browser: textual-serve, at an address that only its user knows.
 
 A port of the loopback interface is open to every user and every web page of the machine. So all that is served lies
-below a random path, which is printed: without it there is nothing.
+below a random path, which is printed: without it there is nothing. A browser that a page of another site leads here
+names that site, as the server's name (DNS rebinding) or as the origin of its request: both are refused. A connection
+that does not ask for anything below that path within seconds is closed, and there are few of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import shlex
+import signal
 import socket
-import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from gputop.core.errors import GputopError
+from gputop.core.own_program import child_command
 from gputop.launch.inside.gputop_serve import free_port
 from gputop.text.console import say
 
 INSTALL = "pip install 'gputop-tf[serve]'"
+MAX_CONNECTIONS = 64
+REQUEST_S = 10.0  # from the connection to the end of a request for what is served
+_IDLE_S = 30.0  # of a connection between two requests
+_BACKLOG = 32  # as many are taken at once
+_EVERY = ("0.0.0.0", "::")
+_NOT_ADDRESSED = "gputop serve has another name: open the address that it has printed, or name this one by --listen\n"
 _TOKEN_BYTES = 24
 # The page names a font of Google's: nothing is loaded from elsewhere, and nobody frames it.
 _POLICY = ("default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
@@ -46,7 +58,64 @@ def serve(options: Sequence[str], host: str, port: int, local: bool) -> int:
 
 def command_of(options: Sequence[str]) -> str:
     """The command line, for sh, that textual-serve starts for each page."""
-    return "exec " + shlex.join([sys.executable, "-m", "gputop.launch.web_terminal", *options])
+    return "exec " + shlex.join(child_command("gputop.launch.web_terminal:main", *options))
+
+
+class Connections:
+    """The connections to a server: those that have not asked for what is served are few, and soon gone."""
+
+    def __init__(self) -> None:
+        self._open: set[object] = set()
+        self._silent: dict[object, asyncio.Transport] = {}  # that have not asked yet, the oldest first
+
+    def opened(self, connection: object, transport: asyncio.Transport) -> None:
+        self._open.add(connection)
+        self._silent[connection] = transport
+        asyncio.get_running_loop().call_later(REQUEST_S, self._end, connection)
+        if len(self._open) > MAX_CONNECTIONS:
+            self._end(next(iter(self._silent)))
+
+    def asked(self, connection: object) -> None:
+        """It has asked for what is served: whoever does so knows the path."""
+        self._silent.pop(connection, None)
+
+    def closed(self, connection: object) -> None:
+        self._open.discard(connection)
+        self._silent.pop(connection, None)
+
+    def _end(self, connection: object) -> None:
+        if (transport := self._silent.pop(connection, None)) is not None:
+            transport.abort()
+
+
+def is_addressed(hosts: Sequence[str], origins: Sequence[str], names: frozenset[str], *, every: bool) -> bool:
+    """Whether a request with these Host and Origin fields comes from a page that this server itself has served, or from
+    none: the server's name is one of ``names``, or (``every``) any IP address, and the origin is the server."""
+    if len(hosts) != 1 or len(origins) > 1:
+        return False
+    try:
+        name = (urlsplit(f"//{hosts[0]}").hostname or "").removesuffix(".")
+        if any(urlsplit(origin).scheme not in ("http", "https")
+               or urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins):
+            return False
+    except ValueError:
+        return False
+    return name in names or (every and _is_ip_address(name))
+
+
+def _is_ip_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def names_of(host: str) -> frozenset[str]:
+    """What the server at ``host`` may be called: its address, this machine's name, and the loopback's, which it has
+    behind ssh -L."""
+    own = socket.gethostname().lower()
+    return frozenset((host.lower(), own, own.partition(".")[0], "localhost", "127.0.0.1", "::1"))
 
 
 def _server(command: str, host: str, port: int, local: bool) -> Any:
@@ -54,21 +123,67 @@ def _server(command: str, host: str, port: int, local: bool) -> Any:
     from aiohttp import web
     from textual_serve.server import Server
 
+    connections = Connections()
+
+    class Connection(web.RequestHandler):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            connections.opened(self, transport)
+
+        def connection_lost(self, exc: BaseException | None) -> None:
+            super().connection_lost(exc)
+            connections.closed(self)
+
     class SecretServer(Server):
         def __init__(self) -> None:
             super().__init__(command, host, port, title=f"gputop on {socket.gethostname()}")
             self.token = secrets.token_urlsafe(_TOKEN_BYTES)
             self._connected: set[asyncio.Task[Any]] = set()
+            self._names, self._every = names_of(host), host in _EVERY
 
-        def initialize_logging(self) -> None:
-            """Nothing: its logs would hold the path."""
+        def serve(self, debug: bool = False) -> None:
+            # What libraries log would hold the path, and a client could fill a disk with their tracebacks.
+            logging.getLogger().addHandler(logging.NullHandler())
+            asyncio.run(self._serve())
+
+        async def _serve(self) -> None:
+            loop, ended = asyncio.get_running_loop(), asyncio.Event()
+            loop.set_exception_handler(lambda *_: None)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, ended.set)
+            runner = web.AppRunner(await self._make_app(), handle_signals=False)
+            await runner.setup()
+            manager: Any = runner.server
+            settings: dict[str, Any] = {"access_log": None, "keepalive_timeout": _IDLE_S}
+            try:
+                listening = await loop.create_server(lambda: Connection(manager, loop=loop, **settings), host, port,
+                                                     backlog=_BACKLOG)
+                for line in where(host, port, self.token, local):
+                    say(line)
+                await ended.wait()
+                listening.close()
+            finally:
+                await runner.cleanup()
 
         async def _make_app(self) -> web.Application:
             served = await super()._make_app()
             served.on_response_prepare.append(_add_headers)
-            root = web.Application()
+            root = web.Application(middlewares=[self._admit])
             root.add_subapp(f"/{self.token}/", served)
             return root
+
+        @web.middleware
+        async def _admit(self, request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
+            if not is_addressed(request.headers.getall("Host", []), request.headers.getall("Origin", []), self._names,
+                                every=self._every):
+                refused = web.Response(status=403, text=_NOT_ADDRESSED)
+            elif not request.path.startswith(f"/{self.token}/"):
+                refused = web.Response(status=404, text="404: Not Found")
+            else:
+                connections.asked(request.protocol)
+                return await handler(request)
+            refused.force_close()
+            return refused
 
         async def handle_index(self, request: web.Request) -> Any:
             self.public_url = f"http://{request.host}"  # as the browser has it, behind ssh -L, too
@@ -84,8 +199,7 @@ def _server(command: str, host: str, port: int, local: bool) -> Any:
                 self._connected.discard(task)
 
         async def on_startup(self, app: web.Application) -> None:
-            for line in where(host, port, self.token, local):
-                say(line)
+            """Nothing: it prints a banner."""
 
         async def on_shutdown(self, app: web.Application) -> None:
             for task in self._connected:
@@ -101,7 +215,7 @@ async def _add_headers(request: Any, response: Any) -> None:
 
 def where(host: str, port: int, token: str, local: bool) -> list[str]:
     """What to open, and how to reach it from another machine."""
-    every = host in ("0.0.0.0", "::")
+    every = host in _EVERY
     shown = socket.gethostname() if every else f"[{host}]" if ":" in host else host
     lines = [f"the monitor is at http://{shown}:{port}/{token}/ for everyone who has this address; ctrl-c ends it"]
     if local:

@@ -1,7 +1,5 @@
 """One monitor on a pseudo-terminal, spoken to as textual-serve does to the apps that it starts.
 
-    python -m gputop.launch.web_terminal OPTIONS…
-
 The monitor is the very one of a terminal, its own driver included. textual-serve expects Textual's web driver: a first
 line, then packets of a letter, a length of four bytes (big-endian) and so many bytes: D what is shown or typed, M a
 JSON object (``resize``, ``quit``; ``exit``).
@@ -11,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import pty
 import select
@@ -19,7 +16,10 @@ import signal
 import struct
 import sys
 import termios
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+
+from gputop.core.codec import parse
+from gputop.core.own_program import child_command
 
 _FIRST_LINE = b"__GANGLION__\n"
 _CHUNK_BYTES = 65536
@@ -29,13 +29,14 @@ _NOT_INHERITED = ("TEXTUAL_DRIVER", "TEXTUAL_FPS", "TEXTUAL_COLOR_SYSTEM", "TERM
                   "COLUMNS", "ROWS", "LINES", "TMUX", "STY")
 
 
-def main(options: Sequence[str]) -> int:
-    """Run the monitor with ``options`` until it ends, or textual-serve says so or is gone."""
+def main() -> int:
+    """Run the monitor with the options that follow until it ends, or textual-serve says so or is gone."""
     size = _size(os.environ.get("COLUMNS"), os.environ.get("ROWS"))
     child, terminal = pty.fork()
     if child == 0:
         _resize(0, *size)
-        os.execvpe(sys.executable, [sys.executable, "-m", "gputop", *options], _environment(os.environ))
+        command = child_command("gputop.__main__:command", *sys.argv[1:])
+        os.execve(command[0], command, _environment(os.environ))
     _carry(child, terminal)
     os.close(terminal)  # the monitor is hung up on, should it still run
     os.waitpid(child, 0)
@@ -77,7 +78,7 @@ def _take(typed: bytearray, child: int, terminal: int) -> bool:
         if kind == b"D":
             os.write(terminal, payload)
             continue
-        message = json.loads(payload)
+        message = parse(payload)
         if message.get("type") == "resize":
             _resize(terminal, *_size(message.get("width"), message.get("height")))
         elif message.get("type") == "quit":
@@ -113,7 +114,3 @@ def _size(width: object, height: object) -> tuple[int, int]:
 
 def _resize(terminal: int, width: int, height: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

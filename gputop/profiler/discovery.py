@@ -12,7 +12,7 @@ user's process only if the file at that path is an ELF library. That is a hint, 
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import os
 import pwd
 import re
@@ -20,10 +20,11 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gputop.core.errors import GputopError
-from gputop.core.files import Folder, open_regular
+from gputop.core.files import folder_of_process, open_regular
+from gputop.core.proc import COMMAND_BYTES, ENVIRON_BYTES, read, read_maps
 from gputop.profiler import sockets
 from gputop.profiler.probe import check_http2, probe
 from gputop.profiler.sockets import Listener
@@ -33,12 +34,16 @@ Framework = Literal["TensorFlow", "JAX"]
 _TIMEOUT_S = 1.0
 _OWN_HOSTS = ["127.0.0.1", "[::1]"]  # a socket on all of IPv6 takes IPv4, too, unless it was told not to
 _MAX_GREETED = 8  # ports of one process
-_PROBES_AT_ONCE = 16
+_MAX_HOSTS = 4  # addresses of a container
+_PROBES_AT_ONCE, _PROBES_A_SEARCH = 16, 64  # the others' turn comes with the next search
 _SETTLED_S = 600.0
+_ROLE_CHARS = 64
 _ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow to greet
-_MAPPED = re.compile(r"(/\S*/)(tensorflow|jaxlib|libtpu|torch_xla)/\S+\.so|/libcuda\.so|/libtensorflow\S*\.so")
+_PACKAGES = frozenset({"tensorflow", "jaxlib", "libtpu", "torch_xla"})
+_LIBRARY = re.compile(r"libcuda\.so|libtensorflow.*\.so")  # the beginning of a file's name
 _EXECUTABLE = re.compile(r"^\S+ ..x. \S+ \S+ \d+ +(/.*)$", re.MULTILINE)  # proc_pid_maps(5): the path of mapped code
-_MAX_MAPS_BYTES = 32 << 20  # 65530 mappings (vm.max_map_count) of 150 bytes are 10 MB
+_MAX_LIBRARIES = 64  # of another user's process, whose files are looked at
+_MAX_DISTRIBUTIONS = 10_000  # names in site-packages
 _ELF, _ELF_SHARED = b"\x7fELF", 3  # elf(5): e_ident, and ET_DYN as e_type
 # Of torchrun and its like, Open MPI, PMIx, MPICH and Slurm; the last is that of the node.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JAX_PROCESS_ID",
@@ -93,13 +98,22 @@ def rank_of(environ: Mapping[str, str]) -> str | None:
 
     A rank in the whole job is preferred to one on the machine.
     """
-    try:
-        task = json.loads(environ["TF_CONFIG"])["task"]
-        return f"{task['type']} {int(task['index'])}"
-    except (KeyError, ValueError, TypeError):
-        pass
+    task = _tf_config(environ).get("task")
+    if isinstance(task, dict) and isinstance(task.get("type"), str):
+        with contextlib.suppress(ValueError, TypeError, OverflowError, KeyError):
+            return f"{task['type'][:_ROLE_CHARS]} {int(task['index'])}"
     ranks = (environ.get(name, "") for name in RANK_VARIABLES)
     return next((f"rank {rank}" for rank in ranks if rank.isascii() and rank.isdecimal()), None)
+
+
+def _tf_config(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The object in TF_CONFIG; empty where there is none."""
+    from gputop.core.codec import parse  # with a job's environment, which most first frames do without
+
+    with contextlib.suppress(KeyError, ValueError):
+        if isinstance(config := parse(environ["TF_CONFIG"]), dict):
+            return config
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +183,7 @@ class Finder:
         own = sockets.network_namespace(self._proc, os.getpid())
         listening: dict[Listener, list[str]] = {}
         for namespace, pid in representative.items():
-            hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)
+            hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)[:_MAX_HOSTS]
             found = sockets.own_listeners(namespace) if namespace == own and self._proc == Path("/proc") else None
             for listener in sockets.listeners(self._proc, pid, namespace) if found is None else found:
                 listening[listener] = hosts
@@ -186,11 +200,19 @@ class Finder:
 
     def _probe_listeners(self, listening: Mapping[Listener, list[str]], *, named: bool) -> None:
         """One attempt at each socket of a process that may train; at several at once, because jobs that are stopped
-        or hang answer none."""
+        or hang answer none. Of very many, which somebody may have opened to be waited for, some at a time: as many
+        of each user's, gputop's own first."""
         def attempt(listener: Listener) -> None:
             self._probe_listener(listener, self._sockets[listener], listening[listener])
 
-        asked = [listener for listener in listening if self._may_train(self._sockets[listener], named)]
+        known: dict[int, tuple[bool, Framework | None, str | None]] = {}  # by PID, for this search
+        of_users: dict[int | None, list[Listener]] = {}
+        for listener in sorted(listening, key=lambda listener: -self._sockets[listener].attempts_left):
+            if self._may_train(self._sockets[listener], named, known):
+                of_users.setdefault(_effective_uid(self._proc, self._sockets[listener].holders[0]), []).append(listener)
+        own_first = sorted(of_users, key=lambda uid: uid != os.geteuid())
+        in_turn = itertools.chain.from_iterable(itertools.zip_longest(*(of_users[uid] for uid in own_first)))
+        asked = list(itertools.islice(filter(None, in_turn), _PROBES_A_SEARCH))
         if len(asked) < 2:
             for listener in asked:
                 attempt(listener)
@@ -200,10 +222,15 @@ class Finder:
         with ThreadPoolExecutor(min(_PROBES_AT_ONCE, len(asked)), "gputop-probes") as threads:
             list(threads.map(attempt, asked))
 
-    def _may_train(self, state: _SocketState, named: bool) -> bool:
-        """Whether the process that holds the socket is worth asking; what it has mapped is noted in ``state``."""
+    def _may_train(self, state: _SocketState, named: bool,
+                   known: dict[int, tuple[bool, Framework | None, str | None]]) -> bool:
+        """Whether the process that holds the socket is worth asking; what it has mapped is noted in ``state``, and in
+        ``known`` for its other sockets."""
         if named or state.relevant is not False:
-            state.relevant, state.framework, state.version = self._libraries(state.holders[0])
+            pid = state.holders[0]
+            if pid not in known:
+                known[pid] = self._libraries(pid)
+            state.relevant, state.framework, state.version = known[pid]
         return named or bool(state.relevant)
 
     def _probe_listener(self, listener: Listener, state: _SocketState, hosts: list[str]) -> None:
@@ -234,9 +261,8 @@ class Finder:
         paths = _mapped_libraries(self._proc, pid)
         packages: dict[str, str] = {}
         for path in paths or ():
-            match = _MAPPED.search(path)
-            if match is not None and match[2]:
-                packages.setdefault(match[2], match[1])
+            if (found := _package_of(path)) is not None and found[0]:
+                packages.setdefault(*found)
         # As gputop.core.framework has it, which needs no path and no version.
         framework: Framework
         for package, framework in (("jaxlib", "JAX"), ("tensorflow", "TensorFlow")):
@@ -246,11 +272,12 @@ class Finder:
 
     def _version(self, pid: int, framework: Framework, site_packages: str) -> str | None:
         try:
-            with _folder_of(self._proc, pid, Path(site_packages)) as folder:
-                names = folder.names()
+            with (folder_of_process(pid, Path(site_packages), self._proc) as folder,
+                  os.scandir(folder.fd) as entries):
+                names = sorted(entry.name for entry in itertools.islice(entries, _MAX_DISTRIBUTIONS))
         except OSError:
             return None
-        matches = (_DISTRIBUTION[framework].fullmatch(name) for name in sorted(names))
+        matches = (_DISTRIBUTION[framework].fullmatch(name) for name in names)
         return next((match[1] for match in matches if match), None)
 
     def crash_risk(self, pids: Iterable[int]) -> str | None:
@@ -270,13 +297,11 @@ class Finder:
         _, framework, version = self._libraries(pid)
         if "/libcuda.so" in maps or framework != "TensorFlow" or not (version or "").startswith("2.21."):
             return False
-        try:
-            cluster = json.loads(self._environ(pid)["TF_CONFIG"])["cluster"]
-            return sum(len(addresses) for addresses in cluster.values()) > 1
-        except KeyError:  # a script may set it by itself, which /proc does not show: its worker's server does
-            return self._grpc_servers(pid) > 1
-        except (ValueError, TypeError, AttributeError):
-            return False
+        cluster = _tf_config(self._environ(pid)).get("cluster")
+        if isinstance(cluster, dict):
+            return sum(len(addresses) for addresses in cluster.values() if isinstance(addresses, list)) > 1
+        # A script may set it by itself, which /proc does not show: its worker's server does.
+        return self._grpc_servers(pid) > 1
 
     def _grpc_servers(self, pid: int) -> int:
         """How many ports of a process greet as gRPC servers do; blocks for up to a second for each that does not."""
@@ -287,7 +312,7 @@ class Finder:
             return 0
         listening = sockets.listeners(self._proc, pid, namespace)
         held = sockets.holders(self._proc, {listener.inode for listener in listening})
-        hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)
+        hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)[:_MAX_HOSTS]
         ports = sorted({listener.port for listener in listening if pid in held[listener.inode]})[:_MAX_GREETED]
         return sum(any(_greets(f"{host}:{port}") for host in hosts) for port in ports)
 
@@ -303,7 +328,7 @@ class Finder:
     def _environ(self, pid: int) -> dict[str, str]:
         """The environment it was started with; empty where that may not be read."""
         try:
-            raw = (self._proc / str(pid) / "environ").read_bytes()
+            raw = read(f"{self._proc}/{pid}/environ", ENVIRON_BYTES)
         except OSError:
             return {}
         pairs = (entry.partition("=") for entry in raw.decode("utf-8", "replace").split("\0"))
@@ -311,7 +336,7 @@ class Finder:
 
     def _command(self, pid: int) -> str:
         try:
-            raw = (self._proc / str(pid) / "cmdline").read_bytes()
+            raw = read(f"{self._proc}/{pid}/cmdline", COMMAND_BYTES)
         except OSError:
             return ""
         return " ".join(raw.decode("utf-8", "replace").rstrip("\0").split("\0"))
@@ -383,21 +408,31 @@ def _mapped_libraries(proc: Path, pid: int) -> list[str] | None:
         paths = dict.fromkeys(_EXECUTABLE.findall(_read_maps(proc, pid)))
     except OSError:
         return None
-    libraries = [path for path in paths if _MAPPED.search(path)]
+    libraries = [path for path in paths if _package_of(path) is not None]
     if not libraries or _effective_uid(proc, pid) == os.geteuid():
         return libraries
-    return [path for path in libraries if _is_library(proc, pid, Path(path))]
+    return [path for path in libraries[:_MAX_LIBRARIES] if _is_library(proc, pid, Path(path))]
+
+
+def _package_of(path: str) -> tuple[str, str] | None:
+    """The package of a framework that a library is of, and the folder that it is installed in; "" for one that is of
+    none but counts all the same; None for any other file. In time linear in the path, which its user chose."""
+    folder, _, name = path.rpartition("/")
+    parts = folder.split("/")
+    at = next((i for i in range(len(parts) - 1, 0, -1) if parts[i] in _PACKAGES), 0)
+    if at and ".so" in name:
+        return parts[at], "/".join(parts[:at]) + "/"
+    return ("", "") if _LIBRARY.match(name) else None
 
 
 def _read_maps(proc: Path, pid: int) -> str:
-    with (proc / str(pid) / "maps").open("rb") as file:
-        return file.read(_MAX_MAPS_BYTES).decode("utf-8", "replace")
+    return read_maps(pid, proc).decode("utf-8", "replace")
 
 
 def _is_library(proc: Path, pid: int, path: Path) -> bool:
     """Whether the file that a process has mapped is there and begins as a shared library does."""
     try:
-        with _folder_of(proc, pid, path.parent) as folder, open_regular(path.name, follow_links=False,
+        with folder_of_process(pid, path.parent, proc) as folder, open_regular(path.name, follow_links=False,
                                                                         folder_fd=folder.fd) as file:
             header = file.read(18)
     except PermissionError:  # not even for root: a network file system. The kernel has mapped it all the same
@@ -407,18 +442,9 @@ def _is_library(proc: Path, pid: int, path: Path) -> bool:
     return header.startswith(_ELF) and int.from_bytes(header[16:18], "little") == _ELF_SHARED
 
 
-def _folder_of(proc: Path, pid: int, path: Path) -> Folder:
-    """A folder as a process sees it, held open; no link that its user made is followed. Raises OSError."""
-    folder = Folder(proc / str(pid) / "root")
-    for name in path.parts[1:]:
-        with folder as above:
-            folder = above.enter(name)
-    return folder
-
-
 def _effective_uid(proc: Path, pid: int) -> int | None:
     """The effective user of a process (proc_pid_status(5)); None where it is gone."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (proc / str(pid) / "status").read_text(errors="replace").splitlines():
             if line.startswith("Uid:"):
                 return int(line.split()[2])

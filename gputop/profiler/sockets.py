@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _QUERY = struct.Struct("=BBxxI48x")  # struct inet_diag_req_v2: family, protocol, states
 _FOUND = struct.Struct("=4x2s2x16s44xI")  # struct inet_diag_msg: port, address, inode
 _NETLINK_TIMEOUT_S = 1.0
+_IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _LOCAL_ADDRESS = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL")
 
@@ -121,29 +124,47 @@ def _messages(kernel: socket.socket) -> Iterator[bytes]:
             at += (length + 3) & ~3
 
 
-def listening_uid(proc: Path, port: int) -> int | None:
-    """The user of the sockets that listen on a TCP port of this network; None where there is none, or several."""
-    uids = {uid for uid, _ in _listening(proc, port)}
-    return uids.pop() if len(uids) == 1 else None
+def listening_uids(proc: Path, host: str, port: int) -> frozenset[int]:
+    """The users of the sockets that listen at a TCP port of this network, and at this very address where ``host`` is
+    one. Mostly one user; none where nobody listens."""
+    return frozenset(uid for uid, _ in _listening(proc, host, port))
 
 
-def listening_pid(proc: Path, port: int) -> int | None:
-    """The process whose socket listens on a TCP port of this network; None where that may not be seen.
+def listening_pid(proc: Path, host: str, port: int) -> int | None:
+    """The process whose socket listens there; None where that may not be seen.
 
     A job's loader workers that were forked have the socket open, too: it is the oldest that serves.
     """
-    held = holders(proc, {inode for _, inode in _listening(proc, port)})
+    held = holders(proc, {inode for _, inode in _listening(proc, host, port)})
     return next((pids[0] for pids in held.values() if pids), None)
 
 
-def _listening(proc: Path, port: int) -> Iterator[tuple[int, int]]:
-    """User and inode of the sockets that listen on a TCP port of this network, at whatever address."""
+def _listening(proc: Path, host: str, port: int) -> list[tuple[int, int]]:
+    """User and inode of the sockets that listen at a TCP port: of those at several addresses, which may be different
+    users', those that the kernel lets answer at ``host``: one of that very address goes before one of all."""
+    found: dict[_IpAddress, list[tuple[int, int]]] = {}
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):  # no IPv6 here
             for line in (proc / "net" / table).read_text().splitlines()[1:]:
                 columns = line.split()
-                if columns[3] == _LISTEN and int(columns[1].partition(":")[2], 16) == port:
-                    yield int(columns[7]), int(columns[9])
+                address, _, own_port = columns[1].partition(":")
+                if columns[3] == _LISTEN and int(own_port, 16) == port:
+                    found.setdefault(_ip(bytes.fromhex(address)), []).append((int(columns[7]), int(columns[9])))
+    try:
+        wanted = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:  # a name
+        return [own for at in found.values() for own in at]
+    best = [wanted, ipaddress.ip_address("::")]
+    if wanted.version == 4:
+        best[1:1] = [ipaddress.ip_address(f"::ffff:{wanted}"), ipaddress.ip_address("0.0.0.0")]
+    return next((found[address] for address in best if address in found), [])
+
+
+def _ip(words: bytes) -> _IpAddress:
+    """Of an address as /proc prints it: words of 32 bits in this machine's order of bytes."""
+    if sys.byteorder == "little":
+        words = b"".join(words[at:at + 4][::-1] for at in range(0, len(words), 4))
+    return ipaddress.ip_address(words)
 
 
 def bound(proc: Path, name: str) -> set[int]:

@@ -27,11 +27,10 @@ from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import (
     Folder,
     copy_bounded,
-    make_folders,
     open_regular,
-    refuse_untrusted,
     remove_empty,
     untrusted_ancestor,
+    writable_folder,
 )
 from gputop.profiler import sockets
 from gputop.profiler.probe import is_local, split_address, unix_name
@@ -74,13 +73,11 @@ class RunFolder:
         the file's name.
         """
         profiles = _profiles_of(logdir)
-        refuse_untrusted(profiles, "--logdir")
         host = re.sub(r"[^A-Za-z0-9._-]", "_", host) or "host"
         made: list[Path] = []
         try:
-            made += make_folders(profiles)
-            with Folder(profiles) as parent:
-                _refuse_exchanged(parent)
+            with writable_folder(profiles, "--logdir") as parent:
+                made += parent.made
                 if run is None:
                     folder = _new_folder(parent, datetime.now().strftime(_RUN_NAME))
                     made.append(folder.path)
@@ -97,9 +94,6 @@ class RunFolder:
                 f"cannot write traces to {logdir}: {error.strerror or error} ({profiles / (error.filename or '')})",
                 "Choose a folder you can write to with --logdir DIR. The job was not disturbed.",
             ) from None
-        except GputopError:
-            remove_empty(made)
-            raise
         return cls(folder.path, host, folder, partial, descriptor, made, ending)
 
     @property
@@ -223,13 +217,6 @@ def _profiles_of(logdir: str | Path) -> Path:
     except (RuntimeError, OSError) as error:  # no such user; the working directory is gone
         raise GputopError(f"{logdir} is not a folder of this machine: {error}", "Give an absolute --logdir.",
                           EXIT_USAGE) from None
-
-
-def _refuse_exchanged(folder: Folder) -> None:
-    """Raises GputopError or OSError unless a folder that is held open is the one at its path, and no other user's."""
-    refuse_untrusted(folder.path, "--logdir")  # asked again: the folders that were missing before exist now
-    if not os.path.samestat(os.fstat(folder.fd), folder.path.stat()):
-        raise OSError(errno.ESTALE, "it was exchanged meanwhile", str(folder.path))
 
 
 def _reserved(folder: Folder, host: str) -> tuple[str, int]:
@@ -412,7 +399,8 @@ def _server_uid(address: str, pid: int | None) -> int | None:
             return int(psutil.Process(pid).uids().effective)
     if unix_name(address) is not None:
         return None
-    return sockets.listening_uid(_PROC, split_address(address)[1])
+    uids = sockets.listening_uids(_PROC, *split_address(address))
+    return next(iter(uids)) if len(uids) == 1 else None
 
 
 def listening_pid(address: str) -> int | None:
@@ -420,7 +408,7 @@ def listening_pid(address: str) -> int | None:
     name = unix_name(address)
     with contextlib.suppress(OSError):
         if name is None:
-            return sockets.listening_pid(_PROC, split_address(address)[1])
+            return sockets.listening_pid(_PROC, *split_address(address))
         pids = sockets.holders(_PROC, sockets.bound(_PROC, name)).values()
         return next((pid for holding in pids for pid in holding), None)
     return None

@@ -6,10 +6,10 @@ given with ``--profiler-port``.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from gputop.core.codec import parse
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler.probe import parse_address, unix_name
 
@@ -17,7 +17,8 @@ MAX_HOSTS = 4096  # a mistyped range must not become a million connections
 
 # A part of a Slurm hostlist in brackets; an IPv6 address in brackets has colons.
 _BRACKETS = re.compile(r"\[([0-9,-]*)\]")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
+_MAX_BRACKETS, _MAX_HOST_CHARS = 8, 400  # of one part; a name in DNS has 253 characters
 # The tasks of tf.distribute that compute; "ps" and "evaluator" have no training steps.
 _TRAINING_TASKS = ("chief", "master", "worker")
 _HOW = "Write HOST:PORT,HOST:PORT, also with ranges: node[01-04]:6009."
@@ -36,18 +37,18 @@ def split_list(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def expand_hostlist(text: str) -> list[str]:
+def expand_hostlist(text: str, most: int = MAX_HOSTS) -> list[str]:
     """The hosts of a Slurm hostlist, in order: ``node[01-03,7],login`` → node01, node02, node03, node7, login.
 
     What follows the brackets stays (``node[1-2]-ib:6009``), several brackets multiply, and numbers
-    keep their leading zeros. Raises GputopError (wrong usage).
+    keep their leading zeros. Raises GputopError (wrong usage), for more than ``most`` hosts, too.
     """
     hosts: list[str] = []
     for part in split_list(text):
         for host in _expand(part, text):
             hosts.append(host)
-            if len(hosts) > MAX_HOSTS:
-                raise _usage(text, f"it stands for more than {MAX_HOSTS} hosts")
+            if len(hosts) > most:
+                raise _usage(text, f"it stands for more than {most} hosts")
     return list(dict.fromkeys(hosts))
 
 
@@ -56,6 +57,8 @@ def _expand(part: str, text: str) -> Iterator[str]:
         yield part
         return
     match = _BRACKETS.search(part)
+    if part.count("[") > _MAX_BRACKETS or (match is None and len(part) > _MAX_HOST_CHARS):
+        raise _usage(text, f"{part[:_MAX_HOST_CHARS]!r} is too long for a host")
     if match is None:
         without_ipv6 = re.sub(r"\[[0-9A-Fa-f:.%\w]*:[^\]]*\]", "", part)
         if "[" in without_ipv6 or "]" in without_ipv6:
@@ -140,7 +143,7 @@ def tf_config_hosts(text: str) -> list[str]:
     Raises GputopError (wrong usage).
     """
     try:
-        cluster = json.loads(text)["cluster"]
+        cluster = parse(text)["cluster"]
         tasks = [address for task in _TRAINING_TASKS for address in cluster.get(task, ())]
         hosts = [_host(address) for address in tasks]
     except (ValueError, KeyError, TypeError, AttributeError):

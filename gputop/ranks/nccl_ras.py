@@ -1,7 +1,8 @@
 """Asks NCCL's RAS, which every process of a job with NCCL 2.24 or newer serves on the loopback interface.
 
 One answer covers the whole job. A status takes as long as the slowest rank, up to some seconds where one is gone;
-whoever listens there may also send for ever, or nothing: an answer has an end in bytes and in time.
+whoever listens there may also send for ever, or nothing: an answer has an end in bytes and in time. Anybody can listen
+at a port that is free: nothing is sent before the user who listens at the very address is known.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.profiler.sockets import listening_uid
+from gputop.profiler.sockets import listening_uids
 from gputop.ranks.model import Answer
 from gputop.ranks.processes import environment, owner
 from gputop.text.units import printable
@@ -26,42 +27,83 @@ ADDRESS_VARIABLE, ENABLE_VARIABLE = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
 TIMEOUT_S = 20.0
 _LEG_TIMEOUT_S = 5  # what RAS waits for each half of its way through the ranks; NCCL's own default
 _CONNECT_TIMEOUT_S = 2.0
-_MAX_BYTES = 64 << 20  # as JSON a rank takes some 700 bytes in each communicator
+_MAX_BYTES = 4 << 20  # as JSON a rank takes some 700 bytes in each communicator; of more, the text is read
 _MAX_LINE_BYTES = 1000
 _NEEDS = ("NCCL 2.24 or newer serves it in every process of a job, unless NCCL_RAS_ENABLE=0 is set. A container with "
           "its own network hides it. NCCL_RAS_ADDR names another address.")
+
+
+Read = Callable[[bytes, bool, float], Answer]  # an answer, whether it is JSON, and when it came; raises GputopError
 
 
 class NotServed(GputopError):
     """Nobody listens there."""
 
 
-def ask(address: str = DEFAULT_ADDRESS, timeout_s: float = TIMEOUT_S, clock: Callable[[], float] = time.time,
-        on_connected: Callable[[str], object] | None = None) -> Answer:
+class _TooLarge(GputopError):
+    """More than is read."""
+
+
+def read_here(data: bytes, as_json: bool, time_s: float) -> Answer:
+    """See :data:`Read`."""
+    from gputop.ranks.ras_answers import read_json, read_text  # takes 2 MB, and most jobs have no RAS that answers
+
+    return read_json(data, time_s) if as_json else read_text(data, time_s)
+
+
+def ask(address: str = DEFAULT_ADDRESS, timeout_s: float = TIMEOUT_S, *, read: Read = read_here,
+        owners: frozenset[int] | None = None, on_connected: Callable[[str], object] | None = None) -> Answer:
     """The status of the job. Blocks for at most ``timeout_s``. ``on_connected`` is told the address once somebody
-    listens there: from then on it may take a while.
+    listens there: from then on it may take a while. ``owners``: the users that are believed; None: all.
 
     Raises :class:`NotServed` where nothing listens, GputopError where what answers is damaged, late or not RAS.
     """
     ends_s = time.monotonic() + timeout_s
-    data, as_json = _status(address, ends_s, "json", on_connected)
-    from gputop.ranks.ras_answers import read_json, read_text  # takes 2 MB, and most jobs have no RAS that answers
-
-    if not as_json:
-        return read_text(data, clock())
-    try:
-        return read_json(data, clock())
-    except GputopError:
-        data, _ = _status(address, ends_s, "text")
-        return read_text(data, clock())
+    with contextlib.suppress(_TooLarge):
+        data, as_json = _status(address, ends_s, "json", owners, on_connected)
+        if not as_json:
+            return read(data, False, time.time())
+        with contextlib.suppress(GputopError):
+            return read(data, True, time.time())
+    data, _ = _status(address, ends_s, "text", owners)
+    return read(data, False, time.time())
 
 
-def _status(address: str, ends_s: float, format: str,
+def _connect(address: str, owners: frozenset[int] | None) -> socket.socket:
+    """A connection to the first of a name's addresses at which one of the ``owners`` listens. Raises OSError, and
+    GputopError where only others do."""
+    refused: OSError | GputopError = OSError("the name has no address")
+    host, port = split(address)
+    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        own = socket.socket(family, kind, protocol)
+        try:
+            own.settimeout(_CONNECT_TIMEOUT_S)
+            own.connect(place)
+            if owners is not None:
+                _check_owner(str(place[0]), port, owners)
+        except (OSError, GputopError) as error:
+            own.close()
+            if isinstance(error, GputopError) or not isinstance(refused, GputopError):
+                refused = error
+            continue
+        return own
+    raise refused
+
+
+def _check_owner(ip: str, port: int, owners: frozenset[int]) -> None:
+    uids = listening_uids(_PROC, ip, port)
+    if not uids or not uids <= owners:
+        who = f"user {min(uids - owners)}, who runs none of these processes," if uids else "nobody who can be seen"
+        at = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+        raise GputopError(f"{who} listens at {at}",
+                          f"If this is the job anyway, set {ADDRESS_VARIABLE}={at} for gputop.")
+
+
+def _status(address: str, ends_s: float, format: str, owners: frozenset[int] | None,
             on_connected: Callable[[str], object] | None = None) -> tuple[bytes, bool]:
     """The raw status, and whether it is JSON."""
-    host, port = split(address)
     try:
-        with socket.create_connection((host, port), _CONNECT_TIMEOUT_S) as own:
+        with _connect(address, owners) as own:
             if on_connected is not None:
                 on_connected(address)
             line = _exchange(own, "CLIENT PROTOCOL 2", ends_s)
@@ -96,17 +138,15 @@ def _exchange(own: socket.socket, command: str, ends_s: float) -> str:
 
 def _read_all(own: socket.socket, ends_s: float) -> bytes:
     """All until the other side closes the connection."""
-    parts: list[bytes] = []
-    size = 0
+    whole = bytearray()  # which may come a byte at a time
     while True:
         _wait(own, ends_s)
         part = own.recv(1 << 16)
         if not part:
-            return b"".join(parts)
-        parts.append(part)
-        size += len(part)
-        if size > _MAX_BYTES:
-            raise GputopError(f"NCCL's answer is larger than {_MAX_BYTES >> 20} MB", "gputop does not read it.")
+            return bytes(whole)
+        whole += part
+        if len(whole) > _MAX_BYTES:
+            raise _TooLarge(f"NCCL's answer is larger than {_MAX_BYTES >> 20} MB", "gputop does not read it.")
 
 
 def _wait(own: socket.socket, ends_s: float) -> None:
@@ -127,20 +167,18 @@ def split(address: str) -> tuple[str, int]:
 
 
 def ask_job(pids: Iterable[int], hosts: frozenset[str],
-            on_connected: Callable[[str], object] | None = None) -> Answer:
+            on_connected: Callable[[str], object] | None = None, read: Read = read_here) -> Answer:
     """The status of the job that these processes belong to; ``hosts`` are this node's addresses. As :func:`ask`.
 
-    Raises GputopError, too, where another user than theirs listens there: anybody can take a port that is free.
+    Raises GputopError, too, where only another user than theirs, or root, listens there.
     """
     pids = list(pids)
     environs = (environment(pid, (ADDRESS_VARIABLE, ENABLE_VARIABLE)) for pid in pids)
     address = address_of(os.environ, environs, hosts)
-    if ADDRESS_VARIABLE not in os.environ:
-        uid, owners = listening_uid(_PROC, split(address)[1]), {owner(pid) for pid in pids}
-        if uid is not None and pids and uid not in owners | {0}:
-            raise GputopError(f"user {uid}, who runs none of these processes, listens at {address}",
-                              f"If this is the job anyway, set {ADDRESS_VARIABLE}={address} for gputop.")
-    return ask(address, on_connected=on_connected)
+    owners = None
+    if not os.environ.get(ADDRESS_VARIABLE) and pids:
+        owners = frozenset({uid for pid in pids if (uid := owner(pid)) is not None} | {0})
+    return ask(address, read=read, owners=owners, on_connected=on_connected)
 
 
 def address_of(own: Mapping[str, str], of_jobs: Iterable[Mapping[str, str]], local: frozenset[str]) -> str:

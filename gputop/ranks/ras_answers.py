@@ -17,11 +17,13 @@ from gputop.core.errors import GputopError
 from gputop.ranks.model import Answer, Communicator, Level, Rank
 from gputop.text.units import printable
 
-MAX_COMMUNICATORS, MAX_RANKS = 10_000, 100_000  # of one answer, in all: the largest jobs have a tenth
+# Of one answer, in all: the largest jobs have a tenth. A rank counts for each of the collectives it is listed with.
+MAX_COMMUNICATORS, MAX_RANKS = 10_000, 100_000
+_MAX_VALUES = 1_000_000
 _MAX_COUNT = 2**63
 _NAME_CHARS = 64
 # NCCL 2.28.7 and 2.28.9 leave out the comma after "nvml_dev" of a missing rank.
-_NO_COMMA = re.compile(rb'("nvml_dev": -?\d{1,9})(\s*\n\s*"status")')
+_NO_COMMA = re.compile(rb'("nvml_dev": -?\d{1,9})([ \r]{0,8}\n {0,80}"status")')
 _SUCCESS, _IN_PROGRESS = 0, 7  # ncclResult_t
 
 _HEAD = re.compile(r"NCCL version (\S+)")
@@ -76,13 +78,14 @@ def read_json(data: bytes, time_s: float) -> Answer:
     """Raises GputopError where it is damaged, or not whole."""
     try:
         try:
-            document = parse(data)
+            document = parse(data, _MAX_VALUES)
         except ValueError:
-            document = parse(_NO_COMMA.sub(rb"\1,\2", data))
+            document = parse(_NO_COMMA.sub(rb"\1,\2", data), _MAX_VALUES)
     except ValueError as error:
         raise GputopError(f"NCCL's answer is damaged, or ends in the middle: {error}") from None
     found = from_document(document, _Document, "NCCL's answer")
-    _check(len(found.communicators), sum(len(c.ranks) + len(c.missing_ranks) for c in found.communicators))
+    _check(len(found.communicators), sum(len(c.ranks) + len(c.missing_ranks) + sum(
+        len(rank.collective_counts) for rank in c.ranks) for c in found.communicators))
     return Answer(time_s, _short(found.nccl_version), tuple(map(_communicator, found.communicators)), True,
                   _bounded(found.ras.timeouts_count))
 
@@ -126,21 +129,21 @@ def read_text(data: bytes, time_s: float) -> Answer:
     sizes: dict[str, int] = {}  # ranks per communicator, by group
     found: dict[str, _Reader] = {}
     lost: dict[Rank, None] = {}  # processes that did not answer, of no number
-    timeouts, reader = 0, None
+    timeouts, reader, named = 0, None, 0
     for line in lines:
         if (row := _GROUP_ROW.match(line)) is not None:
             sizes[row[1]] = _number(row[2])
         elif (block := _BLOCK.match(line)) is not None:
             reader = found.setdefault(block[2], _Reader(sizes.get(block[1])))
             reader.begin(block[3])
-            _check(len(found), sum(own.named for own in found.values()))
         elif (waited := _TIMEOUTS.match(line)) is not None:
             timeouts = _number(waited[1])
         elif (process := _PROCESS.match(line)) is not None:
             gpu = _number(process[4] if process[4] is not None else process[3])
             lost[Rank(-1, _short(process[2]), _number(process[1]) or None, gpu, "it does not answer")] = None
         elif reader is not None:
-            reader.read(line)
+            named += reader.read(line)
+        _check(len(found), named + len(lost))
     one = next(iter(lost)) if len(lost) == 1 else None
     return Answer(time_s, _short(head[1]), tuple(reader.communicator(key, one) for key, reader in found.items()), False,
                   timeouts)
@@ -150,7 +153,6 @@ class _Reader:
     """Reads the blocks of one communicator in the text format."""
 
     def __init__(self, size: int | None) -> None:
-        self.named = 0
         self._size, self._kind = size, ""
         self._operation: str | None = None
         self._count: int | None = None  # of the ranks that are named next
@@ -160,7 +162,8 @@ class _Reader:
     def begin(self, kind: str) -> None:
         self._kind, self._operation, self._count = kind, None, None
 
-    def read(self, line: str) -> None:
+    def read(self, line: str) -> int:
+        """How many ranks it names."""
         if (different := _DIFFERENT.match(line)) is not None:
             self._operation = None if different[2] else different[1] or ""
         elif (many := _MANY.match(line)) is not None and self._operation is not None:
@@ -169,10 +172,14 @@ class _Reader:
         elif (own := _RANK.match(line)) is not None:
             self._rank(own)
         elif (missing := _MISSING_RANKS.match(line)) is not None:
-            self._silent += [Rank(_number(n), trouble="it does not answer") for n in missing[1].split(",") if n]
+            numbers = [n for n in missing[1].split(",", MAX_RANKS + 1)[:MAX_RANKS + 1] if n]
+            self._silent += [Rank(_number(n), trouble="it does not answer") for n in numbers]
+            return len(numbers)
+        else:
+            return 0
+        return 1
 
     def _rank(self, own: re.Match[str]) -> None:
-        self.named += 1
         gpu = own[6] if own[6] is not None else own[5]
         trouble = "it does not answer" if self._kind == "INCOMPLETE" else _short(own[4] or "")
         rank = Rank(_number(own[1]), _short(own[8] or ""), _number(own[7]) or None,

@@ -28,7 +28,7 @@ from typing import Annotated
 import msgspec
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.files import read_regular, unnamed_file
+from gputop.core.files import read_regular, temporary_place, unnamed_file
 from gputop.core.host_stacks import (
     MAX_CHANGES,
     MAX_DEPTH,
@@ -112,7 +112,7 @@ class StackSampler:
             raise NoDataError(f"there is no process {pid}", "")
         check_rights(pid, proc / str(pid), uid, "stacks", proc=proc)
         self._pid, self._rate_hz, self._stopped = pid, float(rate_hz), False
-        self._folder = Path(tempfile.mkdtemp(prefix="gputop-stacks-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="gputop-stacks-", dir=temporary_place()))
         self._output = unnamed_file(self._folder)
         self._started = time.time_ns()
         command = [program, "record", "--format", "chrometrace", "--nonblocking", "--idle", "--threads",

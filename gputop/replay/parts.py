@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gputop.core.errors import GputopError
-from gputop.core.files import Folder, make_folders, open_regular
+from gputop.core.files import Folder, open_regular, writable_folder
 from gputop.core.samples import NodeSample
 from gputop.replay.format import HEADER, MAGIC
 from gputop.replay.writer import RecordingGone, RecordingWriter
@@ -65,8 +65,7 @@ class PartsWriter:
         self._part: RecordingWriter | None = None
         with contextlib.ExitStack() as opened:
             try:
-                make_folders(folder)
-                self._folder = opened.enter_context(Folder(folder))
+                self._folder = opened.enter_context(writable_folder(folder, "-o DIR"))
                 self._lock = self._folder.lock(_LOCK, f"PID {os.getpid()} on {os.uname().nodename}")
             except BlockingIOError as error:
                 holder = printable(str(error.strerror))[:100]

@@ -6,7 +6,6 @@ A file may come from anywhere: everything in it is checked before anything is bu
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from gputop.replay.snapshot_document import SCHEMA, Document, Grid
 
 DATA_ID = "gputop-snapshot"  # the element of an HTML page that holds the document
 _MAX_FILE_BYTES = 64 << 20
-_PAGE = re.compile(rf'<script type="application/json" id="{DATA_ID}">(.*?)</script>', re.S)
+_MAX_NODE_VALUES = 500_000  # of one that a node answers with: of 16 GPUs it has 67,000
+_PAGE_BEGIN, _PAGE_END = f'<script type="application/json" id="{DATA_ID}">', "</script>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +63,20 @@ def read(path: Path) -> Snapshot:
     if len(data) > _MAX_FILE_BYTES:
         raise GputopError(f"{path} is no snapshot: it is larger than {_MAX_FILE_BYTES >> 20} MB", fix)
     text = data.decode("utf-8", "replace")
-    page = _PAGE.search(text) if text.lstrip()[:1] == "<" else None
+    if text.lstrip()[:1] == "<":
+        page, closed, _ = text.partition(_PAGE_BEGIN)[2].partition(_PAGE_END)
+        text = page if closed else text
     try:
-        document = parse(page[1] if page else text)
+        document = parse(text)
     except ValueError as error:
         raise GputopError(f"{path} is no snapshot, or damaged: {error}", fix) from error
     return from_document(document, str(path))
 
 
 def from_json(data: bytes) -> Snapshot:
-    """What the JSON of a snapshot says; raises GputopError where it is none."""
+    """What the JSON of a snapshot says that a node answered with; raises GputopError where it is none."""
     try:
-        return from_document(parse(data))
+        return from_document(parse(data, _MAX_NODE_VALUES))
     except ValueError as error:
         raise GputopError(f"it is not JSON: {error}") from None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.core.files import Folder
+from gputop.core.files import Folder, writable_folder
 from gputop.core.samples import NodeSample
 from gputop.replay.format import Encoder, header
 
@@ -36,18 +36,14 @@ class RecordingWriter:
         self._clock = clock
         self._synced_s = clock()
         self._file = -1
-        name, place = (str(path), None) if folder is None else (path.name, folder.fd)
         try:
-            if folder is None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600,
-                                 dir_fd=place)
-            self._named = os.fstat(self._file).st_nlink > 0  # as most file systems tell
-            if folder is not None:
+            with contextlib.nullcontext(folder) if folder else writable_folder(path.parent, "-o FILE") as place:
+                self._file = place.create(path.name, flags=os.O_APPEND)
+                self._named = os.fstat(self._file).st_nlink > 0  # as most file systems tell
                 with contextlib.suppress(OSError):  # its name is to outlast a power failure, too
-                    os.fsync(folder.fd)
+                    os.fsync(place.fd)
         except OSError as error:
-            if error.errno == errno.EEXIST and error.filename == name:  # not one of its folders
+            if error.errno == errno.EEXIST and error.filename == path.name:  # not one of its folders
                 raise GputopError(f"{path} exists; a recording is never overwritten",
                                   "Give another name with -o, or remove that file.") from error
             raise GputopError(f"cannot write {path}: {error.strerror or error}",

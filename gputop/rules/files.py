@@ -1,8 +1,9 @@
 """Where rules of one's own stand, and reading them: the user's file, those given by --rules, and a project's.
 
-Expressions can do no harm, but a file can set limits, and its advice is read as advice. So the ``gputop.toml`` of the
-folder gputop was started in, which may be anybody's, is read only where it belongs to the user or to root, and is no
-link; a file that the user names is read whoever owns it.
+Expressions can do no harm, but a file can set limits, and its advice is read as advice. So a file that gputop finds by
+itself is read only if no other user could have written it (:func:`gputop.core.files.open_trusted`): the ``gputop.toml``
+of the folder gputop was started in may be anybody's, and with sudo -E so may the user's own. A file that the user names
+is read whoever owns it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from gputop.core.files import UnsafeFile, open_regular
+from gputop.core.files import UnsafeFile, open_regular, open_trusted
 
 if TYPE_CHECKING:
     from gputop.rules.rule_file import RuleFile
@@ -45,13 +46,13 @@ def load_rules(paths: Sequence[RulePath]) -> tuple[list[RuleFile], list[str]]:
 
     files, unread = [], []
     for own in paths:
-        trusted = frozenset({os.geteuid(), 0}) if own.by == "project" else None
         try:
-            with open_regular(own.path, MAX_BYTES, follow_links=own.by != "project", owners=trusted) as file:
+            with (open_regular(own.path, MAX_BYTES) if own.by == "named" else
+                  open_trusted(Path(own.path), MAX_BYTES, follow_links=own.by != "project")) as file:
                 owner, text = os.fstat(file.fileno()).st_uid, file.read(MAX_BYTES).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            mend = f"; --rules {own.path} reads it all the same" if own.by == "project" and isinstance(
+            mend = f"; --rules {own.path} reads it all the same" if own.by != "named" and isinstance(
                 error, UnsafeFile) else ""
             unread.append(f"{own.path} is not read: {why}{mend}")
         else:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 from gputop.core.findings import Severity
@@ -127,6 +128,8 @@ class _Reader:
         readers: dict[str, Callable[[Any], None]] = {"rule": self._rules, "limits": self._limits,
                                                      "budget": self._budgets}
         for key, value in document.items():
+            if self._is_full:
+                return
             if key not in readers:
                 place = self._places.table(key) if isinstance(value, (dict, list)) else self._places.key("", 0, key)
                 self._problem(place, f"there is no {_quoted(key)} here{_near(key, readers)}: "
@@ -134,8 +137,13 @@ class _Reader:
             else:
                 readers[key](value)
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether so much is wrong that more of it is not told."""
+        return len(self._file.problems) >= MAX_ENTRIES
+
     def _problem(self, place: Place, message: str) -> None:
-        if len(self._file.problems) < MAX_ENTRIES:
+        if not self._is_full:
             self._file.problems.append(Problem(self._file.name, place, message))
 
     def _origin(self, place: Place) -> str:
@@ -150,7 +158,8 @@ class _Reader:
         if len(tables) > MAX_ENTRIES:
             self._problem(self._places.table("rule", MAX_ENTRIES), f"a file has at most {MAX_ENTRIES} rules")
         for number, table in enumerate(tables[:MAX_ENTRIES]):
-            self._rule(table, number)
+            if not self._is_full:
+                self._rule(table, number)
 
     def _rule(self, table: Mapping[str, Any], number: int) -> None:
         """One rule, or all that is wrong with it."""
@@ -164,7 +173,7 @@ class _Reader:
                 return None
 
         wrong += [_Wrong(f"a rule has no {_quoted(key)}{_near(key, _RULE_KEYS)}", key, None)
-                  for key in table if key not in _RULE_KEYS]
+                  for key in islice((key for key in table if key not in _RULE_KEYS), MAX_ENTRIES)]
         id_, source = read(_text, "id", _ID), read(_one_of, "on", ("live", "trace"), None)
         when = read(_condition, "when", source) if source is not None else None
         hold_s = read(_hold, source) if source is not None and "for" in table else 0.0

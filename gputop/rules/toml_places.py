@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import re
 import sys
+from bisect import bisect_right
 from typing import Any, NamedTuple
 
-_HEADER = re.compile(r"\s*(\[\[?)\s*([^\]\n]+?)\s*\]")
 _PART = r"(?:[A-Za-z0-9_-]+|\"[^\"\n]*\"|'[^'\n]*')"
 _KEY = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=[ \t]*")
 _ONE_LINE = re.compile(r'"(?!"")')  # the begin of a text in which escapes count
 _ESCAPE = re.compile(r"\\(?:u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)")
 _AT = re.compile(r"(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)", re.S)
+
+
+_MAX_DOTS = 250  # of a line: tomllib takes time by the square of a key's parts
 
 
 class Place(NamedTuple):
@@ -37,6 +40,9 @@ def parse_toml(text: str) -> dict[str, Any]:
     else:
         import tomli as tomllib
 
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") > _MAX_DOTS:
+            raise TomlMistake(f"a line has more than {_MAX_DOTS} dots", Place(number))
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -54,6 +60,7 @@ class Places:
 
     def __init__(self, text: str) -> None:
         self._text = text
+        self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
         self._values: dict[tuple[str, int, str], int] = {}
         self._keys: dict[tuple[str, int, str], int] = {}
         self._tables: dict[tuple[str, int], int] = {}
@@ -82,8 +89,8 @@ class Places:
         return self.table(table, number) if start is None else self._at(start)
 
     def _at(self, offset: int) -> Place:
-        before = self._text[:offset]
-        return Place(before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1)
+        line = bisect_right(self._line_starts, offset)
+        return Place(line, offset - self._line_starts[line - 1] + 1)
 
     def _scan(self) -> None:
         table, number, counts = "", 0, dict[str, int]()
@@ -94,9 +101,9 @@ class Places:
                 if closing in line:
                     closing = ""
                 continue
-            if header := _HEADER.match(line):
-                table = _plain(header[2])
-                number = counts.get(table, 0) if header[1] == "[[" else 0
+            if header := _header(line):
+                marks, table = header
+                number = counts.get(table, 0) if marks == "[[" else 0
                 counts[table] = number + 1
                 self._tables[table, number] = start
             elif key := _KEY.match(line):
@@ -105,6 +112,15 @@ class Places:
                 rest = line[key.end():]
                 if rest[:3] in ('"""', "'''") and rest[:3] not in rest[3:]:
                     closing = rest[:3]
+
+
+def _header(line: str) -> tuple[str, str] | None:
+    """Of a line that begins as the header of a table does: its brackets, "[" or "[[", and the name in them. In time
+    linear in the line, which may as well be one of a list's."""
+    text = line.lstrip()
+    marks = "[[" if text.startswith("[[") else "[" if text.startswith("[") else ""
+    name, closed, _ = text[len(marks):].partition("]")
+    return (marks, _plain(name.strip())) if marks and closed and name.strip() else None
 
 
 def _behind_escapes(text: str, start: int, count: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ Kind = Literal["finding", "fault", "capture", "job"]
 HOLD_S = 15.0  # a live finding is told once it has lasted so long, and is over when it was away for so long
 REPEAT_S = 600.0  # the same is not told again sooner
 MOST_AN_HOUR = 30
+# In the names of a trace: @everyone, @channel and @here; <@1>, <@&1>, <#1> and <!here>; [text](URL). A space of no
+# width behind these makes words of them.
+_MENTION = re.compile(r"@|<|\](?=\()")
 _FAULTS = frozenset(("xid", "ecc", "lost"))
 _SEVERITIES = frozenset(("high", "medium"))
 
@@ -40,10 +44,13 @@ class Notification:
         return printable(f"{'SIMULATED ' if self.simulated else ''}{self.host}: {self.title}{more}")
 
     def to_json(self) -> dict[str, object]:
-        """``text`` and ``content`` are what Slack, Mattermost and Discord show of a webhook."""
+        """``text`` and ``content`` are what Slack, Mattermost and Discord show of a webhook. A name out of a trace
+        mentions nobody there, and is no link that looks like another."""
+        shown = _MENTION.sub("\\g<0>\u200b", self.line)
+        for_slack = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # <!channel>, <@U1>, <URL|X>
         return {"schema": "gputop.notification/1", "kind": self.kind, "time_s": self.time_s, "host": self.host,
                 "title": self.title, "details": self.text, "simulated": self.simulated, "left_out": self.left_out,
-                "text": self.line, "content": self.line}
+                "text": for_slack, "content": shown}
 
 
 def captured(record: CaptureRecord) -> str:

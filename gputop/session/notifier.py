@@ -39,6 +39,15 @@ class Ways:
     webhook: str = ""
     token: str = ""
 
+    @property
+    def in_the_clear(self) -> str:
+        """The machine to which the webhook's address and token go unencrypted; empty: none."""
+        from urllib.parse import urlsplit
+
+        host = urlsplit(self.webhook).hostname or ""
+        is_clear = self.webhook.startswith("http://") and host not in ("localhost", "127.0.0.1", "::1")
+        return host if is_clear else ""
+
 
 _OF_SHELL = frozenset((">", ">>", "<", "|", "||", "&", "&&"))  # words that only a shell understands
 
@@ -175,19 +184,31 @@ def run_command(command: Sequence[str], notification: Notification, timeout_s: f
 
 
 def post(url: str, token: str, notification: Notification, timeout_s: float = TIMEOUT_S) -> None:
-    """POST the notification as JSON. Raises RuntimeError, in whose text neither address nor token stands."""
-    from http.client import HTTPException
+    """POST the notification as JSON. Raises RuntimeError, in whose text neither address nor token stands, after at
+    most ``timeout_s``."""
+    from http.client import HTTPException, HTTPResponse
     from urllib.error import HTTPError
-    from urllib.request import HTTPRedirectHandler, Request, build_opener
+    from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+    from gputop.core.bounded_http import Connection, SecureConnection
+
+    class Plain(HTTPHandler):
+        def http_open(self, req: Request) -> HTTPResponse:
+            return self.do_open(Connection, req)
+
+    class Secure(HTTPSHandler):
+        def https_open(self, req: Request) -> HTTPResponse:
+            return self.do_open(SecureConnection, req)
 
     class NoRedirect(HTTPRedirectHandler):
         def redirect_request(self, *_: object) -> None:
             """The token is for this address alone."""
 
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
-    request = Request(url, json.dumps(notification.to_json()).encode(), headers)
+    document = {**notification.to_json(), "allowed_mentions": {"parse": []}}  # Discord's: of nobody
+    request = Request(url, json.dumps(document).encode(), headers)
     try:
-        with build_opener(NoRedirect).open(request, timeout=timeout_s):
+        with build_opener(NoRedirect, Plain, Secure).open(request, timeout=timeout_s):
             pass
     except HTTPError as error:
         raise RuntimeError(f"it answered {error.code}") from None

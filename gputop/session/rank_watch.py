@@ -26,8 +26,9 @@ _MAX_PROCESSES = 64  # whose environment is read
 
 def _ask(pids: Iterable[int], hosts: frozenset[str]) -> Answer:
     from gputop.ranks.nccl_ras import ask_job
+    from gputop.session.ras_worker import read_in_worker
 
-    return ask_job(pids, hosts)
+    return ask_job(pids, hosts, read=read_in_worker)
 
 
 class RankWatch:

@@ -168,7 +168,11 @@ class Session:
     def _notify(self, change: Change) -> None:
         if not self._closing.is_set():
             for listener in self._listeners:
-                listener(change)
+                try:
+                    listener(change)
+                except Exception as error:  # noqa: BLE001  reported as where it ends a thread; this one samples on
+                    threading.excepthook(threading.ExceptHookArgs(
+                        (type(error), error, error.__traceback__, threading.current_thread())))
 
     # -- actions ------------------------------------------------------------------------------
 

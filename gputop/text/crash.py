@@ -115,20 +115,17 @@ def _folder() -> Path:
     """gputop's folder in the cache directory, with room made in it; a new one where others could write to that."""
     import tempfile
 
-    from gputop.core.files import Folder, make_folders, untrusted_ancestor
+    from gputop.core.files import temporary_place, writable_folder
 
     base = os.environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if (home := os.environ.get("HOME")) else "")
     folder = Path(base) / "gputop"
-    if not folder.is_absolute() or untrusted_ancestor(folder) is not None:
-        return Path(tempfile.mkdtemp(prefix="gputop-"))
     try:
-        make_folders(folder)
-        if untrusted_ancestor(folder) is not None:
-            return Path(tempfile.mkdtemp(prefix="gputop-"))
-        with Folder(folder) as there:
+        if not folder.is_absolute():
+            raise FileNotFoundError
+        with writable_folder(folder, "XDG_CACHE_HOME") as there:
             reports = sorted(name for name in there.names() if name.startswith(_PREFIX))
             for name in reports[:max(0, len(reports) - KEPT_REPORTS + 1)]:
                 there.remove(name)
-    except OSError:  # a home that cannot be written to
-        return Path(tempfile.mkdtemp(prefix="gputop-"))
+    except (OSError, GputopError):  # a home that cannot be written to, or another user's
+        return Path(tempfile.mkdtemp(prefix="gputop-", dir=temporary_place()))
     return folder

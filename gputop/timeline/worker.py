@@ -1,4 +1,4 @@
-"""A timeline made in a process of its own: ``python -m gputop.timeline.worker FD PATH…``, run by the monitor.
+"""A timeline made in a process of its own, which the monitor starts.
 
 Reading a trace takes up to gigabytes of memory, and building a timeline sorts all its events; the caller gets a mapped
 file only. The file has no name, cannot be read by others, and vanishes with the process that has it open.
@@ -7,7 +7,6 @@ file only. The file has no name, cannot be read by others, and vanishes with the
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -72,7 +71,3 @@ def main(arguments: Sequence[str]) -> int:
         return _Made(diagnosis_of(facts) if asked else None)
 
     return answer(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

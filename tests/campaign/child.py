@@ -15,6 +15,7 @@ import resource
 import shutil
 import sys
 import threading
+import time
 import traceback
 import warnings
 from importlib import import_module
@@ -29,7 +30,6 @@ from tests.campaign.mutation import mutated
 if TYPE_CHECKING:
     from tests.campaign.target import Target
 
-GROWTH_BYTES = 300 << 20  # of resident memory, for one input of at most MAX_BYTES
 _ADDRESS_SPACE_BYTES = 6 << 30
 _OUTPUT_BYTES = 4 << 20
 # What drives a terminal: C0 but for tab and line feed, DEL, C1; what turns the direction of text, or is not seen.
@@ -141,7 +141,7 @@ def attempt(target: Target, data: bytes, folder: Path, output: Output, watch: Wa
     """What went wrong with one input, and what its way through the program looks like."""
     watch.found.clear()
     forget_peak()
-    before = peak_bytes()
+    before, began_s = peak_bytes(), time.process_time()
     watch.on = True
     try:
         end = run(target, folder, data)
@@ -150,8 +150,10 @@ def attempt(target: Target, data: bytes, folder: Path, output: Output, watch: Wa
         watch.found.append(end)
     watch.on = False
     problems = list(dict.fromkeys(watch.found))
-    grown = peak_bytes() - before
-    if grown > GROWTH_BYTES:
+    grown, took_s = peak_bytes() - before, time.process_time() - began_s
+    if took_s > target.most_cpu_s:
+        problems.append(f"slow: {took_s:.1f} s of CPU for {len(data)} bytes")
+    if grown > target.most_bytes:
         problems.append(f"memory: {grown >> 20} MB for {len(data)} bytes")
     texts = output.take()
     for text in texts:

@@ -33,7 +33,9 @@ KEPT = ROOT / "tests" / "data" / "fuzz"
 INPUTS_PER_PROCESS = 2000
 CPU_LIMIT_S, IDLE_LIMIT_S = 30.0, 300.0  # of one input: computing, and waiting for something on a loaded machine
 TARGET_NAMES = ("xspace", "xspace-gz", "chrome", "chrome-gz", "nsys", "analysis", "snapshot", "recording", "config",
-                "rules", "answer", "greeting", "dcgm", "nvml", "ras-text", "ras-json", "stacks")
+                "rules", "answer", "greeting", "dcgm", "nvml", "ras-text", "ras-json", "stacks", "prometheus",
+                "prometheus-slurm", "prometheus-raw", "squeue", "maps", "environ", "status", "cgroup", "elf", "runtime",
+                "ras", "report", "toml")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import sqlite3
 import tempfile
 import zlib
@@ -26,6 +27,8 @@ _FLOATS = (0.5, -0.0, 1e-320, 1e30, 1e308, -1e308, float("inf"), float("nan"))
 _TEXTS = ("", "\x1b[2J\x1b]0;title\x07", "\x9b31m", "\u202eabc\u2066", "\ud800", "\x00", "\r\n", "a" * 5000,
           "/etc/passwd", "../../../x", "{BAIT}", "%s%n{0}", "[bold]x[/bold]", "<script>", "NaN", "1e999", "-1", "GPU-0",
           "/device:GPU:0", "/host:CPU", "train", "ncclAllReduce", "🜲")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")  # in a text, as Prometheus has its values
+_NUMBER_TEXTS = ("0", "-1", "0.5", "-0.0", "1", "1e13", "-1e13", "9.9e13", "1e-300", "1e6", "99999999999", "1e999")
 _TOKENS = (b"\xff" * 10, b"\x00" * 8, b"\x80" * 9 + b"\x01", b"\x1b]52;c;QQ==\x07", b"1e999", b"[" * 200,
            b'{"a":' * 200, b'"\\ud800"', b"null", b"-9223372036854775809", b"\xf0\x9f\x9c\xb2", b"'''",
            b"\x7f\xff\xff\xff", b"\x1f\x8b",
@@ -174,6 +177,8 @@ def document(random_: random.Random, data: bytes) -> bytes:
 
 
 def _value(random_: random.Random, before: Any) -> Any:
+    if isinstance(before, str) and _NUMBER.fullmatch(before) and random_.random() < 0.6:
+        return random_.choice(_NUMBER_TEXTS)
     how = random_.randrange(8)
     if how == 0:
         return random_.choice(_TEXTS)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,12 @@ def _endless(folder: Path, data: bytes) -> None:
         pass
 
 
+def _slow(folder: Path, data: bytes) -> None:
+    began_s = time.process_time()
+    while time.process_time() - began_s < 0.3:
+        pass
+
+
 PLANTED: dict[str, tuple[Callable[[Path, bytes], object], str]] = {
     "fine": (_fine, ""),
     "traceback": (lambda folder, data: {}["x"], "traceback: KeyError"),
@@ -57,6 +64,7 @@ PLANTED: dict[str, tuple[Callable[[Path, bytes], object], str]] = {
     "connection": (_connection, "connected to '192.0.2.1'"),
     "process": (lambda folder, data: subprocess.run(["true"], check=False), "subprocess.Popen: "),
     "memory": (lambda folder, data: len(os.urandom(1) * (400 << 20)), "memory: "),
+    "slow": (_slow, "slow: 0."),
     "killed": (lambda folder, data: os.kill(os.getpid(), signal.SIGSEGV), "died: "),
     "endless": (_endless, "hang: more than 1 s of CPU"),
 }
@@ -67,4 +75,5 @@ def _except_seed(run: Callable[[Path, bytes], object]) -> Callable[[Path, bytes]
     return lambda folder, data: None if data == _SEED else run(folder, data)
 
 
-TARGETS = {name: Target(name, "bytes", lambda _: [_SEED], _except_seed(run)) for name, (run, _) in PLANTED.items()}
+TARGETS = {name: Target(name, "bytes", lambda _: [_SEED], _except_seed(run), most_cpu_s=0.2 if name == "slow" else 30.0)
+           for name, (run, _) in PLANTED.items()}

@@ -3,7 +3,8 @@
     python -m tests.campaign.soak --minutes 60 [--gpus 8] [--rows 20]
 
 Prints a table over time: memory, descriptors, threads and CPU of each process, and how many of the samples that were
-due have come. Ends with 1 where memory grew by more than docs/COST.md allows, or descriptors or threads became more.
+due have come. Ends with 1 where memory grew by more than docs/COST.md allows, descriptors or threads became more, or
+samples did not come.
 
 The memory that counts is what nobody shares (VmRSS less file and shared pages). What the history may take is known:
 ``History.reserved_bytes``, filled within a day and for the greater part within an hour. All else has to stay level.
@@ -38,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INTERVAL_S = 0.1
 # docs/COST.md, "Memory over time".
 HISTORY_BYTES_PER_GPU = 3.3e6  # full after a day; 2 MB of it within the first hour at 10 Hz
+MISSED_RATIO = 0.05  # of the samples that are due; half a percent on a loaded machine
 OTHER_GROWTH_BYTES = 8e6  # what allocators, caches and the recording's dictionary may take after the first minute
 # One GPU that answers garbage now and then, one whose calls fail in turn, one that is lost after a while.
 FAULTS = ("fault nvmlDeviceGetUtilizationRates 1 5 3 garbage random", "fault nvmlDeviceGetPowerUsage 2 3 2 code 999",
@@ -101,12 +103,27 @@ def problems(subject: Subject, gpus: int) -> list[str]:
     if last.memory_bytes - first.memory_bytes > allowed:
         found.append(f"{subject.name}: memory grew by {(last.memory_bytes - first.memory_bytes) / 1e6:.1f} MB, "
                      f"{allowed / 1e6:.0f} MB are allowed")
+    if subject.samples_file is not None:
+        before = subject.rows[-2] if len(subject.rows) > 1 else first
+        if last.samples is None or (last is not first and last.samples == before.samples):
+            found.append(f"{subject.name}: no sample came in the last {last.minutes - before.minutes:.1f} min")
+        elif (share := missed(first, last)) is not None and share > MISSED_RATIO:
+            found.append(f"{subject.name}: {share:.1%} of the samples that were due did not come, {MISSED_RATIO:.0%} "
+                         "are allowed")
     for what in ("descriptors", "threads"):
         early = max(getattr(row, what) for row in subject.rows[:max(1, len(subject.rows) // 2)])
         late = min(getattr(row, what) for row in subject.rows[len(subject.rows) // 2:])
         if late > early:
             found.append(f"{subject.name}: never fewer than {late} {what} in the second half, at most {early} before")
     return found
+
+
+def missed(first: Row, row: Row) -> float | None:
+    """The share of the samples that were due between two rows and have not come; None where that cannot be said."""
+    if row.samples is None or first.samples is None or row is first:
+        return None
+    due = (row.minutes - first.minutes) * 60 / INTERVAL_S
+    return max(0.0, due - (row.samples - first.samples)) / due
 
 
 class Terminal:
@@ -253,14 +270,11 @@ def _wait_until(at_s: float) -> None:
 def line(subject: Subject) -> str:
     """The newest row as a line of the table; missed samples are those due since the first row that have not come."""
     first, row = subject.rows[0], subject.rows[-1]
-    missed = ""
-    if row.samples is not None and first.samples is not None and row is not first:
-        due = (row.minutes - first.minutes) * 60 / INTERVAL_S
-        missed = f"{max(0.0, due - (row.samples - first.samples)) / due:8.2%}"
+    share = missed(first, row)
     cpu = (row.cpu_s - first.cpu_s) / ((row.minutes - first.minutes) * 60) if row is not first else 0.0
     return (f"{row.minutes:8.1f} min  {subject.name:8} {row.memory_bytes / 1e6:7.1f} MB "
             f"{(row.memory_bytes - first.memory_bytes) / 1e6:+6.1f}  {row.descriptors:4} descriptors "
-            f"{row.threads:4} threads {cpu:6.1%} CPU  missed {missed or '      –'}")
+            f"{row.threads:4} threads {cpu:6.1%} CPU  missed {'      –' if share is None else f'{share:8.2%}'}")
 
 
 def main() -> int:

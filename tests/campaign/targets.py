@@ -52,6 +52,7 @@ from gputop.text import console
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
 from gputop.trace.readers.load import load
+from tests.campaign import fuzz_cluster, fuzz_process
 from tests.campaign.target import Target
 from tests.dcgm_double import DOUBLES, INTEGERS
 from tests.dcgm_double.scene import Scene
@@ -176,7 +177,7 @@ def _snapshots(_: Path) -> list[bytes]:
 
 
 def _recordings(folder: Path) -> list[bytes]:
-    path = folder / "seed.gputop"
+    path = Path(tempfile.mkdtemp(dir=folder)) / "seed.gputop"
     writer = RecordingWriter(path)
     for tick in range(6):
         writer.append(node_sample(tick, 2))
@@ -503,4 +504,6 @@ TARGETS = {target.name: target for target in (
     Target("ras-text", "text", lambda f: [as_text(job) for job in _stuck(f)], _ras(read_text)),
     Target("ras-json", "json", lambda f: [as_json(job) for job in _stuck(f)], _ras(read_json)),
     Target("stacks", "json", lambda _: [_DUMP], _stacks),
+    *fuzz_cluster.TARGETS,
+    *fuzz_process.targets(_recordings, lambda f: [write(job) for job in _stuck(f) for write in (as_text, as_json)]),
 )}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -41,6 +42,19 @@ def _subject(*rows: tuple[float, int, int], history: bool = True) -> Subject:
     process.returncode = 0
     return Subject("x", process, history, rows=[Row(i, int(memory), descriptors, threads, 0.0, None)
                                                 for i, (memory, descriptors, threads) in enumerate(rows)])
+
+
+@pytest.mark.parametrize(("samples", "said"), [
+    ((100, 700, 1300, 1900), ""), ((100, 700, 1290, 1880), ""),
+    ((100, 700, 1300, 1300), "no sample came in the last 1"), ((100, None, None, None), "no sample came"),
+    ((100, 500, 900, 1300), "33.3% of the samples that were due"),
+])
+def test_a_session_that_samples_no_more_is_no_fine_run(samples: tuple[int | None, ...], said: str) -> None:
+    own = _subject(*[(5e6, 9, 5)] * len(samples))
+    own.samples_file = Path("samples")
+    own.rows = [dataclasses.replace(row, samples=count) for row, count in zip(own.rows, samples, strict=True)]
+    found = problems(own, gpus=2)
+    assert len(found) == bool(said) and said in "".join(found)
 
 
 @pytest.mark.parametrize(("rows", "history", "said"), [

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from gputop.advice.fleet.advise import fleet_advice
+from gputop.cluster import collect
 from gputop.cluster.collect import QUERIES, Collector, View, node_means
 from gputop.cluster.model import NO_JOB
 from gputop.core.errors import GputopError, NoDataError
@@ -79,6 +81,36 @@ def test_a_straggler_has_its_peers_where_its_job_is_the_only_one() -> None:
         fleet = own.refresh(View())
     assert fleet.jobs[0].peers == {"sm_clock_hz": 1.98e9}
     assert any("peer_sm_clock_hz" in query for query in client.queries)
+
+
+@pytest.mark.parametrize("value", [9e13, -9e13, 0.0, -1.0])
+def test_no_count_and_no_activity_of_a_server_ends_the_look(value: float) -> None:
+    """9e13 GPUs were counted one by one."""
+    for slurm in (None, squeue()):
+        client = by_label() if slurm is None else straggler(
+            activity=[(NODE_1, value), (NODE_2, value)], gpus=[(NODE_1, value), (NODE_2, value)])
+        client.arms = {figure: [(labels, value) for labels, _ in rows] for figure, rows in client.arms.items()}
+        client.history = lambda labels, at_s: value
+        own = collector(client, slurm)
+        for _ in range(4):
+            fleet = own.refresh(View(open_jobs=("7",)))
+            fleet_advice(fleet)
+        assert all(0 <= job.gpus <= 2 * 10**7 for job in fleet.jobs)
+    if value < 1:  # no exporter has so many series
+        with pytest.raises(GputopError, match="no metrics of GPUs"):
+            collector(CannedClient(dict.fromkeys(DCGM, value), ["hpc_job"])).refresh(View())  # type: ignore[arg-type]
+
+
+def test_what_is_kept_of_the_past_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may name other groups each time."""
+    monkeypatch.setattr(collect, "_MAX_PASTS", 50)
+    client = by_label()
+    own = collector(client)
+    for number in range(40):
+        labels = {"hpc_job": str(number)}
+        client.arms["activity"] = client.arms["gpus"] = client.arms["lowest"] = [(labels, 0.9)]
+        own.refresh(View())
+    assert sum(map(len, (own._past, own._past_of, own._gpu_past, own._node_past, own._peers))) <= 60
 
 
 LOW = {**NODE_1, "UUID": "GPU-1", "gpu": "3"}

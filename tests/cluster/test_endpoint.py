@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gputop.cluster.endpoint import Credentials, Endpoint, Tunnel, credentials, parse_endpoint
+from gputop.cluster.prometheus import connected
 from gputop.core.errors import GputopError
 from gputop.text.programs import run_on
 
@@ -58,9 +59,28 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated() -> None:
 
 
 def test_what_others_can_read_on_the_way() -> None:
-    assert not parse_endpoint("http://prom:9090").is_private
-    assert all(parse_endpoint(text).is_private for text in ("https://prom", "http://localhost:9090",
-                                                            "ssh://login/http://prom:9090"))
+    """ssh carries it to the login node, and from there it goes on as it is."""
+    open_ones = ("http://prom:9090", "ssh://login/http://prom:9090", "ssh://prom@login:22/http://prom")
+    assert not any(parse_endpoint(text).is_private for text in open_ones)
+    assert all(parse_endpoint(text).is_private for text in (
+        "https://prom", "http://localhost:9090", "ssh://login/https://prom", "ssh://login/http://localhost:9090",
+        "ssh://ada@login/http://login:9090", "ssh://login:2222/http://[::1]:9090"))
+
+
+@pytest.mark.parametrize(("url", "said"), [
+    ("http://prom:9090", "the credentials go to prom unencrypted: use https:// or ssh://prom/http://localhost:9090"),
+    ("ssh://ada@{login}/http://prom:9090", "the credentials go from ada@{login} to prom unencrypted: use https://"),
+    ("ssh://{login}/https://prom", ""), ("https://prom", ""),
+])
+def test_a_token_in_the_clear_is_said_wherever_on_the_way(url: str, said: str, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUTOP_PROMETHEUS_TOKEN", "s3cret")
+    monkeypatch.setattr(Tunnel, "path", lambda self, **_: "")
+    heard: list[str] = []
+    with connected(url.format(login="login"), {}, heard.append):
+        pass
+    assert len(heard) == bool(said) and all(own.startswith(said.format(login="login")) for own in heard)
+    assert "s3cret" not in str(heard)
 
 
 def test_credentials_come_from_the_environment_or_from_files(tmp_path: Path) -> None:

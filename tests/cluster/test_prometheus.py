@@ -16,6 +16,7 @@ from gputop.cluster import prometheus
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.prometheus import Client, QueryRefused
 from gputop.core.errors import GputopError
+from tests.dripping import DRIPS, dripping
 
 Reply = Callable[[http.server.BaseHTTPRequestHandler], None]
 
@@ -133,6 +134,67 @@ def test_a_server_that_stalls_is_left_in_time() -> None:
             forever.set()
     finally:
         forever.set()
+
+
+@pytest.mark.parametrize("way", DRIPS)
+def test_a_server_that_answers_a_byte_at_a_time_is_left_in_time(way: str) -> None:
+    """The deadline is of the whole, whatever part of the answer it is that never ends."""
+    with (dripping(way) as address,
+          contextlib.closing(Client(parse_endpoint(f"http://{address}"), Credentials(), timeout_s=0.2)) as client,
+          pytest.raises(GputopError, match="did not answer within")):
+        client.instant("up")
+
+
+def test_what_is_not_content_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "_FRAME_BYTES", 1000)
+    monkeypatch.setattr(prometheus, "MAX_BYTES", 1000)
+    for way in ("continue", "trailers", "chunks"):
+        with (dripping(way, pause_s=0.0, pieces=1 << 20) as address,
+              contextlib.closing(Client(parse_endpoint(f"http://{address}"), Credentials())) as client,
+              pytest.raises(GputopError, match="is larger than")):
+            client.instant("up")
+
+
+def test_a_kept_connection_has_a_deadline_of_its_own_for_each_query() -> None:
+    with served(answer(body(ONE)), timeout_s=5.0) as (client, _):
+        client.instant("up")
+        assert client._connection is not None
+        first_s = client._connection.limits.end_s
+        client.instant("up")
+        assert client._connection.limits.end_s > first_s
+
+
+def test_little_gzip_does_not_become_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 kB became 1.4 GB: lists without end in an answer of 32 MB."""
+    lists = b'{"status":"success","data":{"resultType":"vector","result":[' + b"[]," * (11 << 20) + b"[]]}}"
+    assert len(gzip.compress(lists)) < 50_000
+    with served(answer(lists, packed=True)) as (client, _):
+        with pytest.raises(GputopError, match=r"is larger than \S+ MB unpacked"):
+            client.instant("up")
+        assert client.cost.plain_bytes == 0
+    monkeypatch.setattr(prometheus, "MAX_VALUES", 1000)
+    with (served(answer(body([[]] * 1000))) as (client, _),
+          pytest.raises(GputopError, match="is too large: it has more than 1,000 values")):
+        client.instant("up")
+
+
+@pytest.mark.parametrize("series", [
+    {"value": [1, 10 ** 400]}, {"value": [10 ** 400, "1"]}, {"value": [1, "1" + "0" * 400]}, {"values": 5},
+    {"values": {"a": 1}}, {"values": "12"}, {"value": 5}, {"value": []}, {"value": [1e300, "1"]}, {"value": [-1, "1"]},
+    {"value": [1, "-1e300"]}, {"value": [True, None]}, {"value": [[], {}]}, {"values": [[1]]}, {},
+], ids=range(15))
+def test_no_value_and_no_time_ends_what_asks(series: dict[str, object]) -> None:
+    with served(answer(body([{"metric": {}, **series}, *ONE]))) as (client, _):
+        assert [own.value for own in client.instant("up")] == [0.5]
+
+
+def test_a_range_has_only_what_was_asked_for() -> None:
+    """Else each answer could add to what is kept of the past."""
+    series = [{"metric": {}, "values": [[at_s, "1"] for at_s in (0, 60, 70, 100, 130, 3e9)]},
+              {"metric": {"a": "b"}, "values": [[3e9, "1"]]}]
+    with served(answer(body(series, "matrix"))) as (client, _):
+        (found,) = client.range("up", 80, 120, 20)
+    assert [at_s for at_s, _ in found.points] == [70.0, 100.0, 130.0]
 
 
 def test_a_server_that_is_gone_is_said() -> None:

@@ -41,9 +41,17 @@ def test_newer_releases_wrap_their_values(fields: dict[str, object]) -> None:
 @pytest.mark.parametrize("fields", [
     {"job_state": "COMPLETED"}, {"job_state": ["COMPLETING"]}, {"gres_detail": []}, {"gres_detail": None},
     {"nodes": "n[1-99999999]"}, {"nodes": "n[x"}, {"job_id": None}, {"gres_detail": ["gpu:8"]},
-])
+    {"nodes": "n" + "[1]" * 5000}, {"nodes": "[" + ":" * 300_000}, {"nodes": f"n[{'0' * 5000}1-2]"},
+    {"job_id": -1e300}, {"job_id": 10 ** 400}, {"job_id": 1e300}, {"nodes": ["n1"]},
+], ids=range(15))
 def test_what_does_not_run_or_is_damaged_is_left_out(fields: dict[str, object]) -> None:
     assert parse_squeue(squeue(**fields)) == ()
+
+
+def test_no_time_is_one_that_no_clock_has() -> None:
+    for start in (-1e300, 1e300, 10 ** 400, -5):
+        (job,) = parse_squeue(squeue(start_time=start))
+        assert job.start_s is None
 
 
 def test_names_cannot_repaint_the_terminal() -> None:

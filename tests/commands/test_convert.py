@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 import sqlite3
@@ -242,3 +243,25 @@ def test_sqlite_has_the_host_of_a_recording_and_its_adapters(tmp_path: Path) -> 
     assert {row[places[ADAPTERS]["rdma_rx_bytes_per_s"]] for row in rows(ADAPTERS)} == {4e9}
     assert {row[places[ADAPTERS]["rdma_tx_bytes_per_s"]] for row in rows(ADAPTERS)} == {None}  # not 0
     assert len(rows(SAMPLES)) == 6
+
+
+@pytest.mark.parametrize(("text", "cell"), [
+    ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"), ("+1", "'+1"), ("-1", "'-1"), ("@SUM(1)", "'@SUM(1)"),
+    ("\t=1", "'\t'=1"), ("\r=1", "'\r'=1"), ("＝1", "'＝1"), ("a;=1", "a;'=1"), ("a\n@1", "a\n'@1"),
+    ("NVIDIA H100-80 = fast", "NVIDIA H100-80 = fast"), ("", ""), ("a,=1", "a,=1"), (" =1", " =1"),
+])
+def test_no_text_of_a_csv_is_a_formula(text: str, cell: str) -> None:
+    table = columns.Table.of("t", "a row", "name TEXT, watts REAL, count INTEGER")
+    out = io.BytesIO()
+    write_tables.write_csv(columns.Tables(iter([(table, iter([[[text, None], [-1.5, None], [-2, 0]]]))])), out)
+    rows = list(csv.reader(io.StringIO(out.getvalue().decode(), newline="")))
+    assert rows == [["name", "watts", "count"], [cell, "-1.5", "-2"], ["", "", "0"]]
+
+
+def test_a_name_in_a_recording_is_no_formula_in_its_csv(tmp_path: Path) -> None:
+    sample = node_sample(0, 1)
+    gpu = replace(sample.gpus[0], info=replace(sample.gpus[0].info, name="=HYPERLINK(1)"))
+    with closing(RecordingWriter(tmp_path / "r.rec")) as writer:
+        writer.append(replace(sample, gpus=(gpu,)))
+    (row,) = csv.DictReader(convert(str(tmp_path / "r.rec"), tmp_path / "r.csv").read_text().splitlines())
+    assert row["name"] == "'=HYPERLINK(1)"

@@ -231,3 +231,48 @@ def test_root_remembers_nothing_in_the_home_of_another_user(tmp_path: Path) -> N
     os.chown(home, 12345, -1)
     assert "belongs to another user (uid 12345)" in save_setting(home / "config.toml", "theme", "light")
     assert target.read_text() == "theirs = 1\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
+@pytest.mark.parametrize("theirs", ["home", "file", "link", "writable"])
+def test_root_obeys_no_settings_and_rules_in_the_home_of_another_user(
+        theirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As with sudo -E, which leaves HOME as it was."""
+    folder = tmp_path / "home" / ".config" / "gputop"
+    folder.mkdir(parents=True)
+    settings, rules = folder / "config.toml", folder / "rules.toml"
+    settings.write_text('prometheus = "http://theirs:9090"\nprometheus_token_file = "/root/token"\n'
+                        'remote_command = "sh -c theirs"\n')
+    rules.write_text('[limits]\n"no-such" = 1\n')
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert load(config_path()).values, "root's own are read"
+    if theirs == "home":
+        os.chown(tmp_path / "home", 12345, -1)
+    for file in (settings, rules):
+        if theirs == "file":
+            os.chown(file, 12345, -1)
+        elif theirs == "link":
+            real = file.rename(tmp_path / file.name)
+            file.symlink_to(real)
+            os.chown(file, 12345, -1, follow_symlinks=False)
+        elif theirs == "writable":
+            file.chmod(0o664)
+    assert main(["config"]) == 0
+    out, err = capsys.readouterr()
+    assert "theirs" not in out and "/root/token" not in out
+    assert load(config_path()).values == {}
+    why = "can be written by other users" if theirs == "writable" else "belongs to another user (uid 12345)"
+    assert err.count(why) == 1 and "the defaults are used" in err
+    assert main(["rules", "list"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "rules.toml" in line]
+    assert len(said) == 1 and "is not read" in said[0] and why in said[0]
+
+
+def test_settings_that_somebody_else_wrote_are_not_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("interval = 9\n")
+    owner = file.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert load(file)["interval"] == (9 if owner == 0 else 1)
+    file.chmod(0o666)
+    assert load(file)["interval"] == 1

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from gputop.core import files
 from gputop.core.errors import GputopError
 from gputop.core.files import (
     Folder,
@@ -20,9 +23,11 @@ from gputop.core.files import (
     read_regular,
     refuse_untrusted,
     replacing,
+    temporary_place,
     untrusted_ancestor,
-    unused_name,
+    writable_folder,
     write_file,
+    write_new_files,
 )
 from tests.descriptors import open_below
 
@@ -262,12 +267,130 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unused_names_count_up(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    assert unused_name(path) == path
-    path.touch()
-    (tmp_path / "a-2.json").touch()
-    assert unused_name(path).name == "a-3.json"
+def test_new_files_of_one_name_take_the_place_of_none(tmp_path: Path) -> None:
+    contents = {".txt": b"t", ".json": b"j"}
+    assert write_new_files(tmp_path / "new", "a", contents) == [tmp_path / "new" / "a.txt", tmp_path / "new" / "a.json"]
+    (tmp_path / "new" / "a-2.json").symlink_to("nowhere")
+    (path, _) = write_new_files(tmp_path / "new", "a", contents)
+    assert path.name == "a-3.txt" and path.read_bytes() == b"t"
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700 and stat.S_IMODE(path.stat().st_mode) == 0o600
+    (tmp_path / "file").touch()
+    with pytest.raises(GputopError, match="cannot write to"):
+        write_new_files(tmp_path / "file", "a", contents)
+
+
+# -- the one way to a folder that is written to ------------------------------------------------------
+
+
+def test_a_folder_to_write_to_is_made_private_and_removed_where_it_cannot_be_held(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with writable_folder(tmp_path / "a" / "b", "-o") as folder:
+        assert folder.made == [tmp_path / "a", tmp_path / "a" / "b"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.made} == {0o700}
+    with pytest.raises(FileNotFoundError):
+        writable_folder(tmp_path / "none", "-o", make=False)
+    answers = iter([None, (tmp_path, "belongs to another user")])
+    monkeypatch.setattr(files, "untrusted_ancestor", lambda _: next(answers))
+    with pytest.raises(GputopError, match="not safe to write to"):
+        writable_folder(tmp_path / "c" / "d", "-o")
+    assert not open_below(tmp_path) and not (tmp_path / "c").exists()
+
+
+@ROOT
+def test_root_writes_to_no_folder_that_a_link_of_a_user_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "roots").mkdir()
+    (home := tmp_path / "home").mkdir()
+    (home / "out").symlink_to(tmp_path / "roots")
+    os.chown(home, 12345, -1)
+    with pytest.raises(GputopError, match="belongs to another user"):
+        writable_folder(home / "out", "-o")
+    with pytest.raises(GputopError, match="belongs to another user"):
+        writable_folder(home / "out" / "new", "-o")
+    assert list((tmp_path / "roots").iterdir()) == []
+
+
+@ROOT
+def test_temporary_folders_of_root_are_not_in_a_user_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sudo -E keeps TMPDIR, too."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert temporary_place() == str(tmp_path)
+    os.chown(tmp_path, 12345, -1)
+    assert temporary_place() == "/tmp"
+    os.chown(tmp_path, 0, -1)
+
+
+def test_no_lock_is_written_into_a_file_that_has_another_name(secret: Path, tmp_path: Path) -> None:
+    (tmp_path / "lock").hardlink_to(secret)
+    with Folder(tmp_path) as folder, pytest.raises(UnsafeFile, match="has another name"):
+        folder.lock("lock", "me")
+    assert secret.read_bytes() == b"for root alone"
+
+
+def test_a_device_that_has_become_a_link_is_not_written_through(
+        secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that its user exchanges between the look at it and its opening."""
+    os.mkfifo(tmp_path / "out")
+    judged = files._is_special
+
+    def exchanged(file: Path | int) -> bool:
+        special = judged(file)
+        if isinstance(file, Path):
+            file.unlink()
+            file.symlink_to(secret)
+        return special
+
+    monkeypatch.setattr(files, "_is_special", exchanged)
+    write_file(tmp_path / "out", b"mine", devices=True)
+    assert secret.read_bytes() == b"for root alone"
+    assert (tmp_path / "out").read_bytes() == b"mine" and not (tmp_path / "out").is_symlink()
+
+
+@ROOT
+def test_to_a_file_that_root_names_no_link_of_a_user_leads(tmp_path: Path) -> None:
+    (tmp_path / "roots").mkdir()
+    (home := tmp_path / "home").mkdir()
+    (tmp_path / "way").symlink_to("home")  # root's own
+    (tmp_path / "far").symlink_to(tmp_path / "way")
+    (home / "out").symlink_to("../roots")
+    (home / "loop").symlink_to("loop")
+    os.chown(home, 12345, -1)
+    for link in ("out", "loop"):
+        os.chown(home / link, 12345, -1, follow_symlinks=False)
+    write_file(tmp_path / "far" / ".." / "home" / "x.html", b"named")
+    assert (home / "x.html").read_bytes() == b"named", "a user's folder that root names is fine"
+    for way in (home, tmp_path / "way", tmp_path / "far"):
+        for link in ("out", "loop"):
+            with pytest.raises(GputopError, match=r"symbolic link of another user \(uid 12345\)"):
+                write_file(way / link / "x.html", b"elsewhere")
+    os.chown(home / "loop", 0, 0, follow_symlinks=False)
+    with pytest.raises(GputopError, match="Too many levels"):
+        write_file(home / "loop" / "x", b"")
+    with pytest.raises(GputopError, match="No such file"):
+        write_file(home / "none" / "x", b"")
+    assert not open_below(tmp_path) and list((tmp_path / "roots").iterdir()) == []
+
+
+def test_nothing_else_makes_folders_and_files() -> None:
+    """What attacks a folder is held off at one door: no source goes past it."""
+    package = Path(__file__).resolve().parents[2] / "gputop"
+    past = re.compile(r"\.mkdir\(|\bmakedirs\(|O_CREAT\b|mkdtemp\((?!.*dir=)|TemporaryDirectory\((?!.*dir=)"
+                      r"|\bmake_folders\(")
+    found = {str(file.relative_to(package)) for file in package.rglob("*.py")
+             for line in file.read_text().splitlines() if past.search(line)}
+    # The simulated server is a profiler server, and writes where it is told to as TensorFlow's does.
+    assert found == {"core/files.py", "simulation/server.py"}
+
+
+@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}", "/dev/stdout"])
+def test_standard_output_that_leads_to_a_file_is_written_to(
+        name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root its name was replaced for all users."""
+    monkeypatch.setattr(files, "replacing", lambda path: pytest.fail(f"{path} is replaced"))
+    with (tmp_path / "out").open("wb") as file:
+        if name == "/dev/stdout":
+            monkeypatch.setattr(files.Path, "readlink", lambda path: Path(f"/proc/self/fd/{file.fileno()}"))
+        write_file(Path(name.format(file.fileno())), b"mine", devices=True)
+    assert (tmp_path / "out").read_bytes() == b"mine"
 
 
 def test_a_device_is_written_to_and_never_replaced() -> None:

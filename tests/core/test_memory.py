@@ -105,3 +105,13 @@ def test_a_real_group_with_a_limit(tmp_path):
         subprocess.run([sys.executable, "-c", code, str(group / "cgroup.procs")], check=True)
     finally:
         group.rmdir()
+
+
+@pytest.mark.parametrize("group", [b"/a\xff\xfe", b"/../../../tmp", b"", b"/" + b"a" * 5000, b"/a\x85b"])
+def test_a_group_of_any_name_ends_no_capture(tmp_path, group):
+    """A capture reads the groups of the job's process, whose user made them; outside of the mounted ones it looks
+    at none."""
+    proc, root = _tree(tmp_path, "/job", {"job": 500_000})
+    (proc / "7").mkdir()
+    (proc / "7" / "cgroup").write_bytes(b"0::" + group + b"\nno group\n\n::\n")
+    assert memory.memory_cgroups(7, proc, root) == {root}

@@ -77,9 +77,7 @@ def test_the_child_dies_with_a_killed_parent(tmp_path):
     fifo = tmp_path / "never"
     os.mkfifo(fifo)
     code = ("import sys; from gputop.diagnosis import worker\n"
-            "analysis = 'main(sys.argv[1:])'; assert analysis in worker._CHILD\n"
-            "worker._CHILD = worker._CHILD.replace(analysis, 'open(sys.argv[1]).read()')\n"  # it never comes to an end
-            "worker.analyze_in_worker(sys.argv[1:])")
+            "worker.run_in_worker('tests.diagnosis.endless', sys.argv[1:], str)")
     with subprocess.Popen([sys.executable, "-c", code, str(fifo)]) as parent:
         opened: list[int] = []
         writer = threading.Thread(target=lambda: opened.append(os.open(fifo, os.O_WRONLY)), daemon=True)
@@ -100,7 +98,7 @@ def test_a_child_whose_parent_is_gone_does_not_begin():
 
 
 def replaced(monkeypatch, code: str) -> None:
-    monkeypatch.setattr(worker, "_CHILD", code)
+    monkeypatch.setattr(worker, "child_command", lambda *_: [sys.executable, "-c", code])
 
 
 def test_a_child_killed_for_memory_is_reported_as_such(monkeypatch):

@@ -15,6 +15,7 @@ from gputop.core.errors import GputopError
 from gputop.doctor import cluster
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts
 from tests.cluster import engines
+from tests.dripping import DRIPS, dripping
 from tests.records import replace
 from tests.sources.host.rdma_tree import RdmaTree
 
@@ -142,6 +143,13 @@ def test_an_exporter_answers_and_its_figures_are_judged(page: dict[str, bytes], 
     page[""] = text.encode("latin-1")
     check = cluster.exporter({int(page["port"]): kind}, lambda: 1000.0)
     assert check.status == status and words in check.detail, check.detail
+
+
+@pytest.mark.parametrize("way", DRIPS)
+def test_a_program_at_the_port_that_answers_a_byte_at_a_time_is_left(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_TIMEOUT_S", 0.2)
+    with dripping(way) as address:
+        assert cluster.exporter({int(address.rpartition(":")[2]): "dcgm"}).detail.startswith("none answers")
 
 
 def test_a_port_without_an_exporter_is_no_fault() -> None:

@@ -144,3 +144,21 @@ def test_a_process_that_has_ended():
 
 def test_the_tests_own_python(memory):
     assert (remote_exec.find_slot(os.getpid(), memory) is not None) == (sys.version_info >= (3, 14))
+
+
+@pytest.mark.parametrize("plant", [
+    *(lambda python, at=at, value=value: python.put("<Q", at, value)
+      for at in (_RUNTIME + 8 * 5, _RUNTIME + 8 * 7, _RUNTIME + 8 * 8, _RUNTIME + 8 * 10, _RUNTIME + 1500, _MAIN + 40,
+                 *(_RUNTIME + 8 * (89 + i) for i in range(5)))
+      for value in (1 << 63, (1 << 63) - 8, (1 << 64) - 1, 1 << 62))])
+def test_offsets_that_lead_nowhere_end_in_an_error_of_the_system(memory, plant):
+    python = _Python()
+    plant(python)
+    with pytest.raises(OSError):
+        remote_exec.slot_at(memory, python.at)
+
+
+def test_an_address_of_the_runtime_that_no_process_has(memory, monkeypatch):
+    monkeypatch.setattr(remote_exec, "addresses_in", lambda *_: {"_PyRuntime": (1 << 64) - 8})
+    with pytest.raises(GputopError, match="cannot be read"):
+        remote_exec.find_slot(os.getpid(), memory)

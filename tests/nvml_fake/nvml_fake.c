@@ -232,11 +232,20 @@ static const Rule *met(const char *name, int gpu, long call, long calls)
     return NULL;
 }
 
-static int outcome(Gpu *g, const Rule *rule)
+/* Garbage of its own for each function and each of its calls: another call, before or between, changes none of it. */
+static uint64_t seed_of(const char *name, long call)
+{
+    uint64_t seed = 0xcbf29ce484222325ull + (uint64_t)call * 0x9e3779b97f4a7c15ull; /* FNV-1a */
+    for (; *name; name++) seed = (seed ^ (unsigned char)*name) * 0x100000001b3ull;
+    return seed;
+}
+
+static int outcome(Gpu *g, const Rule *rule, const char *name, long call)
 {
     if (!rule) return OK;
     if (rule->kind == RULE_GARBAGE) {
         g->pattern = rule->argument;
+        g->garbage = seed_of(name, call);
         return SPOILT;
     }
     if (rule->argument == GPU_IS_LOST || rule->argument == RESET_REQUIRED) g->lost = rule->argument;
@@ -247,12 +256,14 @@ int enter(Gpu *g, const char *function)
 {
     int code = OK;
     const Rule *rule;
+    long call;
     if (!initialized) return UNINITIALIZED;
     if (g < gpus || g >= gpus + gpu_count) code = mig_answers(g, function);
     if (code) return code;
     pthread_mutex_lock(&lock);
     g->calls++;
-    rule = met(function, g->index, count(function, g->index), g->calls);
+    call = count(function, g->index);
+    rule = met(function, g->index, call, g->calls);
     if (g->lost_after >= 0 && g->calls > g->lost_after) g->lost = GPU_IS_LOST;
     if (g->hang_after >= 0 && g->calls > g->hang_after) g->hang = 1;
     if (rule && rule->kind == RULE_HANG) {
@@ -269,7 +280,7 @@ int enter(Gpu *g, const char *function)
         g->calls_after_lost++;
         code = g->lost;
     } else {
-        code = outcome(g, rule);
+        code = outcome(g, rule, function, call);
     }
     pthread_mutex_unlock(&lock);
     return code;
@@ -278,19 +289,20 @@ int enter(Gpu *g, const char *function)
 int fault_of(Gpu *g, const char *name)
 {
     int code;
+    long call;
     pthread_mutex_lock(&lock);
-    code = outcome(g, met(name, g->index, count(name, g->index), 0));
+    call = count(name, g->index);
+    code = outcome(g, met(name, g->index, call, 0), name, call);
     pthread_mutex_unlock(&lock);
     return code;
 }
 
-void spoil(const Gpu *g, void *to, size_t size)
+void spoil(Gpu *g, void *to, size_t size)
 {
-    static _Thread_local uint64_t state = 0x9e3779b97f4a7c15ull;
     unsigned char *bytes = to;
     for (size_t i = 0; bytes && i < size; i++) {
-        state = state * 6364136223846793005ull + 1442695040888963407ull;
-        bytes[i] = (unsigned char)(g->pattern == PATTERN_RANDOM ? state >> 56 : (unsigned)g->pattern);
+        g->garbage = g->garbage * 6364136223846793005ull + 1442695040888963407ull;
+        bytes[i] = (unsigned char)(g->pattern == PATTERN_RANDOM ? g->garbage >> 56 : (unsigned)g->pattern);
     }
 }
 

@@ -46,6 +46,7 @@ typedef struct {
     int index, hang, waiting;
     int lost;    /* the code that every call returns from now on */
     int pattern; /* of the garbage that the last call is to answer with */
+    uint64_t garbage; /* where random garbage goes on */
     long calls, calls_after_lost, lost_after, hang_after;
     double fixed[VALUES];
     char uuid[48], bus[32];
@@ -81,7 +82,7 @@ int enter(Gpu *g, const char *function);
 /* The same for what is not a call of its own: one field value or one GPM metric. Neither counts nor blocks. */
 int fault_of(Gpu *g, const char *name);
 /* Fill an answer with the garbage that was set for what the gate was asked for last. */
-void spoil(const Gpu *g, void *to, size_t size);
+void spoil(Gpu *g, void *to, size_t size);
 #pragma GCC visibility pop
 
 /* Begin a function of the library whose answer is `size` bytes at `to`. */

@@ -73,6 +73,45 @@ def test_processes_without_training_libraries_are_not_asked():
         assert running.pid not in [s.pid for s in Finder().find().servers]
 
 
+# Listens on as many ports as it is told, and answers at none.
+MANY = (
+    sys.executable, "-c",
+    "import socket, sys\n"
+    "held = [socket.create_server(('', 0)) for _ in range(int(sys.argv[1]))]\n"
+    "print(len(held), flush=True); sys.stdin.read()\n",
+)
+
+
+def test_ports_that_nobody_answers_at_are_asked_some_at_a_time(monkeypatch):
+    """Two thousand of them kept one search busy for two minutes, and the maps were read for each."""
+    asked: list[str] = []
+    read: list[int] = []
+    monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
+    monkeypatch.setattr(discovery, "_mapped_libraries", lambda proc, pid: read.append(pid) or [])
+    finder = Finder()
+    with process(*MANY, "200") as (running, _):
+        for search in range(1, 12):
+            assert finder.find([running.pid]).servers == ()
+            assert len(asked) <= 64 * 2 * search and len(read) <= search  # at 127.0.0.1 and ::1
+    assert len({*asked}) == 400 and len(asked) == 3 * 400  # each in its turn, and no more often than before
+
+
+def test_each_user_has_a_turn_and_gputops_own_first(monkeypatch):
+    """Whoever opens very many ports delays nobody else's server."""
+    finder = Finder()
+    ports = {7: range(1000, 3000), 8: range(5), 9: range(10, 13)}
+    listening = {Listener(port, port, 1): ["127.0.0.1"] for own in ports.values() for port in own}
+    pids = {port: pid for pid, own in ports.items() for port in own}
+    finder._sockets = {listener: discovery._SocketState((pids[listener.port],)) for listener in listening}
+    monkeypatch.setattr(discovery, "_effective_uid", lambda proc, pid: {7: 4242, 8: 4343, 9: os.geteuid()}[pid])
+    monkeypatch.setattr(discovery, "_mapped_libraries", lambda proc, pid: ["/x/tensorflow/a.so"])
+    asked: list[str] = []
+    monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
+    finder._probe_listeners(listening, named=False)
+    of = [pids[int(address.rpartition(":")[2])] for address in asked]
+    assert len(asked) == 64 and of.count(8) == 5 and of.count(9) == 3
+
+
 def test_own_process_is_left_out():
     with serve(host="[::]") as own:
         assert own.address not in [s.address for s in Finder().find([os.getpid()]).servers]
@@ -395,6 +434,47 @@ def test_a_server_on_ipv6_only_is_asked_there(monkeypatch):
 def _note(asked: list[str], address: str) -> None:
     asked.append(address)
     raise GputopError("nobody there", "")
+
+
+@pytest.mark.parametrize(("path", "found"), [
+    ("/v/lib/python3.11/site-packages/tensorflow/python/_x.so", ("tensorflow", "/v/lib/python3.11/site-packages/")),
+    ("/my files/jaxlib/_jax.so", ("jaxlib", "/my files/")), ("/x/tensorflow/y/jaxlib/z.abi3.so.2", ("jaxlib",
+     "/x/tensorflow/y/")), ("/usr/lib/libcuda.so.535.1", ("", "")), ("/x/libtensorflow_cc.so.2", ("", "")),
+    ("/usr/lib/libc.so.6", None), ("/home/ana/tensorflow/model.ckpt", None), ("/usr/bin/tensorflow.so", None),
+    ("/" + "tensorflow/" * 370, None),
+])
+def test_a_mapped_file_is_known_by_its_path(path, found):
+    assert discovery._package_of(path) == found
+
+
+def test_paths_made_to_be_slow_are_judged_in_linear_time(tmp_path):
+    """200 of these took a minute of the monitor's process. 65,530 mappings of 4,095 bytes are cut at 32 MB."""
+    (tmp_path / "7").mkdir()
+    lines = (f"7f00-7f01 r-xp 0000 08:01 1   /{'tensorflow/' * 370}{i}\n" for i in range(2000))
+    (tmp_path / "7" / "maps").write_text("".join(lines))
+    assert discovery.is_training(7, tmp_path) is False
+
+
+def test_what_a_process_says_of_itself_is_read_within_bounds(tmp_path, monkeypatch):
+    """It may point to any of its memory as its environment or its command (prctl(2), PR_SET_MM_MAP)."""
+    (tmp_path / "7").mkdir()
+    for name in ("environ", "cmdline"):
+        with (tmp_path / "7" / name).open("wb") as file:
+            file.write(b"RANK=3\0")
+            file.truncate(64 << 30)  # sparse
+    finder = Finder(tmp_path)
+    assert discovery.rank_of(finder._environ(7)) == "rank 3"
+    assert len(finder._command(7)) <= 1 << 16
+
+
+def test_of_another_users_process_few_files_are_opened(tmp_path, monkeypatch):
+    (tmp_path / "7").mkdir()
+    lines = (f"7f00-7f01 r-xp 0000 08:01 1   /x/tensorflow/{i}.so\n" for i in range(5000))
+    (tmp_path / "7" / "maps").write_text("".join(lines))
+    opened: list[Path] = []
+    monkeypatch.setattr(discovery, "_effective_uid", lambda proc, pid: os.geteuid() + 1)
+    monkeypatch.setattr(discovery, "_is_library", lambda proc, pid, path: opened.append(path) or False)
+    assert discovery.is_training(7, tmp_path) is False and len(opened) == 64
 
 
 def test_a_training_job_is_recognized_by_its_libraries(tmp_path):

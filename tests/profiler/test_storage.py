@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gputop.core import files
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import Folder
 from gputop.profiler import client, sockets, storage
@@ -100,14 +101,14 @@ class TestRunFolder:
     @ROOT
     def test_a_logdir_that_is_exchanged_while_it_is_made(self, tmp_path, monkeypatch):
         (theirs := tmp_path / "theirs").mkdir()
-        real = storage.make_folders
+        real = files.make_folders
 
         def exchange(path: Path) -> list[Path]:
             made = real(path)
             os.chown(path.parent, BOB, -1)
             return made
 
-        monkeypatch.setattr(storage, "make_folders", exchange)
+        monkeypatch.setattr(files, "make_folders", exchange)
         with pytest.raises(GputopError, match="belongs to another user"):
             RunFolder.create(theirs / "logs", "host")
         assert not any(theirs.iterdir())
@@ -227,9 +228,31 @@ class TestFilesOfServers:
 def test_the_user_of_a_server_is_known_by_its_socket():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert sockets.listening_uid(Path("/proc"), port) == os.geteuid()
+        assert sockets.listening_uids(Path("/proc"), "127.0.0.1", port) == {os.geteuid()}
         assert storage._server_uid(f"127.0.0.1:{port}", None) == os.geteuid()
-    assert sockets.listening_uid(Path("/proc"), port) is None
+    assert not sockets.listening_uids(Path("/proc"), "127.0.0.1", port)
+
+
+def test_of_sockets_at_one_port_that_counts_which_answers_at_the_address(tmp_path):
+    """As the kernel chooses: that of the very address, else one of all addresses."""
+    (tmp_path / "net").mkdir()
+    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    row = "   0: {}:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 {:5d}        0 7 1 0 100 0 0 10 0\n"
+    order = sys.byteorder
+    ipv4 = f"{int.from_bytes(bytes((127, 0, 0, 1)), order):08X}"
+    ipv6 = "0" * 24 + f"{int.from_bytes(bytes((0, 0, 0, 1)), order):08X}"
+
+    def uids(tcp, tcp6, host):
+        (tmp_path / "net" / "tcp").write_text(head + "".join(row.format(*own) for own in tcp))
+        (tmp_path / "net" / "tcp6").write_text(head + "".join(row.format(*own) for own in tcp6))
+        return sockets.listening_uids(tmp_path, host, 8080)
+
+    everywhere = [("0" * 8, 5)], [("0" * 32, 6)]
+    assert uids([(ipv4, 1)], [(ipv6, 2)], "127.0.0.1") == {1} and uids([(ipv4, 1)], [(ipv6, 2)], "[::1]") == {2}
+    assert uids([(ipv4, 1)], [(ipv6, 2)], "localhost") == {1, 2}
+    assert uids(*everywhere, "127.0.0.1") == {5} and uids([], everywhere[1], "127.0.0.1") == {6}
+    assert uids([*everywhere[0], (ipv4, 1)], everywhere[1], "127.0.0.1") == {1}
+    assert uids(everywhere[0], [], "::1") == set()
 
 
 def test_a_file_made_meanwhile_is_not_replaced(tmp_path):

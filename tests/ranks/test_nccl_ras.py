@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
+import threading
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 from gputop.core.errors import GputopError
 from gputop.ranks import nccl_ras
 from gputop.ranks.hang import find_absence
-from gputop.ranks.model import Rank
+from gputop.ranks.model import Answer, Rank
 from gputop.ranks.ras_answers import read_json, read_text
 from tests.ranks.ras_double import Job, as_json, as_text, serving
 from tests.records import replace
@@ -121,12 +124,74 @@ def test_whoever_took_the_port_is_not_believed(monkeypatch: pytest.MonkeyPatch) 
     with serving(STUCK) as (address, server):
         monkeypatch.setattr(nccl_ras, "DEFAULT_ADDRESS", address)
         assert nccl_ras.ask_job([os.getpid()], frozenset()).communicators
-        monkeypatch.setattr(nccl_ras, "listening_uid", lambda proc, port: 4242)
-        with pytest.raises(GputopError, match="user 4242, who runs"):
-            nccl_ras.ask_job([os.getpid()], frozenset())
+        for uids, who in ((frozenset({4242}), "user 4242, who runs"), (frozenset({4242, 0}), "user 4242"),
+                          (frozenset[int](), "nobody who can be seen")):
+            monkeypatch.setattr(nccl_ras, "listening_uids", lambda proc, host, port, uids=uids: uids)
+            with pytest.raises(GputopError, match=who):
+                nccl_ras.ask_job([os.getpid()], frozenset())
         monkeypatch.setenv("NCCL_RAS_ADDR", address)  # the user has named it
         assert nccl_ras.ask_job([os.getpid()], frozenset()).communicators
     assert server.asked == 2
+
+
+def test_the_address_is_asked_whose_owner_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name has two addresses: what listens at ::1, which is tried first, may be anybody's."""
+    monkeypatch.delenv("NCCL_RAS_ADDR", raising=False)
+    heard: list[bytes] = []
+    with serving(STUCK) as (address, server), contextlib.ExitStack() as parts:
+        port = int(address.rpartition(":")[2])
+        try:
+            impostor = parts.enter_context(socket.create_server(("::1", port), family=socket.AF_INET6))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    own, _ = impostor.accept()
+                    with own:
+                        heard.append(own.recv(100))
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        monkeypatch.setattr(nccl_ras, "DEFAULT_ADDRESS", f"localhost:{port}")
+        places = [(family, socket.SOCK_STREAM, 6, "", place) for family, place in (
+            (socket.AF_INET6, ("::1", port, 0, 0)), (socket.AF_INET, ("127.0.0.1", port)))]
+        monkeypatch.setattr(nccl_ras.socket, "getaddrinfo", lambda *_, **__: places)
+        monkeypatch.setattr(nccl_ras, "listening_uids", lambda proc, host, port: frozenset(
+            {4242 if host == "::1" else os.geteuid()}))
+        assert nccl_ras.ask_job([os.getpid()], frozenset()).communicators
+        del places[1]
+        with pytest.raises(GputopError, match=r"user 4242, .* listens at \[::1\]"):
+            nccl_ras.ask_job([os.getpid()], frozenset())
+        impostor.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert server.asked == 1 and not any(heard)
+
+
+def test_of_an_answer_that_is_too_large_the_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job((100,) * 400)
+    monkeypatch.setattr(nccl_ras, "_MAX_BYTES", len(as_text(job)) + 1)
+    with serving(job) as (address, server):
+        assert not nccl_ras.ask(address).counts_all and server.asked == 2
+
+
+_TEXT = "NCCL version 2.27.7 compiled with CUDA 12.9\n{}\nWarnings\n"
+
+
+@pytest.mark.parametrize(("read", "data"), [
+    (read_json, b"{" * (4 << 20)), (read_json, b"[" + b"{}," * (1 << 20)), (read_json, b'{"a":' * (1 << 19)),
+    (read_json, b'{"nvml_dev": 1' + b"\n" * (1 << 20)),
+    (read_json, json.dumps({"nccl_version": "2", "ras": {}, "communicators": [{"hash": "0x1", "size": 1, "ranks": [
+        {"rank": 1, "collective_counts": dict.fromkeys(map(str, range(200)), 1)}] * 600}]}).encode()),
+    (read_text, _TEXT.format("".join(f"#0-{n} ({n:x}) ERROR\n" for n in range(20_000))).encode()),
+    (read_text, _TEXT.format("#0-0 (a) INCOMPLETE\n  The missing ranks: " + "1," * 200_000).encode()),
+    (read_text, _TEXT.format("".join(f"  Process {n} on node a managing GPU 0\n" for n in range(101_000))).encode()),
+], ids=["braces", "objects", "depth", "lines", "counts", "blocks", "missing", "processes"])
+def test_no_answer_takes_more_than_its_bounds(read: Callable[[bytes, float], Answer], data: bytes) -> None:
+    """Each took gigabytes, or time that grows with the square of its size."""
+    with pytest.raises(GputopError):
+        read(data, 0.0)
 
 
 def test_where_to_ask() -> None:

@@ -197,6 +197,7 @@ def test_the_disk_is_asked_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "fsync", synced.append)
     now = [0.0]
     writer = RecordingWriter(tmp_path / "node.rec", clock=lambda: now[0])
+    synced.clear()  # its name
     for tick in range(100):
         now[0] = tick
         writer.append(node_sample(tick, 1))

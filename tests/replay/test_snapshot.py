@@ -19,7 +19,7 @@ from gputop.core.samples import AdapterSample, Reading
 from gputop.export.html import to_html
 from gputop.export.snapshot import document, to_json, to_text
 from gputop.export.svg import to_svg
-from gputop.replay.snapshot import from_document, is_snapshot, read
+from gputop.replay.snapshot import from_document, from_json, is_snapshot, read
 from gputop.text import redaction
 from tests.export.scene import session
 from tests.fakes import StillSession
@@ -186,3 +186,15 @@ def test_whatever_stands_in_a_document_it_is_drawn_or_refused(data: st.DataObjec
         return
     doc = json.loads(json.dumps(doc).replace("NaN", "0").replace("-Infinity", "0").replace("Infinity", "0"))
     assert to_html(doc).endswith("</html>\n") and to_svg(doc).endswith("</svg>\n")
+
+
+def test_a_page_that_begins_its_document_very_often_is_read_in_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("<html>" + '<script type="application/json" id="gputop-snapshot">{' * 200_000)
+    with pytest.raises(GputopError, match="is no snapshot"):
+        read(path)
+
+
+def test_what_a_node_answers_has_a_number_of_values() -> None:
+    with pytest.raises(GputopError, match="more than 500,000 values"):
+        from_json(b'{"gpus": [' + b"[]," * 300_000 + b"[]]}")

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.rules.files import PROJECT_FILE, RulePath, load_rules, rule_paths
-from gputop.rules.rule_file import MAX_BYTES, read_rules
+from gputop.rules.rule_file import MAX_BYTES, MAX_ENTRIES, read_rules
+from gputop.rules.toml_places import Places
 
 RULE = '[[rule]]\nid = "a_rule"\non = "live"\nwhen = "sm_active < 0.4"\ntitle = "Low"\n'
 
@@ -111,3 +112,26 @@ def test_a_file_without_end_and_a_pipe_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     _, unread = load_rules([RulePath(str(tmp_path / name), "named") for name in ("large.toml", "pipe.toml")])
     assert "too large" in unread[0] and "a pipe" in unread[1]
+
+
+_SLOW = {
+    "blanks in a list": "a = [\n[" + " " * 200_000 + "\n]]\n", "brackets": "a = [\n" + "[" * 200_000,
+    "parts of a key": "a" + ".a" * 100_000 + " = 1\n", "parts of a header": "[a" + ".a" * 100_000 + "]\n",
+    "keys in a table of a line": "a = {b" + ".b" * 100_000 + " = 1}\n",
+    "unknown keys": "".join(f"a{i} = 1\n" for i in range(25_000)),
+    "unknown keys of rules": "".join("[[rule]]\n" + "".join(f"b{i} = 1\n" for i in range(100)) for _ in range(300)),
+    "unknown limits": "[limits]\n" + "".join(f"a{i} = 1\n" for i in range(25_000)),
+}
+
+
+@pytest.mark.parametrize("text", _SLOW.values(), ids=_SLOW)
+def test_no_file_takes_time_by_the_square_of_its_size(text: str) -> None:
+    """A cloned repository may hold it, and each command that judges reads it: a line of blanks took for ever."""
+    assert 1 <= len(read_rules(text, "gputop.toml").problems) <= MAX_ENTRIES
+
+
+def test_headers_are_found_whatever_blanks_they_have() -> None:
+    text = 'x = [\n[ 1 ]\n]\n[ limits ]\na = 1\n  [[ rule ]]  # one\nid = "a"\n[[rule]]\nid = "b"\n[]\n'
+    places = Places(text)
+    assert (places.table("limits").line, places.table("rule").line, places.table("rule", 1).line) == (4, 6, 8)
+    assert places.value("limits", 0, "a") == (5, 5) and places.value("rule", 1, "id") == (9, 6)

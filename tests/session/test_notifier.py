@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,12 +15,14 @@ from typing import ClassVar
 
 import pytest
 
+from gputop.commands.notifying import check_notify
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice
 from gputop.profiler.capture.records import CaptureStatus, Server
-from gputop.session import notifications
+from gputop.session import notifications, notifier
 from gputop.session.notifications import HOLD_S, REPEAT_S, News, Notification
 from gputop.session.notifier import Notifier, Ways, parse_ways, post, run_command
+from tests.dripping import DRIPS, dripping
 from tests.fakes import StillSession
 from tests.records import replace
 from tests.tui.found import HEAVY
@@ -119,8 +124,35 @@ def hook() -> Iterator[str]:
 def test_a_webhook_is_told(hook: str) -> None:
     post(f"{hook}/204", "s3cret", TOLD)
     ((authorization, body),) = Hook.got
-    assert authorization == "Bearer s3cret" and body == TOLD.to_json()
+    assert authorization == "Bearer s3cret" and body == {**TOLD.to_json(), "allowed_mentions": {"parse": []}}
     assert body["text"] == body["content"] == "node-07: GPU 0 idles"
+
+
+def test_no_name_in_a_trace_mentions_anybody() -> None:
+    name = "op @everyone @here <!channel> <@U12> <@&9> <#7> <https://a.example|b> [b](https://c.example) a & b"
+    document = replace(TOLD, title=name).to_json()
+    assert document["title"] == name
+    text, content = str(document["text"]), str(document["content"])
+    # As Slack wants it escaped, https://api.slack.com/reference/surfaces/formatting#escaping.
+    assert not {"<", ">"} & {*text} and "&lt;" in text and " a &amp; b" in text
+    for shown in (text, content):
+        assert not re.search(r"@\w|<[@!#&\w]|\]\(", shown)
+        assert shown.replace("\u200b", "").replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") == (
+            f"node-07: {name}")
+
+
+@pytest.mark.parametrize(("url", "host"), [
+    ("http://hooks.example/x", "hooks.example"), ("http://a@hooks.example:80/x", "hooks.example"),
+    ("https://hooks.example/x", ""), ("http://localhost:9/x", ""), ("http://[::1]/x", ""), ("", ""),
+])
+def test_a_webhook_in_the_clear_is_said(url: str, host: str, monkeypatch: pytest.MonkeyPatch,
+                                        capsys: pytest.CaptureFixture[str]) -> None:
+    ways = Ways(webhook=url, token="s3cret")
+    assert ways.in_the_clear == host
+    monkeypatch.setattr(notifier, "parse_ways", lambda texts: ways)
+    check_notify(argparse.Namespace(notify=["webhook"], command=None))
+    said = capsys.readouterr().err
+    assert ("unencrypted: use https://" in said) == bool(host) and host in said and "s3cret" not in said
 
 
 @pytest.mark.parametrize("status", [302, 401, 500])
@@ -133,6 +165,15 @@ def test_what_a_webhook_answers_is_said_without_its_address(hook: str, status: i
 def test_a_webhook_that_is_not_there() -> None:
     with pytest.raises(RuntimeError, match="ConnectionRefusedError"):
         post("http://127.0.0.1:1/x", "", TOLD)
+
+
+@pytest.mark.parametrize("way", DRIPS)
+def test_a_webhook_that_answers_a_byte_at_a_time_is_left_in_time(way: str) -> None:
+    # The answer's content is not read.
+    end = contextlib.nullcontext() if way in ("body", "chunks", "chunk size", "trailers") else pytest.raises(
+        RuntimeError, match="TimeoutError")
+    with dripping(way) as address, end:
+        post(f"http://{address}/x", "", TOLD, timeout_s=0.2)
 
 
 def test_a_command_gets_the_line_and_the_document(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gputop.core.findings import Finding, Gain
 from gputop.ranks.model import Answer
 from gputop.ranks.processes import environment
 from gputop.ranks.ras_answers import read_json
-from gputop.session import rank_watch
+from gputop.session import rank_watch, ras_worker
 from gputop.session.rank_watch import RankWatch, following
 from gputop.session.simulated_ranks import SimulatedRanks
 from gputop.sources.simulated import SimulatedSource
@@ -104,3 +104,21 @@ def test_of_an_environment_only_what_is_asked_for_is_read(tmp_path: Path) -> Non
     (tmp_path / "7" / "environ").write_bytes(b"TOKEN=secret\0NCCL_RAS_ADDR=localhost:1\0")
     assert environment(7, ["NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"], tmp_path) == {"NCCL_RAS_ADDR": "localhost:1"}
     assert environment(8, ["NCCL_RAS_ADDR"], tmp_path) == {}
+
+
+def test_what_ras_says_is_read_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(data: bytes, as_json: bool, time_s: float) -> Answer:
+        raise AssertionError
+
+    data = as_json(Job((5, 4)))
+    monkeypatch.setattr(ras_worker, "read_here", here)
+    assert ras_worker.read_in_worker(data, True, 7.0) == read_json(data, 7.0)
+    for hostile in (b"{" * (4 << 20), b"[" + b"{}," * (1 << 20)):
+        with pytest.raises(GputopError, match=r"NCCL's answer is damaged"):
+            ras_worker.read_in_worker(hostile, True, 7.0)
+    with pytest.raises(GputopError, match=r"not NCCL's RAS"):
+        ras_worker.read_in_worker(b"SSH-2.0\n", False, 7.0)
+    monkeypatch.setattr(ras_worker, "_TIMEOUT_S", 0.0)
+    with pytest.raises(GputopError, match="reading of NCCL's answer was not finished") as late:
+        ras_worker.read_in_worker(data, True, 7.0)
+    assert "trace" not in str(late.value)

@@ -513,3 +513,20 @@ def test_a_capture_of_another_job_than_the_one_that_ended_is_asked_for(monkeypat
     search(Server("127.0.0.1:4", "other.py", 11, asked=True))
     capture()
     assert begun[3:] == ["127.0.0.1:4"] and len(asked) == 2, "a named one needs no question"
+
+
+def test_a_listener_that_fails_ends_neither_the_others_nor_the_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda fault: faults.append(fault.exc_value))
+    session = Session(StillSource())
+    heard: list[str] = []
+
+    def fails(change: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    session.listen(fails)
+    session.listen(heard.append)
+    for tick in (1, 2):
+        session.sample_feed.on_sample(node_sample(tick, 1))
+    assert heard.count("sample") >= 2
+    assert [str(fault) for fault in faults] == ["[Errno 28] No space left on device"] * len(heard)

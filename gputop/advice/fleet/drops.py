@@ -38,10 +38,12 @@ def judge_activity_drop(view: JobView) -> ActivityDrop | Missing | None:
         return None  # too young
     # A drop of long ago leaves less than half of the slices above: the level before is that of the best ones.
     level = sorted(values)[-first]
+    if level < limit("activity_drop.before"):
+        return None
     above = [i for i, value in enumerate(values) if value >= limit("activity_drop.steady") * level]
     begin = above[-1] + 1
     before, after = values[:begin], values[begin:]
-    if len(after) < short or len(before) < first or level < limit("activity_drop.before"):
+    if len(after) < short or len(before) < first:
         return None
     if len(above) < 0.8 * begin or median(after) > limit("activity_drop.ratio") * median(before):
         return None

@@ -20,7 +20,8 @@ XLA_RUN = (r"(?:Cpu|Gpu)Executable::Execute|\S+:XLA GPU module$|PjRt\w*LoadedExe
             r"PJRT_LoadedExecutable_Execute")
 # XLA names a module after the function, a_inference_<function>_<n>__….<k>, or cluster_<n> where TensorFlow clusters.
 # Its name is part of kernels' ops and of the event in which the host starts it on a GPU.
-_MODULE = re.compile(r"((?:a_inference_\w+?|cluster_\w+?|jit_\w+?))(?:__\w*)?(?:\.\d+)?(?:/|:XLA GPU module$)")
+# Of bounded lengths: a name in a trace has any.
+_MODULE = re.compile(r"((?:a_inference|cluster|jit)_\w{1,250}?)(?:__\w{0,250})?(?:\.\d{1,9})?(?:/|:XLA GPU module$)")
 _NUMBERED = re.compile(r"(?:__|a_)inference_(.+?)_\d+$")
 
 

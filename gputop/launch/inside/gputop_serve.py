@@ -120,7 +120,7 @@ def _task() -> str | None:
     try:
         task = json.loads(os.environ["TF_CONFIG"])["task"]
         return f"{task['type']}{int(task['index'])}"
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from gputop.core.errors import GputopError
 from gputop.core.files import unnamed_file
+from gputop.core.own_program import child_command
 from gputop.profiler import messages
 from gputop.profiler.capture.footprint import resident_bytes
 from gputop.profiler.client import CaptureResult, is_busy, save_response, set_options
@@ -46,13 +47,6 @@ _SNAPSHOT_TIMEOUT_S = 120.0  # gathering takes several times as long as recordin
 MAX_GROWTH_BYTES = 1 << 30
 WATCHDOG_TIMEOUT_S = 60.0  # without a sign of life from gputop: it is suspended, or hangs
 _WATCHDOG_START_TIMEOUT_S = 30.0
-# As gputop.diagnosis.worker: the user's working directory may not shadow modules.
-_WATCHDOG_CODE = """\
-import sys
-sys.path[:] = [p for p in sys.path if p] + [sys.argv[1]]
-from gputop.profiler.capture.continuous import run_watchdog
-run_watchdog(float(sys.argv[2]))
-"""
 MAX_KEPT_BYTES = 1 << 30  # of one server's parts on disk
 _RESTOP_DELAY_S = 1.0  # after an end: for a start that was on its way
 _LINE_BYTES = 4096
@@ -83,6 +77,11 @@ def stop_continuous(address: str, timeout_s: float = _CALL_TIMEOUT_S) -> bool:
     except grpc.RpcError:
         return False
     return True
+
+
+def watchdog() -> None:
+    """The watchdog process: :func:`run_watchdog` with the time it is given."""
+    run_watchdog(float(sys.argv[1]))
 
 
 def run_watchdog(timeout_s: float) -> None:
@@ -138,8 +137,7 @@ class _WatchdogProcess:
     """The watchdog process, seen from gputop."""
 
     def __init__(self) -> None:
-        root = Path(__file__).resolve().parents[3]
-        command = [sys.executable, "-c", _WATCHDOG_CODE, str(root), str(WATCHDOG_TIMEOUT_S)]
+        command = child_command("gputop.profiler.capture.continuous:watchdog", str(WATCHDOG_TIMEOUT_S))
         self._busy = False  # ends what gputop could not
         try:
             # A session of its own: what ends the terminal's processes is not to end this one.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from gputop.core.codec import parse
 from gputop.core.files import Folder, open_regular, replacing, untrusted_ancestor
 from gputop.trace.readers.capture_file import FILE as CAPTURE
 from gputop.trace.readers.capture_file import OVERVIEW
@@ -69,12 +71,12 @@ def remove_run(parent: Folder, run: str) -> list[str]:
 def _marked_runs(parent: Folder) -> Iterator[tuple[float, str]]:
     """Time and name of the runs that gputop may remove: real folders with a note of this user's. Raises OSError."""
     for run in parent.names():
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
             with parent.enter(run) as folder, open_regular(MARK, _MAX_NOTE_BYTES, follow_links=False,
                                                            owners=_owners(), folder_fd=folder.fd) as note:
-                about = json.loads(note.read(_MAX_NOTE_BYTES))
-            if about["schema"] == _SCHEMA:
-                yield float(about["time_s"]), run
+                about = parse(note.read(_MAX_NOTE_BYTES))
+            if about["schema"] == _SCHEMA and math.isfinite(time_s := float(about["time_s"])):
+                yield time_s, run
 
 
 def _owners() -> frozenset[int]:

@@ -18,7 +18,7 @@ _SCOPES = (
     (re.compile(r"lxc\.payload\.(.+)"), "lxc"),
     (re.compile(r"systemd-nspawn@(.+)\.service"), "nspawn"),
     (re.compile(r"machine-(?!qemu|lxc)(.+)\.scope"), "nspawn"),
-    (re.compile(r"job_(\d+)"), "slurm"),
+    (re.compile(r"job_([0-9]{1,19})"), "slurm"),
 )
 _BARE_ID = re.compile(_ID)
 _HEX = re.compile(r"\\x([0-9a-f]{2})")
@@ -46,7 +46,7 @@ def _container(parts: list[str], depth: int) -> str | None:
     part, above = parts[depth], parts[:depth]
     for pattern, runtime in _SCOPES:
         match = pattern.fullmatch(part)
-        if match is None or (runtime == "slurm" and not any("slurm" in p for p in above)):
+        if match is None or (runtime == "slurm" and not _is_slurms(above)):
             continue
         name = match[1]
         if not _BARE_ID.fullmatch(name):
@@ -58,6 +58,22 @@ def _container(parts: list[str], depth: int) -> str | None:
     if above and above[-1] in ("lxc", "lxc.payload"):
         return f"lxc {printable(part)[:_NAME_CHARS]}"
     return None
+
+
+def _is_slurms(above: list[str]) -> bool:
+    """Whether these are the groups that slurmd makes its jobs' groups in: a user can make some of the same names, but
+    only below one that is delegated to that user.
+
+    Of version 1 ``slurm/uid_1000`` or ``slurm_NODE/uid_1000`` at the top, of version 2
+    ``system.slice/slurmstepd.scope`` or ``…/NODE_slurmstepd.scope``. With slurmd in a pod they stand in that pod's
+    group, which kubelet makes; seen from a cgroup namespace there is ".." before them (cgroup_namespaces(7)).
+    """
+    top = [part for part in above if part != ".."]
+    if top and top[0].startswith("kubepods"):
+        top = top[-2:]
+    return (len(top) == 2 and top[0] == "system.slice" and top[1].endswith("slurmstepd.scope")) or (
+        1 <= len(top) <= 2 and re.match(r"slurm(?:_|$)", top[0]) is not None
+        and all(part.startswith("uid_") for part in top[1:]))
 
 
 def _runtime_above(above: list[str]) -> str:

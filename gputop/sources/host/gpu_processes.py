@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gputop.core.framework import framework_of
 from gputop.core.metrics import BYTES, COUNT
+from gputop.core.proc import MAPS_BYTES
 from gputop.core.samples import GpuProcess, GpuSample, ProcessSample, Reading
 from gputop.sources.host import numa, proc_files, process_match
 from gputop.sources.host.cgroups import Cgroups
@@ -267,7 +268,7 @@ class GpuProcessTable:
         if known.scans in _FRAMEWORK_SCANS:
             known.framework = ""
             with contextlib.suppress(OSError):
-                known.framework = framework_of(self._read(f"{folder}/maps", process_match.MAPS_BYTES))
+                known.framework = framework_of(self._read(f"{folder}/maps", MAPS_BYTES))
         known.reasons, known.identified = reasons, True
 
     # -- the process table -------------------------------------------------------------------

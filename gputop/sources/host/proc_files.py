@@ -8,10 +8,11 @@ any bytes.
 from __future__ import annotations
 
 import errno
-import os
 
 from msgspec import Struct
 
+from gputop.core.proc import ENVIRON_BYTES as ENVIRON_BYTES
+from gputop.core.proc import read as read
 from gputop.text.units import printable
 
 ENDED = "the process has ended"
@@ -21,23 +22,8 @@ UNPARSABLE = "/proc gives malformed data"
 
 SMALL_BYTES = 4096  # stat, io: less than half of it
 LARGE_BYTES = 1 << 16  # status and cgroup may hold long lists; a command line is cut there
-ENVIRON_BYTES = 1 << 20
-_PART_BYTES = 1 << 16
 _COMMAND_CHARS = 4096
 _VARIABLE_CHARS = 4096
-
-
-def read(path: str, limit: int = SMALL_BYTES) -> bytes:
-    """The file's first ``limit`` bytes. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        parts = []
-        while limit > 0 and (part := os.read(fd, min(limit, _PART_BYTES))):
-            parts.append(part)
-            limit -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-    finally:
-        os.close(fd)
 
 
 def why(error: OSError) -> str:

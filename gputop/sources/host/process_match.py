@@ -13,11 +13,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from gputop.core.proc import read_maps
 from gputop.core.samples import GpuInfo
-from gputop.sources.host import proc_files
 
-MAPS_BYTES = 64 << 20  # a large job maps some ten thousand regions of a hundred bytes
-_MAPPED = re.compile(rb"/dev/nvidia(\d+)$", re.MULTILINE)
+# The whole path: any user can map a file of a name that ends so.
+_MAPPED = re.compile(rb"^\S+ \S+ \S+ \S+ \d+ +/dev/nvidia(\d{1,4})$", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
 
@@ -63,7 +63,7 @@ def mapped_devices(proc: Path, pids: Iterable[int]) -> dict[int, set[int]]:
     out = {}
     for pid in pids:
         try:
-            found = {int(n) for n in _MAPPED.findall(proc_files.read(f"{proc}/{pid}/maps", MAPS_BYTES))}
+            found = {int(n) for n in _MAPPED.findall(read_maps(pid, proc))}
         except OSError:
             continue
         if found:

@@ -20,7 +20,6 @@ _BY_UNIT: dict[str, tuple[float, float]] = {
     HERTZ: (0.0, 10e9),
     BYTES: (0.0, float(64 << 40)),
     BYTES_PER_S: (0.0, 20e12),
-    COUNT: (0.0, 1e9),
 }
 _SMALLEST_NONZERO = 1e-9  # no measurement gives so small a value; misread bits do
 _ABOVE_ZERO = 1e-9  # for metrics of which 0 is not plausible
@@ -32,10 +31,17 @@ _BY_METRIC: dict[str, tuple[float, float]] = {
     "temperature_slowdown_c": (_ABOVE_ZERO, _BY_UNIT[CELSIUS][1]),
     "pcie_gen": (0.0, 16.0),
     "pcie_width": (0.0, 64.0),
+    # A count says nothing of its scale: each has its own. Errors that are corrected may come a thousand a second; those
+    # that are not end jobs. A GPU has some hundred spare rows (512 on an A100).
+    "ecc_corrected": (0.0, 1e9),
+    "ecc_uncorrected": (0.0, 1e6),
+    "ecc_uncorrected_lifetime": (0.0, 1e7),
+    "rows_remapped": (0.0, 8192.0),
     "row_remap_pending": (0.0, 1.0),
     "row_remap_failed": (0.0, 1.0),
 }
-_LIMITS = {metric.id: _BY_METRIC.get(metric.id, _BY_UNIT[metric.unit]) for metric in GPU_METRICS.values()}
+# A metric of a unit without limits has to have its own: a KeyError here tells of a new one.
+_LIMITS = {metric.id: _BY_METRIC.get(metric.id) or _BY_UNIT[metric.unit] for metric in GPU_METRICS.values()}
 
 
 def implausible_reason(metric: str, value: float) -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gputop.core.codec import parse
 from gputop.core.files import read_regular, replacing
 
 FILE = "gputop.clocks.json"
@@ -41,11 +42,11 @@ def write_clocks(folder: Path, clocks: Mapping[str, HostClock]) -> None:
 def read_clocks(folder: Path) -> dict[str, HostClock]:
     """The clocks by name of the trace file; empty where there is no such file, or not a valid one."""
     try:
-        document = json.loads(read_regular(folder / FILE, _MAX_BYTES))
+        document = parse(read_regular(folder / FILE, _MAX_BYTES))
         if document["schema"] != _SCHEMA:
             return {}
         return {str(name): _clock(about) for name, about in document["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 

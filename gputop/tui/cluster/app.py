@@ -16,7 +16,8 @@ from textual.message import Message
 from gputop.cluster.collect import FleetCollector, View
 from gputop.cluster.model import Fleet, Problem
 from gputop.core.errors import EXIT_OK, GputopError
-from gputop.core.files import unused_name, write_file
+from gputop.core.files import write_new_files
+from gputop.core.own_program import gputop_command
 from gputop.export.cluster import Report, render
 from gputop.text.console import note, say
 from gputop.text.programs import NO_SUCH_PROGRAM
@@ -63,6 +64,9 @@ class Asker:
                 self._listener(self._make(self._collector.refresh(self.view)))
             except GputopError as error:
                 self._listener(error)
+            except Exception as error:  # noqa: BLE001  thread boundary: the next answer may be readable
+                self._listener(GputopError(f"an answer could not be used, a bug in gputop: {error!r}"[:300],
+                                           "gputop asks again. Please report this."))
 
 
 class ClusterApp(TerminalApp):
@@ -113,9 +117,9 @@ class ClusterApp(TerminalApp):
     def action_snapshot(self) -> None:
         stem = time.strftime("gputop-cluster-%Y%m%d-%H%M%S", time.localtime(self._state.report.fleet.time_s))
         try:
-            paths = [unused_name(self._folder / f"{stem}.{ending}") for ending in ("txt", "json", "html")]
-            for path, form in zip(paths, ("text", "json", "html"), strict=True):
-                write_file(path, render(self._state.report, form).encode())
+            contents = {ending: render(self._state.report, form).encode()
+                        for ending, form in ((".txt", "text"), (".json", "json"), (".html", "html"))}
+            paths = write_new_files(self._folder, stem, contents)
         except GputopError as error:
             self.notify(str(error), severity="error")
             return
@@ -123,9 +127,11 @@ class ClusterApp(TerminalApp):
 
 
 def run_program(command: list[str]) -> None:
-    """Give the terminal to a program. What it says where it fails stays until somebody has read it."""
+    """Give the terminal to a program; "gputop" is this one, not another of that name. What it says where it fails stays
+    until somebody has read it."""
+    words = [*gputop_command(), *command[1:]] if command[0] == "gputop" else command
     try:
-        status = subprocess.run(command).returncode
+        status = subprocess.run(words).returncode
     except OSError as error:
         status, cause = None, f"{command[0]} cannot be started: {error.strerror or error}"
     else:

@@ -40,7 +40,7 @@ class FindingPopup(Popup):
     def copied(self) -> tuple[str, str]:
         if self._finding.snippet or not self._finding.ncu:
             return self._finding.snippet or "", "The code"
-        return self._finding.ncu, "The command"
+        return printable(self._finding.ncu), "The command"
 
     def action_place(self) -> None:
         if self._finding.origin == "trace":

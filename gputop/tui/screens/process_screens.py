@@ -36,7 +36,7 @@ class ProcessPopup(LivePopup):
         self._process, self._ask = process, ask
 
     def copied(self) -> tuple[str, str]:
-        return redaction.command(self._process.command or ""), "The command, with secrets hidden,"
+        return printable(redaction.command(self._process.command or "")), "The command, with secrets hidden,"
 
     def action_signal(self) -> None:
         self.dismiss()

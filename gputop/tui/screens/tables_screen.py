@@ -246,7 +246,7 @@ class TablesScreen(Screen[None]):
         at = self.query_one(DataTable).cursor_row
         command = self.table.commands.get(str(self._rows[at][-1])) if 0 <= at < len(self._rows) else None
         if command:
-            copy(self.app, command, "The command")
+            copy(self.app, printable(command), "The command")
         else:
             self.notify("Nothing to copy: no kernel that computes and takes much time is selected.")
 

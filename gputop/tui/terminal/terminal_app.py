@@ -16,6 +16,7 @@ from textual.screen import ModalScreen
 from textual.theme import Theme
 
 from gputop.render.styled_text import wrap
+from gputop.text.console import clean
 from gputop.text.units import printable
 from gputop.tui.terminal import themes
 from gputop.tui.terminal.bell import bell
@@ -25,6 +26,7 @@ from gputop.tui.terminal.first_frame import FirstFrame
 from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal.textual_private import FaultReportingApp, driver_of
 
+_CLIPBOARD_CHARS = 100_000
 NOTICE_S = 3.0  # that a notice is shown
 _NOTICE_LINES, _NOTICE_FRAME = 6, 6  # of each paragraph; columns of its border, padding and scrollbar
 LOW_BANDWIDTH_PERIOD_S = 5.0  # between two frames on a slow link
@@ -169,6 +171,13 @@ class TerminalApp(FaultReportingApp):
         driver = driver_of(self)
         if isinstance(driver, StallProofDriver):
             driver.write(bell(text))
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """Hand a text to the terminal's clipboard, as it is shown: whoever wrote it, in a snapshot or a trace, has what
+        is pasted type nothing. An escape code that ends a bracketed paste would, and so would a lone carriage return.
+        """
+        shown = clean(text.expandtabs(4).replace("\r\n", "\n"))
+        super().copy_to_clipboard(shown[:_CLIPBOARD_CHARS])
 
     def action_redraw(self) -> None:
         """Draw everything again, after something else has written on the terminal."""

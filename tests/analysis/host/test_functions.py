@@ -76,3 +76,10 @@ def test_real_retracing():
 
 def test_no_functions():
     assert functions(Builder(gpus=0).host("x", 0, 1).build()) is None
+
+
+@pytest.mark.parametrize("name", ["a_inference_" + "_" * 300_000, "jit_" * 1000 + "__" * 100_000])
+def test_a_name_that_is_made_to_be_slow_is_no_module(name):
+    b = Builder(gpus=0)
+    b.host(name, 0, 90)
+    assert functions(b.build()) is None

@@ -243,7 +243,7 @@ def test_left_at_once_it_is_ended_by_the_guard():
 
 
 def test_without_a_guard_nothing_is_begun(monkeypatch):
-    monkeypatch.setattr(continuous, "_WATCHDOG_CODE", "raise SystemExit(1)")
+    monkeypatch.setattr(continuous, "child_command", lambda *_: ["false"])
     with serve(FakeProfiler(continuous=True)) as server:
         with pytest.raises(GputopError, match="watchdog of continuous profiling did not start"):
             Continuous([(server.address, None)]).start()

@@ -15,6 +15,7 @@ from gputop.core.errors import GputopError
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.profiler.outline import recorded_window_ns
+from gputop.session.auto_capture import retention
 from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture, existing_folder, held_before
 from gputop.session.auto_capture.dip_rules import parse_rule
 from gputop.session.auto_capture.retention import MARK, mark_removable, remove_oldest
@@ -324,6 +325,9 @@ class TestTheFolder:
         (foreign / MARK).write_text('{"schema": "else/1", "time_s": 1}')
         damaged = run_folder(tmp_path, "c")
         (damaged / MARK).write_text("{")
+        for number, text in enumerate(("1" + "0" * 400, "[" * 100_000, "1e999", "{}")):
+            (run_folder(tmp_path, f"c{number}") / MARK).write_text(json.dumps(
+                {"schema": retention._SCHEMA, "time_s": 0}).replace("0}", text + "}"))
         mine = run_folder(tmp_path, "d", at_s=1.0)
         (mine / "notes.txt").write_text("mine")
         linked = tmp_path / "plugins" / "profile" / "e"

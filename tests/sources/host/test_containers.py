@@ -38,7 +38,19 @@ POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1b2c_3d.sli
     (f"0::/machine.slice/libpod-conmon-{ID}.scope", None),  # the monitor outside of the container
     (f"0::/{POD}/crio-conmon-{ID}.scope", None),
     ("0::/machine.slice/machine-qemu\\x2d1\\x2dvm.scope", None),  # a virtual machine
+    ("0::/system.slice/node7_slurmstepd.scope/job_1234/step_0", "slurm 1234"),
+    ("0::/../../system.slice/slurmstepd.scope/job_1234/step_0", "slurm 1234"),
+    (f"0::/{POD}/cri-containerd-{ID}.scope/system.slice/slurmstepd.scope/job_1234/step_0", "slurm 1234"),
+    ("7:freezer:/slurm/job_1234", "slurm 1234"),
     ("0::/builds/job_1234/step", None),  # no Slurm
+    # What a user can make below a group that systemd has delegated.
+    ("0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_1234", None),
+    ("0::/user.slice/user-1000.slice/user@1000.service/system.slice/slurmstepd.scope/job_1234/step_0", None),
+    ("0::/user.slice/user-1000.slice/user@1000.service/kubepods/system.slice/slurmstepd.scope/job_1234", None),
+    ("1:name=systemd:/user.slice/user-1000.slice/slurm/uid_0/job_1234", None),
+    ("0::/system.slice/of-bob.service/slurmstepd.scope/job_1234", None),
+    ("0::/system.slice/of-bob.service/slurm/uid_0/job_1234", None),
+    ("0::/slurmy/uid_0/job_1234", None),
     ("0::/system.slice/docker-0123.scope", None),
     ("", None),
     ("nonsense", None),

@@ -46,6 +46,7 @@ def test_what_a_process_has_mapped_and_open(tmp_path: Path) -> None:
         tree.add(pid)
     tree.map_device(20, 0, 11)
     tree.map_device(21)  # the control device only, as monitors do
+    tree.map_libraries(22, "/tmp/dev/nvidia3", "/tmp/x /dev/nvidia4", "/dev/nvidia" + "9" * 200)  # which is no device
     assert mapped_devices(tmp_path, [20, 21, 22, 23]) == {20: {0, 11}}
     tree.open_device(20, "/dev/null")
     assert not opens_gpu(tmp_path, 20)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+import ctypes
 
+import pynvml
 import pytest
 
-from gputop.core.metrics import GPU_METRICS
+from gputop.core.metrics import COUNT, GPU_METRICS
 from gputop.core.samples import GpuSample
+from gputop.sources.nvml import plausibility
 from gputop.sources.nvml.fields import FIELDS
 from gputop.sources.nvml.plausibility import implausible_reason
 from gputop.sources.nvml.source import NvmlSource
@@ -137,7 +140,8 @@ def test_a_value_that_stays_is_not_made_anew(fake: FakeNvml) -> None:
         ("temperature_c", 201.0), ("temperature_c", -51.0), ("power_w", 10_001.0), ("power_limit_w", 0.0),
         ("sm_clock_hz", 10.1e9), ("memory_used_bytes", float(65 << 40)), ("memory_total_bytes", 0.0),
         ("ecc_corrected", 4294967295.0), ("pcie_width", 255.0), ("row_remap_pending", 2.0),
-        ("nvlink_rx_bytes_per_s", float("inf")),
+        ("nvlink_rx_bytes_per_s", float("inf")), ("rows_remapped", 630_949_523.0), ("rows_remapped", 8193.0),
+        ("ecc_uncorrected", 1_000_001.0), ("ecc_uncorrected_lifetime", 630_949_523.0),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_not_believed(metric: str, value: float) -> None:
@@ -148,8 +152,35 @@ def test_what_cannot_be_is_not_believed(metric: str, value: float) -> None:
     ("metric", "value"),
     [
         ("gpu_util", 1.0), ("sm_active", 1.04), ("temperature_c", 95.0),
-        ("power_w", 0.0), ("ecc_corrected", 70000.0), ("pcie_gen", 6.0),
+        ("power_w", 0.0), ("ecc_corrected", 70000.0), ("pcie_gen", 6.0), ("rows_remapped", 512.0),
+        ("ecc_uncorrected", 3000.0), ("ecc_uncorrected_lifetime", 70000.0),
     ],
 )  # fmt: skip
 def test_what_is_rare_is_believed(metric: str, value: float) -> None:
     assert implausible_reason(metric, value) is None
+
+
+def test_each_count_has_limits_of_its_own() -> None:
+    assert {metric.id for metric in GPU_METRICS.values() if metric.unit == COUNT} <= plausibility._BY_METRIC.keys()
+
+
+def test_the_doubles_garbage_is_that_of_the_function_and_the_call(fake: FakeNvml) -> None:
+    """A new call before it changes none of it: else what a test gets depends on what else gputop asks."""
+    def power(*before: str) -> list[int]:
+        fake.configure("gpus 1")
+        pynvml.nvmlInit()
+        handle = ctypes.c_void_p()
+        assert fake._library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)) == 0
+        fake.change("fault * 0 1 1 garbage random")
+        found, other = ctypes.c_uint(), (ctypes.c_uint * 64)()
+        for function in before:
+            getattr(fake._library, function)(handle, ctypes.byref(other))
+        answers = []
+        for _ in range(3):
+            assert fake._library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(found)) == 0
+            answers.append(found.value)
+        return answers
+
+    alone = power()
+    assert power("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetEnforcedPowerLimit") == alone
+    assert len({*alone}) == 3

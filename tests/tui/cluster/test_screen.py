@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from gputop.advice.fleet.advise import fleet_advice
 from gputop.cluster.collect import View
 from gputop.cluster.model import NO_JOB, Problem, together
 from gputop.core.errors import GputopError
+from gputop.core.own_program import gputop_command
 from gputop.export.cluster import Report
 from gputop.tui.cluster import app, rows
 from gputop.tui.cluster.app import ClusterApp
@@ -181,3 +185,30 @@ def test_jobs_are_sorted_by_the_numbers_in_their_names() -> None:
     own = State(View(), Report(fleet(*(job(id=name) for name in ("10001", "9999", "ml/b-10", "ml/b-9"))), (), ()),
                 order="job")
     assert ids(own) == ["9999", "10001", "ml/b-9", "ml/b-10"]
+
+
+async def test_a_snapshot_goes_to_a_folder_of_one_s_own_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "out"
+    app = ClusterApp(state(), StillAsker(), rows.commands_for, folder)  # type: ignore[arg-type]
+    said: list[str] = []
+    app.notify = lambda message, **_: said.append(message)  # type: ignore[assignment,misc]
+    app.action_snapshot()
+    assert said[-1].startswith(f"Wrote {folder}") and len(list(folder.iterdir())) == 3
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "home", 12345, -1)
+        app.action_snapshot()
+        assert "belongs to another user" in said[-1] and len(list(folder.iterdir())) == 3
+
+
+def test_gputop_that_is_run_is_this_very_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: list[list[str]] = []
+
+    def note(words: list[str]) -> subprocess.CompletedProcess[bytes]:
+        run.append(words)
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(app.subprocess, "run", note)
+    app.run_program(["gputop", "--attach", "n7"])
+    app.run_program(["ssh", "n7", "gputop"])
+    assert run == [[*gputop_command(), "--attach", "n7"], ["ssh", "n7", "gputop"]]

@@ -30,7 +30,7 @@ from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.details import host_text, job_text, process_text
 from gputop.tui.screens.dialogs import LivePopup, with_comments_above
-from gputop.tui.screens.finding import finding_parts
+from gputop.tui.screens.finding import FindingPopup, finding_parts
 from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
 from gputop.tui.screens.tables_screen import TablesScreen
 from gputop.tui.widgets.dialog_frame import WrappedText
@@ -239,6 +239,33 @@ async def test_the_question_about_another_job_names_its_script_and_what_a_captur
         question, about = (str(part.text) for part in app.screen.query(WrappedText))
         assert question == "The job at 127.0.0.1:6009 has ended. Capture from another job? y/N"
         assert about.startswith("127.0.0.1:9877  serve.py /x (TensorFlow 2.21.0)\n\nA capture slows that job down,")
+
+
+@pytest.mark.parametrize(("written", "copied"), [
+    ("a\x1b[201~;rm -rf ~\nb", "a\ufffd[201~;rm -rf ~\nb"),  # the end of a bracketed paste, and what would be typed
+    ("a\rb\r\nc", "a b\nc"), ("if x:\n\ty", "if x:\n    y"), ("a\x9b201~\x07\x00", "a\ufffd201~\ufffd\ufffd"),
+    ("a\u202eb\u200bc\u2028d\ud800", "a\ufffdb\ufffdc d\ufffd"), ("x" * 200_000, "x" * 100_000),
+])
+async def test_what_is_pasted_types_nothing(written: str, copied: str) -> None:
+    """A snapshot of somebody else's, whose findings have code."""
+    session = FoundSession()
+    assert session.last_capture is not None
+    heavy = replace(HEAVY, snippet=written)
+    session.last_capture = replace(session.last_capture, analysis=make_analysis(findings=[heavy]))
+    session.finding_store.refresh()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("r", "y")
+        await pilot.pause()
+        assert app.clipboard == copied
+        await pilot.press("enter", "y")
+        await pilot.pause()
+        assert app.clipboard == copied
+
+
+def test_a_command_that_is_copied_is_one_line() -> None:
+    finding = replace(HEAVY, snippet="", ncu="ncu -k x\nrm -rf ~\n", origin="trace")
+    assert FindingPopup(finding, lambda _: None).copied()[0] == "ncu -k x rm -rf ~"
 
 
 async def test_the_code_of_a_finding_is_copied_from_the_panel_and_from_its_details() -> None:

@@ -7,12 +7,12 @@ unknown custom call does is not known. A convolution is counted as ``xla::HloCos
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from gputop.core.codec import parse
 from gputop.trace.model import HloOp
 from gputop.trace.readers.xspace.hlo import Instruction, Program, Shape, Window
 
@@ -156,8 +156,8 @@ def _pairs(window: Window, inputs: int, outputs: int) -> int | None:
 
 def _json(text: bytes) -> object:
     try:
-        return json.loads(text) if text.startswith(b"{") else None
-    except (ValueError, RecursionError):
+        return parse(text) if text.startswith(b"{") else None
+    except ValueError:
         return None
 
 

@@ -1,0 +1,65 @@
+"""The script for Python 3.14 goes into the job's own /tmp, whatever the job's user has put there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.launch.attach import _script
+from gputop.launch.target import Target
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a process with another root")
+_USER = 12345
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def job(root: Path) -> Iterator[Target]:
+    """A process of another user in a root of its own."""
+    ready, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.chroot(root)
+            os.setuid(_USER)
+            os.write(write, b".")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(write)
+    assert os.read(ready, 1) == b"."
+    os.close(ready)
+    yield Target(pid, "job", _USER, "user", 0, True)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_it_is_there_for_the_job_alone_and_goes_away(root: Path, job: Target) -> None:
+    (root / "tmp").mkdir()
+    (root / "tmp").chmod(0o1777)
+    with _script(job, "text") as script:
+        (file,) = (root / "tmp").iterdir()
+        assert script == Path("/tmp") / file.name and file.read_text() == "text"
+        assert file.stat().st_uid == _USER and file.stat().st_mode & 0o777 == 0o600
+    assert list((root / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["/{host}", "../host", "/proc/self/root/{host}"])
+def test_a_link_for_tmp_does_not_lead_out_of_the_job_s_root(
+        root: Path, job: Target, tmp_path: Path, target: str) -> None:
+    host = tmp_path / "host"
+    host.mkdir()
+    (root / "tmp").symlink_to(target.format(host=str(host).lstrip("/")))
+    with pytest.raises(GputopError, match="no script can be put into /tmp") as caught, _script(job, "text"):
+        pass
+    assert "may not be a link" in caught.value.fix and list(host.iterdir()) == []

@@ -1,0 +1,54 @@
+"""The thread that asks for the fleet again and again."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gputop.cluster.collect import View
+from gputop.cluster.model import Fleet
+from gputop.core.errors import GputopError
+from gputop.export.cluster import Report
+from gputop.tui.cluster import app
+from tests.cluster.fleets import fleet
+
+
+class _Collector:
+    """Whose first answers cannot be used."""
+
+    settled = False
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self._outcomes = iter([GputopError("not there", "wait"), OverflowError("int too large"), KeyError("x")])
+
+    def refresh(self, view: View) -> Fleet:
+        self.go_on.wait()
+        if (outcome := next(self._outcomes, None)) is not None:
+            raise outcome
+        return fleet()
+
+
+def test_an_answer_that_cannot_be_used_is_told_and_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread ended without a word, and the screen showed the same for ever."""
+    monkeypatch.setattr(app, "SOON_S", 0.0)
+    told: list[Report | GputopError] = []
+    there = threading.Event()
+
+    def listen(answer: Report | GputopError) -> None:
+        told.append(answer)
+        if isinstance(answer, Report):
+            there.set()
+
+    collector = _Collector()
+    asker = app.Asker(collector, lambda own: Report(own, (), ()), View(), 0.0)  # type: ignore[arg-type]
+    try:
+        asker.listen(listen)
+        collector.go_on.set()
+        assert there.wait(20.0)
+    finally:
+        asker.close()
+    assert [str(answer).partition("(")[0].partition("\n")[0] for answer in told[:3]] == [
+        "not there", "an answer could not be used, a bug in gputop: OverflowError",
+        "an answer could not be used, a bug in gputop: KeyError"]
