@@ -97,8 +97,8 @@ class _Measured:
 def followed(a: Side, b: Side, mean_step: Row | None, wall: Row | None = None) -> list[Followed]:
     """The findings of A and what became of them, then those that only B has; both in their order, gravest first.
 
-    ``mean_step`` is the row of the mean step time, ``wall`` that of the wall time per training step. What was shown when A was captured, and is not found in it now, is
-    among A's findings all the same: somebody may have followed it.
+    ``mean_step`` is the row of the mean step time, ``wall`` that of the wall time per training step. What was shown
+    when A was captured, and is not found in it now, is among A's findings all the same: somebody may have followed it.
     """
     shown = {f.id: f for f in a.findings_at_capture or ()}
     before, after = {f.id: f for f in a.findings}, {f.id: f for f in b.findings}

@@ -34,9 +34,9 @@ METHOD = (
     f"between runs of an unchanged job: a standard deviation of {percent(CPU_DRIFT)} on CPUs (measured) and of "
     f"{percent(GPU_DRIFT)} with GPUs (assumed), or the spread of the live step period in the minutes before. Third, "
     "where the CPUs were full, the CPU time that other processes left to the job. A change that the live step period "
-    "of those minutes excludes is noise, too. The wall time per training step has the interval of the steps and that of "
-    "the long pauses between them: one more or less in each recording, and as much as their lengths and distances vary "
-    "(a renewal process, Cox 1962); where a side has fewer than three, as if they came at random."
+    "of those minutes excludes is noise, too. The wall time per training step has the interval of the steps and "
+    "that of the long pauses between them, by how much their lengths and distances vary (a renewal process, Cox 1962); "
+    "of fewer than three, one more or less may have been recorded."
 )
 
 
