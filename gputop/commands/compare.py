@@ -27,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
                         help="folder of the baselines (./gputop-traces)")
     parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
-                        help="exit with status 4 if the step is certainly longer (regression; regression:5%% if longer "
-                             "by 5 %% or more), or if B exceeds a budget of your rules (budget)")
+                        help="exit with status 4 if the step, or the wall time per training step where it tells, is "
+                             "certainly longer (regression; regression:5%% if longer by 5 %% or more), or if B exceeds "
+                             "a budget of your rules (budget)")
     parser.add_argument("--markdown", action="store_true",
                         help="print Markdown for a pull request: verdict, gates, report")
     for name in "ab":

@@ -21,11 +21,17 @@ _GAIN_CHANGE = 0.05
 _SAVING_TOLERANCE = 0.2
 _SEVERITIES = ("low", "medium", "high")
 _FOLLOWED: frozenset[Status] = frozenset({"gone", "weaker"})
+_RECORDING = "recording"
+_WHAT = {_RECORDING: "wall time per training step"}  # what a saving is measured by, if not by the step
+# Findings whose time lies, or may lie, at an edge of the recording, outside of what wall time per step counts.
+_AT_AN_EDGE = frozenset({"unfinished_step", "input_bound"})
+_IN_STEPS_TOO = frozenset({"input_bound"})
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """One finding of A or B. Gains are shares of A's mean step (or, ``per`` "sample", of its time per sample).
+    """One finding of A or B. Gains are shares of A's mean step (or, ``per`` "sample", of its time per sample). With
+    ``per`` "recording" ``promised`` is a share of A's recorded time, all else of its wall time per training step.
 
     ``promised`` is A's gain as it was shown: when A was captured, where gputop captured it (``when`` "capture"), else
     as A is analyzed now ("now"). ``measured``, between ``low`` and ``high``, is what the job as a whole gained: of all
@@ -55,11 +61,44 @@ class Followed:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def followed(a: Side, b: Side, mean_step: Row | None) -> list[Followed]:
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What became of the time: the rows of the mean step and of the wall time per training step, and B's batch size in
+    A's. ``wall_of_recorded`` is how much of A's recording the wall time of its steps is."""
+
+    step: Row | None
+    wall: Row | None
+    batch: float | None
+    wall_of_recorded: float | None
+
+    def row(self, gain: Gain) -> Row | None:
+        return self.wall if gain.per == _RECORDING else self.step
+
+    def promise(self, gain: Gain, of: Gain) -> float | None:
+        """What ``gain`` promises, as a share of the time that ``of`` is measured by; None where that is not known."""
+        if gain.step_time is None or (gain.per == of.per and of.per != _RECORDING):
+            return gain.step_time
+        if gain.per == _RECORDING:
+            shares = of.per == _RECORDING and self.wall_of_recorded
+            return min(1.0, gain.step_time / shares) if shares else None
+        if of.per != _RECORDING:
+            return gain.step_time
+        held = self.steps_of_wall
+        return None if held is None else gain.step_time * held
+
+    @property
+    def steps_of_wall(self) -> float | None:
+        """The mean step of A as a share of its wall time per step."""
+        if self.step is None or self.wall is None or not self.step.a or not self.wall.a:
+            return None
+        return min(1.0, self.step.a / self.wall.a)
+
+
+def followed(a: Side, b: Side, mean_step: Row | None, wall: Row | None = None) -> list[Followed]:
     """The findings of A and what became of them, then those that only B has; both in their order, gravest first.
 
-    ``mean_step`` is the row of the mean step time. What was shown when A was captured, and is not found in it now, is
-    among A's findings all the same: somebody may have followed it.
+    ``mean_step`` is the row of the mean step time, ``wall`` that of the wall time per training step. What was shown
+    when A was captured, and is not found in it now, is among A's findings all the same: somebody may have followed it.
     """
     shown = {f.id: f for f in a.findings_at_capture or ()}
     before, after = {f.id: f for f in a.findings}, {f.id: f for f in b.findings}
@@ -71,6 +110,7 @@ def followed(a: Side, b: Side, mean_step: Row | None) -> list[Followed]:
                 for id_, finding in before.items()}
     gains = {id_: shown.get(id_, finding).gain for id_, finding in before.items()}
     factor = batch_factor(a, b)
+    measured = _Measured(mean_step, wall, factor, _wall_of_recorded(a))
     same_batch = factor is not None and not other_batch(factor)
     # Of the same batch size no advice to change it was followed.
     traced = [id_ for id_, finding in before.items() if finding.origin == "trace"
@@ -88,8 +128,10 @@ def followed(a: Side, b: Side, mean_step: Row | None) -> list[Followed]:
         if status == "not judged":
             entry = replace(entry, reason=not_judged[id_])
         elif id_ in tried:
-            entry = _outcome(entry, gains[id_], mean_step, [gains[other].step_time for other in tried],
-                             factor)
+            beside = [other for other in tried if gains[id_].per == _RECORDING or gains[other].per != _RECORDING
+                      or other in _IN_STEPS_TOO]
+            entry = _outcome(entry, gains[id_], measured,
+                             [measured.promise(gains[other], gains[id_]) for other in beside])
         out.append(entry)
     for id_, finding in after.items():
         if id_ not in before_all:
@@ -97,6 +139,14 @@ def followed(a: Side, b: Side, mean_step: Row | None) -> list[Followed]:
             out.append(Followed(id_, finding.title, "new", None, finding.severity, finding.gpus,
                                 reason=None if why is None else f"not judged in A: {why}"))
     return out
+
+
+def _wall_of_recorded(side: Side) -> float | None:
+    analysis = side.analysis
+    wall, steps = (analysis.wall_time, analysis.steps) if analysis is not None else (None, None)
+    if wall is None or steps is None or wall.per_step_s is None or wall.recorded_s <= 0:
+        return None
+    return min(1.0, wall.per_step_s * steps.count / wall.recorded_s)
 
 
 def _with_consequences(findings: Iterable[Finding]) -> dict[str, Finding]:
@@ -128,19 +178,22 @@ def _status(before: Finding, after: Finding | None, abstained: bool) -> Status:
         return "not judged" if abstained else "gone"
     ranks = [_SEVERITIES.index(f.severity) for f in (before, after)]
     gains = before.gain.step_time, after.gain.step_time
-    change = 0.0 if gains[0] is None or gains[1] is None else gains[1] - gains[0]
+    alike = before.gain.per == after.gain.per
+    change = 0.0 if gains[0] is None or gains[1] is None or not alike else gains[1] - gains[0]
     if ranks[1] < ranks[0] or (ranks[1] == ranks[0] and change <= -_GAIN_CHANGE):
         return "weaker"
     return "stronger" if ranks[1] > ranks[0] or change >= _GAIN_CHANGE else "same"
 
 
-def _outcome(entry: Followed, gain: Gain, step: Row | None, promises: list[float | None],
-             batch: float | None) -> Followed:
-    """The estimated saving against the change of the mean step; ``promises`` are those of all that was followed."""
-    per, estimated = gain.per, gain.step_time
-    entry = replace(entry, per=per, outcome="cannot be told", fulfilled=None if estimated is None else "cannot be told")
+def _outcome(entry: Followed, gain: Gain, measured_by: _Measured, promises: list[float | None]) -> Followed:
+    """The estimated saving against the change of the time that it is of; ``promises`` are those of all that was
+    followed, as shares of it."""
+    per, step, batch = gain.per, measured_by.row(gain), measured_by.batch
+    what = _WHAT.get(per, "step")
+    entry = replace(entry, per=per, outcome="cannot be told",
+                    fulfilled=None if gain.step_time is None else "cannot be told")
     if step is None or step.a is None or step.b is None or step.a <= 0:
-        return replace(entry, reason="the step time of both sides is not known")
+        return replace(entry, reason=f"the {'step time' if what == 'step' else what} of both sides is not known")
     divide = 1.0
     if per == "sample" and step.work == 1.0:
         if batch is None:
@@ -149,9 +202,12 @@ def _outcome(entry: Followed, gain: Gain, step: Row | None, promises: list[float
     measured = 1 - step.b / step.work / step.a / divide
     low, high = (None if change is None else 1 - (1 + change / step.a) / divide for change in (step.high, step.low))
     entry = replace(entry, measured=measured, low=low, high=high)
-    if estimated is None:
+    if gain.step_time is None:
         return replace(entry, reason="no saving was estimated")
-    if per == "step" and step.work == 1.0 and batch is not None and other_batch(batch):
+    estimated = measured_by.promise(gain, gain)
+    if estimated is None:
+        return replace(entry, reason="how much of the recording its steps are is not known")
+    if per != "sample" and step.work == 1.0 and batch is not None and other_batch(batch):
         sample = 1 - step.b / step.a / batch
         return replace(entry, reason=f"a step of B copies {batch:.3g} times the bytes of A's to the GPUs; if that is "
                                      f"the batch size, the time per sample changed by {-sample:+.0%}")
@@ -165,13 +221,24 @@ def _outcome(entry: Followed, gain: Gain, step: Row | None, promises: list[float
     if low is None or high is None:
         return replace(entry, reason=step.reason)
     if low <= min(0.0, least) and max(0.0, least) <= high:
-        return replace(entry, reason="the steps vary too much: both the estimate and no saving at all are possible")
-    entry = replace(entry, fulfilled=_fulfilled(least, low, high, measured))
+        return replace(entry, reason=f"the {'steps vary' if what == 'step' else what + ' varies'} too much: both the "
+                                     "estimate and no saving at all are possible")
+    fulfilled = _fulfilled(least, low, high, measured)
+    if fulfilled != "kept" and _beyond_the_steps(entry.id, estimated, gain, measured_by):
+        return replace(entry, reason="its time lies, at least in part, at an edge of A's recording, where wall time "
+                                     "per training step is not counted")
+    entry = replace(entry, fulfilled=fulfilled)
     if entry.status not in _FOLLOWED:
         return replace(entry, outcome=None, fulfilled=None if low <= 0.0 else entry.fulfilled, reason=(
-            "the step did not become shorter: the advice was not followed, or did not help" if low <= 0.0 else
-            "if this advice was followed; the finding is still there"))
+            f"the {what} did not become shorter{' beyond doubt' if measured > 0 else ''}: the advice was not followed, "
+            "or did not help" if low <= 0.0 else "if this advice was followed; the finding is still there"))
     return entry if several else replace(entry, outcome=_against(estimated, measured, low, high))
+
+
+def _beyond_the_steps(id_: str, estimated: float, gain: Gain, measured_by: _Measured) -> bool:
+    """Whether time of the finding lies outside of what wall time per step counts: from the first step to the last."""
+    held = measured_by.steps_of_wall
+    return gain.per == _RECORDING and (id_ in _AT_AN_EDGE or held is None or estimated > 1 - held + _GAIN_CHANGE)
 
 
 def _fulfilled(estimated: float, low: float, high: float, measured: float) -> Fulfilled:

@@ -12,7 +12,7 @@ from typing import Any
 from gputop.comparison.advice import Followed, followed
 from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, drift_of
 from gputop.comparison.job import Note, batch_factor, gpu_count, notes, other_batch
-from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, STEP_ERROR, Row, Verdict, all_rows, percent_change
+from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, SMALL, STEP_ERROR, Row, Verdict, all_rows, percent_change
 from gputop.comparison.sides import Side, read_side
 from gputop.comparison.statistics import BLOCKS, MIN_STEPS
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
@@ -21,6 +21,10 @@ from gputop.text.units import percent, seconds
 SCHEMA = "gputop.compare/1"
 _Path = str | os.PathLike[str]
 MAX_REPEATS = 10  # captures of each job: nobody makes more
+_SURE = ("better", "worse")
+_LENGTH = {"better": "shorter", "worse": "longer"}
+_MOVED = {"better": "; the work moved between the steps",
+          "worse": "; the work moved from between the steps into them"}
 _STEPS = ("count", "anchor", "median_s", "mean_s", "p95_s")
 METHOD = (
     "A change is called better or worse only if its interval excludes 0 (Welch 1947, with "
@@ -30,7 +34,9 @@ METHOD = (
     f"between runs of an unchanged job: a standard deviation of {percent(CPU_DRIFT)} on CPUs (measured) and of "
     f"{percent(GPU_DRIFT)} with GPUs (assumed), or the spread of the live step period in the minutes before. Third, "
     "where the CPUs were full, the CPU time that other processes left to the job. A change that the live step period "
-    "of those minutes excludes is noise, too."
+    "of those minutes excludes is noise, too. The wall time per training step has the interval of the steps and "
+    "that of the long pauses between them, by how much their lengths and distances vary (a renewal process, Cox 1962); "
+    "of fewer than three, one more or less may have been recorded."
 )
 
 
@@ -49,7 +55,7 @@ class Comparison:
     advice: tuple[Followed, ...]
 
     @property
-    def decisive(self) -> Row | None:
+    def step(self) -> Row | None:
         """The row of the step time that counts; None where both sides are snapshots without a capture.
 
         The mean decides how long a training takes; where it is too uneven, the median tells of the typical step.
@@ -58,11 +64,31 @@ class Comparison:
         if not rows:
             return None
         mean, median = rows["mean_s"], rows["median_s"]
-        for verdicts in (("better", "worse"), ("noise",)):
+        for verdicts in (_SURE, ("noise",)):
             for row in (mean, median):
                 if row.verdict in verdicts:
                     return row
         return mean
+
+    @property
+    def wall(self) -> Row | None:
+        """The row of the wall time per training step, where more than the steps themselves lies in it."""
+        rows = {row.id: row for row in self.rows if row.group == "steps"}
+        wall = rows.get("wall_s")
+        if wall is None or wall.low is None:
+            return None
+        pairs = [(getattr(rows["mean_s"], side) or 0.0, getattr(wall, side) or 0.0) for side in ("a", "b")]
+        more = any(own - step >= MIN_EFFECT * own for step, own in pairs)
+        return wall if more or wall.verdict == "cannot be told" else None
+
+    @property
+    def decisive(self) -> Row | None:
+        """The row that the verdict is of: the wall time per training step where it changed beyond doubt, or where the
+        step did and the wall time does not bear it out; else the step's."""
+        step, wall = self.step, self.wall
+        if step is None or wall is None:
+            return step
+        return wall if wall.verdict in _SURE or (step.verdict in _SURE and not _agree(step, wall)) else step
 
     @property
     def repeat(self) -> Row | None:
@@ -83,7 +109,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """Of the step time; where the batch size seems to differ, but not without doubt, only if the time per sample
+        """Of what is decisive; where the batch size seems to differ, but not without doubt, only if the time per sample
         went the same way."""
         row = self.decisive
         if row is None:
@@ -91,30 +117,39 @@ class Comparison:
         sample = self.sample_change
         if row.work == 1.0 and sample is not None and (row.verdict, sample < 0) in (("better", False), ("worse", True)):
             return "cannot be told"
+        if row.verdict not in _SURE and row is self.wall and self.step is not None:
+            return "cannot be told" if _may_agree(self.step, row) else "noise"
         return row.verdict
 
     @property
     def headline(self) -> str:
-        """The verdict in a sentence: "FASTER: 344 → 184 ms per step on average (−46.5 %), beyond doubt.". The step time
-        that is told elsewhere is the median."""
-        row = self.decisive
-        if row is None:
+        """The verdict in a sentence: "FASTER: 344 → 184 ms per step on average (−46.5 %), beyond doubt.", and what the
+        other one of step and wall time did. The step time that is told elsewhere is the median."""
+        row, step, wall = self.decisive, self.step, self.wall
+        if row is None or step is None:
             return "Step times cannot be compared: there is no capture."
         if row.a is None or row.b is None:
             return f"Whether the step time changed cannot be told: {row.reason}."
-        step = "iteration" if max(self.a.iterations, self.b.iterations) > 1 else "step"
-        of = f"per typical {step}" if row.id == "median_s" else f"per {step} on average"
-        if row.work != 1.0:
-            of = f"on average for as many samples as a {step} of A has"
-        change = percent_change(row)
-        what = f"{_times(row.a, row.b_alike)} {of}" + ("" if change is None else f" ({signed(change)})")
-        if self.verdict in ("better", "worse"):
-            return f"{'FASTER' if self.verdict == 'better' else 'SLOWER'}: {what}, beyond doubt."
+        if row is wall and row.verdict not in _SURE:
+            return _not_borne_out(step, row)
+        what = f"{_change(row)[0]} {self._per(row)}{_change(row)[1]}"
+        if self.verdict in _SURE:
+            text = f"{'FASTER' if self.verdict == 'better' else 'SLOWER'}: {what}, beyond doubt"
+            return f"{text}{_although(step, row)}." if row is wall else f"{text}.{_beside(wall, row)}"
         if row.verdict == "noise":
-            return f"{'NO CHANGE' if self.repeat is None else 'NOT BEYOND DOUBT'}: {what}."
+            return f"{'NO CHANGE' if self.repeat is None else 'NOT BEYOND DOUBT'}: {what}.{_beside(wall, row)}"
         if row.verdict == "cannot be told":
             return f"UNDECIDED: {what}; {row.reason}."
         return f"UNDECIDED which is better: {what}."
+
+    def _per(self, row: Row) -> str:
+        step = "iteration" if max(self.a.iterations, self.b.iterations) > 1 else "step"
+        if row.id == "wall_s":
+            return f"of wall time per training {step}" + (f", for as many samples as a {step} of A has"
+                                                          if row.work != 1.0 else "")
+        if row.work != 1.0:
+            return f"on average for as many samples as a {step} of A has"
+        return f"per typical {step}" if row.id == "median_s" else f"per {step} on average"
 
     @property
     def sample_change(self) -> float | None:
@@ -150,6 +185,67 @@ class Comparison:
 
 def signed(share: float) -> str:
     return f"{100 * share:+.1f} %".replace("-", "−")
+
+
+def _agree(step: Row, wall: Row) -> bool:
+    """Whether the wall time bears out what the step's time did: it went the same way, by half as much at least, and by
+    its interval as far."""
+    return _may_agree(step, wall) and _same_way(step, wall) and abs(wall.change or 0.0) >= abs(step.change or 0.0) / 2
+
+
+def _same_way(step: Row, wall: Row) -> bool:
+    return wall.reason != SMALL and (step.change or 0.0) * (wall.change or 0.0) > 0
+
+
+def _may_agree(step: Row, wall: Row) -> bool:
+    """Whether the wall time may have changed by as much as the step's, by its interval."""
+    if step.change is None or wall.low is None or wall.high is None:
+        return True
+    return wall.low <= step.change <= wall.high
+
+
+def _change(row: Row) -> tuple[str, str]:
+    """"344 → 184 ms", " (−46.5 %)"."""
+    share = percent_change(row)
+    return _times(row.a, row.b_alike), "" if share is None else f" ({signed(share)})"
+
+
+def _although(step: Row, wall: Row) -> str:
+    """What the step did where the wall time decides."""
+    what = "typical step" if step.id == "median_s" else "step"
+    if step.verdict in _SURE:
+        so = "also" if step.verdict == wall.verdict else "although"
+        return f"; {so} the {what} became {_LENGTH[step.verdict]}: {''.join(_change(step))}"
+    if step.verdict == "noise":
+        sure = "" if step.reason == SMALL or step.a == step.b_alike else " beyond doubt"
+        return f"; the {what} itself did not change{sure}: {''.join(_change(step))}"
+    return f"; whether the {what} itself changed cannot be told"
+
+
+def _beside(wall: Row | None, step: Row) -> str:
+    """What is to be said of the wall time where the step decides."""
+    if wall is None or wall.reason is None or wall.reason == step.reason or (
+            step.verdict == "noise" == wall.verdict):
+        return ""
+    return f" Whether the wall time per training step changed cannot be told: {''.join(_change(wall))}; {wall.reason}."
+
+
+def _not_borne_out(step: Row, wall: Row) -> str:
+    """The step changed beyond doubt, and the wall time per training step did not, or nobody knows."""
+    became = f"the step became {_LENGTH[step.verdict]} ({_change(step)[0]}),"
+    if _may_agree(step, wall):
+        return (f"UNDECIDED: {became} but whether the wall time per training step did cannot be told: "
+                f"{''.join(_change(wall))}; {wall.reason}.")
+    text = (f"{'NO CHANGE' if wall.reason == SMALL else 'NOT BEYOND DOUBT'}: {became} the wall time per training step "
+            f"did not{' beyond doubt' if _same_way(step, wall) else ''}: {''.join(_change(wall))}")
+    return f"{text}{_MOVED[step.verdict] if _moved(step, wall) else ''}."
+
+
+def _moved(step: Row, wall: Row) -> bool:
+    """Whether what lies between the steps surely changed, and the other way."""
+    if step.low is None or step.high is None or wall.low is None or wall.high is None:
+        return False
+    return wall.low > step.high if step.verdict == "better" else wall.high < step.low
 
 
 def _times(a: float | None, b: float | None) -> str:
@@ -201,5 +297,6 @@ def compare_sides(a: Side, b: Side) -> Comparison:
     if not rows:
         raise NoDataError(f"{a.path} and {b.path} have no figure in common.",
                            "Compare two traces or analyses, or two snapshots taken with --seconds 60 or more.")
-    mean_step = next((row for row in rows if row.group == "steps" and row.id == "mean_s"), None)
-    return Comparison(a, b, tuple(notes(a, b)), tuple(rows), tuple(followed(a, b, mean_step)))
+    steps = {row.id: row for row in rows if row.group == "steps"}
+    return Comparison(a, b, tuple(notes(a, b)), tuple(rows),
+                      tuple(followed(a, b, steps.get("mean_s"), steps.get("wall_s"))))

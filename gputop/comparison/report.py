@@ -18,7 +18,8 @@ from gputop.text.units import bytes_, fit, percent, printable, ranges, rate, sec
 from gputop.text.wrapping import wrap
 
 _LABELS = {
-    "median_s": "median", "mean_s": "mean", "live_s": "live, minutes before the capture",
+    "median_s": "median", "mean_s": "mean", "wall_s": "wall time per training step",
+    "live_s": "live, minutes before the capture",
     **{part.id: part.name for part in PARTS},
     "waiting": "collectives waiting", "count_per_step": "collectives per step",
 }
@@ -82,7 +83,8 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[Line]:
     row = c.decisive
     if row is None:
         return
-    tone: Tone = _TONES.get(c.verdict, "dim" if c.repeat is None and row.verdict == "noise" else "warn")
+    unchanged = c.repeat is None and row is not c.wall and row.verdict == "noise"
+    tone: Tone = _TONES.get(c.verdict, "dim" if unchanged else "warn")
     yield from _wrapped(c.headline, width, tone=tone)
     mean, median = (next(r for r in c.rows if r.group == "steps" and r.id == id_) for id_ in ("mean_s", "median_s"))
     more = []
@@ -149,8 +151,9 @@ def _tables(c: Comparison, rows: list[Row], width: int, everything: bool) -> Ite
 
 
 def _is_shown(row: Row, c: Comparison) -> bool:
-    """Whether a figure changed, or seems to by so much that nobody would call it unchanged."""
-    return row.verdict in _CHANGED or _is_unsure(row, c)
+    """Whether a figure changed, or seems to by so much that nobody would call it unchanged. The wall time per training
+    step stands beside the step's where they differ."""
+    return row.verdict in _CHANGED or _is_unsure(row, c) or (c.wall is not None and row.id in ("mean_s", "wall_s"))
 
 
 def _is_unsure(row: Row, c: Comparison) -> bool:
@@ -317,7 +320,7 @@ def _entry(e: Followed, width: int) -> Iterator[Line]:
     yield from _wrapped(f"{_STATUS[e.status]}: {e.title} [{e.id}, {severity}]{on}", width, "  ",
                         _STATUS_TONES.get(e.status, ""))
     parts = []
-    unit = "the time per sample" if e.per == "sample" else "the step"
+    unit = {"sample": "the time per sample", "recording": "the recorded time"}.get(e.per, "the step")
     if e.promised is not None:
         shown = " when it was captured" if e.when == "capture" else ""
         parts.append(f"estimated {_saved(e.promised)} of {unit}{shown}")
@@ -326,7 +329,8 @@ def _entry(e: Followed, width: int) -> Iterator[Line]:
     if e.measured is not None:
         low, high = _saved(e.low), _saved(None if e.high is None else min(e.high, 1.0))  # of all there is, at most
         between = f" ({low} to {high})" if e.low is not None and low != high else ""
-        parts.append(f"measured {_saved(e.measured)}{between}")
+        by = " of the wall time per training step" if e.per == "recording" else ""
+        parts.append(f"measured {_saved(e.measured)}{by}{between}")
     if e.fulfilled not in (None, "cannot be told"):
         parts.append(_FULFILLED[e.fulfilled] + (", more than estimated" if e.outcome == "more than promised" else ""))
     elif e.outcome is not None:

@@ -16,6 +16,7 @@ from gputop.comparison.job import same_phase, work_ratio
 from gputop.comparison.live_step import live_steps_s
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Interval, difference
+from gputop.comparison.wall import ENOUGH_PAUSES, Walls, wall_difference
 from gputop.core.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, RATIO
 from gputop.render.step_parts import WORK_FIRST
 from gputop.text.units import percent
@@ -49,7 +50,10 @@ _NO_SERIES = "no figures of single steps from {}: compare the traces themselves"
 REPEAT = "within the usual difference of one job over time and between runs"
 _WITHIN_RERUNS = f"the difference of {{}} is {REPEAT}"
 _NOT_LIVE = f"the live step period in the minutes before changed by {{:+.1%}} only: the difference is {REPEAT}"
-_SMALL = "a change too small to matter"
+SMALL = "a change too small to matter"
+_WITHIN_PAUSES = "the difference of {} is within what the pauses between steps vary by in length and number"
+_FEW_PAUSES = ("few long pauses between steps were recorded ({} in A, {} in B), and one more or less would change it: "
+               "a longer capture holds more")
 _OTHER_WORK = "a step of A and one of B do different work"
 _TOO_FEW_STEPS = f"too few steps: each side needs {MIN_STEPS}"
 
@@ -111,12 +115,13 @@ def _row(group: Group, id_: str, unit: str, a: float | None, b: float | None, wi
         if beyond and abs(b - a) >= minimum:
             verdict = "changed" if wish == 0 else "better" if (b > a) == (wish > 0) else "worse"
         else:
-            verdict, reason = "noise", _SMALL if beyond else None
+            verdict, reason = "noise", SMALL if beyond else None
     return Row(group, id_, unit, a, per_step, verdict, gpu, low, high, reason, work)
 
 
 def step_rows(a: Side, b: Side) -> list[Row]:
-    """Median and mean time of a step; of one iteration where a side packs several into its step."""
+    """Median and mean time of a step, wall time and live time of one; of one iteration where a side packs several into
+    its step."""
     both = [_Steps.of(side) for side in (a, b)]
     one, other = both
     if one is None or other is None:
@@ -128,7 +133,7 @@ def step_rows(a: Side, b: Side) -> list[Row]:
     series = [[run.series for side in (own, *own.repeats) if (run := _Steps.of(side)) is not None
                and run.series is not None] for own in (a, b)]
     live = _live_row(a, b, minimum, work)
-    rows = []
+    rows, unlikely_s = [], 0.0
     for id_, statistic in (("median_s", np.median), ("mean_s", np.mean)):
         first, second = getattr(one, id_), getattr(other, id_)
         if not all(series):
@@ -144,12 +149,40 @@ def step_rows(a: Side, b: Side) -> list[Row]:
         row = _row("steps", id_, SECONDS, first, second, -1, interval=interval, minimum=minimum, work=work,
                    reason=_TOO_FEW_STEPS if same_phase(a, b) else _OTHER_WORK)
         if row.verdict in ("better", "worse") and live is not None and _contradicts(live, percent_change(row)):
+            unlikely_s = (row.change or 0.0) - (live.change or 0.0) if id_ == "mean_s" else 0.0
             row = replace(row, verdict="noise", reason=_NOT_LIVE.format(percent_change(live)))
         if row.verdict == "noise" and row.reason is None and (change := percent_change(row)) is not None:
             small = abs(row.change or 0.0) < minimum
-            row = replace(row, reason=_SMALL if small else _WITHIN_RERUNS.format(percent(abs(change))))
+            row = replace(row, reason=SMALL if small else _WITHIN_RERUNS.format(percent(abs(change))))
         rows.append(row)
-    return rows if live is None else [*rows, live]
+    return [*rows, *filter(None, (wall_row(a, b, unlikely_s), live))]
+
+
+def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> Row | None:
+    """Wall time per training step, with what lies between the steps; per iteration where a side packs several into its
+    step. None where a side does not know it. ``unlikely_s``: what the live step period rules out of the change."""
+    one, other = Walls.of(a), Walls.of(b)
+    if one is None or other is None:
+        return None
+    work = work_ratio(a, b)
+    first, second = one.per_step_s, other.per_step_s
+    minimum = MIN_EFFECT * (first + second) / 2
+    found = wall_difference(one, other, work, 1 - STEP_ERROR, drift_of(a, b)) if same_phase(a, b) else None
+    interval = None if found is None else found[0]
+    if interval is not None:
+        interval = interval._replace(low=interval.low - max(unlikely_s, 0.0), high=interval.high - min(unlikely_s, 0.0))
+    row = _row("steps", "wall_s", SECONDS, first, second, -1, interval=interval, work=work, minimum=minimum,
+               reason=_TOO_FEW_STEPS if same_phase(a, b) else _OTHER_WORK)
+    if found is None or row.verdict != "noise" or first == second / work:
+        return row
+    of_pauses, counts = found[1], (len(one.pauses_s), len(other.pauses_s))
+    if of_pauses and min(counts) < ENOUGH_PAUSES:
+        return replace(row, verdict="cannot be told", reason=_FEW_PAUSES.format(*counts))
+    if row.reason is None:
+        change = percent(abs(percent_change(row) or 0.0))
+        small = abs(row.change or 0.0) < minimum
+        row = replace(row, reason=SMALL if small else (_WITHIN_PAUSES if of_pauses else _WITHIN_RERUNS).format(change))
+    return row
 
 
 def _live_row(a: Side, b: Side, minimum: float, work: float) -> Row | None:
