@@ -71,6 +71,27 @@ def test_pauses_in_which_a_gpu_works_or_the_loop_waits_belong_to_the_steps():
     assert "between" not in seconds_by(divided(b))
 
 
+@pytest.mark.parametrize("saves", [False, True])
+def test_what_xla_computes_on_the_cpu_after_the_call_is_the_steps(saves):
+    b, at = Builder(gpus=0), 0.0
+    for step in range(32):
+        b.host("PjitFunction(train_step)", at, 0.1 * MS)
+        b.host("ThunkExecutor::Execute", at + 1 * MS, 9 * MS, line="tf_XLAPjRtCpuClient/1")
+        at += (40 if saves and step % 8 == 7 else 10.1) * MS
+    parts = seconds_by(divided(b))
+    assert parts.get("between", 0) == (pytest.approx(0.09, rel=0.02) if saves else 0)
+    assert parts["steps"] == pytest.approx(0.31, rel=0.05)
+
+
+def test_a_pause_behind_the_last_whole_step_is_not_joined_with_the_partial_step_after_it():
+    b, at = Builder(gpus=0), 0.0
+    for _ in range(2):
+        at = train(b, at, 8) + 300 * MS
+    b.host("EagerExecute", at, 9 * MS, is_func=1, eager_op=TRAIN)
+    parts = seconds_by(divided(b))
+    assert parts["between"] == pytest.approx(0.6, rel=0.01) and parts["edges"] == pytest.approx(0.009, rel=0.01)
+
+
 @pytest.mark.parametrize(("events", "kind", "what"), [
     (("SaveV2", "MergeV2Checkpoints"), "checkpoint", "MergeV2Checkpoints"),
     (("WriteScalarSummary",), "summary", "WriteScalarSummary"),
@@ -335,9 +356,35 @@ def test_an_overview_without_a_step_is_open():
     assert parts["open"] == pytest.approx(5.0, rel=0.01)
 
 
+def test_an_overview_of_one_instant_changes_nothing():
+    detail = Builder(gpus=0)
+    train(detail, 0, 30)
+    trace = two_grains(detail, Builder(gpus=0).host("x", 0, 0), by_s=0.4)
+    assert divided(trace).recorded_s == pytest.approx(0.3, rel=0.01)
+
+
 def test_an_overview_of_other_steps_is_not_used():
     detail = Builder(gpus=0)
     for i in range(20):
         detail.host("train", i * 10 * MS, 9 * MS, step_num=i, _r=1)
     wall = divided(two_grains(detail, epochs(), by_s=0.4))
     assert wall.recorded_s == pytest.approx(0.199) and set(seconds_by(wall)) <= {"steps", "edges"}
+
+
+def test_the_time_in_which_the_profiler_stops_is_no_unfinished_step():
+    b = Builder(gpus=0)
+    end = train(b, 0, 20)
+    trace = replace(b.build(), rank_windows_ns={0: (0, round(end * 1000) + int(0.6e9))})
+    wall = divided(trace)
+    assert "open" not in seconds_by(wall) and wall.recorded_s == pytest.approx(end / 1e6)
+
+
+def test_the_last_call_has_ended_and_is_no_part_of_an_unfinished_step():
+    b = Builder(gpus=0)
+    train(b, 0, 20)
+    b.host("EagerExecute", 200 * MS, 24 * MS, is_func=1, eager_op=TRAIN)
+    b.host("gradient_tape/x/MatMul:MatMul", 226 * MS, 14 * MS, line="tf_Compute/1")  # of the next one
+    assert "open" not in seconds_by(divided(b))
+    b.host("gradient_tape/x/MatMul:MatMul", 226 * MS, 60 * MS, line="tf_Compute/1")
+    (left,) = (part for part in divided(b).parts if part.id == "open")
+    assert left.time_s == pytest.approx(0.062, rel=0.01)
