@@ -74,7 +74,7 @@ class _Measured:
     def row(self, gain: Gain) -> Row | None:
         return self.wall if gain.per == _RECORDING else self.step
 
-    def promise(self, gain: Gain, of: Gain) -> float | None:
+    def estimated(self, gain: Gain, of: Gain) -> float | None:
         """What ``gain`` promises, as a share of the time that ``of`` is measured by; None where that is not known."""
         if gain.step_time is None or (gain.per == of.per and of.per != _RECORDING):
             return gain.step_time
@@ -131,7 +131,7 @@ def followed(a: Side, b: Side, mean_step: Row | None, wall: Row | None = None) -
             beside = [other for other in tried if gains[id_].per == _RECORDING or gains[other].per != _RECORDING
                       or other in _IN_STEPS_TOO]
             entry = _outcome(entry, gains[id_], measured,
-                             [measured.promise(gains[other], gains[id_]) for other in beside])
+                             [measured.estimated(gains[other], gains[id_]) for other in beside])
         out.append(entry)
     for id_, finding in after.items():
         if id_ not in before_all:
@@ -204,7 +204,7 @@ def _outcome(entry: Followed, gain: Gain, measured_by: _Measured, promises: list
     entry = replace(entry, measured=measured, low=low, high=high)
     if gain.step_time is None:
         return replace(entry, reason="no saving was estimated")
-    estimated = measured_by.promise(gain, gain)
+    estimated = measured_by.estimated(gain, gain)
     if estimated is None:
         return replace(entry, reason="how much of the recording its steps are is not known")
     if per != "sample" and step.work == 1.0 and batch is not None and other_batch(batch):

@@ -6,10 +6,10 @@ Most of what lies between steps comes in few long pauses, and how many of them a
 * steps with the short pauses behind them are a series, as the steps alone are (:mod:`gputop.comparison.statistics`);
 * long pauses are a renewal process (D. R. Cox, "Renewal Theory", 1962): their time per step is their mean length by
   the mean number of steps from one to the next, and as sure as both are even, which is little of three and much of
-  twenty, and most where they come every N steps. One or two of them do not tell their rhythm: there may be one more
+  twenty, and most where they come every N steps. One or two of them do not tell their distances: there may be one more
   or one less in a recording, wherever it began, and beyond that as many as come at random, of any length (of the
-  other side's rhythm and lengths, where it tells them). So one or two pauses decide nothing by themselves, and a side
-  without any has up to as many as would be unseen by chance.
+  other side's distances and lengths, where it tells them). So one or two pauses decide nothing by themselves, and a
+  side without any has up to as many as would be unseen by chance.
 
 A pause that is open at an edge of the recording is not counted, for its length is not known, but there may be one of
 its length. Runs of one job differ by a floor as in :mod:`gputop.comparison.statistics`, here of the whole wall time.
@@ -60,7 +60,8 @@ class Walls:
             analysis = own.analysis
             times, wall = (analysis.steps, analysis.wall_time) if analysis is not None else (None, None)
             if times is None or wall is None or wall.per_step_s is None or not (
-                    len(wall.pauses_s) + 1 == len(times.durations_s) == times.count and min(times.durations_s) > 0):
+                    len(wall.pauses_s) + 1 == len(times.durations_s) == times.count
+                    and min(times.durations_s) > 0 and min(wall.pauses_s, default=0.0) >= 0):
                 return None
             behind = np.array([*wall.pauses_s, 0.0])
             at = np.flatnonzero(behind >= _LONG * times.median_s)
@@ -84,23 +85,24 @@ class Walls:
     def reach_s(self, other: Walls, confidence: float) -> tuple[float, float]:
         """How far below and above what was recorded the time of long pauses per step may lie."""
         per_step_s = float(self.pauses_s.sum()) / self.steps
-        if self.rhythm is not None:
+        if self.distances is not None:
             own_s = float(self.pauses_s.mean() / self.apart.mean()) / self.per_anchor
             times = student_quantile(0.5 + confidence / 2, len(self.apart))
-            reach = own_s * times * math.hypot(self.rhythm, self.lengths) / math.sqrt(len(self.apart))
+            reach = own_s * times * math.hypot(self.distances, self.lengths) / math.sqrt(len(self.apart))
             more_s = max(0.0, self.open_s - self.longest_s) / self.steps
             return max(0.0, per_step_s - max(0.0, own_s - reach)), max(0.0, own_s + reach - per_step_s) + more_s
-        rhythm, lengths = (1.0, 1.0) if other.rhythm is None else (other.rhythm, other.lengths)
+        known = other.distances
+        distances, lengths = (1.0, 1.0) if known is None else (known, other.lengths)
         longest = max(self.longest_s, self.open_s) or max(other.longest_s, other.open_s)
         count = max(len(self.pauses_s), 1)
         mean = float(self.pauses_s.mean()) if len(self.pauses_s) else longest
         times = NormalDist().inv_cdf(0.5 + confidence / 2)
-        reach = (longest * math.sqrt(len(self.usual_s)) + times * math.sqrt(count) * mean * math.hypot(rhythm, lengths)
-                 ) / self.steps
+        varies = math.sqrt(count) * mean * math.hypot(distances, lengths)
+        reach = (longest * math.sqrt(len(self.usual_s)) + times * varies) / self.steps
         return min(per_step_s, reach), reach
 
     @property
-    def rhythm(self) -> float | None:
+    def distances(self) -> float | None:
         """Standard deviation of the steps between one long pause and the next as a share of their mean; None where
         there are too few."""
         enough = len(self.apart) >= ENOUGH_PAUSES - 1

@@ -154,7 +154,7 @@ complete -c gputop -n '_shtab_gputop_using compare' -l rules -xka "(__fish_compl
 complete -c gputop -n '_shtab_gputop_using compare' -l baseline -x -d 'use the baseline of that name as A; analyze --save-baseline saves one in the logdir'
 complete -c gputop -n '_shtab_gputop_using compare' -l baselines -d 'list the baselines of the logdir'
 complete -c gputop -n '_shtab_gputop_using compare' -l logdir -xka "(__fish_complete_directories)" -d 'folder of the baselines (./gputop-traces)'
-complete -c gputop -n '_shtab_gputop_using compare' -l fail-on -x -d 'exit with status 4 if the step is certainly longer (regression; regression:5% if longer by 5 % or more), or if B exceeds a budget of your rules (budget)'
+complete -c gputop -n '_shtab_gputop_using compare' -l fail-on -x -d 'exit with status 4 if the step, or the wall time per training step where it tells, is certainly longer (regression; regression:5% if longer by 5 % or more), or if B exceeds a budget of your rules (budget)'
 complete -c gputop -n '_shtab_gputop_using compare' -l markdown -d 'print Markdown for a pull request: verdict, gates, report'
 complete -c gputop -n '_shtab_gputop_using compare' -l again-a -xka "(__fish_complete_path (commandline -ct))" -d 'another run of A'"'"'s job; repeat the option for more. Small changes become more certain'
 complete -c gputop -n '_shtab_gputop_using compare' -l again-b -xka "(__fish_complete_path (commandline -ct))" -d 'another run of B'"'"'s job; repeat the option for more. Small changes become more certain'
