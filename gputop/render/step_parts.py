@@ -93,7 +93,8 @@ def path_kind(id_: str) -> tuple[str, str]:
 
 # The parts of a recording. By id: name and meaning.
 WALL_PARTS: dict[str, tuple[str, str]] = {
-    "steps": ("training steps", "Whole training steps, each up to the begin of the next one or of another loop."),
+    "steps": ("training steps", "Whole training steps, each up to the begin of the next one, of another loop or of the "
+                                "end of an epoch."),
     "periods": ("repeated kernels", "A sequence of kernels that a GPU repeats: the training step or a layer of the "
                                     "model. The trace does not show which."),
     "evaluation": ("evaluation", "The loop of an evaluation (validation), from its first call to the end of its last."),

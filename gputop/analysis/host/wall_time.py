@@ -46,7 +46,7 @@ from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.analysis.steps.steps import find_overview_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.intervals import EMPTY, Spans, complement, coverage, intersect, joined, merge, subtract, union
-from gputop.trace.lookups import launching_lines, rows_of
+from gputop.trace.lookups import host_rows, launching_lines, rows_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
@@ -54,11 +54,13 @@ from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 # next. gputop's own figure.
 OPEN_STEPS = 2.5
 _MOST = 0.5  # of a stretch: what fills it, names it
-_LULL = 0.05  # of a usual step: pauses between its kernels
+_KNOWN_STEPS = 5  # so many show how long a usual one takes
+_LULL = 0.5  # of a usual step: what begins sooner after its call, or after more of its own work, belongs to it
 _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; all others together
 _WORTH_ITS_NAME = 0.005  # of the recording
 _NAMES = 4  # of the host's work that are kept of each part
 _SUMMARY = PATTERN_OF_KIND["summary"]
+_XLA_PROGRAM = r"ThunkExecutor::Execute"
 _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the recording does
 _AT_WORK = 0.5  # of a wait that had not ended: tf.data's threads work meanwhile
 _PHASES = (EVALUATION, PREDICTION)
@@ -88,12 +90,14 @@ class _Named(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """A process of the job. ``loop_lines`` are the threads of its training loop."""
+    """A process of the job. ``busy``: a GPU of it works; ``computes``: that, or XLA computes on its CPU.
+    ``loop_lines`` are the threads of its training loop."""
 
     number: int
     host: str
     window: Spans
     busy: Spans
+    computes: Spans
     lines: npt.NDArray[np.bool_]
     loop_lines: npt.NDArray[np.bool_]
     waits: Spans
@@ -179,7 +183,8 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
         waits = merge(EMPTY, *(loop.waits for loop in training_loops(trace) if loop.host in hosts and (
             loop.line < 0 or lines[loop.line])))
         out.append(_Rank(
-            number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy, lines,
+            number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy,
+            merge(busy, _computed_on_cpu(trace, lines)), lines,
             _loop_lines(trace, lines, calls), waits,
             [processes[place]] if len(processes) == len(numbers) else processes))
     return out
@@ -194,6 +199,13 @@ def _window(trace: Trace, number: int, lines: npt.NDArray[np.bool_], busy: Spans
              *((int(busy.start[0]), int(busy.end[-1])) if len(busy.start) else ()),
              *trace.rank_windows_ns.get(number, ())]
     return _spans([(min(edges), max(edges))]) if edges else EMPTY
+
+
+def _computed_on_cpu(trace: Trace, lines: npt.NDArray[np.bool_]) -> Spans:
+    """When XLA runs programs on the CPU: JAX's calls return before."""
+    rows = host_rows(trace, _XLA_PROGRAM)
+    rows = rows[(lines & lines_of(trace, EXECUTOR))[trace.host.line[rows]]] if len(rows) else rows
+    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
 
 
 def _loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.NDArray[np.bool_]:
@@ -251,18 +263,19 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
 
 
 def _long_pauses(steps: Steps, rank: _Rank) -> Spans:
-    """What follows the calls of some steps, if it takes longer than a usual step and neither a GPU works nor the loop
-    waits for a batch in most of it: the ends of epochs. A step's own GPU work may end after its call."""
-    if not steps.call_ends_ns:
+    """What follows the calls of some steps, if it takes longer than a usual step and in most of it nothing computes
+    and the loop does not wait for a batch: the ends of epochs. A step's own work may end after its call."""
+    if not steps.call_ends_ns or steps.count < _KNOWN_STEPS:
         return EMPTY
     end = steps.edges_ns[:, 1]
     begin = np.minimum(np.array(steps.call_ends_ns, np.int64), end)
     usual_ns = steps.times.median_s * 1e9
-    if len(rank.busy.start):
-        busy = joined(rank.busy, max(round(_LULL * usual_ns), 1))
-        next_ = np.minimum(np.searchsorted(busy.end, begin, side="right"), len(busy.end) - 1)
-        begin = np.where(busy.start[next_] <= begin, np.clip(busy.end[next_], begin, end), begin)
-    taken = coverage(merge(rank.busy, rank.waits), begin, end)
+    if len(rank.computes.start):
+        lull_ns = round(_LULL * usual_ns)
+        own = joined(rank.computes, max(lull_ns, 1))
+        next_ = np.minimum(np.searchsorted(own.end, begin, side="right"), len(own.end) - 1)
+        begin = np.where(own.start[next_] <= begin + lull_ns, np.clip(own.end[next_], begin, end), begin)
+    taken = coverage(merge(rank.computes, rank.waits), begin, end)
     long = (end - begin > usual_ns) & (taken < _MOST * (end - begin))
     return Spans(begin[long], end[long])
 
@@ -315,11 +328,14 @@ def _stretches(left: Spans, rank: _Rank, steps: Steps | None, known: tuple[int, 
     usual_ns = steps.times.median_s * 1e9
     idle = subtract(left, rank.busy)
     out = []
-    for start, end in zip(left.start.tolist(), left.end.tolist(), strict=True):
+    inside = _spans([known])
+    spans = [*zip(*intersect(left, inside), strict=True), *zip(*subtract(left, inside), strict=True)]
+    for start, end in sorted((int(start), int(end)) for start, end in spans):
         at_edge = end <= known[0] or start >= known[1]
         id_ = "between" if not at_edge else "open" if end - start > OPEN_STEPS * usual_ns else "edges"
         within = slice(np.searchsorted(idle.end, start, side="right"), np.searchsorted(idle.start, end))
-        out.append(_Stretch(id_, start, end, Spans(idle.start[within], idle.end[within])))
+        out.append(_Stretch(id_, start, end, Spans(
+            np.maximum(idle.start[within], start), np.minimum(idle.end[within], end))))
     return out
 
 

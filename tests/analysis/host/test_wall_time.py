@@ -71,6 +71,27 @@ def test_pauses_in_which_a_gpu_works_or_the_loop_waits_belong_to_the_steps():
     assert "between" not in seconds_by(divided(b))
 
 
+@pytest.mark.parametrize("saves", [False, True])
+def test_what_xla_computes_on_the_cpu_after_the_call_is_the_steps(saves):
+    b, at = Builder(gpus=0), 0.0
+    for step in range(32):
+        b.host("PjitFunction(train_step)", at, 0.1 * MS)
+        b.host("ThunkExecutor::Execute", at + 1 * MS, 9 * MS, line="tf_XLAPjRtCpuClient/1")
+        at += (40 if saves and step % 8 == 7 else 10.1) * MS
+    parts = seconds_by(divided(b))
+    assert parts.get("between", 0) == (pytest.approx(0.09, rel=0.02) if saves else 0)
+    assert parts["steps"] == pytest.approx(0.31, rel=0.05)
+
+
+def test_a_pause_behind_the_last_whole_step_is_not_joined_with_the_partial_step_after_it():
+    b, at = Builder(gpus=0), 0.0
+    for _ in range(2):
+        at = train(b, at, 8) + 300 * MS
+    b.host("EagerExecute", at, 9 * MS, is_func=1, eager_op=TRAIN)
+    parts = seconds_by(divided(b))
+    assert parts["between"] == pytest.approx(0.6, rel=0.01) and parts["edges"] == pytest.approx(0.009, rel=0.01)
+
+
 @pytest.mark.parametrize(("events", "kind", "what"), [
     (("SaveV2", "MergeV2Checkpoints"), "checkpoint", "MergeV2Checkpoints"),
     (("WriteScalarSummary",), "summary", "WriteScalarSummary"),
