@@ -25,8 +25,9 @@ those that only a line or an op names are one by that.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -53,6 +54,7 @@ from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 # Usual steps: at an edge of the recording there is one that began before it or had not ended, and the pause to the
 # next. gputop's own figure.
 OPEN_STEPS = 2.5
+_STOPS_NS = 10**9  # that TensorFlow's profiler takes to stop, on CPUs that are busy; measured up to 0.6 s
 _MOST = 0.5  # of a stretch: what fills it, names it
 _KNOWN_STEPS = 5  # so many show how long a usual one takes
 _LULL = 0.5  # of a usual step: what begins sooner after its call, or after more of its own work, belongs to it
@@ -191,14 +193,18 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
 
 
 def _window(trace: Trace, number: int, lines: npt.NDArray[np.bool_], busy: Spans) -> Spans:
-    """From the begin of the rank's recording to its end. Work of a GPU may go on after the profiler's own end."""
+    """From the begin of the rank's recording to its end. Work of a GPU may go on after the profiler's own end, which is
+    when it has stopped: a little later than it records."""
     host = trace.host
     rows = rows_of(lines[host.line]) if len(host) else np.empty(0, np.int64)
     start, end = host.start_ns[rows], host.end_ns[rows]
     edges = [*((int(start[0]), int(end.max())) if len(start) else ()),
              *((int(busy.start[0]), int(busy.end[-1])) if len(busy.start) else ()),
-             *trace.rank_windows_ns.get(number, ())]
-    return _spans([(min(edges), max(edges))]) if edges else EMPTY
+             *trace.rank_windows_ns.get(number, ())[:1]]
+    if not edges:
+        return EMPTY
+    last, stopped = max(edges), trace.rank_windows_ns.get(number, (0, 0))[1]
+    return _spans([(min(edges), stopped if stopped > last + _STOPS_NS else last)])
 
 
 def _computed_on_cpu(trace: Trace, lines: npt.NDArray[np.bool_]) -> Spans:
@@ -328,15 +334,21 @@ def _stretches(left: Spans, rank: _Rank, steps: Steps | None, known: tuple[int, 
     usual_ns = steps.times.median_s * 1e9
     idle = subtract(left, rank.busy)
     out = []
-    inside = _spans([known])
-    spans = [*zip(*intersect(left, inside), strict=True), *zip(*subtract(left, inside), strict=True)]
-    for start, end in sorted((int(start), int(end)) for start, end in spans):
+    # The last call belongs to no whole step, and has ended.
+    last = steps.last_call_ns if steps.last_call_ns is not None else known[1]
+    cuts = (*known, last) if last - known[1] <= OPEN_STEPS * usual_ns else known
+    for start, end in _cut(left, cuts):
         at_edge = end <= known[0] or start >= known[1]
         id_ = "between" if not at_edge else "open" if end - start > OPEN_STEPS * usual_ns else "edges"
         within = slice(np.searchsorted(idle.end, start, side="right"), np.searchsorted(idle.start, end))
         out.append(_Stretch(id_, start, end, Spans(
             np.maximum(idle.start[within], start), np.minimum(idle.end[within], end))))
     return out
+
+
+def _cut(spans: Spans, cuts: Iterable[int]) -> Iterator[tuple[int, int]]:
+    for start, end in zip(spans.start.tolist(), spans.end.tolist(), strict=True):
+        yield from pairwise([start, *sorted({cut for cut in cuts if start < cut < end}), end])
 
 
 def _loop_part(id_: str, spans: Spans, steps: Steps | None) -> WallPart:

@@ -17,13 +17,15 @@ class Steps:
     """When each training step ran, and the figures of them all.
 
     ``bounds_ns`` are (start, end) pairs relative to the trace's origin, disjoint and in order. ``call_ends_ns`` are
-    the ends of the calls or markers at which the steps begin; empty where steps rest on kernels. ``warm_up_ns`` are
+    the ends of the calls or markers at which the steps begin; empty where steps rest on kernels. ``last_call_ns`` is
+    when the last of all such calls ended, which no other follows; None where they have no end. ``warm_up_ns`` are
     the steps that were left out as warm-up, ``other_loops`` by phase when a loop ran that is not the steps' own.
     """
 
     bounds_ns: tuple[tuple[int, int], ...]
     times: StepTimes
     call_ends_ns: tuple[int, ...] = ()
+    last_call_ns: int | None = None
     warm_up_ns: tuple[tuple[int, int], ...] = ()
     other_loops: Mapping[str, Spans] = field(default_factory=dict)
 

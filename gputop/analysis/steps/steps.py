@@ -275,7 +275,9 @@ def _steps(trace: Trace, anchors: _Anchors, bounds: I64, calls: I64, dropped: in
         iterations_per_step=_iterations(trace, calls) if anchors.packs_iterations else 1.0,
         phase=anchors.phase, left_out_s=anchors.left_out_s, unit=anchors.unit, start_up=_start_up(trace, bounds),
     )
-    return Steps(tuple(map(tuple, bounds.tolist())), times, _call_ends(anchors, bounds))
+    call_ends = _call_ends(anchors, bounds)
+    return Steps(tuple(map(tuple, bounds.tolist())), times, call_ends,
+                 int(anchors.end_ns.max()) if call_ends else None)
 
 
 def _call_ends(anchors: _Anchors, bounds: I64) -> tuple[int, ...]:

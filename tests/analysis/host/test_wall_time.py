@@ -362,3 +362,22 @@ def test_an_overview_of_other_steps_is_not_used():
         detail.host("train", i * 10 * MS, 9 * MS, step_num=i, _r=1)
     wall = divided(two_grains(detail, epochs(), by_s=0.4))
     assert wall.recorded_s == pytest.approx(0.199) and set(seconds_by(wall)) <= {"steps", "edges"}
+
+
+def test_the_time_in_which_the_profiler_stops_is_no_unfinished_step():
+    b = Builder(gpus=0)
+    end = train(b, 0, 20)
+    trace = replace(b.build(), rank_windows_ns={0: (0, round(end * 1000) + int(0.6e9))})
+    wall = divided(trace)
+    assert "open" not in seconds_by(wall) and wall.recorded_s == pytest.approx(end / 1e6)
+
+
+def test_the_last_call_has_ended_and_is_no_part_of_an_unfinished_step():
+    b = Builder(gpus=0)
+    train(b, 0, 20)
+    b.host("EagerExecute", 200 * MS, 24 * MS, is_func=1, eager_op=TRAIN)
+    b.host("gradient_tape/x/MatMul:MatMul", 226 * MS, 14 * MS, line="tf_Compute/1")  # of the next one
+    assert "open" not in seconds_by(divided(b))
+    b.host("gradient_tape/x/MatMul:MatMul", 226 * MS, 60 * MS, line="tf_Compute/1")
+    (left,) = (part for part in divided(b).parts if part.id == "open")
+    assert left.time_s == pytest.approx(0.062, rel=0.01)
