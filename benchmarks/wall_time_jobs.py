@@ -201,7 +201,7 @@ def custom_evaluation(port: int, log: Log, fixed: bool, folder: Path) -> None:
 
 
 def histograms(port: int, log: Log, fixed: bool, folder: Path) -> None:
-    """TensorBoard's histograms and images of all weights at the end of each epoch of 20 steps."""
+    """TensorBoard's histograms and images of all weights at the end of each epoch of 20 steps. Needs TensorBoard."""
     keras = Keras(port, log)
     board = keras.tf.keras.callbacks.TensorBoard(
         str(folder), histogram_freq=25 if fixed else 1, write_images=not fixed, write_graph=False)
