@@ -12,7 +12,7 @@ import numpy as np
 
 from gputop.analysis.results import GpuUse
 from gputop.comparison.drift import drift_of
-from gputop.comparison.job import same_phase, work_ratio
+from gputop.comparison.job import other_functions, same_phase, work_ratio
 from gputop.comparison.live_step import live_steps_s
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Interval, difference
@@ -51,6 +51,7 @@ _WITHIN_RERUNS = f"the difference of {{}} is {REPEAT}"
 _NOT_LIVE = f"the live step period in the minutes before changed by {{:+.1%}} only: the difference is {REPEAT}"
 _SMALL = "a change too small to matter"
 _OTHER_WORK = "a step of A and one of B do different work"
+_OTHER_FUNCTIONS = "the steps of A are calls of {}, those of B of {}: one may be a part of the other"
 _TOO_FEW_STEPS = f"too few steps: each side needs {MIN_STEPS}"
 
 
@@ -129,6 +130,7 @@ def step_rows(a: Side, b: Side) -> list[Row]:
                and run.series is not None] for own in (a, b)]
     live = _live_row(a, b, minimum, work)
     rows = []
+    not_alike = _not_alike(a, b)
     for id_, statistic in (("median_s", np.median), ("mean_s", np.mean)):
         first, second = getattr(one, id_), getattr(other, id_)
         if not all(series):
@@ -138,11 +140,11 @@ def step_rows(a: Side, b: Side) -> list[Row]:
         first, second = (value if len(known) == 1 else float(np.mean([statistic(one) for one in known]))
                          for value, known in zip((first, second), series, strict=True))
         interval = None
-        if same_phase(a, b):
+        if not_alike is None:
             interval = difference(series[0], [one / work for one in series[1]], 1 - STEP_ERROR, drift_of(a, b),
                                   statistic=statistic)
         row = _row("steps", id_, SECONDS, first, second, -1, interval=interval, minimum=minimum, work=work,
-                   reason=_TOO_FEW_STEPS if same_phase(a, b) else _OTHER_WORK)
+                   reason=not_alike or _TOO_FEW_STEPS)
         if row.verdict in ("better", "worse") and live is not None and _contradicts(live, percent_change(row)):
             row = replace(row, verdict="noise", reason=_NOT_LIVE.format(percent_change(live)))
         if row.verdict == "noise" and row.reason is None and (change := percent_change(row)) is not None:
@@ -150,6 +152,13 @@ def step_rows(a: Side, b: Side) -> list[Row]:
             row = replace(row, reason=_SMALL if small else _WITHIN_RERUNS.format(percent(abs(change))))
         rows.append(row)
     return rows if live is None else [*rows, live]
+
+
+def _not_alike(a: Side, b: Side) -> str | None:
+    """Why a step of A and one of B are not the same work; None where they may be."""
+    functions = other_functions(a, b)
+    return (_OTHER_WORK if not same_phase(a, b) else
+            _OTHER_FUNCTIONS.format(*functions) if functions is not None else None)
 
 
 def _live_row(a: Side, b: Side, minimum: float, work: float) -> Row | None:
@@ -200,7 +209,7 @@ def step_scale(a: Side, b: Side) -> float:
 
 def breakdown_rows(a: Side, b: Side) -> list[Row]:
     """Each part of the mean step: in seconds per iteration or, where the steps are other work, as a share of it."""
-    if not same_phase(a, b):
+    if _not_alike(a, b) is not None:
         return _part_shares(a, b)
     found = [side.analysis.breakdown if side.analysis is not None else None for side in (a, b)]
     if found == [None, None]:

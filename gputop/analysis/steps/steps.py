@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.compilations import AGAIN, outermost, rebuilt
+from gputop.analysis.steps.jax_calls import marking_calls
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.numbered_ranges import numbered_ranges
@@ -500,8 +501,8 @@ def _rebuilt_executions(trace: Trace) -> _Anchors | None:
 
 
 def _jax_executions(trace: Trace) -> _Anchors | None:
-    """Calls of the jitted function that takes most time, from Python."""
-    return _repeating(trace, host_rows(trace, r"PjitFunction\("), "calls of {}")
+    """Calls of the jitted function that takes most time, from Python (:mod:`gputop.analysis.steps.jax_calls`)."""
+    return _repeating(trace, marking_calls(trace), "calls of {}")
 
 
 def _root_functions(trace: Trace) -> _Anchors | None:
