@@ -346,7 +346,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="eager_execution", module="trace.compilation", origin="trace", severity="by_share_capped",
-        needs=("eager_ops",), silent_for=("jax", "pytorch"),
+        needs=("eager_ops",), silent_for=("pytorch",),
         parts=("launch", "host"), idle_gaps={"eager": 1, "dispatch": 3},
         limits=(
             Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10 %"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ OTHER_BATCH_FACTOR = 1.25
 _BATCH_POWERS = (0.5, 1.5)
 # Logarithm of the ratio of the CPUs that were left to the job: a step that may differ by a tenth. gputop's own.
 OTHER_LOAD = 0.1
+_CALLS = re.compile(r"calls of (?:PjitFunction\((.+?)\)|the tf\.function (?:__inference_)?(\S+?))(?:,|$)")
+_NUMBER = re.compile(r"_\d+$")
 
 
 class Note(NamedTuple):
@@ -150,6 +153,20 @@ def same_phase(a: Side, b: Side) -> bool:
     return len(phases - {"unknown"}) < 2
 
 
+def other_functions(a: Side, b: Side) -> tuple[str, str] | None:
+    """The functions whose calls are the steps of A and of B, where they are not the same: one may be a part of the
+    other, as ``add`` is of a whole update."""
+    names = [found for side in (a, b) if side.analysis is not None and side.analysis.steps is not None
+             and (found := _function(side.analysis.steps.anchor))]
+    return (names[0], names[1]) if len(names) == 2 and names[0] != names[1] else None
+
+
+def _function(anchor: str) -> str:
+    """Its name, without the number that each tracing gives it; "" where calls of no function are the steps."""
+    found = _CALLS.match(anchor)
+    return _NUMBER.sub("", found[1] or found[2]) if found is not None else ""
+
+
 def _steps(a: Side, b: Side) -> Iterator[Note]:
     steps = [side.analysis.steps for side in (a, b) if side.analysis is not None and side.analysis.steps is not None]
     if len(steps) < 2:
@@ -161,6 +178,10 @@ def _steps(a: Side, b: Side) -> Iterator[Note]:
     if not same_phase(a, b):
         yield Note("other_phase", f"A's steps are {steps[0].phase}, B's {steps[1].phase}: not the same work. Only the "
                                   "parts' shares of the step are compared.")
+    if (functions := other_functions(a, b)) is not None:
+        yield Note("other_functions", f"A's steps are calls of {functions[0]}, B's of {functions[1]}: one may be a "
+                                      "part of the other. Mark the steps (jax.profiler.StepTraceAnnotation, "
+                                      "tf.profiler.experimental.Trace) in both, then compare again.")
     if load_effect(a, b) >= OTHER_LOAD:
         used = [f"{cpus.others:.2g} of {cpus.allowed:.3g} CPUs in {name}" for name, side in (("A", a), ("B", b))
                 if (cpus := cpus_of(side)) is not None]

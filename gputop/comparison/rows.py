@@ -12,7 +12,7 @@ import numpy as np
 
 from gputop.analysis.results import GpuUse
 from gputop.comparison.drift import drift_of
-from gputop.comparison.job import same_phase, work_ratio
+from gputop.comparison.job import other_functions, same_phase, work_ratio
 from gputop.comparison.live_step import live_steps_s
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Interval, difference
@@ -55,6 +55,7 @@ _WITHIN_PAUSES = "the difference of {} is within what the pauses between steps v
 _FEW_PAUSES = ("few long pauses between steps were recorded ({} in A, {} in B), and one more or less would change it: "
                "a longer capture holds more")
 _OTHER_WORK = "a step of A and one of B do different work"
+_OTHER_FUNCTIONS = "the steps of A are calls of {}, those of B of {}: one may be a part of the other"
 _TOO_FEW_STEPS = f"too few steps: each side needs {MIN_STEPS}"
 
 
@@ -134,6 +135,7 @@ def step_rows(a: Side, b: Side) -> list[Row]:
                and run.series is not None] for own in (a, b)]
     live = _live_row(a, b, minimum, work)
     rows, unlikely_s = [], 0.0
+    not_alike = _not_alike(a, b)
     for id_, statistic in (("median_s", np.median), ("mean_s", np.mean)):
         first, second = getattr(one, id_), getattr(other, id_)
         if not all(series):
@@ -143,11 +145,11 @@ def step_rows(a: Side, b: Side) -> list[Row]:
         first, second = (value if len(known) == 1 else float(np.mean([statistic(one) for one in known]))
                          for value, known in zip((first, second), series, strict=True))
         interval = None
-        if same_phase(a, b):
+        if not_alike is None:
             interval = difference(series[0], [one / work for one in series[1]], 1 - STEP_ERROR, drift_of(a, b),
                                   statistic=statistic)
         row = _row("steps", id_, SECONDS, first, second, -1, interval=interval, minimum=minimum, work=work,
-                   reason=_TOO_FEW_STEPS if same_phase(a, b) else _OTHER_WORK)
+                   reason=not_alike or _TOO_FEW_STEPS)
         if row.verdict in ("better", "worse") and live is not None and _contradicts(live, percent_change(row)):
             unlikely_s = (row.change or 0.0) - (live.change or 0.0) if id_ == "mean_s" else 0.0
             row = replace(row, verdict="noise", reason=_NOT_LIVE.format(percent_change(live)))
@@ -167,12 +169,13 @@ def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> Row | None:
     work = work_ratio(a, b)
     first, second = one.per_step_s, other.per_step_s
     minimum = MIN_EFFECT * (first + second) / 2
-    found = wall_difference(one, other, work, 1 - STEP_ERROR, drift_of(a, b)) if same_phase(a, b) else None
+    not_alike = _not_alike(a, b)
+    found = wall_difference(one, other, work, 1 - STEP_ERROR, drift_of(a, b)) if not_alike is None else None
     interval = None if found is None else found[0]
     if interval is not None:
         interval = interval._replace(low=interval.low - max(unlikely_s, 0.0), high=interval.high - min(unlikely_s, 0.0))
     row = _row("steps", "wall_s", SECONDS, first, second, -1, interval=interval, work=work, minimum=minimum,
-               reason=_TOO_FEW_STEPS if same_phase(a, b) else _OTHER_WORK)
+               reason=not_alike or _TOO_FEW_STEPS)
     if found is None or row.verdict != "noise" or first == second / work:
         return row
     of_pauses, counts = found[1], (len(one.pauses_s), len(other.pauses_s))
@@ -183,6 +186,13 @@ def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> Row | None:
         small = abs(row.change or 0.0) < minimum
         row = replace(row, reason=SMALL if small else (_WITHIN_PAUSES if of_pauses else _WITHIN_RERUNS).format(change))
     return row
+
+
+def _not_alike(a: Side, b: Side) -> str | None:
+    """Why a step of A and one of B are not the same work; None where they may be."""
+    functions = other_functions(a, b)
+    return (_OTHER_WORK if not same_phase(a, b) else
+            _OTHER_FUNCTIONS.format(*functions) if functions is not None else None)
 
 
 def _live_row(a: Side, b: Side, minimum: float, work: float) -> Row | None:
@@ -233,7 +243,7 @@ def step_scale(a: Side, b: Side) -> float:
 
 def breakdown_rows(a: Side, b: Side) -> list[Row]:
     """Each part of the mean step: in seconds per iteration or, where the steps are other work, as a share of it."""
-    if not same_phase(a, b):
+    if _not_alike(a, b) is not None:
         return _part_shares(a, b)
     found = [side.analysis.breakdown if side.analysis is not None else None for side in (a, b)]
     if found == [None, None]:

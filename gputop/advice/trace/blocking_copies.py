@@ -15,10 +15,10 @@ from gputop.advice.trace.snippets import is_keras
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Calls, Cure
-from gputop.analysis.what_if.host_waits import before_steps, host_waits
+from gputop.analysis.what_if.host_waits import HostWaits, before_steps, host_waits
 from gputop.text.units import count, percent
 from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
-from gputop.trace.model import Kind, MemoryKind
+from gputop.trace.model import I64, Kind, MemoryKind
 
 _PIN = {
     "keras": "model.fit(ds.prefetch(tf.data.AUTOTUNE))  # a dataset instead of NumPy arrays: its batches are in "
@@ -153,18 +153,16 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("sync_copies.share"):
         return None
-    ends = np.sort(waits.end_ns)
-    charged = np.concatenate([own.idle.end for own in cost.values()])
-    at = np.searchsorted(ends, charged, side="right") - 1
-    order = np.argsort(waits.end_ns, kind="stable")
-    blocking = waits.copy[order][np.unique(at[at >= 0])]
-    rows = blocking[blocking >= 0]
-    asked = waits.copy[order[np.maximum(at, 0)]]
-    of_copy = (at >= 0) & (asked >= 0)
+    at = np.concatenate([_last_waits(facts, waits, gpu, own.idle.end) for gpu, own in cost.items()])
+    blocking = np.unique(at[at >= 0])
+    rows = waits.copy[blocking][waits.copy[blocking] >= 0]
+    of_copy = at >= 0
+    of_copy[of_copy] = waits.copy[at[of_copy]] >= 0
     idle = np.concatenate([own.idle.end - own.idle.start for own in cost.values()])
-    idle_ns = np.bincount(asked[of_copy], idle[of_copy], len(device)).astype(np.int64)
+    idle_ns = np.bincount(waits.copy[at[of_copy]], idle[of_copy], len(device)).astype(np.int64)
     up = int((device.kind[rows] == Kind.H2D).sum())
     ways = {"d2h": len(rows) - up, "h2d": up, "sync": len(blocking) - len(rows)}
+    per = len(facts.gpu_timelines) * _steps_with_cost(facts, waits.start_ns[blocking])
     return SyncCopies(
         gpus=facts.active_numbers, share=share, idle_s=idle_s, count=len(rows) / per, syncs=ways["sync"] / per,
         mean_bytes=float(np.maximum(device.bytes[rows], 0).sum()) / max(len(rows), 1),
@@ -204,6 +202,29 @@ def cost_of_calls(facts: TraceFacts, calls: Calls) -> dict[int, IdleOfCalls]:
         for timeline in facts.gpu_timelines if timeline.gpu in idle}
 
 
+def _last_waits(facts: TraceFacts, waits: HostWaits, gpu: int, idle_end_ns: I64) -> I64:
+    """For each of these ends of the GPU's idle times which of the waits was the last to end before it, of the GPU's own
+    process; -1: none."""
+    trace = facts.trace
+    process = (trace.gpus[gpu].host, trace.gpus[gpu].rank)
+    own = np.array([(line.host, line.rank) == process for line in trace.lines], bool)
+    chosen = np.flatnonzero(own[waits.line])
+    chosen = chosen[np.lexsort((waits.start_ns[chosen], waits.line[chosen], waits.end_ns[chosen]))]
+    at = np.searchsorted(waits.end_ns[chosen], idle_end_ns, side="right") - 1
+    return np.where(at >= 0, chosen[np.maximum(at, 0)], -1) if len(chosen) else np.full(len(at), -1, np.int64)
+
+
+def _steps_with_cost(facts: TraceFacts, waits_ns: I64) -> float:
+    """How many steps these waits are of: without the last one where it has fewer than the others, as the idle time that
+    follows a wait at a step's end lies behind it."""
+    replayed, steps = facts.replayed_steps, facts.steps
+    if steps is None or steps.count < limit("host.steps") or round(replayed, 6) != steps.count:
+        return replayed
+    in_step = np.searchsorted(steps.edges_ns[:, 0], waits_ns, side="right") - 1
+    waits = np.bincount(in_step[in_step >= 0], minlength=steps.count)
+    return replayed - 1 if waits[-1] < np.median(waits[:-1]) else replayed
+
+
 def describe_sync_copies(v: SyncCopies, job: Job) -> Explanation:
     evidence = {"idle_after_copies_s": v.idle_s, "share_ratio": v.share}
     made = []
@@ -213,13 +234,15 @@ def describe_sync_copies(v: SyncCopies, job: Job) -> Explanation:
                     "each on average)")
     if v.syncs:
         evidence[f"syncs_per_{job.basis}"] = v.syncs
-        made.append(f"{count(v.syncs)} calls per {job.basis} and GPU that synchronize")
+        made.append(f"{count(v.syncs)} call{'' if v.syncs == 1 else 's'} per {job.basis} and GPU that "
+                    f"synchronize{'s' if v.syncs == 1 else ''}")
     what = "the GPU" if v.way == "sync" else "copies"
+    make = "makes" if v.syncs == 1 and not v.count else "make"
     return Explanation(
         title=f"Waiting for {what} in the middle of the step costs {percent(v.share)} of the {job.basis}",
-        why=f"{' and '.join(made)} make the host wait for all earlier work on the GPU. Only then does the host launch "
-            f"again, and the GPU's queue is empty. The GPU is idle until the host is ahead again: {percent(v.share)} "
-            f"of the {job.basis} in total.",
+        why=f"{' and '.join(made)} {make} the host wait for all earlier work on the GPU. Only then does the host "
+            f"launch again, and the GPU's queue is empty. The GPU is idle until the host is ahead again: "
+            f"{percent(v.share)} of the {job.basis} in total.",
         evidence=evidence, action=_ACTIONS.get(v.way, _ACTIONS["d2h"]),
         snippet=_WITHOUT_WAITING.get(v.way, FETCH).get(job.framework),
         gain="at most: the idle time that disappears when the launches are replayed without these waits",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from gputop.advice.registry import limit, source
@@ -14,7 +16,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.gaps import longest_on_host
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import Functions
-from gputop.analysis.steps.compilations import rebuilt
+from gputop.analysis.steps.compilations import function_name, rebuilt
 from gputop.analysis.steps.phases import TRAINING
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit, at_most, severity_of
@@ -138,6 +140,13 @@ _EAGER_CUSTOM = (
     "def train_step(x, y): ...\n"
     "# Keras: model.compile(..., run_eagerly=False)")
 
+_JIT_UPDATE = (
+    "@jax.jit  # the whole update: one program\n"
+    "def train_step(params, state, batch):\n"
+    "    loss, grads = jax.value_and_grad(loss_fn)(params, batch)\n"
+    "    updates, state = optimizer.update(grads, state, params)\n"
+    "    return optax.apply_updates(params, updates), state, loss")
+
 
 class EagerExecution(Verdict, frozen=True, kw_only=True):
     wait_s: float  # per step: the GPU, or without one the step, waits for Python
@@ -148,7 +157,8 @@ class EagerExecution(Verdict, frozen=True, kw_only=True):
 def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
     """The model runs op by op from Python, which takes longer to start an op than the GPU to run it."""
     ops, host = facts.analysis.ops, facts.host
-    assert ops is not None and host is not None and ops.eager_share is not None
+    if ops is None or host is None or ops.eager_share is None:
+        return None
     if ops.eager_share < limit("eager_execution.share") or facts.period_s <= 0:
         return None
     share = host.eager_s / facts.period_s
@@ -171,6 +181,8 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
     if v.ops_per_step is not None:
         evidence["eager_ops_per_step"] = v.ops_per_step
         each = f"{v.ops_per_step:.0f} ops per step"
+    if job.loop == JAX:
+        return _eager_in_jax(v, job, evidence)
     waits = "the GPU waits for Python" if v.gpus else "Python takes"
     return Explanation(
         title=f"Eager ops cost {percent(v.share)} of the {job.basis}",
@@ -180,6 +192,23 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
         action="Put the whole training step into a tf.function.",
         snippet=_EAGER_SNIPPETS.get(job.loop, _EAGER_CUSTOM),
         gain="at most: all of Python's time between ops, if a function launched the ops ahead of the GPU",
+        source=source("eager_execution.share"),
+    )
+
+
+def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) -> Explanation:
+    """Each op outside of jax.jit is a program of its own."""
+    ops = "Small jitted ops" if v.ops_per_step is None else f"{v.ops_per_step:.0f} small jitted ops per step"
+    most = ", ".join(function_name(own.name) for own in v.culprits[:3])
+    waits = "the GPU waits for Python" if v.gpus else "Python takes"
+    return Explanation(
+        title=f"{ops} run one by one from Python: {percent(v.share)} of the {job.basis}",
+        why=f"{ops} ({most}) run one by one from Python, each as a program of its own; {waits} {percent(v.share)} of "
+            f"the {job.basis}.",
+        evidence=evidence,
+        action="Put the whole update into one jax.jit: gradients, the optimizer's update and apply_updates, metrics.",
+        snippet=_JIT_UPDATE,
+        gain="at most: all of Python's time for these ops, if one program ran them",
         source=source("eager_execution.share"),
     )
 

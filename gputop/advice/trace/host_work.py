@@ -12,10 +12,12 @@ from gputop.advice.trace.cpu_contention import may_be_others
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.input_wait import paced_by_input
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.snippets import LOADER
 from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
 from gputop.analysis.results import GapWork
+from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.render.step_parts import HOST_KINDS
 from gputop.text.units import percent, seconds
@@ -88,6 +90,7 @@ class StepGapHost(Verdict, frozen=True, kw_only=True):
     work: Sequence[GapWork]  # of the main thread, longest first
     executor_work: Sequence[GapWork]  # of TensorFlow's executors
     input_s: float | None = None  # what the input pipeline takes for a step's batches, where the steps wait for it
+    loader_unseen: bool = False  # Nsight records no wait of PyTorch's for a batch
     slow_host: str | None = None  # the rank whose gaps these are, where the others' are far shorter
 
 
@@ -118,6 +121,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        severity="low" if paced else None, saving_unknown=paced, input_s=input_s if paced else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
+                       loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
                        slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host), cure=Cure(
                            host=removed_host_time(facts, "gap"),
                            assumes="The host's work between two calls is done while the GPUs compute, or is removed."))
@@ -165,10 +169,13 @@ def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
     if known is not None:
         found, named = known
         return f"{found.what} ({_named(named)})", found.action, found.snippets.get(loop)
-    what = _gap_content(v, most)
+    what = _gap_content(v, loop, most)
     if loop in _KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
                       "on_train_batch_* callbacks and metrics."), _FEWER
+    if loop == PYTORCH and v.loader_unseen:
+        return what, ("Give the DataLoader workers and let them run ahead. If it has them, move logging, metrics, "
+                      "gc.collect() and saving out of the loop, or do them every hundred steps."), LOADER
     if loop == PYTORCH:
         return what, ("Move logging, metrics, gc.collect() and saving out of the loop, or do them every hundred steps. "
                       "Prepare data in the DataLoader's workers. Do not read results at each step."), _SELDOM
@@ -188,11 +195,13 @@ def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
     return None
 
 
-def _gap_content(v: StepGapHost, most: float) -> str:
+def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
     """What fills a gap of which no known kind of work fills most."""
     silent, shown = v.silent_s or 0.0, _named(v.work)
     if silent >= most or not shown:
-        what = f"{seconds(silent)} of it has no event, which means Python (callbacks, logging, data handling)"
+        python = ("first of all the wait for the DataLoader, which Nsight does not record; else logging, metrics"
+                  if v.loader_unseen and loop == PYTORCH else "callbacks, logging, data handling")
+        what = f"{seconds(silent)} of it has no event, which means Python ({python})"
         return what + (f"; the rest is {shown}" if shown else "")
     return f"mostly {shown}" + (
         f", and {seconds(silent)} without any event, which means Python" if silent >= 0.1 * v.gap_s else "")

@@ -11,6 +11,9 @@ _CLUSTERS = "# compiles clusters, leaves the collectives out\nTF_XLA_FLAGS=--tf_
 # PyTorch: what torch.compile does not compile, and what it compiles again and again.
 GRAPH_BREAKS = "TORCH_LOGS=graph_breaks,recompiles python train.py"
 
+# PyTorch: batches made ahead, by processes of their own.
+LOADER = "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)"
+
 
 def is_keras(job: Job) -> bool:
     """Whether Keras' fit runs the loop."""

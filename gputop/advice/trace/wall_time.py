@@ -9,6 +9,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.snippets import LOADER
 from gputop.advice.trace.training_loop import KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.wall_time import same_work
@@ -21,13 +22,13 @@ from gputop.text.units import counted, percent, seconds
 _KERAS = (KERAS2, KERAS3)
 _OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
 _STEPS = "steps"
+_UNNAMED = ("python", "unknown")  # kinds of host work of which no event tells more
 _LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of work may be named by an op
 _WORK_OF_KIND: dict[str, KnownWork] = {known.kind: known for known in (*WORK, *SELDOM_WORK)}
 _ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): what runs at the "
                    "end of an epoch (on_epoch_end, checkpoints, metrics) holds the training up.")
 _SLOW_START = ("Give the DataLoader workers and let them run ahead (num_workers, persistent_workers=True), and move "
                "logging and saving out of the loop or do them every hundred steps.")
-_LOADER = "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)"
 _MEASURED = "gputop stacks PID  # the line that it runs now"
 
 
@@ -116,8 +117,8 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
     known = _WORK_OF_KIND.get(part.kind)
     if known is not None:
         return known.action, known.snippets.get(job.loop)
-    if part.kind == "input" or (part.id == _NO_STEPS and job.loop == PYTORCH):
-        return _SLOW_START, _LOADER if job.loop == PYTORCH else None
+    if part.kind == "input" or (job.loop == PYTORCH and (part.id == _NO_STEPS or part.kind in _UNNAMED)):
+        return _SLOW_START, LOADER if job.loop == PYTORCH else None
     if part.id == _OUTSIDE and job.loop in _KERAS:
         return _ENDS_OF_EPOCHS, None
     if part.what:

@@ -1,4 +1,4 @@
-"""TensorFlow's ops on the host: which run there, which only start work on a GPU, and what runs eagerly."""
+"""TensorFlow's ops on the host: which run there, which only start work on a GPU, and what runs eagerly, in JAX too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from gputop.analysis.host.executors import of_input_pipeline
 from gputop.analysis.results import EagerOp, HostOps, OpType
+from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, coverage, in_order, union
 from gputop.trace.lookups import host_stat, name_mask
@@ -21,7 +22,7 @@ FOR_A_BATCH = r"(?:\w*Iterator\w*|OptionalHasValue|OptionalGetValue)$"
 
 
 def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
-    """Ops by type, most time first, and the eager ones; None where the trace has no TF op.
+    """Ops by type, most time first, and the eager ones; None where the trace has none.
 
     Those of tf.data are left out, whatever threads they run on. Host time is exclusive of ops inside on the thread.
     """
@@ -31,6 +32,9 @@ def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
     rows = np.flatnonzero(is_op[host.name] & ~of_input_pipeline(trace)) if len(host) else np.empty(0, np.int64)
     rows = rows[_begins_in(within, host.start_ns[rows])]
     eager_rows, eager_op = eager_calls(trace, within)
+    if not len(eager_rows):
+        eager_rows = eager_calls_of_jax(trace, within)
+        eager_op = host.name[eager_rows].astype(np.int64)
     device = trace.device
     on_gpu = np.flatnonzero(is_op[device.tf_op] & _begins_in(within, device.start_ns))
     if not len(rows) and not len(eager_rows) and not len(on_gpu):
@@ -125,6 +129,13 @@ def eager_calls(trace: Trace, within: Spans) -> tuple[I64, I64]:
     return rows[keep], op[keep]
 
 
+def eager_calls_of_jax(trace: Trace, within: Spans) -> I64:
+    """Rows of calls of JAX's own ops from Python, each a program of its own."""
+    rows = outer_calls(trace)
+    rows = rows[own_ops(trace)[trace.host.name[rows]]] if len(rows) else rows
+    return rows[_begins_in(within, trace.host.start_ns[rows])]
+
+
 def eager_types(trace: Trace) -> set[str]:
     """The types of the ops that Python ran one by one."""
     if not len(trace.host):
@@ -134,11 +145,13 @@ def eager_types(trace: Trace) -> set[str]:
 
 
 def _eager(trace: Trace, within: Spans, rows: I64, op: I64) -> tuple[float | None, tuple[EagerOp, ...]]:
-    """The eager share of the time that Python spends in TensorFlow's ops and functions, and the ops by name."""
+    """The eager share of the time that Python spends in ops and functions, and the ops by name."""
     host = trace.host
     flags, is_func = host_stat(host, "is_func")
     called = flags[is_func == 1]
     called = called[lines_of(trace, MAIN)[host.line[called]]]
+    jitted = outer_calls(trace)
+    called = np.concatenate((called, jitted[~own_ops(trace)[host.name[jitted]]])) if len(jitted) else called
     in_functions = union(host.start_ns[called], host.end_ns[called])
     functions = int(coverage(in_functions, within.start, within.end).sum())
     length = host.end_ns[rows] - host.start_ns[rows]

@@ -11,6 +11,7 @@ from gputop.analysis.host.executors import RUNS, of_input_pipeline
 from gputop.analysis.host.functions import XLA_RUN
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
+from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.trace.intervals import EMPTY, Spans, in_order, joined, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Kind, Trace
@@ -83,9 +84,15 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
     eager = EMPTY
     if runs_eagerly:
         rows = _eager_rows(trace, main)
+        of_jax = np.empty(0, np.int64) if len(rows) else _eager_rows_of_jax(trace, here)
         eager = subtract(joined(_union(trace, rows), EAGER_PAUSE_NS), calls)
         if not trace.gpus:  # on a CPU the ops are the model's own computing
             eager = subtract(eager, _union(trace, np.concatenate((ops, host_rows(trace, _RUNS_OP)))))
+        if len(of_jax):  # the call of a small op is itself Python's part: the op takes less time than its call
+            long = executing[trace.host.end_ns[executing] - trace.host.start_ns[executing] >= LONG_OP_NS]
+            others = np.concatenate((np.setdiff1d(called, host_rows(trace, PJIT)), _functions_of_jax(trace, here),
+                                     waiting, long))
+            eager = subtract(joined(_union(trace, of_jax), EAGER_PAUSE_NS), _union(trace, others))
     return HostSpans(
         tracing=_tracing(trace, here, traced, begun), eager=eager, placed=_union(trace, placed_rows),
         placed_rows=placed_rows, calls=calls, call_rows=called, shows_ops=bool(len(ops)),
@@ -154,6 +161,17 @@ def _eager_rows(trace: Trace, main: Mask) -> I64:
     rows, op = host_stat(host, "eager_op")
     keep = ~np.isin(rows, flags[is_func == 1]) & ~name_mask(trace, FOR_A_BATCH)[op] & main[host.line[rows]]
     return np.asarray(rows[keep], np.int64)
+
+
+def _eager_rows_of_jax(trace: Trace, here: Mask) -> I64:
+    rows = outer_calls(trace)
+    return rows[own_ops(trace)[trace.host.name[rows]] & here[trace.host.line[rows]]] if len(rows) else rows
+
+
+def _functions_of_jax(trace: Trace, here: Mask) -> I64:
+    """Calls of the user's jitted functions."""
+    rows = outer_calls(trace)
+    return rows[~own_ops(trace)[trace.host.name[rows]] & here[trace.host.line[rows]]] if len(rows) else rows
 
 
 def _innermost(trace: Trace, rows: I64) -> I64:

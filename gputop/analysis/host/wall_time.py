@@ -5,7 +5,8 @@ first and last event), in this order:
 
 1. time that was not recorded;
 2. the whole training steps, and the steps left out as warm-up, which are the job's start. The pause that follows a
-   step's call belongs to it, unless it is longer than a usual step and the host's own: that is the end of an epoch;
+   step's call belongs to it, unless it is longer than a usual step and a usual pause together, and the host's own:
+   that is the end of an epoch;
 3. the loops of evaluations, predictions and other calls, outside of those steps: from the first call between two
    steps to the last one, and of Keras what it does right before and after them (making and freeing iterators), where no
    line of the user's runs in it;
@@ -284,6 +285,7 @@ def _long_pauses(steps: Steps, rank: _Rank) -> Spans:
         next_ = np.minimum(np.searchsorted(own.end, begin, side="right"), len(own.end) - 1)
         begin = np.where(own.start[next_] <= begin + lull_ns, np.clip(own.end[next_], begin, end), begin)
     taken = coverage(merge(rank.computes, rank.waits), begin, end)
+    usual_ns += float(np.median(end - begin)) if len(end) else 0.0  # a call may be the lesser part of its step
     long = (end - begin > usual_ns) & (taken < _MOST * (end - begin))
     return Spans(begin[long], end[long])
 

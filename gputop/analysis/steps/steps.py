@@ -17,15 +17,17 @@ import numpy.typing as npt
 
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.compilations import AGAIN, outermost, rebuilt
+from gputop.analysis.steps.jax_calls import marking_calls
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.numbered_ranges import numbered_ranges
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
 from gputop.analysis.steps.start_up import TRIES, StartUpSpan, past_start, start_up_spans
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import seconds
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, union
-from gputop.trace.lookups import COMPILE, distinct, host_rows, host_stat, name_mask, rows_of
+from gputop.trace.lookups import COMPILE, OPTIMIZER_CALL, distinct, host_rows, host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -55,6 +57,7 @@ _START_UP_SHARE = 0.5  # of a step that goes into compilation, or other work of 
 _BY_KERNELS = ", by their kernels: the host runs ahead"
 _LOOP_APART = 3.0  # median pauses between the calls of one loop that are still its own. gputop's own figure
 _MIN_LOOP_CALLS = 3  # calls of one name, to be taken for those of a loop
+_MOST_OPTIMIZERS = 8  # that one step of training calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,8 @@ class _Anchors:
 def find_steps(trace: Trace) -> Steps | None:
     """The steps of the window by the most trusted anchor there is, or None where nothing is sure enough."""
     finders: tuple[Callable[[Trace], _Anchors | None], ...] = (
-        _profiler_steps, _step_markers, _keras_functions, _rebuilt_executions, _jax_executions, _root_functions,
-        _few_calls, _viewer_steps, _eager_loop, _kernel_sequence,
+        _profiler_steps, _step_markers, _keras_functions, _numbered, _rebuilt_executions, _jax_executions,
+        _root_functions, _few_calls, _viewer_steps, _eager_loop, _optimizer_calls, _kernel_sequence,
     )
     start_up, again = start_up_spans(trace), rebuilt(trace)
     for finder in finders:
@@ -344,12 +347,67 @@ def _loop(
 
 
 def _profiler_steps(trace: Trace) -> _Anchors | None:
-    """Kineto's ``ProfilerStep#<n>``; where several ranks mark the same step, the first one in and the last one out."""
+    """Kineto's ``ProfilerStep#<n>``."""
     rows = host_rows(trace, r"ProfilerStep#\d+$")
     if not len(rows):
         return None
-    start, end = _first_to_last(trace.host.name[rows], trace.host.start_ns[rows], trace.host.end_ns[rows])
+    start, end = _of_ranks(trace, rows)
     return _Anchors("ProfilerStep# markers", "high", start, end, start, min_steps=1)
+
+
+def _numbered(trace: Trace) -> _Anchors | None:
+    """Ranges of the user's that number the iterations (:mod:`gputop.analysis.steps.numbered_ranges`)."""
+    found = numbered_ranges(trace)
+    if found is None:
+        return None
+    host = trace.host
+    start, end = _of_ranks(trace, found.rows)
+    loops = {}
+    if len(found.evaluations):
+        calls = union(host.start_ns[found.evaluations], host.end_ns[found.evaluations])
+        reach = int(np.median(calls.end - calls.start)) + 1
+        loops[EVALUATION] = joined(calls, reach)
+    return _Anchors(f'ranges "{found.name}"', "high", start, end,
+                    np.concatenate((start, host.start_ns[found.evaluations])), min_steps=1,
+                    phase=EVALUATION if found.evaluates else UNKNOWN, other_loops=loops)
+
+
+def _optimizer_calls(trace: Trace) -> _Anchors | None:
+    """Kineto's ``Optimizer.step#``, from one to the next; of several in each step (a GAN's) the first."""
+    host = trace.host
+    rows = host_rows(trace, OPTIMIZER_CALL)
+    rows = rows[lines_of(trace, MAIN)[host.line[rows]]]
+    if len(rows) < _MIN_LOOP_CALLS:
+        return None
+    rows = rows[host.line[rows] == _busiest_line(trace, host.line[rows])]
+    rows = np.sort(outermost(trace, rows))
+    launched = np.sort(trace.device.launch_ns[trace.device.launch_ns >= 0])
+    between = np.diff(np.searchsorted(launched, host.start_ns[rows]))
+    rows = rows[::_period_of(host.name[rows], between)]
+    start = host.start_ns[rows]
+    return _Anchors("calls of Optimizer.step", "medium", start, host.end_ns[rows], start,
+                    min_steps=2) if len(rows) >= _MIN_LOOP_CALLS else None
+
+
+def _period_of(name: npt.NDArray, launches: I64) -> int:
+    """After how many calls the optimizers' names and the launches between two calls come again; 1 where they do not."""
+    for period in range(1, min(_MOST_OPTIMIZERS, len(launches) // 2) + 1):
+        if (name[period:] == name[:-period]).all() and (launches[period:] == launches[:-period]).all():
+            return period
+    return 1
+
+
+def _of_ranks(trace: Trace, rows: I64) -> tuple[I64, I64]:
+    """The begin and end of each step that these events mark, by name. Where several ranks mark the same step it begins
+    with the first one, and ends with the first one that ends it: that one begins the next step, and the last step is
+    as long as the others. A single step ends with the last rank."""
+    host = trace.host
+    start, end = _first_to_last(host.name[rows], host.start_ns[rows], host.end_ns[rows])
+    if len(start) > 1:
+        names, which = np.unique(host.name[rows], return_inverse=True)
+        end = np.full(len(names), np.iinfo(np.int64).max)
+        np.minimum.at(end, which, host.end_ns[rows])
+    return start, end
 
 
 def _first_to_last(name: npt.NDArray, start_ns: I64, end_ns: I64) -> tuple[I64, I64]:
@@ -445,8 +503,8 @@ def _rebuilt_executions(trace: Trace) -> _Anchors | None:
 
 
 def _jax_executions(trace: Trace) -> _Anchors | None:
-    """Calls of the jitted function that takes most time, from Python."""
-    return _repeating(trace, host_rows(trace, r"PjitFunction\("), "calls of {}")
+    """Calls of the jitted function that takes most time, from Python (:mod:`gputop.analysis.steps.jax_calls`)."""
+    return _repeating(trace, marking_calls(trace), "calls of {}")
 
 
 def _root_functions(trace: Trace) -> _Anchors | None:

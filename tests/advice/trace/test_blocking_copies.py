@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.diagnosis.diagnose import analyze
 from gputop.trace.model import Kind, MemoryKind
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, copying, findings, healthy, job
 from tests.trace.build import Builder, keras_steps
+from tests.trace.shares import NEEDS_SHARED, SHARED
 
 GIB = 2**30
 
@@ -177,3 +179,12 @@ def test_memory_pressure(peak, pieces, severity):
 
 def test_memory_is_not_judged_without_the_allocator():
     assert "GPU_<n>_bfc" in abstained(healthy())["memory_pressure"]
+
+
+@pytest.mark.skipif(not (SHARED / "cases").is_dir(), reason=NEEDS_SHARED)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_waits_per_step_and_gpu_do_not_depend_on_the_number_of_ranks(ranks):
+    found = analyze([str(SHARED / "cases" / "ddp_sigterm" / f"rank{i}.pt.trace.json.gz") for i in range(ranks)])
+    first = found.findings[0]
+    assert first.id == "sync_copies" and first.evidence["syncs_per_step"] == pytest.approx(1.0)
+    assert first.why.startswith("1 call per step and GPU that synchronizes makes the host wait")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from gputop.analysis.steps.steps import find_steps
 from tests.advice.trace.host_jobs import found
 from tests.trace.build import Builder
 
@@ -51,3 +54,81 @@ def test_each_compilation_counts_once(inner):
     """JAX records the call of a jitted function twice, one event within the other."""
     f = found(job(compiled=11, inner=inner))["retracing"]
     assert f.evidence["retracings_count"] == 11 == f.evidence["compilations_count"]
+
+
+def eager(ops: int = 60, *, jitted: bool = True, steps: int = 12, logs: int = 0, gpus: int = 0) -> Builder:
+    """Optax outside of jit: the gradient's function, then JAX's own ops one by one, each call recorded twice."""
+    b = Builder(gpus=gpus)
+    for i in range(steps):
+        at = i * 8_000.0
+        names = ["loss"] if jitted else []
+        names += [("convert_element_type", "add", "multiply", "multiply", "true_divide", "sqrt")[k % 6]
+                  for k in range(ops - 1)] + ["less"]
+        if logs and i % logs == 0:
+            names += ["mean", "mean"]
+        for k, name in enumerate(names):
+            begin = at + k * 100
+            b.host(f"PjitFunction({name})", begin, 300 if name == "loss" and ops < 10 else 60)
+            b.host(f"PjitFunction({name})", begin + 2, 55)
+    return b
+
+
+@pytest.mark.parametrize("logs", [0, 5])
+def test_the_step_of_a_loop_with_eager_ops_is_its_period(logs):
+    steps = find_steps(eager(logs=logs).build())
+    assert steps is not None and steps.count == 11 and steps.times.median_s == pytest.approx(8e-3)
+    assert steps.times.anchor == "calls of PjitFunction(loss)"
+
+
+def test_eager_ops_that_do_not_repeat_are_no_steps():
+    b = Builder(gpus=0)
+    names = random.Random(3)
+    for k in range(400):
+        b.host(f"PjitFunction({names.choice(['add', 'multiply', 'sqrt', 'sum'])})", k * 100, 60)
+    assert find_steps(b.build()) is None
+
+
+def test_where_a_shorter_sequence_repeats_in_a_longer_one_neither_is_the_step():
+    assert find_steps(eager(jitted=False, logs=5).build()) is None
+
+
+def test_without_a_function_of_the_users_the_step_is_the_period_of_the_ops():
+    b = Builder(gpus=0)
+    ops = ("dot", "add", "tanh", "dot", "log_softmax", "transpose", "multiply", "subtract", "multiply", "subtract")
+    for i in range(20):
+        for k, name in enumerate(ops):
+            b.host(f"PjitFunction({name})", i * 1_000 + k * 80, 60)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 19 and steps.times.median_s == pytest.approx(1e-3)
+
+
+def test_one_op_of_jaxs_own_in_a_loop_is_its_step():
+    b = Builder(gpus=0)
+    for i in range(20):
+        b.host("PjitFunction(matmul)", i * 1_000, 900)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.anchor == "calls of PjitFunction(matmul)" and steps.count == 19
+
+
+def test_a_jitted_step_beside_which_a_few_ops_run_stays_the_step():
+    steps = find_steps(eager(ops=3).build())
+    assert steps is not None and steps.times.anchor == "calls of PjitFunction(loss)"
+    assert "eager_execution" not in found(eager(ops=3))
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+def test_an_update_outside_of_jit_is_the_finding(jitted):
+    f = found(eager(jitted=jitted))["eager_execution"]
+    assert f.severity == ("high" if jitted else "medium")  # without steps it is of the window
+    assert not jitted or f.evidence["eager_ops_per_step"] == pytest.approx(60, abs=1)
+    assert "one jax.jit" in f.action and "tf." not in f"{f.action}{f.snippet}{f.why}"
+    assert f.culprits[0].name in ("PjitFunction(multiply)", "multiply")
+    assert f.evidence["share_ratio"] == pytest.approx(6.0 / 8.0, abs=0.03)
+
+
+def test_large_ops_one_by_one_are_the_jobs_own_computing():
+    b = eager()
+    for i in range(12):
+        b.host("dot.1", i * 8_000.0 + 150, 5_800, line="tf_XLAEigen/1")
+    f = found(b).get("eager_execution")
+    assert f is None or f.evidence["share_ratio"] < 0.1

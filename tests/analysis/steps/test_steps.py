@@ -352,3 +352,21 @@ def test_steps_know_the_ends_of_their_calls():
     assert steps is not None and steps.call_ends_ns == (60_000, 160_000, 260_000)
     steps = find_steps(_sequence(["first", *(f"layer{i}" for i in range(12))] * 5).build())
     assert steps is not None and steps.call_ends_ns == ()
+
+
+@pytest.mark.parametrize("pause", [0, 1])
+def test_ranks_whose_marks_overlap_keep_their_last_step(pause):
+    """Two ranks, one 30 % of a step behind: the later one's mark ends after the earlier one's next mark begins."""
+    b = Builder(gpus=0)
+    for rank in range(2):
+        for i in range(3):
+            b.host(f"ProfilerStep#{i}", rank * 30 + i * 100, 100 - pause, f"rank {rank}")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 3 and steps.times.dropped == 0
+    assert steps.bounds_ns[-1] == (200_000, (300 - pause) * 1000)
+
+
+def test_a_single_step_lasts_until_its_last_rank_ends_it():
+    b = Builder(gpus=0).host("ProfilerStep#7", 0, 100, "rank 0").host("ProfilerStep#7", 30, 100, "rank 1")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.bounds_ns == ((0, 130_000),)

@@ -1,0 +1,117 @@
+"""Calls of jitted functions from Python in JAX: those of the user's own, and JAX's own ops, run one by one.
+
+Outside of ``jax.jit`` each op is a jitted function too: ``params + update`` calls ``add``. The loop then calls hundreds
+of them a step, and one ``add`` is no step. Which is:
+
+1. the user's function that takes most time marks the steps;
+2. without one the period of the sequence of names; it begins with the function that takes most time of those called
+   once in a period. Where nothing repeats there is no step, nor where a shorter sequence repeats within a longer one:
+   an optimizer does the same for each parameter.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.analysis.steps.compilations import PJIT, function_name
+from gputop.trace.lookups import Mask, host_rows
+from gputop.trace.model import I64, Trace
+from gputop.trace.threads import MAIN, lines_of
+
+# jax.numpy's functions, jax.nn's and jax.random's, and lax's primitives: the names that JAX gives their programs.
+_OWN = re.compile(
+    r"_?(?:abs(?:olute)?|a?(?:cos|sin|tan)h?|arc(?:cos|sin|tan)h?|(?:arc|a)tan2|add(?:_any)?|all|any|allclose|angle|append|"
+    r"arange|arg(?:max|min|sort|partition)|around|astype|atleast_[123]d|average|bitwise_\w+|broadcast(?:_in_dim|_to)?|cbrt|"
+    r"ceil|celu|cholesky|clamp|clip|concatenate|conj(?:ugate)?|conv_general_dilated|convert_element_type|convolve|copy|"
+    r"copysign|count_nonzero|cross|cum(?:sum|prod|max|min)|deg2rad|diag(?:onal)?|diff|digitize|div(?:ide|mod)?|dot|"
+    r"dot_general|dynamic_(?:update_)?(?:slice|index_in_dim)|e(?:igh|insum|lu|q|qual|rfc?|rf_inv|xp2?|xpm1|xpand_dims|ye)|"
+    r"flip|float_power|floor(?:_divide)?|fm(?:ax|in|od)|fold_in|full(?:_like)?|gather|ge|gelu|glu|greater(?:_equal)?|gt|"
+    r"hard_\w+|hypot|identity|inner|integer_pow|inv(?:ert)?|iota|is_?(?:close|finite|inf|nan)|kron|lax_slice|le|"
+    r"leaky_relu|left_shift|less(?:_equal)?|lgamma|linspace|log(?:1p|2|10|istic|addexp|sumexp)?|log_(?:sigmoid|softmax)|"
+    r"logical_\w+|lt|matmul|max(?:imum)?|mean|median|min(?:imum)?|mish|mod|moveaxis|mul(?:tiply)?|multi_slice|"
+    r"nan(?:_to_num|max|mean|min|std|sum|var)|ne(?:g(?:ative)?)?|norm(?:al(?:_real)?)?|not_equal|one_hot|ones(?:_like)?|"
+    r"outer|pad|percentile|positive|pow(?:er)?|prod|quantile|randint|random_(?:bits|fold_in|seed|split|wrap|unwrap)|ravel|"
+    r"real|reciprocal|reduce_\w+|rem(?:ainder)?|relu6?|repeat|reshape|resize|rev|right_shift|rint|roll|round|rsqrt|"
+    r"scatter(?:[_-]\w+)?|searchsorted|select(?:_n|_and_\w+)?|selu|sigmoid|sign(?:bit)?|silu|sin[ch]?|slice|soft(?:max|plus)|"
+    r"soft_sign|solve|sort|split|sqrt|square|squeeze|stack|std|sub(?:tract)?|sum|swapaxes|take(?:_along_axis)?|tanh?|"
+    r"tensordot|threefry\w*|tile|top_k|trace|transpose|trapezoid|tri[lu]|true_divide|trunc|uniform|unstack|var|vdot|"
+    r"where|xor|zeros(?:_like)?)$")
+_FEWEST = 3  # periods, or calls
+# Of the calls have the name of that a period before: a step that logs has some more. Below the larger share a longer
+# period may be the step's. gputop's own figures.
+_ALIKE, _SURELY = 0.9, 0.995
+_TRIED = 32  # names that may tell the period, those of fewest calls first
+
+
+def own_ops(trace: Trace) -> Mask:
+    """Which of ``trace.names`` are calls of JAX's own ops, as :func:`gputop.trace.lookups.name_mask`."""
+    mask = np.zeros(len(trace.names) + 1, bool)
+    mask[:-1] = [name.startswith("PjitFunction(") and _OWN.match(function_name(name)) is not None
+                 for name in trace.names]
+    return mask
+
+
+def outer_calls(trace: Trace) -> I64:
+    """Calls of jitted functions on Python's threads that lie in no other one, in order of time."""
+    host = trace.host
+    rows = host_rows(trace, PJIT)
+    rows = rows[lines_of(trace, MAIN)[host.line[rows]]] if len(rows) else rows
+    out = []
+    for line in np.unique(host.line[rows]).tolist():
+        own = rows[host.line[rows] == line]
+        own = own[np.lexsort((-host.end_ns[own], host.start_ns[own]))]
+        reach = np.maximum.accumulate(host.end_ns[own])
+        out.append(own[np.concatenate(([True], host.start_ns[own][1:] >= reach[:-1]))])
+    return np.sort(np.concatenate(out)) if out else rows
+
+
+def marking_calls(trace: Trace) -> I64:
+    """The calls among which are those that begin the steps, by the rules above; all of them where no op of JAX's own is
+    called from Python."""
+    host, own = trace.host, own_ops(trace)
+    all_rows = host_rows(trace, PJIT)
+    if not own[host.name[all_rows]].any():
+        return all_rows
+    rows = outer_calls(trace)
+    lines, counts = np.unique(host.line[rows], return_counts=True)
+    rows = rows[host.line[rows] == lines[counts.argmax()]] if len(lines) else rows
+    name, length = host.name[rows], host.end_ns[rows] - host.start_ns[rows]
+    users = ~own[name]
+    if len(rows) and np.unique(name[users], return_counts=True)[1].max(initial=0) >= _FEWEST:
+        return rows[users]
+    period = _period(name)
+    if period is None:
+        return rows[:0]
+    return rows[name == _first_of_period(trace, name, length, period)]
+
+
+def _period(name: npt.NDArray) -> int | None:
+    """After how many calls the sequence of names repeats; None where it does not, or may do so in two ways."""
+    kinds, counts = np.unique(name, return_counts=True)
+    alike, distances = dict[int, float](), set[int]()
+    for kind in kinds[np.argsort(counts, kind="stable")][:_TRIED].tolist():
+        at = np.flatnonzero(name == kind)
+        if len(at) < _FEWEST:
+            continue
+        apart = np.diff(at)
+        period = int(np.median(apart))
+        distances.add(period)
+        if float((apart == period).mean()) >= _ALIKE:
+            alike[period] = float((name[period:] == name[:-period]).mean())
+    found = [period for period, share in sorted(alike.items()) if share >= _ALIKE]
+    if not found or (alike[found[0]] < _SURELY and max(distances) > found[0]):
+        return None
+    return found[0]
+
+
+def _first_of_period(trace: Trace, name: npt.NDArray, length: I64, period: int) -> int:
+    """The function called once in a period that takes most time; of several the first in the alphabet."""
+    kinds, which, counts = np.unique(name, return_inverse=True, return_counts=True)
+    times = np.bincount(which, length, len(kinds))
+    once = np.flatnonzero(np.abs(counts * period - len(name)) <= period)
+    if not len(once):
+        once = np.array([counts.argmin()])
+    return int(min(kinds[once].tolist(), key=lambda kind: (-times[kinds == kind][0], trace.names[kind])))

@@ -1,0 +1,141 @@
+"""Ranges that number the training loop's iterations: "step 12", "iteration 12", "train_iter_12", "batch 12".
+
+NVTX in Nsight's reports, ``record_function`` in kineto's. How they are found:
+
+1. Names that end in such a word and a number; those that differ in numbers only are one family.
+2. A family on one thread counts where it has three ranges or more, none overlaps the next, and the numbers rise, by one
+   or without longer pauses than ranges. Numbers that start over count the parts of a step (micro-batches).
+3. Families within one numbered range of another are its parts.
+4. Of several on one thread those that do not evaluate come first, then the one in whose ranges the process launches
+   most, then the longest: of steps and their parts the steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from gputop.trace.lookups import Mask, by_line
+from gputop.trace.model import I64, Trace
+from gputop.trace.threads import MAIN, lines_of
+
+_RANGE = re.compile(r"(?:^|[^a-zA-Z]|[a-z](?=[A-Z])|(?i:train|global))(?i:step|iteration|iter|batch)"
+                    r"[\s_:#=.\[(-]{0,4}[0-9]{1,15}(?:/[0-9]{1,15})?[\])]?$")
+_PARTS = re.compile(r"(?i)micro|sub|layer|block|stage|ProfilerStep")
+_EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|val(?![a-z])|test|predict|infer)")
+_DIGITS = re.compile(r"[0-9]{1,15}")
+_MOST_CHARS = 120  # of such a name
+_FEWEST = 3  # ranges
+_KNOWN = "numbered ranges"  # the key of the mask in Trace.name_masks
+
+
+class NumberedRanges(NamedTuple):
+    """``rows`` of the host's events are ranges of the family ``name`` ("step N"), on one thread of each process;
+    ``evaluations`` those of families that evaluate beside it."""
+
+    name: str
+    rows: I64
+    evaluates: bool
+    evaluations: I64
+
+
+class _Family(NamedTuple):
+    name: str
+    rows: I64
+    launches: int
+    time_ns: int
+
+    @property
+    def evaluates(self) -> bool:
+        return _EVALUATES.search(self.name) is not None
+
+    @property
+    def order(self) -> tuple[bool, int, int, str]:
+        return self.evaluates, -self.launches, -self.time_ns, self.name
+
+
+def numbered_ranges(trace: Trace) -> NumberedRanges | None:
+    """Those of the training loop; None where no ranges count its iterations."""
+    host, mask = trace.host, _numbered(trace)
+    rows = np.flatnonzero(mask[host.name]) if mask.any() else np.empty(0, np.int64)
+    rows = rows[lines_of(trace, MAIN)[host.line[rows]]] if len(rows) else rows
+    if len(rows) < _FEWEST:
+        return None
+    of_rank: dict[int, list[_Family]] = {}
+    for line, at in by_line(host.line[rows]).items():
+        of_rank.setdefault(trace.lines[line].rank, []).extend(_families(trace, rows[at], trace.lines[line].rank))
+    found = [family for own in of_rank.values() for family in own]
+    if not found:
+        return None
+    # The same family in all processes: the first of that which has most launches and time in all of them.
+    sums: dict[str, _Family] = {}
+    for family in found:
+        before = sums.get(family.name, _Family(family.name, family.rows, 0, 0))
+        sums[family.name] = before._replace(launches=before.launches + family.launches,
+                                            time_ns=before.time_ns + family.time_ns)
+    name = min(sums.values(), key=lambda family: family.order).name
+    chosen = [min(own, key=lambda family: family.order) for families in of_rank.values()
+              if (own := [family for family in families if family.name == name])]
+    beside = [family.rows for family in found if family.evaluates and family.name != name]
+    return NumberedRanges(name, np.sort(np.concatenate([family.rows for family in chosen])), chosen[0].evaluates,
+                          np.sort(np.concatenate(beside)) if beside else np.empty(0, np.int64))
+
+
+def _numbered(trace: Trace) -> Mask:
+    """Which of ``trace.names`` are of such ranges, as :func:`gputop.trace.lookups.name_mask`."""
+    known = trace.name_masks.get(_KNOWN)
+    if known is None or len(known) != len(trace.names) + 1:
+        known = np.zeros(len(trace.names) + 1, bool)
+        known[:-1] = [0 < len(name) <= _MOST_CHARS and name[-1] in "0123456789])" and _RANGE.search(name) is not None
+                      and _PARTS.search(name) is None for name in trace.names]
+        known.flags.writeable = False
+        trace.name_masks[_KNOWN] = known
+    return known
+
+
+def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:
+    """Those on one thread whose ranges count iterations."""
+    host, families = trace.host, dict[str, list[int]]()
+    numbers: dict[int, tuple[int, ...]] = {}
+    for row in rows.tolist():
+        text = trace.names[host.name[row]]
+        numbers[row] = tuple(map(int, _DIGITS.findall(text)))
+        families.setdefault(_DIGITS.sub("N", text), []).append(row)
+    launched = np.sort(trace.device.launch_ns[_of_rank(trace, rank)])
+    out = []
+    for name, listed in families.items():
+        own = np.array(listed)
+        start, end = host.start_ns[own], host.end_ns[own]
+        counted = [numbers[row] for row in listed]
+        if len(own) < _FEWEST or (start[1:] < end[:-1]).any() or not _rises(counted):
+            continue
+        by_one = sum(after[-1] - before[-1] == 1 or after[:-1] != before[:-1]
+                     for before, after in itertools.pairwise(counted))
+        pauses_ns, ranges_ns = int((start[1:] - end[:-1]).sum()), int((end - start).sum())
+        if 2 * by_one < len(own) - 1 and pauses_ns > ranges_ns:
+            continue  # every tenth iteration is marked
+        launches = int((np.searchsorted(launched, end) - np.searchsorted(launched, start)).sum())
+        out.append(_Family(name, own, launches, ranges_ns))
+    holders = {name: own for name, own in families.items() if "epoch" not in name.lower()}
+    return [family for family in out if not any(
+        _within_one(trace, family.rows, np.array(own)) for name, own in holders.items() if name != family.name)]
+
+
+def _rises(numbers: list[tuple[int, ...]]) -> bool:
+    return all(before < after for before, after in itertools.pairwise(numbers))
+
+
+def _of_rank(trace: Trace, rank: int) -> Mask:
+    """Device events that a thread of this process launched."""
+    line = trace.device.launch_line
+    own = np.array([one.rank == rank for one in trace.lines] + [False], bool)  # the last one answers for no line
+    return own[line] & (trace.device.launch_ns >= 0)
+
+
+def _within_one(trace: Trace, rows: I64, holders: I64) -> bool:
+    """Whether one of these ranges holds all of ``rows``."""
+    begin, end = trace.host.start_ns[rows].min(), trace.host.end_ns[rows].max()
+    return bool(((trace.host.start_ns[holders] <= begin) & (trace.host.end_ns[holders] >= end)).any())

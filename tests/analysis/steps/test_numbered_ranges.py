@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from gputop.analysis.host.gaps import marks
+from gputop.analysis.steps.phases import EVALUATION
+from gputop.analysis.steps.steps import find_steps
+from gputop.diagnosis.diagnose import analyze
+from gputop.trace.lookups import host_rows
+from tests.trace.build import Builder
+from tests.trace.readers.nsight import numbered_report
+from tests.trace.readers.test_nsys import read_nsys
+from tests.trace.shares import NEEDS_SHARED, SHARED
+
+CASES = SHARED / "cases"
+
+
+def loop(b: Builder, mark: str, count: int = 12, length: float = 100, pause: float = 50, *, line: str = "python",
+         first: int = 5) -> Builder:
+    for i in range(count):
+        begin = i * (length + pause)
+        b.host(mark.format(first + i), begin, length, line)
+        b.run(0, begin + 10, length - 20, launch=begin + 2, thread=line)
+    return b
+
+
+@pytest.mark.parametrize("mark", ["step {}", "iteration {}", "Iter {}", "batch {}", "train_step_{}", "trainStep {}",
+                                  "epoch 2: batch {}", "Step [{}/400]", "global_step={}", "iteration: {}"])
+def test_numbered_ranges_are_steps(mark):
+    steps = find_steps(loop(Builder(), mark).build())
+    assert steps is not None and steps.times.confidence == "high" and steps.times.anchor.startswith("ranges ")
+    assert steps.count == 11 and steps.times.median_s == pytest.approx(150e-6)
+
+
+@pytest.mark.parametrize("mark", ["layer {}", "epoch {}", "block {}", "microbatch {}", "micro_batch {}", "request {}",
+                                  "stepper {}", "timestep embedding", "stage step {}", "footstep{}"])
+def test_other_ranges_are_none(mark):
+    steps = find_steps(loop(Builder(), mark).build())
+    assert steps is None or "ranges" not in steps.times.anchor
+
+
+def test_of_steps_and_their_parts_the_steps():
+    b = loop(Builder(), "iteration {}", length=120, pause=10)
+    for i in range(24):  # two batches in each iteration
+        b.host(f"batch {i}", (i // 2) * 130 + (i % 2) * 55 + 1, 50)
+    for i in range(48):
+        b.host(f"layer {i % 4}", (i // 4) * 130 + (i % 4) * 20 + 2, 15)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.anchor == 'ranges "iteration N"' and steps.count == 11
+    assert steps.times.median_s == pytest.approx(130e-6)
+
+
+def test_numbers_that_start_over_are_the_parts_of_a_step():
+    b = Builder()
+    for i in range(24):
+        b.host(f"batch {i % 4}", i * 50, 40)
+    assert find_steps(b.build()) is None
+
+
+def test_parts_of_the_only_step_are_none():
+    b = Builder().host("iteration 7", 0, 1000)
+    for i in range(8):
+        b.host(f"batch {i}", 10 + i * 100, 90)
+    assert find_steps(b.build()) is None
+
+
+def test_a_mark_at_every_tenth_iteration_is_none():
+    b = Builder()
+    for i in range(12):
+        b.host(f"step {10 * i}", i * 1000, 90)
+    assert find_steps(b.build()) is None
+
+
+def test_ranges_that_overlap_are_none():
+    b = Builder()
+    for i in range(12):
+        b.host(f"batch {i}", i * 100, 150)
+    assert find_steps(b.build()) is None
+
+
+def test_a_thread_that_prepares_batches_does_not_mark_the_steps():
+    b = loop(Builder(), "step {}", length=100, pause=0)
+    for i in range(40):
+        b.host(f"batch {i}", i * 20, 15, "loader")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.anchor == 'ranges "step N"'
+
+
+def test_evaluation_ends_a_step_and_is_a_loop_of_its_own():
+    b = loop(Builder(), "train step {}", count=10, length=100, pause=0)
+    for i in range(20):
+        b.host(f"val step {i}", 1000 + i * 100, 95)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.anchor == 'ranges "train step N"' and steps.count == 10
+    assert steps.other_loops[EVALUATION].total == pytest.approx(1_995_000, rel=0.01)
+
+
+def test_ranges_that_mark_steps_are_no_work_of_the_host():
+    trace = loop(Builder(), "step {}").build()
+    assert marks(trace)[host_rows(trace, "step ")].all()
+
+
+def test_an_optimizers_calls_mark_steps_where_nothing_else_does():
+    b = Builder(format="chrome")
+    for i in range(10):
+        b.run(0, i * 100 + 5, 60, launch=i * 100 + 1, thread="python")
+        b.host("Optimizer.step#AdamW.step", i * 100 + 80, 10)
+        b.host("Optimizer.zero_grad#AdamW.zero_grad", i * 100 + 92, 2)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.anchor == "calls of Optimizer.step" and steps.count == 9
+    assert steps.times.median_s == pytest.approx(100e-6) and steps.times.confidence == "medium"
+    b.host("aten::mm", 0, 5, "other")
+    for i in range(10):
+        b.host(f"step {i}", i * 100, 99)
+    marked = find_steps(b.build())
+    assert marked is not None and marked.times.anchor == 'ranges "step N"'
+
+
+def test_two_optimizers_of_a_step_are_one_step():
+    b = Builder(format="chrome")
+    for i in range(10):
+        for k in range(3):
+            b.run(0, i * 100 + 5 + 10 * k, 8, launch=i * 100 + 1 + k, thread="python")
+        b.host("Optimizer.step#Adam.step", i * 100 + 50, 5)  # the discriminator's
+        b.run(0, i * 100 + 70, 8, launch=i * 100 + 60, thread="python")
+        b.host("Optimizer.step#Adam.step", i * 100 + 90, 5)  # the generator's
+    steps = find_steps(b.build())
+    assert steps is not None and steps.times.median_s == pytest.approx(100e-6)
+
+
+@pytest.mark.parametrize("mark", ["step {}", "iteration {}", "batch {}"])
+def test_in_an_nsight_report_the_pause_between_ranges_is_first_of_all_the_dataloader(tmp_path, mark):
+    path = numbered_report(tmp_path / "report.sqlite", mark)
+    steps = find_steps(read_nsys(path))
+    assert steps is not None and steps.count == 29 and steps.times.median_s == pytest.approx(0.150)
+    found = analyze([str(path)]).findings
+    assert found[0].id == "step_gap_host" and found[0].severity == "high"
+    assert "DataLoader" in found[0].why and "num_workers" in (found[0].snippet or "")
+    assert not any("tf." in f"{finding.action}{finding.snippet}" for finding in found)
+    assert found[0].gain.step_time == pytest.approx(0.6, abs=0.02)
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason=NEEDS_SHARED)
+@pytest.mark.parametrize("mark", ["iteration ", "train_step_"])
+def test_record_function_numbers_steps_as_the_profiler_does(tmp_path, mark):
+    text = gzip.decompress((CASES / "ddp_sigterm" / "rank0.pt.trace.json.gz").read_bytes())
+    path = tmp_path / "rank0.pt.trace.json"
+    path.write_bytes(text.replace(b"ProfilerStep#", mark.encode()))
+    report = analyze([str(path)])
+    assert report.steps is not None and report.steps.count == 8
+    assert report.steps.median_s == pytest.approx(17.67e-3, rel=0.01)
+    assert report.findings[0].id == "sync_copies"
