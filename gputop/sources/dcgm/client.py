@@ -384,7 +384,7 @@ class DcgmClient:
     def _watch(self, engine: Engine, gpus: list[EngineGpu], wanted: Subscription) -> None:
         profiled = [gpu for gpu in gpus if wanted.profiled is None or gpu.uuid in wanted.profiled]
         goal = ([gpu.entity for gpu in gpus], [gpu.entity for gpu in profiled], wanted.watch_ordinary, self._interval_s)
-        if goal == self._watched or not (profiled or gpus and wanted.watch_ordinary):
+        if goal == self._watched or not (profiled or (gpus and wanted.watch_ordinary)):
             return
         engine.unwatch()
         self._own_watch_s.clear()
