@@ -61,10 +61,15 @@ def test_every_gpu_of_every_exporter_is_counted_once() -> None:
     assert fleet.free.activity == pytest.approx((23 * 0.9 + 2 * 0.5 + 8 * 0.8) / 33)
 
 
-def test_two_generations_of_dcgm_exporter_in_one_job() -> None:
+ENGINES = pytest.mark.parametrize("engine", ["prometheus", pytest.param("victoria-metrics", marks=pytest.mark.skipif(
+    shutil.which("victoria-metrics") is None, reason="no victoria-metrics (tests/debian_packages.sh unpacks it)"))])
+
+
+@ENGINES
+def test_two_generations_of_dcgm_exporter_in_one_job(engine: str) -> None:
     pages: dict[str, Page] = {"n1": lambda: dcgm_pages.page("n1", new=False),
                               "n2": lambda: dcgm_pages.page("n2", new=True)}
-    with scraping(pages) as address:
+    with scraping(pages, engine=engine) as address:
         wait_for(address, "count(up == 1)", 2)
         fleet, findings = seen(address)
         (job,) = fleet.jobs
@@ -82,13 +87,14 @@ def test_two_generations_of_dcgm_exporter_in_one_job() -> None:
         assert dict(gpu.figures) == pytest.approx(said)
 
 
-def test_what_a_metric_cannot_be_is_not_believed() -> None:
+@ENGINES
+def test_what_a_metric_cannot_be_is_not_believed(engine: str) -> None:
     wrong = {"DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO": 97.0, "DCGM_FI_DEV_GPU_UTIL_RATIO": 97.0,
              "DCGM_FI_DEV_SM_CLOCK_HERTZ": 1.9e6, "DCGM_FI_PROF_TENSOR_UTIL_RATIO": 45.0}
     pages: dict[str, Page] = {"n1": lambda: dcgm_pages.page("n1", new=True, job="1", **wrong),
                               "n2": lambda: dcgm_pages.page("n2", new=True, job="2", DCGM_FI_DEV_SM_CLOCK_HERTZ=1.9e6,
                                                             DCGM_FI_PROF_TENSOR_UTIL_RATIO=45.0)}
-    with scraping(pages) as address:
+    with scraping(pages, engine=engine) as address:
         wait_for(address, "count(up == 1)", 2)
         fleet, findings = seen(address)
         with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
