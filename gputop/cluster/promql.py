@@ -18,6 +18,7 @@ from gputop.cluster.schemas import (
     COUNTERS,
     GPU_LABELS,
     JOB_LABELS,
+    LIMITS,
     MIG_LABELS,
     NAMESPACE_OF,
     NODE_LABELS,
@@ -33,7 +34,6 @@ _OUTLIERS = 4  # GPUs and nodes of each group that are asked for by name
 _SINCE_PARTS = 3  # of the time for which a GPU must have been there: none longer than the 5 min that a sample stays
 _SINCE_GAP = "2m"  # that a GPU may be away for, as when a scrape fails
 _TARGETS = 8  # targets without an answer that are asked for by name
-_MOST_ACTIVE = 1.05  # an activity above it is no measurement
 SUMMED = ("memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes", "memory_total_bytes", "power_w")
 DETAILS = ("tensor_active", "memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes", "memory_total_bytes",
            "power_w", "power_limit_w", "sm_clock_hz", "temperature_c", "memory_temperature_c", "pcie_width", "xid",
@@ -67,20 +67,22 @@ class Found:
 
     def kinds(self, schema: Schema) -> tuple[str, ...]:
         """The figures of activity that are needed so that each GPU has one, the best first."""
-        series = {kind: sum(self.names[n.name] for n in self.spellings(schema, kind)) for kind in ACTIVITY}
-        whole = max(self.names[n.name] for names in schema.figures.values() for n in names if n.name in self.names)
+        # The GPUs of a cluster may spell a figure in two ways; those that have both limits of power have one only once.
+        series = {figure: sum(self.names[n.name] for n in self.spellings(schema, figure))
+                  for figure in schema.figures if figure != "power_limit_w"}
+        whole = max(series.values())
         needed = []
         for kind in ACTIVITY:
-            if series[kind]:
+            if series.get(kind):
                 needed.append(kind)
-            if series[kind] >= whole:
+            if series.get(kind, 0) >= whole:
                 break
         return tuple(needed)
 
 
 def which_labels(found: Found) -> str:
     """How many series have which of the labels that name a job."""
-    names = {name.name for s in found.schemas() for kind in ACTIVITY for name in found.spellings(s, kind)[:1]}
+    names = {name.name for s in found.schemas() for kind in ACTIVITY for name in found.spellings(s, kind)}
     one = sorted(names) + [s.jobs for s in found.schemas() if s.jobs in found.names]
     arms = {label: f'count({{__name__=~"{"|".join(one)}", {label}!=""}})' for label in JOB_LABELS}
     arms["divided"] = f'count({{__name__=~"{"|".join(one)}", mig!=""}})'
@@ -175,7 +177,7 @@ class Queries:
                 value = f"({value} and present_over_time({then}))"
             if name.factor != 1.0:
                 value = f"{value} * {name.factor:.17g}"
-            value = f"{value} <= {_MOST_ACTIVE}" if figure in ACTIVITY else f"{value} < {LARGEST:g}"
+            value = f"{value} {_within(figure)}"
             on = ", ".join(schema.join)
             if model and schema.info:
                 value = f"({value}) * on ({on}) group_left ({schema.model}) topk by ({on}) (1, {schema.info})"
@@ -317,6 +319,14 @@ class Queries:
             arms[f"activity{i}"] = self.activity(RECENT, own)
             arms |= {f"{figure}{i}": value for figure in DETAILS if (value := self.figure(figure, own))}
         return _joined(arms)
+
+
+def _within(figure: str) -> str:
+    """The comparisons that leave out what the figure cannot be."""
+    if figure not in LIMITS:
+        return f"< {LARGEST:g}"
+    least, most = LIMITS[figure]
+    return f"<= {most:.17g}" if least is None else f">= {least:.17g} <= {most:.17g}"
 
 
 def matchers(values: Matchers) -> str:

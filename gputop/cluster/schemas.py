@@ -1,8 +1,9 @@
 """The exporters of GPU figures: what each calls a figure, in which unit, and its labels. Data alone.
 
-Sources: dcgm-exporter (NVIDIA/dcgm-exporter, etc/default-counters.csv, internal/pkg/rendermetrics; DCGM 4.6 renamed its
-symbols), gputop's own (docs/EXPORT.md), nvitop-exporter 1.5 and 1.7 (prometheus_client adds the unit to each name),
-all-smi up to 0.25 (src/api/metrics/gpu.rs and mig.rs; 0.21 renamed its labels).
+Sources: dcgm-exporter (NVIDIA/dcgm-exporter, etc/default-counters.csv, internal/pkg/rendermetrics) up to 4.8, and 4.9,
+which names its metrics as DCGM 4.7 does, in base units; gputop's own (docs/EXPORT.md), nvitop-exporter 1.5 and 1.7
+(prometheus_client adds the unit to each name), all-smi up to 0.25 (src/api/metrics/gpu.rs and mig.rs; 0.21 renamed its
+labels).
 """
 
 from __future__ import annotations
@@ -46,26 +47,31 @@ ACTIVITY = ("sm_active", "gr_active", "util")
 ACTIVITY_TITLES = {"sm_active": "SM active", "gr_active": "GR engine active, coarse", "util": "utilization, coarse"}
 
 SCHEMAS: tuple[Schema, ...] = (
+    # The unit goes with the name: of a cluster some nodes have the older names, some the newer. Memory is what is used
+    # and free: only the newer names have the capacity, and that of some of a job's GPUs is not the job's.
     Schema("dcgm", "dcgm-exporter", model="modelName", figures={
         "sm_active": _either("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"),
         "gr_active": _either("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"),
-        "util": (Name("DCGM_FI_DEV_GPU_UTIL", _PERCENT), Name("DCGM_FI_DEV_GPU_UTIL_RATIO", _PERCENT)),
-        "tensor_active": _either("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_UTIL_RATIO"),
-        "memory_used_bytes": _either("DCGM_FI_DEV_FB_USED", factor=_MIB),
-        "memory_free_bytes": _either("DCGM_FI_DEV_FB_FREE", factor=_MIB),
-        "memory_reserved_bytes": _either("DCGM_FI_DEV_FB_RESERVED", factor=_MIB),
+        "util": (Name("DCGM_FI_DEV_GPU_UTIL", _PERCENT), Name("DCGM_FI_DEV_GPU_UTIL_RATIO")),
+        "tensor_active": _either("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"),
+        "memory_used_bytes": (Name("DCGM_FI_DEV_FB_USED", _MIB), Name("DCGM_FI_DEV_FB_USED_BYTES")),
+        "memory_free_bytes": (Name("DCGM_FI_DEV_FB_FREE", _MIB), Name("DCGM_FI_DEV_FB_FREE_BYTES")),
+        "memory_reserved_bytes": (Name("DCGM_FI_DEV_FB_RESERVED", _MIB), Name("DCGM_FI_DEV_FB_RESERVED_BYTES")),
         "power_w": _either("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS"),
-        "power_limit_w": _either("DCGM_FI_DEV_POWER_MGMT_LIMIT", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
-        "sm_clock_hz": _either("DCGM_FI_DEV_SM_CLOCK", factor=_MHZ),
-        "temperature_c": _either("DCGM_FI_DEV_GPU_TEMP"),
-        "memory_temperature_c": _either("DCGM_FI_DEV_MEMORY_TEMP"),
+        "power_limit_w": _either("DCGM_FI_DEV_POWER_MGMT_LIMIT", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
+                                 "DCGM_FI_DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS",
+                                 "DCGM_FI_DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS"),
+        "sm_clock_hz": (Name("DCGM_FI_DEV_SM_CLOCK", _MHZ), Name("DCGM_FI_DEV_SM_CLOCK_HERTZ")),
+        "temperature_c": _either("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"),
+        "memory_temperature_c": _either("DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_MEMORY_TEMP_CELSIUS"),
         "pcie_width": _either("DCGM_FI_DEV_PCIE_LINK_WIDTH"),
-        "xid": _either("DCGM_FI_DEV_XID_ERRORS"),
-        "rows_remap_failed": _either("DCGM_FI_DEV_ROW_REMAP_FAILURE"),
+        "xid": _either("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR"),
+        "rows_remap_failed": _either("DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_ROW_REMAP_FAILED"),
         "ecc_uncorrected": _either("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"),
         "clock_reasons": _either("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"),
-        "thermal_violation": _either("DCGM_FI_DEV_THERMAL_VIOLATION"),
-        "power_violation": _either("DCGM_FI_DEV_POWER_VIOLATION"),
+        "thermal_violation": _either("DCGM_FI_DEV_THERMAL_VIOLATION",
+                                     "DCGM_FI_DEV_GPU_THERMAL_THROTTLE_SECONDS_TOTAL"),
+        "power_violation": _either("DCGM_FI_DEV_POWER_VIOLATION", "DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL"),
     }),
     Schema("gputop", "gputop export", model="name", info="gputop_gpu_info", jobs="gputop_gpu_job_info",
            join=("instance", "uuid", "mig"), figures={
@@ -105,6 +111,14 @@ SCHEMAS: tuple[Schema, ...] = (
         "pcie_width": _either("all_smi_gpu_pcie_width_current"),
     }),
 )
+# The least and the most that a figure can be, in its base unit: beyond it a metric has another unit than its name says,
+# as a ratio of 97 or a clock of 1,900 Hz. Wide: they catch what cannot be, not what is rare.
+LIMITS: Mapping[str, tuple[float | None, float]] = {
+    **dict.fromkeys((*ACTIVITY, "tensor_active"), (None, 1.05)),  # drivers round
+    **dict.fromkeys(("memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes"), (None, 2.0**46)),
+    "memory_total_bytes": (2.0**27, 2.0**46),
+    "sm_clock_hz": (1e7, 1e10),
+}
 # Time that a limit held the clocks down, in a unit that releases disagree on: only that it grows says anything.
 COUNTERS = ("thermal_violation", "power_violation")
 # The metrics by which it is asked what is there.

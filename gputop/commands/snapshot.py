@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from gputop.commands.arguments import add_shared, rules_options, watch_options
 from gputop.commands.common import options_of, source_of, start
@@ -15,6 +21,16 @@ from gputop.text.console import say
 
 # Text under such a name would be opened by what cannot show it.
 _NOT_WRITTEN = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".csv", ".xlsx", ".gz", ".zip"))
+
+
+SERVERS_S = 20.0  # for the profiler servers' answers, once the samples are there
+RENDER_S = 60.0  # for the document
+_SLOW_S = 5.0  # what takes longer is named
+_T = TypeVar("_T")
+
+
+class _TooLong(Exception):
+    """Says what takes so long, and where it is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +54,19 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.closing(session):
         start(session, args.seconds)
         if not session.servers_known or args.attach:
-            session.update_servers()
+            try:
+                _within(SERVERS_S, "looking for profiler servers", session.update_servers)
+            except _TooLong as error:
+                say(f"without the profiler servers: {error}")
         for server in session.servers:
             if server.problem is not None:
                 say(f"no profiler server at {server.address}: {server.problem}")
-        text = render(session, args.format or format_of(args.output or Path()))
+        kind = args.format or format_of(args.output or Path())
+        try:
+            text = _within(RENDER_S, f"writing the snapshot as {kind}", lambda: render(session, kind))
+        except _TooLong as error:
+            raise GputopError(f"no snapshot: {error}", "See with top whether the node has a free CPU; try --format "
+                              f"{'json' if kind == 'text' else 'text'}. Otherwise report it with this line.") from error
     if args.output is None:
         console.write_document(text)
     else:
@@ -50,3 +74,36 @@ def run(args: argparse.Namespace) -> int:
         write_file(args.output, text.encode(), devices=True)
         say(f"wrote {args.output}{', and replaced the old file' if there else ''}")
     return EXIT_OK
+
+
+def _within(limit_s: float, what: str, work: Callable[[], _T]) -> _T:
+    """What ``work`` returns. Raises _TooLong after ``limit_s``: the work is left to its thread. Work that is done but
+    took long is named."""
+    done: list[_T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:  # noqa: BLE001  thread boundary: raised by the caller
+            failed.append(error)
+
+    begun_s = time.monotonic()
+    thread = threading.Thread(target=run, name="gputop-snapshot", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if not done and not failed:
+        raise _TooLong(f"{what} takes longer than {limit_s:g} s{_place(thread)}")
+    if failed:
+        raise failed[0]
+    took_s = time.monotonic() - begun_s
+    if took_s > _SLOW_S:
+        say(f"{what} took {took_s:.0f} s")
+    return done[0]
+
+
+def _place(thread: threading.Thread) -> str:
+    """The function of gputop that a thread is in: "; it is in render (snapshot.py, line 291)"."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    own = [step for step in traceback.extract_stack(frame) if "gputop" in Path(step.filename).parts] if frame else []
+    return f"; it is in {own[-1].name} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

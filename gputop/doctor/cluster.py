@@ -224,7 +224,8 @@ def exporter(ports: Mapping[int, str] = _PORTS, clock: Callable[[], float] = tim
                          if schema_id == "dcgm" else f"curl -s http://127.0.0.1:{port}/metrics | head   # and its log")
         elif schema_id == "dcgm" and not re.search(r"^DCGM_FI_PROF_SM_(ACTIVE|UTIL_RATIO)\b", page, re.M):
             problems.append(f"{where} has no SM activity")
-            fixes.append("add DCGM_FI_PROF_SM_ACTIVE to its counters file (dcgm-exporter -f)")
+            name = "SM_UTIL_RATIO" if "DCGM_FI_DEV_GPU_UTIL_RATIO{" in page else "SM_ACTIVE"  # since dcgm-exporter 4.9
+            fixes.append(f"add DCGM_FI_PROF_{name} to its counters file (dcgm-exporter -f)")
     if not answers:
         return Check(id_, "ok", title, f"none answers at ports {', '.join(map(str, ports))} of this node; only "
                                        "Prometheus needs one. gputop export is such an exporter")

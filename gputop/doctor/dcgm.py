@@ -14,7 +14,8 @@ from gputop.sources.dcgm import bindings
 from gputop.sources.dcgm import fields as dcgm_fields
 from gputop.sources.dcgm.bindings import INSTALL, find_bindings, find_libraries
 from gputop.sources.dcgm.connection import DEFAULT_ADDRESS, Address, Engine, EngineError, parse_address
-from gputop.sources.dcgm.fields import PROFILING_IDS, FieldValue
+from gputop.sources.dcgm.fields import COMPUTE_CAPABILITY, PROFILING_IDS, FieldValue
+from gputop.sources.dcgm.readings import reads_through_gpm
 from gputop.text.units import ranges
 
 _TIMEOUT_S = 1.0
@@ -51,7 +52,7 @@ def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder:
 
 def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str = DEFAULT_ADDRESS,
            folder: Path | None = None, wall_clock: Callable[[], float] = time.time) -> Check:
-    """Whether a host engine answers, and what gputop gets from it. No field is watched for this."""
+    """Whether a host engine answers, and what gputop gets from it. No profiling field is watched for this."""
     id_, title = "dcgm_engine", "DCGM host engine"
     place = parse_address(address)
     try:
@@ -121,7 +122,27 @@ def _answers(connection: Engine, place: Address, facts: DriverFacts, now_s: floa
         detail += "; not available on " + "; ".join(f"GPU {ranges(ids)}: {why}" for why, ids in reasons.items())
     if facts.all_sm_active:
         return Check(id_, "ok", title, f"{detail}; not needed: GPM gives the same figures.")
+    if able and set(able) <= _through_gpm(connection):
+        return Check(id_, "ok", title, f"{detail}; gputop --source dcgm watches them by itself: the engine reads them "
+                     "through GPM, which takes no counters from other profilers.")
     return Check(id_, "warn", title, f"{detail}.", _WATCH if able else None)
+
+
+def _through_gpm(connection: Engine) -> frozenset[int]:
+    """The GPUs whose profiling fields the engine reads through GPM. Their capability is watched for a moment."""
+    entities = [gpu.entity for gpu in connection.gpus]
+    try:
+        connection.watch(entities, [COMPUTE_CAPABILITY], 1.0, 10.0)
+        connection.update()
+        read = connection.read(entities, [COMPUTE_CAPABILITY])
+    except EngineError as error:
+        if error.code in dcgm_fields.CONNECTION_GONE:
+            raise
+        return frozenset()
+    finally:
+        connection.unwatch()
+    return frozenset(gpu.gpu for gpu in connection.gpus if reads_through_gpm(
+        connection.version, gpu.driver, read.get((gpu.entity, COMPUTE_CAPABILITY))))
 
 
 def _held_ids(connection: Engine) -> frozenset[int] | None:

@@ -18,7 +18,7 @@ from gputop.core.metrics import LANE_METRICS
 from gputop.core.samples import OK, AdapterSample, HostSample, NodeSample, ProcessSample
 from gputop.core.version import __version__
 from gputop.render.finding_text import culprits_text, gain_text
-from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits, fault_texts
+from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits, fault_texts, unread_text
 from gputop.render.time_slices import slice_for
 from gputop.replay import snapshot_document as form
 from gputop.text import redaction
@@ -157,7 +157,8 @@ def _finding_lines(session: Session) -> list[str]:
     """What to do; where nothing was found, what bounds the job."""
     record = session.last_capture
     nothing = ": no problem visible yet" if session.live.abstained else ": no problem visible"
-    out = ["What to do" + ("" if session.findings else nothing)]
+    unread = unread_text(session.sample)
+    out = ["What to do" + ("" if session.findings or unread else nothing), *wrap(unread, _COLUMNS)]
     if not session.findings:
         out += wrap(record.limit if record is not None else session.live.limit, _COLUMNS)
     for f in session.findings:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from gputop.core.metrics import FAULTS, GPU_METRICS
-from gputop.core.samples import GpuSample, Reading
-from gputop.text.units import NA, bytes_, percent, rate_gb, reading
+from gputop.core.samples import FAILED, GpuSample, NodeSample, Reading
+from gputop.text.units import NA, bytes_, percent, printable, ranges, rate_gb, reading
 
 View = Literal["screen", "text", "picture", "page"]
 Draw = Literal["label", "spectrogram", "figure", "flags"]
@@ -99,6 +99,20 @@ def fault_texts(gpu: GpuSample) -> list[str]:
         out[0] = f"{len(gpu.xids)} Xid errors, the last: {out[0]}"
     return out + [fault.state or f"{GPU_METRICS[metric].label} {reading(gpu[metric])}"
                   for metric, fault in FAULTS.items() if gpu[metric].value]
+
+
+def unread_text(sample: NodeSample | None) -> str:
+    """Which GPUs cannot be read, and why; "" where there are none. A finding tells of those that are lost or hang."""
+    failed = [gpu for gpu in sample.gpus if gpu.state == FAILED] if sample is not None else []
+    if not failed:
+        return ""
+    alike = [gpu for gpu in failed if gpu.message == failed[0].message]
+    others = sorted({gpu.info.index for gpu in failed} - {gpu.info.index for gpu in alike})
+    also = f" GPU {ranges(others)} cannot be read either." if others else ""
+    if len({gpu.info.index for gpu in alike}) == 1 and alike[0].message.startswith("GPU "):  # it names the GPU itself
+        return printable(alike[0].message) + also
+    shown = ranges(sorted({gpu.info.index for gpu in alike}))
+    return f"GPU {shown} cannot be read: {printable(failed[0].message).rstrip('.')}.{also}"
 
 
 def _activity(gpu: GpuSample, heading: str) -> Figure:

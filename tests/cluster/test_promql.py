@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gputop.cluster.promql import Found, Queries, matchers, quoted, regex, which_labels
-from gputop.cluster.schemas import ACTIVITY, SCHEMAS, gpu_of, job_of, node_of
+from gputop.cluster.schemas import ACTIVITY, LIMITS, SCHEMAS, gpu_of, job_of, node_of
+from tests.cluster import dcgm_pages
 
 SM, GR, UTIL = "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_DEV_GPU_UTIL"
 
@@ -68,6 +69,45 @@ def test_power_of_a_divided_gpu_is_counted_once_and_no_value_of_dcgm_is_dropped(
     power, memory = (next(arm for arm in text.split("label_replace(") if name in arm)
                      for name in ("POWER_USAGE", "FB_USED"))
     assert "GPU_I_ID" not in power and "GPU_I_ID" in memory and "DCGM_FI_DEV_POWER_USAGE < 1e+14" in power
+
+
+@pytest.mark.parametrize("one", [one for one in (*dcgm_pages.METRICS, *dcgm_pages.ADDED) if one.figure],
+                         ids=lambda one: one.new)
+def test_both_generations_of_dcgm_exporter_say_the_same(one: dcgm_pages.Renamed) -> None:
+    (schema,) = (own for own in SCHEMAS if own.id == "dcgm")
+    factors = {name.name: name.factor for name in schema.figures[one.figure]}
+    if "violation" in one.figure:  # only that it grows counts
+        assert {one.old, one.new} <= set(factors)
+    else:
+        assert one.value / one.unit * factors[one.old] == pytest.approx(one.value * factors[one.new])
+        assert one.value * factors[one.new] == one.value
+    for metric in (one.old, one.new):
+        assert metric in queries(**{SM: 8, metric: 8}).figure(one.figure)
+
+
+def test_every_figure_of_a_page_is_one_of_the_table() -> None:
+    (schema,) = (own for own in SCHEMAS if own.id == "dcgm")
+    known = {name.name: figure for figure, names in schema.figures.items() for name in names}
+    for new in (False, True):
+        page = dcgm_pages.values(new=new)
+        figures = {one.figure for one in dcgm_pages.METRICS if one.figure}
+        assert {known[name] for name in page if name in known} == figures and len(figures) == 12
+
+
+def test_what_a_figure_cannot_be_is_left_out() -> None:
+    clock, ratio = "DCGM_FI_DEV_SM_CLOCK_HERTZ", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"
+    own = queries(**{SM: 8, clock: 8, ratio: 8})
+    assert f"{clock} >= 10000000 <= 10000000000" in own.figure("sm_clock_hz")
+    assert f"{ratio} <= 1.05" in own.figure("tensor_active")
+    least, most = LIMITS["sm_clock_hz"]
+    assert least is not None and 1.9e6 < least < 1e8 and 3e9 < most < 1.9e15
+
+
+def test_a_cluster_of_two_generations_asks_for_all_that_each_gpu_has() -> None:
+    gr, sm = "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO", "DCGM_FI_PROF_SM_UTIL_RATIO"
+    mixed = queries("hpc_job", **{GR: 8, gr: 8, sm: 8, UTIL: 8, "DCGM_FI_DEV_GPU_UTIL_RATIO": 8})
+    assert mixed.found.kinds(mixed.schemas[0]) == ("sm_active", "gr_active")
+    assert all(name in which_labels(mixed.found) for name in (GR, gr, sm))
 
 
 @pytest.mark.parametrize("text", ['n"1', "a|b", "x\\", "n.1", 'a"} or vector(1)#', "line\nend"])

@@ -18,6 +18,7 @@ from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import Fleet
 from gputop.cluster.prometheus import Client
 from gputop.commands.cluster import once_report
+from tests.cluster import dcgm_pages
 from tests.cluster.test_slurm import squeue
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None or shutil.which("promtool") is None,
@@ -58,6 +59,52 @@ def test_every_gpu_of_every_exporter_is_counted_once() -> None:
         fleet, _ = seen(address)
     assert fleet.gpus == 4 * 8 + 1 and fleet.free is not None
     assert fleet.free.activity == pytest.approx((23 * 0.9 + 2 * 0.5 + 8 * 0.8) / 33)
+
+
+ENGINES = pytest.mark.parametrize("engine", ["prometheus", pytest.param("victoria-metrics", marks=pytest.mark.skipif(
+    shutil.which("victoria-metrics") is None, reason="no victoria-metrics (tests/debian_packages.sh unpacks it)"))])
+
+
+@ENGINES
+def test_two_generations_of_dcgm_exporter_in_one_job(engine: str) -> None:
+    pages: dict[str, Page] = {"n1": lambda: dcgm_pages.page("n1", new=False),
+                              "n2": lambda: dcgm_pages.page("n2", new=True)}
+    with scraping(pages, engine=engine) as address:
+        wait_for(address, "count(up == 1)", 2)
+        fleet, findings = seen(address)
+        (job,) = fleet.jobs
+        with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
+            report = once_report(Collector(client, asked_limits()), View(
+                open_jobs=frozenset({job.id}), open_nodes=frozenset({(job.id, "n1"), (job.id, "n2")})), "")
+    assert not findings and (job.gpus, job.nodes, job.kind) == (16, 2, "gr_active")
+    mib = dcgm_pages.MIB
+    assert (job.activity, job.tensor_active, job.power_w) == pytest.approx((0.96, 0.45, 16 * 655.5))
+    assert (job.memory_used_bytes, job.memory_total_bytes) == (16 * 70000 * mib, 16 * 80000 * mib)
+    said = {one.figure: one.value for one in dcgm_pages.METRICS if one.figure not in ("", "util", "gr_active")}
+    gpus = [gpu for node in report.fleet.jobs[0].each for gpu in node.each]
+    assert {gpu.node for gpu in gpus} == {"n1", "n2"} and len(gpus) == 16
+    for gpu in gpus:
+        assert dict(gpu.figures) == pytest.approx(said)
+
+
+@ENGINES
+def test_what_a_metric_cannot_be_is_not_believed(engine: str) -> None:
+    wrong = {"DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO": 97.0, "DCGM_FI_DEV_GPU_UTIL_RATIO": 97.0,
+             "DCGM_FI_DEV_SM_CLOCK_HERTZ": 1.9e6, "DCGM_FI_PROF_TENSOR_UTIL_RATIO": 45.0}
+    pages: dict[str, Page] = {"n1": lambda: dcgm_pages.page("n1", new=True, job="1", **wrong),
+                              "n2": lambda: dcgm_pages.page("n2", new=True, job="2", DCGM_FI_DEV_SM_CLOCK_HERTZ=1.9e6,
+                                                            DCGM_FI_PROF_TENSOR_UTIL_RATIO=45.0)}
+    with scraping(pages, engine=engine) as address:
+        wait_for(address, "count(up == 1)", 2)
+        fleet, findings = seen(address)
+        with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
+            report = once_report(Collector(client, asked_limits()), View(open_jobs=frozenset({"2"}),
+                                                                         open_nodes=frozenset({("2", "n2")})), "")
+    assert not findings and [(job.id, job.activity, job.tensor_active) for job in fleet.jobs if job.gpus] == [
+        ("2", 0.96, None)]
+    (job,) = (job for job in report.fleet.jobs if job.id == "2")
+    gpus = [gpu for node in job.each for gpu in node.each]
+    assert len(gpus) == 8 and all("sm_clock_hz" not in gpu.figures and "power_w" in gpu.figures for gpu in gpus)
 
 
 def test_a_whole_node_at_low_clocks_is_found_among_the_nodes_of_its_job() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,31 @@ def test_output_names_decide_the_format_and_no_folder_is_made(
     assert snapshot("a.log")[0] == 0, "text, whatever the name"
     status, said = snapshot("none/a.json")
     assert status == 1 and "cannot write" in said and not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(("hangs", "limit", "status", "said"), [
+    ("gputop.export.snapshot.render", "RENDER_S", 1, "no snapshot: writing the snapshot as text takes longer than"),
+    ("gputop.session.session.Session.update_servers", "SERVERS_S", 0,
+     "without the profiler servers: looking for profiler servers takes longer than"),
+])
+def test_what_follows_the_samples_of_a_snapshot_has_a_deadline(
+        hangs: str, limit: str, status: int, said: str, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(hangs, lambda *_: released.wait(60.0) and "late")
+    monkeypatch.setattr(f"gputop.commands.snapshot.{limit}", 0.2)
+    got = main(["snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1", "--attach", "127.0.0.1:1"])
+    released.set()
+    output = capsys.readouterr()
+    assert got == status and said in output.err and "; it is in " in output.err
+    assert bool(output.out) == (status == 0)
+
+
+def test_what_took_long_after_the_samples_of_a_snapshot_is_named(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("gputop.commands.snapshot._SLOW_S", -1.0)
+    assert main(["snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1"]) == 0
+    assert "writing the snapshot as text took 0 s" in capsys.readouterr().err
 
 
 def test_a_server_asked_for_that_is_not_there_is_said(unused_port: int) -> None:

@@ -34,6 +34,8 @@ PROFILING = frozenset(range(1001, 1013))
 DOUBLES = RATIOS | {155, 164}
 INTEGERS = frozenset((52, 63, 100, 101, 112, 113, 114, 140, 150, 158, 203, 206, 207, 230, 235, 236, 237, 238, 250, 252,
                       253, 310, 311, 313, 393, 394, 395, 396, 1009, 1010, 1011, 1012))
+ZEROS = frozenset((140, 393, 394, 395, 396))  # of a GPU that the driver calls lost, although nobody measured them
+NO_TEXT = "<<<NULL>>>"  # in place of a text, as the name of a GPU that was lost at the start
 INSTANCES = 1000  # tables of the double have instance 3 under 1003
 _FILES = {
     "dcgm_structs": "from tests.dcgm_double.structs import *\nfrom tests.dcgm_double.structs import Library\n"
@@ -128,6 +130,7 @@ class HostEngine:
         self.samples: dict[tuple[int, int], _Sample] = {}
         self.stuck: set[tuple[int, int]] = set()  # never updated again: see the refused watch below
         self.lost: set[int] = set()  # GPUs that give blanks with status 0 for ever and join no group (-18)
+        self.silent: set[int] = set()  # GPUs that NVML answers for with code 15: blanks, some zeros, no refusal
         self.error_lines = 0  # in the engine's log: one for each value that is read and has an error
         self.wild_counts = False  # answers say that they hold more than their arrays
         self.unknown: set[int] = set()
@@ -211,7 +214,9 @@ class HostEngine:
         for key in self.watched() - self.stuck:
             if key[1] == 230:  # comes by event: see xid()
                 continue
-            if (key[1] in PROFILING and key not in self.samples) or key[0] in self.lost:
+            if key[0] in self.silent and key[1] in ZEROS:
+                self.samples[key] = _Sample(0, now_us)
+            elif (key[1] in PROFILING and key not in self.samples) or key[0] in self.lost | self.silent:
                 self.samples[key] = _Sample(DOUBLE_BLANK if key[1] in DOUBLES else INT_BLANK, now_us)
             elif key in self.figures:
                 self.samples[key] = _Sample(self.figures[key], now_us)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from tests.dcgm_double import DOUBLES, INT_BLANK, INTEGERS, PROFILING, Client, engine_at, number
+from tests.dcgm_double import DOUBLES, INT_BLANK, INTEGERS, NO_TEXT, PROFILING, Client, engine_at, number
 from tests.dcgm_double import structs as s
 
 
@@ -73,6 +74,8 @@ class Agent:
             raise s.DCGMError(-20)  # a newer client fails half-way on an older engine
         known = client.engine.gpus[gpu]
         attributes = s.c_dcgmDeviceAttributes_v3()
+        if gpu in client.engine.silent | client.engine.lost and not client.engine.samples:  # from the start
+            known = replace(known, name=NO_TEXT, driver=NO_TEXT)
         attributes.identifiers.uuid = known.uuid.encode()
         attributes.identifiers.deviceName = known.name.encode()
         attributes.identifiers.pciBusId = known.bus.encode()

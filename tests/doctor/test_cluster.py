@@ -129,6 +129,7 @@ def page() -> Iterator[dict[str, bytes]]:
 @pytest.mark.parametrize(("kind", "text", "status", "words"), [
     ("dcgm", 'DCGM_FI_PROF_SM_ACTIVE{gpu="0"} 0.5\nDCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n', "ok", "2 figures"),
     ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n', "warn", "no SM activity"),
+    ("dcgm", 'DCGM_FI_DEV_GPU_UTIL_RATIO{gpu="0"} 0.9\n', "warn", "no SM activity"),
     ("dcgm", 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 9223372036854775794\n', "warn", "without metrics"),
     ("dcgm", "", "warn", "without metrics"),
     ("gputop", 'gputop_gpu_power_watts{gpu="0"} 300\ngputop_sample_timestamp_seconds 1000.0\n', "ok", "1 figures"),

@@ -253,6 +253,15 @@ def test_host_engine_that_nobody_has_watch_profiling_fields(dcgm_node: Scene) ->
     assert engine_check(dcgm_node, FINE).status == "ok"
 
 
+def test_host_engine_that_reads_through_gpm_needs_no_consent(dcgm_node: Scene) -> None:
+    dcgm_node.engine.figures |= {(0, 63): 9 << 16, (1, 63): 9 << 16}
+    check = engine_check(dcgm_node)
+    assert check.status == "ok" and "watches them by itself" in check.detail and not check.fix
+    assert not dcgm_node.engine.watched() and not dcgm_node.engine.clients, "nothing is left on the engine"
+    dcgm_node.engine.figures[1, 63] = 8 << 16
+    assert "--dcgm-watch" in (engine_check(dcgm_node).fix or "")
+
+
 def test_host_engine_that_is_watched_says_what_and_by_whom(dcgm_node: Scene) -> None:
     dcgm_node.engine.watched_by_others([1001, 1002, 1004])
     dcgm_node.engine.other_groups = [("dcgm-exporter", [1001, 1002, 1004])]

@@ -8,6 +8,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.samples import (
+    FAILED,
     LOST,
     NO_LIMIT,
     GpuInfo,
@@ -19,7 +20,9 @@ from gputop.core.samples import (
     XidEvent,
 )
 from gputop.export.snapshot import document, render, to_json, to_text, write_snapshot
+from gputop.render.gpu_columns import unread_text
 from gputop.replay.snapshot import from_document
+from gputop.tui.monitor.messages import panel_intro
 from tests.fakes import StillSession, cgroup_sample
 from tests.records import replace
 
@@ -63,6 +66,31 @@ def test_text_names_the_coarse_and_the_lost() -> None:
     assert "lost: fell off the bus�[2J" in text and "\x1b" not in text
     assert "~" in text and "coarse utilization" in text
     assert "0B" not in text.split("Host")[0]
+
+
+@pytest.mark.parametrize(("place", "message", "said"), [
+    (range(8), "the connection to the host engine was lost. sudo systemctl start nvidia-dcgm",
+     "GPU 0-7 cannot be read: the connection to the host engine was lost."),
+    (range(3, 4), "GPU 3 cannot be read: no value since 12:00:00.", "GPU 3 cannot be read: no value since"),
+])
+def test_gpus_that_cannot_be_read_are_no_lack_of_problems(place: range, message: str, said: str) -> None:
+    def fail(gpu: GpuSample, tick: int) -> GpuSample:
+        return replace(gpu, state=FAILED, readings={}, message=message) if gpu.info.index in place else gpu
+
+    session = StillSession(change=fail)
+    text = " ".join(to_text(session).split())
+    assert said in text and "no problem visible" not in text
+    assert panel_intro(session)[0].startswith(said) and "No problem visible" not in " ".join(panel_intro(session))
+    assert unread_text(StillSession(ticks=3).sample) == ""
+
+
+def test_gpus_that_cannot_be_read_for_several_reasons() -> None:
+    def fail(gpu: GpuSample, tick: int) -> GpuSample:
+        why = "the engine is gone" if gpu.info.index < 2 else f"other {gpu.info.index}"
+        return replace(gpu, state=FAILED, readings={}, message=why) if gpu.info.index < 4 else gpu
+
+    sample = StillSession(ticks=3, change=fail).sample
+    assert unread_text(sample) == "GPU 0-1 cannot be read: the engine is gone. GPU 2-3 cannot be read either."
 
 
 def _with(session: StillSession, process: ProcessSample) -> StillSession:

@@ -19,7 +19,8 @@ _OFF_BUS = 79  # such a GPU answers to nothing: this outranks its other faults, 
 _KILLED = 45  # the consequence of an earlier Xid, or of somebody ending the program
 _NVML = "NVML return codes 15 (GPU is lost) and 16 (reset required); gputop's own deadline for a driver call"
 _ECC = "NVML: ECC counters since the driver was loaded; remapped rows. " + source("hardware_error.ecc")
-_XID = "NVML event XidCriticalError; NVIDIA: Xid documentation. " + source("hardware_error.xid_window_s")
+_XID = ("Xid events of the driver (NVML's XidCriticalError, or DCGM's field 230); NVIDIA: Xid documentation. "
+        + source("hardware_error.xid_window_s"))
 
 
 class _Fault(Struct, frozen=True):

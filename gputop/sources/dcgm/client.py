@@ -55,11 +55,12 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What to read and watch. ``uuids`` None: every GPU that the engine lists."""
+    """What to read and watch. ``uuids`` None: every GPU that the engine lists. ``profiled``: those of them whose
+    profiling fields are watched, None: all."""
 
     ids: tuple[int, ...] = ()
     uuids: frozenset[str] | None = frozenset()
-    watch_profiling: bool = False  # only with the user's consent
+    profiled: frozenset[str] | None = frozenset()  # only with the user's consent, or through GPM
     watch_ordinary: bool = False
 
 
@@ -107,6 +108,8 @@ class DcgmClient:
         self._problems: dict[Entity, str] = {}  # why profiling fields are not watched there
         self._refused: dict[Entity, int] = {}  # DCGM's code for what it does not watch: a lost GPU, say
         self._recheck_s: dict[Entity, float] = {}  # of those, and of GPUs that give nothing but blanks
+        self._gave: dict[Entity, set[int]] = {}  # by GPU: the fast fields of which it had a value
+        self._fell_silent: set[Entity] = set()  # GPUs of which all these fields are blank now
         self._unwatched = UnwatchedFields()
         self._staleness = StalenessTracker()
 
@@ -121,14 +124,14 @@ class DcgmClient:
             self._subscription = Subscription(
                 tuple(dict.fromkeys((*old.ids, *ids))),
                 None if everywhere else (old.uuids or frozenset()) | frozenset(uuids or ()),
-                old.watch_profiling or profiling,
+                None if profiling else old.profiled,
                 old.watch_ordinary or ordinary,
             )
 
-    def choose(self, uuids: Iterable[str], *, profiling: bool) -> None:
-        """Read and watch these GPUs alone from now on, their profiling fields with the user's consent."""
+    def choose(self, uuids: Iterable[str], profiled: Iterable[str]) -> None:
+        """Read and watch these GPUs alone from now on, and the profiling fields of those that are ``profiled``."""
         with self._changed:
-            self._subscription = replace(self._subscription, uuids=frozenset(uuids), watch_profiling=profiling)
+            self._subscription = replace(self._subscription, uuids=frozenset(uuids), profiled=frozenset(profiled))
 
     def request_update(self, tick_s: float) -> None:
         """Request one read of the engine for the tick at ``tick_s`` (Unix time); returns at once."""
@@ -230,6 +233,8 @@ class DcgmClient:
         self._own_watch_s.clear()
         self._refused.clear()
         self._recheck_s.clear()
+        self._gave.clear()
+        self._fell_silent.clear()
         self._unwatched = UnwatchedFields()
         self._staleness = StalenessTracker()  # else the time without a connection would pass for a slow watch
         if engine is not None:
@@ -294,9 +299,12 @@ class DcgmClient:
         for gpu in chosen:
             of_gpu = {i: read.get((gpu.entity, i), _NO_ANSWER) for i in _ids_of(gpu.is_instance, wanted.ids)}
             if self._refusal(gpu) is None:
+                blank = frozenset(i for i, value in of_gpu.items() if value.code == dcgm_fields.NO_DATA)
                 sources |= self._judge(gpu, of_gpu, now_s, wall_s)
-                self._suspect(engine, gpu, of_gpu, now_s)
+                self._suspect(engine, gpu, of_gpu, blank, now_s)
             code = self._refusal(gpu)
+            if code is None and not self._fell_silent.isdisjoint((gpu.entity, gpu.parent)):
+                code = dcgm_fields.GPU_IS_LOST
             if code is not None:
                 of_gpu = dict.fromkeys(of_gpu, FieldValue(None, dcgm_fields.meaning(code), 0, code))
             values[gpu.uuid] = of_gpu
@@ -326,10 +334,22 @@ class DcgmClient:
                 values[i] = self._staleness.blank(gpu.uuid, i, value, *pace)
         return sources
 
-    def _suspect(self, engine: Engine, gpu: EngineGpu, values: Mapping[int, FieldValue], now_s: float) -> None:
-        """Ask the engine of a GPU that gives blanks for too long whether it is lost: no value says so."""
+    def _suspect(self, engine: Engine, gpu: EngineGpu, values: Mapping[int, FieldValue], blank: frozenset[int],
+                 now_s: float) -> None:
+        """Whether a GPU that gives blanks for too long is lost: no value says so. The engine is asked, which knows it
+        of one that is detached, but not of one whose driver says that it is lost: of that all fast fields are blank
+        that had values. Slow ones say nothing: some are 0 then."""
         of_now = [values[i] for i in (*dcgm_fields.FAST_IDS, *dcgm_fields.PROFILING_IDS)
                   if i in values and i != dcgm_fields.XID]
+        measured = [i for i in (*dcgm_fields.FAST_METRIC_IDS, *dcgm_fields.PROFILING_IDS) if i in values]
+        answers = {i for i in measured if values[i].value is not None}
+        gave = self._gave.setdefault(gpu.entity, set())
+        gave |= answers.intersection(dcgm_fields.FAST_METRIC_IDS)
+        if answers:
+            self._fell_silent.discard(gpu.entity)
+        elif gave and gave <= blank and all(values[i].code == dcgm_fields.STALE_DATA for i in gave) and (
+                not gpu.is_instance):  # which somebody may have dissolved
+            self._fell_silent.add(gpu.entity)
         if any(value.value is not None for value in of_now):
             self._recheck_s.pop(gpu.entity, None)
         elif (any(value.code == dcgm_fields.STALE_DATA for value in of_now)
@@ -362,9 +382,9 @@ class DcgmClient:
                 self._interval_s = round(pace_s, 1)
 
     def _watch(self, engine: Engine, gpus: list[EngineGpu], wanted: Subscription) -> None:
-        entities = [gpu.entity for gpu in gpus]
-        goal = (entities, wanted.watch_profiling, wanted.watch_ordinary, self._interval_s)
-        if goal == self._watched or not gpus or not (wanted.watch_profiling or wanted.watch_ordinary):
+        profiled = [gpu for gpu in gpus if wanted.profiled is None or gpu.uuid in wanted.profiled]
+        goal = ([gpu.entity for gpu in gpus], [gpu.entity for gpu in profiled], wanted.watch_ordinary, self._interval_s)
+        if goal == self._watched or not (profiled or (gpus and wanted.watch_ordinary)):
             return
         engine.unwatch()
         self._own_watch_s.clear()
@@ -387,8 +407,8 @@ class DcgmClient:
                 self._note_refused(refused, self._clock())
                 self._own_watch_s.update(dict.fromkeys(ids, period_s))
             engine.update()
-        if wanted.watch_profiling:
-            self._watch_profiling(engine, gpus, keep_s)
+        if profiled:
+            self._watch_profiling(engine, profiled, keep_s)
         self._watched = goal
 
     def _watch_profiling(self, engine: Engine, gpus: list[EngineGpu], keep_s: float) -> None:

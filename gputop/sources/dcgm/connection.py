@@ -35,6 +35,7 @@ _DOUBLE = ord("d")  # DCGM_FT_DOUBLE
 # Of c_dcgmFieldValue_v2, with their types in the words of the struct module. The value is a union of both of its types.
 _MEMBERS = {"entityGroupId": "I", "entityId": "I", "fieldId": "H", "fieldType": "h", "status": "i", "ts": "q"}
 _INTEGER, _FLOAT = {"value": "q"}, {"value": "d"}
+_NO_TEXT = re.compile(r"<<<[A-Z_]+>>>")  # what DCGM gives in place of a text that it lacks, as of a lost GPU's name
 _VERSION = re.compile(r"\bversion:(\d{1,4}(?:\.\d{1,4}){0,3})")
 
 
@@ -393,8 +394,8 @@ class Engine:
             return EngineGpu((_GPU, gpu), gpu, f"dcgm:{gpu}", f"GPU {gpu}")  # lost, or being reset
         known = attributes.identifiers
         mig = getattr(getattr(attributes, "settings", None), "migModeEnabled", 0) == 1
-        return EngineGpu((_GPU, gpu), gpu, _text(known.uuid), _text(known.deviceName), _text(known.pciBusId),
-                         _text(known.driverVersion), mig)
+        return EngineGpu((_GPU, gpu), gpu, _text(known.uuid), _text(known.deviceName) or f"GPU {gpu}",
+                         _text(known.pciBusId), _text(known.driverVersion), mig)
 
     def _find_instances(self) -> tuple[EngineGpu, ...]:
         """The current GPU instances (MIG); none where the engine does not list them."""
@@ -432,7 +433,8 @@ def _distinct(gpus: Iterable[EngineGpu]) -> tuple[EngineGpu, ...]:
 
 
 def _text(value: bytes | str) -> str:
-    return printable(value)
+    text = printable(value)
+    return "" if _NO_TEXT.fullmatch(text) else text
 
 
 def _packed(value_type: Any, members: Mapping[str, str]) -> struct.Struct:

@@ -155,7 +155,8 @@ SLOW: tuple[Field, ...] = (
     Field(396, "row_remap_pending"),
 )
 PROFILING_IDS: tuple[int, ...] = tuple(field.id for field in PROFILING)
-FAST_IDS: tuple[int, ...] = (*(field.id for field in FAST), CLOCK_EVENTS, XID)
+FAST_METRIC_IDS: tuple[int, ...] = tuple(field.id for field in FAST)
+FAST_IDS: tuple[int, ...] = (*FAST_METRIC_IDS, CLOCK_EVENTS, XID)
 LINK_IDS: tuple[int, ...] = tuple(field.id for field in LINK)
 SLOW_IDS: tuple[int, ...] = (*(field.id for field in SLOW), NVML_INDEX, COMPUTE_CAPABILITY, PCIE_GEN_MAX,
                              PCIE_WIDTH_MAX)

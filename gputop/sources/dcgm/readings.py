@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from gputop.core.metrics import GPU_METRICS
@@ -13,6 +14,7 @@ from gputop.sources.nvml.plausibility import plausible_reading
 if TYPE_CHECKING:
     from gputop.sources.dcgm.client import Snapshot
 
+_GPM_DRIVER = 520  # the first driver with GPM
 WATCH_HINT = "start gputop with --dcgm-watch, or dcgm-exporter"
 
 
@@ -50,3 +52,15 @@ def engine_name(snapshot: Snapshot) -> str:
     """The host engine's name for a header: "DCGM 4.2 host engine"."""
     version = ".".join(snapshot.version.split(".")[:2])
     return f"DCGM {version} host engine" if version else "DCGM host engine"
+
+
+def reads_through_gpm(version: str, driver: str, capability: FieldValue | None) -> bool:
+    """Whether an engine reads a GPU's profiling fields through GPM: a watch of them takes no counters from anybody.
+
+    So it does since DCGM 3.1 on Hopper and newer (compute capability 9), with a driver that has GPM (R520).
+    """
+    engine, release = re.match(r"(\d+)\.(\d+)", version), re.match(r"\d+", driver)
+    if engine is None or release is None or capability is None or capability.value is None:
+        return False
+    return ((int(engine[1]), int(engine[2])) >= (3, 1) and int(release[0]) >= _GPM_DRIVER
+            and 9 <= int(capability.value) >> 16 < 100)

@@ -34,11 +34,11 @@ from gputop.sources.base import HostProbe
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.client import DcgmClient, Snapshot
 from gputop.sources.dcgm.connection import EngineGpu
-from gputop.sources.dcgm.readings import dcgm_reading, engine_name, missing_reason
+from gputop.sources.dcgm.readings import dcgm_reading, engine_name, missing_reason, reads_through_gpm
 from gputop.sources.nvml.gpu import clock_events
 from gputop.sources.nvml.mig import divided_reason
 from gputop.sources.nvml.pcie import link_bytes_per_s
-from gputop.sources.nvml.status import lost_message
+from gputop.sources.nvml.status import lost_message, unreadable_message
 from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ READ_TIMEOUT_S = 0.05  # a read takes about a millisecond; a later answer is sho
 _XIDS_KEPT = 100
 _MAX_GPUS = 256
 _MEMORY_TOTAL = 250
-_GPM_DRIVER = 520  # the first driver with GPM
 _NO_PROCESSES = "DCGM does not list processes; gputop --source auto does, on the node itself"
 
 
@@ -99,15 +98,17 @@ class DcgmSource:
         self._probes = tuple(
             _DcgmGpu(client, info, keys[info], _divided_reason(info, infos), _xid(snapshot, keys[info]))
             for info in chosen)
-        profiling = self._watch or _reads_through_gpm(snapshot, [keys[info] for info in chosen if info.mig is None])
-        if profiling or len(chosen) < len(infos):
-            self._watch_only([keys[info] for info in chosen], profiling)
-        self._local = snapshot.local and _is_of_this_machine(snapshot.gpus, self._root)
+        wanted = [keys[info] for info in chosen]
+        profiled = wanted if self._watch else _read_through_gpm(snapshot, wanted)
+        if profiled or len(chosen) < len(infos):
+            self._watch_only(wanted, profiled)
+        # A local port may lead to a tunnel; a socket in the file system is the engine's own.
+        self._local = snapshot.local and (bool(client.address.path) or _is_of_this_machine(snapshot.gpus, self._root))
         self._host = self._host_probe()
 
-    def _watch_only(self, keys: Sequence[str], profiling: bool) -> None:
+    def _watch_only(self, keys: Sequence[str], profiled: Sequence[str]) -> None:
         """Profiling watches can take counters from others: only those of the GPUs that are asked for."""
-        self._client.choose(keys, profiling=profiling)
+        self._client.choose(keys, profiled)
         self._client.request_update(self._client.now_s() + 1e-3)
         self._client.wait(OPEN_TIMEOUT_S)
 
@@ -174,6 +175,9 @@ class _DcgmGpu:
                 return self._without(LOST, lost_message(nvml_code, self.info.index))
         if self.info.mig is not None:
             return self._instance_sample(snapshot)
+        measured = [values[i] for i in fields.FAST_METRIC_IDS if i in values]
+        if measured and all(value.code == fields.STALE_DATA for value in measured):
+            return self._without(FAILED, unreadable_message(measured[0].reason, self.info.index))
         readings = {metric: dcgm_reading(snapshot, self._key, metric) for metric in fields.BY_METRIC}
         if self._divided:
             readings |= {field.metric: replace(readings[field.metric], reason=self._divided)
@@ -274,22 +278,12 @@ def _divided_reason(info: GpuInfo, infos: Sequence[GpuInfo]) -> str:
     return divided_reason([one.label for one in infos if one.index == info.index and one.mig is not None])
 
 
-def _reads_through_gpm(snapshot: Snapshot, keys: Sequence[str]) -> bool:
-    """Whether the engine reads the profiling fields of all these GPUs through GPM: such a watch takes no lock.
-
-    So it does since DCGM 3.1 on Hopper and newer (compute capability 9), with a driver that has GPM (R520).
-    """
-    version = re.match(r"(\d+)\.(\d+)", snapshot.version)
-    if not keys or version is None or (int(version[1]), int(version[2])) < (3, 1):
-        return False
-    for gpu in snapshot.gpus:
-        if gpu.uuid in keys:
-            capability = snapshot.values.get(gpu.uuid, {}).get(fields.COMPUTE_CAPABILITY)
-            driver = re.match(r"\d+", gpu.driver)
-            if (capability is None or capability.value is None or not 9 <= int(capability.value) >> 16 < 100
-                    or driver is None or int(driver[0]) < _GPM_DRIVER):
-                return False
-    return True
+def _read_through_gpm(snapshot: Snapshot, keys: Sequence[str]) -> list[str]:
+    """The GPUs and instances whose profiling fields the engine reads through GPM. One that is lost has no capability;
+    it takes nothing from the others."""
+    capable = {gpu.gpu for gpu in snapshot.gpus if reads_through_gpm(
+        snapshot.version, gpu.driver, snapshot.values.get(gpu.uuid, {}).get(fields.COMPUTE_CAPABILITY))}
+    return [gpu.uuid for gpu in (*snapshot.gpus, *snapshot.instances) if gpu.uuid in keys and gpu.gpu in capable]
 
 
 def _xid(snapshot: Snapshot, key: str) -> fields.FieldValue | None:

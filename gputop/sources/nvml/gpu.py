@@ -109,7 +109,7 @@ class NvmlGpu:
         self._handle = self._gpm = self._pcie = self._nvlink = None
         state = LOST if code in status.DEVICE_GONE else FAILED
         if state == LOST:
-            message = status.lost_message(code, self.info.index)
+            message = status.lost_message(code, self.info.index) + status.RESTART
         else:
             message = status.no_access_message(code, self.info.index)
         self._final_sample = GpuSample(self.info, {}, processes_reason=message, state=state, message=message)

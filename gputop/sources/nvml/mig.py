@@ -150,7 +150,7 @@ class MigInstance:
                 self._check()
             return self._final_sample or self._sample()
         except self._nvml.NVMLError as error:
-            return self._mark_unusable(LOST, status.lost_message(error.value, self.info.index))
+            return self._mark_unusable(LOST, status.lost_message(error.value, self.info.index) + status.RESTART)
 
     def close(self) -> None:
         """Free GPM's buffers. A lost GPU is not touched."""

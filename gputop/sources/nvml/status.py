@@ -89,8 +89,11 @@ def reason(code: int, call: str, mig: bool = False) -> str:
     return f"{text} ({call})"
 
 
+RESTART = " Restart gputop afterwards."
+
+
 def lost_message(code: int, index: int) -> str:
-    """Cause and fix for a GPU that stopped answering for good."""
+    """Cause and fix for a GPU that stopped answering for good. Who will not use its handle again adds RESTART."""
     if code == RESET_REQUIRED:
         return (
             f"GPU {index} needs a reset: the driver refuses all calls to it. Stop its processes and run "
@@ -98,7 +101,7 @@ def lost_message(code: int, index: int) -> str:
         )
     return (
         f"GPU {index} is lost: it no longer answers on the PCIe bus. Take the node out of service and reboot it "
-        f"(power-cycle if it stays away); `dmesg | grep Xid` names the cause. Restart gputop afterwards."
+        f"(power-cycle if it stays away); `dmesg | grep Xid` names the cause."
     )
 
 

@@ -6,6 +6,7 @@ from gputop.advice.registry import EXPLANATIONS
 from gputop.core.errors import GputopError, sentences
 from gputop.diagnosis.wall_text import wall_sentence, worth_saying
 from gputop.profiler.capture.records import CaptureStatus, Server, usable
+from gputop.render.gpu_columns import unread_text
 from gputop.session.session import Session
 from gputop.text.units import printable, seconds
 
@@ -25,14 +26,15 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         return (sentences(f"The capture failed: {status.message}"), status.fix)
     if record is not None and record.analysis is None:
         return ("The trace could not be analyzed; it is kept on disk. t: why.",)
+    unread = tuple(filter(None, (unread_text(session.sample),)))
     if any(f.severity != "low" for f in session.findings):
-        return ()
+        return unread
     if record is not None:
         wall = record.analysis.wall_time if record.analysis is not None else None
-        return (record.limit, *((wall_sentence(wall),) if wall is not None and worth_saying(wall) else ()))
-    nothing: tuple[str, ...] = ()
+        return (*unread, record.limit, *((wall_sentence(wall),) if wall is not None and worth_saying(wall) else ()))
+    nothing = unread
     watched = session.sample is not None and session.sample.gpus
-    if watched and all(f.id in EXPLANATIONS for f in session.findings):
+    if watched and not unread and all(f.id in EXPLANATIONS for f in session.findings):
         nothing = (f"No problem visible yet. {session.live.limit}".rstrip(),)
     if session.player is not None:
         return nothing  # there is no job to capture from

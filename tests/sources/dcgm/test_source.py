@@ -204,6 +204,58 @@ def test_a_gpu_that_is_lost_while_it_is_watched(node: Node) -> None:
     assert states[0] == OK and states[-1] == LOST and node.sample(1).state == OK
 
 
+def hopper(node: Node) -> None:
+    node.show({63: 9 << 16})
+    node.engine.figures |= {(0, 52): 0, (1, 52): 1}
+
+
+def test_a_gpu_that_is_lost_at_the_start_takes_nothing_from_the_others(node: Node) -> None:
+    hopper(node)
+    node.engine.lost.add(0)
+    node.open()
+    node.sample(1)
+    other = node.sample(1)
+    assert (other["sm_active"].value, other["tensor_active"].value, other["dram_active"].value) == (0.5, 0.5, 0.5)
+    assert other["pcie_tx_bytes_per_s"].value == other["nvlink_rx_bytes_per_s"].value == 3
+    lost = node.sample(0)
+    assert lost.state == LOST and "estart gputop" not in lost.message, "it is shown again by itself"
+    by_name = {probe.info.uuid: probe.info.name for probe in node.source.gpus}
+    assert by_name["GPU-0"] == "GPU 0" and "A100" in by_name["GPU-1"]
+
+
+def test_where_one_gpu_is_older_only_the_others_are_watched(node: Node) -> None:
+    hopper(node)
+    node.engine.figures[0, 63] = 8 << 16
+    node.open()
+    assert {gpu for gpu, i in node.engine.watched() if i in PROFILING} == {1}
+
+
+def test_a_gpu_whose_driver_says_that_it_is_lost(node: Node) -> None:
+    """The engine goes on: blanks for what was measured, zeros for some of the rest, no refusal."""
+    hopper(node)
+    node.show({140: 70, 395: 1})
+    node.open()
+    node.sample(0)
+    node.engine.silent.add(0)
+    samples = [node.sample(0) for _ in range(40)]
+    assert samples[0].state == OK and [s.state for s in samples[4:]] == [LOST] * 36
+    assert not samples[-1].readings and "no longer answers on the PCIe bus" in samples[-1].message
+    assert node.sample(1).state == OK
+    node.engine.silent.clear()
+    node.sample(0)
+    assert node.sample(0).state == OK and node.sample(0)["power_w"].value == 3
+
+
+def test_a_gpu_that_the_driver_called_lost_before_gputop_began_is_not_ok(node: Node) -> None:
+    hopper(node)
+    node.engine.silent.add(0)
+    node.open()
+    place = [probe.info.uuid for probe in node.source.gpus].index("GPU-0")
+    samples = [node.sample(place) for _ in range(6)]
+    assert samples[-1].state == FAILED and "cannot be read: no value since" in samples[-1].message
+    assert not samples[-1].readings and node.sample(1 - place).state == OK
+
+
 def divided(node: Node) -> None:
     """GPU 0 has two instances, NVML's 9 and 2; the engine's values of them are told apart."""
     node.engine.gpus[0].instances = {5: 9, 4: 2}
@@ -381,6 +433,14 @@ def test_the_uuid_decides(node: Node) -> None:
     node.present("GPU-bbbb", "0000:99:00.0")
     node.open()
     assert "another machine" not in node.source.label
+
+
+def test_a_socket_is_of_this_machine(make: Callable[..., Node], tmp_path: Path) -> None:
+    """Also where the driver shows no GPU, as in a container."""
+    node = make(path=str(tmp_path / "nv.sock"))
+    node.open()
+    assert node.source.label.endswith(f"host engine at unix://{tmp_path}/nv.sock, driver 550.54.15")
+    assert "another machine" not in (node.source.host.read(0.0)["cpu_ratio"].reason or "")
 
 
 def test_an_address_of_another_machine(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
