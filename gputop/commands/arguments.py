@@ -223,8 +223,8 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
                             "engine that already watches it. nvml: the driver only. dcgm: the host engine only")
     watch.add_argument("--stacks", action=argparse.BooleanOptionalAction, default=None,
                        help="sample the job's Python stacks during a capture, with py-spy "
-                            f"({install_command('stacks')}): idle gaps then show the line of code. The default is your own jobs "
-                            "only; --stacks: also those of other users; --no-stacks: none")
+                            f"({install_command('stacks')}): idle gaps then show the line of code. The default is "
+                            "your own jobs only; --stacks: also those of other users; --no-stacks: none")
     watch.add_argument("--dcgm", default=None, metavar="ADDRESS",
                        help="the DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)")
     watch.add_argument("--dcgm-bindings", type=Path, default=None, metavar="DIR",
