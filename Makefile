@@ -8,7 +8,7 @@
 # make completion: shell completion and man page, after a change of the command line
 # make cluster-demo: 200 simulated nodes, a Prometheus (Debian's, unpacked where it is not there) that scrapes them, and gputop cluster on it
 # make screenshots, make bench; make bench-advice: how right the advice is, on traces with known causes
-# Everything is set up in VENV on first use; only Python (3.10 or newer, with venv) is needed.
+# Everything is set up in VENV on first use, from a package index; Python (3.10 or newer, with venv) is needed, and gcc for the tests.
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -1,9 +1,9 @@
 """Makes the pictures in this folder from the running app over the simulated node.
 
-    python screenshots/make.py
+    python screenshots/make.py [NAME…]      only the pictures with these names, such as idle-gaps-120x40
 
-Starts the app headless, lets it capture from the simulated profiler server and saves the
-screen as SVG at several sizes; the page of a snapshot as PNG, by Chromium where there is one.
+Starts the app headless, lets it capture from the simulated profiler server, waits until nothing on the screen is
+pending and saves the screen as SVG at several sizes; the page of a snapshot as PNG, by Chromium where there is one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,9 @@ from pathlib import Path
 from gputop.export.snapshot import write_snapshot
 from gputop.session.session import Options, Session
 from gputop.sources.simulated import SimulatedSource
+from gputop.telemetry.sampler import OwnCpu
 from gputop.tui.app import GputopApp
+from gputop.tui.timeline.canvas import TimelineCanvas
 
 HERE = Path(__file__).parent
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
@@ -33,20 +36,25 @@ async def _until(done: Callable[[], object]) -> None:
     raise SystemExit("the app did not get there within a minute")
 
 
-async def _shoot(name: str, size: tuple[int, int], scenario: str, *, capture: bool, keys: tuple[str, ...] = ()) -> None:
+def _complete(app: GputopApp) -> bool:
+    """Nothing on the screen is still being read: of a timeline neither its rows nor its idle gaps."""
+    timelines = [canvas.timeline for canvas in app.screen.query(TimelineCanvas)]
+    return not any(timeline is None or timeline.pending for timeline in timelines)
+
+
+async def _shoot(name: str, size: tuple[int, int], scenario: str, keys: tuple[str, ...] = ()) -> None:
     with tempfile.TemporaryDirectory() as folder:
         session = Session(SimulatedSource(scenario), Options(logdir=Path(folder), capture_s=3.0))
         app = GputopApp(session)
         async with app.run_test(size=size, notifications=False) as pilot:
             await _until(lambda: session.sample is not None and session.servers)
-            if capture:
-                await pilot.press("c")
-                await _until(lambda: session.status is not None and not session.status.running)
+            await pilot.press("c")
+            await _until(lambda: session.status is not None and not session.status.running)
             await pilot.pause()
             for key in keys:
                 await pilot.press(key)
                 await pilot.pause()
-                await _until(lambda: not app.screen.has_class("-reading"))  # a timeline, of its trace
+                await _until(lambda: _complete(app))
             await pilot.pause()
             (HERE / f"{name}.svg").write_text(app.export_screenshot(title="gputop"))
         session.close()
@@ -77,20 +85,32 @@ async def _report(scenario: str, size: tuple[int, int]) -> None:
     print(name)
 
 
-async def main() -> None:
-    await _shoot("main-80x24", (80, 24), "gpu0-oversubscribed", capture=True)
-    await _shoot("main-120x40", (120, 40), "input-bound", capture=True)
-    await _shoot("main-200x50", (200, 50), "gpu0-oversubscribed", capture=True)
-    await _shoot("finding-120x40", (120, 40), "input-bound", capture=True, keys=("enter",))
-    await _shoot("timeline-120x40", (120, 40), "gpu0-oversubscribed", capture=True, keys=("t",))
-    zoomed = ("t", "b", "escape", *("plus",) * 3, "n")
-    await _shoot("timeline-zoomed-120x40", (120, 40), "launch-bound", capture=True, keys=zoomed)
-    await _shoot("idle-gaps-120x40", (120, 40), "input-bound", capture=True, keys=("t", "b"))
-    await _shoot("tables-120x40", (120, 40), "launch-bound", capture=True, keys=("T",))
-    await _shoot("cursor-120x40", (120, 40), "input-bound", capture=True, keys=("v", *("left",) * 6))
-    await _shoot("healthy-120x40", (120, 40), "healthy", capture=True)
-    await _report("input-bound", (1280, 1880))
+_ZOOMED = ("t", "b", "escape", *("plus",) * 3, "n")
+PICTURES: dict[str, tuple[tuple[int, int], str, tuple[str, ...]]] = {  # by name: size, scenario, keys after a capture
+    "main-80x24": ((80, 24), "gpu0-oversubscribed", ()),
+    "main-120x40": ((120, 40), "input-bound", ()),
+    "main-200x50": ((200, 50), "gpu0-oversubscribed", ()),
+    "finding-120x40": ((120, 40), "input-bound", ("enter",)),
+    "timeline-120x40": ((120, 40), "gpu0-oversubscribed", ("t",)),
+    "timeline-zoomed-120x40": ((120, 40), "launch-bound", _ZOOMED),
+    "idle-gaps-120x40": ((120, 40), "input-bound", ("t", "b")),
+    "tables-120x40": ((120, 40), "launch-bound", ("T",)),
+    "cursor-120x40": ((120, 40), "input-bound", ("v", *("left",) * 6)),
+    "healthy-120x40": ((120, 40), "healthy", ()),
+}
+
+
+async def main(names: list[str]) -> None:
+    if unknown := set(names) - {*PICTURES, "report"}:
+        raise SystemExit(f"no picture is named {', '.join(sorted(unknown))}: choose from {', '.join(PICTURES)}, report")
+    # Headless on a busy machine, beside the simulated job: what this process takes is not what the monitor takes.
+    OwnCpu.ratio = lambda *_: None  # type: ignore[method-assign]
+    for name in names or [*PICTURES, "report"]:
+        if name == "report":
+            await _report("input-bound", (1280, 1880))
+        else:
+            await _shoot(name, *PICTURES[name])
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1:]))

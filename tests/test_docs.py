@@ -1,17 +1,33 @@
-"""What the documents point at exists: files, modules, names in them, links and headings."""
+"""What the documents say holds: links, files, names, code blocks, install lines, pictures, figures."""
 
 from __future__ import annotations
 
+import gzip
+import html
 import importlib
 import re
+import shlex
+import shutil
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
 import pytest
 
-from gputop.commands.arguments import COMMANDS
+from gputop.cli import main
+from gputop.commands.arguments import COMMANDS, parser
+from gputop.comparison.rows import Verdict
+from gputop.core.extras import PACKAGES
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib  # type: ignore[import-not-found, no-redef]
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SKILL.md", *(ROOT / "docs").glob("*.md")])
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def _name(path: Path) -> str:
@@ -58,14 +74,169 @@ def test_modules_and_names_that_are_named_exist(document: Path) -> None:
             break
 
 
-def test_the_examples_of_the_python_api_run(monkeypatch: pytest.MonkeyPatch,
-                                            capsys: pytest.CaptureFixture[str]) -> None:
+# -- code blocks ------------------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    document: Path
+    line: int
+    language: str
+    text: str
+
+
+def _blocks() -> Iterator[Block]:
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for found in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
+            yield Block(document, text.count("\n", 0, found.start()) + 1, found[1], found[2])
+
+
+def _of(*languages: str) -> list[Any]:
+    return [pytest.param(block, id=f"{block.document.stem}:{block.line}") for block in _blocks()
+            if block.language in languages]
+
+
+def test_no_code_block_is_left_out() -> None:
+    """A block of another language needs a test here, or one that says where its own is."""
+    elsewhere = {"promql", "yaml"}  # tests/export
+    assert {block.language for block in _blocks()} <= {"", "python", "sh", "sql", "toml"} | elsewhere
+
+
+@pytest.mark.parametrize("block", _of("python"))
+def test_python_runs(block: Block, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
-    examples = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "API.md").read_text(), re.M | re.S)
-    for example in examples:
-        exec(compile(example, "docs/API.md", "exec"), {})
-    output = capsys.readouterr().out
-    assert examples and "input_bound" in output
+    exec(compile(block.text, block.document.name, "exec"), {})
+    assert "for finding in" not in block.text or "input_bound" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("block", _of("toml"))
+def test_toml_is_accepted(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the commands to which one gives it."""
+    assert tomllib.loads(block.text)
+    if "[project." in block.text:  # of a package
+        return
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("rules.toml").write_text(block.text)
+    trace = str(ROOT / "tests" / "data" / "keras3_slow_input.xplane.pb.gz")
+    assert main(["rules", "check", "rules.toml"]) == 0
+    assert main(["analyze", trace, "--rules", "rules.toml"]) == 0
+
+
+def _command_lines(text: str) -> Iterator[str]:
+    """The lines that begin with gputop, without what explains them, and without pipes and redirections."""
+    for line in text.splitlines():
+        command = re.split(r"\s+#|\s{2,}|\s(?:>|>>|\||&&)\s", line)[0]
+        if re.match(r"gputop\b", command):
+            yield re.sub(r"\[(list|--limits|FILE…)\]", "", command).replace("PID", "4711")
+
+
+@pytest.mark.parametrize("block", _of("", "sh"))
+def test_command_lines_are_understood(block: Block) -> None:
+    for command in _command_lines(block.text):
+        parser().parse_args(shlex.split(command)[1:])
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"^make ([\w-]+)", block.text, re.M)) <= targets
+    assert all((ROOT / name).exists() for name in re.findall(r"^(?:podman|docker) build -f (\S+)", block.text, re.M))
+
+
+def test_the_page_on_conversion_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    monkeypatch.chdir(tmp_path)
+    data, run = ROOT / "tests" / "data", tmp_path / "gputop-traces" / "plugins" / "profile" / "run"
+    run.mkdir(parents=True)
+    (run / "n01.xplane.pb").write_bytes(gzip.decompress((data / "keras3_slow_input.xplane.pb.gz").read_bytes()))
+    shutil.copy(data / "v0_1_0" / "demo.gputop", "night.rec")
+    page = [block for block in _blocks() if block.document.name == "CONVERT.md"]
+    commands = [command for block in page if block.language == "sh" for command in _command_lines(block.text)]
+    assert len(commands) == 4 and all(main(shlex.split(command)[1:]) == 0 for command in commands)
+    of_sqlite, of_parquet = (block.text for block in page if block.language == "sql")
+    with sqlite3.connect("trace.sqlite") as tables:
+        tables.execute(of_sqlite).fetchall()
+    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
+    duckdb.connect().execute(of_parquet).fetchall()
+
+
+# -- what is installed ------------------------------------------------------------------------------
+
+
+def test_the_packages_of_messages_are_the_project_s_extras() -> None:
+    extras = PROJECT["optional-dependencies"]
+    for extra, package in PACKAGES.items():
+        (requirement,) = extras[extra]
+        name, limit = re.fullmatch(r"([\w-]+)[^<]*(<\d+)?", requirement).groups()  # type: ignore[union-attr]
+        assert package.strip("'") == name + (limit or "")
+
+
+def test_each_install_line_can_be_had() -> None:
+    """No index has gputop's distribution: a line names a folder, or packages that an index has."""
+    known = {re.split(r"[<>=;\[ ]", requirement)[0] for requirements in
+             (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()) for requirement in requirements}
+    texts = [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "docs" / "Containerfile", *(ROOT / "gputop").rglob("*.py"),
+             *(path for path in (ROOT / "gputop" / "completion").iterdir() if path.suffix != ".py")]
+    lines = 0
+    for path in texts:
+        text = re.sub(r"\s*\n\s*|\\|'\"'\"'", lambda found: " " if "\n" in found[0] else "", path.read_text())
+        for words in re.findall(r"(?:pip|pipx|uv tool) install ((?:-\S+ )*(?:'[^']*'|[^\s'`\")]+))", text):
+            if "{" in words:  # of gputop/core/extras.py: its packages are held above
+                continue
+            (wanted,) = (word for word in shlex.split(words.rstrip(",;:")) if not word.startswith("-"))
+            name, _, extras = wanted.rstrip("]").partition("[")
+            lines += 1
+            if re.fullmatch(r"\.|/src", name):
+                assert set(filter(None, extras.split(","))) <= PROJECT["optional-dependencies"].keys()
+            else:
+                assert re.split("[<>=]", name)[0] in known and not extras, f"{_name(path)}: pip install {words}"
+    assert lines > 15
+
+
+def _command_rows() -> list[tuple[str, str]]:
+    return re.findall(r"^\| (`gputop.*?) \| (.*) \|$", (ROOT / "docs" / "USING.md").read_text(), re.M)
+
+
+@pytest.mark.parametrize(("command", "extra"), [
+    ("stacks", "stacks"), ("capture", "stacks"), ("serve", "serve"), ("xprof", "xprof"), ("export", "export"),
+    ("convert", "parquet")])
+def test_an_extra_is_named_with_the_command_that_needs_it(command: str, extra: str) -> None:
+    (row,) = (does for name, does in _command_rows() if name.startswith(f"`gputop {command}"))
+    assert f"[{extra}]" in row
+    helped = parser()._commands.choices[command].format_help()  # type: ignore[attr-defined]
+    assert f"pip install {PACKAGES[extra]}" in " ".join(helped.split())
+
+
+# -- figures, words, pictures -----------------------------------------------------------------------
+
+
+def test_all_commands_that_print_json_are_listed() -> None:
+    (listed,) = re.findall(r"^`--json` of (.*?), and `snapshot", (ROOT / "docs" / "USING.md").read_text(), re.M | re.S)
+    assert re.findall(r"`(\w+)`", listed) == sorted(
+        name for name, own in parser()._commands.choices.items()  # type: ignore[attr-defined]
+        if "--json" in own._option_string_actions)
+
+
+@pytest.mark.parametrize("document", ["SKILL.md", "docs/API.md"])
+def test_the_verdicts_of_a_comparison_are_listed(document: str) -> None:
+    text = (ROOT / document).read_text()
+    assert not [verdict for verdict in get_args(Verdict) if f'"{verdict}"' not in text]
+
+
+def test_the_cost_in_the_readme_is_that_of_the_last_series() -> None:
+    cost, readme = ((ROOT / name).read_text() for name in ("docs/COST.md", "README.md"))
+    cpu = re.search(r"CPU after the first ten seconds .*? and ([\d.]+)\s+times", cost, re.S)
+    memory = re.search(r"Memory [\d.]+ times \((\d+ MB)", cost)
+    assert cpu is not None and f"{float(cpu[1]):.1f} times nvitop's CPU" in readme
+    assert memory is not None and memory[1] in readme
+
+
+PICTURES = sorted((ROOT / "screenshots").glob("*.svg"))
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.stem)
+def test_nothing_is_pending_in_a_picture(picture: Path) -> None:
+    text = html.unescape(re.sub(r"<style.*?</style>|<[^>]+>", " ", picture.read_text(), flags=re.S))
+    text = " ".join(text.split())  # hard spaces, too
+    pending = re.compile(r"not there yet|\breading\b|being analyzed|opening the|gputop itself", re.IGNORECASE)
+    assert "gputop" in text and not pending.findall(text)
 
 
 def test_the_table_of_packages_has_the_order_that_the_linter_holds() -> None:
@@ -76,9 +247,12 @@ def test_the_table_of_packages_has_the_order_that_the_linter_holds() -> None:
     assert table == re.findall(r'"gputop\.(\w+)"', layers[1])[::-1]
 
 
-def test_the_readme_names_every_command() -> None:
-    rows = re.findall(r"^\| (`gputop .*?) \|", (ROOT / "README.md").read_text(), re.M)
-    assert {name for row in rows for name in re.findall(r"`gputop (\w+)", row)} == set(COMMANDS)
+def test_every_command_is_listed_and_can_be_given_as_it_is_listed() -> None:
+    names = [name for row, _ in _command_rows() for name in re.findall(r"`(gputop[^`]*)`", row)]
+    assert {name.split()[1] for name in names if " " in name} == set(COMMANDS)
+    for name in names:
+        if re.fullmatch(r"gputop( [a-z]+)?", name):
+            parser().parse_args(name.split()[1:])
 
 
 def test_comments_cite_only_documents_that_exist() -> None:
@@ -88,4 +262,9 @@ def test_comments_cite_only_documents_that_exist() -> None:
 
 
 def test_the_readme_can_be_read_in_two_minutes() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    """Its words without code and the targets of links: 225 a minute."""
+    readme = (ROOT / "README.md").read_text()
+    text = re.sub(r"^```.*?^```|\]\([^)]*\)", " ", readme, flags=re.M | re.S)
+    assert len(re.findall(r"[^\s|]*\w[^\s|]*", text)) <= 450
+    assert all(needed in readme for needed in ("`make run`", "`make test`", "gcc", "git clone "))
+    assert re.search(r"git clone (\S+)", readme)[1] == PROJECT["urls"]["Documentation"].partition("#")[0]  # type: ignore[index]

@@ -181,7 +181,7 @@ class Ssh(Generic[T]):
             return NodeProblem(f"ssh fails{reason}", _BY_HAND)
         if ended.status in (126, NO_SUCH_PROGRAM):
             return NodeProblem(f"{printable(self._command)} is not installed there",
-                               "Install it on the nodes (pip install gputop-tf), or say where it is: "
+                               "Install it on the nodes (from a clone), or say where it is: "
                                "--remote-command /PATH/gputop")
         return NodeProblem(f"gputop there fails: {ended.error or f'status {ended.status}'}",
                            f"Try: ssh NODE {self._command} doctor")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from gputop.commands.option_types import count, interval_s, listen_address, minutes, seconds_before_dip
 from gputop.core.errors import EXIT_USAGE
+from gputop.core.extras import install_command
 from gputop.core.version import __version__
 from gputop.session.options import DEFAULT_RULE
 from gputop.text import console
@@ -72,13 +73,15 @@ COMMANDS: Mapping[str, Command] = {
                       "Say how the GPUs' time was used. The job needs no extra code.",
                       "gputop report week/*.rec --price-per-kwh 0.30"),
     "export": Command("serve the node's metrics to Prometheus, until ctrl-c",
-                      "Serve what the monitor measures as metrics, or write a file for node_exporter.",
+                      "Serve what the monitor measures as metrics, or write a file for node_exporter "
+                      f"({install_command('export')}).",
                       "gputop export --listen 127.0.0.1:9810"),
     "cluster": Command("show the jobs of a cluster and the GPUs they hold, from Prometheus or the nodes",
                        "Show which job holds GPUs that it does not use, and which GPU slows its job down.",
                        "gputop cluster --prometheus http://prometheus:9090 --once"),
     "convert": Command("convert a trace to SQLite or Parquet or for Perfetto, a recording to CSV or Parquet",
-                       "Write a trace or a recording in a format that other tools read.",
+                       "Write a trace or a recording in a format that other tools read (Parquet needs pyarrow: "
+                       f"{install_command('parquet')}).",
                        "gputop convert gputop-traces -o trace.sqlite"),
     "run": Command("start a job with a profiler server inside; its code does not change",
                    "Start a job so that gputop can capture from it, and watch it in the monitor.",
@@ -87,15 +90,15 @@ COMMANDS: Mapping[str, Command] = {
                       "Start a profiler server in a running TensorFlow or JAX process. gputop asks first.",
                       "gputop attach 41231"),
     "stacks": Command("show where the ranks of a job are: which rank the others wait for",
-                      "Ask NCCL which rank is missing, and read the stacks of this node's ranks with py-spy (pip "
-                      "install 'gputop-tf[stacks]').",
+                      "Ask NCCL which rank is missing, and read the stacks of this node's ranks with py-spy "
+                      f"({install_command('stacks')}).",
                       "gputop stacks"),
     "xprof": Command("open a captured trace with XProf in the browser",
-                     "Start XProf (pip install 'gputop-tf[xprof]') on the captured traces.",
+                     f"Start XProf ({install_command('xprof')}) on the captured traces.",
                      "gputop xprof gputop-traces"),
     "serve": Command("serve the monitor to a browser, until ctrl-c",
-                     "Serve the monitor to a browser on this machine, or through ssh, with textual-serve (pip install "
-                     "'gputop-tf[serve]'). Each page has a monitor of its own.",
+                     "Serve the monitor to a browser on this machine, or through ssh, with textual-serve "
+                     f"({install_command('serve')}). Each page has a monitor of its own.",
                      "gputop serve --listen 8792"),
     "config": Command("print all settings as a config file",
                       "Print all settings, your own and the defaults, as a config file.",
@@ -219,9 +222,9 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
                        help="where measurements come from. auto: the NVIDIA driver, and for what it lacks a DCGM host "
                             "engine that already watches it. nvml: the driver only. dcgm: the host engine only")
     watch.add_argument("--stacks", action=argparse.BooleanOptionalAction, default=None,
-                       help="sample the job's Python stacks during a capture, with py-spy (pip install "
-                            "'gputop-tf[stacks]'): idle gaps then show the line of code. The default is your own jobs "
-                            "only; --stacks: also those of other users; --no-stacks: none")
+                       help="sample the job's Python stacks during a capture, with py-spy "
+                            f"({install_command('stacks')}): idle gaps then show the line of code. The default is "
+                            "your own jobs only; --stacks: also those of other users; --no-stacks: none")
     watch.add_argument("--dcgm", default=None, metavar="ADDRESS",
                        help="the DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)")
     watch.add_argument("--dcgm-bindings", type=Path, default=None, metavar="DIR",

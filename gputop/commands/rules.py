@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _DEMO = "default"
 _TRACE_S, _AGO_S = 4.0, 20.0  # of the demo's trace, as a capture takes
 _ACTIONS = {
-    "list": "all rules, and the limits that you set; --limits: all limits",
+    "list": "(default) all rules, and the limits that you set; --limits: all limits",
     "check": "mistakes in FILE… (default: in the files that gputop reads by itself)",
     "explain": "one rule, by its ID: its condition, its limits and where they come from",
     "names": "the names that an expression can use",
@@ -35,7 +35,7 @@ _ACTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, rules_options)
-    parser.add_argument("action", choices=tuple(_ACTIONS), metavar="ACTION",
+    parser.add_argument("action", choices=tuple(_ACTIONS), nargs="?", default="list", metavar="ACTION",
                         help="; ".join(f"{name}: {text}" for name, text in _ACTIONS.items()))
     parser.add_argument("words", nargs="*", default=[], metavar="WORD", help="the ID, or FILE and TRACE")
     parser.add_argument("--limits", action="store_true", help="with list: also the limits of all rules")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gputop.core.errors import GputopError
+from gputop.core.extras import install_command
 from gputop.text.console import say
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def check(address: tuple[str, int] | None) -> None:
     from importlib.util import find_spec
 
     if find_spec("prometheus_client") is None:
-        raise GputopError("prometheus_client, which writes the metrics, is not installed",
-                          "pip install 'gputop-tf[export]', or: pip install prometheus_client")
+        raise GputopError("prometheus_client, which writes the metrics, is not installed", install_command("export"))
     if address is not None and not is_loopback(address[0]):
         say(f"whoever reaches {address[0]} can read the metrics, without a password")
 

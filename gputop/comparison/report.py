@@ -29,7 +29,6 @@ _REST = {"launch_delay_s": "launch delay", "kernels": "kernels/step", "tensor_co
 _MARKS = {"better": "+", "worse": "-", "changed": "*", "noise": " ", "cannot be told": "?"}
 _AGAIN = "Capture both jobs again and add the traces: --again-a A2 --again-b B2."
 _CHANGED = ("better", "worse", "changed")
-_UNSURE = "not sure"
 # A figure that differs by this share of the step without being beyond doubt is shown with what changed: hardly anybody
 # would call it unchanged. gputop's own.
 _SHOWN_UNSURE = 0.05
@@ -42,7 +41,7 @@ _KINDS = {"trace": "trace", "analysis": "saved analysis", "snapshot": "snapshot"
 
 
 Tone = Literal["", "head", "good", "bad", "warn", "dim"]
-_TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "changed": "warn", _UNSURE: "warn"}
+_TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "changed": "warn"}
 
 
 class Line(NamedTuple):
@@ -212,9 +211,9 @@ def _table(title: str, rows: list[Row], width: int, c: Comparison) -> Iterator[L
     for same in alike.values():
         one = same[0]
         a, b = (_mean([getattr(row, side) for row in same]) for side in ("a", "b_alike"))
-        verdict = _UNSURE if _is_unsure(one, c) else one.verdict
         yield Line(f"  {fit(_label(same), _LABEL - 2)}{_figure(a, one.unit):>10}{_figure(b, one.unit):>10}"
-                   f"{_change(a, b, one.unit):>9}  {verdict}", _TONES.get(verdict, ""))
+                   f"{_change(a, b, one.unit):>9}  {one.verdict}",
+                   "warn" if _is_unsure(one, c) else _TONES.get(one.verdict, ""))
     for reason in {row.reason: None for row in rows if row.verdict == "cannot be told" and row.reason}:
         yield from _wrapped(f"cannot be told: {reason}.", width, "  ")
 

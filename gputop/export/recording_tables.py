@@ -12,14 +12,15 @@ from gputop.replay.reader import Recording
 
 Row = tuple[Any, ...]
 
+_SIMULATED = ", simulated TEXT NOT NULL"  # yes or no, in each row: rows of several files are put together
 SAMPLES = Table.of("samples", "a sample of a GPU", (
     "time_s REAL NOT NULL, gpu TEXT NOT NULL, uuid TEXT, name TEXT, state TEXT, "
-    + ", ".join(f"{metric} REAL" for metric in GPU_METRICS)))
+    + ", ".join(f"{metric} REAL" for metric in GPU_METRICS) + _SIMULATED))
 HOST = Table.of("host", "a sample of the host", (
-    "time_s REAL NOT NULL, host TEXT, " + ", ".join(f"{metric} REAL" for metric in HOST_METRICS)))
+    "time_s REAL NOT NULL, host TEXT, " + ", ".join(f"{metric} REAL" for metric in HOST_METRICS) + _SIMULATED))
 ADAPTERS = Table.of("rdma", "a sample of a port of an RDMA adapter", (
     "time_s REAL NOT NULL, adapter TEXT NOT NULL, state TEXT, link_layer TEXT, numa_node INTEGER, "
-    + ", ".join(f"{metric} REAL" for metric in ADAPTER_METRICS)))
+    + ", ".join(f"{metric} REAL" for metric in ADAPTER_METRICS) + _SIMULATED))
 
 
 def recording_table(recording: Recording) -> Tables:
@@ -32,20 +33,25 @@ def recording_tables(recording: Recording) -> Tables:
                   for table, rows in ((SAMPLES, _gpus), (HOST, _host), (ADAPTERS, _adapters)))
 
 
+def _simulated(sample: NodeSample) -> str:
+    return "yes" if sample.simulated else "no"
+
+
 def _gpus(sample: NodeSample) -> Iterator[Row]:
     for gpu in sample.gpus:
         yield (sample.time_s, gpu.info.label, gpu.info.uuid, gpu.info.name, gpu.state,
-               *(gpu[metric].value for metric in GPU_METRICS))
+               *(gpu[metric].value for metric in GPU_METRICS), _simulated(sample))
 
 
 def _host(sample: NodeSample) -> Iterator[Row]:
-    yield (sample.time_s, sample.host.hostname, *(sample.host[metric].value for metric in HOST_METRICS))
+    yield (sample.time_s, sample.host.hostname, *(sample.host[metric].value for metric in HOST_METRICS),
+           _simulated(sample))
 
 
 def _adapters(sample: NodeSample) -> Iterator[Row]:
     for port in sample.host.adapters:
         yield (sample.time_s, port.name, port.state, port.link_layer, port.numa_node,
-               *(port[metric].value for metric in ADAPTER_METRICS))
+               *(port[metric].value for metric in ADAPTER_METRICS), _simulated(sample))
 
 
 def _batches(recording: Recording, table: Table, rows: Callable[[NodeSample], Iterable[Row]]) -> Iterator[Batch]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from gputop.core.errors import GputopError
+from gputop.core.extras import install_command
 from gputop.core.files import Folder, temporary_place
 from gputop.export.columns import NAMES, Batch, Column, Table, Tables, Values
 
@@ -84,8 +85,7 @@ def _rows(table: Table, batch: Batch) -> Iterator[tuple[Any, ...]]:
 def need_pyarrow() -> None:
     """Raises GputopError where pyarrow is not installed. Cheap: nothing is imported."""
     if find_spec("pyarrow") is None:
-        raise GputopError("pyarrow, which writes Parquet, is not installed",
-                          "pip install 'gputop-tf[parquet]', or: pip install pyarrow")
+        raise GputopError("pyarrow, which writes Parquet, is not installed", install_command("parquet"))
 
 
 def write_parquet_folder(made: Tables, folder: Folder) -> None:

@@ -21,11 +21,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gputop.core.errors import GputopError
+from gputop.core.extras import install_command
 from gputop.core.own_program import child_command
 from gputop.launch.inside.gputop_serve import free_port
 from gputop.text.console import say
 
-INSTALL = "pip install 'gputop-tf[serve]'"
+INSTALL = install_command("serve")
 MAX_CONNECTIONS = 64
 REQUEST_S = 10.0  # from the connection to the end of a request for what is served
 _IDLE_S = 30.0  # of a connection between two requests

@@ -16,10 +16,11 @@ from importlib import metadata
 from pathlib import Path
 
 from gputop.core.errors import GputopError, NoDataError
+from gputop.core.extras import install_command
 from gputop.launch.inside.gputop_serve import confine, free_port, listening_sockets
 from gputop.text.console import say
 
-INSTALL = "pip install 'gputop-tf[xprof]'"
+INSTALL = install_command("xprof")
 _POLL_PERIOD_S = 0.02
 _LAYOUT = ("plugins", "profile")  # LOGDIR/plugins/profile/RUN/HOST.xplane.pb
 

@@ -20,12 +20,13 @@ from msgspec import Struct
 
 from gputop.core.codec import from_document, parse
 from gputop.core.errors import GputopError, NoDataError
+from gputop.core.extras import install_command
 from gputop.ranks.processes import command_line, owner, rank_label
 from gputop.ranks.tracing_rights import check_rights
 from gputop.text.programs import Ended, run_program
 from gputop.text.units import printable
 
-INSTALL = "pip install 'gputop-tf[stacks]'"
+INSTALL = install_command("stacks")
 WHAT_NATIVE_DOES = ("Native frames: each process stops while its libraries are read, 18 s with TensorFlow. Workers "
                     "that do not answer each other for so long may end the job.")
 TIMEOUT_S, NATIVE_TIMEOUT_S = 10.0, 60.0  # native: it reads the symbols of TensorFlow's libraries, 1 GB

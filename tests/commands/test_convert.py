@@ -140,7 +140,8 @@ def test_the_document_lists_every_table_and_column() -> None:
     document = (ROOT / "docs" / "CONVERT.md").read_text()
     for table in (*TRACE_TABLES, SAMPLES):
         told = ", ".join(f"`{column.name}`" for column in table.columns[:5 if table is SAMPLES else None])
-        line = f"| `{table.name}` | {table.rows} | {told}{', metrics' if table is SAMPLES else ''} |"
+        rest = ", metrics, `simulated`" if table is SAMPLES else ""
+        line = f"| `{table.name}` | {table.rows} | {told}{rest} |"
         assert line in document, f"docs/CONVERT.md lacks\n{line}"
 
 
@@ -148,7 +149,7 @@ def test_without_pyarrow_nothing_is_written(
         trace_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(write_tables, "find_spec", lambda _: None)
     assert main(["convert", trace_file, "-o", str(tmp_path / "t.parquet")]) == EXIT_FAILED
-    assert "gputop-tf[parquet]" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert "pip install pyarrow" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_there_is_not_replaced(
@@ -226,6 +227,24 @@ def test_what_cannot_be_converted_leaves_no_file(
     path = trace_file if source == "TRACE" else str(tmp_path / source)
     assert main(["convert", path, "-o", str(tmp_path / target)]) == status
     assert capsys.readouterr().err.startswith("gputop: ") and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("source", "simulated"), [("demo", "yes"), ("measured", "no")])
+def test_each_table_of_a_recording_says_whether_it_is_simulated(tmp_path: Path, source: str, simulated: str) -> None:
+    path = DATA / "v0_1_0" / "demo.gputop"
+    if source == "measured":
+        path = tmp_path / "r.rec"
+        with closing(RecordingWriter(path)) as writer:
+            writer.append(node_sample(0, 2))
+    rows = list(csv.DictReader(convert(str(path), tmp_path / "r.csv").read_text().splitlines()))
+    assert rows and {row["simulated"] for row in rows} == {simulated}
+    with sqlite3.connect(convert(str(path), tmp_path / "r.sqlite")) as tables:
+        for table in (SAMPLES, HOST):
+            assert tables.execute(f"SELECT DISTINCT simulated FROM {table.name}").fetchall() == [(simulated,)]
+        assert ADAPTERS.columns[-1].name == "simulated"
+    pyarrow = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    table = pyarrow.read_table(convert(str(path), tmp_path / "r.parquet"))
+    assert set(table.column("simulated").to_pylist()) == {simulated}
 
 
 def test_sqlite_has_the_host_of_a_recording_and_its_adapters(tmp_path: Path) -> None:

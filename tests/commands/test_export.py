@@ -181,7 +181,7 @@ def test_without_prometheus_client_the_cure_is_named(monkeypatch: pytest.MonkeyP
             patch.setattr("gputop.commands.monitor.unfit_terminal", lambda: "")
             assert main(arguments) == 1
         err = capsys.readouterr().err
-        assert "which writes the metrics, is not installed" in err and "pip install 'gputop-tf[export]'" in err
+        assert "which writes the metrics, is not installed" in err and "pip install prometheus-client" in err
 
 
 # -- addresses ----------------------------------------------------------------------------------------

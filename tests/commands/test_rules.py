@@ -104,7 +104,7 @@ def test_each_live_rule_of_the_cookbook_holds_where_it_should_alone(tmp_path: Pa
 
 
 def test_all_toml_in_the_document_is_read_without_a_mistake(tmp_path: Path) -> None:
-    (tmp_path / "r.toml").write_text(BLOCKS[0].replace('for = "30s"', '# for = "30s"'))
+    (tmp_path / "r.toml").write_text(BLOCKS[0])
     assert not use_rules([RulePath(str(tmp_path / "r.toml"), "named")])
 
 
@@ -143,6 +143,12 @@ def test_rules_are_tried_over_a_trace_and_a_recording(file: Path, capsys: pytest
                                    ["test", "absent.toml", "--demo"]])
 def test_wrong_usage(file: Path, words: list[str]) -> None:
     assert main(["rules", *words]) == 2
+
+
+def test_alone_it_lists(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules"]) == 0
+    alone = capsys.readouterr().out
+    assert main(["rules", "list"]) == 0 and capsys.readouterr().out == alone and "input_bound" in alone
 
 
 def test_lists_and_explanations(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from gputop.analysis.results import Analysis
 from gputop.comparison.compare import compare_sides
 from gputop.comparison.report import _bounds, text_report
-from gputop.comparison.rows import PART_ORDER, Row, all_rows
+from gputop.comparison.rows import PART_ORDER, Row, Verdict, all_rows
 from gputop.comparison.sides import Side
 from gputop.core.errors import GputopError, NoDataError
 from tests.comparison import sides
@@ -234,6 +236,13 @@ def test_a_change_that_the_live_steps_rule_out_offers_a_repeat():
     c = compare_sides(live(side(1, spread=0.01), *STEADY), live(side(2, mean_s=0.23, spread=0.01), *STEADY))
     assert c.repeat is not None and c.captures_needed == 2 and "+0.0% only" in (c.repeat.reason or "")
     assert "live, minutes before the capture" in text_report(c, everything=True)
+
+
+def test_the_report_has_the_words_of_the_document():
+    """A step longer by 15 %, which the live steps rule out: shown, and by its verdict."""
+    c = compare_sides(live(side(1, spread=0.01), *STEADY), live(side(2, mean_s=0.23, spread=0.01), *STEADY))
+    words = re.findall(r"%  ([a-z ]+)$", text_report(c), re.M)
+    assert "noise" in words and set(words) <= set(get_args(Verdict))
 
 
 @pytest.mark.parametrize("doubt", [{"confidence": 0.5}, {"interval_s": 0.15}])

@@ -97,7 +97,7 @@ def test_without_py_spy_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     with pytest.raises(GputopError) as caught:
         read_all([os.getpid()])
-    assert "gputop-tf[stacks]" in caught.value.fix
+    assert "pip install py-spy" in caught.value.fix
 
 
 FRAME = {"name": "f\n", "filename": "/a/b.py", "line": -3, "module": None}
