@@ -193,9 +193,11 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="tensor_cores_unused", module="trace.precision", origin="trace", severity="by_share_capped",
-        needs=("gpu_activity",), training_only=True,
-        shared_limits=("precision.share", "precision.speedup", "precision.sixteen_bit"),
+        id="tensor_cores_unused", also=("sixteen_bit_unused",), module="trace.precision", origin="trace",
+        severity="by_share_capped", needs=("gpu_activity",), training_only=True,
+        shared_limits=("precision.share", "precision.sixteen_bit", "precision.speedup", "precision.speedup_least",
+                       "precision.speedup_most", "precision.tf32_speedup", "precision.tf32_least",
+                       "precision.tf32_most"),
         parts=("compute",), events=_COMPUTE,
     ),
     Rule(

@@ -19,9 +19,9 @@ FEW_LINES = 32  # which are quicker picked out of a column one by one than by so
 COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaCompil\w*:|PjRt\w*::Compile|"
            r"backend_compile|(?:Jit|Fusion)Compiler::Compile")
 # Kernels and ops of optimizers in TensorFlow (ResourceApplyAdam), JAX (optax' scopes) and PyTorch
-# (multi_tensor_apply_kernel, which its fused and foreach optimizers run).
-_OPTIMIZER = (r"(?i).*(?:multi_tensor_apply|adam|adagrad|rm_?sprop|momentum|lamb_|\blars|\bsgd|resourceapply|"
-              r"apply_?gradient|optax)")
+# (multi_tensor_apply_kernel, which its fused and foreach optimizers run; torch._foreach_copy_ runs it to copy).
+_OPTIMIZER = (r"(?i).*(?:multi_tensor_apply(?!.*copy_?functor)|adam|adagrad|rm_?sprop|momentum|lamb_|\blars|\bsgd|"
+              r"resourceapply|apply_?gradient|optax)")
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
 
