@@ -11,10 +11,11 @@ from gputop.trace.lookups import name_mask, optimizer_names
 # Calls of what jax.jit made; of what torch.compile made: TorchDynamo's regions, and AOTAutograd's functions.
 _COMPILED = {
     "jax": r"PjitFunction\(",
-    "pytorch": r"Torch-Compiled Region|(?:autograd::engine::evaluate_function: )?CompiledFunction(?:Backward)?$",
+    "pytorch": (r"Torch-Compiled Region|triton_(?:poi|per|red|tem|for)_fused|"
+                r"(?:autograd::engine::evaluate_function: )?CompiledFunction(?:Backward)?$"),
 }
 # PyTorch's names of what only training runs.
-_BACKWARD = r"(?i).*(?:backward|bwd|grad(?:ient)?(?!_?mode|_?enabled|scaler)|dgrad|wgrad|loss|Optimizer\.)"
+_BACKWARD = r"(?i).*(?:backward|_bwd|bwd_|dgrad|wgrad|autograd::engine|Optimizer\.)"
 GRAPH_LAUNCH = r"(?:cuda|cu|hip)GraphLaunch"
 
 
