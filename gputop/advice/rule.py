@@ -58,6 +58,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     needs: tuple[str, ...] = ()  # inputs without which it abstains (gputop.advice.trace.inputs, .live.inputs)
     silent_for: tuple[str, ...] = ()  # frameworks of which it says nothing
     training_only: bool = False  # says nothing about a window that evaluates or predicts
+    needs_training: bool = False  # says nothing of a job that runs a model without training it
     costs_time: bool = True  # False: it explains a figure or names a limit
     # The findings it follows from, the surest first. Of a live rule: findings of a trace.
     follows_from: tuple[Cause, ...] = ()

@@ -7,7 +7,8 @@ from gputop.advice.rule import OWN, Cause, Limit, Rule
 _UNEVEN = ("gpu0_oversubscribed", "replica_imbalance")
 # What delays launches, whatever else it costs.
 _DELAYS_LAUNCHES = tuple(map(Cause, ("thread_contention", "cpu_contention", "eager_execution", "retracing",
-                                     "host_placement", "sync_copies", "loss_scaling", "allocation_in_steps")))
+                                     "host_placement", "sync_copies", "loss_scaling", "allocation_in_steps",
+                                     "graph_recapture")))
 _COLLECTIVE = frozenset({"collective"})
 _COPIES = frozenset({"h2d", "d2h", "d2d", "p2p", "copy"})
 _COMPUTE = frozenset({"compute"})
@@ -120,7 +121,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="allreduce_count", module="trace.collectives", origin="trace", severity="by_share_capped",
-        needs=("gpu_activity",), shared_limits=("collectives.share",), training_only=True,
+        needs=("gpu_activity",), shared_limits=("collectives.share",), training_only=True, needs_training=True,
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
             Limit("allreduce_count.many", 32, "count", f"{OWN}a job that fuses its gradients stays below"),
@@ -135,7 +136,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="allreduce_slow", module="trace.collectives", origin="trace", severity="by_share_capped",
-        needs=("gpu_activity",), shared_limits=("collectives.share",), training_only=True,
+        needs=("gpu_activity",), shared_limits=("collectives.share",), training_only=True, needs_training=True,
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
             Limit("allreduce_slow.factor", 2.0, "ratio", f"{OWN}NCCL's own losses of tens of percent are not reported"),
@@ -193,9 +194,11 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="tensor_cores_unused", module="trace.precision", origin="trace", severity="by_share_capped",
-        needs=("gpu_activity",), training_only=True,
-        shared_limits=("precision.share", "precision.speedup", "precision.sixteen_bit"),
+        id="tensor_cores_unused", also=("sixteen_bit_unused",), module="trace.precision", origin="trace",
+        severity="by_share_capped", needs=("gpu_activity",), training_only=True,
+        shared_limits=("precision.share", "precision.sixteen_bit", "precision.speedup", "precision.speedup_least",
+                       "precision.speedup_most", "precision.tf32_speedup", "precision.tf32_least",
+                       "precision.tf32_most"),
         parts=("compute",), events=_COMPUTE,
     ),
     Rule(
@@ -219,7 +222,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="loss_scaling", module="trace.loss_scaling", origin="trace", severity="by_share_capped",
-        needs=("gpu_activity",), training_only=True, shared_limits=("copies_pageable.bytes",),
+        needs=("gpu_activity",), training_only=True, needs_training=True, shared_limits=("copies_pageable.bytes",),
         parts=("launch", "host"), idle_gaps={"after_copy": 2},
         limits=(
             Limit("loss_scaling.share", 0.02, "ratio", f"{OWN}static scaling, which takes about 0.1 %, is not "
@@ -228,7 +231,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="batch_size_headroom", module="trace.batch_size", origin="trace", needs=("gpu_activity",),
-        shared_limits=("input_bound.share",), training_only=True,
+        shared_limits=("input_bound.share",), training_only=True, needs_training=True,
         parts=("compute",),
         # What has a cure that leaves the batch alone.
         follows_from=(
@@ -410,7 +413,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="optimizer_unfused", module="trace.fusion", origin="trace", severity="by_share_capped",
-        needs=("gpu_activity",), silent_for=("jax",), training_only=True,
+        needs=("gpu_activity",), silent_for=("jax",), training_only=True, needs_training=True,
         parts=("compute", "launch"), idle_gaps={"launching": 3},
         follows_from=(*_DELAYS_LAUNCHES, *(Cause(id_, "part_of_it", wholly=True, keeps_cure=True) for id_ in (
             "launch_bound", "small_kernels"))),
@@ -433,6 +436,17 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("allocation_in_steps.recurring", 0.5, "ratio",
                   f"{OWN}caching allocators, which fill in the first steps, are not reported"),
             Limit("allocation_in_steps.steps", 3, "count", f"{OWN}there are steps after the first one"),
+        ),
+    ),
+    Rule(
+        id="graph_recapture", module="trace.graphs", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",),
+        parts=("launch", "host"), idle_gaps={"launching": 4},
+        limits=(
+            Limit("graph_recapture.share", 0.03, "ratio", "same as launch_bound.share"),
+            Limit("graph_recapture.recurring", 0.5, "ratio",
+                  f"{OWN}graphs that are recorded once, or for a new shape now and then, are not reported"),
+            Limit("graph_recapture.steps", 3, "count", f"{OWN}there are steps after the first one"),
         ),
     ),
     Rule(

@@ -62,11 +62,14 @@ _DTYPES = tuple((dtype, re.compile(pattern, re.IGNORECASE)) for dtype, pattern i
     ("fp8", r"e4m3|e5m2|float8|fp8"),
     ("tf32", r"tf32|tensorop_s1688"),
     ("bf16", r"bf16|bfloat16|nvjet_tst"),
-    ("fp16", r"f16|fp16|h884|h1688|h16816|\bhalf\b|__half|c10::Half|Eigen::half|nvjet_hsh|hgemm|DT_HALF"),
+    ("fp16", r"f16|fp16|h884|h1688|h16816|\bhalf(?:_t)?\b|__half|c10::Half|Eigen::half|nvjet_hsh|hgemm|DT_HALF"),
     ("int8", r"imma|i8816|i16832|\bint8|signed char"),
     ("fp64", r"dgemm|_f64|\bdouble\b|d884|DT_DOUBLE"),
     ("fp32", r"sgemm|scudnn|_ffma_|_f32|\bfloat\b|DT_FLOAT"),
 ))
+
+# An optimizer's kernel over many tensors takes its hyper-parameters in FP64, whatever the tensors' type is.
+_HYPER_PARAMETERS = re.compile(r", double(?![\w*])")
 
 _SIZE = re.compile(r"\b(?:size|num_bytes):(\d{1,18})\b")
 _END = re.compile(r"\bkind_(src|dst):(\w+)")
@@ -98,7 +101,8 @@ def classify(name: str) -> Class:
         return Class(_WAYS.get((spelled["way"] or "").lower(), Kind.COPY_OTHER))
     if _COLLECTIVE.search(name):
         return Class(Kind.COLLECTIVE)
-    dtype = next((dtype for dtype, pattern in _DTYPES if pattern.search(name)), UNKNOWN)
+    typed = _HYPER_PARAMETERS.sub("", name) if "multi_tensor_apply" in name else name
+    dtype = next((dtype for dtype, pattern in _DTYPES if pattern.search(typed)), UNKNOWN)
     if _FFMA.search(name):
         return Class(Kind.COMPUTE, dtype, False)
     return Class(Kind.COMPUTE, dtype, True if _TENSOR_CORE.search(name) else None)

@@ -19,9 +19,9 @@ FEW_LINES = 32  # which are quicker picked out of a column one by one than by so
 COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaCompil\w*:|PjRt\w*::Compile|"
            r"backend_compile|(?:Jit|Fusion)Compiler::Compile")
 # Kernels and ops of optimizers in TensorFlow (ResourceApplyAdam), JAX (optax' scopes) and PyTorch
-# (multi_tensor_apply_kernel, which its fused and foreach optimizers run).
-_OPTIMIZER = (r"(?i).*(?:multi_tensor_apply|adam|adagrad|rm_?sprop|momentum|lamb_|\blars|\bsgd|resourceapply|"
-              r"apply_?gradient|optax)")
+# (multi_tensor_apply_kernel, which its fused and foreach optimizers run; torch._foreach_copy_ runs it to copy).
+_OPTIMIZER = (r"(?i).*(?:multi_tensor_apply(?!.*copy_?functor)|adam|adagrad|rm_?sprop|momentum|lamb_|\blars|\bsgd|"
+              r"resourceapply|apply_?gradient|optax)")
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
 
@@ -134,12 +134,16 @@ def launched_in_calls(trace: Trace, rows: I64, pattern: str) -> Mask:
 def detect_framework(trace: Trace) -> str:
     """The framework by the names of its events: tensorflow, jax, pytorch or unknown.
 
-    For advice that names an API; XLA's own kernels run under both TensorFlow and JAX.
+    For advice that names an API. Without events of the host, as in many Nsight reports, the kernels that a framework
+    brings tell; XLA's own run under both TensorFlow and JAX.
     """
     for framework, pattern in (
         ("pytorch", r"aten::|ProfilerStep#|autograd::engine"),
         ("jax", r"PjitFunction\(|jit\(|PJRT_LoadedExecutable|\$api\.py"),
         ("tensorflow", r"TFE_Py_|EagerExecute|FunctionRun|ExecutorState::|Iterator::|IteratorGetNext"),
+        ("pytorch", r".*\b(?:at::native|at::cuda|at::BatchNorm|c10)::|_ZN2at6native|.*PyTorchMemEffAttention|"
+                    r".*\bpytorch_flash::|triton_(?:poi|per|red|tem|for)_fused"),
+        ("tensorflow", r".*\btensorflow::|_ZN10tensorflow|\w+_GPU_DT_\w+_kernel"),
     ):
         if name_mask(trace, pattern).any():
             return framework

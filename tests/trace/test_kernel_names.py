@@ -60,7 +60,7 @@ def test_kinds(name, kind):
     ("nvjet_hsh_64x8_64x16_4x1_v_bz_TNN", "fp16", True),
     ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x128", "fp8", True),
     ("turing_int8_i8816gemm_int8_256x128_ldg16_relu_nn", "int8", True),
-    ("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, cutlass::half_t>>", "unknown", True),
+    ("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, cutlass::half_t>>", "fp16", True),
     ("ampere_sgemm_128x64_tn", "fp32", False),
     ("volta_sgemm_128x64_nn", "fp32", False),
     ("volta_dgemm_64x64_nn", "fp64", False),
@@ -189,3 +189,18 @@ def test_the_op_in_an_annotation(text, op):
 ])
 def test_short_names(name, short):
     assert short_kernel(name) == short
+
+
+ADAM = ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, "
+        "FusedAdamMathFunctor<{}, 4, (ADAM_MODE)0, false>, float const*, double, double, double, double, bool>(int)")
+
+
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_the_hyper_parameters_of_a_fused_optimizer_are_not_its_type(dtype):
+    assert classify(ADAM.format(dtype)).dtype == {"float": "fp32", "double": "fp64"}[dtype]
+
+
+def test_flash_attention_in_half_precision():
+    name = ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4, false, "
+            "false, cutlass::half_t, float>, false>(Flash_fwd_params)")
+    assert classify(name) == (Kind.COMPUTE, "fp16", True)

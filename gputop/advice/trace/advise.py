@@ -51,7 +51,7 @@ def trace_advice(facts: TraceFacts) -> Advice:
 
 
 def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding | Abstained | None:
-    if facts.framework in rule.silent_for:
+    if facts.framework in rule.silent_for or (rule.needs_training and job.trains is False):
         return None
     for need in rule.needs:
         missing = MISSING[need](facts)

@@ -53,6 +53,9 @@ _LARGE_BYTES = 1_000_000  # copies that run at the link's rate
 
 # -- copies_pageable --------------------------------------------------------------------------------
 
+_PINNED_BY = {"tensorflow": " (tf.data's own buffers)", "pytorch": " (a DataLoader with pin_memory=True)"}
+
+
 class CopiesPageable(Verdict, frozen=True, kw_only=True):
     pageable_s: float  # per step and GPU, with nothing beside the copies
     pageable_of_copies: float  # share of the time of all copies with the host that nothing hides
@@ -68,7 +71,8 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     if facts.shares["h2d"] + facts.shares["d2h"] < limit("copies_pageable.share"):
         return None
     if all(gpu.copies_pageable_s is None for gpu in facts.active):
-        return Missing("the kind of memory at the copies' ends (kind_src, kind_dst: from TensorFlow 2.11 on)")
+        return Missing("the kind of memory at the copies' ends" + (
+            " (kind_src, kind_dst: from TensorFlow 2.11 on)" if facts.framework == "tensorflow" else ""))
     device, judged = facts.trace.device, facts.judged_spans
     copies = []
     exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = down_ns = 0
@@ -116,8 +120,8 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
     return Explanation(
         title=f"Copies with pageable memory take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=fetch if down else (
-            "Copy from pinned memory (tf.data's own buffers, a pinned DataLoader), and copy the next batch while this "
-            "one computes."),
+            f"Copy from pinned memory{_PINNED_BY.get(job.framework, '')}, and copy the next batch while this one "
+            "computes."),
         snippet=fetch_snippet if down else _PIN.get("keras" if is_keras(job) else job.framework),
         gain="at most: all of this time, if pinned copies ran at the link's rate and beside compute",
         source=source("copies_pageable.share", "copies_pageable.bytes"),

@@ -111,7 +111,7 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
     elif v.calls:
         how += f", in {v.count} of {v.calls} calls"
     action, snippet = _SAME_SHAPES, _RETRACED.get(job.loop, _RETRACED_CUSTOM)
-    if v.made:
+    if v.made and job.framework != "jax":
         action, snippet = _MADE_ONCE, _MADE_ONCE_CODE
     elif job.framework == "jax":
         action, snippet = _SAME_SHAPES_JAX, _RETRACED[JAX]

@@ -25,10 +25,14 @@ _H2D = (
     "Move fewer bytes to the GPU: send the compact type (uint8, bfloat16) and convert there, keep tables and constants "
     "on the GPU, and copy the next batch while this one computes."
 )
-_PAGEABLE = (
-    "Most of the copy time is from or to pageable memory. Use tf.data instead of NumPy arrays and copy ahead, so that "
-    "copies use pinned buffers and run beside compute."
-)
+_PAGEABLE = "Most of the copy time is from or to pageable memory. "
+_PINNED = {
+    "tensorflow": "Use tf.data instead of NumPy arrays and copy ahead, so that copies use pinned buffers and overlap "
+                  "with compute.",
+    "pytorch": "Let the DataLoader pin its batches (pin_memory=True) and copy them with non_blocking=True, so that "
+               "copies overlap with compute.",
+    "": "Copy from pinned memory and ahead of the step, so that copies overlap with compute.",
+}
 FETCH = {
     "tensorflow": "loss_sum.assign_add(loss)  # stay on the GPU in the loop; loss_sum.numpy() every 100 steps\n"
                   "y = tf.where(condition, a, b)  # in place of a Python if on a tensor's value",
@@ -49,7 +53,9 @@ _FETCHING = (
     (re.compile(r"py_?func|numpy_func|print|string|regex|unique|lookup|assert", re.IGNORECASE), _PLACED,
      _PLACEMENT, _PLACEMENT),
 )
-_D2D = "Avoid copies within the GPU: fix layouts and concatenations at their origin, or let XLA fuse them away."
+_D2D = "Avoid copies within the GPU: fix layouts and concatenations at their origin{}."
+_FUSED_AWAY = {"tensorflow": ", or let XLA fuse them away", "jax": ", inside one jit, where XLA fuses them away",
+               "pytorch": ", or let torch.compile fuse them away"}
 _KINDS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D}
 _AHEAD = "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # last; one GPU\n"
 _ON_GPU = {
@@ -127,11 +133,11 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     if v.pageable is not None and not within:
         evidence["pageable_ratio"] = v.pageable
     fetch, fetch_snippet = fetch_fix(v.fetching, job)
-    action, pinned = {"h2d": _H2D, "d2h": fetch, "d2d": _D2D}[v.worst], ""
+    action, pinned = {"h2d": _H2D, "d2h": fetch, "d2d": _D2D.format(_FUSED_AWAY.get(job.framework, ""))}[v.worst], ""
     snippet = fetch_snippet if v.worst == "d2h" else _snippet(v.worst, job)
     if v.worst == "h2d" and v.pageable is not None:
         if v.pageable >= limit("copies_excessive.pageable"):
-            action = _PAGEABLE
+            action = _PAGEABLE + _PINNED.get(job.framework, _PINNED[""])
         else:
             pinned = " The memory is pinned already, so only fewer bytes or overlap with compute help."
     rate = v.rates.get(f"{v.worst}_bytes_per_s")
@@ -191,9 +197,6 @@ _OWN_STREAM = {
                "with torch.cuda.stream(copies):\n"
                "    following = batch.to(device, non_blocking=True)  # pinned; while this step computes\n"
                "torch.cuda.current_stream().wait_stream(copies)  # before the next step uses it",
-    "unknown": "cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking);\n"
-               "cudaMemcpyAsync(next, pinned, bytes, cudaMemcpyHostToDevice, copies);  // kernels run meanwhile\n"
-               "cudaStreamWaitEvent(compute, copied);  // the event recorded after the copy",
 }
 
 

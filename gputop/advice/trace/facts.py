@@ -28,6 +28,7 @@ from gputop.trace.model import I64, Kind, Trace
 
 # Of what TensorFlow and JAX record on the host; a job may also have none of it.
 HOST_EVENTS = ", if the job has any: host_tracer_level 2, with which gputop captures, records them"
+TORCH_HOST = ", which torch.profiler records with ProfilerActivity.CPU"  # PyTorch's
 
 
 T = TypeVar("T")

@@ -259,7 +259,6 @@ _LAYOUT = {
                   "inputs as NCHW",
     "pytorch": "model = model.to(memory_format=torch.channels_last)\n"
                "x = x.to(memory_format=torch.channels_last)  # with autocast or TF32",
-    "unknown": "cudnnSetTensor4dDescriptor(tensor, CUDNN_TENSOR_NHWC, type, n, c, h, w);  // filters likewise",
 }
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpu_contention import may_be_others
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, on_host, removed_host_time, waits_for_host
+from gputop.advice.trace.facts import HOST_EVENTS, TORCH_HOST, TraceFacts, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.input_wait import paced_by_input
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import LOADER
@@ -258,7 +258,8 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     if not facts.active and facts.framework != "jax":  # of JAX only its Python callbacks count, with or without a GPU
         return Missing("GPU activity in the trace: without a GPU all ops are on the host")
     if host is None or host.placement_s is None:
-        return Missing(f"TensorFlow's ops on the host's threads{HOST_EVENTS}")
+        return Missing("the model's ops on the host's threads" + (
+            TORCH_HOST if facts.framework == "pytorch" else HOST_EVENTS))
     if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
         return None
     return HostPlacement(gpus=facts.active_numbers, share=host.placement_s / facts.period_s, wait_s=host.placement_s,

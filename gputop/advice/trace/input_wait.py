@@ -164,7 +164,7 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
         why += (f" {seconds(v.open_s)} of it are at the begin or the end of the recording: that batch did not come "
                 "while it was recorded, so the wait is longer.")
     why += v.fix.tells
-    if v.slowest_stage is not None:
+    if v.slowest_stage is not None and job.framework != "pytorch":
         evidence["slowest_stage_s"] = v.slowest_stage[1]
         why += f" tf.data spends most of its time in its stage {v.slowest_stage[0]}."
     evidence.update(v.fix.numbers or {})

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
+from gputop.advice.trace.facts import HOST_EVENTS, TORCH_HOST, TraceFacts
 from gputop.analysis.results import AllocatorUse
 
 _GPU_ACTIVITY = "GPU activity in the trace"
 GPU_ALLOCATOR = re.compile(r"GPU_(\d+)_bfc$", re.IGNORECASE)
 _ALLOCATOR_RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own "
                      "captures hold them, other tools' do not")
+_TORCH_MEMORY = "the GPU's memory, which this trace does not show; torch.cuda.max_memory_reserved() in the job does"
 
 
 def gpu_allocators(facts: TraceFacts, gpus: set[int]) -> dict[int, AllocatorUse]:
@@ -36,7 +37,7 @@ def _batch_waits(facts: TraceFacts) -> str | None:
     if facts.analysis.input is not None:
         return None
     return "the training loop's calls for a batch " + (
-        "(enumerate(DataLoader)), which torch.profiler records with ProfilerActivity.CPU"
+        f"(enumerate(DataLoader)){TORCH_HOST}"
         if facts.framework == "pytorch" else f"(tf.data's IteratorGetNext){HOST_EVENTS}")
 
 
@@ -53,13 +54,17 @@ def launch_calls(facts: TraceFacts) -> str | None:
 
 
 def _allocators(facts: TraceFacts) -> str | None:
-    return None if gpu_allocators(facts, {gpu.gpu for gpu in facts.analysis.gpus}) else _ALLOCATOR_RECORDS
+    if gpu_allocators(facts, {gpu.gpu for gpu in facts.analysis.gpus}):
+        return None
+    return _TORCH_MEMORY if facts.framework == "pytorch" else _ALLOCATOR_RECORDS
 
 
 def _step_calls(facts: TraceFacts) -> str | None:
-    return None if facts.host is not None and facts.host.gap_s is not None else (
-        "calls of the step's function on the host and, on a GPU, what ran there; TensorFlow and JAX record them at "
-        "host_tracer_level 2, as gputop captures")
+    if facts.host is not None and facts.host.gap_s is not None:
+        return None
+    return "calls of the step's function on the host and, on a GPU, what ran there" + (
+        TORCH_HOST if facts.framework == "pytorch" else
+        "; TensorFlow and JAX record them at host_tracer_level 2, as gputop captures")
 
 
 def _launch_threads(facts: TraceFacts) -> str | None:

@@ -6,13 +6,17 @@ from msgspec import Struct
 
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.training_loop import training_loop
-from gputop.trace.lookups import name_mask
+from gputop.trace.lookups import name_mask, optimizer_names
 
 # Calls of what jax.jit made; of what torch.compile made: TorchDynamo's regions, and AOTAutograd's functions.
 _COMPILED = {
     "jax": r"PjitFunction\(",
-    "pytorch": r"Torch-Compiled Region|(?:autograd::engine::evaluate_function: )?CompiledFunction(?:Backward)?$",
+    "pytorch": (r"Torch-Compiled Region|triton_(?:poi|per|red|tem|for)_fused|"
+                r"(?:autograd::engine::evaluate_function: )?CompiledFunction(?:Backward)?$"),
 }
+# PyTorch's names of what only training runs.
+_BACKWARD = r"(?i).*(?:backward|_bwd|bwd_|dgrad|wgrad|autograd::engine|Optimizer\.)"
+GRAPH_LAUNCH = r"(?:cuda|cu|hip)GraphLaunch"
 
 
 class Job(Struct, frozen=True):
@@ -22,13 +26,30 @@ class Job(Struct, frozen=True):
     loop: str  # how the training loop is written (gputop.advice.trace.training_loop)
     gpus: tuple[int, ...]  # those that ran kernels
     compiled: bool = False  # JAX: the loop calls jitted functions; PyTorch: torch.compile compiled a part of the model
+    trains: bool | None = None  # False: nothing of a backward pass or an optimizer is recorded; None: not known
+    graphs: bool = False  # CUDA graphs run
     strategy: str = ""  # how it is distributed: mirrored or multi_worker (tf.distribute), ddp, fsdp; "": not told
 
     @classmethod
     def of(cls, facts: TraceFacts) -> Job:
         calls = _COMPILED.get(facts.framework)
         return cls(facts.basis, facts.period_s, facts.framework, training_loop(facts), facts.active_numbers,
-                   calls is not None and bool(name_mask(facts.trace, calls).any()), _strategy(facts))
+                   calls is not None and bool(name_mask(facts.trace, calls).any()), trains(facts), graphs_run(facts),
+                   _strategy(facts))
+
+
+def trains(facts: TraceFacts) -> bool | None:
+    """Whether the window holds a backward pass or an optimizer; False only for PyTorch, whose names show both: its ops
+    or, within CUDA graphs, its kernels."""
+    if facts.framework != "pytorch" or not facts.active:
+        return None
+    return facts.once("trains", lambda: bool(
+        (name_mask(facts.trace, _BACKWARD) | optimizer_names(facts.trace)).any()))
+
+
+def graphs_run(facts: TraceFacts) -> bool:
+    """Whether the host launches CUDA graphs."""
+    return bool(name_mask(facts.trace, GRAPH_LAUNCH).any())
 
 
 def _strategy(facts: TraceFacts) -> str:

@@ -32,6 +32,9 @@ _FUSE = {
            "steps",
     "pytorch": 'model = torch.compile(model, mode="reduce-overhead")  # fuses kernels, replays them as a CUDA graph',
 }
+# Where CUDA graphs run already, by framework and whether the model is compiled.
+_IN_GRAPHS = {("pytorch", False): "model = torch.compile(model)  # fuses kernels before they are recorded",
+              ("pytorch", True): GRAPH_BREAKS}
 
 
 class SmallKernels(Verdict, frozen=True, kw_only=True):
@@ -94,20 +97,27 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
     evidence = {"below_20us_ratio": v.short_ratio, "kernel_median_s": v.kernel_median_s, "pauses_s": v.pauses_s,
                 "share_ratio": v.share, "kernels_per_s": v.kernels_per_s}
     median = f"{seconds(v.kernel_median_s)}"
-    why = (f"{percent(v.short_ratio)} of the kernels run for less than 20 µs (median {median}), which is the time that "
-           f"one launch takes. The pauses between kernels take {percent(v.share)} of the {job.basis}.")
+    launch = "" if job.graphs else ", which is the time that one launch takes"
+    why = (f"{percent(v.short_ratio)} of the kernels run for less than 20 µs (median {median}){launch}. The pauses "
+           f"between kernels take {percent(v.share)} of the {job.basis}.")
     if v.pace_s is not None:
         evidence["launch_pace_s"] = v.pace_s
         why += f" The host launches one kernel every {seconds(v.pace_s)}."
     if v.kernels_per_step is not None:
         evidence["kernels_per_step"] = v.kernels_per_step
+    layers = "use fused layers" if job.trains is False else "use fused layers and optimizers"
+    if job.graphs:
+        start, snippet = "A CUDA graph launches kernels already, so only fewer, larger kernels help", _IN_GRAPHS.get(
+            (job.framework, job.compiled))
+    else:
+        start, snippet = "Do the same work in fewer, larger kernels", xla_on_step(job) if (
+            job.framework == "tensorflow") else (_COMPILED if job.compiled else _FUSE).get(job.framework)
     return Explanation(
         title=f"Pauses between short kernels (median {median}) take {percent(v.share)} of the {job.basis}", why=why,
         evidence=evidence,
-        action=f"Do the same work in fewer, larger kernels: fuse them{_COMPILER.get(job.framework, '')}, batch small "
-               "ops together, use fused layers and optimizers, and raise the batch size if memory allows.",
-        snippet=xla_on_step(job) if job.framework == "tensorflow" else (
-            _COMPILED if job.compiled else _FUSE).get(job.framework),
+        action=f"{start}: fuse them{_COMPILER.get(job.framework, '')}, batch small ops together, {layers}, and raise "
+               "the batch size if memory allows.",
+        snippet=snippet,
         gain="at most: all pauses between kernels, if the same work were done in a few large ones",
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels below 10 µs",
     )

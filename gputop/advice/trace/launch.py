@@ -15,7 +15,7 @@ from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import Spans, in_order
+from gputop.trace.intervals import Spans
 from gputop.trace.lookups import by_line, launching_lines, rows_of
 from gputop.trace.model import DeviceEvents, Kind
 
@@ -28,6 +28,7 @@ _SNIPPETS = {
     "pytorch, compiled": f'{GRAPH_BREAKS}\nmodel = torch.compile(model, mode="reduce-overhead")  # replays CUDA graphs',
     "pytorch, compiled, with waits": GRAPH_BREAKS,
 }
+_ONE_BY_ONE = 0.5  # of the kernels have a launch of their own
 
 
 class LaunchBound(Verdict, frozen=True, kw_only=True):
@@ -109,14 +110,18 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     if v.kernel_median_s < limit("launch_bound.short_kernel_s"):
         why += f" Half of the kernels run for less than {seconds(v.kernel_median_s)}, while "
         why += (f"the host launches one every {seconds(v.pace_s)}."
-                if v.pace_s is not None and v.pace_s > v.kernel_median_s else "launching one takes 20-40 µs.")
+                if v.pace_s is not None and v.pace_s > v.kernel_median_s else "launching one takes 20-40 µs."
+                if not job.graphs else "CUDA graphs launch many at a time.")
     least_s = limit("launch_bound.recording_share") * evidence["launch_wait_s"]
     if v.recorded and v.recording_s and v.recording_s >= least_s:
         evidence["recording_s"] = v.recording_s
         why += (f" About {seconds(v.recording_s)} of this wait is the profiler's own work: it records "
                 f"{v.recorded:,.0f} ops and Python functions. Without the profiler the wait is shorter.")
     kind = f"{', compiled' if job.compiled else ''}{', with waits' if v.waits else ''}"
-    if job.compiled and job.framework == "jax":
+    if job.graphs:
+        action = ("CUDA graphs run already: prepare and launch the next one while the GPU works, record what still "
+                  "runs between two graphs, and raise the batch size if memory allows.")
+    elif job.compiled and job.framework == "jax":
         kind = ", compiled"
         action = ("The step is compiled already: run several steps in one call, put separate calls into one function, "
                   "and raise the batch size if memory allows.")
@@ -129,7 +134,7 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     return Explanation(
         title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=action,
-        snippet=xla_on_step(job) if job.framework == "tensorflow" else _SNIPPETS.get(
+        snippet=None if job.graphs else xla_on_step(job) if job.framework == "tensorflow" else _SNIPPETS.get(
             job.framework + kind, _SNIPPETS.get(job.framework)),
         gain="at most: all gaps between launches, if kernels were always queued ahead",
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle by fault of the host",
@@ -137,7 +142,8 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
 
 
 def launch_pace_s(facts: TraceFacts) -> float | None:
-    """Median time from one launch to the next on a thread; None where launches are not known."""
+    """Median time from one launch to the next on a thread; None where launches are not known, or most kernels are not
+    launched one by one."""
     return facts.once("launch_pace_s", lambda: _launch_pace_s(facts.trace.device))
 
 
@@ -146,5 +152,9 @@ def _launch_pace_s(device: DeviceEvents) -> float | None:
     launch = device.launch_ns[known]
     if len(launch) < 2:
         return None
-    apart = np.concatenate([np.diff(in_order(launch[at])) for at in by_line(device.launch_line[known]).values()])
+    # The kernels of a CUDA graph have one launch: calls are counted, not kernels.
+    calls = [np.unique(launch[at]) for at in by_line(device.launch_line[known]).values()]
+    if sum(map(len, calls)) < _ONE_BY_ONE * len(launch):
+        return None
+    apart = np.concatenate([np.diff(own) for own in calls])
     return float(np.median(apart)) / 1e9 if len(apart) else None

@@ -24,6 +24,7 @@ from gputop.trace.model import Kind
 _CHECK = re.compile(r"loss_?scal|amp_update_scale|amp_non_finite|multi_tensor_unscale", re.IGNORECASE)
 _FINITE = re.compile(r"is_?(all_)?finite|all_?finite", re.IGNORECASE)
 _HAVE_BF16 = (8, 0)
+_FUSED = {"tensorflow": ", and let XLA fuse the checks", "jax": ", inside the jitted step"}
 
 
 class LossScaling(Verdict, frozen=True, kw_only=True):
@@ -79,7 +80,7 @@ def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
             if v.verdict_wait_s else ".")
     action = {
         True: "Train in BF16, whose range needs no loss scaling.",
-        False: "Use a static loss scale once you know a value that works, and let XLA fuse the checks.",
+        False: f"Use a static loss scale once you know a value that works{_FUSED.get(job.framework, '')}.",
         None: "Train in BF16, which needs no loss scaling (Ampere and newer), or use a static loss scale.",
     }[v.has_bf16]
     return Explanation(
@@ -87,7 +88,7 @@ def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
         evidence={"checks_s": v.checks_s, "verdict_wait_s": v.verdict_wait_s, "share_ratio": v.share,
                   "kernels": float(v.kernels)},
         action=action, snippet=_snippet(job, bool(v.has_bf16)),
-        gain="all of this time: BF16 needs no scaling, and a static scale that XLA fuses takes almost no time",
+        gain="all of this time: BF16 needs no scaling, and a static scale takes almost no time",
         source=source("loss_scaling.share") + "; TensorFlow mixed-precision guide",
     )
 

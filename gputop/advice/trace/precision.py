@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
 from gputop.advice import savings
@@ -21,19 +22,26 @@ from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import KernelRow
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent
+from gputop.trace.kernel_names import short_kernel
 
 _HAVE_TENSOR_CORES = (7, 0)
 _TF32 = (8, 0)
 # GPUs that say 7.5 and have none.
 _WITHOUT = re.compile(r"GTX 16\d\d|\bT(4|5|6)00\b|MX4\d\d|MX550", re.IGNORECASE)
 # The library's own kernels for a generation run on it and on later ones.
-_BUILT_FOR = re.compile(r"(?:^|[^a-z])(?:sm|cutlass_)_?(\d\d\d?)_|(volta|turing|ampere|ada|hopper|blackwell)_",
+_BUILT_FOR = re.compile(r"(?:^|[^a-z])(?:sm|cutlass_)_?(\d\d\d?)(?:_|\b)|(volta|turing|ampere|ada|hopper|blackwell)_",
                         re.IGNORECASE)
 _GENERATIONS = {"volta": (7, 0), "turing": (7, 5), "ampere": (8, 0), "ada": (8, 9), "hopper": (9, 0),
                 "blackwell": (10, 0)}
 # 16-bit matrix kernels of the ordinary cores that the test for tensor cores does not tell apart.
 _SIXTEEN_BIT_PLAIN = re.compile(r"(?<![a-z])hgemm|gemmSN|gemmk1|gemvx?::|gemv2|grouped_direct|direct_group",
                                 re.IGNORECASE)
+# What converts or moves numbers is no product, whatever types its name has.
+_NO_PRODUCT = re.compile(r"convert|(?<!broad)cast|copy|quanti[sz]e|codec|elementwise|pointwise|transpose|multi_tensor|"
+                         r"nccl", re.IGNORECASE)
+_FLASH = re.compile(r"flash_?(?:fwd|bwd)", re.IGNORECASE)  # runs in 16 or 8 bits only
+_SIXTEEN_BITS = ("fp16", "bf16")
+_ATTENTION = re.compile(r"fmha|attention", re.IGNORECASE)
 _ALIGNED = re.compile(r"align(?:a)?(\d+)(?!\d)|_ldg(\d)_", re.IGNORECASE)
 _BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp8": 1, "int8": 1}
 
@@ -45,6 +53,12 @@ _MIXED = {
 _SOFTMAX = "\noutputs = keras.layers.Activation('softmax', dtype='float32')(x)  # the last layer stays in float32"
 _JAX_TF32 = "jax.config.update('jax_default_matmul_precision', 'tensorfloat32')  # or cast activations to jnp.bfloat16"
 _TORCH_TF32 = "torch.set_float32_matmul_precision('high')  # TF32; or torch.autocast('cuda', dtype=torch.bfloat16)"
+_JAX_CAST = {"bf16": "x, params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (x, params))",
+             "fp16": "x, params = jax.tree.map(lambda a: a.astype(jnp.float16), (x, params))"}
+_TORCH_BF16 = ("with torch.autocast('cuda', dtype=torch.bfloat16):  # forward and loss; backward() outside\n"
+               "    loss = criterion(model(x), y)")
+_TORCH_INFERENCE = {own: f"with torch.inference_mode(), torch.autocast('cuda', dtype=torch.{dtype}):\n    y = model(x)"
+                    for own, dtype in (("bf16", "bfloat16"), ("fp16", "float16"))}
 _TORCH_FP16 = ("scaler = torch.amp.GradScaler()\nwith torch.autocast('cuda', dtype=torch.float16):\n"
                "    loss = criterion(model(x), y)\nscaler.scale(loss).backward(); scaler.step(optimizer); "
                "scaler.update()")
@@ -56,11 +70,13 @@ class _Matmuls(Struct, frozen=True):
     plain_fp32: float  # FP32 on the ordinary cores
     plain_16: float  # 16-bit on the ordinary cores
     tensor: float
-    sixteen_bit: float  # any 16-bit kernel
+    attention_32: float  # fused attention in FP32, or in products of TF32 that give FP32
+    tensor_32: float  # other products on tensor cores that read 32 bits: TF32
+    sixteen_bit: float  # matrix and attention kernels in 16 or 8 bits
     unaligned: float
     known: float  # tensor-core kernels whose name tells how operands are aligned
     least_bytes: int | None
-    names: Mapping[str, tuple[str, ...]]  # of the kernels of plain_fp32, plain_16 and unaligned
+    names: Mapping[str, tuple[str, ...]]  # of the kernels of plain_fp32 to tensor_32, and unaligned
 
 
 def _matmuls(facts: TraceFacts) -> _Matmuls | None:
@@ -69,31 +85,40 @@ def _matmuls(facts: TraceFacts) -> _Matmuls | None:
     whole = sum(row.time_s for row in rows)
     if whole <= 0:
         return None
-    plain_fp32 = plain_16 = tensor = sixteen = unaligned = known = 0.0
+    times = dict.fromkeys(("plain_fp32", "plain_16", "tensor", "attention_32", "tensor_32", "sixteen_bit",
+                           "unaligned", "known"), 0.0)
+    names: dict[str, tuple[str, ...]] = {}
     least: int | None = None
-    names: dict[str, tuple[str, ...]] = {"plain_fp32": (), "plain_16": (), "unaligned": ()}
     for row in rows:
-        kept = row.types.get("fp16", 0.0) + row.types.get("bf16", 0.0)
-        sixteen += row.time_s * kept
         if row.names > 1 or not row.name:
             continue  # the rest, whose types and cores are mixed
         dtype = next(iter(row.types), "")
-        if row.tensor_core == 0 or (row.tensor_core is None and kept and _SIXTEEN_BIT_PLAIN.search(row.name)):
-            plain_16 += row.time_s if kept else 0.0
-            plain_fp32 += row.time_s if dtype == "fp32" else 0.0
-            if kept or dtype == "fp32":
-                names["plain_16" if kept else "plain_fp32"] += (row.name,)
-        elif row.tensor_core:
-            tensor += row.time_s
-            aligned = _aligned_bytes(row, dtype)
-            if aligned is not None:
-                known += row.time_s
-                if aligned <= limit("dims_unaligned.bytes"):
-                    unaligned += row.time_s
-                    names["unaligned"] += (row.name,)
-                    least = aligned if least is None else min(least, aligned)
-    return _Matmuls(plain_fp32 / whole, plain_16 / whole, tensor / whole, sixteen / whole, unaligned / whole,
-                    known / whole, least, names)
+        parts = _parts(row, dtype)
+        aligned = _aligned_bytes(row, dtype) if "tensor" in parts else None
+        if aligned is not None:
+            parts.append("known")
+            if aligned <= limit("dims_unaligned.bytes"):
+                parts.append("unaligned")
+                least = aligned if least is None else min(least, aligned)
+        for part in parts:
+            times[part] += row.time_s / whole
+            names[part] = (*names.get(part, ()), row.name)
+    return _Matmuls(**times, least_bytes=least, names=names)
+
+
+def _parts(row: KernelRow, dtype: str) -> list[str]:
+    """The parts of :class:`_Matmuls` that a kernel's time counts for; none for what is no product."""
+    if _NO_PRODUCT.search(short_kernel(row.name)):
+        return []
+    sixteen = dtype in _SIXTEEN_BITS
+    if dtype == "fp32" and row.tensor_core != 0 and _ATTENTION.search(short_kernel(row.name)):
+        return ["tensor", "attention_32"] if row.tensor_core else ["attention_32"]
+    if row.tensor_core == 0 or (row.tensor_core is None and sixteen and _SIXTEEN_BIT_PLAIN.search(row.name)):
+        return ["plain_16", "sixteen_bit"] if sixteen else ["plain_fp32"] if dtype == "fp32" else []
+    if not row.tensor_core:
+        return []
+    return ["tensor"] + (["sixteen_bit"] if dtype in _SIXTEEN_BITS or dtype in ("fp8", "int8") else
+                         ["tensor_32"] if dtype in ("tf32", "fp32") and not _FLASH.search(row.name) else [])
 
 
 def _kernels(facts: TraceFacts, names: Sequence[str], what: str, factor: float) -> dict[str, Any]:
@@ -142,63 +167,122 @@ def _assumes(what: str, speedup: str = "precision.speedup") -> str:
     return f"assumes that {what} take 1/{limit(speedup):g} of their time; memory-bound ones gain less"
 
 
-# -- tensor_cores_unused ----------------------------------------------------------------------------
+# -- tensor_cores_unused, sixteen_bit_unused --------------------------------------------------------
 
 class TensorCoresUnused(Verdict, frozen=True, kw_only=True):
-    """``share`` is what tensor cores would save."""
+    """``share`` is what the estimate saves: tensor cores where they are unused, and 16 bits."""
 
     fp32_part: float  # share of the kernels' time: matrix kernels in FP32 on the ordinary cores
-    fp32_s: float  # their seconds per step
+    attention_part: float  # fused attention in FP32
+    tf32_part: float  # other matrix kernels that read 32 bits on tensor cores
+    fp32_s: float  # the seconds per step of all these
     tensor_part: float  # share of the kernels' time on tensor cores
+    mixed: bool  # other matrix kernels run in 16 bits already
+    least: float  # what 16 bits save of the step at least, by the usual experience
+    most: float  # and at most, by the rates of the hardware
     tf32: bool  # the GPUs have TF32
 
 
 def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing | None:
-    """Matmuls and convolutions run in FP32 on the ordinary cores of GPUs that have tensor cores."""
+    """Matrix and attention kernels run in 32 bits on GPUs that have tensor cores: in FP32 on the ordinary cores
+    (tensor_cores_unused), or on tensor cores (sixteen_bit_unused).
+
+    Where mixed precision is on, FP32 on the ordinary cores is fp16_fallback's.
+    """
     matmuls = _matmuls(facts)
-    if matmuls is None or not matmuls.plain_fp32 or _mixed(matmuls):
+    if matmuls is None:
         return None
+    mixed = _mixed(matmuls)
+    plain = 0.0 if mixed else matmuls.plain_fp32
     capability = tensor_cores(facts)
-    if capability is False:
+    part = plain + matmuls.attention_32 + matmuls.tensor_32
+    if not part or capability is False:
         return None
     if capability is None:
         return Missing("the GPUs' compute capability, which neither the trace nor a kernel's name tells")
     assert not isinstance(capability, bool)
-    part = matmuls.plain_fp32
-    fp32_s = part * _compute_s(facts)
-    share = savings.faster(fp32_s, limit("precision.speedup"), facts.period_s)
+    compute_s = _compute_s(facts)
+
+    def saved(fp32: str, tf32: str) -> float:
+        return (savings.faster((plain + matmuls.attention_32) * compute_s, limit(fp32), facts.period_s)
+                + savings.faster(matmuls.tensor_32 * compute_s, limit(tf32), facts.period_s))
+
+    share = saved("precision.speedup", "precision.tf32_speedup")
     # What little compute there is may still be wholly on the wrong cores: worth knowing, if not worth much.
-    if share < limit("precision.share") and part < 0.5:
+    if share < limit("precision.share") and plain < 0.5:
         return None
-    return TensorCoresUnused(gpus=facts.active_numbers, share=share, saving=share, fp32_part=part, fp32_s=fp32_s,
-                             tensor_part=matmuls.tensor, tf32=capability >= _TF32,
-                             **_kernels(facts, matmuls.names["plain_fp32"], "Matrix kernels that are now in FP32",
-                                        limit("precision.speedup")))
+    slow = kernels_named(facts, (*(() if mixed else matmuls.names.get("plain_fp32", ())),
+                                 *matmuls.names.get("attention_32", ())))
+    tf32 = kernels_named(facts, matmuls.names.get("tensor_32", ()))
+    return TensorCoresUnused(
+        gpus=facts.active_numbers, share=share, saving=share,
+        id=None if plain >= matmuls.attention_32 + matmuls.tensor_32 else "sixteen_bit_unused",
+        # TF32 is the default and uses tensor cores: how much 16 bits bring beyond it only a test shows.
+        severity="low" if matmuls.tensor_32 > part / 2 else None,
+        fp32_part=plain, attention_part=matmuls.attention_32, tf32_part=matmuls.tensor_32, fp32_s=part * compute_s,
+        tensor_part=matmuls.tensor, mixed=mixed, least=saved("precision.speedup_least", "precision.tf32_least"),
+        most=saved("precision.speedup_most", "precision.tf32_most"), tf32=capability >= _TF32,
+        events=Events(np.concatenate((slow, tf32))), cure=Cure(
+            scaled=((slow, 1 / limit("precision.speedup")), (tf32, 1 / limit("precision.tf32_speedup"))),
+            assumes=f"I{_assumed(bool(len(slow)), bool(len(tf32)))[1:]}."))
+
+
+def _assumed(fp32: bool, tf32: bool) -> str:
+    """What the estimate of 16 bits assumes, in words."""
+    parts = ([f"FP32 kernels take 1/{limit('precision.speedup'):g}"] if fp32 else []) + (
+        [f"TF32 kernels take 1/{limit('precision.tf32_speedup'):g}"] if tf32 else [])
+    return f"in 16 bits {' and '.join(parts)} of their time; kernels bound by memory gain less"
 
 
 def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
-    why = (f"{percent(v.fp32_part)} of the kernel time is matrix multiplication in FP32 on the ordinary cores (FFMA); "
-           f"these GPUs' tensor cores are several times as fast {'with TF32 or BF16' if v.tf32 else 'with FP16'}.")
-    if v.tf32 and job.framework == "tensorflow":
-        why += " TensorFlow uses TF32 by default, so something has turned it off or has set the type."
+    kinds = [f"{percent(own)} of the kernel time is {what}" for own, what in (
+        (v.fp32_part, "matrix multiplication in FP32 on the ordinary cores (FFMA)"),
+        (v.attention_part, "attention in FP32"), (v.tf32_part, "matrix multiplication in TF32")) if own]
+    sixteen = "BF16" if v.tf32 else "FP16"
+    if v.id is None:
+        title = f"FP32 without tensor cores takes {percent(v.fp32_part)} of the kernel time"
+        why = (f"{', '.join(kinds)}; these GPUs' tensor cores are several times as fast with "
+               f"{'TF32 or BF16' if v.tf32 else 'FP16'}.")
+        if v.tf32 and job.framework == "tensorflow":
+            why += " TensorFlow uses TF32 by default, so something has turned it off or has set the type."
+    else:
+        title = (f"Attention in FP32 takes {percent(v.attention_part)}" if v.attention_part >= v.tf32_part else
+                 f"Matrix kernels in TF32 take {percent(v.tf32_part)}") + " of the kernel time"
+        why = f"{', '.join(kinds)}. In {sixteen} these kernels read half the bytes and multiply faster."
+        if v.mixed:
+            why += " Other matrix kernels run in 16 bits already, so these layers are left out of mixed precision."
+    why += (f" 16 bits save {percent(v.least)} to {percent(v.most)} of the {job.basis}: the rates of the hardware set "
+            "the most, and only a test shows the rest.")
+    if job.trains is False:
+        action = f"Run the model in {sixteen}, and compare its outputs with today's."
+    elif not v.tf32:
+        action = "Train in mixed precision with FP16 and dynamic loss scaling; keep the softmax in FP32."
+    else:
+        action = (f"{'Let FP32 matmuls run as TF32 and train' if v.id is None else 'Train'} in mixed precision with "
+                  "BF16, which needs no loss scaling.")
     return Explanation(
-        title=f"FP32 without tensor cores takes {percent(v.fp32_part)} of the kernel time", why=why,
-        evidence={"fp32_matmul_of_kernels_ratio": v.fp32_part, "fp32_matmul_s": v.fp32_s,
-                  "share_ratio": v.fp32_s / job.period_s, "tensor_core_of_kernels_ratio": v.tensor_part},
-        action="Let FP32 matmuls run as TF32 and train in mixed precision with BF16, which needs no loss scaling."
-               if v.tf32 else "Train in mixed precision with FP16 and dynamic loss scaling; keep the softmax in FP32.",
-        snippet=_precision_snippet(job.framework, v.tf32),
-        gain=_assumes("matmuls now in FP32"), source=source("precision.share", "precision.speedup"),
+        title=title, why=why,
+        evidence={name: value for name, value in (
+            ("fp32_matmul_of_kernels_ratio", v.fp32_part), ("fp32_attention_of_kernels_ratio", v.attention_part),
+            ("tf32_matmul_of_kernels_ratio", v.tf32_part), ("matmul_32_bit_s" if v.id else "fp32_matmul_s", v.fp32_s),
+            ("share_ratio", v.fp32_s / job.period_s), ("tensor_core_of_kernels_ratio", v.tensor_part))
+            if value or name == "tensor_core_of_kernels_ratio"},
+        action=action, snippet=_precision_snippet(job, v),
+        gain=f"assumes that {_assumed(bool(v.fp32_part + v.attention_part), bool(v.tf32_part))}",
+        source=source("precision.share", "precision.speedup", "precision.tf32_speedup"),
     )
 
 
-def _precision_snippet(framework: str, tf32: bool) -> str | None:
-    if framework == "tensorflow":
-        return (f"{_TF32_ON}\n{_MIXED['bf16']}" if tf32 else _MIXED["fp16"]) + _SOFTMAX
-    if framework == "jax":
-        return _JAX_TF32 if tf32 else "x, params = jax.tree.map(lambda a: a.astype(jnp.float16), (x, params))"
-    if framework == "pytorch":
-        return _TORCH_TF32 if tf32 else _TORCH_FP16
+def _precision_snippet(job: Job, v: TensorCoresUnused) -> str | None:
+    sixteen = "bf16" if v.tf32 else "fp16"
+    if job.framework == "tensorflow":
+        return (f"{_TF32_ON}\n" if v.tf32 and v.id is None else "") + _MIXED[sixteen] + _SOFTMAX
+    if job.framework == "jax":
+        return _JAX_TF32 if v.tf32 and v.id is None else _JAX_CAST[sixteen]
+    if job.framework == "pytorch":
+        if job.trains is False:
+            return _TORCH_INFERENCE[sixteen]
+        return _TORCH_FP16 if not v.tf32 else _TORCH_TF32 if v.id is None else _TORCH_BF16
     return None
 
 
@@ -209,7 +293,7 @@ class Fp16Fallback(Verdict, frozen=True, kw_only=True):
 
     plain_16: float  # matrix kernels in 16 bits on the ordinary cores
     plain_fp32: float  # and in FP32
-    sixteen_bit: float  # all kernels in 16 bits
+    sixteen_bit: float  # matrix kernels in 16 bits
     fallback_s: float  # seconds per step of those that fall back
 
     @property
@@ -228,7 +312,7 @@ def judge_fp16_fallback(facts: TraceFacts) -> Fp16Fallback | None:
         return None
     return Fp16Fallback(gpus=facts.active_numbers, share=share, plain_16=matmuls.plain_16,
                         plain_fp32=matmuls.plain_fp32, sixteen_bit=matmuls.sixteen_bit, fallback_s=fallback_s,
-                        **_kernels(facts, matmuls.names["plain_16"] + matmuls.names["plain_fp32"],
+                        **_kernels(facts, matmuls.names.get("plain_16", ()) + matmuls.names.get("plain_fp32", ()),
                                    "These matrix kernels, on tensor cores,", limit("precision.speedup")))
 
 
@@ -236,7 +320,7 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
     part = v.fallback_part
     return Explanation(
         title=f"Mixed precision is on, but {percent(part)} of the kernel time does not use tensor cores",
-        why=f"Kernels in 16 bits take {percent(v.sixteen_bit)} of the kernel time. Matrix kernels on the ordinary "
+        why=f"Matrix kernels in 16 bits take {percent(v.sixteen_bit)} of the kernel time. Those on the ordinary "
             f"cores take {percent(part)} of it ({percent(v.plain_16)} in 16 bits, {percent(v.plain_fp32)} in FP32).",
         evidence={"fallback_of_kernels_ratio": part, "fallback_16_bit_ratio": v.plain_16,
                   "fallback_fp32_ratio": v.plain_fp32, "sixteen_bit_ratio": v.sixteen_bit,
@@ -277,7 +361,7 @@ def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
         return None
     return DimsUnaligned(gpus=facts.active_numbers, share=share, unaligned_part=matmuls.unaligned,
                          unaligned_s=unaligned_s, least_bytes=matmuls.least_bytes, tensor_part=matmuls.tensor,
-                         **_kernels(facts, matmuls.names["unaligned"], "These matrix kernels, aligned,",
+                         **_kernels(facts, matmuls.names.get("unaligned", ()), "These matrix kernels, aligned,",
                                     limit("dims_unaligned.speedup")))
 
 

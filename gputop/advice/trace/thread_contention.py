@@ -70,7 +70,8 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
 
 
 def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
-    private = v.pool == "gpu_private"
+    tensorflow = job.framework != "jax"  # which has neither that pool nor these settings
+    private = v.pool == "gpu_private" or not tensorflow
     workers = max(v.cpus - 2 * max(len(v.gpus), 1) - 1, 1)
     limited = (f"options = tf.data.Options()\n"
                f"options.threading.private_threadpool_size = {min(workers, max(v.cpus // 2, 1))}\n"
@@ -78,8 +79,9 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
     why = (f"For {percent(v.launch_wait_s / job.period_s)} of the {job.basis} the GPU waits for a launch inside the "
            f"step. {percent(v.held_up)} of that wait is for single launches that come far later than the others. "
            f"Meanwhile {v.threads_at_work:.0f} threads of tf.data work on {v.cpus} CPUs"
-           + (", and launches come from the pool that all of TensorFlow shares." if v.pool == "global" else "."))
-    if v.shared >= 0.5:
+           + (", and launches come from the pool that all of TensorFlow shares." if v.pool == "global" and tensorflow
+              else "."))
+    if tensorflow and v.shared >= 0.5:
         why += f" {v.shared:.0f} of these threads belong to that pool, and the model's ops wait until one is free."
     if v.collective_wait_s >= limit("thread_contention.share") * job.period_s:
         why += (f" For another {percent(v.collective_wait_s / job.period_s)} of the time, GPUs wait in collectives for "

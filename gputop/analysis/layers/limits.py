@@ -50,7 +50,7 @@ def limits(
     elif times is not None and times.ops:
         return _of_ops(parts, known, peak, times)
     else:
-        reason = ("Only programs that XLA compiled tell their FLOPs, and no kernel of this trace is from one. "
+        reason = ("No kernel of this trace tells its FLOPs. "
                   "--flops-per-step N states those of a step.")
     return Limits(step_s=parts.total, steps=(*known, LimitStep("unknown", parts.compute)), reason=reason)
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from gputop.diagnosis.diagnose import analyze_trace
+from gputop.advice.registry import limit
+from gputop.diagnosis.diagnose import analyze, analyze_trace
 from gputop.trace.model import Trace
-from tests.advice.trace.traces import KERNEL, STEP, STEPS, findings, job, launched_ahead
+from tests.advice.trace.traces import KERNEL, STEP, STEPS, findings, job, launched_ahead, verdict
 from tests.records import replace
 from tests.trace.build import Builder
 
 SGEMM, HMMA = "volta_sgemm_128x64_nn", "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_nn"
+
+TF32 = "cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4>"
+ATTENTION = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(AttentionKernel<float, cutlass::arch::Sm80, true, 64, 64, 64>)"
+FLASH = "void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::half_t, float> >(int)"
+TO_HALF = "void at::native::unrolled_elementwise_kernel<copy_device_to_device, c10::Half, float>(c10::Half)"
+CASES = Path(__file__).resolve().parents[4] / "shared" / "data" / "cases"
+needs_cases = pytest.mark.skipif(not CASES.exists(), reason="the shared traces are not on this machine")
 
 
 def mixed(*parts: tuple[str, float], begin: float = 100) -> Builder:
@@ -57,9 +67,13 @@ def test_tensor_cores_in_use_are_no_finding():
     assert not found.keys() & {"tensor_cores_unused", "fp16_fallback", "dims_unaligned"}
 
 
-@pytest.mark.parametrize(("half", "id_"), [(300, "tensor_cores_unused"), (2_000, "fp16_fallback")])
-def test_with_mixed_precision_on_fp32_matmuls_are_a_fallback(half, id_):
-    parts = (SGEMM, 8_000), ("Mul_GPU_DT_HALF_DT_HALF_kernel", half), (KERNEL, 10_000 - half)
+@pytest.mark.parametrize(("name", "half", "id_"), [
+    (HMMA, 300, "tensor_cores_unused"), (HMMA, 2_000, "fp16_fallback"),
+    # Conversions and element-wise kernels prove nothing.
+    ("Mul_GPU_DT_HALF_DT_HALF_kernel", 2_000, "tensor_cores_unused"), (TO_HALF, 2_000, "tensor_cores_unused"),
+    ("convert_fp32_to_bf16", 2_000, "tensor_cores_unused"), ("cast_kernel_fp16", 2_000, "tensor_cores_unused")])
+def test_with_mixed_precision_on_fp32_matmuls_are_a_fallback(name, half, id_):
+    parts = (SGEMM, 8_000), (name, half), (KERNEL, 10_000 - half)
     found = findings(on(mixed(*parts), (8, 0)))
     assert found.keys() & {"tensor_cores_unused", "fp16_fallback"} == {id_}
 
@@ -82,3 +96,49 @@ def test_alignment_is_read_from_names(align, there):
 def test_alignment_that_names_do_not_tell_is_not_judged():
     a = analyze_trace(on(mixed(("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT", 18_000)), (9, 0)))
     assert "dims_unaligned" in {x.id for x in a.abstained}
+
+
+PRECISION = {"tensor_cores_unused", "sixteen_bit_unused", "fp16_fallback"}
+
+
+@pytest.mark.parametrize(("name", "severity", "factor"), [
+    (ATTENTION, "high", "precision.speedup"), (TF32, "low", "precision.tf32_speedup")])
+def test_products_in_32_bits_on_tensor_cores_could_be_in_16(name, severity, factor):
+    b = mixed((name, 10_000), (KERNEL, 8_000))
+    for capability in ((8, 0), None):  # known, or by the kernel's own name
+        found = findings(on(b, capability))
+        assert found.keys() & PRECISION == {"sixteen_bit_unused"}
+        own = found["sixteen_bit_unused"]
+        assert own.severity == severity and "BF16" in own.action
+        assert own.gain.step_time == pytest.approx(0.5 * (1 - 1 / limit(factor)), abs=0.01)
+    assert not findings(on(b, (6, 1))).keys() & PRECISION
+
+
+@pytest.mark.parametrize(("least", "name", "most"), [(0.33, ATTENTION, 0.88), (0.16, TF32, 0.5)])
+def test_the_range_of_what_16_bits_bring(least, name, most):
+    v = verdict(on(mixed((name, 19_000)), (8, 0)), "tensor_cores_unused")
+    assert (v.least, v.most) == pytest.approx((least * 0.95, most * 0.95), abs=0.02) and v.least < v.share < v.most
+
+
+def test_products_in_16_bits_are_left_alone():
+    assert not findings(on(mixed((FLASH, 9_000), (HMMA, 9_000)), (8, 0))).keys() & PRECISION
+
+
+def test_what_is_left_out_of_mixed_precision():
+    v = verdict(on(mixed((HMMA, 4_000), (ATTENTION, 12_000)), (8, 0)), "tensor_cores_unused")
+    assert v.id == "sixteen_bit_unused" and v.mixed and v.fp32_part == 0
+
+
+@needs_cases
+def test_attention_in_fp32_is_what_the_step_is_made_of():
+    found = {f.id: f for f in analyze(str(CASES / "fp32_attention_tf32.pt.trace.json.gz")).findings}
+    own = found["sixteen_bit_unused"]
+    assert own.severity == "high" and own.gain.step_time == pytest.approx(0.69, abs=0.06)  # 69 % on the real job
+    assert "torch.autocast" in (own.snippet or "") and not found.keys() & {"fp16_fallback", "tensor_cores_unused"}
+
+
+@needs_cases
+def test_conversions_to_half_are_not_mixed_precision():
+    analysis = analyze(str(CASES / "fp32_with_half_codec.pt.trace.json.gz"))
+    assert {f.id for f in analysis.findings} & PRECISION == {"tensor_cores_unused"}
+    assert analysis.kernels is not None and not any("fp64" in row.types for row in analysis.kernels.by_name)
