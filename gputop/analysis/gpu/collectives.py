@@ -18,7 +18,7 @@ from gputop.analysis.results import CollectiveOp, Collectives
 from gputop.analysis.steps.membership import WorkOfSteps
 from gputop.trace.intervals import subtract, union
 from gputop.trace.kernel_names import UNKNOWN
-from gputop.trace.lookups import distinct
+from gputop.trace.lookups import alphabetical, distinct
 from gputop.trace.model import I64, Kind, Trace
 
 # A collective ends on all GPUs together, 7 µs apart as measured; ends further apart mean a wrong match
@@ -169,8 +169,10 @@ def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
     else:
         return f"the GPUs ran different numbers of them, {counts[0]} to {counts[-1]}"
     rows = seen
-    # By start: every GPU issues them in the same order.
-    by_start = np.stack([r[np.argsort(device.start_ns[r], kind="stable")] for r in rows], axis=1)
+    # By start: every GPU issues them in the same order. Of several that start together the file's order says nothing.
+    names = alphabetical(trace.names, device.name)
+    by_start = np.stack([r[np.lexsort((device.bytes[r], names[r], device.end_ns[r], device.start_ns[r]))]
+                         for r in rows], axis=1)
     end = device.end_ns[by_start]
     apart = int((end.max(axis=1) - end.min(axis=1)).max())
     if apart > _END_TOLERANCE_NS:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.diagnosis.diagnose import analyze
 from gputop.trace.model import Kind
 from tests.advice.trace.traces import KERNEL, NCCL, STEP, STEPS, abstained, findings, job, reducing, verdict
+from tests.trace.shares import NEEDS_SHARED, SHARED
 
 
 @pytest.mark.parametrize(("transfer", "severity"), [(500, None), (800, "low"), (1_600, "medium"), (4_000, "high")])
@@ -107,3 +109,12 @@ def test_allreduce_against_its_bytes(params, there):
 def test_the_link_must_be_known_and_waiting_is_never_slowness():
     assert "pinned" in abstained(reducing(4_000), 2_000_000)["allreduce_slow"]
     assert "allreduce_slow" not in findings(reducing(200, late=5_000, link=True), 2_000_000)
+
+
+@pytest.mark.skipif(not (SHARED / "cases").is_dir(), reason=NEEDS_SHARED)
+def test_kernels_of_expert_parallelism_are_exposed_communication():
+    found = analyze([str(SHARED / "cases" / "deepep_dpsk.pt.trace.json.gz")])
+    first = found.findings[0]
+    assert first.id == "communication_exposed" and first.evidence["share_ratio"] == pytest.approx(0.67, abs=0.01)
+    assert found.collectives is not None and [op.operation for op in found.collectives.operations] == ["AllToAll"]
+    assert found.collectives.count_per_step == pytest.approx(16)

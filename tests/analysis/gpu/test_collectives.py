@@ -180,7 +180,24 @@ def test_operations_against_plain_counting_in_any_order(events, seed):
             assert 0 < op.transfer_s <= op.time_s * (1 + 1e-9) and op.waiting is not None and 0 <= op.waiting < 1
 
 
+def test_alike_collectives_in_any_order_of_the_file():
+    """Two that start together: which of them is matched with which is decided by their ends, not by the file."""
+    b = Builder(gpus=2)
+    for gpu, start, length in ((0, 0, 1), (0, 0, 1), (0, 0, 2), (0, 2, 1), (1, 0, 1), (1, 0, 1), (1, 201, 1),
+                               (1, 201, 2)):
+        b.run(gpu, start, length, "ncclDevKernel_AllReduce_RING_LL", kind=Kind.COLLECTIVE)
+    expected = judged(b)
+    assert expected is not None and expected.reason is None
+    for seed in range(40):
+        shuffled = b.build(seed)
+        assert collectives(shuffled, timelines(shuffled), None) == expected
+
+
 @pytest.mark.parametrize(("kernel", "name"), [
+    ("void dpsk::ep::internode::dispatch<false, 8, false, 8>(int4*, float*, long*)", "AllToAll"),
+    ("void hybrid_ep::combine_kernel<8>(int4*)", "AllToAll"),
+    ("mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>(mori::moe::EpDispatchCombineArgs)", "AllToAll"),
+    ("void tensorrt_llm::kernels::moeAllToAllKernel<8>(int)", "AllToAll"),
     ("ncclSymkDevKernel_AllGather_LLMC(ncclSymkDevWorkArgs4K)", "AllGather"),
     ("void (anonymous namespace)::multimem_all_reduce_kernel<float, 16>(float*)", "AllReduce"),
     ("void vllm::cross_device_reduce_2stage<half, 8>(vllm::RankData*)", "AllReduce"),

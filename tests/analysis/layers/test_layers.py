@@ -188,6 +188,19 @@ def test_given_flops_take_the_place_of_what_is_not_known() -> None:
     (replace(H100, name="NVIDIA H200 NVL"), "H200 NVL"), (replace(H100, name="NVIDIA H100 NVL"), "H100 NVL"),
     (replace(H100, memory_bytes=150_000_000_000, clock_hz=1.785e9), "H200 NVL"),
     (replace(H100, name="NVIDIA GeForce RTX 4090"), None),
+    (replace(H100, name="NVIDIA H800"), "H800"), (replace(H100, name="NVIDIA H800 PCIe"), "H800 PCIe"),
+    (replace(H100, name="NVIDIA H20"), "H20"), (replace(H100, sms=78), "H20"),
+    (replace(H100, name="NVIDIA H200"), "H200"),
+    (replace(H100, name="NVIDIA GH200 480GB"), "GH200 96GB"),
+    (replace(H100, name="NVIDIA GH200 144G HBM3e"), "GH200 144GB"),
+    (replace(H100, memory_bytes=97_871 << 20, clock_hz=1.98e9), "GH200 96GB"),
+    (replace(H100, memory_bytes=95_830 << 20, clock_hz=1.785e9), "H100 NVL"),
+    (replace(H100, name="NVIDIA A10"), "A10"), (replace(H100, name="NVIDIA A10G"), None),
+    (replace(H100, compute_capability=(8, 6), sms=72, memory_bytes=22_731 << 20), "A10"),
+    (replace(H100, compute_capability=(8, 6), sms=80, memory_bytes=22_731 << 20), None),
+    (replace(H100, name="NVIDIA B200"), "B200"), (replace(H100, name="NVIDIA GB200"), None),
+    (replace(H100, compute_capability=(10, 0), sms=148, memory_bytes=183_359 << 20), "B200"),
+    (replace(H100, compute_capability=(10, 0), sms=148, memory_bytes=189_471 << 20), None),
 ])
 def test_which_gpu_has_which_peak(gpu: TraceGpu, name: str | None) -> None:
     found = peak_of(gpu)
