@@ -25,7 +25,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.trace.own_rules import with_own_rules
 from gputop.advice.trace.replayed import Cures
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.advice.verdict import Missing, Verdict, finding, of_type
+from gputop.advice.verdict import Explanation, Missing, Verdict, finding, of_type
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.core.findings import MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
 from gputop.trace.lookups import numbered
@@ -69,7 +69,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     replayed, reason = cures.saved(verdict)
     if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
         return None
-    words = rule.function("describe")(verdict, job)
+    words = of_type(rule.function("describe")(verdict, job), Explanation, "describe")
     # Lines and events of the gaps within steps are no culprits of what lies around the steps.
     culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)
     made = finding(rule, verdict, words, facts.small_sample_caveat, facts.few_steps_caveat, replayed, reason, culprits,
