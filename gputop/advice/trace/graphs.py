@@ -26,8 +26,8 @@ _ONCE = {
     "jax": "XLA_FLAGS=--xla_gpu_enable_command_buffer= python train.py  # to compare: runs without CUDA graphs",
     "tensorflow": "XLA_FLAGS=--xla_gpu_enable_command_buffer= python train.py  # to compare: runs without CUDA graphs",
 }
-_RECORD_ONCE = ("Record the graph once, before the loop, and only launch it in the loop. Keep shapes and the addresses of "
-                "its inputs: copy new inputs into the memory that it was recorded on.")
+_RECORD_ONCE = ("Record the graph once, before the loop, and only launch it in the loop. Keep shapes and the addresses "
+                "of its inputs: copy new inputs into the memory that it was recorded on.")
 _BY_XLA = ("XLA records these graphs itself: call the function with the same shapes each time, and compare with a run "
            "without graphs.")
 _WHAT_CHANGES = {"pytorch": " With torch.compile, TORCH_LOGS=recompiles,cudagraphs logs why a graph is recorded."}
