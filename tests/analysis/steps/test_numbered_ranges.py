@@ -7,6 +7,7 @@ import pytest
 from gputop.analysis.host.gaps import marks
 from gputop.analysis.steps.phases import EVALUATION
 from gputop.analysis.steps.steps import find_steps
+from gputop.comparison.compare import compare
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.lookups import host_rows
 from tests.trace.build import Builder
@@ -152,3 +153,11 @@ def test_record_function_numbers_steps_as_the_profiler_does(tmp_path, mark):
     assert report.steps is not None and report.steps.count == 8
     assert report.steps.median_s == pytest.approx(17.67e-3, rel=0.01)
     assert report.findings[0].id == "sync_copies"
+
+
+def test_reports_with_numbered_ranges_are_compared(tmp_path):
+    """As the same loop before and after its DataLoader got workers, marked by other words in each."""
+    before = numbered_report(tmp_path / "before.sqlite", "iteration {}")
+    after = numbered_report(tmp_path / "after.sqlite", "step {}", pause=5)
+    found = compare(before, after)
+    assert found.verdict == "better" and found.headline.startswith("FASTER: 150 → 65.0 ms")
