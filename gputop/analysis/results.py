@@ -107,17 +107,19 @@ class WallPart(Struct, frozen=True):
 
 
 class RankWallTime(Struct, frozen=True):
-    """The recording of one rank; its parts sum to ``recorded_s``."""
+    """The recording of one rank; its parts sum to ``total_s``, ``recorded_s`` is that without what was not recorded."""
 
     rank: int
     host: str
+    total_s: float
     recorded_s: float
     parts: tuple[WallPart, ...]
 
 
 class WallTime(Struct, frozen=True):
-    """Where the recorded time went (:mod:`gputop.analysis.host.wall_time`): ``parts`` sum to ``recorded_s``, the mean
-    of the ``ranks``, which are listed where there are several.
+    """Where the recorded time went (:mod:`gputop.analysis.host.wall_time`): ``parts`` sum to ``total_s``, from its
+    begin to its end, the mean of the ``ranks``, which are listed where there are several. ``recorded_s`` is that
+    without what was not recorded: shares are of it.
 
     ``known_by`` says what begin and end rest on: the "profiler" wrote them, or they are the first and last of the
     "events". ``per_step_s`` is the time from one training step to the next with all that lies between them
@@ -125,6 +127,7 @@ class WallTime(Struct, frozen=True):
     and the next one, without what was not recorded; empty where ``per_step_s`` is None.
     """
 
+    total_s: float
     recorded_s: float
     parts: tuple[WallPart, ...]
     known_by: str = "events"

@@ -9,7 +9,7 @@ from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.per_step import collectives_per_step
-from gputop.diagnosis.wall_text import not_enough, wall_rows
+from gputop.diagnosis.wall_text import not_enough, wall_rows, wall_title
 from gputop.render.evidence_words import evidence
 from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
@@ -83,7 +83,7 @@ def _recorded(a: Analysis, width: int) -> Iterator[str]:
     if wall is None:
         return
     rows = list(wall_rows(wall))
-    yield (f"Where the {seconds(wall.recorded_s)} recorded went" + (
+    yield (wall_title(wall) + (
         f", mean of {counted(len(wall.ranks), 'rank')}" if wall.ranks else ""))
     for row in rows:
         text = "; ".join(part for part in (row.often, row.what) if part)

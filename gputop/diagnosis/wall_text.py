@@ -35,7 +35,7 @@ class WallRow(NamedTuple):
 
 def wall_rows(wall: WallTime) -> Iterator[WallRow]:
     for part in wall.parts:
-        share = part.time_s / wall.recorded_s
+        share = part.time_s / wall.total_s
         if share >= _WORTH_A_ROW:
             name, meaning = WALL_PARTS.get(part.id, (part.id, ""))
             yield WallRow(name, part.time_s, share, _often(part), printable(host_words(part)), meaning,
@@ -59,6 +59,13 @@ def _often(part: WallPart) -> str:
     if part.every_steps:
         return f"{part.count:,}×, every {counted(part.every_steps, 'step')}"
     return f"{part.count:,}×" if part.count > 1 else ""
+
+
+def wall_title(wall: WallTime) -> str:
+    """"Where the 10.0 s recorded went", with what was not recorded "Where the 10.8 s went, 10.0 s of them recorded"."""
+    if wall.recorded_s >= wall.total_s:
+        return f"Where the {seconds(wall.recorded_s)} recorded went"
+    return f"Where the {seconds(wall.total_s)} went, {seconds(wall.recorded_s)} of them recorded"
 
 
 def wall_sentence(wall: WallTime) -> str:

@@ -12,7 +12,7 @@ from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Readin
 from gputop.diagnosis.python_lines import cost_words, gap_words, lines_of_gaps, per_basis, worth_showing
 from gputop.diagnosis.report_device import mfu_text, rank_label
 from gputop.diagnosis.roofline import axes_text, legend, svg
-from gputop.diagnosis.wall_text import wall_rows
+from gputop.diagnosis.wall_text import wall_rows, wall_title
 from gputop.export import pictures
 from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits, fault_texts, flags_of
 from gputop.render.step_parts import COMPUTE_STEPS, PART_BY_ID, limit_step, path_kind
@@ -113,7 +113,7 @@ def _wall_time(found: Analysis) -> str:
                    f'<td>{esc(_share(row.share))}</td><td class="l">{esc(row.often)}</td>'
                    f'<td class="wrap">{esc(row.what)}</td></tr>' for row in wall_rows(wall))
     of_ranks = f", mean of {len(wall.ranks)} ranks" if wall.ranks else ""
-    return (f"<h3>Where the {seconds(wall.recorded_s)} recorded went{of_ranks}</h3>"
+    return (f"<h3>{wall_title(wall)}{of_ranks}</h3>"
             '<div class="scroll"><table><thead><tr><th class="l">part</th><th>time</th><th>share</th>'
             '<th class="l">how often</th><th class="l">what the host did</th></tr></thead>'
             f"<tbody>{rows}</tbody></table></div>")

@@ -40,7 +40,8 @@ def paused(of: Side, pauses_s: F64, *, open_s: float = 0.0) -> Side:
     wall_s = sum(steps) + sum(pauses)
     parts = [{"id": "open", "time_s": open_s, "kind": "python"}] if open_s else []
     return changed(of, lambda document: document.update(wall_time={
-        "recorded_s": wall_s + open_s, "parts": parts, "known_by": "profiler", "per_step_s": wall_s / len(steps),
+        "total_s": wall_s + open_s, "recorded_s": wall_s + open_s,
+        "parts": parts, "known_by": "profiler", "per_step_s": wall_s / len(steps),
         "pauses_s": pauses}))
 
 

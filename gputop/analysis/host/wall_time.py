@@ -25,6 +25,7 @@ those that only a line or an op names are one by that.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,16 +121,16 @@ def wall_time(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     ranks = [rank for rank in _ranks(trace, gpu_timelines, steps, python) if rank.window.total]
     if not ranks:
         return None
-    divided = [RankWallTime(rank.number, rank.host, rank.window.total / 1e9, _parts(trace, steps, rank, start))
-               for rank in ranks]
+    divided = [_of_rank(rank.number, rank.host, _parts(trace, steps, rank, start)) for rank in ranks]
     recordings = [(trace, steps)]
     if len(ranks) == 1 and trace.overview is not None and in_overview is not None:
         recordings.append((trace.overview, in_overview))
         divided = [_with_overview(divided[0], ranks[0].window, trace.overview, in_overview, python)]
-    recorded_s = sum(own.recorded_s for own in divided) / len(divided)
+    total_s, recorded_s = (sum(times) / len(divided) for times in zip(
+        *((own.total_s, own.recorded_s) for own in divided), strict=True))
     parts = divided[0].parts if len(divided) == 1 else _mean(divided)
     per_step_s, pauses_s = _per_step(recordings)
-    return WallTime(recorded_s, parts, "profiler" if trace.rank_windows_ns else "events", per_step_s, pauses_s,
+    return WallTime(total_s, recorded_s, parts, "profiler" if trace.rank_windows_ns else "events", per_step_s, pauses_s,
                     tuple(divided) if len(divided) > 1 else ())
 
 
@@ -144,7 +145,13 @@ def _with_overview(detail: RankWallTime, window: Spans, overview: Trace, steps: 
     between_ns = max(own_begin - end, begin - own_end, 0)
     between = (WallPart("unrecorded", between_ns / 1e9, 1, longest_s=between_ns / 1e9, at_s=min(end, own_end) / 1e9),)
     parts = _summed([*detail.parts, *_parts(overview, steps, rank, EMPTY), *(between if between_ns else ())])
-    return RankWallTime(detail.rank, detail.host, sum(part.time_s for part in parts), parts)
+    return _of_rank(detail.rank, detail.host, parts)
+
+
+def _of_rank(number: int, host: str, parts: tuple[WallPart, ...]) -> RankWallTime:
+    total_s = math.fsum(part.time_s for part in parts)
+    missing_s = math.fsum(part.time_s for part in parts if part.id == "unrecorded")
+    return RankWallTime(number, host, total_s, total_s - missing_s, parts)
 
 
 def _per_step(recordings: Iterable[tuple[Trace, Steps | None]]) -> tuple[float | None, tuple[float, ...]]:

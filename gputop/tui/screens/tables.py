@@ -19,7 +19,7 @@ from gputop.diagnosis.per_step import (
 from gputop.diagnosis.python_lines import line_words, per_basis, worth_showing
 from gputop.diagnosis.report_device import mfu_text
 from gputop.diagnosis.roofline import picture
-from gputop.diagnosis.wall_text import wall_rows
+from gputop.diagnosis.wall_text import wall_rows, wall_title
 from gputop.render.finding_text import BY_TRACER
 from gputop.render.step_parts import limit_step, path_kind
 from gputop.render.styled_text import wrap
@@ -426,7 +426,7 @@ def _wall_time(found: Analysis) -> Table:
         return Table("Time", columns, (), "The trace does not show when it was recorded.")
     rows = tuple((row.share, row.time_s, row.name, row.longest_s or None, row.often, row.what or row.meaning)
                  for row in wall_rows(wall))
-    note = f"All {seconds(wall.recorded_s)} that were recorded"
+    note = wall_title(wall)
     note += f", mean of {len(wall.ranks)} ranks." if wall.ranks else "."
     if wall.per_step_s is not None:
         note += f" {seconds(wall.per_step_s)} of wall time per training step, with what lies between."

@@ -136,8 +136,8 @@ def test_the_rank_with_least_steps_decides():
     assert wall is not None and limit_of(analysis).startswith("No problem found")
     from gputop.analysis.results import RankWallTime, WallPart
 
-    ranks = (RankWallTime(0, "a", wall.recorded_s, wall.parts),
-             RankWallTime(1, "b", 10.0, (WallPart("steps", 1.0), WallPart("edges", 9.0))))
+    ranks = (RankWallTime(0, "a", wall.total_s, wall.recorded_s, wall.parts),
+             RankWallTime(1, "b", 10.0, 10.0, (WallPart("steps", 1.0), WallPart("edges", 9.0))))
     assert not limit_of(replace(analysis, wall_time=replace(wall, ranks=ranks))).startswith("No problem found")
 
 
