@@ -37,8 +37,9 @@ def captured(job: TfJob, logdir: Path) -> tuple[dict[str, Any], float]:
 def test_slow_input_is_named_and_the_step_time_is_the_job_s_own(tf_slow_job: TfJob, tmp_path: Path) -> None:
     document, logged_s = captured(tf_slow_job, tmp_path)
     assert document["steps"]["median_s"] == pytest.approx(logged_s, rel=0.10)
-    assert document["findings"][0]["id"] == "input_bound"
-    assert document["findings"][0]["severity"] == "high"
+    # Tests beside this one may take the CPUs, which is then said first.
+    first = next(f for f in document["findings"] if f["id"] != "cpu_contention")
+    assert first["id"] == "input_bound" and first["severity"] == "high"
     (waits,) = [gaps for gaps in document["stacks"]["gaps"] if gaps["gap"] == "input"]
     assert waits["lines"][0]["line"].endswith("load.<lambda>"), waits  # which sleeps
     capture = document["capture"]

@@ -420,8 +420,8 @@ class ReturningIdle(FoundSession):
         self.finding_store.rules_ran_s = self.clock()
         monkeypatch.setattr(capture_control, "capture_and_analyze", self.note)
 
-    def note(self, *arguments: object, **_: object) -> CaptureRecord:
-        self.taken.append(bool(arguments[6]))
+    def note(self, _: object, request: CaptureRequest, *__: object) -> CaptureRecord:
+        self.taken.append(request.force)
         raise GputopError("noted", "")
 
     async def over(self, pilot: Pilot[object]) -> None:

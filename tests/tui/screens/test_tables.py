@@ -143,7 +143,7 @@ def test_python_has_a_tab_where_stacks_were_to_be_sampled() -> None:
 
 
 def test_layers_unfold_and_the_limit_is_in_order() -> None:
-    layers, limit, _, path = tables(found())[8:]
+    layers, limit, _, path, _ = tables(found())[8:]
     assert layers.unfolded({0, 3}) == [0, 1, 3] and layers.unfolded({0, 1}) == [0, 1, 2, 3]
     assert layers.unfolded({1}) == [0, 3]
     assert layers.branch(1, {0})[-1] == "  ▸ dense  (train.py:7)" and "CUDA graphs" in str(layers.rows[3][-1])
@@ -224,6 +224,8 @@ async def test_keys_and_mouse_of_the_tables() -> None:
         await pilot.pause()
         assert not grid.display and "name no op" in text_of(screen.query_one("#tables-empty", LinesWidget))
         await pilot.press("shift+tab", "shift+tab")
+        assert screen.table.name == "Time"
+        await pilot.press("shift+tab")
         assert screen.table.name == "Path"
         for n, name in enumerate(("Kernels", "By op", "Collectives", "Memory", "Copies", "Host ops", "Functions",
                                   "Input", "Layers", "Limit")):
