@@ -15,9 +15,9 @@ from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import Spans
+from gputop.trace.intervals import Spans, in_order
 from gputop.trace.lookups import by_line, launching_lines, rows_of
-from gputop.trace.model import DeviceEvents, Kind
+from gputop.trace.model import I64, DeviceEvents, Kind
 
 _SNIPPETS = {
     "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # the whole step, update included",
@@ -141,6 +141,10 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     )
 
 
+def _distinct(in_order_ns: I64) -> I64:
+    return in_order_ns[np.concatenate(([True], in_order_ns[1:] != in_order_ns[:-1]))]
+
+
 def launch_pace_s(facts: TraceFacts) -> float | None:
     """Median time from one launch to the next on a thread; None where launches are not known, or most kernels are not
     launched one by one."""
@@ -153,7 +157,7 @@ def _launch_pace_s(device: DeviceEvents) -> float | None:
     if len(launch) < 2:
         return None
     # The kernels of a CUDA graph have one launch: calls are counted, not kernels.
-    calls = [np.unique(launch[at]) for at in by_line(device.launch_line[known]).values()]
+    calls = [_distinct(in_order(launch[at])) for at in by_line(device.launch_line[known]).values()]
     if sum(map(len, calls)) < _ONE_BY_ONE * len(launch):
         return None
     apart = np.concatenate([np.diff(own) for own in calls])
