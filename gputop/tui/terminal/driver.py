@@ -83,6 +83,8 @@ class StallProofDriver(OpenLinuxDriver):
             super().__init__()
             self.slow = slow
 
+    _heard_size: Size | None = None  # of the terminal; Textual asks before there is a grid
+
     def __init__(self, app: App[Any], *, debug: bool = False, mouse: bool = True,
                  size: tuple[int, int] | None = None) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)
@@ -176,6 +178,7 @@ class StallProofDriver(OpenLinuxDriver):
 
     def write(self, data: str) -> None:
         with self._lock:
+            self._fit()
             self.cells.feed(data)
             if self._scheduled:
                 return
@@ -267,7 +270,7 @@ class StallProofDriver(OpenLinuxDriver):
                 self._in_loop(self._on_answer, time.monotonic() - self._asked_s)
             return
         if isinstance(message, events.Resize):
-            self._resized(message.size)
+            self._heard_size = message.size
         elif isinstance(message, events.Key):
             self._answered.set()  # a user is there: do not wait for an answer that may be lost
         super().process_message(message)
@@ -282,12 +285,12 @@ class StallProofDriver(OpenLinuxDriver):
         with contextlib.suppress(OSError):
             size = os.get_terminal_size(self._out)
             if size.columns > 0 and size.lines > 0:
-                self._resized(Size(size.columns, size.lines))
+                self._heard_size = Size(size.columns, size.lines)
                 return size.columns, size.lines
         return super().terminal_size()
 
-    def _resized(self, size: Size) -> None:
-        cells = getattr(self, "cells", None)  # Textual asks for the size before there is a grid
-        if cells is not None and (cells.width, cells.height) != (size.width, size.height):
-            with self._lock:
-                cells.resize(size.width, size.height)
+    def _fit(self) -> None:
+        """Give the grid the terminal's size: between two updates, for a signal may come in the middle of one."""
+        size = self._heard_size
+        if size is not None and (self.cells.width, self.cells.height) != (size.width, size.height):
+            self.cells.resize(size.width, size.height)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from textual.events import Key
 
+from gputop.tui.terminal.cell_grid import CellGrid
 from gputop.tui.terminal.driver import StallProofDriver, WakingEvent
 
 WAIT_S = 30.0
@@ -83,3 +84,30 @@ def test_the_event_can_be_set_twice_and_again_after_it_was_cleared() -> None:
     event.set()
     assert event.is_set() and os.read(event.wakes, 10) == b"!"
     event.close()
+
+
+class Drawing(StallProofDriver):
+    """Its grid alone; nothing is sent."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self._out = -1
+        self.cells = CellGrid(width, height)
+        self._lock = threading.RLock()
+        self._scheduled = True
+
+
+def test_a_size_heard_in_the_middle_of_an_update_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Drawing(20, 9)
+
+    class Interrupted(set[int]):
+        def add(self, row: int) -> None:  # where SIGWINCH came: after the row was found to be on the screen
+            monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((10, 3)))
+            assert there.terminal_size() == (10, 3)
+            super().add(row)
+
+    there.cells._dirty = Interrupted()
+    there.write("\x1b[8;1Hlast rows")
+    assert (there.cells.width, there.cells.height) == (20, 9)
+    there.write("\x1b[3;1Hnow last")
+    assert (there.cells.width, there.cells.height) == (10, 3)
+    assert "now last" in there.cells.update()
