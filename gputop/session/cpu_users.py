@@ -57,15 +57,15 @@ class CpuUsers:
                 pids = [int(entry.name) for entry in entries if entry.name.isdecimal()]
         except OSError:
             return {}
-        found = {}
+        stats = {}
         for pid in pids:
             try:
                 stat = proc_files.parse_stat(proc_files.read(f"{self._proc}/{pid}/stat"))
             except OSError:
                 continue
             if stat is not None:
-                found[pid] = stat
-        return found
+                stats[pid] = stat
+        return stats
 
     def of(self, pid: int, captured: Collection[int]) -> Users | None:
         """Seen from the process ``pid``; ``captured`` are the ranks that are recorded with it. None: not measured."""
@@ -78,11 +78,11 @@ class CpuUsers:
                 if of in first and first[of].start == stat.start}
         children = self._started_by({pid}) - {pid}
         ranks = self._started_by({*captured, *self._like(pid)} - {pid}) - children - {pid}
-        own = self._started_by({os.getpid()}) - children - ranks - {pid}
+        gputop = self._started_by({os.getpid()}) - children - ranks - {pid}
         others = {of: used for of, used in cpus.items()
-                  if of != pid and of not in ranks and of not in own and used >= _WORTH_NAMING}
+                  if of != pid and of not in ranks and of not in gputop and used >= _WORTH_NAMING}
         most = heapq.nsmallest(_NAMED, others, key=lambda of: (-others[of], of))
-        of_children, of_ranks, of_gputop = (sum(cpus.get(of, 0.0) for of in some) for some in (children, ranks, own))
+        of_children, of_ranks, of_gputop = (sum(cpus.get(of, 0.0) for of in some) for some in (children, ranks, gputop))
         return Users(of_children, of_ranks, of_gputop, tuple([
             CpuUser(of, printable(last[of].name), others[of], of in children) for of in most]))
 
@@ -101,11 +101,11 @@ class CpuUsers:
 
     def _like(self, pid: int) -> set[int]:
         """Processes that the same parent has started with the same command, numbers in it aside: other ranks."""
-        own = self._last[pid]
-        if own.parent <= 1 or not (command := self._command(pid)):
+        seen = self._last[pid]
+        if seen.parent <= 1 or not (command := self._command(pid)):
             return set()
-        return {of for of, stat in self._last.items() if of != pid and stat.parent == own.parent
-                and stat.name == own.name and self._command(of) == command}
+        return {of for of, stat in self._last.items() if of != pid and stat.parent == seen.parent
+                and stat.name == seen.name and self._command(of) == command}
 
     def _command(self, pid: int) -> bytes:
         try:

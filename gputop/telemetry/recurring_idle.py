@@ -93,12 +93,12 @@ def recurring_idle(times_s: Sequence[float], values: Sequence[Sequence[float]], 
         return [], 0
     interval_s = median([after - before for before, after in pairwise(times_s[-32:])])
     if interval_s > 0 and (every := int(_FINEST_S / interval_s)) > 1:
-        times_s, values, interval_s = times_s[::every], [own[::every] for own in values], interval_s * every
+        times_s, values, interval_s = times_s[::every], [of_gpu[::every] for of_gpu in values], interval_s * every
     seen: dict[int, _Seen] = {}
-    for gpu, (own, begin_s) in enumerate(zip(values, since_s, strict=True)):
-        found = _intervals(times_s, own, begin_s, interval_s)
-        if found is not None and found.idle_ratio <= MOST_IDLE:
-            seen[gpu] = found
+    for gpu, (of_gpu, begin_s) in enumerate(zip(values, since_s, strict=True)):
+        intervals = _intervals(times_s, of_gpu, begin_s, interval_s)
+        if intervals is not None and intervals.idle_ratio <= MOST_IDLE:
+            seen[gpu] = intervals
     out = []
     for gpus in _together(seen):
         # As one GPU: all of them idle. Without a reading of one the moment is unknown.
@@ -112,25 +112,25 @@ def recurring_idle(times_s: Sequence[float], values: Sequence[Sequence[float]], 
     return out, max((len(one.intervals) for one in seen.values()), default=0)
 
 
-def _intervals(times_s: Sequence[float], own: Sequence[float], since_s: float, interval_s: float) -> _Seen | None:
+def _intervals(times_s: Sequence[float], values: Sequence[float], since_s: float, interval_s: float) -> _Seen | None:
     """None where there are none, or where too little is known."""
     if since_s > times_s[0]:
         first = bisect_left(times_s, since_s)
-        times_s, own = times_s[first:], own[first:]
-    total = sum(own)
+        times_s, values = times_s[first:], values[first:]
+    total = sum(values)
     if total != total:  # something is missing
-        known = [i for i, v in enumerate(own) if v == v]
-        times_s, own = [times_s[i] for i in known], [own[i] for i in known]
-    if len(own) < _MIN_SAMPLES or min(own) > BELOW * max(own):
+        known = [i for i, v in enumerate(values) if v == v]
+        times_s, values = [times_s[i] for i in known], [values[i] for i in known]
+    if len(values) < _MIN_SAMPLES or min(values) > BELOW * max(values):
         return None
-    ordered = sorted(own[::1 + len(own) // _SORTED])
+    ordered = sorted(values[::1 + len(values) // _SORTED])
     # With less than half of the readings idle the upper quarter begins at a usual one.
     first_busy = bisect_left(ordered, 0.5 * ordered[3 * len(ordered) // 4])
     usual = ordered[(first_busy + len(ordered)) // 2]
     if usual < MIN_USUAL:
         return None
     below = BELOW * usual
-    runs = [match.span() for match in _RUNS.finditer(bytes([v <= below for v in own]))]
+    runs = [match.span() for match in _RUNS.finditer(bytes([v <= below for v in values]))]
     seen_s = times_s[-1] - times_s[0]
     open_since_s = None
     parts: list[Idle] = []
@@ -138,11 +138,11 @@ def _intervals(times_s: Sequence[float], own: Sequence[float], since_s: float, i
         if a == 0:
             continue  # since when is not known
         width_s = times_s[a - 1] - times_s[a - 2] if a > 1 else 0.0
-        begin_s = times_s[a - 1] - max(0.0, 1 - own[a - 1] / usual) * width_s
-        if b == len(own):
+        begin_s = times_s[a - 1] - max(0.0, 1 - values[a - 1] / usual) * width_s
+        if b == len(values):
             open_since_s = begin_s
         elif times_s[b] - times_s[a - 1] < _MAX_GAP * interval_s + 1.5 * (b - a + 1) * interval_s:
-            end_s = times_s[b - 1] + max(0.0, 1 - own[b] / usual) * (times_s[b] - times_s[b - 1])
+            end_s = times_s[b - 1] + max(0.0, 1 - values[b] / usual) * (times_s[b] - times_s[b - 1])
             parts.append(Idle(begin_s, end_s, end_s - begin_s))
     shortest_s = max(MIN_IDLE_S, MIN_IDLE_SAMPLES * interval_s)
     if len(parts) * MIN_PERIOD_S > seen_s:  # idle in each step, or an alias of that
@@ -192,11 +192,11 @@ def _overlapping(a: Sequence[Idle], b: Sequence[Idle]) -> int:
 
 def _recurring(gpus: Sequence[int], seen: _Seen, now_s: float, usual: float) -> RecurringIdle | None:
     """None where it does not return, or so soon that it may be the job's step."""
-    found = seen.intervals
+    idle = seen.intervals
     # Of two kinds, as of checkpoints and validation, each may be regular alone.
-    sets = [found, *_two_kinds(found)]
-    for own in sorted(sets, key=lambda own: (own is not found, -sum(one.idle_s for one in own))):
-        fit = _regular([one.begin_s for one in own])
+    sets = [idle, *_two_kinds(idle)]
+    for candidates in sorted(sets, key=lambda kind: (kind is not idle, -sum(one.idle_s for one in kind))):
+        fit = _regular([one.begin_s for one in candidates])
         if fit is None:
             continue
         hits, period_s, spread_s = fit
@@ -208,21 +208,21 @@ def _recurring(gpus: Sequence[int], seen: _Seen, now_s: float, usual: float) -> 
         next_s = last_s + period_s
         while next_s + _TOLERANCE * period_s < now_s:  # it may be a little late
             next_s += period_s
-        members = tuple(one for one in own if one.begin_s in hits)
+        members = tuple(one for one in candidates if one.begin_s in hits)
         return RecurringIdle(tuple(gpus), usual, seen.seen_s, members,
-                             tuple(one for one in found if one not in members), period_s, spread_s, next_s)
-    if len(found) < OCCURRENCES or (found[-1].begin_s - found[0].begin_s) / (len(found) - 1) < MIN_PERIOD_S:
+                             tuple(one for one in idle if one not in members), period_s, spread_s, next_s)
+    if len(idle) < OCCURRENCES or (idle[-1].begin_s - idle[0].begin_s) / (len(idle) - 1) < MIN_PERIOD_S:
         return None
-    return RecurringIdle(tuple(gpus), usual, seen.seen_s, tuple(found))
+    return RecurringIdle(tuple(gpus), usual, seen.seen_s, tuple(idle))
 
 
-def _two_kinds(found: Sequence[Idle]) -> list[list[Idle]]:
+def _two_kinds(idle: Sequence[Idle]) -> list[list[Idle]]:
     """Short and long ones, where the lengths fall apart."""
-    lengths = sorted(one.idle_s for one in found)
+    lengths = sorted(one.idle_s for one in idle)
     factor, border = max(((b / a, b) for a, b in pairwise(lengths)), default=(1.0, 0.0))
     if factor < _TWO_KINDS:
         return []
-    return [[one for one in found if one.idle_s < border], [one for one in found if one.idle_s >= border]]
+    return [[one for one in idle if one.idle_s < border], [one for one in idle if one.idle_s >= border]]
 
 
 def _regular(begins_s: Sequence[float]) -> tuple[list[float], float, float] | None:

@@ -56,8 +56,8 @@ def falls(view: NodeView) -> dict[int, Fall]:
     for gpu in view.warmed_up_gpus:
         # Without the job's start, which is not its level.
         known_s = view.age_on_s(gpu) - limit("idle_gpu.age_s") - (view.sample.time_s - end_s)
-        own = means[view.column(gpu)][-max(1, int(min(slices, known_s / SLICE_S))):]
-        if (fall := fall_of(own)) is not None:
+        of_gpu = means[view.column(gpu)][-max(1, int(min(slices, known_s / SLICE_S))):]
+        if (fall := fall_of(of_gpu)) is not None:
             out[gpu.info.index] = fall
     return out
 
@@ -70,12 +70,12 @@ def judge_below_own_best(view: NodeView) -> BelowOwnBest | Missing | None:
         return _unknown(at_work) or view.not_at_work(view.seconds("window_s"))
     left_out = view.gpus_left_out("below_own_best")
     listed = {gpu.info.index for gpu in fine}
-    found = {index: fall for index, fall in falls(view).items() if index in listed and index not in left_out}
-    if not found:
+    fallen = {index: fall for index, fall in falls(view).items() if index in listed and index not in left_out}
+    if not fallen:
         return None
     return BelowOwnBest(
-        gpus=tuple(sorted(found)), severity="low",
-        fall=Fall(*(median([getattr(fall, name) for fall in found.values()]) for name in ("best", "now", "lasts_s"))))
+        gpus=tuple(sorted(fallen)), severity="low",
+        fall=Fall(*(median([getattr(fall, name) for fall in fallen.values()]) for name in ("best", "now", "lasts_s"))))
 
 
 def _unknown(at_work: Sequence[GpuSample]) -> Missing | None:

@@ -127,7 +127,7 @@ def wall_time(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
         recordings.append((trace.overview, in_overview))
         divided = [_with_overview(divided[0], ranks[0].window, trace.overview, in_overview, python)]
     total_s, recorded_s = (sum(times) / len(divided) for times in zip(
-        *((own.total_s, own.recorded_s) for own in divided), strict=True))
+        *((rank_time.total_s, rank_time.recorded_s) for rank_time in divided), strict=True))
     parts = divided[0].parts if len(divided) == 1 else _mean(divided)
     per_step_s, pauses_s = _per_step(recordings)
     return WallTime(total_s, recorded_s, parts, "profiler" if trace.rank_windows_ns else "events", per_step_s, pauses_s,
@@ -243,11 +243,11 @@ def _loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.N
 def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tuple[WallPart, ...]:
     unrecorded = intersect(rank.window, _unrecorded(trace, rank))
     left = subtract(rank.window, unrecorded)
-    found: dict[str, Spans] = {"unrecorded": unrecorded}
+    divided: dict[str, Spans] = {"unrecorded": unrecorded}
 
     def take(id_: str, spans: Spans) -> None:
         nonlocal left
-        found[id_] = merge(found.get(id_, EMPTY), intersect(left, spans))
+        divided[id_] = merge(divided.get(id_, EMPTY), intersect(left, spans))
         left = subtract(left, spans)
 
     first, last = int(rank.window.start[0]), int(rank.window.end[-1])
@@ -258,12 +258,12 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         take("start", _spans(steps.warm_up_ns))
         for phase, spans in _whole_loops(steps).items():
             take(phase if phase in _PHASES else "iterations", spans)
-        known = merge(pauses, *(spans for id_, spans in found.items() if id_ != "unrecorded"))
+        known = merge(pauses, *(spans for id_, spans in divided.items() if id_ != "unrecorded"))
         # Without a step of its own, where the other recording has some, all of it is an edge.
         first, last = (int(known.start[0]), int(known.end[-1])) if len(known.start) else (last, last)
     take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
     stretches = _stretches(left, rank, steps, (first, last))
-    setups = _loop_setups(trace, stretches, found, steps, rank)
+    setups = _loop_setups(trace, stretches, divided, steps, rank)
     if len(setups.start):
         take(EVALUATION, setups)
         stretches = [stretch for stretch in stretches if stretch.start_ns not in setups.start]
@@ -271,7 +271,7 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
     outside = {"edges": sum(s.end_ns - s.start_ns for s in stretches if s.id == "edges")}
     of_gpu = subtract(subtract(left, idle), merge(EMPTY, *(
         _spans([(s.start_ns, s.end_ns)]) for s in stretches if s.id == "edges")))
-    out = [_loop_part(id_, spans, steps) for id_, spans in found.items() if spans.total]
+    out = [_loop_part(id_, spans, steps) for id_, spans in divided.items() if spans.total]
     out += [WallPart("gpu_work", of_gpu.total / 1e9, len(of_gpu.start))] if of_gpu.total else []
     out += [WallPart("edges", time / 1e9, sum(s.id == "edges" for s in stretches)) for time in outside.values() if time]
     out += _named_parts(_named(trace, rank, [s for s in stretches if s.id != "edges" and s.idle.total]), steps)
@@ -288,9 +288,9 @@ def _long_pauses(steps: Steps, rank: _Rank) -> Spans:
     usual_ns = steps.times.median_s * 1e9
     if len(rank.computes.start):
         lull_ns = round(_LULL * usual_ns)
-        own = joined(rank.computes, max(lull_ns, 1))
-        next_ = np.minimum(np.searchsorted(own.end, begin, side="right"), len(own.end) - 1)
-        begin = np.where(own.start[next_] <= begin + lull_ns, np.clip(own.end[next_], begin, end), begin)
+        computing = joined(rank.computes, max(lull_ns, 1))
+        next_ = np.minimum(np.searchsorted(computing.end, begin, side="right"), len(computing.end) - 1)
+        begin = np.where(computing.start[next_] <= begin + lull_ns, np.clip(computing.end[next_], begin, end), begin)
     taken = coverage(merge(rank.computes, rank.waits), begin, end)
     usual_ns += float(np.median(end - begin)) if len(end) else 0.0  # a call may be the lesser part of its step
     long = (end - begin > usual_ns) & (taken < _MOST * (end - begin))
@@ -316,15 +316,15 @@ def _whole_loops(steps: Steps) -> dict[str, Spans]:
     return out
 
 
-def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], found: Mapping[str, Spans], steps: Steps | None,
+def _loop_setups(trace: Trace, stretches: Sequence[_Stretch], divided: Mapping[str, Spans], steps: Steps | None,
                  rank: _Rank) -> Spans:
     """Of Keras the stretches that lead to an evaluation's first call, and those that follow its last one and free what
     it has used. What else comes after it are callbacks at the end of an epoch, checkpoints among them."""
-    loops = found.get(EVALUATION, EMPTY)
+    loops = divided.get(EVALUATION, EMPTY)
     if steps is None or _KERAS not in steps.times.anchor or not len(loops.start):
         return EMPTY
-    own = [s for s in stretches if s.idle.total and (s.end_ns in loops.start or s.start_ns in loops.end)]
-    named = [one for one in _named(trace, rank, own) if not _line(rank, one.stretch.idle, user=True)]
+    around_loops = [s for s in stretches if s.idle.total and (s.end_ns in loops.start or s.start_ns in loops.end)]
+    named = [one for one in _named(trace, rank, around_loops) if not _line(rank, one.stretch.idle, user=True)]
     return _spans((one.stretch.start_ns, one.stretch.end_ns) for one in named if one.kind in (
         _SETS_UP if one.stretch.end_ns in loops.start else _CLEANS_UP) or (
             one.kind == "python" and _in_wrapper(rank, one.stretch.idle)))
@@ -436,8 +436,8 @@ def _work(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch], group: I64,
         held = np.zeros(len(at), np.int64)
         held[np.unique(charged.holder[charged.own_ns > 0])] = 1
         counts.append(held)
-        own = rank.loop_lines[line[at]]
-        outer += np.bincount(which[at][own], charged.outer_ns[own], len(outer))
+        of_loop = rank.loop_lines[line[at]]
+        outer += np.bincount(which[at][of_loop], charged.outer_ns[of_loop], len(outer))
     out: dict[int, dict[str, tuple[int, int]]] = {}
     if keys:
         key, place = np.unique(np.concatenate(keys), return_inverse=True)
@@ -467,9 +467,9 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
     line, user = _line(rank, idle), _line(rank, idle, user=True)
     names = sorted(work, key=lambda name: -work[name][0])
     for kind, pattern in WORK_KINDS:
-        own = [name for name in names if re.match(pattern, name)]
-        if own and sum(work[name][0] for name in own) >= _MOST * total:
-            return kind, line or own[0]
+        alike = [name for name in names if re.match(pattern, name)]
+        if alike and sum(work[name][0] for name in alike) >= _MOST * total:
+            return kind, line or alike[0]
     silent = silent_ns is not None and silent_ns >= _MOST * total
     many = MANY_VARIABLES * max(len(idle.start), 1)
     if silent and work.get(READ_VARIABLE, (0, 0))[1] >= many:  # Python writes what it has read
@@ -536,19 +536,19 @@ def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]
         id_ = _PROFILER if one.kind == _PROFILER else one.stretch.id
         groups.setdefault((id_, *same_work(one.kind, one.what)), []).append(one)
     out = []
-    for (id_, kind, _), own in groups.items():
-        longest = max(own, key=lambda one: one.stretch.idle.total)
+    for (id_, kind, _), stretches in groups.items():
+        longest = max(stretches, key=lambda one: one.stretch.idle.total)
         work: dict[str, tuple[int, int]] = {}
-        for one in own:
+        for one in stretches:
             for name, (time, count) in one.work.items():
                 before = work.get(name, (0, 0))
                 work[name] = before[0] + time, before[1] + count
         most = sorted(work.items(), key=lambda item: (-item[1][0], item[0]))[:_NAMES]
-        silent = [one.silent_ns for one in own if one.silent_ns is not None]
+        silent = [one.silent_ns for one in stretches if one.silent_ns is not None]
         out.append(WallPart(
-            id_, sum(one.stretch.idle.total for one in own) / 1e9, len(own), kind, longest.what,
+            id_, sum(one.stretch.idle.total for one in stretches) / 1e9, len(stretches), kind, longest.what,
             longest.stretch.idle.total / 1e9, longest.stretch.start_ns / 1e9,
-            _every(np.array([one.stretch.start_ns for one in own]), steps) if id_ == "between" else None,
+            _every(np.array([one.stretch.start_ns for one in stretches]), steps) if id_ == "between" else None,
             tuple(HostWork(name, time / 1e9, count) for name, (time, count) in most),
             sum(silent) / 1e9 if silent else None))
     return out
@@ -573,10 +573,10 @@ def _summed(parts: Iterable[WallPart]) -> tuple[WallPart, ...]:
     for part in parts:
         groups.setdefault(_key(part), []).append(part)
     out = []
-    for own in groups.values():
-        longest = max(own, key=lambda part: part.longest_s)
-        every = {part.every_steps for part in own if part.every_steps is not None}
+    for same in groups.values():
+        longest = max(same, key=lambda part: part.longest_s)
+        every = {part.every_steps for part in same if part.every_steps is not None}
         out.append(structs.replace(
-            longest, time_s=sum(part.time_s for part in own), count=sum(part.count for part in own),
+            longest, time_s=sum(part.time_s for part in same), count=sum(part.count for part in same),
             every_steps=every.pop() if len(every) == 1 else None))
     return tuple(sorted(out, key=lambda part: (part.id not in _OF_STEPS, -part.time_s)))

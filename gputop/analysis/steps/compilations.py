@@ -50,42 +50,42 @@ def builds(trace: Trace) -> Builds:
     compiling = host_rows(trace, COMPILE)
     compiles = holds(trace, calls, host.start_ns[compiling])
     compiles[: len(rows)] |= traces
-    own = np.sort(outermost(trace, calls[compiles]))
+    outer = np.sort(outermost(trace, calls[compiles]))
     work = np.concatenate((host_rows(trace, TRACING), compiling))
     order = np.argsort(host.start_ns[work], kind="stable")
     begin, end = host.start_ns[work][order], np.maximum.accumulate(host.end_ns[work][order])
-    start, ends = host.start_ns[own], host.end_ns[own]
+    start, ends = host.start_ns[outer], host.end_ns[outer]
     last = np.searchsorted(begin, ends) - 1
     inside = last >= 0
     inside[inside] = begin[last[inside]] >= start[inside]
     built = ends.copy()
     built[inside] = np.minimum(end[last[inside]], ends[inside])
-    return Builds(own, built)
+    return Builds(outer, built)
 
 
-def rebuilt(trace: Trace, found: Builds | None = None) -> tuple[Rebuilt, ...]:
+def rebuilt(trace: Trace, known: Builds | None = None) -> tuple[Rebuilt, ...]:
     """Functions that are built again and again, the one that takes most time first.
 
     A tf.function of the same name that is new counts as the same function: the program makes it anew. One such call is
     its first. A function that has not been built for long, by its calls or by time, is left out, as one that a job's
     start builds for several shapes.
     """
-    own = builds(trace) if found is None else found
+    known = builds(trace) if known is None else known
     host, window_end = trace.host, trace.window_ns[1]
     rows, _ = host_stat(host, "tf_function_call")
     counted, tracing_count = host_stat(host, "tracing_count")
-    new = np.isin(own.rows, counted[tracing_count == 1])
+    new = np.isin(known.rows, counted[tracing_count == 1])
     calls = outermost(trace, np.concatenate((rows, host_rows(trace, PJIT))))
     cut = _of_cut_calls(trace, calls)
     out = []
-    own_at, calls_at = by_line(host.name[own.rows]), by_line(host.name[calls])
+    own_at, calls_at = by_line(host.name[known.rows]), by_line(host.name[calls])
     for one in {**own_at, **cut}:
         at, unseen = own_at.get(one, _NO_ROWS), cut.get(one, (_NO_ROWS, _NO_ROWS))
         made = int(new[at].sum())
         built = len(at) + len(unseen[0]) - min(made, 1)
         if built < AGAIN:
             continue
-        own_begin, own_end = host.start_ns[own.rows[at]], own.built_ns[at]
+        own_begin, own_end = host.start_ns[known.rows[at]], known.built_ns[at]
         begin = np.sort(np.concatenate((own_begin, unseen[0])))
         end = int(np.concatenate((own_end, unseen[1])).max())
         all_calls = np.sort(np.concatenate((host.start_ns[calls[calls_at.get(one, _NO_ROWS)]], unseen[0])))
@@ -111,17 +111,17 @@ def _of_cut_calls(trace: Trace, calls: I64) -> dict[int, tuple[I64, I64]]:
     calls_at = by_line(host.name[calls]) if len(rows) else {}
     out = {}
     for name, at in by_line(host.name[rows]).items():
-        found = _MODULE.match(trace.names[name])
-        number = numbers.get(f"PjitFunction({found[1]})") if found is not None else None
+        module = _MODULE.match(trace.names[name])
+        number = numbers.get(f"PjitFunction({module[1]})") if module is not None else None
         if number is None:
             continue
-        own, around = rows[at], calls[calls_at.get(number, _NO_ROWS)]
+        outside, around = rows[at], calls[calls_at.get(number, _NO_ROWS)]
         order = np.argsort(host.start_ns[around], kind="stable")
-        inside = np.searchsorted(host.start_ns[around[order]], host.start_ns[own], side="right") - 1
+        inside = np.searchsorted(host.start_ns[around[order]], host.start_ns[outside], side="right") - 1
         ends = np.maximum.accumulate(host.end_ns[around[order]])
-        own = own[(inside < 0) | (host.start_ns[own] >= np.append(ends, 0)[inside])]
-        if len(own):
-            out[number] = host.start_ns[own], host.end_ns[own]
+        outside = outside[(inside < 0) | (host.start_ns[outside] >= np.append(ends, 0)[inside])]
+        if len(outside):
+            out[number] = host.start_ns[outside], host.end_ns[outside]
     return out
 
 

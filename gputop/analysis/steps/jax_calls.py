@@ -61,25 +61,25 @@ def outer_calls(trace: Trace) -> I64:
     rows = rows[lines_of(trace, MAIN)[host.line[rows]]] if len(rows) else rows
     out = []
     for line in np.unique(host.line[rows]).tolist():
-        own = rows[host.line[rows] == line]
-        own = own[np.lexsort((-host.end_ns[own], host.start_ns[own]))]
-        reach = np.maximum.accumulate(host.end_ns[own])
-        out.append(own[np.concatenate(([True], host.start_ns[own][1:] >= reach[:-1]))])
+        of_line = rows[host.line[rows] == line]
+        of_line = of_line[np.lexsort((-host.end_ns[of_line], host.start_ns[of_line]))]
+        reach = np.maximum.accumulate(host.end_ns[of_line])
+        out.append(of_line[np.concatenate(([True], host.start_ns[of_line][1:] >= reach[:-1]))])
     return np.sort(np.concatenate(out)) if out else rows
 
 
 def marking_calls(trace: Trace) -> I64:
     """The calls among which are those that begin the steps, by the rules above; all of them where no op of JAX's own is
     called from Python."""
-    host, own = trace.host, own_ops(trace)
+    host, is_own = trace.host, own_ops(trace)
     all_rows = host_rows(trace, PJIT)
-    if not own[host.name[all_rows]].any():
+    if not is_own[host.name[all_rows]].any():
         return all_rows
     rows = outer_calls(trace)
     lines, counts = np.unique(host.line[rows], return_counts=True)
     rows = rows[host.line[rows] == lines[counts.argmax()]] if len(lines) else rows
     name, length = host.name[rows], host.end_ns[rows] - host.start_ns[rows]
-    users = ~own[name]
+    users = ~is_own[name]
     if len(rows) and np.unique(name[users], return_counts=True)[1].max(initial=0) >= _FEWEST:
         return rows[users]
     period = _period(name)
@@ -101,10 +101,10 @@ def _period(name: npt.NDArray) -> int | None:
         distances.add(period)
         if float((apart == period).mean()) >= _ALIKE:
             alike[period] = float((name[period:] == name[:-period]).mean())
-    found = [period for period, share in sorted(alike.items()) if share >= _ALIKE]
-    if not found or (alike[found[0]] < _SURELY and max(distances) > found[0]):
+    periods = [period for period, share in sorted(alike.items()) if share >= _ALIKE]
+    if not periods or (alike[periods[0]] < _SURELY and max(distances) > periods[0]):
         return None
-    return found[0]
+    return periods[0]
 
 
 def _first_of_period(trace: Trace, name: npt.NDArray, length: I64, period: int) -> int:

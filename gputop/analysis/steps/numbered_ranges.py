@@ -67,19 +67,19 @@ def numbered_ranges(trace: Trace) -> NumberedRanges | None:
     of_rank: dict[int, list[_Family]] = {}
     for line, at in by_line(host.line[rows]).items():
         of_rank.setdefault(trace.lines[line].rank, []).extend(_families(trace, rows[at], trace.lines[line].rank))
-    found = [family for own in of_rank.values() for family in own]
-    if not found:
+    every = [family for of_one in of_rank.values() for family in of_one]
+    if not every:
         return None
     # The same family in all processes: the first of that which has most launches and time in all of them.
     sums: dict[str, _Family] = {}
-    for family in found:
+    for family in every:
         before = sums.get(family.name, _Family(family.name, family.rows, 0, 0))
         sums[family.name] = before._replace(launches=before.launches + family.launches,
                                             time_ns=before.time_ns + family.time_ns)
     name = min(sums.values(), key=lambda family: family.order).name
-    chosen = [min(own, key=lambda family: family.order) for families in of_rank.values()
-              if (own := [family for family in families if family.name == name])]
-    beside = [family.rows for family in found if family.evaluates and family.name != name]
+    chosen = [min(named, key=lambda family: family.order) for families in of_rank.values()
+              if (named := [family for family in families if family.name == name])]
+    beside = [family.rows for family in every if family.evaluates and family.name != name]
     return NumberedRanges(name, np.sort(np.concatenate([family.rows for family in chosen])), chosen[0].evaluates,
                           np.sort(np.concatenate(beside)) if beside else np.empty(0, np.int64))
 
@@ -107,21 +107,21 @@ def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:
     launched = np.sort(trace.device.launch_ns[_of_rank(trace, rank)])
     out = []
     for name, listed in families.items():
-        own = np.array(listed)
-        start, end = host.start_ns[own], host.end_ns[own]
+        ranges = np.array(listed)
+        start, end = host.start_ns[ranges], host.end_ns[ranges]
         counted = [numbers[row] for row in listed]
-        if len(own) < _FEWEST or (start[1:] < end[:-1]).any() or not _rises(counted):
+        if len(ranges) < _FEWEST or (start[1:] < end[:-1]).any() or not _rises(counted):
             continue
         by_one = sum(after[-1] - before[-1] == 1 or after[:-1] != before[:-1]
                      for before, after in itertools.pairwise(counted))
         pauses_ns, ranges_ns = int((start[1:] - end[:-1]).sum()), int((end - start).sum())
-        if 2 * by_one < len(own) - 1 and pauses_ns > ranges_ns:
+        if 2 * by_one < len(ranges) - 1 and pauses_ns > ranges_ns:
             continue  # every tenth iteration is marked
         launches = int((np.searchsorted(launched, end) - np.searchsorted(launched, start)).sum())
-        out.append(_Family(name, own, launches, ranges_ns))
-    holders = {name: own for name, own in families.items() if "epoch" not in name.lower()}
+        out.append(_Family(name, ranges, launches, ranges_ns))
+    holders = {name: holder for name, holder in families.items() if "epoch" not in name.lower()}
     return [family for family in out if not any(
-        _within_one(trace, family.rows, np.array(own)) for name, own in holders.items() if name != family.name)]
+        _within_one(trace, family.rows, np.array(holder)) for name, holder in holders.items() if name != family.name)]
 
 
 def _rises(numbers: list[tuple[int, ...]]) -> bool:
@@ -131,8 +131,8 @@ def _rises(numbers: list[tuple[int, ...]]) -> bool:
 def _of_rank(trace: Trace, rank: int) -> Mask:
     """Device events that a thread of this process launched."""
     line = trace.device.launch_line
-    own = np.array([one.rank == rank for one in trace.lines] + [False], bool)  # the last one answers for no line
-    return own[line] & (trace.device.launch_ns >= 0)
+    of_rank = np.array([one.rank == rank for one in trace.lines] + [False], bool)  # the last one answers for no line
+    return of_rank[line] & (trace.device.launch_ns >= 0)
 
 
 def _within_one(trace: Trace, rows: I64, holders: I64) -> bool:

@@ -61,11 +61,11 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     out: list[StartUpSpan] = []
     taken = EMPTY
     compiled, traced = _built(trace)
-    for kind, found in ((LOADING, _loading(trace)), (AUTOTUNING, _tried(trace)), (COMPILING, compiled),
+    for kind, calls in ((LOADING, _loading(trace)), (AUTOTUNING, _tried(trace)), (COMPILING, compiled),
                         (TRACED, traced)):
-        new = subtract(union(found[0], found[1]), taken)
+        new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
-        names = _longest_names(new, found)
+        names = _longest_names(new, calls)
         out += [StartUpSpan(kind, start, end, function_name(trace.names[name]) if name >= 0 else "")
                 for start, end, name in zip(new.start.tolist(), new.end.tolist(), names.tolist(), strict=True)]
     return tuple(sorted(out, key=lambda span: span.start_ns))
@@ -74,13 +74,13 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
 _Found = tuple[I64, I64, I64]  # begin, end, and name (index into the trace's names, -1: none)
 
 
-def _longest_names(spans: Spans, found: _Found) -> I64:
+def _longest_names(spans: Spans, calls: _Found) -> I64:
     """Of each span the name of the longest event that begins in it, or before it and reaches into it."""
     names = np.full(len(spans.start), -1, np.int64)
-    if len(names) and len(found[0]):
-        at = np.minimum(np.searchsorted(spans.end, found[0], side="right"), len(names) - 1)
-        order = np.argsort(found[1] - found[0], kind="stable")
-        names[at[order]] = found[2][order]  # of several for one place the last one stays
+    if len(names) and len(calls[0]):
+        at = np.minimum(np.searchsorted(spans.end, calls[0], side="right"), len(names) - 1)
+        order = np.argsort(calls[1] - calls[0], kind="stable")
+        names[at[order]] = calls[2][order]  # of several for one place the last one stays
     return names
 
 
@@ -109,8 +109,8 @@ def _loading(trace: Trace) -> _Found:
             or in_first < _IN_FIRST * int(length[long].sum())):
         return loads
     at = launched[long & first]
-    own = device.launch_ns[at], device.launch_end_ns[at], device.name[at].astype(np.int64)
-    return _joined(loads, own)
+    launches = device.launch_ns[at], device.launch_end_ns[at], device.name[at].astype(np.int64)
+    return _joined(loads, launches)
 
 
 def _tried(trace: Trace) -> _Found:
