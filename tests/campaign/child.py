@@ -1,11 +1,13 @@
 """The process in which inputs are tried: ``-m tests.campaign.child FOLDER MODULE TARGETS SEED COUNT [KEPT ...]``.
 
 Before each input it writes it to ``current``, so that whoever started it has it when this process dies or hangs. It
-says of each failure one line of JSON on the descriptor that was its stdout, and a line for each input that began.
+says of each failure one line of JSON, with the input, on the descriptor that was its stdout, and a line for each input
+that began.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -213,7 +215,7 @@ class Child:
             self._shapes.add((target.name, shape))
             self._pools[target.name] = [*self._pools[target.name], data][-_KEPT:]
         for problem in problems:
-            self.tell(target=target.name, problem=problem)
+            self.tell(target=target.name, problem=problem, data=base64.b64encode(data).decode())
 
 
 def main(folder: str, module: str, names: str, seed: str, count: str, *kept: str) -> None:

@@ -11,6 +11,7 @@ failure is kept as a file in ``--keep``, and tests/campaign/test_fuzz.py tries i
 from __future__ import annotations
 
 import argparse
+import base64
 import hashlib
 import json
 import os
@@ -92,7 +93,7 @@ class Campaign:
                 except queue.Empty:
                     hang = _hang(process.pid, began_s, cpu_s, self.cpu_limit_s)
                     if hang and target:
-                        self._fail(target, f"hang: {hang}")
+                        self._fail(target, f"hang: {hang}", self._current())
                         return
                     continue
                 if line is None:
@@ -101,7 +102,8 @@ class Campaign:
                 if "done" in said:
                     done, self.shapes = True, self.shapes + said["shapes"]
                 elif "problem" in said:
-                    self._fail(said["target"], said["problem"])
+                    # Not ``current``: the child has gone on to the next input by now.
+                    self._fail(said["target"], said["problem"], base64.b64decode(said["data"]))
                 else:
                     if time.monotonic() > until_s:
                         return
@@ -114,7 +116,8 @@ class Campaign:
                 tail += (process.stderr.read() if process.stderr else "")[-600:]
                 if not target:
                     raise RuntimeError(f"the process did not begin: {status}\n{tail}")
-                self._fail(target, f"died: {f'signal {-status}' if status < 0 else f'exit {status}'} {tail[-300:]!r}")
+                self._fail(target, f"died: {f'signal {-status}' if status < 0 else f'exit {status}'} {tail[-300:]!r}",
+                           self._current())
         finally:
             process.kill()
             process.wait()
@@ -123,12 +126,15 @@ class Campaign:
                 assert stream is not None
                 stream.close()
 
-    def _fail(self, target: str, problem: str) -> None:
+    def _current(self) -> bytes:
+        """The input at which the process stands, or died."""
+        return (self.folder / "current").read_bytes()
+
+    def _fail(self, target: str, problem: str, data: bytes) -> None:
         key = target, re.sub(r"\d+", "", problem.partition(": '")[0])[:90]
         if key in self.failures:
             self.repeated += 1
             return
-        data = (self.folder / "current").read_bytes()
         self.failures[key] = Failure(target, problem, data)
 
 

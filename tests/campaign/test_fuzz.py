@@ -40,7 +40,7 @@ def test_whatever_goes_wrong_is_noticed(tmp_path: Path) -> None:
     found = {failure.target: failure for failure in campaign.failures.values()}
     assert found.keys() == PLANTED.keys() - {"fine"}
     for name, failure in found.items():
-        assert failure.problem.startswith(PLANTED[name][1]), failure
+        assert failure.problem.startswith(PLANTED[name][1]) and failure.data, failure
     assert keep(found["memory"], tmp_path / "kept").read_bytes() == found["memory"].data != b""
 
 
