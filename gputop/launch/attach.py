@@ -40,12 +40,10 @@ def start_server(process: target.Target, port: int = 0) -> Announcement:
     listen = "local" if process.same_network else "all"  # the loopback of another network is out of reach
     source = (environment.INSIDE / "gputop_serve.py").read_text()
     source += f"\nserve_now({token!r}, {port}, {listen!r}, {time.time() + ANSWER_TIMEOUT_S})\n"
-    # The same text for both ways of running it: in a namespace of its own, and silent.
-    text = (f"try:\n exec(compile(bytes.fromhex('{source.encode().hex()}'), 'gputop_serve', 'exec'), "
-            "{'__name__': 'gputop_serve'})\nexcept Exception:\n pass\n")
+    text = silent_text(source, "gputop_serve")
     before = set() if process.same_network else _listening(process.pid)
     with contextlib.closing(Announcements(token, lambda _: None, process.uid)) as announcements, \
-            _running_in(process, text):
+            running_in(process, text):
         if process.same_network:
             announced = announcements.receive(ANSWER_TIMEOUT_S)
         else:
@@ -61,8 +59,14 @@ def start_server(process: target.Target, port: int = 0) -> Announcement:
     return announced
 
 
+def silent_text(source: str, name: str) -> str:
+    """Python's text that runs ``source``, in a namespace of its own, and silent; for both ways of running it."""
+    return (f"try:\n exec(compile(bytes.fromhex('{source.encode().hex()}'), '{name}', 'exec'), "
+            f"{{'__name__': '{name}'}})\nexcept Exception:\n pass\n")
+
+
 @contextlib.contextmanager
-def _running_in(process: target.Target, text: str) -> Iterator[None]:
+def running_in(process: target.Target, text: str) -> Iterator[None]:
     """Request the process to run ``text``, in the way its Python supports. Remote execution that has not run by the
     end of the block is withdrawn; a pending call cannot be withdrawn, but finds that it is too late."""
     with remote_exec.memory_of(process.pid) as memory:

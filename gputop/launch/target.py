@@ -20,6 +20,7 @@ WHAT_STARTING_DOES = (
     "between two of its steps. The server stays until the process ends and costs nothing until it is used. "
     "Before Python 3.14, one sleeping thread is stopped for about a millisecond.")
 _ALTERNATIVE = "Or restart the job with gputop run."
+_SERVED = frozenset({"tensorflow", "jax"})  # whose profiler server gputop can start
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,11 @@ class Target:
     same_network: bool  # else it lives in a container with a network of its own
 
 
-def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA) -> Target:
-    """Inspect a process without touching it. Raises GputopError with the reason why it cannot be a target."""
+def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
+            frameworks: frozenset[str] = _SERVED) -> Target:
+    """Inspect a process without touching it. Raises GputopError with the reason why it cannot be a target.
+
+    ``frameworks``: those of :mod:`gputop.core.framework` that it must have loaded one of."""
     folder = proc / str(pid)
     try:
         status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
@@ -67,12 +71,13 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA) -> Target:
         started = _started(folder)
     except OSError:
         raise GputopError(f"process {pid} has ended", "") from None
-    if loaded == {"pytorch"}:
+    if loaded == {"pytorch"} and "pytorch" not in frameworks:
         raise GputopError(f"process {pid} ({command[:60]}) trains with PyTorch, which has no profiler server",
                           "Record some steps with torch.profiler, write them with export_chrome_trace, and run gputop "
                           "analyze on the file.")
-    if not loaded & {"tensorflow", "jax"}:
-        raise GputopError(f"process {pid} ({command[:60]}) has neither TensorFlow nor JAX loaded",
+    if not loaded & frameworks:
+        without = "no PyTorch" if frameworks == {"pytorch"} else "neither TensorFlow nor JAX"
+        raise GputopError(f"process {pid} ({command[:60]}) has {without} loaded",
                           "Give the Python process that trains, not its shell or launcher; or wait until it has "
                           "imported them.")
     same_network = True

@@ -191,6 +191,11 @@ def holders(proc: Path, inodes: set[int]) -> dict[int, list[int]]:
     return found
 
 
+def open_inodes(proc: Path, pid: int) -> set[int]:
+    """The inodes of the sockets that a process has open; none where it may not be read."""
+    return {int(match[1]) for link in _links(f"{proc}/{pid}/fd") if (match := _SOCKET.fullmatch(link))}
+
+
 def _links(folder: str) -> list[str]:
     """What a folder's links point to; strings all along, a job may have thousands of files open."""
     links = []

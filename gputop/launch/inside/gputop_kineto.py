@@ -1,0 +1,86 @@
+"""Inside a PyTorch job's process: switches kineto's daemon mode on, so that gputop can record it.
+
+Run as text by ``gputop capture`` and ``gputop attach``, in the thread that runs Python's pending calls, and loaded by
+:mod:`gputop_inside` where the job was started with ``gputop run``. Stands alone like that one.
+
+What stays in the environment are the folder of the sockets, which kineto reads at each message, and its base config.
+KINETO_USE_DAEMON does not: each child that imports torch would become a client, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from typing import Any
+
+_FLAG = "KINETO_USE_DAEMON"
+_IS_SET, _INIT = "_ZN9libkineto17isDaemonEnvVarSetEv", "_ZN5torch18global_kineto_initEv"
+_DETAIL_CHARS = 300
+
+
+def variables(folder: str) -> dict[str, str]:
+    """The environment that daemon mode needs."""
+    return {_FLAG: "1", "KINETO_IPC_SOCKET_DIR": folder, "KINETO_ONDEMAND_TRACE_DIR": folder,
+            "KINETO_CONFIG": folder + "/kineto.conf", "KINETO_LOG_LEVEL": "5"}
+
+
+def switch_on_now(folder: str, token: str, until_s: float) -> None:
+    """Become a client of the daemon in ``folder``, which is told what came of it; nothing after ``until_s``."""
+    if time.time() > until_s:
+        return
+    state, detail = _switch_on(folder)
+    message = json.dumps({"token": token, "state": state, "detail": detail[:_DETAIL_CHARS]}).encode()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
+            teller.setblocking(False)
+            teller.sendto(struct.pack("=Q32s", len(message), b"gputop") + message, folder + "/dynolog")
+    except OSError:  # nobody listens any more
+        pass
+
+
+def _switch_on(folder: str) -> tuple[str, str]:
+    """What came of it: "on", or a reason as a word; and a detail. Raises nothing."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return "absent", ""
+    if getattr(torch.__spec__, "_initializing", False):
+        return "importing", ""
+    version = str(getattr(torch, "__version__", ""))
+    try:
+        if torch._C._autograd._profiler_enabled():
+            return "profiling", version
+        # Those of torch's own process, not a second copy.
+        library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"),  # noqa: PTH118, PTH120
+                              mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        is_set, init = getattr(library, _IS_SET), getattr(library, _INIT)
+    except (AttributeError, OSError) as error:
+        return "unsupported", f"{version}: {error}"
+    is_set.restype, is_set.argtypes, init.restype, init.argtypes = ctypes.c_bool, (), None, ()
+    before = {name: os.environ.get(name) for name in variables(folder)}
+    os.environ.update(variables(folder))  # by putenv, too, where kineto looks
+    done = False
+    try:
+        # Remembers what the environment said when it was first asked: no, once torch.profiler has been used.
+        if not is_set():
+            return "used", version
+        init()
+        done = True
+        return "on", version
+    except Exception as error:  # noqa: BLE001  whatever it is, the job must not notice
+        return "failed", f"{version}: {type(error).__name__}: {error}"
+    finally:
+        for name, value in before.items():
+            if name == _FLAG or not done:
+                _restore(name, value)
+
+
+def _restore(name: str, value: Any) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

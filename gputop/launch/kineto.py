@@ -1,0 +1,147 @@
+"""Switches kineto's daemon mode on in a PyTorch process that was started without anything.
+
+As :mod:`gputop.launch.attach` starts a profiler server: the process's own interpreter runs
+:mod:`gputop.launch.inside.gputop_kineto`, once, and reports to gputop's daemon, which the kernel tells its sender.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from gputop.core.codec import parse
+from gputop.core.errors import GputopError
+from gputop.launch import environment, target
+from gputop.launch.attach import ANSWER_TIMEOUT_S, running_in, silent_text
+from gputop.profiler.kineto import clients, daemon
+from gputop.profiler.kineto.clients import Client
+from gputop.profiler.kineto.folder import SocketFolder
+from gputop.profiler.kineto.record import unsafe
+from gputop.text.units import printable
+
+WHAT_SWITCHING_ON_DOES = (
+    "gputop has the job's own Python switch on the daemon mode of its PyTorch's profiler, once, between two of its "
+    "steps. From then on a thread of the profiler looks for gputop's socket once a second; it costs nothing you could "
+    "measure, and it ends with the process. Before Python 3.14, one sleeping thread is stopped for about a millisecond.")
+LINES_TO_PASTE = (
+    "from torch.profiler import profile, schedule, tensorboard_trace_handler\n"
+    "with profile(schedule=schedule(wait=10, warmup=2, active=20, repeat=1),\n"
+    "             on_trace_ready=tensorboard_trace_handler('traces')) as profiler:\n"
+    "    for batch in loader:\n"
+    "        train_step(batch)\n"
+    "        profiler.step()")
+_PASTE = f"Add these lines to the script, and run gputop analyze traces:\n{LINES_TO_PASTE}"
+_PERIOD_S = 0.2
+_FRAMEWORKS = frozenset({"pytorch"})
+_DETAIL_CHARS = 200
+
+
+def switch_on(pid: int, stop: threading.Event | None = None) -> Client:
+    """The client that a process is or, after this, has become. Blocks for up to 30 s. Raises GputopError with the
+    reason why it cannot become one; nothing has changed in it then."""
+    existing = clients.client_of(pid)
+    if existing is not None:
+        if existing.folder is None:
+            raise unsafe(pid)
+        return existing
+    process = target.examine(pid, frameworks=_FRAMEWORKS)
+    with SocketFolder.create(pid, process.uid) as folder:
+        try:
+            _inject(process, folder, stop or threading.Event())
+        finally:
+            client = clients.client_of(pid)
+            if client is None:
+                folder.remove()
+    if client is None or client.folder != folder.path:
+        raise GputopError(f"PyTorch in process {pid} did not switch its daemon mode on",
+                          "Its build may leave kineto out. " + _PASTE)
+    return client
+
+
+def _inject(process: target.Target, folder: SocketFolder, stop: threading.Event) -> None:
+    """Raises GputopError unless the process reports that it is on, and its kineto asks for work."""
+    token = environment.new_token()
+    until_s = time.time() + ANSWER_TIMEOUT_S
+    source = (environment.INSIDE / "gputop_kineto.py").read_text()
+    source += f"\nswitch_on_now({str(folder.path)!r}, {token!r}, {until_s})\n"
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    reported = polled = False
+    with daemon.serving(folder, stop.is_set) as server, running_in(process, silent_text(source, "gputop_kineto")):
+        while time.monotonic() < deadline and not stop.is_set():
+            for event in daemon.wait([server], _PERIOD_S):
+                if event.pid != process.pid:
+                    continue
+                report = _report(event.report, token)
+                if report is not None:
+                    _raise_unless_on(process.pid, *report)
+                    reported = True
+                polled = polled or event.report is None
+            if reported and polled:
+                return
+    if reported:
+        return
+    if stop.is_set():
+        raise GputopError("the capture was stopped", "The request is no longer valid once 30 s have passed.")
+    raise GputopError(
+        f"Process {process.pid} did not answer within {ANSWER_TIMEOUT_S:.0f} s: its main thread runs native code or "
+        "nothing at all, not Python, or the job may open no socket (seccomp).",
+        f"py-spy dump --pid {process.pid} shows where it is. The request is no longer valid; nothing was changed.")
+
+
+def _report(body: bytes | None, token: str) -> tuple[str, str] | None:
+    """State and detail in a report; None where it is none, or another's."""
+    if body is None:
+        return None
+    try:
+        report: Any = parse(body)
+    except ValueError:
+        return None
+    if not isinstance(report, dict) or report.get("token") != token:
+        return None
+    return str(report.get("state")), printable(str(report.get("detail")))[:_DETAIL_CHARS]
+
+
+def _raise_unless_on(pid: int, state: str, detail: str) -> None:
+    if state == "on":
+        return
+    reasons = {
+        "absent": (f"process {pid} has not imported torch", "Give the Python process that trains, not its launcher."),
+        "importing": (f"process {pid} is importing torch", "Try again in a moment."),
+        "profiling": (f"torch.profiler records process {pid} now", "Try again when it has written its trace."),
+        "used": (f"process {pid} has used torch.profiler before, and its PyTorch {detail} then takes no recording from "
+                 "outside", _PASTE),
+        "unsupported": (f"the PyTorch of process {pid} has no daemon mode ({detail})", _PASTE),
+    }
+    message, fix = reasons.get(state, (f"PyTorch in process {pid} did not switch its daemon mode on ({detail or state})",
+                                       _PASTE))
+    raise GputopError(message, fix)
+
+
+class UsedBefore(GputopError):
+    """The process has used torch.profiler: only the thread way is left."""
+
+
+def torch_version(pid: int) -> str:
+    """The version of the torch that a process has mapped, such as "2.13.0+cpu"; empty where it cannot be read."""
+    from gputop.core.files import folder_of_process
+    from gputop.core.proc import mappings, read_maps
+
+    try:
+        path = next((m.path for m in mappings(read_maps(pid)) if m.path.endswith("/torch/lib/libtorch_cpu.so")), "")
+        if not path:
+            return ""
+        with folder_of_process(pid, Path(path).parents[1]) as folder:
+            import os
+
+            from gputop.core.files import open_regular
+
+            with open_regular("version.py", 1 << 16, follow_links=False, folder_fd=folder.fd) as file:
+                text = file.read(1 << 16).decode("utf-8", "replace")
+            del os
+    except OSError:
+        return ""
+    match = re.search(r"^__version__ = '([0-9A-Za-z.+]{1,40})'$", text, re.MULTILINE)
+    return match[1] if match else ""

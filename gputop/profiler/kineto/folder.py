@@ -1,0 +1,200 @@
+"""The folder of a daemon's socket: in the job's root, of the job's user, closed to everybody else.
+
+Its owner may put anything there and exchange what gputop put there; therefore gputop holds it open, follows no link in
+it, and binds the socket with the rights of that user, in that user's root. The folder outlives a capture, because the job's socket
+is in it. It goes once its job has ended: at the end of ``gputop run``, or when a later gputop sweeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import socket
+import stat
+import time
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+
+from gputop.core.errors import GputopError
+from gputop.core.files import Folder, folder_of_process
+from gputop.profiler.kineto import as_process
+from gputop.profiler.kineto.protocol import CLIENT_PREFIX, DAEMON_NAME, MAX_FOLDER_CHARS
+
+PLACE = PurePosixPath("/tmp")  # in the job's root: newer kineto writes traces below it, whatever else is set
+CONFIG_NAME = "kineto.conf"
+TRACE_PREFIX = "gputop-trace-"  # of the names of traces, until they are fetched
+_PREFIX = "gputop-kineto-"
+# The clients' base config: each poll is a file looked for, in a thread of kineto's. It polls every 5 s without it.
+_BASE_CONFIG = b"ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n"
+_UNUSED_MAX_AGE_S = 24 * 3600.0  # of a folder that no job has put a socket into
+_MAX_SWEPT = 256
+_MAX_ENTRIES = 4096
+
+
+class SocketFolder:
+    """A folder of sockets, held open; ``path`` is where its job sees it."""
+
+    def __init__(self, path: PurePosixPath, folder: Folder, pid: int, uid: int) -> None:
+        self.path, self.folder, self.pid, self.uid = path, folder, pid, uid
+
+    @classmethod
+    def create(cls, pid: int, uid: int) -> SocketFolder:
+        """A new one in the root of process ``pid``, whose user is ``uid``. Raises GputopError."""
+        name = f"{_PREFIX}{secrets.token_hex(6)}"
+        try:
+            with folder_of_process(pid, Path(PLACE)) as place:
+                folder = place.make(name)
+            try:
+                with os.fdopen(folder.create(CONFIG_NAME, 0o644), "wb") as config:
+                    config.write(_BASE_CONFIG)
+                if uid != os.geteuid():
+                    os.fchown(folder.fd, uid, -1)  # last: from now on it is the job's
+            except OSError:
+                folder.close()
+                raise
+        except OSError as error:
+            raise GputopError(f"no folder for a socket can be made in {PLACE} of process {pid}: "
+                              f"{error.strerror or error}",
+                              f"There {PLACE} must be a folder, not a link, and have room for two files.") from None
+        return cls(PLACE / name, folder, pid, uid)
+
+    @classmethod
+    def open(cls, pid: int, path: PurePosixPath, uid: int) -> SocketFolder:
+        """That which process ``pid`` of user ``uid`` has its socket in. Raises GputopError, also where other users
+        could bind a daemon's name there."""
+        if len(str(path)) > MAX_FOLDER_CHARS or not path.is_absolute():
+            raise GputopError(f"process {pid} has its kineto socket in {path}, which is no folder gputop can use",
+                              f"KINETO_IPC_SOCKET_DIR must be absolute, with at most {MAX_FOLDER_CHARS} characters.")
+        try:
+            folder = folder_of_process(pid, Path(path))
+        except OSError as error:
+            raise GputopError(f"the folder {path} of the kineto socket of process {pid} cannot be entered: "
+                              f"{error.strerror or error}",
+                              "It was removed or is a link; only a restart of the job makes it usable.") from None
+        state = os.fstat(folder.fd)
+        if state.st_uid not in (uid, 0) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            folder.close()
+            raise GputopError(f"other users could answer the kineto of process {pid}: they can write to {path}",
+                              "Let KINETO_IPC_SOCKET_DIR be a folder with mode 0700, or start the job with gputop run.")
+        return cls(path, folder, pid, uid)
+
+    def __enter__(self) -> SocketFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.folder.close()
+
+    def lock(self) -> bool:
+        """Whether this gputop is now the one that serves here, until the folder is closed or gputop ends."""
+        try:
+            fcntl.flock(self.folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # held, or a file system without locks
+            return False
+        return True
+
+    def bind(self) -> tuple[socket.socket, os.stat_result]:
+        """The daemon's socket, and what identifies its file. Raises GputopError where another daemon has that name."""
+        if self._answers(DAEMON_NAME):
+            raise GputopError(f"another daemon, such as dynolog, serves the kineto sockets in {self.path}",
+                              "End it, or capture with its own tool (dyno gputrace).")
+        daemon = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            daemon.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            daemon.setblocking(False)
+            as_process.run(self.pid, self.uid, lambda: daemon.bind(f"{self.path}/{DAEMON_NAME}"))
+            return daemon, self.folder.state(DAEMON_NAME)
+        except OSError as error:
+            daemon.close()
+            raise GputopError(f"no socket can be made in {self.path} of process {self.pid}: {error.strerror or error}",
+                              as_process.fix(error)) from None
+
+    def unbind(self, state: os.stat_result) -> None:
+        """Remove the daemon's socket if it is the one of ``state``: a job would wait for one that nobody reads."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(self.folder.state(DAEMON_NAME), state):
+                self.folder.remove(DAEMON_NAME)
+
+    def send(self, daemon: socket.socket, name: str, datagram: bytes) -> bool:
+        """Whether a datagram went to the socket of that name, if it is one of the job's user. Never blocks."""
+        try:
+            entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.folder.fd)
+        except OSError:
+            return False
+        try:
+            state = os.fstat(entry)
+            if not stat.S_ISSOCK(state.st_mode) or state.st_uid != self.uid:
+                return False
+            daemon.sendto(datagram, f"/proc/self/fd/{entry}")
+        except OSError:  # its queue is full, or nobody has it open any more
+            return False
+        finally:
+            os.close(entry)
+        return True
+
+    def sweep(self) -> None:
+        """Remove the socket and the traces that a killed gputop left here. Only for the one that has the lock."""
+        with contextlib.suppress(OSError):
+            if not self._answers(DAEMON_NAME):
+                self.folder.remove(DAEMON_NAME)
+            for name in self.folder.names()[:_MAX_ENTRIES]:
+                if name.startswith(TRACE_PREFIX):
+                    self.folder.remove(name)
+
+    def in_use(self) -> bool:
+        """Whether a job has a socket here; an empty folder that is young counts, its job may be starting."""
+        try:
+            clients = [name for name in self.folder.names()[:_MAX_ENTRIES] if name.startswith(CLIENT_PREFIX)]
+            if not clients:
+                return time.time() - os.fstat(self.folder.fd).st_mtime < _UNUSED_MAX_AGE_S
+            return any(self._answers(name) for name in clients)
+        except OSError:
+            return True
+
+    def remove(self) -> None:
+        """Remove it with all that it holds, as far as possible."""
+        with contextlib.suppress(OSError), Folder(f"/proc/self/fd/{self.folder.fd}/..") as above:
+            if os.path.samestat(above.state(self.path.name), os.fstat(self.folder.fd)):
+                above.remove_tree(self.path.name)
+
+    def _answers(self, name: str) -> bool:
+        """Whether a process has the socket of that name open."""
+        try:
+            entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.folder.fd)
+        except OSError:
+            return False
+        try:
+            if not stat.S_ISSOCK(os.fstat(entry).st_mode):
+                return False
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+                probe.setblocking(False)
+                probe.connect(f"/proc/self/fd/{entry}")
+        except ConnectionRefusedError:
+            return False
+        except OSError as error:
+            return error.errno != errno.EPROTOTYPE  # a socket of streams is no daemon's
+        finally:
+            os.close(entry)
+        return True
+
+
+def sweep(place: Path = Path(PLACE)) -> None:
+    """Remove from this machine's /tmp what killed gputops and jobs that have ended left; of other users only as root.
+
+    Raises nothing, follows no link, and leaves alone what another gputop serves.
+    """
+    with contextlib.suppress(OSError), Folder(place) as above:
+        for name in [name for name in above.names() if name.startswith(_PREFIX)][:_MAX_SWEPT]:
+            with contextlib.suppress(OSError), above.enter(name) as folder:
+                uid = os.fstat(folder.fd).st_uid
+                if os.geteuid() not in (0, uid):
+                    continue
+                stale = SocketFolder(PurePosixPath(place) / name, folder, os.getpid(), uid)
+                if not stale.lock():
+                    continue
+                stale.sweep()
+                if not stale.in_use():
+                    above.remove_tree(name)

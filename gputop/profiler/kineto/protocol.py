@@ -1,0 +1,120 @@
+"""What kineto's clients and their daemon say to each other (libkineto, DaemonConfigLoader and dynolog's ipcfabric).
+
+A datagram is the size of its body (size_t), its type (32 bytes of text, ended by a zero) and the body. All numbers are
+in the byte order and width of this machine: the socket does not leave it. Pure functions; any input is possible.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import PurePosixPath
+
+from msgspec import Struct
+
+DAEMON_NAME = "dynolog"  # of the daemon's socket in its folder
+CLIENT_PREFIX = "dynoconfigclient"  # of a client's socket, before a UUID
+MAX_FOLDER_CHARS = 55  # of KINETO_IPC_SOCKET_DIR: the client's socket has a name of 52 characters more
+MAX_DATAGRAM_BYTES = 4096  # a request has 16 bytes and 4 for each ancestor; gputop's own message is short, too
+REQUEST, GPUTOP = "req", "gputop"  # types of messages: kineto's only one, and that of gputop's code in a job
+
+_HEADER = struct.Struct("=Q32s")
+_REQUEST = struct.Struct("=iiq")  # struct LibkinetoRequest: type, number of PIDs, id of the job
+_MAX_PIDS = 64  # a process has few ancestors; kineto itself sends at most 10
+_CONFIG_BYTES = 2048
+# Of libkineto's LibkinetoConfigType, a mask: it takes a config for events (1), for activities (2), or none at all.
+_TAKES_ACTIVITIES = 2
+
+
+class Message(Struct, frozen=True):
+    """A datagram that is whole."""
+
+    type: str
+    body: bytes
+
+
+class Poll(Struct, frozen=True):
+    """A client's question for a config. ``ready``: it takes one now, and is not busy with a recording."""
+
+    ready: bool
+    job_id: int
+    pids: tuple[int, ...]  # its own, its parent's, …, as it sees them; whoever sends it may claim any
+
+
+class RecordingConfig(Struct, frozen=True):
+    """What a client is to record once, and where the job's process writes it.
+
+    ``file`` is a path as the job sees it; the process writes to :meth:`written`. ``start_ms``: Unix time, 0 is at once.
+    """
+
+    file: PurePosixPath
+    duration_ms: int
+    start_ms: int = 0
+    stacks: bool = False
+    modules: bool = False
+    gpu_buffer_mb: int = 512
+
+    def text(self) -> str:
+        """The lines of the config. Raises ValueError where the path cannot stand in one."""
+        file = str(self.file)
+        if not file.isascii() or not file.isprintable() or any(c in file for c in " ,#=\\") or not file.startswith("/"):
+            raise ValueError(f"kineto cannot be told the path {file!r}")
+        lines = [f"ACTIVITIES_LOG_FILE={file}",
+                 f"ACTIVITIES_DURATION_MSECS={self.duration_ms}",
+                 "ACTIVITIES_WARMUP_PERIOD_SECS=0",  # 5 otherwise
+                 f"ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB={self.gpu_buffer_mb}",
+                 "PROFILE_REPORT_INPUT_SHAPES=true",
+                 f"PROFILE_WITH_STACK={_word(self.stacks)}",
+                 f"PROFILE_WITH_MODULES={_word(self.modules)}"]
+        if self.start_ms:
+            lines.append(f"PROFILE_START_TIME={self.start_ms}")
+        return "\n".join(lines)
+
+    def written(self, pid: int) -> str:
+        """The name of the file that the process writes; ``pid`` is its own as it sees it."""
+        return f"{self.file.stem}_{pid}{self.file.suffix}"
+
+
+def _word(flag: bool) -> str:
+    return "true" if flag else "false"
+
+
+def decode(datagram: bytes) -> Message | None:
+    """The message in a datagram; None where it is none: too short, too long, cut, or of a type that is no word."""
+    if not _HEADER.size <= len(datagram) <= MAX_DATAGRAM_BYTES:
+        return None
+    size, name = _HEADER.unpack_from(datagram)
+    body = datagram[_HEADER.size:]
+    name = name.partition(b"\0")[0]
+    if size != len(body) or not name.isalnum():  # of bytes: ASCII only
+        return None
+    return Message(name.decode("ascii"), body)
+
+
+def encode(type: str, body: bytes) -> bytes:
+    """A datagram of a message."""
+    return _HEADER.pack(len(body), type.encode("ascii")) + body
+
+
+def encode_config(config: str) -> bytes:
+    """The answer to a poll; an empty config is "nothing to record". Raises ValueError where it is too long."""
+    body = config.encode("ascii")
+    if len(body) > _CONFIG_BYTES:
+        raise ValueError(f"a config of {len(body)} bytes is too long")
+    return encode(REQUEST, body)
+
+
+def poll_in(message: Message) -> Poll | None:
+    """The poll that a message is; None where it is none."""
+    if message.type != REQUEST or len(message.body) < _REQUEST.size:
+        return None
+    kind, number, job_id = _REQUEST.unpack_from(message.body)
+    if not 0 <= number <= _MAX_PIDS or len(message.body) != _REQUEST.size + 4 * number:
+        return None
+    pids = struct.unpack_from(f"={number}i", message.body, _REQUEST.size)
+    return Poll(bool(kind & _TAKES_ACTIVITIES), job_id, pids)
+
+
+def is_client_name(name: str) -> bool:
+    """Whether a socket in a daemon's folder has the name of a client."""
+    rest = name.removeprefix(CLIENT_PREFIX)
+    return rest != name and len(rest) <= 40 and all(c in "0123456789abcdefABCDEF-" for c in rest)
