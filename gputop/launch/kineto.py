@@ -9,23 +9,29 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gputop.core.codec import parse
 from gputop.core.errors import GputopError
+from gputop.core.files import folder_of_process, open_regular
+from gputop.core.proc import mappings, read_maps
 from gputop.launch import environment, target
 from gputop.launch.attach import ANSWER_TIMEOUT_S, running_in, silent_text
+from gputop.profiler.capture.plan import Plan
+from gputop.profiler.client import Progress
 from gputop.profiler.kineto import clients, daemon
 from gputop.profiler.kineto.clients import Client
 from gputop.profiler.kineto.folder import SocketFolder
-from gputop.profiler.kineto.record import unsafe
+from gputop.profiler.kineto.record import KinetoCapture, record, unsafe
 from gputop.text.units import printable
 
 WHAT_SWITCHING_ON_DOES = (
     "gputop has the job's own Python switch on the daemon mode of its PyTorch's profiler, once, between two of its "
-    "steps. From then on a thread of the profiler looks for gputop's socket once a second; it costs nothing you could "
-    "measure, and it ends with the process. Before Python 3.14, one sleeping thread is stopped for about a millisecond.")
+    "steps. From then on a thread of the profiler looks for gputop's socket once a second, until the process ends. "
+    "Before Python 3.14, one sleeping thread is stopped for about a millisecond.")
 LINES_TO_PASTE = (
     "from torch.profiler import profile, schedule, tensorboard_trace_handler\n"
     "with profile(schedule=schedule(wait=10, warmup=2, active=20, repeat=1),\n"
@@ -35,8 +41,28 @@ LINES_TO_PASTE = (
     "        profiler.step()")
 _PASTE = f"Add these lines to the script, and run gputop analyze traces:\n{LINES_TO_PASTE}"
 _PERIOD_S = 0.2
+_VERSION_BYTES = 1 << 16
 _FRAMEWORKS = frozenset({"pytorch"})
 _DETAIL_CHARS = 200
+
+
+def capture(pids: Sequence[int], *, seconds: float, logdir: str | Path, force: bool = False,
+            on_progress: Callable[[Progress], None] | None = None, on_plan: Callable[[Plan], None] | None = None,
+            stop: threading.Event | None = None) -> KinetoCapture:
+    """Record the ranks ``pids`` of a PyTorch job over the same seconds, as :func:`record` does, each switched on first
+    where it is no client yet. What one process lacks is its own; raises GputopError where none can be recorded."""
+    stop = stop or threading.Event()
+    found, errors = [], {}
+    for pid in pids:
+        try:
+            found.append(switch_on(pid, stop))
+        except GputopError as error:
+            errors[pid] = error
+    if not found:
+        raise next(iter(errors.values()))
+    captured = record(found, seconds=seconds, logdir=logdir, force=force, on_progress=on_progress, on_plan=on_plan,
+                      stop=stop)
+    return replace(captured, errors={**errors, **captured.errors})
 
 
 def switch_on(pid: int, stop: threading.Event | None = None) -> Client:
@@ -115,32 +141,19 @@ def _raise_unless_on(pid: int, state: str, detail: str) -> None:
                  "outside", _PASTE),
         "unsupported": (f"the PyTorch of process {pid} has no daemon mode ({detail})", _PASTE),
     }
-    message, fix = reasons.get(state, (f"PyTorch in process {pid} did not switch its daemon mode on ({detail or state})",
-                                       _PASTE))
-    raise GputopError(message, fix)
-
-
-class UsedBefore(GputopError):
-    """The process has used torch.profiler: only the thread way is left."""
+    unknown = f"PyTorch in process {pid} did not switch its daemon mode on ({detail or state})", _PASTE
+    raise GputopError(*reasons.get(state, unknown))
 
 
 def torch_version(pid: int) -> str:
     """The version of the torch that a process has mapped, such as "2.13.0+cpu"; empty where it cannot be read."""
-    from gputop.core.files import folder_of_process
-    from gputop.core.proc import mappings, read_maps
-
     try:
         path = next((m.path for m in mappings(read_maps(pid)) if m.path.endswith("/torch/lib/libtorch_cpu.so")), "")
         if not path:
             return ""
-        with folder_of_process(pid, Path(path).parents[1]) as folder:
-            import os
-
-            from gputop.core.files import open_regular
-
-            with open_regular("version.py", 1 << 16, follow_links=False, folder_fd=folder.fd) as file:
-                text = file.read(1 << 16).decode("utf-8", "replace")
-            del os
+        with (folder_of_process(pid, Path(path).parents[1]) as folder,
+              open_regular("version.py", _VERSION_BYTES, follow_links=False, folder_fd=folder.fd) as file):
+            text = file.read(_VERSION_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
     match = re.search(r"^__version__ = '([0-9A-Za-z.+]{1,40})'$", text, re.MULTILINE)

@@ -55,7 +55,7 @@ def _switch_on(folder: str) -> tuple[str, str]:
         if torch._C._autograd._profiler_enabled():
             return "profiling", version
         # Those of torch's own process, not a second copy.
-        library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"),  # noqa: PTH118, PTH120
+        library = ctypes.CDLL(f"{os.path.dirname(str(torch.__file__))}/lib/libtorch_cpu.so",  # noqa: PTH120
                               mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         is_set, init = getattr(library, _IS_SET), getattr(library, _INIT)
     except (AttributeError, OSError) as error:

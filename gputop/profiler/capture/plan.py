@@ -68,6 +68,7 @@ class Probe:
     step_s: float | None = None
     growth_bytes: int | None = None
     sure: bool = False
+    server_multiple: float = SERVER_MULTIPLE  # growth of the job over the size of its trace
 
     @property
     def events_per_s(self) -> float:
@@ -211,7 +212,7 @@ def _limit_to_resources(asked_s: float, chosen_s: float, why: str, probe: Probe,
                         free: FreeResources) -> tuple[float, str]:
     """Shorter, where memory or disk would not hold it; raises GputopError."""
     trace_per_s = probe.bytes / probe.seconds
-    job_per_s = max(SERVER_MULTIPLE * trace_per_s, (probe.growth_bytes or 0) / probe.seconds)
+    job_per_s = max(probe.server_multiple * trace_per_s, (probe.growth_bytes or 0) / probe.seconds)
     own_per_s = max(_RECEIVE_MULTIPLE, ANALYSIS_MULTIPLE) * trace_per_s
     least_s = min(MIN_CAPTURE_S, asked_s)
     limits = (  # free, needed per second, needed besides, what it is

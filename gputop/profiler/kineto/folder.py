@@ -1,8 +1,8 @@
 """The folder of a daemon's socket: in the job's root, of the job's user, closed to everybody else.
 
 Its owner may put anything there and exchange what gputop put there; therefore gputop holds it open, follows no link in
-it, and binds the socket with the rights of that user, in that user's root. The folder outlives a capture, because the job's socket
-is in it. It goes once its job has ended: at the end of ``gputop run``, or when a later gputop sweeps.
+it, and binds the socket with the rights of that user, in that user's root. The folder outlives a capture, because the
+job's socket is in it. It goes once its job has ended: at the end of ``gputop run``, or when a later gputop sweeps.
 """
 
 from __future__ import annotations

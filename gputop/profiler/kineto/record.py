@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO
 
 from gputop.core.errors import GputopError
@@ -44,9 +44,9 @@ _PERIOD_S = 0.125
 EVENT_BYTES = 2500
 _MAX_PROBE_BYTES = 1 << 30
 _SCAN_BYTES = 1 << 20
-_EVENT = re.compile(rb'"ph": ?"X", ?"cat": ?"([a-z_]+)"')
+_EVENT = re.compile(rb'"ph": "X",\s{0,16}"cat": "([a-z_]{1,40})"')
 _DEVICE = frozenset((b"kernel", b"gpu_memcpy", b"gpu_memset"))
-_OVERLAP = 64  # of two pieces, so that no event is cut
+_OVERLAP = 128  # of two pieces, so that no event is cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Grain:
 
 @dataclass(frozen=True, slots=True)
 class KinetoCapture:
-    """Traces of the processes in ``results``, by PID; ``errors`` of those that gave none. ``cost`` is the first one's."""
+    """Traces by PID in ``results``, ``errors`` of processes that gave none. ``cost`` is that of the first process."""
 
     run_dir: Path
     plan: Plan
@@ -210,7 +210,7 @@ class _Recorder:
         start_s = time.time() + POLL_PERIOD_S + _LEAD_S if several else 0.0
         for r in self._alive:
             folder = r.daemon.folder
-            config = RecordingConfig(PurePosixPath(folder.path) / f"{TRACE_PREFIX}{token}.json", max(1, round(1000 * seconds)),
+            config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{token}.json", max(1, round(1000 * seconds)),
                                      round(1000 * start_s), grain.stacks, grain.modules)
             r.file, r.fetched_s, r.busy_s = config.written(r.client.own_pid), 0.0, 0.0
             try:
@@ -307,7 +307,8 @@ def _measure(r: _Recorded, took_s: float, growth: int | None) -> Probe:
         bytes_ = os.fstat(file.fileno()).st_size
         found = step_time(Path(f"/proc/self/fd/{file.fileno()}"), host + devices)
     step_s, sure = found or (None, False)
-    return Probe(PROBE_S, took_s, bytes_, host, devices, step_s, growth, sure)
+    multiple = EVENT_BYTES * (host + devices) / bytes_ if bytes_ else 0.0
+    return Probe(PROBE_S, took_s, bytes_, host, devices, step_s, growth, sure, multiple)
 
 
 def count_events(file: BinaryIO) -> tuple[int, int]:
