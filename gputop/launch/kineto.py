@@ -24,7 +24,7 @@ from gputop.profiler.capture.plan import Plan
 from gputop.profiler.client import Progress
 from gputop.profiler.kineto import clients, daemon
 from gputop.profiler.kineto.clients import Client
-from gputop.profiler.kineto.folder import SocketFolder
+from gputop.profiler.kineto.folder import SocketFolder, sweep
 from gputop.profiler.kineto.record import KinetoCapture, record, unsafe
 from gputop.text.units import printable
 
@@ -52,6 +52,7 @@ def capture(pids: Sequence[int], *, seconds: float, logdir: str | Path, force: b
     """Record the ranks ``pids`` of a PyTorch job over the same seconds, as :func:`record` does, each switched on first
     where it is no client yet. What one process lacks is its own; raises GputopError where none can be recorded."""
     stop = stop or threading.Event()
+    sweep()
     found, errors = [], {}
     for pid in pids:
         try:

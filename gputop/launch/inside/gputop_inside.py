@@ -1,4 +1,5 @@
-"""Inside each Python of the job: waits for the import of TensorFlow or JAX, then starts its profiler server.
+"""Inside each Python of the job: waits for the import of TensorFlow or JAX, then starts its profiler server. PyTorch's
+profiler is told to listen for gputop, which it must know when it is imported.
 
 Stands alone: only the standard library, Python 3.8 and newer, nothing of gputop, which the job's environment
 need not have. Every Python that the job starts loads it, so it imports next to nothing itself.
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def watch() -> None:
-    """Serve as soon as TensorFlow or JAX has been imported."""
+    """Serve as soon as TensorFlow or JAX has been imported, and have PyTorch listen."""
     sys.meta_path.insert(0, _Finder())
 
 
@@ -23,7 +24,7 @@ class _Finder:
     """Finds nothing itself: it returns what the other finders find, with a hook at the end of the import."""
 
     def __init__(self) -> None:
-        self.awaited = {"tensorflow", "jax"}
+        self.awaited = {"tensorflow", "jax", "torch"}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.awaited:
@@ -45,11 +46,17 @@ class _Finder:
 
             def exec_module(module: object) -> None:
                 del loader.exec_module
-                execute(module)
+                prepared = _prepare_torch() if name == "torch" else None
+                try:
+                    execute(module)
+                finally:
+                    if prepared is not None:
+                        prepared()
                 self.awaited.discard(name)
                 if not self.awaited and self in sys.meta_path:
                     sys.meta_path.remove(self)
-                _serve(name)
+                if name != "torch":
+                    _serve(name)
 
             loader.exec_module = exec_module
         except AttributeError:  # a loader that takes no attributes, or loads in a way of its own: no server
@@ -58,15 +65,28 @@ class _Finder:
 
 def _serve(framework: str) -> None:
     try:
-        if "gputop_serve" not in sys.modules:  # a second framework finds what the first left
-            from importlib.util import module_from_spec, spec_from_file_location
-
-            path = f"{os.path.dirname(__file__)}/gputop_serve.py"  # noqa: PTH120
-            spec = spec_from_file_location("gputop_serve", path)
-            assert spec is not None and spec.loader is not None
-            module = module_from_spec(spec)
-            spec.loader.exec_module(module)
-            sys.modules["gputop_serve"] = module
-        sys.modules["gputop_serve"].serve(framework)
+        server = _load("gputop_serve")
     except Exception:  # noqa: BLE001  whatever it is, the job must not notice
-        pass
+        return
+    server.serve(framework)
+
+
+def _prepare_torch() -> Any:
+    """Prepare the environment for the import of torch; returns what is to be called after it, or None."""
+    try:
+        return _load("gputop_kineto").prepare(_load("gputop_serve").claimed)
+    except Exception:  # noqa: BLE001  as above
+        return None
+
+
+def _load(name: str) -> Any:
+    """A module of this folder, which is not on the path."""
+    if name not in sys.modules:  # a second framework finds what the first left
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        spec = spec_from_file_location(name, f"{os.path.dirname(__file__)}/{name}.py")  # noqa: PTH120
+        assert spec is not None and spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[name] = module
+    return sys.modules[name]

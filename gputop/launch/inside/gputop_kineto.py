@@ -9,6 +9,7 @@ KINETO_USE_DAEMON does not: each child that imports torch would become a client,
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
@@ -21,6 +22,10 @@ from typing import Any
 _FLAG = "KINETO_USE_DAEMON"
 _IS_SET, _INIT = "_ZN9libkineto17isDaemonEnvVarSetEv", "_ZN5torch18global_kineto_initEv"
 _DETAIL_CHARS = 300
+BASE_CONFIG = "ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n"  # kineto polls every 5 s otherwise
+# They import torch as well, and train nothing.
+_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"}
+_LAUNCHER_WORDS = 8
 
 
 def variables(folder: str) -> dict[str, str]:
@@ -40,6 +45,48 @@ def switch_on_now(folder: str, token: str, until_s: float) -> None:
             teller.setblocking(False)
             teller.sendto(struct.pack("=Q32s", len(message), b"gputop") + message, folder + "/dynolog")
     except OSError:  # nobody listens any more
+        pass
+
+
+def prepare(claimed: Any) -> Any:
+    """Before torch is imported: have it listen in a new folder, if this process is the one that ``claimed()`` says is
+    captured. Returns what is to be called after the import; None where torch is left as it is."""
+    if os.environ.get(_FLAG) or _LAUNCHERS & {word.rpartition("/")[2] for word in _command()} or not claimed():
+        return None
+    folder = f"/tmp/gputop-kineto-{os.urandom(6).hex()}"
+    os.mkdir(folder, 0o700)  # noqa: PTH102
+    try:
+        with open(f"{folder}/kineto.conf", "x") as config:  # noqa: PTH123
+            config.write(BASE_CONFIG)
+    except OSError:
+        os.rmdir(folder)  # noqa: PTH106
+        return None
+    os.environ.update(variables(folder))
+    pid = os.getpid()
+
+    def imported() -> None:
+        os.environ.pop(_FLAG, None)
+
+    def ended() -> None:
+        if os.getpid() == pid:  # not a forked child
+            _remove(folder)
+
+    atexit.register(ended)
+    return imported
+
+
+def _command() -> list[str]:
+    """The first words of the command line, as far as a launcher's name may stand there."""
+    return list(getattr(sys, "orig_argv", sys.argv))[:_LAUNCHER_WORDS]
+
+
+def _remove(folder: str) -> None:
+    """Remove the folder of this process's socket."""
+    try:
+        for name in os.listdir(folder):  # noqa: PTH208
+            os.unlink(f"{folder}/{name}")  # noqa: PTH108
+        os.rmdir(folder)  # noqa: PTH106
+    except OSError:  # gputop removes it later
         pass
 
 

@@ -89,6 +89,15 @@ def _start_jax(_module: Any, port: int) -> None:
     _jax_servers.append(native.start_server(port))
 
 
+def claimed() -> bool:
+    """Whether this process is the one of its job and rank that is captured, whatever its framework is."""
+    run = os.environ.get("GPUTOP_RUN") or f"pid-{os.getpid()}"
+    if not _claimed(run):
+        return False
+    os.environ["GPUTOP_RUN"] = run  # for children: they are of this job
+    return True
+
+
 def _claimed(token: str) -> bool:
     """Whether this process is the one of its job and rank that serves. The claim is a socket name that the kernel
     gives to one process at a time and releases when the process ends."""
