@@ -84,11 +84,12 @@ def _is_stale(state: os.stat_result, named: re.Match[str], here: str | None) -> 
     if state.st_uid != os.geteuid():
         return False
     if named["place"] == here:
-        return not _lives(int(named["pid"]), int(named["start"]))
+        return not lives(int(named["pid"]), int(named["start"]))
     return time.time() - state.st_mtime > _FOREIGN_MAX_AGE_S
 
 
-def _lives(pid: int, start: int) -> bool:
+def lives(pid: int, start: int) -> bool:
+    """Whether the process of this PID that began then runs. Raises OSError where that may not be read."""
     try:
         state, began = _state(str(pid))
     except (FileNotFoundError, ProcessLookupError):

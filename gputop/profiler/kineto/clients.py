@@ -5,6 +5,7 @@ A client's socket is bound to DIR/dynoconfigclient<uuid>, or to such an abstract
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
@@ -14,6 +15,7 @@ from msgspec import Struct
 from gputop.core.proc import read
 from gputop.profiler import sockets
 from gputop.profiler.kineto.protocol import CLIENT_PREFIX, is_client_name
+from gputop.profiler.stale_files import lives
 
 _PROC = Path("/proc")
 _TABLE_BYTES = 16 << 20  # of /proc/PID/net/unix: a line of a hundred bytes for each socket of the network
@@ -63,10 +65,11 @@ def clients_of(pids: Iterable[int], proc: Path = _PROC) -> list[Client]:
     return [client for pid in pids if (client := client_of(pid, proc)) is not None]
 
 
-def is_same(client: Client, proc: Path = _PROC) -> bool:
+def is_same(client: Client) -> bool:
     """Whether the process still is the one that was found."""
-    fields = sockets.stat_fields(proc, client.pid)
-    return fields is not None and fields[1] == client.started
+    with contextlib.suppress(OSError):
+        return lives(client.pid, client.started)
+    return False
 
 
 def _client_sockets(pid: int, proc: Path) -> dict[int, str]:

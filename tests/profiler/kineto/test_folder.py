@@ -1,0 +1,209 @@
+"""The folder of the sockets: whose it is, what is left in it, and which processes have a socket there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.profiler.kineto import daemon, record
+from gputop.profiler.kineto.clients import client_of, is_same
+from gputop.profiler.kineto.folder import SocketFolder, sweep
+from gputop.profiler.kineto.protocol import encode
+from tests.profiler.kineto.jobs import fake_job, found
+
+_USER = 12345
+_needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user, or in another root")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="gk-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def _process(root: Path | None, uid: int, *command: str) -> subprocess.Popen[str]:
+    def enter() -> None:
+        if root is not None:
+            os.chroot(root)
+            os.chdir("/")
+        os.setgid(uid)
+        os.setuid(uid)
+
+    return subprocess.Popen(command, preexec_fn=enter, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+
+
+def test_a_new_folder_is_the_user_s_alone_and_goes_away():
+    with SocketFolder.create(os.getpid(), os.getuid()) as folder:
+        path = Path(folder.path)
+        assert path.stat().st_mode & 0o777 == 0o700 and path.parent == Path("/tmp") and len(str(path)) <= 55
+        assert "INTERVAL" in (path / "kineto.conf").read_text()
+        folder.remove()
+        assert not path.exists()
+
+
+@_needs_root
+def test_another_user_s_socket_is_bound_with_that_user_s_rights():
+    with _process(None, _USER, "sleep", "60") as process:
+        try:
+            with SocketFolder.create(process.pid, _USER) as folder:
+                path = Path(folder.path)
+                assert path.stat().st_uid == _USER
+                with daemon.serving(folder):
+                    assert (path / "dynolog").stat().st_uid == _USER
+                assert not (path / "dynolog").exists()
+                folder.remove()
+        finally:
+            process.kill()
+    assert os.stat("/proc/self/root").st_ino == os.stat("/").st_ino  # gputop itself is where it was  # noqa: PTH116
+
+
+@_needs_root
+def test_in_another_root_the_socket_has_the_name_that_the_job_sees(tmp_path):
+    root = tmp_path / "root"
+    (root / "tmp").mkdir(parents=True)
+    (root / "tmp").chmod(0o1777)
+    code = ("import os, sys; os.chroot(sys.argv[1]); os.setuid(12345); print('ready', flush=True); "
+            "import signal; signal.pause()")
+    with subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            with SocketFolder.create(process.pid, _USER) as folder, daemon.serving(folder) as server:
+                assert (root / folder.path.relative_to("/") / "dynolog").is_socket()
+                names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
+                assert f"{folder.path}/dynolog" in names
+                assert server.receive() == []
+        finally:
+            process.kill()
+
+
+@_needs_root
+@pytest.mark.parametrize("target", ["/{host}", "../host"])
+def test_a_link_for_tmp_does_not_lead_out_of_the_job_s_root(tmp_path, target):
+    root, host = tmp_path / "root", tmp_path / "host"
+    root.mkdir()
+    host.mkdir()
+    (root / "tmp").symlink_to(target.format(host=host))
+    code = "import os, sys; os.chroot(sys.argv[1]); print('ready', flush=True); import signal; signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            with pytest.raises(GputopError, match="no folder for a socket"):
+                SocketFolder.create(process.pid, _USER)
+            assert list(host.iterdir()) == []
+        finally:
+            process.kill()
+
+
+@_needs_root
+def test_a_folder_exchanged_for_a_link_gets_no_socket_of_root_s(place):
+    """The job's user owns the folder's name as well."""
+    elsewhere = place / "root's"
+    elsewhere.mkdir(mode=0o700)
+    place.chmod(0o777)
+    mine = place / "f"
+    mine.mkdir(mode=0o700)
+    os.chown(mine, _USER, -1)
+    with SocketFolder.open(os.getpid(), PurePosixPath(mine), _USER) as folder:
+        mine.rename(place / "moved")
+        mine.symlink_to(elsewhere)
+        with pytest.raises(GputopError, match="no socket can be made"):
+            folder.bind()
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_relative_or_long_path_is_refused():
+    for path in ("tmp/x", "/tmp/" + "x" * 60):
+        with pytest.raises(GputopError, match="no folder gputop can use"):
+            SocketFolder.open(os.getpid(), PurePosixPath(path), os.getuid())
+
+
+def test_sweeping_removes_what_ended_jobs_left_and_nothing_else(place):
+    used, ended, served, young = (place / f"gputop-kineto-{name}" for name in ("used", "ended", "served", "young"))
+    for folder in (used, ended, served, young):
+        folder.mkdir(mode=0o700)
+    with fake_job(used) as process, fake_job(served), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stale:
+        with fake_job(ended):
+            pass
+        stale.bind(str(used / "dynolog"))
+        stale.close()
+        with SocketFolder.open(process.pid, PurePosixPath(served), os.getuid()) as folder, daemon.serving(folder):
+            sweep(place)
+            assert (served / "dynolog").is_socket()
+        assert sorted(path.name[14:] for path in place.iterdir()) == ["served", "used", "young"]
+        assert not (used / "dynolog").exists() and client_of(process.pid) is not None
+
+
+def test_sweeping_follows_no_link(place):
+    elsewhere = place / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "dynoconfigclient0").write_text("kept")
+    (place / "gputop-kineto-x").symlink_to(elsewhere)
+    sweep(place)
+    assert (elsewhere / "dynoconfigclient0").exists()
+
+
+def test_a_forked_child_is_no_client(place):
+    with fake_job(place) as process:
+        client = found(process)
+        assert client.pid == client.own_pid == process.pid and client.folder == PurePosixPath(place)
+        assert is_same(client)
+    assert not is_same(client) and client_of(process.pid) is None
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+        own.bind(str(place / "dynoconfigclient00"))
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        try:
+            assert client_of(os.getpid()) is not None
+            assert client_of(child) is None
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def test_an_abstract_name_has_no_folder():
+    with fake_job(Path("/tmp"), "abstract") as process:
+        assert found(process).folder is None
+
+
+def test_what_others_send_is_not_answered(place):
+    """Neither processes that were not asked to record, nor sockets without a client's name, nor anything else."""
+    place.chmod(0o700)
+    with SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder, daemon.serving(folder) as server:
+        server.register(1, record.RecordingConfig(PurePosixPath("/tmp/x.json"), 1))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
+            client.setblocking(False)
+            client.bind(str(place / "dynoconfigclient0"))
+            body = (3).to_bytes(4, "little") + bytes(12)
+            for datagram in (b"", bytes(5000), encode("ctxt", body), encode("req", body)):
+                client.sendto(datagram, str(place / "dynolog"))
+            (event,) = server.receive()
+            assert event.pid == os.getpid() and event.ready and not event.configured
+            assert client.recv(4096)[40:] == b""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nameless:
+            nameless.sendto(encode("req", body), str(place / "dynolog"))
+            assert server.receive() == []
+
+
+def test_a_full_queue_of_a_client_does_not_hold_the_daemon(place):
+    place.chmod(0o700)
+    done = threading.Event()
+    with (SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder,
+          daemon.serving(folder) as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client):
+        client.bind(str(place / "dynoconfigclient0"))  # and reads nothing
+        for _ in range(600):
+            client.sendto(encode("req", (3).to_bytes(4, "little") + bytes(12)), str(place / "dynolog"))
+            server.receive()
+        done.set()
+    assert done.is_set()

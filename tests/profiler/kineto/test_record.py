@@ -1,0 +1,197 @@
+"""Recordings of processes that speak kineto's protocol: some do, some do what an attacker would."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.analysis.steps.steps import find_steps
+from gputop.core.errors import GputopError
+from gputop.profiler.kineto import daemon, record
+from gputop.trace.readers.load import load
+from tests.profiler.kineto.jobs import fake_job, found
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A short path: a socket's name has 107 characters at most."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="gk-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "POLL_PERIOD_S", 0.3)
+    monkeypatch.setattr(record, "_WRITE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(record, "_BUILD_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(record, "_PERIOD_S", 0.02)
+
+
+def _capture(process, logdir: Path, seconds: float = 0.2, **more):
+    processes = process if isinstance(process, list) else [process]
+    return record.record([found(p) for p in processes], seconds=seconds, logdir=logdir, **more)
+
+
+def test_a_trace_lies_in_the_logdir_and_nothing_is_left_with_the_job(folder, tmp_path):
+    with fake_job(folder) as process:
+        captured = _capture(process, tmp_path)
+        (result,) = captured.results.values()
+        assert result.path == next(tmp_path.glob("plugins/profile/*/*.pt.trace.json"))
+        steps = find_steps(load([result.path]))
+        assert steps is not None and steps.times.median_s == pytest.approx(0.01, rel=0.2)
+        assert result.path.stat().st_mode & 0o777 == 0o600
+        left = {path.name[:16] for path in folder.iterdir()}
+        assert left == {"dynoconfigclient"}
+
+
+def test_a_probe_chooses_the_length(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "PROBE_S", 0.1)
+    plans = []
+    with fake_job(folder) as process:
+        captured = _capture(process, tmp_path, 1.1, on_plan=plans.append)
+    assert plans == [captured.plan] and captured.plan.probe is not None
+    assert captured.plan.probe.host_events == 20 and captured.plan.probe.device_events == 0
+    assert 0 < captured.plan.probe.server_multiple < 50
+    assert captured.plan.probe.step_s == pytest.approx(0.01, rel=0.2)
+    assert len(list(tmp_path.rglob("*.json"))) == 1  # the probe's is gone
+
+
+def test_ranks_begin_together_and_are_named(folder, tmp_path):
+    with fake_job(folder, RANK="0") as one, fake_job(folder, RANK="1") as other:
+        captured = _capture([one, other], tmp_path)
+    names = sorted(result.path.name for result in captured.results.values())
+    assert [name.partition("_")[2] for name in names] == ["rank0.pt.trace.json", "rank1.pt.trace.json"]
+    assert len({result.run_dir for result in captured.results.values()}) == 1
+
+
+def test_what_one_rank_lacks_is_its_own(folder, tmp_path):
+    with fake_job(folder) as one, fake_job(folder, "no-file") as other:
+        captured = _capture([one, other], tmp_path)
+    assert list(captured.results) == [one.pid] and list(captured.errors) == [other.pid]
+
+
+@pytest.mark.parametrize(("mode", "message"), [
+    ("link", "symbolic link"), ("pipe", "a pipe"), ("folder", "a folder"), ("sparse", "too large"),
+    ("no-file", "wrote no trace"), ("busy", "busy with another recording"), ("dies", "ended before its trace"),
+    ("silent", "does not ask for work")])
+def test_what_is_no_trace_is_not_taken(folder, tmp_path, mode, message):
+    with fake_job(folder, mode) as process, pytest.raises(GputopError, match=message) as raised:
+        _capture(process, tmp_path)
+    assert raised.value.fix
+    assert not list(tmp_path.rglob("*.json")) and not (folder / "dynolog").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make another user's file")
+def test_a_file_of_another_user_is_not_taken(folder, tmp_path):
+    (folder / "secret").write_text("secret")
+    os.chown(folder / "secret", 12345, -1)
+    with fake_job(folder, "hard-link") as process, pytest.raises(GputopError, match="another user"):
+        _capture(process, tmp_path)
+
+
+def test_who_sends_is_told_by_the_kernel(folder, tmp_path):
+    with fake_job(folder, "other-pids") as process:
+        assert _capture(process, tmp_path).results
+
+
+def test_an_abstract_name_is_refused(folder, tmp_path):
+    with fake_job(folder, "abstract") as process, pytest.raises(GputopError, match="any user of this node"):
+        _capture(process, tmp_path)
+
+
+def test_a_folder_that_others_can_write_is_refused(folder, tmp_path):
+    folder.chmod(0o777)
+    with fake_job(folder) as process, pytest.raises(GputopError, match="other users could answer"):
+        _capture(process, tmp_path)
+
+
+def test_another_daemon_is_left_alone(folder, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dynolog, fake_job(folder) as process:
+        dynolog.bind(str(folder / "dynolog"))
+        with pytest.raises(GputopError, match="another daemon"):
+            _capture(process, tmp_path)
+        assert (folder / "dynolog").exists()
+
+
+def test_the_socket_of_a_killed_gputop_is_replaced(folder, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stale:
+        stale.bind(str(folder / "dynolog"))
+    (folder / "gputop-trace-0_1.json").write_text("of the recording that it began")
+    with fake_job(folder) as process:
+        assert _capture(process, tmp_path).results
+        assert not (folder / "dynolog").exists() and not list(folder.glob("gputop-trace-*"))
+
+
+def test_two_gputops_take_turns(folder, tmp_path):
+    errors, threads = [], []
+
+    def work(logdir: Path) -> None:
+        try:
+            assert _capture(process, logdir).results
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    with fake_job(folder) as process:
+        for name in "ab":
+            threads.append(threading.Thread(target=work, args=(tmp_path / name,)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+    assert len(list(tmp_path.rglob("*.json"))) == 2
+
+
+def test_a_gputop_that_waits_for_another_one_gives_up(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(daemon, "_LOCK_TIMEOUT_S", 0.1)
+    with fake_job(folder) as process, record.SocketFolder.open(process.pid, found(process).folder, os.getuid()) as held:
+        assert held.lock()
+        with pytest.raises(GputopError, match="another gputop captures"):
+            _capture(process, tmp_path)
+
+
+def test_stop_ends_the_wait(folder, tmp_path):
+    stop = threading.Event()
+    began = time.monotonic()
+    with fake_job(folder) as process, pytest.raises(GputopError, match="stopped"):
+        _capture(process, tmp_path, 60.0, force=True, stop=stop,
+                 on_progress=lambda p: p.phase == "recording" and stop.set())
+    assert time.monotonic() - began < 30
+    assert not (folder / "dynolog").exists()
+
+
+def test_a_job_that_ended_before_is_told(folder, tmp_path):
+    with fake_job(folder) as process:
+        client = found(process)
+    with pytest.raises(GputopError, match=r"cannot be entered|has ended"):
+        record.record([client], seconds=0.2, logdir=tmp_path)
+
+
+def test_a_trace_without_events_is_counted_as_such(tmp_path):
+    from tests.profiler.kineto.fake_client import trace
+
+    for seconds, device, counts in ((1.0, False, (200, 0)), (1.0, True, (100, 100))):
+        path = tmp_path / "t.json"
+        path.write_text(trace(seconds, device))
+        with path.open("rb") as file:
+            assert record.count_events(file) == counts
+
+
+def test_counting_does_not_depend_on_where_the_pieces_end(tmp_path, monkeypatch):
+    from tests.profiler.kineto.fake_client import trace
+
+    path = tmp_path / "t.json"
+    path.write_text(trace(0.1))
+    for size in (200, 333, 511):
+        monkeypatch.setattr(record, "_SCAN_BYTES", size)
+        with path.open("rb") as file:
+            assert record.count_events(file) == (20, 0)
+
+
