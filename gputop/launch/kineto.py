@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,50 +18,32 @@ from gputop.core.files import folder_of_process, open_regular
 from gputop.core.proc import mappings, read_maps
 from gputop.launch import environment, target
 from gputop.launch.attach import ANSWER_TIMEOUT_S, running_in, silent_text
-from gputop.profiler.capture.plan import Plan
-from gputop.profiler.client import Progress
 from gputop.profiler.kineto import clients, daemon
 from gputop.profiler.kineto.clients import Client
-from gputop.profiler.kineto.folder import SocketFolder, sweep
-from gputop.profiler.kineto.record import KinetoCapture, record, unsafe
+from gputop.profiler.kineto.folder import SocketFolder
+from gputop.profiler.kineto.record import unsafe
 from gputop.text.units import printable
 
 WHAT_SWITCHING_ON_DOES = (
     "gputop has the job's own Python switch on the daemon mode of its PyTorch's profiler, once, between two of its "
     "steps. From then on a thread of the profiler looks for gputop's socket once a second, until the process ends. "
     "Before Python 3.14, one sleeping thread is stopped for about a millisecond.")
-LINES_TO_PASTE = (
+LINES_TOPASTE = (
     "from torch.profiler import profile, schedule, tensorboard_trace_handler\n"
     "with profile(schedule=schedule(wait=10, warmup=2, active=20, repeat=1),\n"
     "             on_trace_ready=tensorboard_trace_handler('traces')) as profiler:\n"
     "    for batch in loader:\n"
     "        train_step(batch)\n"
     "        profiler.step()")
-_PASTE = f"Add these lines to the script, and run gputop analyze traces:\n{LINES_TO_PASTE}"
+PASTE = f"Add these lines to the script, and run gputop analyze traces:\n{LINES_TOPASTE}"
 _PERIOD_S = 0.2
 _VERSION_BYTES = 1 << 16
-_FRAMEWORKS = frozenset({"pytorch"})
+FRAMEWORKS = frozenset({"pytorch"})
 _DETAIL_CHARS = 200
 
 
-def capture(pids: Sequence[int], *, seconds: float, logdir: str | Path, force: bool = False,
-            on_progress: Callable[[Progress], None] | None = None, on_plan: Callable[[Plan], None] | None = None,
-            stop: threading.Event | None = None) -> KinetoCapture:
-    """Record the ranks ``pids`` of a PyTorch job over the same seconds, as :func:`record` does, each switched on first
-    where it is no client yet. What one process lacks is its own; raises GputopError where none can be recorded."""
-    stop = stop or threading.Event()
-    sweep()
-    found, errors = [], {}
-    for pid in pids:
-        try:
-            found.append(switch_on(pid, stop))
-        except GputopError as error:
-            errors[pid] = error
-    if not found:
-        raise next(iter(errors.values()))
-    captured = record(found, seconds=seconds, logdir=logdir, force=force, on_progress=on_progress, on_plan=on_plan,
-                      stop=stop)
-    return replace(captured, errors={**errors, **captured.errors})
+class UsedBefore(GputopError):
+    """The process has used torch.profiler: it is out of reach but for :mod:`gputop.launch.kineto_thread`."""
 
 
 def switch_on(pid: int, stop: threading.Event | None = None) -> Client:
@@ -74,7 +54,7 @@ def switch_on(pid: int, stop: threading.Event | None = None) -> Client:
         if existing.folder is None:
             raise unsafe(pid)
         return existing
-    process = target.examine(pid, frameworks=_FRAMEWORKS)
+    process = target.examine(pid, frameworks=FRAMEWORKS)
     with SocketFolder.create(pid, process.uid) as folder:
         try:
             _inject(process, folder, stop or threading.Event())
@@ -84,7 +64,7 @@ def switch_on(pid: int, stop: threading.Event | None = None) -> Client:
                 folder.remove()
     if client is None or client.folder != folder.path:
         raise GputopError(f"PyTorch in process {pid} did not switch its daemon mode on",
-                          "Its build may leave kineto out. " + _PASTE)
+                          "Its build may leave kineto out. " + PASTE)
     return client
 
 
@@ -92,8 +72,7 @@ def _inject(process: target.Target, folder: SocketFolder, stop: threading.Event)
     """Raises GputopError unless the process reports that it is on, and its kineto asks for work."""
     token = environment.new_token()
     until_s = time.time() + ANSWER_TIMEOUT_S
-    source = (environment.INSIDE / "gputop_kineto.py").read_text()
-    source += f"\nswitch_on_now({str(folder.path)!r}, {token!r}, {until_s})\n"
+    source = source_of(f"switch_on_now({str(folder.path)!r}, {token!r}, {until_s})")
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     reported = polled = False
     with daemon.serving(folder, stop.is_set) as server, running_in(process, silent_text(source, "gputop_kineto")):
@@ -101,7 +80,7 @@ def _inject(process: target.Target, folder: SocketFolder, stop: threading.Event)
             for event in daemon.wait([server], _PERIOD_S):
                 if event.pid != process.pid:
                     continue
-                report = _report(event.report, token)
+                report = read_report(event.report, token)
                 if report is not None:
                     _raise_unless_on(process.pid, *report)
                     reported = True
@@ -118,7 +97,12 @@ def _inject(process: target.Target, folder: SocketFolder, stop: threading.Event)
         f"py-spy dump --pid {process.pid} shows where it is. The request is no longer valid; nothing was changed.")
 
 
-def _report(body: bytes | None, token: str) -> tuple[str, str] | None:
+def source_of(call: str) -> str:
+    """What the process is to run: gputop's code for it, and one call of that."""
+    return f"{(environment.INSIDE / 'gputop_kineto.py').read_text()}\n{call}\n"
+
+
+def read_report(body: bytes | None, token: str) -> tuple[str, str] | None:
     """State and detail in a report; None where it is none, or another's."""
     if body is None:
         return None
@@ -139,10 +123,12 @@ def _raise_unless_on(pid: int, state: str, detail: str) -> None:
         "importing": (f"process {pid} is importing torch", "Try again in a moment."),
         "profiling": (f"torch.profiler records process {pid} now", "Try again when it has written its trace."),
         "used": (f"process {pid} has used torch.profiler before, and its PyTorch {detail} then takes no recording from "
-                 "outside", _PASTE),
-        "unsupported": (f"the PyTorch of process {pid} has no daemon mode ({detail})", _PASTE),
+                 "outside", PASTE),
+        "unsupported": (f"the PyTorch of process {pid} has no daemon mode ({detail})", PASTE),
     }
-    unknown = f"PyTorch in process {pid} did not switch its daemon mode on ({detail or state})", _PASTE
+    if state == "used":
+        raise UsedBefore(*reasons[state])
+    unknown = f"PyTorch in process {pid} did not switch its daemon mode on ({detail or state})", PASTE
     raise GputopError(*reasons.get(state, unknown))
 
 

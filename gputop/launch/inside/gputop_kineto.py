@@ -16,6 +16,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 from typing import Any
 
@@ -38,7 +39,42 @@ def switch_on_now(folder: str, token: str, until_s: float) -> None:
     """Become a client of the daemon in ``folder``, which is told what came of it; nothing after ``until_s``."""
     if time.time() > until_s:
         return
-    state, detail = _switch_on(folder)
+    _report(folder, token, *_switch_on(folder))
+
+
+def record_now(folder: str, file: str, seconds: float, token: str, until_s: float) -> None:
+    """Record all threads for ``seconds`` with torch.profiler in a thread of its own, into a file of ``folder``. For a
+    process that has used torch.profiler, which kineto's daemon mode leaves out. Nothing after ``until_s``."""
+    if time.time() > until_s:
+        return
+    torch = sys.modules.get("torch")
+    if torch is None or getattr(torch.__spec__, "_initializing", False):
+        _report(folder, token, "absent" if torch is None else "importing")
+    elif torch._C._autograd._profiler_enabled():
+        _report(folder, token, "profiling")
+    elif "profile_all_threads" not in str(torch._C._profiler._ExperimentalConfig.__init__.__doc__):
+        _report(folder, token, "no threads", str(torch.__version__))
+    else:
+        threading.Thread(target=_record, args=(torch, folder, file, seconds, token), name="gputop", daemon=True).start()
+        _report(folder, token, "recording")
+
+
+def _record(torch: Any, folder: str, file: str, seconds: float, token: str) -> None:
+    try:
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        profiler = torch.profiler.profile(experimental_config=config)
+        profiler.start()
+        time.sleep(seconds)
+        profiler.stop()  # the job waits meanwhile: it holds Python's lock
+        profiler.export_chrome_trace(f"{folder}/{file}.tmp.json")
+        os.rename(f"{folder}/{file}.tmp.json", f"{folder}/{file}")  # noqa: PTH104
+        _report(folder, token, "written")
+    except Exception as error:  # noqa: BLE001  whatever it is, the job must not notice
+        _report(folder, token, "failed", f"{type(error).__name__}: {error}")
+
+
+def _report(folder: str, token: str, state: str, detail: str = "") -> None:
+    """Tell gputop's daemon, if it is there."""
     message = json.dumps({"token": token, "state": state, "detail": detail[:_DETAIL_CHARS]}).encode()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:

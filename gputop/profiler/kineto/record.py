@@ -24,7 +24,7 @@ from gputop.core.files import UnsafeFile, open_regular
 from gputop.core.proc import ENVIRON_BYTES, read
 from gputop.profiler.capture.footprint import free_resources
 from gputop.profiler.capture.job_memory import Cost, JobMemory
-from gputop.profiler.capture.plan import PROBE_S, Plan, Probe, needs_probe, plan
+from gputop.profiler.capture.plan import PROBE_S, FreeResources, Plan, Probe, needs_probe, plan
 from gputop.profiler.client import CaptureResult, Progress
 from gputop.profiler.discovery import rank_of
 from gputop.profiler.kineto.clients import Client, is_same
@@ -68,8 +68,18 @@ class KinetoCapture:
     errors: dict[int, GputopError] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is wanted: at most ``seconds``, in a run folder of ``logdir``; ``force`` without a probe."""
+
+    seconds: float
+    logdir: Path
+    force: bool = False
+    grain: Grain | None = None
+
+
 @dataclass(slots=True)
-class _Recorded:
+class Recorded:
     """A process on its way through a recording."""
 
     client: Client
@@ -94,28 +104,9 @@ def record(clients: Sequence[Client], *, seconds: float, logdir: str | Path, for
     with contextlib.ExitStack() as stack:
         run = RunFolder.create(logdir, socket.gethostname(), ending=ENDING)
         stack.callback(run.discard)
-        recorded = [_Recorded(client, daemon) for client, daemon in _serve(clients, stack, stop)]
-        recorder = _Recorder(recorded, memory, stop)
+        recorder = Recorder([Recorded(client, daemon) for client, daemon in _serve(clients, stack, stop)], memory, stop)
         recorder.wait_for_polls(seconds)
-        chosen = Plan(seconds, seconds, "full length, no probe" if force else "full length, too short for a probe")
-        if not force and needs_probe(seconds):
-            chosen, grain = recorder.probe(seconds, Path(logdir).expanduser().absolute(), grain)
-        if on_plan is not None:
-            on_plan(chosen)
-        began = time.monotonic()
-        recorder.record(chosen.chosen_s, grain or Grain(), "recording")
-        took_s = time.monotonic() - began
-        memory(Progress("saving", took_s, chosen.chosen_s))
-        results, errors = {}, {r.client.pid: r.error for r in recorded if r.error is not None}
-        for rank in recorded:
-            if rank.error is None:
-                try:
-                    results[rank.client.pid] = _save(rank, run, logdir, seconds, took_s, stop, alone=len(recorded) == 1)
-                except GputopError as error:
-                    errors[rank.client.pid] = error
-        if not results:
-            raise next(iter(errors.values()))
-        return KinetoCapture(run.path, chosen, memory.cost(took_s, chosen.chosen_s), results, errors)
+        return recorder.capture(run, Asked(seconds, Path(logdir).expanduser().absolute(), force, grain), on_plan)
 
 
 def _serve(clients: Sequence[Client], stack: contextlib.ExitStack,
@@ -143,16 +134,38 @@ def unsafe(pid: int) -> GputopError:
         "Restart it with gputop run, or without KINETO_USE_DAEMON: gputop then switches it on safely.")
 
 
-class _Recorder:
+class Recorder:
     """One recording after another of the same processes."""
 
-    def __init__(self, recorded: Sequence[_Recorded], memory: JobMemory, stop: threading.Event) -> None:
+    def __init__(self, recorded: Sequence[Recorded], memory: JobMemory, stop: threading.Event) -> None:
         self._recorded, self._memory, self._stop = recorded, memory, stop
         self._daemons = list({id(r.daemon): r.daemon for r in recorded}.values())
         self._by_pid = {r.client.pid: r for r in recorded}
 
+    def capture(self, run: RunFolder, asked: Asked, on_plan: Callable[[Plan], None] | None) -> KinetoCapture:
+        """Probe, plan, record and save. Raises GputopError."""
+        seconds, grain = asked.seconds, asked.grain
+        chosen = Plan(seconds, seconds, f"full length, {'no' if asked.force else 'too short for a'} probe")
+        if not asked.force and needs_probe(seconds):
+            chosen, grain = self.probe(seconds, asked.logdir, grain)
+        if on_plan is not None:
+            on_plan(chosen)
+        began = time.monotonic()
+        self.record(chosen.chosen_s, grain or Grain(), "recording")
+        took_s = time.monotonic() - began
+        self._memory(Progress("saving", took_s, chosen.chosen_s))
+        results, errors = {}, {r.client.pid: r.error for r in self._recorded if r.error is not None}
+        for r in self._alive:
+            try:
+                results[r.client.pid] = self._save(r, run, asked, took_s)
+            except GputopError as error:
+                errors[r.client.pid] = error
+        if not results:
+            raise next(iter(errors.values()))
+        return KinetoCapture(run.path, chosen, self._memory.cost(took_s, chosen.chosen_s), results, errors)
+
     @property
-    def _alive(self) -> list[_Recorded]:
+    def _alive(self) -> list[Recorded]:
         return [r for r in self._recorded if r.error is None]
 
     def wait_for_polls(self, seconds: float) -> None:
@@ -199,8 +212,10 @@ class _Recorder:
             left = getattr(free, name)
             if left is not None:
                 free = replace(free, **{name: left / len(self._recorded)})
-        chosen = replace(plan(seconds, probe, free), overview_s=0.0)
-        return chosen, grain or grain_for(probe)
+        return self._plan(seconds, probe, free), grain or grain_for(probe)
+
+    def _plan(self, seconds: float, probe: Probe, free: FreeResources) -> Plan:
+        return replace(plan(seconds, probe, free), overview_s=0.0)
 
     def record(self, seconds: float, grain: Grain, phase: str) -> None:
         """One recording of all processes, up to their complete files. What goes wrong is each process's own; raises
@@ -230,7 +245,7 @@ class _Recorder:
                 r.daemon.withdraw(r.client.pid)
         self._raise_if_none()
 
-    def _is_done(self, r: _Recorded, elapsed_s: float, seconds: float, start_s: float) -> bool:
+    def _is_done(self, r: Recorded, elapsed_s: float, seconds: float, start_s: float) -> bool:
         """Whether its file is there, or will not come: then its error is set."""
         folder, now = r.daemon.folder.folder, time.monotonic()
         if r.fetched_s and folder.has(r.file):
@@ -272,6 +287,22 @@ class _Recorder:
                               "A recording that has begun ends in the job by itself, and its trace is thrown away.")
         return events
 
+    def _save(self, r: Recorded, run: RunFolder, asked: Asked, took_s: float) -> CaptureResult:
+        """The trace of one process in the run folder. Raises GputopError."""
+        pid, rank, folder = r.client.pid, rank_name(r.client.pid), run
+        if rank or len(self._recorded) > 1:
+            folder = RunFolder.create(asked.logdir, f"{run.host}_{rank or f'pid{pid}'}", run.path.name, ENDING)
+        try:
+            with _open(r, MAX_COPY_BYTES) as source:
+                bytes_ = os.fstat(source.fileno()).st_size
+                path = folder.adopt(source, Path(f"/proc/{pid}/root{r.daemon.folder.path}/{r.file}"), self._stop.is_set)
+        finally:
+            if folder is not run:
+                folder.discard()
+            r.daemon.folder.folder.remove(r.file)
+        return CaptureResult(f"pid {pid}", path, run.path, run.path.name, asked.seconds, took_s, bytes_, False,
+                             "server disk")
+
     def _raise_if_none(self) -> None:
         errors = [r.error for r in self._recorded if r.error is not None]
         if len(errors) == len(self._recorded):
@@ -287,7 +318,7 @@ def grain_for(probe: Probe) -> Grain:
     return Grain()
 
 
-def _open(r: _Recorded, max_bytes: int) -> BinaryIO:
+def _open(r: Recorded, max_bytes: int) -> BinaryIO:
     """The file that the process wrote. Raises GputopError for anything but a regular file of its user."""
     try:
         return open_regular(r.file, max_bytes, follow_links=False, owners=frozenset({r.client.uid}),
@@ -298,7 +329,7 @@ def _open(r: _Recorded, max_bytes: int) -> BinaryIO:
                           "Somebody exchanged it." if isinstance(error, UnsafeFile) else "Capture again.") from None
 
 
-def _measure(r: _Recorded, took_s: float, growth: int | None) -> Probe:
+def _measure(r: Recorded, took_s: float, growth: int | None) -> Probe:
     """What the file of a probe shows. Raises GputopError."""
     from gputop.profiler.capture.volume import step_time
 
@@ -326,25 +357,6 @@ def count_events(file: BinaryIO) -> tuple[int, int]:
                 host += 1
         rest = text[max(end, len(text) - _OVERLAP):]
     return host, devices
-
-
-def _save(r: _Recorded, run: RunFolder, logdir: str | Path, asked_s: float, took_s: float, stop: threading.Event, *,
-          alone: bool) -> CaptureResult:
-    """The trace of one process in the run folder. Raises GputopError."""
-    rank = rank_name(r.client.pid)
-    folder = run
-    if not alone or rank:
-        folder = RunFolder.create(logdir, f"{run.host}_{rank or f'pid{r.client.pid}'}", run.path.name, ENDING)
-    try:
-        with _open(r, MAX_COPY_BYTES) as source:
-            bytes_ = os.fstat(source.fileno()).st_size
-            path = folder.adopt(source, Path(f"/proc/{r.client.pid}/root{r.daemon.folder.path}/{r.file}"), stop.is_set)
-    finally:
-        if folder is not run:
-            folder.discard()
-        r.daemon.folder.folder.remove(r.file)
-    return CaptureResult(f"pid {r.client.pid}", path, run.path, run.path.name, asked_s, took_s, bytes_, False,
-                         "server disk")
 
 
 def rank_name(pid: int) -> str:
