@@ -1,5 +1,5 @@
-"""Inside each Python of the job: waits for the import of TensorFlow or JAX, then starts its profiler server. PyTorch's
-profiler is told to listen for gputop, which it must know when it is imported.
+"""Inside each Python of the job: waits for the import of TensorFlow or JAX, then starts its profiler server; or of
+PyTorch, then has its profiler listen for gputop.
 
 Stands alone: only the standard library, Python 3.8 and newer, nothing of gputop, which the job's environment
 need not have. Every Python that the job starts loads it, so it imports next to nothing itself.
@@ -46,17 +46,11 @@ class _Finder:
 
             def exec_module(module: object) -> None:
                 del loader.exec_module
-                prepared = _prepare_torch() if name == "torch" else None
-                try:
-                    execute(module)
-                finally:
-                    if prepared is not None:
-                        prepared()
+                execute(module)
                 self.awaited.discard(name)
                 if not self.awaited and self in sys.meta_path:
                     sys.meta_path.remove(self)
-                if name != "torch":
-                    _serve(name)
+                _serve(name)
 
             loader.exec_module = exec_module
         except AttributeError:  # a loader that takes no attributes, or loads in a way of its own: no server
@@ -66,17 +60,12 @@ class _Finder:
 def _serve(framework: str) -> None:
     try:
         server = _load("gputop_serve")
+        if framework == "torch":
+            _load("gputop_kineto").listen(server.claimed)
+        else:
+            server.serve(framework)
     except Exception:  # noqa: BLE001  whatever it is, the job must not notice
-        return
-    server.serve(framework)
-
-
-def _prepare_torch() -> Any:
-    """Prepare the environment for the import of torch; returns what is to be called after it, or None."""
-    try:
-        return _load("gputop_kineto").prepare(_load("gputop_serve").claimed)
-    except Exception:  # noqa: BLE001  as above
-        return None
+        pass
 
 
 def _load(name: str) -> Any:

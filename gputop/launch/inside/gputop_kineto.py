@@ -84,31 +84,29 @@ def _report(folder: str, token: str, state: str, detail: str = "") -> None:
         pass
 
 
-def prepare(claimed: Any) -> Any:
-    """Before torch is imported: have it listen in a new folder, if this process is the one that ``claimed()`` says is
-    captured. Returns what is to be called after the import; None where torch is left as it is."""
+def listen(claimed: Any) -> None:
+    """Once torch is imported: have it listen in a new folder, if this process is the one that ``claimed()`` says is
+    captured. Not by KINETO_USE_DAEMON during the import: there torch 2.6 hangs, and 2.7 to 2.9 may crash."""
     if os.environ.get(_FLAG) or _LAUNCHERS & {word.rpartition("/")[2] for word in _command()} or not claimed():
-        return None
+        return
     folder = f"/tmp/gputop-kineto-{os.urandom(6).hex()}"
     os.mkdir(folder, 0o700)  # noqa: PTH102
     try:
         with open(f"{folder}/kineto.conf", "x") as config:  # noqa: PTH123
             config.write(BASE_CONFIG)
+        on = _switch_on(folder, importing=True)[0] == "on"
     except OSError:
-        os.rmdir(folder)  # noqa: PTH106
-        return None
-    os.environ.update(variables(folder))
+        on = False
+    if not on:
+        _remove(folder)
+        return
     pid = os.getpid()
-
-    def imported() -> None:
-        os.environ.pop(_FLAG, None)
 
     def ended() -> None:
         if os.getpid() == pid:  # not a forked child
             _remove(folder)
 
     atexit.register(ended)
-    return imported
 
 
 def _command() -> list[str]:
@@ -126,12 +124,13 @@ def _remove(folder: str) -> None:
         pass
 
 
-def _switch_on(folder: str) -> tuple[str, str]:
-    """What came of it: "on", or a reason as a word; and a detail. Raises nothing."""
+def _switch_on(folder: str, importing: bool = False) -> tuple[str, str]:
+    """What came of it: "on", or a reason as a word; and a detail. Raises nothing. ``importing``: called at the end of
+    torch's import, before Python calls it done."""
     torch = sys.modules.get("torch")
     if torch is None:
         return "absent", ""
-    if getattr(torch.__spec__, "_initializing", False):
+    if not importing and getattr(torch.__spec__, "_initializing", False):
         return "importing", ""
     version = str(getattr(torch, "__version__", ""))
     try:

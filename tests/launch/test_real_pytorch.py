@@ -1,0 +1,227 @@
+"""Against real PyTorch, where it is installed; ``TORCH_PYTHON`` may name a Python that has it.
+
+A job trains on random numbers from a seed and says after each step what the weights sum up to, so that a changed value
+shows. It stops at a line on its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.analysis.steps.steps import find_steps
+from gputop.core.errors import GputopError
+from gputop.launch import environment, kineto
+from gputop.launch.kineto import UsedBefore, switch_on
+from gputop.launch.pytorch import capture
+from gputop.profiler.kineto import record
+from gputop.profiler.kineto.clients import client_of
+from gputop.trace.readers.load import load
+from tests.launch.jobs import environment as clean_environment
+
+_PYTHON = os.environ.get("TORCH_PYTHON") or (sys.executable if importlib.util.find_spec("torch") else "")
+pytestmark = [pytest.mark.skipif(not _PYTHON, reason="PyTorch is not installed"),
+              pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only before Python 3.14")]
+
+_JOB = """
+import os, sys, threading, time
+import torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+MODE = sys.argv[1]
+if MODE == "used":
+    from torch.profiler import profile
+    with profile() as profiler:
+        torch.ones(3).sum()
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+if MODE == "ddp":
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 1 << 30
+    def __getitem__(self, i): return torch.full((64,), float(i % 7))
+
+def train():
+    workers = {"fork": 2, "spawn": 1}.get(MODE, 0)
+    how = dict(num_workers=workers, multiprocessing_context=MODE) if workers else {}
+    for step, batch in enumerate(torch.utils.data.DataLoader(Data(), batch_size=8, **how)):
+        optimizer.zero_grad()
+        loss = model(batch).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        time.sleep(0.01)  # a recording of a tighter loop takes long to write on a loaded machine
+        if step == 1:
+            print("ready", os.getpid(), flush=True)
+        yield step, float(loss)
+
+def wait():
+    sys.stdin.readline()
+    global ended
+    ended = True
+
+ended = False
+if __name__ == "__main__":
+    threading.Thread(target=wait, daemon=True).start()
+    for step, loss in train():
+        if step == 100:
+            print("value", loss.hex(), flush=True)
+        if MODE == "native" and step == 2:
+            threading.Event().wait()  # no Python runs in it
+        if ended and step > 100:
+            break
+    print("environment", os.environ.get("KINETO_USE_DAEMON"), flush=True)
+    os._exit(7)
+"""
+_LOSS: list[str] = []  # of the hundredth step, by any job that trains alone
+
+
+@contextlib.contextmanager
+def _job(tmp_path: Path, mode: str = "plain", *, ranks: int = 1, **environ: str) -> Iterator[
+        tuple[subprocess.Popen[str], list[int]]]:
+    """A job that steps, and the PIDs that train."""
+    script = tmp_path / "train.py"
+    script.write_text(_JOB)
+    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--master_port=0"] if mode == "ddp" else []
+    with subprocess.Popen([_PYTHON, *launcher, str(script), mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=(tmp_path / "stderr").open("w"), text=True,
+                          env=clean_environment(None, environ)) as process:
+        try:
+            assert process.stdout is not None
+            pids = []
+            while len(pids) < ranks:
+                line = process.stdout.readline()
+                assert line, (tmp_path / "stderr").read_text()
+                if line.startswith("ready"):
+                    pids.append(int(line.split()[1]))
+            yield process, pids
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Status and output of a job that is asked to end."""
+    out, _ = process.communicate("end\n")
+    return process.returncode, out
+
+
+def _prepared() -> dict[str, str]:
+    return {"PYTHONPATH": str(environment.INSIDE)}
+
+
+@pytest.fixture(autouse=True)
+def short_probes(monkeypatch):
+    monkeypatch.setattr(record, "PROBE_S", 0.2)
+
+
+def _check_trace(captured: record.KinetoCapture, pid: int) -> None:
+    steps = find_steps(load([captured.results[pid].path]))
+    assert steps is not None and steps.times.count > 2
+
+
+def test_an_unprepared_job_is_recorded_and_not_changed(tmp_path):
+    with _job(tmp_path) as (process, (pid,)):
+        assert client_of(pid) is None
+        for number in range(2):
+            captured = capture([pid], seconds=1.2, logdir=tmp_path / str(number))
+            _check_trace(captured, pid)
+            assert captured.plan.probe is not None and captured.plan.probe.host_events > 0
+        status, out = _end(process)
+    assert status == 7 and "environment None" in out
+    _LOSS.append(re.findall("value (.*)", out)[0])
+    assert (tmp_path / "stderr").read_text() == ""
+    with _job(tmp_path) as (process, _):
+        _, out = _end(process)
+    assert re.findall("value (.*)", out) == [_LOSS[-1]]
+
+
+def test_a_prepared_job_is_recorded_without_being_attached_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(kineto, "_inject", lambda *_: pytest.fail("attached"))
+    with _job(tmp_path, "spawn", **_prepared()) as (process, (pid,)):
+        _check_trace(capture([pid], seconds=0.5, logdir=tmp_path), pid)
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        assert children and not any(client_of(child) for child in children)
+        folder = client_of(pid).folder
+        status, out = _end(process)
+    assert status == 7 and "environment None" in out
+    assert folder is not None
+
+
+def test_loader_workers_are_no_clients(tmp_path):
+    with _job(tmp_path, "fork") as (_, (pid,)):
+        _check_trace(capture([pid], seconds=0.5, logdir=tmp_path), pid)
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        assert len(children) >= 2 and not any(client_of(child) for child in children)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_ranks_are_recorded_over_the_same_seconds(tmp_path, prepared):
+    with _job(tmp_path, "ddp", ranks=2, **(_prepared() if prepared else {})) as (_, pids):
+        captured = capture(pids, seconds=1.0, logdir=tmp_path)
+    assert sorted(captured.results) == sorted(pids) and not captured.errors
+    trace = load([captured.run_dir])
+    assert {line.rank for line in trace.lines} == {0, 1}
+    begins = [window[0] for window in trace.rank_windows_ns.values()]
+    assert not begins or max(begins) - min(begins) < 500e6
+
+
+def test_a_job_that_used_torch_profiler_is_asked_about(tmp_path):
+    with _job(tmp_path, "used") as (process, (pid,)):
+        with pytest.raises(UsedBefore, match="has used torch"):
+            capture([pid], seconds=0.5, logdir=tmp_path)
+        captured = capture([pid], seconds=1.2, logdir=tmp_path, hold=True)
+        _check_trace(captured, pid)
+        assert client_of(pid) is None
+        assert _end(process)[0] == 7
+
+
+def test_a_job_that_ends_meanwhile_is_told(tmp_path):
+    with _job(tmp_path) as (process, (pid,)), pytest.raises(GputopError, match="ended before its trace"):
+        capture([pid], seconds=60, force=True, logdir=tmp_path,
+                on_progress=lambda p: p.phase == "recording" and p.elapsed_s > 1 and process.kill())
+
+
+def test_a_job_that_runs_no_python_is_told_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(kineto, "ANSWER_TIMEOUT_S", 2.0)
+    with _job(tmp_path, "native") as (process, (pid,)):
+        with pytest.raises(GputopError, match="did not answer within 2 s"):
+            switch_on(pid)
+        assert process.poll() is None and client_of(pid) is None
+
+
+def test_an_unsafe_job_is_refused(tmp_path):
+    with _job(tmp_path, KINETO_USE_DAEMON="1", KINETO_LOG_LEVEL="5") as (_, (pid,)), \
+            pytest.raises(GputopError, match="any user of this node"):
+        capture([pid], seconds=0.5, logdir=tmp_path)
+
+
+def test_two_gputops_get_a_trace_each(tmp_path):
+    results = []
+    with _job(tmp_path) as (_, (pid,)):
+        switch_on(pid)
+        threads = [threading.Thread(target=lambda name=name: results.append(
+            capture([pid], seconds=0.3, logdir=tmp_path / name))) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(results) == 2 and all(pid in captured.results for captured in results)
+
+
+def test_the_version_is_read_from_the_process_s_own_files(tmp_path):
+    version = subprocess.run([_PYTHON, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True,
+                             check=True).stdout.strip()
+    with _job(tmp_path) as (_, (pid,)):
+        assert kineto.torch_version(pid) == version
