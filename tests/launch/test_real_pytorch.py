@@ -67,7 +67,7 @@ def train():
         yield step, float(loss)
 
 def wait():
-    sys.stdin.readline()
+    os.read(0, 100)  # not sys.stdin, whose lock a forked child would find taken
     global ended
     ended = True
 
@@ -84,6 +84,7 @@ if __name__ == "__main__":
     print("environment", os.environ.get("KINETO_USE_DAEMON"), flush=True)
     os._exit(7)
 """
+_MAX_JOB_S = 300.0
 _LOSS: list[str] = []  # of the hundredth step, by any job that trains alone
 
 
@@ -93,10 +94,12 @@ def _job(tmp_path: Path, mode: str = "plain", *, ranks: int = 1, **environ: str)
     """A job that steps, and the PIDs that train."""
     script = tmp_path / "train.py"
     script.write_text(_JOB)
-    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--master_port=0"] if mode == "ddp" else []
+    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--standalone"] if mode == "ddp" else []
     with subprocess.Popen([_PYTHON, *launcher, str(script), mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           stderr=(tmp_path / "stderr").open("w"), text=True,
                           env=clean_environment(None, environ)) as process:
+        watchdog = threading.Timer(_MAX_JOB_S, process.kill)
+        watchdog.start()
         try:
             assert process.stdout is not None
             pids = []
@@ -107,6 +110,7 @@ def _job(tmp_path: Path, mode: str = "plain", *, ranks: int = 1, **environ: str)
                     pids.append(int(line.split()[1]))
             yield process, pids
         finally:
+            watchdog.cancel()
             process.terminate()
             process.communicate()
 
