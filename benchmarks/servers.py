@@ -26,10 +26,11 @@ import pytest  # noqa: E402
 
 from gputop.analysis.steps.steps import find_steps  # noqa: E402
 from gputop.core.errors import GputopError  # noqa: E402
-from gputop.profiler.capture.continuous import Continuous, Unsupported  # noqa: E402
-from gputop.profiler.client import RecordingOptions, capture  # noqa: E402
 from gputop.profiler.discovery import Finder  # noqa: E402
-from gputop.profiler.outline import session_window_ns  # noqa: E402
+from gputop.profiler.recording import RecordingOptions  # noqa: E402
+from gputop.profiler.xprof.client import capture  # noqa: E402
+from gputop.profiler.xprof.continuous import Continuous, Unsupported  # noqa: E402
+from gputop.profiler.xprof.outline import session_window_ns  # noqa: E402
 from gputop.trace.readers.load import load  # noqa: E402
 from tests.environments import JAX, Environment, Recipe, environment  # noqa: E402
 from tests.test_environments import jax_job  # noqa: E402

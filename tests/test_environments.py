@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gputop.analysis.steps.steps import find_steps
-from gputop.profiler.client import capture
 from gputop.profiler.discovery import Finder
+from gputop.profiler.xprof.client import capture
 from gputop.trace.readers.load import load
 from tests import environments
 from tests.environments import JAX, TENSORFLOW_215, Environment, environment

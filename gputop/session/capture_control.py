@@ -184,7 +184,7 @@ class CaptureControl:
 
         Raises GputopError (usage) for what cannot be an address.
         """
-        from gputop.profiler.client import parse_address
+        from gputop.profiler.addresses import parse_address
         from gputop.profiler.workers import addresses
 
         self._quick_searches = 0
@@ -536,7 +536,7 @@ class CaptureControl:
     def _wait_for_idle(self, wait: IdleWait, servers: Sequence[Server]) -> bool:
         """Block until it is time for the capture, somebody wants it now, or the job has ended; False: until it was
         canceled."""
-        from gputop.profiler.probe import load_grpc
+        from gputop.profiler.xprof.probe import load_grpc
 
         load_grpc()  # a second that is not in the way later
         while not wait.over(self._clock(), self._receiver.expected_idle(servers)) and self.ended_server not in servers:

@@ -49,7 +49,8 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
     ``own`` are servers the source itself brings; ``busy`` are addresses that are being captured
     from, which must not be probed meanwhile.
     """
-    from gputop.profiler.probe import parse_address, probe
+    from gputop.profiler.addresses import parse_address
+    from gputop.profiler.xprof.probe import probe
 
     discovered: dict[str, Server] = {a: Server(a, text) for a, text in own.items()}
     notes: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ from gputop.diagnosis.diagnose import examine
 from gputop.diagnosis.own_rules import use_rules
 from gputop.diagnosis.rule_trials import over_samples, over_trace
 from gputop.export.snapshot import FORMATS, render
-from gputop.profiler import client, messages, probe
+from gputop.profiler.xprof import client, messages, probe
 from gputop.ranks import stack_groups
 from gputop.ranks.hang import find_absence
 from gputop.ranks.model import Answer

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gputop.profiler import messages
-from gputop.profiler.client import EmptyTrace, capture, probe
+from gputop.profiler.recording import EmptyTrace
+from gputop.profiler.xprof import messages
+from gputop.profiler.xprof.client import capture
+from gputop.profiler.xprof.probe import probe
 from tests.launch.jobs import GPUTOP, addresses, environment
 
 _JAX_PYTHON = os.environ.get("JAX_PYTHON") or (sys.executable if importlib.util.find_spec("jax") else "")

@@ -15,9 +15,9 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.profiler import discovery, sockets
+from gputop.profiler.addresses import listening_pid
 from gputop.profiler.discovery import Finder, TrainingProcesses
 from gputop.profiler.sockets import Listener
-from gputop.profiler.storage import listening_pid
 from tests.profiler.fake_server import FakeProfiler, serve
 from tests.records import replace
 

@@ -17,8 +17,10 @@ import pytest
 from gputop.core import files
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import Folder
-from gputop.profiler import client, sockets, storage
-from gputop.profiler.storage import RunFolder, ServerDisk
+from gputop.profiler import sockets, storage
+from gputop.profiler.storage import RunFolder
+from gputop.profiler.xprof import client, server_disk
+from gputop.profiler.xprof.server_disk import ServerDisk
 from tests.descriptors import open_below
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
@@ -229,7 +231,7 @@ def test_the_user_of_a_server_is_known_by_its_socket():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert sockets.listening_uids(Path("/proc"), "127.0.0.1", port) == {os.geteuid()}
-        assert storage._server_uid(f"127.0.0.1:{port}", None) == os.geteuid()
+        assert server_disk._server_uid(f"127.0.0.1:{port}", None) == os.geteuid()
     assert not sockets.listening_uids(Path("/proc"), "127.0.0.1", port)
 
 
@@ -267,7 +269,7 @@ def test_a_file_made_meanwhile_is_not_replaced(tmp_path):
 HOSTILE = """
 import os, sys
 from pathlib import Path
-from gputop.profiler import messages
+from gputop.profiler.xprof import messages
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 class Hostile(FakeProfiler):

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from gputop.profiler import messages
-from gputop.profiler.client import capture
+from gputop.profiler.xprof import messages
+from gputop.profiler.xprof.client import capture
 from gputop.simulation.server import SimulatedProfilerServer
 from gputop.sources.simulated import SimulatedSource
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gputop.profiler.capture.footprint import resident_bytes
+from gputop.core.memory import resident_bytes
 from gputop.profiler.capture.plan import GrowthLimits, Plan
-from gputop.profiler.client import Progress
+from gputop.profiler.recording import Progress
 from gputop.text.units import size
 
 

@@ -20,18 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.errors import GputopError
-from gputop.profiler.capture.continuous import Continuous
+from gputop.profiler.addresses import machine_name, split_address, unix_name
 from gputop.profiler.capture.footprint import free_resources, job_pid
 from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, with_more
 from gputop.profiler.capture.overview import Watch, record_overview
 from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan, Probe, growth_limits, needs_probe, plan
 from gputop.profiler.capture.safe_capture import keep_probe, probe_job, probe_logdir
-from gputop.profiler.client import CaptureResult, Progress, RecordingOptions, capture
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, bounds_of_call, intersect
 from gputop.profiler.discovery import is_training
-from gputop.profiler.outline import session_window_ns
-from gputop.profiler.probe import machine_name, probe, split_address, unix_name
+from gputop.profiler.recording import CaptureResult, Progress, RecordingOptions
 from gputop.profiler.storage import RunFolder
+from gputop.profiler.xprof.client import capture
+from gputop.profiler.xprof.continuous import Continuous
+from gputop.profiler.xprof.outline import session_window_ns
+from gputop.profiler.xprof.probe import probe
 from gputop.text.units import seconds as duration
 from gputop.trace.readers.clock_file import HostClock, write_clocks
 

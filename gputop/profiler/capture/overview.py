@@ -16,10 +16,11 @@ from gputop.core.files import read_regular
 from gputop.profiler.capture import plan
 from gputop.profiler.capture.job_memory import JobMemory, MemoryGrowthGuard
 from gputop.profiler.capture.plan import GrowthLimits, Plan
-from gputop.profiler.capture.volume import count_events
-from gputop.profiler.client import CaptureResult, Progress, RecordingOptions, capture
-from gputop.profiler.outline import map_file
+from gputop.profiler.recording import CaptureResult, Progress, RecordingOptions
 from gputop.profiler.storage import MAX_COPY_BYTES, TRACE, RunFolder
+from gputop.profiler.xprof.client import capture
+from gputop.profiler.xprof.outline import map_file
+from gputop.profiler.xprof.volume import count_events
 from gputop.text.units import size
 from gputop.trace.readers.capture_file import OVERVIEW
 from gputop.trace.readers.xspace.recordings import join_recordings

@@ -15,14 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.profiler.addresses import parse_address
 from gputop.profiler.capture.footprint import free_resources, job_pid
 from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, with_more
 from gputop.profiler.capture.overview import Watch, record_overview
 from gputop.profiler.capture.plan import PROBE_S, Plan, Probe, growth_limits, needs_probe, plan
-from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
-from gputop.profiler.outline import map_file
+from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, TraceLost
 from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder
+from gputop.profiler.xprof.client import capture
+from gputop.profiler.xprof.outline import map_file
 from gputop.text.units import size
 
 
@@ -37,7 +39,7 @@ def capture_with_probe(
     on_plan: Callable[[Plan], None] | None = None,
     stop: threading.Event | None = None,
 ) -> tuple[CaptureResult, Plan, Cost]:
-    """Capture at most ``seconds``, as :func:`gputop.profiler.client.capture` does. Blocks.
+    """Capture at most ``seconds``, as :func:`gputop.profiler.xprof.client.capture` does. Blocks.
 
     ``force``: exactly ``seconds``, without a probe and without asking whether memory and disk
     hold it. ``on_plan`` is told the length once it is chosen. What the plan leaves of ``seconds`` is recorded as an
@@ -86,7 +88,7 @@ def probe_job(
     address: str, logdir: Path, pid: int | None, watch: JobMemory, stop: threading.Event
 ) -> tuple[CaptureResult | None, Probe]:
     """The probe's trace, None where it holds no events, and what it says. Raises GputopError."""
-    from gputop.profiler.capture.volume import count_events, step_time
+    from gputop.profiler.xprof.volume import count_events, step_time
 
     def report(progress: Progress) -> None:
         watch(replace(progress, phase="probing"))

@@ -27,7 +27,7 @@ from gputop.session.options import Options
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.choose_workers import Choice
-    from gputop.profiler.capture.continuous import Continuous
+    from gputop.profiler.xprof.continuous import Continuous
     from gputop.telemetry.history import History
 
 FOLDER = "black-box"  # below the logdir
@@ -249,7 +249,7 @@ class AutoCapture:
 
     def _maintain(self) -> None:
         """Begin to record, or have a part of it set aside; raises GputopError."""
-        from gputop.profiler.capture.continuous import Unsupported, is_full
+        from gputop.profiler.xprof.continuous import Unsupported, is_full
 
         if self._continuous is not None and self._part_s is not None:
             if is_full(self._continuous.state(), self._part_s, self._trigger.any_low):
@@ -271,9 +271,9 @@ class AutoCapture:
             raise
 
     def _begin_recording(self, servers: Sequence[Server]) -> None:
-        from gputop.profiler.capture.continuous import Continuous
         from gputop.profiler.capture.footprint import job_pid
         from gputop.profiler.discovery import crash_risk
+        from gputop.profiler.xprof.continuous import Continuous
 
         self.recorded = self._host.choose_workers(servers) if len(servers) > MAX_WORKERS else None
         if self.recorded is not None:

@@ -14,7 +14,6 @@ import pytest
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture import job_memory, multi_worker, safe_capture
-from gputop.profiler.capture.continuous import Continuous
 from gputop.profiler.capture.multi_worker import (
     capture_workers,
     each_once,
@@ -26,6 +25,7 @@ from gputop.profiler.capture.multi_worker import (
 )
 from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan
 from gputop.profiler.capture.records import Server
+from gputop.profiler.xprof.continuous import Continuous
 from gputop.session.captures import CaptureRequest, MayEndJob, capture_and_analyze
 from gputop.trace.readers.clock_file import read_clocks
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
@@ -119,7 +119,7 @@ def test_servers_that_do_not_tell_the_time_are_bounded_by_ours(logdir):
 
 @pytest.mark.parametrize("shares", [True, False])
 def test_servers_that_write_to_their_own_disk(logdir, monkeypatch, shares):
-    monkeypatch.setattr("gputop.profiler.storage._shares_files", lambda pid: shares)
+    monkeypatch.setattr("gputop.profiler.xprof.server_disk._shares_files", lambda pid: shares)
     with serving(FakeProfiler(writes_disk=True), FakeProfiler(writes_disk=True)) as servers:
         done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
     assert [o.result.delivered for o in done.outcomes] == ["server disk"] * 2
@@ -260,7 +260,7 @@ def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch
     def enough(_path: object, _events: int) -> tuple[float, bool]:
         return 0.001, True
 
-    monkeypatch.setattr("gputop.profiler.capture.volume.step_time", enough)
+    monkeypatch.setattr("gputop.profiler.xprof.volume.step_time", enough)
     monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.1)
     monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
     with serving(FakeProfiler(xspace=make_xspace(events=100_000))) as servers:

@@ -12,7 +12,7 @@ from gputop.profiler.capture import job_memory, overview, safe_capture
 from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.plan import GrowthLimits, Plan
 from gputop.profiler.capture.safe_capture import capture_with_probe
-from gputop.profiler.client import Progress
+from gputop.profiler.recording import Progress
 from gputop.profiler.storage import RunFolder
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 

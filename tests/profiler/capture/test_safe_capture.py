@@ -14,10 +14,11 @@ import pytest
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.files import Folder
-from gputop.profiler import client, storage
+from gputop.profiler import storage
 from gputop.profiler.capture import footprint, job_memory, plan, safe_capture
 from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan
 from gputop.profiler.capture.safe_capture import capture_with_probe
+from gputop.profiler.xprof import client, server_disk
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 BUSY = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")
@@ -245,7 +246,7 @@ def test_an_unwritable_logdir_is_named_as_it_was_given(tmp_path, bad):
 
 class TestServersThatWriteThemselves:
     def test_probe_and_capture(self, logdir, monkeypatch):
-        monkeypatch.setattr(storage, "_shares_files", lambda pid: True)
+        monkeypatch.setattr(server_disk, "_shares_files", lambda pid: True)
         with serve(FakeProfiler(writes_disk=True)) as server:
             result, plan, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)
         assert result.delivered == "server disk" and plan.probe.host_events == 3
@@ -253,7 +254,7 @@ class TestServersThatWriteThemselves:
 
     def test_what_it_wrote_before_it_went_away_is_kept(self, logdir, monkeypatch):
         """The connection breaks between the writing and the answer."""
-        monkeypatch.setattr(storage, "_shares_files", lambda pid: True)
+        monkeypatch.setattr(server_disk, "_shares_files", lambda pid: True)
 
         def write_and_vanish(server: FakeProfiler, number: int) -> None:
             if number == 1:

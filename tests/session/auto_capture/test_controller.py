@@ -14,7 +14,7 @@ from gputop.analysis.results import Analysis, TraceSummary
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.profiler.outline import recorded_window_ns
+from gputop.profiler.xprof.outline import recorded_window_ns
 from gputop.session.auto_capture import retention
 from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture, existing_folder, held_before
 from gputop.session.auto_capture.dip_rules import parse_rule

@@ -12,7 +12,7 @@ from gputop.trace import limits
 from gputop.trace.readers.xspace.wire import LENGTH, Steps, read_fields, tag
 from gputop.trace.readers.xspace.xplane import plane_stats
 
-# Field numbers as in gputop.profiler.messages.
+# Field numbers as in gputop.profiler.xprof.messages.
 _PLANES, _ERRORS, _WARNINGS = tag(1, LENGTH), tag(2, LENGTH), tag(3, LENGTH)
 _PLANE_NAME = tag(2, LENGTH)
 _LINES = tag(3, LENGTH)

@@ -8,7 +8,7 @@ from gputop.core.errors import GputopError
 from gputop.trace import limits
 from gputop.trace.readers.xspace.wire import LENGTH, Steps, read_fields, tag
 
-# Field numbers as in gputop.profiler.messages.
+# Field numbers as in gputop.profiler.xprof.messages.
 _PLANES, _PLANE_NAME, _LINES, _EVENTS = tag(1, LENGTH), tag(2, LENGTH), tag(3, LENGTH), tag(4, LENGTH)
 _AT_MOST = {_PLANES: limits.MAX_PLANES, _LINES: limits.MAX_LINES, _EVENTS: 0}
 # A trace with more events is not read for its step time: it would hold the monitor up, and 150 MB.

@@ -14,27 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
-from gputop.profiler import messages
-from gputop.profiler.outline import Outline, map_open_file, outline
-from gputop.profiler.probe import (
-    ServerInfo,
-    close_channel,
-    load_grpc,
-    machine_name,
-    no_profiler_service,
-    open_channel,
-    parse_address,
-    probe,
-)
-from gputop.profiler.storage import RunFolder, ServerDisk
+from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.profiler.addresses import machine_name, parse_address
+from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, RecordingOptions, TraceLost
+from gputop.profiler.storage import RunFolder
+from gputop.profiler.xprof import messages
+from gputop.profiler.xprof.outline import Outline, map_open_file, outline
+from gputop.profiler.xprof.probe import close_channel, load_grpc, no_profiler_service, open_channel, probe
+from gputop.profiler.xprof.server_disk import ServerDisk
 
 if TYPE_CHECKING:
     import grpc
-
-__all__ = ["CaptureResult", "EmptyTrace", "Progress", "ServerInfo", "TraceLost", "capture", "parse_address", "probe"]
-
-Phase = Literal["connecting", "probing", "recording", "overview", "receiving", "saving"]
 
 _PROGRESS_PERIOD_S = 0.125  # between two reports of progress
 _TERMINATE_TIMEOUT_S = 5.0
@@ -49,70 +39,7 @@ _LATE_S = 1.0  # of our own clock after gRPC's
 _COPY_AFTER_STOP_S = 60.0  # for the trace of a recording that was stopped early
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a capture stands. ``elapsed_s`` counts from the request; ``asked_s`` is the recording asked for;
-    ``more``: another recording follows this one."""
-
-    phase: Phase
-    elapsed_s: float
-    asked_s: float
-    more: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RecordingOptions:
-    """How a recording differs from the usual one, in detail, at once, into a run folder of its own.
-
-    ``host_name`` names the file (default: the host), ``run`` the folder where that exists already.
-    ``start_ns`` is when to begin, in Unix time by the *server's* clock: it waits for it, its profiler
-    taken meanwhile, and nothing but the end of the job ends that wait. TensorFlow 2.15 and 2.21 and JAX
-    0.10 begin within a tenth of a millisecond of it; a moment that has passed counts as now.
-    ``overview``: only the coarsest events of the host, at little cost.
-    """
-
-    host_name: str | None = None
-    run: str | None = None
-    start_ns: int | None = None
-    overview: bool = False
-
-
 _USUAL = RecordingOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureResult:
-    """A captured trace on disk.
-
-    ``took_s`` is request to answer, recording included; ``delivered`` how the trace came;
-    ``errors`` and ``warnings`` are the profiler's own words about what is missing, and ours
-    about the hand-over. ``sent_s`` is our Unix time of the request.
-    """
-
-    address: str
-    path: Path
-    run_dir: Path
-    session_id: str
-    asked_s: float
-    took_s: float
-    bytes: int
-    stopped_early: bool
-    delivered: Literal["response", "server disk"]
-    errors: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    sent_s: float = 0.0
-
-
-class EmptyTrace(NoDataError):
-    """The trace holds no events. ``took_s`` is request to answer."""
-
-    def __init__(self, message: str, fix: str, took_s: float) -> None:
-        super().__init__(message, fix)
-        self.took_s = took_s
-
-
-class TraceLost(GputopError):
-    """The job was recorded, or may have been, and its trace did not arrive."""
 
 
 def capture(

@@ -12,15 +12,17 @@ import pytest
 
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
-from gputop.profiler import messages
 from gputop.profiler.capture import safe_capture
-from gputop.profiler.capture.continuous import Continuous, stop_continuous
 from gputop.profiler.capture.plan import SERVER_MULTIPLE, TARGET_EVENTS, GrowthLimits
 from gputop.profiler.capture.plan import plan as plan_capture
 from gputop.profiler.capture.safe_capture import capture_with_probe
-from gputop.profiler.capture.volume import count_events
-from gputop.profiler.client import CaptureResult, RecordingOptions, capture, probe
 from gputop.profiler.discovery import Finder
+from gputop.profiler.recording import CaptureResult, RecordingOptions
+from gputop.profiler.xprof import messages
+from gputop.profiler.xprof.client import capture
+from gputop.profiler.xprof.continuous import Continuous, stop_continuous
+from gputop.profiler.xprof.probe import probe
+from gputop.profiler.xprof.volume import count_events
 from gputop.trace.readers.load import load
 from tests.records import replace
 from tests.tf_job import start_tf_job
