@@ -14,10 +14,10 @@ import pytest
 
 from gputop.analysis.steps.steps import find_steps
 from gputop.profiler.discovery import Finder
-from gputop.profiler.xprof.client import capture
 from gputop.trace.readers.load import load
 from tests import environments
 from tests.environments import JAX, TENSORFLOW_215, Environment, environment
+from tests.profiler.capturing import capture
 from tests.tf_job import _free_port, start_tf_job
 
 

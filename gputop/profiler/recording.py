@@ -1,10 +1,17 @@
-"""One recording of a job: how it is meant, how far it has come, what came of it."""
+"""A way to capture: the protocol between gputop and what records inside a job, one recording at a time.
+
+Each way is a folder of its own (``xprof``): it implements :class:`Recorder`. What is common stands in
+``gputop.profiler.capture``: the probe, the plan, the guard, the overview, the storage, the cost and several workers at
+once. :func:`gputop.profiler.ways.recorder_of` chooses the way by a target's address.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from gputop.core.errors import GputopError, NoDataError
 
@@ -23,8 +30,9 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordingOptions:
-    """How a recording differs from the usual one, in detail, at once, into a run folder of its own.
+class Recording:
+    """One recording to make: ``seconds`` of a job, saved below ``logdir``; in detail, at once, and into a run folder of
+    its own unless the rest says otherwise.
 
     ``host_name`` names the file (default: the host), ``run`` the folder where that exists already.
     ``start_ns`` is when to begin, in Unix time by the *server's* clock: it waits for it, its profiler
@@ -33,6 +41,8 @@ class RecordingOptions:
     ``overview``: only the coarsest events of the host, at little cost.
     """
 
+    seconds: float
+    logdir: str | Path
     host_name: str | None = None
     run: str | None = None
     start_ns: int | None = None
@@ -72,3 +82,64 @@ class EmptyTrace(NoDataError):
 
 class TraceLost(GputopError):
     """The job was recorded, or may have been, and its trace did not arrive."""
+
+
+# Growth of the job over the size of its trace: 16.7 for 132 MB, 10 to 19 for 1 to 17 MB, TensorFlow 2.21 on
+# the CPU, where an event has few stats.
+SERVER_MULTIPLE = 20.0
+# CUPTI in TensorFlow keeps 2 Mi activity records for all GPUs together (xla, cupti_collector); after that
+# the tail of the window is empty. A fifth is left for a job that speeds up.
+CUPTI_RECORDS = 2 * 2**20
+_CUPTI_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderLimits:
+    """What a way bears and takes, unless it says otherwise that of TensorFlow's and JAX's profiler server.
+
+    ``device_events`` are kept at most, ``device_limit`` says that in words. The job grows by ``job_bytes_per_byte`` of
+    the trace and by ``job_bytes_per_event``. ``overview``: it can record the host's coarsest events alone.
+    """
+
+    device_events: float = _CUPTI_SHARE * CUPTI_RECORDS
+    device_limit: str = "CUPTI keeps 2 M in all"
+    job_bytes_per_byte: float = SERVER_MULTIPLE
+    job_bytes_per_event: float = 0.0
+    overview: bool = True
+
+
+class Recorder(Protocol):
+    """Records one process of a job. Its methods block; they raise GputopError with cause and fix."""
+
+    @property
+    def address(self) -> str:
+        """What the user, the reports and the JSON call it: HOST:PORT, unix:PATH, or pid:PID without a server."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process on this machine, None where that is not known."""
+
+    @property
+    def limits(self) -> RecorderLimits:
+        """What it bears and takes; the plan is made by it."""
+
+    def round_trip_s(self) -> float:
+        """Check that it can record now, without disturbing the job; returns how long an answer takes."""
+
+    def record(self, recording: Recording, on_progress: Callable[[Progress], None],
+               stop: threading.Event) -> CaptureResult:
+        """Record, and save the trace in a :class:`~gputop.profiler.storage.RunFolder`.
+
+        ``on_progress`` is called about eight times a second on the calling thread. ``stop`` ends the recording early
+        and its data is kept; a way that cannot end one waits for its end. Raises TraceLost where the job was recorded
+        in vain, EmptyTrace where the trace holds no events. A probe is a short recording.
+        """
+
+    def count_events(self, path: Path) -> tuple[int, int]:
+        """Events of the host and of the devices in a trace of its own, without decoding them; raises OSError."""
+
+    def window_ns(self, path: Path) -> tuple[int, int] | None:
+        """When that recording began and ended, Unix time by the job's clock; None where the trace does not say."""
+
+    def join(self, parts: Sequence[Path]) -> bytes:
+        """One trace of several overviews, oldest first; raises OSError. Called only where ``limits.overview``."""

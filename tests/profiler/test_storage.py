@@ -22,6 +22,7 @@ from gputop.profiler.storage import RunFolder
 from gputop.profiler.xprof import client, server_disk
 from gputop.profiler.xprof.server_disk import ServerDisk
 from tests.descriptors import open_below
+from tests.profiler.capturing import capture
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
 BOB = 12345
@@ -305,11 +306,11 @@ def test_a_server_of_another_user_that_answers_without_data(kind, word, secret, 
         try:
             address = server.stdout.readline().strip()
             if word is None:
-                path = client.capture(address, seconds=0.01, logdir=logdir).path
+                path = capture(address, seconds=0.01, logdir=logdir).path
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size
             else:
                 with pytest.raises(GputopError, match=word):
-                    client.capture(address, seconds=0.01, logdir=logdir)
+                    capture(address, seconds=0.01, logdir=logdir)
                 assert not logdir.exists()
             root = Path(server.stdout.readline().strip())
             assert root.exists() == (word is not None), "what was copied is removed, with its folders"

@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from gputop.profiler.xprof import messages
-from gputop.profiler.xprof.client import capture
 from gputop.simulation.server import SimulatedProfilerServer
 from gputop.sources.simulated import SimulatedSource
+from tests.profiler.capturing import capture
 
 LONG_MS = 600_000
 DEADLINE_S = 30.0

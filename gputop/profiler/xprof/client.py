@@ -9,19 +9,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.profiler.addresses import machine_name, parse_address
-from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, RecordingOptions, TraceLost
-from gputop.profiler.storage import RunFolder
+from gputop.core.files import read_regular
+from gputop.profiler.addresses import machine_name
+from gputop.profiler.recording import (
+    CaptureResult,
+    EmptyTrace,
+    Progress,
+    RecorderLimits,
+    Recording,
+    TraceLost,
+)
+from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder
 from gputop.profiler.xprof import messages
-from gputop.profiler.xprof.outline import Outline, map_open_file, outline
+from gputop.profiler.xprof.outline import Outline, map_file, map_open_file, outline, session_window_ns
 from gputop.profiler.xprof.probe import close_channel, load_grpc, no_profiler_service, open_channel, probe
 from gputop.profiler.xprof.server_disk import ServerDisk
+from gputop.profiler.xprof.volume import count_events
+from gputop.trace.readers.xspace.recordings import join_recordings
 
 if TYPE_CHECKING:
     import grpc
@@ -39,54 +49,52 @@ _LATE_S = 1.0  # of our own clock after gRPC's
 _COPY_AFTER_STOP_S = 60.0  # for the trace of a recording that was stopped early
 
 
-_USUAL = RecordingOptions()
+@dataclass(frozen=True, slots=True)
+class XProfRecorder:
+    """The :class:`~gputop.profiler.recording.Recorder` of a profiler server. ``pid`` is the server's process where
+    known: it helps to fetch a trace that the server wrote itself."""
 
+    address: str  # as parse_address returns it
+    pid: int | None = None
+    limits: ClassVar[RecorderLimits] = RecorderLimits()
 
-def capture(
-    address: str,
-    *,
-    seconds: float = 10.0,
-    logdir: str | Path,
-    on_progress: Callable[[Progress], None] | None = None,
-    stop: threading.Event | None = None,
-    pid: int | None = None,
-    recording: RecordingOptions = _USUAL,
-) -> CaptureResult:
-    """Record ``seconds`` of a job and save the raw trace below ``logdir``. Blocks.
+    def round_trip_s(self) -> float:
+        return probe(self.address).round_trip_s
 
-    ``on_progress`` is called on the calling thread, about eight times a second while the
-    server works. Setting ``stop`` ends the recording early and keeps its data. ``pid`` is the
-    server's process where known: it helps to fetch a trace that the server wrote itself.
-
-    Raises GputopError with cause and fix: TraceLost where the job was recorded in vain,
-    EmptyTrace where the trace holds no events; the message says where it was saved all the same.
-    A trace that a server wrote to its disk before it went away is not lost.
-    """
-    if not 0.001 <= seconds <= _MAX_SECONDS:
-        raise GputopError(f"a capture lasts 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
-    address = parse_address(address)
-    report = on_progress or (lambda _progress: None)
-    stop = stop or threading.Event()
-    folder = RunFolder.create(logdir, recording.host_name or machine_name(address), recording.run)
-    try:
-        report(Progress("connecting", 0.0, seconds))
-        probe(address)
-        disk = ServerDisk.choose(folder, address, pid)
-        start_ns = recording.start_ns
-        wait_s = max(0.0, start_ns / 1e9 - time.time()) if start_ns is not None else 0.0
-        call = _Call(address, seconds, _request(folder, disk, seconds, recording), wait_s)
+    def record(self, recording: Recording, on_progress: Callable[[Progress], None],
+               stop: threading.Event) -> CaptureResult:
+        """A trace that a server wrote to its disk before it went away is not lost."""
+        seconds, start_ns = recording.seconds, recording.start_ns
+        if not 0.001 <= seconds <= _MAX_SECONDS:
+            raise GputopError(f"a capture lasts 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
+        folder = RunFolder.create(recording.logdir, recording.host_name or machine_name(self.address), recording.run)
         try:
-            response = call.run(report, stop)
-        except TraceLost as error:
-            return _trace_on_server_disk(call.recording, folder, disk, error, stop)
-        report(Progress("saving", call.took_s, seconds))
-        return _save(call.recording, folder, disk, response, stop)
-    finally:
-        folder.discard()
+            on_progress(Progress("connecting", 0.0, seconds))
+            probe(self.address)
+            disk = ServerDisk.choose(folder, self.address, self.pid)
+            wait_s = max(0.0, start_ns / 1e9 - time.time()) if start_ns is not None else 0.0
+            call = _Call(self.address, seconds, _request(folder, disk, recording), wait_s)
+            try:
+                response = call.run(on_progress, stop)
+            except TraceLost as error:
+                return _trace_on_server_disk(call.recording, folder, disk, error, stop)
+            on_progress(Progress("saving", call.took_s, seconds))
+            return _save(call.recording, folder, disk, response, stop)
+        finally:
+            folder.discard()
+
+    def count_events(self, path: Path) -> tuple[int, int]:
+        return count_events(map_file(path))
+
+    def window_ns(self, path: Path) -> tuple[int, int] | None:
+        return session_window_ns(path)
+
+    def join(self, parts: Sequence[Path]) -> bytes:
+        return join_recordings([read_regular(part, MAX_COPY_BYTES) for part in reversed(parts)])
 
 
-def _request(run: RunFolder, disk: ServerDisk, seconds: float, recording: RecordingOptions) -> Any:
-    duration_ms = max(1, round(seconds * 1000))
+def _request(run: RunFolder, disk: ServerDisk, recording: Recording) -> Any:
+    duration_ms = max(1, round(recording.seconds * 1000))
     request = messages.ProfileRequest(
         duration_ms=duration_ms, repository_root=disk.root, session_id=run.path.name, host_name=run.host,
         emit_xspace=True,

@@ -34,7 +34,7 @@ from gputop.profiler.recording import CaptureResult
 from gputop.profiler.storage import RunFolder
 from gputop.profiler.xprof import messages
 from gputop.profiler.xprof.client import is_busy, save_response, set_options
-from gputop.profiler.xprof.outline import recorded_window_ns
+from gputop.profiler.xprof.outline import recorded_window_ns, session_window_ns
 from gputop.profiler.xprof.probe import call_within, load_grpc
 from gputop.trace.readers.xspace.recordings import join_recordings
 
@@ -294,6 +294,8 @@ class Continuous:
         """Unix time of the request that began the oldest part there is."""
         parts = self._parts[address]
         return parts[0].sent_s if parts else self._sent_s[address]
+
+    window_ns = staticmethod(session_window_ns)
 
     def kept_s(self, address: str) -> float:
         """How many seconds of a server's recording are set aside."""

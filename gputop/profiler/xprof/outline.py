@@ -72,8 +72,11 @@ def map_open_file(file: BinaryIO) -> bytes:
 
 
 def session_window_ns(path: Path) -> tuple[int, int] | None:
-    """See :func:`recorded_window_ns`. Raises OSError."""
-    return recorded_window_ns(map_file(path))
+    """See :func:`recorded_window_ns`; None also for a file that cannot be read."""
+    try:
+        return recorded_window_ns(map_file(path))
+    except OSError:
+        return None
 
 
 def recorded_window_ns(data: bytes) -> tuple[int, int] | None:

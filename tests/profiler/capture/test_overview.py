@@ -9,11 +9,10 @@ import grpc
 import pytest
 
 from gputop.profiler.capture import job_memory, overview, safe_capture
-from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.plan import GrowthLimits, Plan
-from gputop.profiler.capture.safe_capture import capture_with_probe
 from gputop.profiler.recording import Progress
 from gputop.profiler.storage import RunFolder
+from tests.profiler.capturing import capture_with_probe, capture_workers
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 DETAIL = make_xspace(events=100_000)  # in a twentieth of a second: a tenth of a second of them is enough
@@ -129,7 +128,7 @@ def test_a_job_that_grows_too_much_ends_either_grain(logdir, monkeypatch, limits
     monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: next(size))
     monkeypatch.setattr(safe_capture, "growth_limits", lambda probe, free: limits)
     if detail_s is None:
-        monkeypatch.setattr(safe_capture, "plan", lambda s, probe, free: Plan(s, 30.0, "so", probe, overview_s=30.0))
+        monkeypatch.setattr(safe_capture, "plan", lambda s, probe, *_: Plan(s, 30.0, "so", probe, overview_s=30.0))
     with serve(FakeProfiler(on_call=two_grains)) as server:
         _, plan, _ = capture_with_probe(server.address, seconds=60, logdir=logdir)
     if detail_s is None:

@@ -6,8 +6,6 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.plan import (
-    CUPTI_RECORDS,
-    SERVER_MULTIPLE,
     FreeResources,
     GrowthLimits,
     Plan,
@@ -17,6 +15,7 @@ from gputop.profiler.capture.plan import (
     overview_events,
     plan,
 )
+from gputop.profiler.recording import CUPTI_RECORDS, SERVER_MULTIPLE
 from tests.records import replace
 
 MB, GB = 1e6, 1e9

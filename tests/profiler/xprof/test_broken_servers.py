@@ -10,8 +10,8 @@ import pytest
 
 from gputop.profiler.recording import TraceLost
 from gputop.profiler.xprof import client, server_disk
-from gputop.profiler.xprof.client import capture
 from tests.profiler.broken_servers import announcing, cutting
+from tests.profiler.capturing import capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 TWO_GIB = 2**31

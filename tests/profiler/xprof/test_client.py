@@ -20,9 +20,9 @@ from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.files import Folder
 from gputop.profiler import storage
 from gputop.profiler.addresses import listening_pid
-from gputop.profiler.recording import Progress, RecordingOptions
+from gputop.profiler.recording import Progress
 from gputop.profiler.xprof import client, server_disk
-from gputop.profiler.xprof.client import capture
+from tests.profiler.capturing import capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 LONG_S = 60.0  # never waited for: something ends the capture before
@@ -39,7 +39,7 @@ def everything_below(folder: Path) -> list[Path]:
 
 def test_trace_in_the_response_is_saved_as_it_came(logdir):
     with serve(FakeProfiler(xspace=make_xspace(errors=("lost", "lost"), warnings=("careful",)))) as server:
-        result = capture(server.address, seconds=0.05, logdir=logdir, recording=RecordingOptions("node/7:x"))
+        result = capture(server.address, seconds=0.05, logdir=logdir, host_name="node/7:x")
     assert result.path == result.run_dir / "node_7_x.xplane.pb"
     assert result.run_dir.parent == logdir / "plugins" / "profile"
     assert result.path.read_bytes() == server.xspace
