@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from gputop.core.errors import GputopError, NoDataError
+from gputop.profiler.storage import TRACE
 
 Phase = Literal["connecting", "probing", "recording", "overview", "receiving", "saving"]
 
@@ -99,6 +100,7 @@ class RecorderLimits:
 
     ``device_events`` are kept at most, ``device_limit`` says that in words. The job grows by ``job_bytes_per_byte`` of
     the trace and by ``job_bytes_per_event``. ``overview``: it can record the host's coarsest events alone.
+    ``stoppable``: it can end a recording that has begun. ``ending``: that of the names of its files.
     """
 
     device_events: float = _CUPTI_SHARE * CUPTI_RECORDS
@@ -106,6 +108,8 @@ class RecorderLimits:
     job_bytes_per_byte: float = SERVER_MULTIPLE
     job_bytes_per_event: float = 0.0
     overview: bool = True
+    stoppable: bool = True
+    ending: str = TRACE
 
 
 class Recorder(Protocol):

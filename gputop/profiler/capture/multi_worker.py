@@ -248,7 +248,7 @@ def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFo
     """The probes as the traces: stopped while they ran."""
     for worker in workers:
         if worker.probed is not None and worker.error is None:
-            worker.result = keep_probe(worker.probed, logdir, worker.name, run.path.name)
+            worker.result = keep_probe(worker.recorder, worker.probed, logdir, worker.name, run.path.name)
         elif worker.error is None:
             worker.error = GputopError("stopped before it recorded anything", "")
     length_s = max(w.probe.seconds for w in workers if w.probe)
@@ -261,7 +261,8 @@ def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path, *, lo
     assert worker.probe is not None
     share = per_worker(free_resources(worker.address, worker.recorder.pid, logdir), workers)
     worker.plan = plan(seconds, worker.probe, share, worker.recorder.limits, longest=longest)
-    worker.growth_limits = growth_limits(worker.probe, share)
+    if worker.recorder.limits.stoppable:
+        worker.growth_limits = growth_limits(worker.probe, share)
 
 
 def per_worker(free: FreeResources, workers: int) -> FreeResources:

@@ -18,7 +18,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture.footprint import free_resources
 from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, Watch, with_more
 from gputop.profiler.capture.overview import record_overview
-from gputop.profiler.capture.plan import PROBE_S, Plan, Probe, growth_limits, needs_probe, plan
+from gputop.profiler.capture.plan import PROBE_S, GrowthLimits, Plan, Probe, growth_limits, needs_probe, plan
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, Recorder, Recording, TraceLost
 from gputop.profiler.stale_files import probe_name
@@ -47,18 +47,19 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
         if stop.is_set() and probed is not None:
             chosen = Plan(seconds, probe.seconds, "stopped during the probe; the probe is the trace", probe)
             on_plan(chosen)
-            return keep_probe(probed, logdir), chosen, memory.cost(probed.took_s, chosen.chosen_s)
+            return keep_probe(recorder, probed, logdir), chosen, memory.cost(probed.took_s, chosen.chosen_s)
         free = free_resources(recorder.address, recorder.pid, Path(logdir).expanduser().absolute())
         chosen = plan(seconds, probe, free, recorder.limits)
         on_plan(chosen)
-        watch = Watch(memory, growth_limits(probe, free), stop)
+        limits = growth_limits(probe, free) if recorder.limits.stoppable else GrowthLimits()
+        watch = Watch(memory, limits, stop)
         growth_guard = MemoryGrowthGuard(watch, threading.Event(), label=with_more if chosen.overview_s else None)
         try:
             result = recorder.record(Recording(chosen.chosen_s, logdir), growth_guard, growth_guard.halt)
         except TraceLost as error:
             if probed is None:
                 raise
-            kept = keep_probe(probed, logdir).path
+            kept = keep_probe(recorder, probed, logdir).path
             raise GputopError(f"{error.message}; the only data is the probe of {probe.seconds:g} s",
                               f"{error.fix} To look at the probe: gputop analyze {kept}") from None
         chosen, call_s = growth_guard.plan_as_recorded(chosen), result.took_s
@@ -119,10 +120,11 @@ def probe_logdir(logdir: str | Path) -> Iterator[Path]:
                 made.rmdir()
 
 
-def keep_probe(probed: CaptureResult, logdir: str | Path, host: str | None = None,
+def keep_probe(recorder: Recorder, probed: CaptureResult, logdir: str | Path, host: str | None = None,
                run: str | None = None) -> CaptureResult:
     """The probe as a trace like any other, in a run folder of its own or in one that exists; raises GputopError."""
-    folder = RunFolder.create(logdir, host or probed.path.name.removesuffix(".xplane.pb"), run)
+    ending = recorder.limits.ending
+    folder = RunFolder.create(logdir, host or probed.path.name.removesuffix(ending), run, ending)
     try:
         path = folder.take_over(probed.path)
     finally:

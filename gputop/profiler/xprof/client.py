@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import read_regular
@@ -244,6 +244,14 @@ class _Recording:
     stopped_early: bool = False
 
 
+class _Saved(NamedTuple):
+    """A trace on disk, with its size in bytes."""
+
+    path: Path
+    size: int
+    outline: Outline
+
+
 def _save(recording: _Recording, run: RunFolder, disk: ServerDisk, response: Any,
           stop: threading.Event) -> CaptureResult:
     """Save the trace, from the answer or from the server's disk; raises GputopError, EmptyTrace without an event."""
@@ -258,25 +266,25 @@ def _save(recording: _Recording, run: RunFolder, disk: ServerDisk, response: Any
         raise
     try:
         path = run.adopt(trace.file, trace.path, _copy_is_stopped(stop))
-        size, about = _outline_saved(run)
+        saved = _outline_saved(run, path)
         left = disk.clean_up(trace)
     finally:
         trace.close()
-    return _result(recording, run, path, size, about, "server disk", (left,) if left else (),
-                   empty=response.empty_trace)
+    return _result(recording, run, saved, "server disk", (left,) if left else (), empty=response.empty_trace)
 
 
 def _save_answer(recording: _Recording, run: RunFolder, response: Any) -> CaptureResult:
     path = run.save(response.xspace)
     warnings = () if path == run.file else (
         f"the disk of {run.file} does not hold the trace ({run.save_error}): it was saved as {path}",)
-    return _result(recording, run, path, len(response.xspace), outline(response.xspace), "response", warnings,
+    return _result(recording, run, _Saved(path, len(response.xspace), outline(response.xspace)), "response", warnings,
                    empty=response.empty_trace)
 
 
-def _result(recording: _Recording, run: RunFolder, path: Path, size: int, about: Outline,
-            delivered: Literal["response", "server disk"], warnings: tuple[str, ...], *, empty: bool) -> CaptureResult:
+def _result(recording: _Recording, run: RunFolder, saved: _Saved, delivered: Literal["response", "server disk"],
+            warnings: tuple[str, ...], *, empty: bool) -> CaptureResult:
     """Raises EmptyTrace where there is no event in it."""
+    path, size, about = saved
     if about.damaged:
         warnings = (*warnings, "the trace ends early or is damaged; what is readable of it was kept")
     if empty or not about.has_events:
@@ -322,12 +330,12 @@ def _trace_on_server_disk(
     return replace(result, warnings=(*result.warnings, f"{lost.message}; the server had written this trace by then"))
 
 
-def _outline_saved(run: RunFolder) -> tuple[int, Outline]:
-    """Size and outline of the trace in a run folder; raises GputopError, the trace is kept."""
+def _outline_saved(run: RunFolder, path: Path) -> _Saved:
+    """The trace in a run folder; raises GputopError, the trace is kept."""
     try:
         with run.open_trace() as file:
             data = map_open_file(file)
-        return len(data), outline(data)
+        return _Saved(path, len(data), outline(data))
     except OSError as error:
         raise GputopError(
             f"the trace was saved as {run.file}, but cannot be read: {error.strerror or error}",
