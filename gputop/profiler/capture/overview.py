@@ -60,15 +60,15 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
 def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path) -> None:
     """Raises GputopError where a part cannot be recorded; those before it are kept."""
     assert chosen.probe is not None
-    rate, most_events = chosen.probe.host_events / chosen.probe.seconds, plan.overview_events(chosen.asked_s)
+    rate = plan.OVERVIEW_SHARE * chosen.probe.host_events / chosen.probe.seconds
+    most_events = plan.overview_events(chosen.asked_s)
     grown = watch.memory.growth or 0
-    while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_CAPTURE_S and not watch.stop.is_set():
-        events = min(plan.OVERVIEW_PART_EVENTS, most_events - made.events)
-        part_s = min(left_s, events / rate if rate else left_s)
-        if part_s < plan.MIN_CAPTURE_S and made.parts:
+    while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_OVERVIEW_S and not watch.stop.is_set():
+        part_s = min(left_s, (most_events - made.events) / rate if rate else left_s)
+        if part_s < plan.MIN_OVERVIEW_S and made.parts:
             made.why_ended = f"even of it this job makes {plan.count(rate)} events/s"
             return
-        part_s = max(part_s, min(left_s, plan.MIN_CAPTURE_S))
+        part_s = max(part_s, min(left_s, plan.MIN_OVERVIEW_S))
         limits = replace(watch.limits, after_s=watch.limits.after_s - chosen.chosen_s - made.seconds)
         guard = MemoryGrowthGuard(replace(watch, limits=limits), threading.Event(), before=grown,
                                   label=_Label(made.seconds, chosen.overview_s))
