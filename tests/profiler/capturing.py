@@ -23,7 +23,7 @@ def _ignore(_: object) -> None:
     pass
 
 
-def capture(address: str, *, seconds: float, logdir: str | Path, pid: int | None = None,
+def capture(address: str, *, seconds: float = 10.0, logdir: str | Path, pid: int | None = None,
             on_progress: Callable[[Progress], None] = _ignore, stop: threading.Event | None = None,
             **recording: Any) -> CaptureResult:
     return recorder_of(address, pid).record(Recording(seconds, logdir, **recording), on_progress,

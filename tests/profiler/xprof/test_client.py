@@ -380,7 +380,7 @@ class TestLogdir:
         code = (
             "import resource, sys\n"
             "from gputop.core.errors import GputopError\n"
-            "from gputop.profiler.xprof.client import capture\n"
+            "from tests.profiler.capturing import capture\n"
             f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
             "try:\n"
             "    capture(sys.argv[1], seconds=0.01, logdir=sys.argv[2])\n"
