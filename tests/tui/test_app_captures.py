@@ -182,6 +182,10 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
         await pilot.pause()
         if covered:
             assert not isinstance(app.screen, Confirm) and "Press c again" in messages(app)[0]
+            await pilot.press("escape")
+            await pilot.press("c")
+            await pilot.pause()
+            assert isinstance(app.screen, Confirm) and not accepted
             return
         assert isinstance(app.screen, Confirm)
         text = "\n".join(str(part.text) for part in app.screen.query(WrappedText))
