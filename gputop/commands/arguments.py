@@ -35,6 +35,7 @@ exit status: 0 done; 1 it failed, the message says why and what to do; 2 wrong u
 (no GPU, no profiler server, no trace events); 4 a gate failed (--fail-on)"""
 
 SIMULATED_DEFAULT = "default"
+_PID = re.compile(r"[1-9]\d{0,8}")
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}|unix(?:-abstract)?:.+")
 
 
@@ -152,8 +153,9 @@ class _Parser(argparse.ArgumentParser):
         if not any(word.startswith("-") for word in unknown) and isinstance(getattr(known, "paths", None), list):
             known.paths += unknown  # behind an option: argparse takes several words only where they stand together
             unknown = []
-        if known.command == "capture" and all(map(_ADDRESS.fullmatch, unknown)):
-            known.attach, unknown = [*known.attach, *unknown], []
+        if known.command == "capture" and all(_ADDRESS.fullmatch(word) or _PID.fullmatch(word) for word in unknown):
+            known.attach += [word for word in unknown if not _PID.fullmatch(word)]
+            known.pids, unknown = [int(word) for word in unknown if _PID.fullmatch(word)], []
         if unknown:
             word = unknown[0].partition("=")[0]
             of = f"gputop {known.command}" if known.command else "gputop"

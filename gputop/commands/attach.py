@@ -15,40 +15,50 @@ from gputop.text.console import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pid", type=pid, metavar="PID", help="a TensorFlow or JAX process")
+    parser.add_argument("pid", type=pid, metavar="PID", help="a TensorFlow, JAX or PyTorch process")
     parser.add_argument("--yes", action="store_true", help="do not ask first")
     parser.add_argument("--port", type=port, default=0, metavar="N", help="port of the server (default: any free one)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.launch.attach import serving, start_server
-    from gputop.launch.target import examine
+    from gputop.launch.attach import serving
+    from gputop.launch.serve import examine, make_ready
+    from gputop.profiler.kineto.clients import client_of
 
     process = examine(args.pid)
+    client = client_of(args.pid)
+    if client is not None and client.folder is not None:
+        console.write_text(f"PyTorch's profiler in process {args.pid} waits for gputop already; gputop finds it")
+        return EXIT_OK
     address = serving(args.pid)
     if address is not None:
         console.write_text(f"process {args.pid} has a profiler server already, at {address}; gputop finds it")
         return EXIT_OK
-    if not args.yes and not _agreed(args.pid, process.user, process.command):
+    if not args.yes and not agreed(args.pid, process.user, process.command):
         say("nothing was done")
         return EXIT_OK
-    announcement = start_server(process, args.port)
-    console.write_text(f"{announcement.line}; gputop finds it")
+    console.write_text(f"{make_ready(args.pid, port=args.port).line}; gputop finds it")
     return EXIT_OK
 
 
-def _agreed(pid: int, user: str, command: str) -> bool:
+def agreed(pid: int, user: str, command: str) -> bool:
+    """Whether the user answers yes; raises GputopError where nobody can be asked."""
     if not sys.stdin.isatty():
         raise GputopError("gputop asks before it starts a server in a running process, and there is no terminal here",
-                          "To start it without the question: gputop attach PID --yes", EXIT_USAGE)
-    from gputop.launch.target import WHAT_STARTING_DOES
+                          "To start it without the question: --yes", EXIT_USAGE)
+    from gputop.launch.serve import what_it_does
 
-    what = (f"{WHAT_STARTING_DOES} Ctrl-c, TERM and HUP to gputop wait until the thread is released. After kill -9 of "
+    what = (f"{what_it_does(pid)} Ctrl-c, TERM and HUP to gputop wait until the thread is released. After kill -9 of "
             "gputop the thread returns by itself, and the server may or may not start.")
     shown = console.one_line(short_command(command), 200)
     whole = textwrap.fill(what, width(), break_on_hyphens=False)
-    console.note(f"Process {pid} of {console.one_line(user, 40)}: {shown}\n{whole}")
+    return confirmed(f"Process {pid} of {console.one_line(user, 40)}: {shown}\n{whole}", "Start it? [y/N] ")
+
+
+def confirmed(note: str, question: str) -> bool:
+    """Whether the user answers yes."""
+    console.note(note)
     try:
-        return input("Start it? [y/N] ").strip().lower() in ("y", "yes")
+        return input(question).strip().lower() in ("y", "yes")
     except EOFError:
         return False

@@ -19,9 +19,11 @@ from gputop.commands.arguments import (
     watch_options,
     worker_options,
 )
+from gputop.commands.attach import agreed, confirmed
 from gputop.commands.common import options_of, print_capture, source_of
 from gputop.commands.notifying import check_notify, notifying_of_capture
 from gputop.commands.option_types import positive_seconds
+from gputop.core.errors import GputopError
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.text.console import say
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "gputop capture [options] [HOST:PORT…]"  # an address alone is taken as that of --attach
+    parser.usage = "gputop capture [options] [HOST:PORT… | PID…]"  # an address alone is taken as that of --attach
     add_shared(parser, watch_options, worker_options, rules_options, dip_options, notify_options, cluster_options)
     parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
                         help="length of the capture (10): as much in detail as a short probe finds to be enough, the "
@@ -47,7 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accept-risk", action="store_true",
                         help="capture although it may end the job, as TensorFlow 2.21's profiler may where workers "
                              "call each other over gRPC")
+    parser.add_argument("--yes", action="store_true",
+                        help="do not ask before a PID's process is made ready for captures, as gputop attach does it")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(pids=[])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
     if source.simulated:
         source.open()
         own.update(source.profiler_endpoints())
-    servers, notes = find_named_servers(options.attach, own, discover=not own and not options.attach)
+    attached = [*options.attach, *(_ready(pid, yes=args.yes) for pid in args.pids)]
+    servers, notes = find_named_servers(attached, own, discover=not own and not attached)
     for note in notes:
         say(note)
     request = CaptureRequest(args.seconds, options.logdir, args.force, accept_risk=args.accept_risk)
@@ -125,6 +131,31 @@ def run(args: argparse.Namespace) -> int:
                     stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
                     watch.counters)))
         return print_capture(made[0], as_json=args.json)
+
+
+def _ready(pid: int, *, yes: bool) -> str:
+    """The address to capture a process at, which is made ready for it after a question. Raises GputopError."""
+    from gputop.launch.attach import serving
+    from gputop.launch.kineto import UsedBefore
+    from gputop.launch.serve import examine, make_ready
+    from gputop.profiler.kineto.clients import client_of
+
+    if client_of(pid) is not None:
+        return f"pid:{pid}"
+    process = examine(pid)
+    address = serving(pid)
+    if address is not None:
+        return address
+    if not yes and not agreed(pid, process.user, process.command):
+        raise GputopError("nothing was done", "")
+    try:
+        ready = make_ready(pid)
+    except UsedBefore as error:
+        if not yes and not confirmed(error.message, "Record it all the same? [y/N] "):
+            raise
+        ready = make_ready(pid, hold=True)
+    say(ready.line)
+    return ready.address
 
 
 def _choose_workers(servers: Sequence[Server], figures: FigureOptions, watch: CounterWatch) -> Choice:

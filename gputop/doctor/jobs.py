@@ -13,8 +13,12 @@ from gputop.core.proc import COMMAND_BYTES, read, read_maps
 from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
 from gputop.doctor.driver_facts import DriverFacts
+from gputop.profiler.addresses import process_of
 from gputop.profiler.discovery import Discovery, Finder, TrainingProcesses
+from gputop.profiler.kineto.jobs import find_jobs, unsafe_jobs
+from gputop.profiler.kineto.recorder import unsafe
 from gputop.profiler.sockets import stat_fields
+from gputop.profiler.ways import check
 from gputop.profiler.xprof.probe import probe
 from gputop.text.commands import short_command
 from gputop.text.units import fit, printable
@@ -87,7 +91,8 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
     checks: list[Check] = []
     found = (find or Finder(root / "proc").find)()
     proc = root / "proc"
-    parents = {server.pid: _ancestors(proc, server.pid) for server in found.servers}
+    answering = (*found.servers, *find_jobs(proc))
+    parents = {server.pid: _ancestors(proc, server.pid) for server in answering}
     jobs = facts.pids or TrainingProcesses(proc).find()  # without a GPU
     lacking = [pid for pid in jobs if _is_job(proc, pid) and not _served(proc, pid, parents)]
     unseen = sum(not (proc / str(pid)).exists() for pid in facts.pids)
@@ -95,9 +100,9 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
     notes = "".join(f" {note}" for note in found.notes)
     if unseen:
         notes += f" {unseen} more that hold GPUs cannot be seen from here (another PID namespace)."
-    if found.servers:
+    if answering:
         listed = "; ".join(f"{s.address} {s.framework or ''} {s.version or ''}".strip() + f", pid {s.pid}: "
-                           + fit(short_command(printable(s.command)), 60).strip() for s in found.servers)
+                           + fit(short_command(printable(s.command)), 60).strip() for s in answering)
         checks.append(Check(id_, "ok", title, listed + "." + notes))
     elif not lacking:
         nobody = "" if facts.pids else ", and no process holds a GPU"
@@ -105,14 +110,24 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
                             + notes, f"{_SERVE_TF}\n{_SERVE_JAX}"))
     else:
         checks.append(Check(id_, "warn", title, "none found." + notes))
-    what = "holds a GPU" if facts.pids else "has TensorFlow or JAX loaded"
+    what = "holds a GPU" if facts.pids else "has TensorFlow, JAX or PyTorch loaded"
+    checks += [_unsafe(pid) for pid in unsafe_jobs(proc)]
     return checks + [_without_server(proc, pid, what) for pid in lacking]
+
+
+def _unsafe(pid: int) -> Check:
+    """The check of a process whose profiler any local user can command."""
+    error = unsafe(pid)
+    return Check(f"process_{pid}_kineto", "warn", f"Process {pid}", error.message, error.fix)
 
 
 def attached(address: str) -> Check:
     """Whether a profiler server answers at an address that was asked for."""
     title = "Attached server"
     try:
+        if process_of(address) is not None:
+            check(address, 2.0)
+            return Check("attached_server", "ok", title, f"{address} waits for gputop")
         info = probe(address, 2.0)
     except GputopError as error:
         return Check("attached_server", "fail", title, f"{address}: {error.in_one_line}",
@@ -159,6 +174,6 @@ def _without_server(proc: Path, pid: int, what: str) -> Check:
     elif "tensorflow" in loaded:
         fix = attach + _SERVE_TF
     elif "pytorch" in loaded:
-        detail += ". PyTorch has no such server: export a trace with torch.profiler and look at it with gputop analyze."
-        fix = "gputop analyze trace.json"
+        detail = f"{what} and does not wait for gputop: {shown}"
+        fix = f"gputop capture {pid}   # has its PyTorch record, after a question"
     return Check(f"process_{pid}", "warn", f"Process {pid}", detail, fix)

@@ -6,22 +6,19 @@ As :mod:`gputop.launch.attach` starts a profiler server: the process's own inter
 
 from __future__ import annotations
 
-import re
+import queue
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from gputop.core.codec import parse
 from gputop.core.errors import GputopError
-from gputop.core.files import folder_of_process, open_regular
-from gputop.core.proc import mappings, read_maps
 from gputop.launch import environment, target
 from gputop.launch.attach import ANSWER_TIMEOUT_S, running_in, silent_text
 from gputop.profiler.kineto import clients, daemon
 from gputop.profiler.kineto.clients import Client
-from gputop.profiler.kineto.folder import SocketFolder
-from gputop.profiler.kineto.record import unsafe
+from gputop.profiler.kineto.folder import SocketFolder, sweep
+from gputop.profiler.kineto.recorder import unsafe
 from gputop.text.units import printable
 
 WHAT_SWITCHING_ON_DOES = (
@@ -37,56 +34,69 @@ LINES_TOPASTE = (
     "        profiler.step()")
 PASTE = f"Add these lines to the script, and run gputop analyze traces:\n{LINES_TOPASTE}"
 _PERIOD_S = 0.2
-_VERSION_BYTES = 1 << 16
 FRAMEWORKS = frozenset({"pytorch"})
 _DETAIL_CHARS = 200
 
 
 class UsedBefore(GputopError):
-    """The process has used torch.profiler: it is out of reach but for :mod:`gputop.launch.kineto_thread`."""
+    """The process has used torch.profiler: only torch.profiler itself can record it, which holds it."""
 
 
-def switch_on(pid: int, stop: threading.Event | None = None) -> Client:
-    """The client that a process is or, after this, has become. Blocks for up to 30 s. Raises GputopError with the
-    reason why it cannot become one; nothing has changed in it then."""
+def switch_on(pid: int, stop: threading.Event | None = None, *, hold: bool = False) -> Client:
+    """The client that a process is or, after this, has become. Blocks for up to 30 s.
+
+    ``hold``: one that has used torch.profiler may be recorded by it. Raises GputopError with the reason why it cannot
+    become a client, UsedBefore where ``hold`` would help; nothing has changed in it then.
+    """
     existing = clients.client_of(pid)
     if existing is not None:
         if existing.folder is None:
             raise unsafe(pid)
         return existing
+    sweep()
     process = target.examine(pid, frameworks=FRAMEWORKS)
-    with SocketFolder.create(pid, process.uid) as folder:
+    try:
+        return _switch_on(process, "switch_on_now", stop or threading.Event())
+    except UsedBefore:
+        if not hold:
+            raise
+        return _switch_on(process, "hold_now", stop or threading.Event())
+
+
+def _switch_on(process: target.Target, function: str, stop: threading.Event) -> Client:
+    """Raises GputopError."""
+    with SocketFolder.create(process.pid, process.uid) as folder:
         try:
-            _inject(process, folder, stop or threading.Event())
+            _inject(process, folder, function, stop)
         finally:
-            client = clients.client_of(pid)
+            client = clients.client_of(process.pid)
             if client is None:
                 folder.remove()
     if client is None or client.folder != folder.path:
-        raise GputopError(f"PyTorch in process {pid} did not switch its daemon mode on",
+        raise GputopError(f"PyTorch in process {process.pid} did not switch its daemon mode on",
                           "Its build may leave kineto out. " + PASTE)
     return client
 
 
-def _inject(process: target.Target, folder: SocketFolder, stop: threading.Event) -> None:
-    """Raises GputopError unless the process reports that it is on, and its kineto asks for work."""
+def _inject(process: target.Target, folder: SocketFolder, function: str, stop: threading.Event) -> None:
+    """Raises GputopError unless the process reports that it is on, and asks for work."""
     token = environment.new_token()
     until_s = time.time() + ANSWER_TIMEOUT_S
-    source = source_of(f"switch_on_now({str(folder.path)!r}, {token!r}, {until_s})")
+    source = source_of(f"{function}({str(folder.path)!r}, {token!r}, {until_s})")
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     reported = polled = False
-    with daemon.serving(folder, stop.is_set) as server, running_in(process, silent_text(source, "gputop_kineto")):
-        while time.monotonic() < deadline and not stop.is_set():
-            for event in daemon.wait([server], _PERIOD_S):
-                if event.pid != process.pid:
-                    continue
-                report = read_report(event.report, token)
-                if report is not None:
-                    _raise_unless_on(process.pid, *report)
-                    reported = True
-                polled = polled or event.report is None
-            if reported and polled:
-                return
+    with (daemon.serving(folder, stop.is_set) as server, server.events_of(process.pid) as events,
+          running_in(process, silent_text(source, "gputop_kineto"))):
+        while not (reported and polled) and time.monotonic() < deadline and not stop.is_set():
+            try:
+                event = events.get(timeout=_PERIOD_S)
+            except queue.Empty:
+                continue
+            report = read_report(event.report, token)
+            if report is not None:
+                _raise_unless_on(process.pid, *report)
+                reported = True
+            polled = polled or event.report is None
     if reported:
         return
     if stop.is_set():
@@ -122,26 +132,13 @@ def _raise_unless_on(pid: int, state: str, detail: str) -> None:
         "absent": (f"process {pid} has not imported torch", "Give the Python process that trains, not its launcher."),
         "importing": (f"process {pid} is importing torch", "Try again in a moment."),
         "profiling": (f"torch.profiler records process {pid} now", "Try again when it has written its trace."),
-        "used": (f"process {pid} has used torch.profiler before, and its PyTorch {detail} then takes no recording from "
-                 "outside", PASTE),
+        "used": (f"process {pid} has used torch.profiler before: only that can record it, and holds the job for half a "
+                 "second per 25,000 events", f"gputop capture {pid} asks first. Or: {PASTE}"),
+        "no threads": (f"process {pid} has used torch.profiler before, and PyTorch {detail} then takes no recording "
+                       "from outside", PASTE),
         "unsupported": (f"the PyTorch of process {pid} has no daemon mode ({detail})", PASTE),
     }
     if state == "used":
         raise UsedBefore(*reasons[state])
     unknown = f"PyTorch in process {pid} did not switch its daemon mode on ({detail or state})", PASTE
     raise GputopError(*reasons.get(state, unknown))
-
-
-def torch_version(pid: int) -> str:
-    """The version of the torch that a process has mapped, such as "2.13.0+cpu"; empty where it cannot be read."""
-    try:
-        path = next((m.path for m in mappings(read_maps(pid)) if m.path.endswith("/torch/lib/libtorch_cpu.so")), "")
-        if not path:
-            return ""
-        with (folder_of_process(pid, Path(path).parents[1]) as folder,
-              open_regular("version.py", _VERSION_BYTES, follow_links=False, folder_fd=folder.fd) as file):
-            text = file.read(_VERSION_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    match = re.search(r"^__version__ = '([0-9A-Za-z.+]{1,40})'$", text, re.MULTILINE)
-    return match[1] if match else ""

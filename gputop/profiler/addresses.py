@@ -15,6 +15,7 @@ from gputop.profiler import sockets
 _LOOPBACK = "127.0.0.1"
 # Servers listen on TCP. A socket in the file system leads to one: ssh -L, socat.
 _UNIX, _ABSTRACT = "unix:", "unix-abstract:"
+_PROCESS = "pid:"
 _UNIX_BYTES = 107  # unix(7): sun_path less its zero
 _PROC = Path("/proc")
 
@@ -28,6 +29,8 @@ def parse_address(text: str) -> str:
     rest = text.strip().removeprefix("grpc://")
     if rest.startswith((_UNIX, _ABSTRACT)):
         return _parse_unix(text, rest)
+    if process_of(rest) is not None:
+        return rest
     if "://" in rest or "/" in rest:
         raise _usage(text, "it is a URL")
     if rest.startswith("["):
@@ -60,6 +63,12 @@ def parse_address(text: str) -> str:
         except UnicodeError:
             raise _usage(text, "each part of a host name has 1 to 63 characters") from None
     return f"{host}:{int(port_text)}"
+
+
+def process_of(address: str) -> int | None:
+    """The PID in ``pid:PID``, a process that is recorded without a server; None for any other address."""
+    number = address.removeprefix(_PROCESS)
+    return int(number) if number != address and number.isascii() and number.isdecimal() and len(number) < 10 else None
 
 
 def _parse_unix(text: str, rest: str) -> str:
@@ -96,7 +105,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 def is_local(address: str) -> bool:
     """Whether an address belongs to this machine: its loopback, its name, one of its interfaces, a Unix socket."""
-    if unix_name(address) is not None:
+    if unix_name(address) is not None or process_of(address) is not None:
         return True
     host = split_address(address)[0]
     try:
@@ -118,6 +127,8 @@ def machine_name(address: str) -> str:
 
 def listening_pid(address: str) -> int | None:
     """The process that listens at an address of this machine; None where that is not known."""
+    if (pid := process_of(address)) is not None:
+        return pid
     name = unix_name(address)
     with contextlib.suppress(OSError):
         if name is None:

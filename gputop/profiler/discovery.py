@@ -40,7 +40,7 @@ _SETTLED_S = 600.0
 _ROLE_CHARS = 64
 _ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow to greet
 _PACKAGES = frozenset({"tensorflow", "jaxlib", "libtpu", "torch_xla"})
-_LIBRARY = re.compile(r"libcuda\.so|libtensorflow.*\.so")  # the beginning of a file's name
+_LIBRARY = re.compile(r"libcuda\.so|libtensorflow.*\.so|libtorch_cpu\.so")  # the beginning of a file's name
 _EXECUTABLE = re.compile(r"^\S+ ..x. \S+ \S+ \d+ +(/.*)$", re.MULTILINE)  # proc_pid_maps(5): the path of mapped code
 _MAX_LIBRARIES = 64  # of another user's process, whose files are looked at
 _MAX_DISTRIBUTIONS = 10_000  # names in site-packages
@@ -63,7 +63,7 @@ class ProfilerServer:
     pid: int
     user: str | None
     command: str
-    framework: Framework | None = None
+    framework: Framework | Literal["PyTorch"] | None = None
     version: str | None = None
     rank: str | None = None
     uid: int | None = None

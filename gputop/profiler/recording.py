@@ -7,6 +7,7 @@ once. :func:`gputop.profiler.ways.recorder_of` chooses the way by a target's add
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ class CaptureResult:
     took_s: float
     bytes: int
     stopped_early: bool
-    delivered: Literal["response", "server disk"]
+    delivered: Literal["response", "server disk", "job's disk"]
     errors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     sent_s: float = 0.0
@@ -98,18 +99,23 @@ _CUPTI_SHARE = 0.8
 class RecorderLimits:
     """What a way bears and takes, unless it says otherwise that of TensorFlow's and JAX's profiler server.
 
-    ``device_events`` are kept at most, ``device_limit`` says that in words. The job grows by ``job_bytes_per_byte`` of
+    ``device_events`` are kept at most, ``device_limit`` says that in words; so many ``events`` of any kind are
+    bearable, ``events_limit`` says why. The job grows by ``job_bytes_per_byte`` of
     the trace and by ``job_bytes_per_event``. ``overview``: it can record the host's coarsest events alone.
-    ``stoppable``: it can end a recording that has begun. ``ending``: that of the names of its files.
+    ``stoppable``: it can end a recording that has begun. ``ending``: that of the names of its files. It must be asked
+    ``lead_s`` before a common start.
     """
 
     device_events: float = _CUPTI_SHARE * CUPTI_RECORDS
     device_limit: str = "CUPTI keeps 2 M in all"
+    events: float = math.inf
+    events_limit: str = ""
     job_bytes_per_byte: float = SERVER_MULTIPLE
     job_bytes_per_event: float = 0.0
     overview: bool = True
     stoppable: bool = True
     ending: str = TRACE
+    lead_s: float = 0.0
 
 
 class Recorder(Protocol):

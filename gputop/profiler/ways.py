@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gputop.profiler.addresses import parse_address
+from gputop.profiler.addresses import parse_address, process_of
 
 if TYPE_CHECKING:
     from gputop.profiler.recording import Recorder
@@ -17,10 +17,26 @@ def prepare() -> None:
     load_grpc()
 
 
+def check(address: str, timeout_s: float) -> None:
+    """Check that an address of :func:`~gputop.profiler.addresses.parse_address` answers; raises GputopError."""
+    if (process := process_of(address)) is not None:
+        from gputop.profiler.kineto.recorder import KinetoRecorder
+
+        KinetoRecorder(process).round_trip_s()
+        return
+    from gputop.profiler.xprof.probe import probe
+
+    probe(address, timeout_s)
+
+
 def recorder_of(address: str, pid: int | None = None) -> Recorder:
     """What records the process behind an address, which is ``pid`` where that is known; raises GputopError (usage)."""
+    address = parse_address(address)
+    if (process := process_of(address)) is not None:
+        from gputop.profiler.kineto.recorder import KinetoRecorder
+
+        return KinetoRecorder(process)
     from gputop.profiler.capture.footprint import job_pid
     from gputop.profiler.xprof.client import XProfRecorder
 
-    address = parse_address(address)
     return XProfRecorder(address, job_pid(address, pid))

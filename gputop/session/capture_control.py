@@ -17,7 +17,13 @@ from msgspec import structs
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS, Choice
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
-from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_workers, require_no_question
+from gputop.profiler.capture.request import (
+    CaptureQuestion,
+    CaptureRequest,
+    ask_hold,
+    ask_workers,
+    require_no_question,
+)
 from gputop.replay.player import Player
 from gputop.session.captures import (
     CaptureRun,
@@ -134,6 +140,9 @@ class CaptureControl:
             raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
         if self.status is not None and self.status.running:
             raise GputopError("a capture is running", "Press x to stop it and keep its data.")
+        if request.process is not None:
+            self.start_server(request.process, request)
+            return None
         watch = self.server_watch
         if not watch.servers and not watch.servers_known:
             raise GputopError("gputop is still looking for profiler servers", "Press c again in a moment.")
@@ -245,26 +254,28 @@ class CaptureControl:
             self.set_status(CaptureStatus("failed", name, 0.0, message=opened.problem.message, fix=opened.problem.fix))
 
     def start_server(self, pid: int, request: CaptureRequest) -> None:
-        """Start a profiler server in a process of this node that has none, then a capture of it, in the background."""
+        """Start a profiler server in a process of this node that has none, or have its PyTorch listen, then a capture
+        of it, in the background."""
         self._stop_capture.clear()
         self.set_status(CaptureStatus("starting", f"process {pid}", request.seconds))
         threading.Thread(target=self._start_server, args=(pid, request), name="gputop-start-server",
                          daemon=True).start()
 
     def _start_server(self, pid: int, request: CaptureRequest) -> None:
-        from gputop.launch.attach import start_server
-        from gputop.launch.target import examine
+        from gputop.launch.kineto import UsedBefore
+        from gputop.launch.serve import make_ready
 
         name = f"process {pid}"
         try:
-            started = start_server(examine(pid))
-            assert started.address is not None
+            ready = make_ready(pid, self._stop_capture, hold=request.hold)
             self.server_watch.update()
-            server = next((s for s in self.servers if started.address == s.address or s.pid == pid), None)
+            server = next((s for s in self.servers if ready.address == s.address or s.pid == pid), None)
             if self._stop_capture.is_set():
-                self.set_status(CaptureStatus("failed", name, request.seconds, message=f"stopped; {started.line}"))
+                self.set_status(CaptureStatus("failed", name, request.seconds, message=f"stopped; {ready.line}"))
             else:
-                self._begin_capture((server or Server(started.address, pid=pid),), request)
+                self._begin_capture((server or Server(ready.address, pid=pid),), request)
+        except UsedBefore as error:
+            self._end_unbegun(ask_hold(request, pid, error))
         except Exception as error:  # noqa: BLE001  thread boundary: the next attempt must be possible
             self._fail(name, request.seconds, error)
 

@@ -53,17 +53,18 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
     from, which must not be probed meanwhile.
     """
     from gputop.profiler.addresses import parse_address
-    from gputop.profiler.xprof.probe import probe
+    from gputop.profiler.ways import check as check_address
 
     discovered: dict[str, Server] = {a: Server(a, text) for a, text in own.items()}
     notes: tuple[str, ...] = ()
     if discover:
         from gputop.profiler.discovery import find_servers as discover_servers
+        from gputop.profiler.kineto.jobs import find_jobs
 
         discovery = discover_servers(None)
         notes = tuple(discovery.notes)
         discovered |= {s.address: Server(s.address, s.about(), s.pid, owner=s.owner_if_other)
-                       for s in discovery.servers}
+                       for s in (*discovery.servers, *find_jobs())}
 
     def check(text: str) -> Server:
         try:
@@ -74,7 +75,7 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
             return replace(discovered[address], asked=True)
         try:
             if address not in busy:
-                probe(address, timeout_s=2.0)
+                check_address(address, timeout_s=2.0)
         except GputopError as error:
             return Server(address, problem=error.message, asked=True)
         return Server(address, ATTACHED, asked=True)

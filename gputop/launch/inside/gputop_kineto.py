@@ -10,6 +10,7 @@ KINETO_USE_DAEMON does not: each child that imports torch would become a client,
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import json
 import os
@@ -23,6 +24,7 @@ from typing import Any
 _FLAG = "KINETO_USE_DAEMON"
 _IS_SET, _INIT = "_ZN9libkineto17isDaemonEnvVarSetEv", "_ZN5torch18global_kineto_initEv"
 _DETAIL_CHARS = 300
+_POLL_S, _ANSWER_S = 1.0, 0.5
 BASE_CONFIG = "ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n"  # kineto polls every 5 s otherwise
 # They import torch as well, and train nothing.
 _LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"}
@@ -42,35 +44,59 @@ def switch_on_now(folder: str, token: str, until_s: float) -> None:
     _report(folder, token, *_switch_on(folder))
 
 
-def record_now(folder: str, file: str, seconds: float, token: str, until_s: float) -> None:
-    """Record all threads for ``seconds`` with torch.profiler in a thread of its own, into a file of ``folder``. For a
-    process that has used torch.profiler, which kineto's daemon mode leaves out. Nothing after ``until_s``."""
+def hold_now(folder: str, token: str, until_s: float) -> None:
+    """For a process that has used torch.profiler, which kineto's daemon mode leaves out: be a client by a thread of
+    Python's, which records with torch.profiler. Nothing after ``until_s``."""
     if time.time() > until_s:
         return
     torch = sys.modules.get("torch")
-    if torch is None or getattr(torch.__spec__, "_initializing", False):
-        _report(folder, token, "absent" if torch is None else "importing")
-    elif torch._C._autograd._profiler_enabled():
-        _report(folder, token, "profiling")
-    elif "profile_all_threads" not in str(torch._C._profiler._ExperimentalConfig.__init__.__doc__):
-        _report(folder, token, "no threads", str(torch.__version__))
-    else:
-        threading.Thread(target=_record, args=(torch, folder, file, seconds, token), name="gputop", daemon=True).start()
-        _report(folder, token, "recording")
-
-
-def _record(torch: Any, folder: str, file: str, seconds: float, token: str) -> None:
     try:
-        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-        profiler = torch.profiler.profile(experimental_config=config)
-        profiler.start()
-        time.sleep(seconds)
-        profiler.stop()  # the job waits meanwhile: it holds Python's lock
-        profiler.export_chrome_trace(f"{folder}/{file}.tmp.json")
-        os.rename(f"{folder}/{file}.tmp.json", f"{folder}/{file}")  # noqa: PTH104
-        _report(folder, token, "written")
+        if torch is None:
+            _report(folder, token, "absent")
+        elif "profile_all_threads" not in str(torch._C._profiler._ExperimentalConfig.__init__.__doc__):
+            _report(folder, token, "no threads", str(torch.__version__))
+        else:
+            client = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            client.bind(f"{folder}/dynoconfigclient-{os.urandom(8).hex()}")
+            client.settimeout(_ANSWER_S)
+            threading.Thread(target=_poll, args=(torch, folder, client), name="gputop", daemon=True).start()
+            _report(folder, token, "on", str(torch.__version__))
     except Exception as error:  # noqa: BLE001  whatever it is, the job must not notice
         _report(folder, token, "failed", f"{type(error).__name__}: {error}")
+
+
+def _poll(torch: Any, folder: str, client: socket.socket) -> None:
+    """Ask for work as kineto does, and do it."""
+    body = struct.pack("=iiqi", 3, 1, 0, os.getpid())
+    request = struct.pack("=Q32s", len(body), b"req") + body
+    while os.path.isdir(folder):  # noqa: PTH112
+        try:
+            client.sendto(request, f"{folder}/dynolog")
+            config = client.recv(4096)[40:].decode()
+        except OSError:  # nobody is there
+            config = ""
+        if config:
+            with contextlib.suppress(Exception):  # no trace comes, and gputop says so
+                _record(torch, dict(line.partition("=")[::2] for line in config.split("\n")))
+        time.sleep(_POLL_S)
+
+
+def _record(torch: Any, config: dict[str, str]) -> None:
+    """One recording of all threads, into the file that kineto would write."""
+    stem, ending = os.path.splitext(config["ACTIVITIES_LOG_FILE"])  # noqa: PTH122
+    file = f"{stem}_{os.getpid()}{ending}"
+    seconds = int(config["ACTIVITIES_DURATION_MSECS"]) / 1000
+    start_s = int(config.get("PROFILE_START_TIME", "0")) / 1000
+    time.sleep(max(0.0, start_s - time.time()))
+    if torch._C._autograd._profiler_enabled():  # the job's own
+        return
+    profiler = torch.profiler.profile(
+        experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True))
+    profiler.start()
+    time.sleep(seconds)
+    profiler.stop()  # the job waits meanwhile: it holds Python's lock
+    profiler.export_chrome_trace(f"{file}.tmp.json")
+    os.rename(f"{file}.tmp.json", file)  # noqa: PTH104
 
 
 def _report(folder: str, token: str, state: str, detail: str = "") -> None:

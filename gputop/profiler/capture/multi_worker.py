@@ -140,7 +140,8 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
     def record(chosen: Plan) -> Plan:
         if any(w.error is None for w in workers):
             on_plan(chosen)
-        start_s = time.time() + _LEAD_S + _LEAD_PER_WORKER_S * len(workers)
+        lead_s = max((w.recorder.limits.lead_s for w in workers if w.error is None), default=0.0)
+        start_s = time.time() + lead_s + _LEAD_S + _LEAD_PER_WORKER_S * len(workers)
         halt = threading.Event()  # of all: what one job does not bear ends it for the others, too
         recording = Recording(chosen.chosen_s, logdir, run=run.path.name)
         label = with_more if chosen.overview_s else None

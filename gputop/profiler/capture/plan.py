@@ -153,6 +153,8 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
     if device_rate * chosen_s > limits.device_events:
         chosen_s = limits.device_events / device_rate
         why = f"its GPUs make {count(device_rate)} events/s, and {limits.device_limit}"
+    if rate * chosen_s > limits.events:
+        chosen_s, why = limits.events / rate, f"{makes}, and {limits.events_limit}"
     enough_s = _enough(probe)
     enough = enough_s < chosen_s and not longest
     if enough:

@@ -25,7 +25,8 @@ class CaptureRequest(Struct, frozen=True):
     ``allowed``: a server of another user or of another job than the one that ended that may be captured from.
     ``workers``: the addresses of those of many that are meant, ``notices`` why these. ``ask_nodes``: how the nodes of
     many are asked for live figures first, where the options do not say so already. ``accept_risk``: even where a
-    capture is known to end such jobs.
+    capture is known to end such jobs. ``hold``: even where torch.profiler holds the job at the end of it. ``process``:
+    one without a server, which is made ready first.
     """
 
     seconds: float
@@ -38,6 +39,8 @@ class CaptureRequest(Struct, frozen=True):
     notices: tuple[str, ...] = ()
     ask_nodes: Literal["", "ssh"] = ""
     accept_risk: bool = False
+    hold: bool = False
+    process: int | None = None
 
 
 class Answer(Struct, frozen=True):
@@ -56,7 +59,7 @@ class CaptureQuestion(Struct, frozen=True):
     ``choice``: the workers that are proposed.
     """
 
-    kind: Literal["job", "other user", "other job", "workers", "risk"]
+    kind: Literal["job", "other user", "other job", "workers", "risk", "hold"]
     sentence: str
     details: str
     problem: str
@@ -126,3 +129,10 @@ def ask_risk(request: CaptureRequest, risk: str) -> CaptureQuestion:
         "risk", "This capture may end the job. Capture all the same?", risk, f"a capture may end the job: {risk}",
         "gputop capture --accept-risk captures all the same.",
         (Answer("y", "Capture all the same", replace(request, accept_risk=True)),))
+
+
+def ask_hold(request: CaptureRequest, pid: int, problem: GputopError) -> CaptureQuestion:
+    """Whether torch.profiler may hold a job that nothing else can record."""
+    return CaptureQuestion(
+        "hold", "The capture holds this job at its end. Capture all the same?", problem.message, problem.message,
+        problem.fix, (Answer("y", "Capture all the same", replace(request, hold=True, process=pid)),))

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
 from gputop.core.proc import read
 from gputop.profiler import sockets
-from gputop.profiler.kineto.protocol import CLIENT_PREFIX, is_client_name
+from gputop.profiler.kineto.protocol import CLIENT_PREFIX, HOLDING_PREFIX, is_client_name
 from gputop.profiler.stale_files import lives
 
 _PROC = Path("/proc")
@@ -25,12 +24,14 @@ _ABSTRACT = "@"
 
 class Client(Struct, frozen=True):
     """A process in daemon mode. ``own_pid`` is its PID as it sees it; ``folder``, as it sees it, is that of its socket,
-    None where its name is abstract: then whoever binds the daemon's name first commands it."""
+    None where its name is abstract: then whoever binds the daemon's name first commands it. ``holds``: torch.profiler
+    records it, which holds the job at its end (:mod:`gputop.launch.inside.gputop_kineto`)."""
 
     pid: int
     own_pid: int
     uid: int
     folder: PurePosixPath | None
+    holds: bool
     started: int  # field 22 of /proc/PID/stat: with the PID, the process's identity
 
 
@@ -57,12 +58,24 @@ def client_of(pid: int, proc: Path = _PROC) -> Client | None:
         return None
     named = [path for path in paths if not path.startswith(_ABSTRACT)]
     folder = PurePosixPath(named[0]).parent if len(named) == len(paths) else None
-    return Client(pid, own_pid, uid, folder, fields[1])
+    return Client(pid, own_pid, uid, folder, all(HOLDING_PREFIX in path for path in paths), fields[1])
 
 
-def clients_of(pids: Iterable[int], proc: Path = _PROC) -> list[Client]:
-    """Those of the processes that are clients."""
-    return [client for pid in pids if (client := client_of(pid, proc)) is not None]
+def find_clients(proc: Path = _PROC) -> list[Client]:
+    """The clients of this machine that may be seen, by PID; a few files read where there are none."""
+    namespaces: dict[int, int] = {}
+    for pid in sorted(sockets.process_ids(proc)):
+        with contextlib.suppress(OSError):
+            namespaces.setdefault(sockets.network_namespace(proc, pid), pid)
+    inodes: set[int] = set()
+    for pid in namespaces.values():
+        with contextlib.suppress(OSError):
+            inodes |= _client_sockets(pid, proc).keys()
+    if not inodes:
+        return []
+    holders = sockets.holders(proc, inodes).values()
+    found = {pid: client_of(pid, proc) for pids in holders for pid in pids[:1]}
+    return [client for _, client in sorted(found.items()) if client is not None]
 
 
 def is_same(client: Client) -> bool:

@@ -7,11 +7,14 @@ of that is ignored. Only registered processes get a config, each once.
 from __future__ import annotations
 
 import contextlib
+import os
+import queue
 import select
 import socket
 import struct
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
@@ -30,7 +33,8 @@ from gputop.profiler.kineto.protocol import (
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _LOCK_PERIOD_S = 0.2
 _LOCK_TIMEOUT_S = 60.0
-_DATAGRAMS_AT_ONCE = 64  # of one folder, before the others have their turn
+_DATAGRAMS_AT_ONCE, _MAX_EVENTS = 64, 256
+_CLOSE_PERIOD_S = 0.1
 
 
 class Event(Struct, frozen=True):
@@ -44,21 +48,44 @@ class Event(Struct, frozen=True):
 
 
 class Daemon:
-    """The daemon in one folder, from :func:`serving` on."""
+    """The daemon in one folder, from :func:`serving` on; its thread answers. For any number of threads that capture."""
 
     def __init__(self, folder: SocketFolder, socket_: socket.socket) -> None:
         self.folder, self._socket = folder, socket_
         self._configs: dict[int, bytes] = {}
+        self._listeners: dict[int, queue.SimpleQueue[Event]] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="gputop-kineto", daemon=True)
+        self._thread.start()
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
+    @contextlib.contextmanager
+    def events_of(self, pid: int) -> Iterator[queue.SimpleQueue[Event]]:
+        """What the process sends during the block."""
+        events = self._listeners[pid] = queue.SimpleQueue()
+        try:
+            yield events
+        finally:
+            self._listeners.pop(pid, None)
+            self._configs.pop(pid, None)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        waiting = select.poll()  # not select(2), which knows no descriptor above 1023
+        waiting.register(self._socket.fileno(), select.POLLIN)
+        while not self._closing.is_set():
+            waiting.poll(1000 * _CLOSE_PERIOD_S)
+            for event in self.receive():
+                listener = self._listeners.get(event.pid)
+                if listener is not None and listener.qsize() < _MAX_EVENTS:
+                    listener.put(event)
 
     def register(self, pid: int, config: RecordingConfig) -> None:
         """Give this config to the process at its next poll that is ready for one."""
         self._configs[pid] = encode_config(config.text())
-
-    def withdraw(self, pid: int) -> None:
-        self._configs.pop(pid, None)
 
     def receive(self) -> list[Event]:
         """What has come, answered; never blocks."""
@@ -97,30 +124,58 @@ class Daemon:
         return Event(pid, poll.ready, configured)
 
 
+class _Shared(Struct):
+    """A daemon, and how many use it."""
+
+    daemon: Daemon
+    users: int = 1
+
+
+_served: dict[tuple[int, int], _Shared] = {}  # by device and inode of the folder
+_serving_lock = threading.Lock()
+
+
 @contextlib.contextmanager
 def serving(folder: SocketFolder, stopped: Callable[[], bool] = lambda: False) -> Iterator[Daemon]:
     """Be the daemon in a folder for the block; its socket is gone afterwards. Raises GputopError.
 
-    Waits for another gputop that serves there, for as long as a capture usually takes.
+    Processes with one folder share the daemon. Waits for another gputop that serves there, for as long as a capture
+    usually takes.
     """
+    state = os.fstat(folder.folder.fd)
+    key = state.st_dev, state.st_ino
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
-    while not folder.lock():
+    while True:
+        with _serving_lock:
+            shared = _served.get(key)
+            if shared is not None:
+                shared.users += 1
+                break
+            if folder.lock():
+                shared = _served[key] = _Shared(_start(folder))
+                break
         if stopped() or time.monotonic() > deadline:
             raise GputopError(f"another gputop captures from the jobs of {folder.path}", "Try again when it has ended.")
         time.sleep(_LOCK_PERIOD_S)
-    folder.sweep()
-    socket_, state = folder.bind()
     try:
-        yield Daemon(folder, socket_)
+        yield shared.daemon
     finally:
-        folder.unbind(state)
-        socket_.close()
+        with _serving_lock:
+            shared.users -= 1
+            if not shared.users:
+                del _served[key]
+                shared.daemon.close()
+                shared.daemon.folder.unbind()
+                shared.daemon.folder.close()
 
 
-def wait(daemons: Sequence[Daemon], timeout_s: float) -> list[Event]:
-    """The next events of several daemons; none after ``timeout_s``."""
-    waiting = select.poll()  # not select(2), which knows no descriptor above 1023
-    for daemon in daemons:
-        waiting.register(daemon.fileno(), select.POLLIN)
-    ready = {descriptor for descriptor, _ in waiting.poll(max(0.0, timeout_s) * 1000)}
-    return [event for daemon in daemons if daemon.fileno() in ready for event in daemon.receive()]
+def _start(folder: SocketFolder) -> Daemon:
+    """Raises GputopError."""
+    own = folder.duplicate()  # who came first may leave first; the lock is that of the open folder
+    try:
+        own.sweep()
+        return Daemon(own, own.bind())
+    except BaseException:
+        own.close()
+        folder.unlock()
+        raise

@@ -16,7 +16,6 @@ import socket
 import stat
 import time
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 
 from gputop.core.errors import GputopError
 from gputop.core.files import Folder, folder_of_process
@@ -39,6 +38,7 @@ class SocketFolder:
 
     def __init__(self, path: PurePosixPath, folder: Folder, pid: int, uid: int) -> None:
         self.path, self.folder, self.pid, self.uid = path, folder, pid, uid
+        self._bound: os.stat_result | None = None
 
     @classmethod
     def create(cls, pid: int, uid: int) -> SocketFolder:
@@ -84,9 +84,21 @@ class SocketFolder:
     def __enter__(self) -> SocketFolder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.folder.close()
+
+    def duplicate(self) -> SocketFolder:
+        """The same, to be closed by itself; a lock is held until both are closed."""
+        folder = self.folder.enter(".")
+        os.dup2(self.folder.fd, folder.fd, inheritable=False)
+        return SocketFolder(self.path, folder, self.pid, self.uid)
+
+    def unlock(self) -> None:
+        """End :meth:`lock`."""
+        fcntl.flock(self.folder.fd, fcntl.LOCK_UN)
 
     def lock(self) -> bool:
         """Whether this gputop is now the one that serves here, until the folder is closed or gputop ends."""
@@ -96,8 +108,8 @@ class SocketFolder:
             return False
         return True
 
-    def bind(self) -> tuple[socket.socket, os.stat_result]:
-        """The daemon's socket, and what identifies its file. Raises GputopError where another daemon has that name."""
+    def bind(self) -> socket.socket:
+        """The daemon's socket. Raises GputopError where another daemon has that name."""
         if self._answers(DAEMON_NAME):
             raise GputopError(f"another daemon, such as dynolog, serves the kineto sockets in {self.path}",
                               "End it, or capture with its own tool (dyno gputrace).")
@@ -106,16 +118,18 @@ class SocketFolder:
             daemon.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             daemon.setblocking(False)
             as_process.run(self.pid, self.uid, lambda: daemon.bind(f"{self.path}/{DAEMON_NAME}"))
-            return daemon, self.folder.state(DAEMON_NAME)
+            self._bound = self.folder.state(DAEMON_NAME)
+            return daemon
         except OSError as error:
             daemon.close()
             raise GputopError(f"no socket can be made in {self.path} of process {self.pid}: {error.strerror or error}",
                               as_process.fix(error)) from None
 
-    def unbind(self, state: os.stat_result) -> None:
-        """Remove the daemon's socket if it is the one of ``state``: a job would wait for one that nobody reads."""
+    def unbind(self) -> None:
+        """Remove the daemon's socket if it still is that of :meth:`bind`: a job would wait for one that nobody
+        reads."""
         with contextlib.suppress(OSError):
-            if os.path.samestat(self.folder.state(DAEMON_NAME), state):
+            if self._bound is not None and os.path.samestat(self.folder.state(DAEMON_NAME), self._bound):
                 self.folder.remove(DAEMON_NAME)
 
     def send(self, daemon: socket.socket, name: str, datagram: bytes) -> bool:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 DAEMON_NAME = "dynolog"  # of the daemon's socket in its folder
 CLIENT_PREFIX = "dynoconfigclient"  # of a client's socket, before a UUID
+HOLDING_PREFIX = f"{CLIENT_PREFIX}-"  # of that of gputop's own code in a job, which records with torch.profiler
 MAX_FOLDER_CHARS = 55  # of KINETO_IPC_SOCKET_DIR: the client's socket has a name of 52 characters more
 MAX_DATAGRAM_BYTES = 4096  # a request has 16 bytes and 4 for each ancestor; gputop's own message is short, too
 REQUEST, GPUTOP = "req", "gputop"  # types of messages: kineto's only one, and that of gputop's code in a job

@@ -13,9 +13,6 @@ from gputop.text.units import printable, seconds
 NO_SERVER = ("No profiler server found; a capture needs one.",
              "gputop attach PID starts one in the running job, gputop run -- python … starts a job with one. ?: more.")
 OFFER = "c starts one in the running job, after a question. ?: other ways."
-OF_PYTORCH = ("The job trains with PyTorch, which has no profiler server.",
-              "torch.profiler records a trace of it, and gputop analyze says what is wrong.")
-
 FAILURE_SHOWN_S = 30.0  # how long a failed capture is told
 
 
@@ -49,8 +46,6 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         return (*nothing, "Press c to capture a trace and see where the step's time goes.",
                 *(earlier if session.earlier_captures and not session.findings else ()))
     offered = no_server is NO_SERVER and session.processes_to_serve
-    if offered and all(process.framework == "pytorch" for process in offered):
-        return (*nothing, *OF_PYTORCH)
     return (*nothing, NO_SERVER[0], OFFER) if offered else (*nothing, *no_server)
 
 

@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from gputop.advice.live.node_view import name_of
 from gputop.core.errors import GputopError
 from gputop.core.samples import ProcessSample
-from gputop.launch.target import WHAT_STARTING_DOES, examine
+from gputop.launch.serve import examine, what_it_does
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
 from gputop.text.commands import short_command
 from gputop.text.units import fit, printable
@@ -72,7 +72,7 @@ class StartServer(ModalScreen[int | None]):
         out.append(f"{printable(name_of(process))} has no profiler server. ", WARN)
         if error is None:
             out.append("Start one in it? y/N\n\n", WARN)
-            out.append(f"{WHAT_STARTING_DOES} Then the capture begins.", PLAIN)
+            out.append(f"{what_it_does(pid)} Then the capture begins.", PLAIN)
         else:
             out.append("gputop cannot start one in it from here.\n\n", WARN)
             out.append(f"{printable(error.message)}.\n{printable(error.fix)}\n", PLAIN)

@@ -1,0 +1,54 @@
+"""Makes a running process ready for captures, by the way that its framework has."""
+
+from __future__ import annotations
+
+import threading
+
+from msgspec import Struct
+
+from gputop.core.errors import GputopError
+from gputop.core.framework import loaded_frameworks
+from gputop.core.proc import read_maps
+from gputop.launch import attach, kineto, target
+
+_SERVED = frozenset({"tensorflow", "jax"})
+
+
+class Ready(Struct, frozen=True):
+    """A process that can be captured at ``address``; ``line`` says that in words."""
+
+    address: str
+    line: str
+
+
+def is_pytorch(pid: int) -> bool:
+    """Whether PyTorch is what is captured of a process: a job of TensorFlow or JAX may have it loaded for its data."""
+    try:
+        loaded = loaded_frameworks(read_maps(pid))
+    except OSError:
+        return False
+    return "pytorch" in loaded and not loaded & _SERVED
+
+
+def examine(pid: int) -> target.Target:
+    """Inspect a process without touching it; raises GputopError with the reason why it cannot be made ready."""
+    return target.examine(pid, frameworks=kineto.FRAMEWORKS) if is_pytorch(pid) else target.examine(pid)
+
+
+def what_it_does(pid: int) -> str:
+    """What is done to the process, for the question."""
+    return kineto.WHAT_SWITCHING_ON_DOES if is_pytorch(pid) else target.WHAT_STARTING_DOES
+
+
+def make_ready(pid: int, stop: threading.Event | None = None, *, hold: bool = False, port: int = 0) -> Ready:
+    """Start a profiler server in a process, or have its PyTorch listen; blocks for up to 30 s. Raises GputopError.
+
+    ``hold``: see :func:`gputop.launch.kineto.switch_on`; ``port`` 0 is any.
+    """
+    if is_pytorch(pid):
+        client = kineto.switch_on(pid, stop, hold=hold)
+        return Ready(f"pid:{pid}", f"PyTorch's profiler in process {pid} waits for gputop in {client.folder}")
+    started = attach.start_server(target.examine(pid), port)
+    if started.address is None:
+        raise GputopError(started.line, "The job itself goes on.")
+    return Ready(started.address, started.line)

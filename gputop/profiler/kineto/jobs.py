@@ -1,0 +1,65 @@
+"""The PyTorch jobs of this machine that can be captured at once, as servers are listed, and those that are unsafe."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from gputop.core.files import folder_of_process, open_regular
+from gputop.core.proc import COMMAND_BYTES, ENVIRON_BYTES, mappings, read, read_maps
+from gputop.profiler.discovery import ProfilerServer, rank_of
+from gputop.profiler.kineto.clients import Client, find_clients
+
+_PROC = Path("/proc")
+_LIBRARY = "/torch/lib/libtorch_cpu.so"
+_VERSION_BYTES = 1 << 16
+_VERSION = re.compile(r"^__version__ = '([0-9A-Za-z.+]{1,40})'$", re.MULTILINE)
+
+
+def find_jobs(proc: Path = _PROC) -> list[ProfilerServer]:
+    """The clients whose socket is in a folder, as ``pid:PID``."""
+    return [_as_server(client, proc) for client in find_clients(proc) if client.folder is not None]
+
+
+def unsafe_jobs(proc: Path = _PROC) -> list[int]:
+    """The PIDs of clients that any local user can command: their socket has an abstract name."""
+    return [client.pid for client in find_clients(proc) if client.folder is None]
+
+
+def _as_server(client: Client, proc: Path) -> ProfilerServer:
+    import pwd
+
+    try:
+        user = pwd.getpwuid(client.uid).pw_name
+    except KeyError:
+        user = str(client.uid)
+    command = ""
+    with contextlib.suppress(OSError):
+        command = " ".join(read(f"{proc}/{client.pid}/cmdline", COMMAND_BYTES).decode("utf-8", "replace")
+                           .rstrip("\0").split("\0"))
+    return ProfilerServer(f"pid:{client.pid}", client.pid, user, command, "PyTorch", torch_version(client.pid, proc),
+                          rank_of(environ_of(client.pid, proc)), client.uid)
+
+
+def environ_of(pid: int, proc: Path = _PROC) -> dict[str, str]:
+    """The environment that a process was started with; empty where it may not be read."""
+    try:
+        text = read(f"{proc}/{pid}/environ", ENVIRON_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return {}
+    return {name: value for name, equals, value in (entry.partition("=") for entry in text.split("\0")) if equals}
+
+
+def torch_version(pid: int, proc: Path = _PROC) -> str | None:
+    """The version of the torch that a process has mapped, such as "2.13.0+cpu"; None where it cannot be read."""
+    try:
+        path = next((m.path for m in mappings(read_maps(pid, proc)) if m.path.endswith(_LIBRARY)), "")
+        if not path:
+            return None
+        with (folder_of_process(pid, Path(path).parents[1], proc) as folder,
+              open_regular("version.py", _VERSION_BYTES, follow_links=False, folder_fd=folder.fd) as file):
+            match = _VERSION.search(file.read(_VERSION_BYTES).decode("utf-8", "replace"))
+    except OSError:
+        return None
+    return match[1] if match else None

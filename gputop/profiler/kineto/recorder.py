@@ -1,0 +1,272 @@
+"""Records a running PyTorch process that is a client, by kineto's daemon mode."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from gputop.core.errors import GputopError
+from gputop.core.files import UnsafeFile, open_regular
+from gputop.profiler.discovery import rank_of
+from gputop.profiler.kineto.clients import Client, client_of, is_same
+from gputop.profiler.kineto.daemon import Daemon, Event, serving
+from gputop.profiler.kineto.folder import TRACE_PREFIX, SocketFolder
+from gputop.profiler.kineto.jobs import environ_of
+from gputop.profiler.kineto.protocol import RecordingConfig
+from gputop.profiler.recording import (
+    CaptureResult,
+    EmptyTrace,
+    Progress,
+    RecorderLimits,
+    Recording,
+    TraceLost,
+)
+from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder
+
+ENDING = ".pt.trace.json"  # as torch.profiler's own handler for TensorBoard names them
+POLL_PERIOD_S = 5.0  # kineto's, unless a base config says otherwise, as gputop's does
+_OWN_POLL_PERIOD_S = 1.0
+_POLL_TIMEOUT_S = 2 * POLL_PERIOD_S + 5
+_WRITE_TIMEOUT_S = 10.0  # for the file, after the recording and a poll; while the job builds it the polls say so
+_BUILD_TIMEOUT_S = 180.0
+_PERIOD_S = 0.125
+# Resident memory of the job while 20,000 to 300,000 events became a trace (torch 2.13 on the CPU).
+_EVENT_BYTES = 2500
+HOLD_S_PER_EVENT = 0.5 / 25_000  # torch.profiler's end: 0.53 to 0.56 s for 27,000 events (torch 2.13 on the CPU)
+_MAX_HOLD_S = 1.0
+_SCAN_BYTES = 1 << 20
+_EDGE_BYTES = 1 << 16  # at either end of a trace
+_EVENT = re.compile(rb'"ph": "X",\s{0,16}"cat": "([a-z_]{1,40})"')
+_TIME = re.compile(rb'"ts": (\d{1,16}(?:\.\d{1,9})?)')
+_BASE = re.compile(rb'"baseTimeNanoseconds": (\d{1,20})')
+_DEVICE = frozenset((b"kernel", b"gpu_memcpy", b"gpu_memset"))
+_OVERLAP = 128  # of two pieces, so that no event is cut
+
+_USUAL = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=_EVENT_BYTES, overview=False, stoppable=False,
+                        ending=ENDING, lead_s=_OWN_POLL_PERIOD_S + 0.5)
+
+
+class KinetoRecorder:
+    """A :class:`~gputop.profiler.recording.Recorder` of one process, ``pid``."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid: int = pid
+        self.address = f"pid:{pid}"
+
+    @property
+    def limits(self) -> RecorderLimits:
+        client = client_of(self.pid)
+        if client is None:
+            return _USUAL
+        if client.holds:
+            held = f"torch.profiler holds the job for {_MAX_HOLD_S:g} s at the end of a longer one"
+            return replace(_USUAL, events=_MAX_HOLD_S / HOLD_S_PER_EVENT, events_limit=held)
+        return _USUAL if _polls_often(client) else replace(_USUAL, lead_s=POLL_PERIOD_S + 0.5)
+
+    def round_trip_s(self) -> float:
+        self._client()
+        return 0.0
+
+    def record(self, recording: Recording, on_progress: Callable[[Progress], None],
+               stop: threading.Event) -> CaptureResult:
+        """``stop`` ends the wait for the job; a recording that has begun is waited for."""
+        client = self._client()
+        rank = (rank_of(environ_of(self.pid)) or "").replace(" ", "")[:32]
+        host = recording.host_name or socket.gethostname()
+        run = RunFolder.create(recording.logdir, f"{host}_{rank}" if rank else host, recording.run, ENDING)
+        assert client.folder is not None
+        try:
+            with (SocketFolder.open(self.pid, client.folder, client.uid) as folder,
+                  serving(folder, stop.is_set) as daemon):
+                if not is_same(client):
+                    raise GputopError(f"process {self.pid} has ended", "Nothing was recorded.")
+                with daemon.events_of(self.pid) as events:
+                    return _Take(client, daemon, recording, on_progress, stop, events).run(run)
+        finally:
+            run.discard()
+
+    def count_events(self, path: Path) -> tuple[int, int]:
+        with open_regular(path, follow_links=False) as file:
+            return count_events(file)
+
+    def window_ns(self, path: Path) -> tuple[int, int] | None:
+        try:
+            with open_regular(path, follow_links=False) as file:
+                return window_ns(file)
+        except OSError:
+            return None
+
+    def join(self, parts: Sequence[Path]) -> bytes:
+        raise NotImplementedError("kineto records no overview")
+
+    def _client(self) -> Client:
+        """Raises GputopError where the process cannot be recorded now."""
+        client = client_of(self.pid)
+        if client is None:
+            raise GputopError(f"process {self.pid} is no PyTorch process that waits for gputop, or has ended",
+                              f"gputop capture {self.pid} asks, and makes it one.")
+        if client.folder is None:
+            raise unsafe(self.pid)
+        return client
+
+
+def _polls_often(client: Client) -> bool:
+    """Whether the client has gputop's base config."""
+    return client.folder is not None and client.folder.name.startswith("gputop-kineto-")
+
+
+def unsafe(pid: int) -> GputopError:
+    """The error of a client that any local user can command."""
+    return GputopError(
+        f"process {pid} runs with KINETO_USE_DAEMON and without KINETO_IPC_SOCKET_DIR: any user of this node can have "
+        "it overwrite files, so gputop does not use it",
+        "Restart it with gputop run, or without KINETO_USE_DAEMON: gputop then switches it on safely.")
+
+
+@dataclass
+class _Take:
+    """One recording of one process."""
+
+    client: Client
+    daemon: Daemon
+    recording: Recording
+    on_progress: Callable[[Progress], None]
+    stop: threading.Event
+    events: queue.SimpleQueue[Event]
+    fetched_s: float = 0.0  # monotonic
+    busy_s: float = 0.0  # of the last poll that said that it records or builds
+    polled: bool = False
+
+    def run(self, run: RunFolder) -> CaptureResult:
+        """Raises GputopError."""
+        pid, seconds, folder = self.client.pid, self.recording.seconds, self.daemon.folder
+        self._wait_until_ready()
+        start_ms = round((self.recording.start_ns or 0) / 1e6)
+        config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{secrets.token_hex(6)}.json",
+                                 max(1, round(1000 * seconds)), start_ms)
+        file = config.written(self.client.own_pid)
+        sent_s, began = time.time(), time.monotonic()
+        try:
+            self.daemon.register(pid, config)
+        except ValueError as error:
+            raise GputopError(str(error), "Start the job with gputop run.") from None
+        while not (self.fetched_s and folder.folder.has(file)):
+            self._step(began)
+            self._check(began, start_ms / 1000)
+        took_s = time.monotonic() - began
+        self.on_progress(Progress("saving", took_s, seconds))
+        try:
+            with self._open(file) as source:
+                size = os.fstat(source.fileno()).st_size
+                path = run.adopt(source, Path(f"/proc/{pid}/root{folder.path}/{file}"))
+        finally:
+            folder.folder.remove(file)
+        with open_regular(path, follow_links=False) as trace:
+            if count_events(trace) == (0, 0):
+                raise EmptyTrace(f"process {pid} did nothing in {seconds:g} s that PyTorch's profiler records",
+                                 f"Capture again when it trains, or longer. The trace is kept: {path}", took_s)
+        return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, seconds, took_s, size, False, "job's disk",
+                             sent_s=sent_s)
+
+    def _wait_until_ready(self) -> None:
+        """Until the process asks for work and takes it."""
+        began, pid = time.monotonic(), self.client.pid
+        while True:
+            if any(event.ready for event in self._step(began, "connecting")):
+                return
+            waited_s = time.monotonic() - began
+            if self.polled and waited_s > _BUILD_TIMEOUT_S:
+                raise GputopError(f"process {pid} is busy with another recording for {waited_s:.0f} s",
+                                  "Its own torch.profiler or another tool records it.")
+            if not self.polled and waited_s > _POLL_TIMEOUT_S:
+                raise GputopError(
+                    f"PyTorch's profiler in process {pid} does not ask for work, though its socket is open",
+                    f"The job is stopped, or that thread hangs: py-spy dump --pid {pid} --native shows where.")
+
+    def _check(self, began: float, start_s: float) -> None:
+        """Raises GputopError where the file will not come."""
+        pid, seconds, now = self.client.pid, self.recording.seconds, time.monotonic()
+        if not is_same(self.client):
+            raise TraceLost(f"process {pid} ended before its trace was written",
+                            "The trace is lost; capture earlier, or for a shorter time.")
+        if not self.fetched_s:
+            if now - began > _POLL_TIMEOUT_S:
+                raise GputopError(f"process {pid} did not fetch the request within {now - began:.0f} s",
+                                  "It is stopped, hangs, or its own torch.profiler records it. Nothing was recorded.")
+            return
+        due_s = max(self.fetched_s, now + start_s - time.time()) + seconds + POLL_PERIOD_S + _WRITE_TIMEOUT_S
+        if now > max(due_s, self.busy_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S) or now > due_s + _BUILD_TIMEOUT_S:
+            raise TraceLost(f"process {pid} took the request and wrote no trace within {now - self.fetched_s:.0f} s",
+                            "Its own torch.profiler was busy, or it cannot write to "
+                            f"{self.daemon.folder.path} (disk full?). The job itself goes on.")
+
+    def _step(self, began: float, phase: str = "") -> list[Event]:
+        """What the process sent within a moment; tells how far it is. Raises GputopError where it was stopped before
+        it began."""
+        got = []
+        try:
+            got.append(self.events.get(timeout=_PERIOD_S))
+            while True:
+                got.append(self.events.get_nowait())
+        except queue.Empty:
+            pass
+        now, seconds = time.monotonic(), self.recording.seconds
+        for event in got:
+            self.polled = True
+            if event.configured:
+                self.fetched_s = now
+            if not event.ready:
+                self.busy_s = now
+        over = self.fetched_s and time.time() * 1e9 > (self.recording.start_ns or 0) and now > self.fetched_s + seconds
+        name = phase or ("receiving" if over else "recording")
+        self.on_progress(Progress(name, now - began, seconds))  # type: ignore[arg-type]
+        if self.stop.is_set() and not self.fetched_s:
+            raise GputopError("the capture was stopped before the job was recorded", "")
+        return got
+
+    def _open(self, file: str) -> BinaryIO:
+        """The file that the process wrote. Raises GputopError for anything but a regular file of its user."""
+        try:
+            return open_regular(file, MAX_COPY_BYTES, follow_links=False, owners=frozenset({self.client.uid}),
+                                folder_fd=self.daemon.folder.folder.fd)
+        except OSError as error:
+            raise TraceLost(f"the trace of process {self.client.pid} is not taken: {error.strerror or error}",
+                            "Somebody exchanged it." if isinstance(error, UnsafeFile) else "Capture again.") from None
+
+
+def count_events(file: BinaryIO) -> tuple[int, int]:
+    """Events of the host and of devices in kineto's JSON, by their beginnings; not decoded. Raises OSError."""
+    host = devices = 0
+    rest = b""
+    while data := file.read(_SCAN_BYTES):
+        text = rest + data
+        end = 0
+        for match in _EVENT.finditer(text):
+            end = match.end()
+            if match[1] in _DEVICE:
+                devices += 1
+            else:
+                host += 1
+        rest = text[max(end, len(text) - _OVERLAP):]
+    return host, devices
+
+
+def window_ns(file: BinaryIO) -> tuple[int, int] | None:
+    """From the first event that the file names to the end of the recording, which it names last. Raises OSError."""
+    head = file.read(_EDGE_BYTES)
+    file.seek(max(0, os.fstat(file.fileno()).st_size - _EDGE_BYTES))
+    base, first = _BASE.search(head), _TIME.search(head)
+    last = _TIME.findall(file.read(_EDGE_BYTES))
+    if base is None or first is None or not last:
+        return None
+    begin, end = (int(base[1]) + round(float(us) * 1000) for us in (first[1], last[-1]))
+    return (begin, end) if begin < end < 1 << 63 else None
