@@ -23,9 +23,12 @@ from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
 from gputop.launch import environment, kineto
 from gputop.launch.kineto import UsedBefore, switch_on
-from gputop.launch.pytorch import capture
-from gputop.profiler.kineto import record
+from gputop.profiler.capture import safe_capture
+from gputop.profiler.capture.multi_worker import capture_workers
+from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.kineto import jobs
 from gputop.profiler.kineto.clients import client_of
+from gputop.profiler.ways import recorder_of
 from gputop.trace.readers.load import load
 from tests.launch.jobs import environment as clean_environment
 
@@ -127,21 +130,25 @@ def _prepared() -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch):
-    monkeypatch.setattr(record, "PROBE_S", 0.2)
+    monkeypatch.setattr(safe_capture, "PROBE_S", 0.2)
 
 
-def _check_trace(captured: record.KinetoCapture, pid: int) -> None:
-    steps = find_steps(load([captured.results[pid].path]))
+def _capture(pid: int, logdir: Path, seconds: float = 0.5, *, hold: bool = False, on_progress=lambda _: None):
+    """A capture of an ordinary length; its trace has steps. Returns its plan."""
+    switch_on(pid, hold=hold)
+    result, plan, _ = safe_capture.capture_with_probe(
+        recorder_of(f"pid:{pid}"), CaptureRequest(seconds, logdir), on_progress, lambda _: None, threading.Event())
+    steps = find_steps(load([result.path]))
     assert steps is not None and steps.times.count > 2
+    return plan
 
 
 def test_an_unprepared_job_is_recorded_and_not_changed(tmp_path):
     with _job(tmp_path) as (process, (pid,)):
         assert client_of(pid) is None
         for number in range(2):
-            captured = capture([pid], seconds=1.2, logdir=tmp_path / str(number))
-            _check_trace(captured, pid)
-            assert captured.plan.probe is not None and captured.plan.probe.host_events > 0
+            plan = _capture(pid, tmp_path / str(number), 1.2)
+            assert plan.probe is not None and plan.probe.host_events > 0
         status, out = _end(process)
     assert status == 7 and "environment None" in out
     _LOSS.append(re.findall("value (.*)", out)[0])
@@ -154,7 +161,7 @@ def test_an_unprepared_job_is_recorded_and_not_changed(tmp_path):
 def test_a_prepared_job_is_recorded_without_being_attached_to(tmp_path, monkeypatch):
     monkeypatch.setattr(kineto, "_inject", lambda *_: pytest.fail("attached"))
     with _job(tmp_path, "spawn", **_prepared()) as (process, (pid,)):
-        _check_trace(capture([pid], seconds=0.5, logdir=tmp_path), pid)
+        _capture(pid, tmp_path)
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
         assert children and not any(client_of(child) for child in children)
         folder = client_of(pid).folder
@@ -165,7 +172,7 @@ def test_a_prepared_job_is_recorded_without_being_attached_to(tmp_path, monkeypa
 
 def test_loader_workers_are_no_clients(tmp_path):
     with _job(tmp_path, "fork") as (_, (pid,)):
-        _check_trace(capture([pid], seconds=0.5, logdir=tmp_path), pid)
+        _capture(pid, tmp_path)
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
         assert len(children) >= 2 and not any(client_of(child) for child in children)
 
@@ -173,28 +180,29 @@ def test_loader_workers_are_no_clients(tmp_path):
 @pytest.mark.parametrize("prepared", [False, True])
 def test_ranks_are_recorded_over_the_same_seconds(tmp_path, prepared):
     with _job(tmp_path, "ddp", ranks=2, **(_prepared() if prepared else {})) as (_, pids):
-        captured = capture(pids, seconds=1.0, logdir=tmp_path)
-    assert sorted(captured.results) == sorted(pids) and not captured.errors
+        for pid in pids:
+            switch_on(pid)
+        captured = capture_workers([recorder_of(f"pid:{pid}") for pid in pids],
+                                   CaptureRequest(1.0, tmp_path, force=True), lambda _: None, lambda _: None,
+                                   threading.Event())
+    assert [outcome.error for outcome in captured.outcomes] == [None, None]
+    assert captured.start_spread_s is not None and captured.start_spread_s < 0.5
     trace = load([captured.run_dir])
     assert {line.rank for line in trace.lines} == {0, 1}
-    begins = [window[0] for window in trace.rank_windows_ns.values()]
-    assert not begins or max(begins) - min(begins) < 500e6
 
 
 def test_a_job_that_used_torch_profiler_is_asked_about(tmp_path):
     with _job(tmp_path, "used") as (process, (pid,)):
         with pytest.raises(UsedBefore, match="has used torch"):
-            capture([pid], seconds=0.5, logdir=tmp_path)
-        captured = capture([pid], seconds=1.2, logdir=tmp_path, hold=True)
-        _check_trace(captured, pid)
-        assert client_of(pid) is None
+            switch_on(pid)
+        plan = _capture(pid, tmp_path, 60.0, hold=True)
+        assert plan.chosen_s < 60 and client_of(pid).holds
         assert _end(process)[0] == 7
 
 
 def test_a_job_that_ends_meanwhile_is_told(tmp_path):
     with _job(tmp_path) as (process, (pid,)), pytest.raises(GputopError, match="ended before its trace"):
-        capture([pid], seconds=60, force=True, logdir=tmp_path,
-                on_progress=lambda p: p.phase == "recording" and p.elapsed_s > 1 and process.kill())
+        _capture(pid, tmp_path, 0.9, on_progress=lambda p: p.phase == "recording" and process.kill())
 
 
 def test_a_job_that_runs_no_python_is_told_and_goes_on(tmp_path, monkeypatch):
@@ -208,7 +216,8 @@ def test_a_job_that_runs_no_python_is_told_and_goes_on(tmp_path, monkeypatch):
 def test_an_unsafe_job_is_refused(tmp_path):
     with _job(tmp_path, KINETO_USE_DAEMON="1", KINETO_LOG_LEVEL="5") as (_, (pid,)), \
             pytest.raises(GputopError, match="any user of this node"):
-        capture([pid], seconds=0.5, logdir=tmp_path)
+        assert pid in jobs.unsafe_jobs()
+        switch_on(pid)
 
 
 def test_two_gputops_get_a_trace_each(tmp_path):
@@ -216,16 +225,16 @@ def test_two_gputops_get_a_trace_each(tmp_path):
     with _job(tmp_path) as (_, (pid,)):
         switch_on(pid)
         threads = [threading.Thread(target=lambda name=name: results.append(
-            capture([pid], seconds=0.3, logdir=tmp_path / name))) for name in "ab"]
+            _capture(pid, tmp_path / name))) for name in "ab"]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(results) == 2 and all(pid in captured.results for captured in results)
+    assert len(results) == 2
 
 
 def test_the_version_is_read_from_the_process_s_own_files(tmp_path):
     version = subprocess.run([_PYTHON, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True,
                              check=True).stdout.strip()
     with _job(tmp_path) as (_, (pid,)):
-        assert kineto.torch_version(pid) == version
+        assert jobs.torch_version(pid) == version

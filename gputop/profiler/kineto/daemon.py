@@ -54,19 +54,21 @@ class Daemon:
         self.folder, self._socket = folder, socket_
         self._configs: dict[int, bytes] = {}
         self._listeners: dict[int, queue.SimpleQueue[Event]] = {}
+        self._turns: dict[int, threading.Lock] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="gputop-kineto", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
     def events_of(self, pid: int) -> Iterator[queue.SimpleQueue[Event]]:
-        """What the process sends during the block."""
-        events = self._listeners[pid] = queue.SimpleQueue()
-        try:
-            yield events
-        finally:
-            self._listeners.pop(pid, None)
-            self._configs.pop(pid, None)
+        """What the process sends during the block; waits for another thread's block for it."""
+        with self._turns.setdefault(pid, threading.Lock()):
+            events = self._listeners[pid] = queue.SimpleQueue()
+            try:
+                yield events
+            finally:
+                self._listeners.pop(pid, None)
+                self._configs.pop(pid, None)
 
     def close(self) -> None:
         self._closing.set()

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.profiler.kineto import daemon, record
+from gputop.profiler.kineto import daemon
 from gputop.profiler.kineto.clients import client_of, is_same
 from gputop.profiler.kineto.folder import SocketFolder, sweep
-from gputop.profiler.kineto.protocol import encode
+from gputop.profiler.kineto.protocol import RecordingConfig, encode
 from tests.profiler.kineto.jobs import fake_job, found
 
 _USER = 12345
@@ -72,8 +72,8 @@ def test_in_another_root_the_socket_has_the_name_that_the_job_sees(tmp_path):
     root = tmp_path / "root"
     (root / "tmp").mkdir(parents=True)
     (root / "tmp").chmod(0o1777)
-    code = ("import os, sys; os.chroot(sys.argv[1]); os.setuid(12345); print('ready', flush=True); "
-            "import signal; signal.pause()")
+    code = ("import os, signal, sys; os.chroot(sys.argv[1]); os.setuid(12345); print('ready', flush=True); "
+            "signal.pause()")
     with subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -81,7 +81,7 @@ def test_in_another_root_the_socket_has_the_name_that_the_job_sees(tmp_path):
                 assert (root / folder.path.relative_to("/") / "dynolog").is_socket()
                 names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
                 assert f"{folder.path}/dynolog" in names
-                assert server.receive() == []
+                assert server.folder.path == folder.path
         finally:
             process.kill()
 
@@ -93,7 +93,7 @@ def test_a_link_for_tmp_does_not_lead_out_of_the_job_s_root(tmp_path, target):
     root.mkdir()
     host.mkdir()
     (root / "tmp").symlink_to(target.format(host=host))
-    code = "import os, sys; os.chroot(sys.argv[1]); print('ready', flush=True); import signal; signal.pause()"
+    code = "import os, signal, sys; os.chroot(sys.argv[1]); print('ready', flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -179,31 +179,42 @@ def test_an_abstract_name_has_no_folder():
 
 def test_what_others_send_is_not_answered(place):
     """Neither processes that were not asked to record, nor sockets without a client's name, nor anything else."""
-    place.chmod(0o700)
-    with SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder, daemon.serving(folder) as server:
-        server.register(1, record.RecordingConfig(PurePosixPath("/tmp/x.json"), 1))
+    body = (3).to_bytes(4, "little") + bytes(12)
+    with _served(place) as server, server.events_of(os.getpid()) as events:
+        server.register(1, RecordingConfig(PurePosixPath("/tmp/x.json"), 1))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
-            client.setblocking(False)
+            client.settimeout(10)
             client.bind(str(place / "dynoconfigclient0"))
-            body = (3).to_bytes(4, "little") + bytes(12)
             for datagram in (b"", bytes(5000), encode("ctxt", body), encode("req", body)):
                 client.sendto(datagram, str(place / "dynolog"))
-            (event,) = server.receive()
+            event = events.get(timeout=10)
             assert event.pid == os.getpid() and event.ready and not event.configured
-            assert client.recv(4096)[40:] == b""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nameless:
-            nameless.sendto(encode("req", body), str(place / "dynolog"))
-            assert server.receive() == []
+            assert client.recv(4096)[40:] == b"" and events.empty()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nameless:
+                nameless.sendto(encode("req", body), str(place / "dynolog"))
+            client.sendto(encode("req", body), str(place / "dynolog"))
+            assert events.get(timeout=10).ready and events.empty()
 
 
 def test_a_full_queue_of_a_client_does_not_hold_the_daemon(place):
-    place.chmod(0o700)
-    done = threading.Event()
-    with (SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder,
-          daemon.serving(folder) as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client):
+    poll = encode("req", (3).to_bytes(4, "little") + bytes(12))
+    with _served(place) as server, server.events_of(os.getpid()) as events, \
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
         client.bind(str(place / "dynoconfigclient0"))  # and reads nothing
-        for _ in range(600):
-            client.sendto(encode("req", (3).to_bytes(4, "little") + bytes(12)), str(place / "dynolog"))
-            server.receive()
-        done.set()
-    assert done.is_set()
+        for _ in range(100):
+            client.sendto(poll, str(place / "dynolog"))
+            assert events.get(timeout=10).pid == os.getpid()
+
+
+@contextlib.contextmanager
+def _served(place: Path) -> Iterator[daemon.Daemon]:
+    with SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder, daemon.serving(folder) as server:
+        yield server
+
+
+def test_captures_in_one_folder_share_a_daemon(place):
+    with _served(place) as one:
+        with _served(place) as other:
+            assert one is other
+        assert (place / "dynolog").is_socket()
+    assert not (place / "dynolog").exists()

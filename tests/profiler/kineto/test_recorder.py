@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
-from gputop.profiler.kineto import daemon, record
+from gputop.profiler.capture import safe_capture
+from gputop.profiler.capture.multi_worker import capture_workers
+from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.kineto import daemon, jobs, recorder
+from gputop.profiler.kineto.folder import SocketFolder
+from gputop.profiler.kineto.recorder import KinetoRecorder
+from gputop.profiler.recording import Recording
+from gputop.profiler.ways import recorder_of
 from gputop.trace.readers.load import load
-from tests.profiler.kineto.jobs import fake_job, found
+from tests.profiler.kineto.jobs import fake_job
 
 
 @pytest.fixture
@@ -29,21 +35,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "POLL_PERIOD_S", 0.3)
-    monkeypatch.setattr(record, "_WRITE_TIMEOUT_S", 3.0)
-    monkeypatch.setattr(record, "_BUILD_TIMEOUT_S", 3.0)
-    monkeypatch.setattr(record, "_PERIOD_S", 0.02)
+    monkeypatch.setattr(recorder, "POLL_PERIOD_S", 0.3)
+    monkeypatch.setattr(recorder, "_POLL_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(recorder, "_WRITE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(recorder, "_BUILD_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(recorder, "_PERIOD_S", 0.02)
 
 
-def _capture(process, logdir: Path, seconds: float = 0.2, **more):
-    processes = process if isinstance(process, list) else [process]
-    return record.record([found(p) for p in processes], seconds=seconds, logdir=logdir, **more)
+def _ignore(_: object) -> None:
+    pass
+
+
+def _record(process, logdir: Path, seconds: float = 0.2, on_progress=_ignore, stop=None):
+    return KinetoRecorder(process.pid).record(Recording(seconds, logdir), on_progress, stop or threading.Event())
 
 
 def test_a_trace_lies_in_the_logdir_and_nothing_is_left_with_the_job(folder, tmp_path):
     with fake_job(folder) as process:
-        captured = _capture(process, tmp_path)
-        (result,) = captured.results.values()
+        result = _record(process, tmp_path)
         assert result.path == next(tmp_path.glob("plugins/profile/*/*.pt.trace.json"))
         steps = find_steps(load([result.path]))
         assert steps is not None and steps.times.median_s == pytest.approx(0.01, rel=0.2)
@@ -53,29 +62,38 @@ def test_a_trace_lies_in_the_logdir_and_nothing_is_left_with_the_job(folder, tmp
 
 
 def test_a_probe_chooses_the_length(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "PROBE_S", 0.1)
+    monkeypatch.setattr(safe_capture, "PROBE_S", 0.1)
     plans = []
     with fake_job(folder) as process:
-        captured = _capture(process, tmp_path, 1.1, on_plan=plans.append)
-    assert plans == [captured.plan] and captured.plan.probe is not None
-    assert captured.plan.probe.host_events == 20 and captured.plan.probe.device_events == 0
-    assert 0 < captured.plan.probe.server_multiple < 50
-    assert captured.plan.probe.step_s == pytest.approx(0.01, rel=0.2)
+        request = CaptureRequest(1.1, tmp_path)
+        _, plan, cost = safe_capture.capture_with_probe(
+            recorder_of(f"pid:{process.pid}"), request, _ignore, plans.append, threading.Event())
+    assert plans == [plan] and plan.probe is not None and plan.overview_s == 0
+    assert plan.probe.host_events == 20 and plan.probe.device_events == 0
+    assert plan.probe.step_s == pytest.approx(0.01, rel=0.2)
+    assert cost.memory_before_bytes is not None
     assert len(list(tmp_path.rglob("*.json"))) == 1  # the probe's is gone
 
 
 def test_ranks_begin_together_and_are_named(folder, tmp_path):
+    """In one folder, too, as where the user has set KINETO_IPC_SOCKET_DIR for all of them."""
     with fake_job(folder, RANK="0") as one, fake_job(folder, RANK="1") as other:
-        captured = _capture([one, other], tmp_path)
-    names = sorted(result.path.name for result in captured.results.values())
-    assert [name.partition("_")[2] for name in names] == ["rank0.pt.trace.json", "rank1.pt.trace.json"]
-    assert len({result.run_dir for result in captured.results.values()}) == 1
+        captured = _capture_workers([one, other], tmp_path)
+    names = sorted(outcome.result.path.name for outcome in captured.outcomes if outcome.result is not None)
+    assert [name.rpartition("_")[2] for name in names] == ["rank0.pt.trace.json", "rank1.pt.trace.json"]
+    assert not (folder / "dynolog").exists()
 
 
 def test_what_one_rank_lacks_is_its_own(folder, tmp_path):
     with fake_job(folder) as one, fake_job(folder, "no-file") as other:
-        captured = _capture([one, other], tmp_path)
-    assert list(captured.results) == [one.pid] and list(captured.errors) == [other.pid]
+        captured = _capture_workers([one, other], tmp_path)
+    assert [(o.address, o.error is None) for o in captured.outcomes] == [
+        (f"pid:{one.pid}", True), (f"pid:{other.pid}", False)]
+
+
+def _capture_workers(processes, logdir: Path):
+    return capture_workers([recorder_of(f"pid:{p.pid}") for p in processes], CaptureRequest(0.3, logdir, force=True),
+                           _ignore, _ignore, threading.Event())
 
 
 @pytest.mark.parametrize(("mode", "message"), [
@@ -84,7 +102,7 @@ def test_what_one_rank_lacks_is_its_own(folder, tmp_path):
     ("silent", "does not ask for work")])
 def test_what_is_no_trace_is_not_taken(folder, tmp_path, mode, message):
     with fake_job(folder, mode) as process, pytest.raises(GputopError, match=message) as raised:
-        _capture(process, tmp_path)
+        _record(process, tmp_path)
     assert raised.value.fix
     assert not list(tmp_path.rglob("*.json")) and not (folder / "dynolog").exists()
 
@@ -94,30 +112,30 @@ def test_a_file_of_another_user_is_not_taken(folder, tmp_path):
     (folder / "secret").write_text("secret")
     os.chown(folder / "secret", 12345, -1)
     with fake_job(folder, "hard-link") as process, pytest.raises(GputopError, match="another user"):
-        _capture(process, tmp_path)
+        _record(process, tmp_path)
 
 
 def test_who_sends_is_told_by_the_kernel(folder, tmp_path):
     with fake_job(folder, "other-pids") as process:
-        assert _capture(process, tmp_path).results
+        assert _record(process, tmp_path).bytes
 
 
 def test_an_abstract_name_is_refused(folder, tmp_path):
     with fake_job(folder, "abstract") as process, pytest.raises(GputopError, match="any user of this node"):
-        _capture(process, tmp_path)
+        _record(process, tmp_path)
 
 
 def test_a_folder_that_others_can_write_is_refused(folder, tmp_path):
     folder.chmod(0o777)
     with fake_job(folder) as process, pytest.raises(GputopError, match="other users could answer"):
-        _capture(process, tmp_path)
+        _record(process, tmp_path)
 
 
 def test_another_daemon_is_left_alone(folder, tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dynolog, fake_job(folder) as process:
         dynolog.bind(str(folder / "dynolog"))
         with pytest.raises(GputopError, match="another daemon"):
-            _capture(process, tmp_path)
+            _record(process, tmp_path)
         assert (folder / "dynolog").exists()
 
 
@@ -126,7 +144,7 @@ def test_the_socket_of_a_killed_gputop_is_replaced(folder, tmp_path):
         stale.bind(str(folder / "dynolog"))
     (folder / "gputop-trace-0_1.json").write_text("of the recording that it began")
     with fake_job(folder) as process:
-        assert _capture(process, tmp_path).results
+        assert _record(process, tmp_path).bytes
         assert not (folder / "dynolog").exists() and not list(folder.glob("gputop-trace-*"))
 
 
@@ -135,7 +153,7 @@ def test_two_gputops_take_turns(folder, tmp_path):
 
     def work(logdir: Path) -> None:
         try:
-            assert _capture(process, logdir).results
+            assert _record(process, logdir).bytes
         except BaseException as error:  # noqa: BLE001
             errors.append(error)
 
@@ -151,27 +169,50 @@ def test_two_gputops_take_turns(folder, tmp_path):
 
 def test_a_gputop_that_waits_for_another_one_gives_up(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(daemon, "_LOCK_TIMEOUT_S", 0.1)
-    with fake_job(folder) as process, record.SocketFolder.open(process.pid, found(process).folder, os.getuid()) as held:
+    with fake_job(folder) as process, SocketFolder.open(process.pid, PurePosixPath(folder), os.getuid()) as held:
         assert held.lock()
         with pytest.raises(GputopError, match="another gputop captures"):
-            _capture(process, tmp_path)
+            _record(process, tmp_path)
 
 
-def test_stop_ends_the_wait(folder, tmp_path):
+def test_stop_ends_the_wait_for_the_job(folder, tmp_path):
     stop = threading.Event()
-    began = time.monotonic()
-    with fake_job(folder) as process, pytest.raises(GputopError, match="stopped"):
-        _capture(process, tmp_path, 60.0, force=True, stop=stop,
-                 on_progress=lambda p: p.phase == "recording" and stop.set())
-    assert time.monotonic() - began < 30
+    with fake_job(folder, "busy") as process, pytest.raises(GputopError, match="stopped before"):
+        _record(process, tmp_path, 60.0, lambda _: stop.set(), stop)
     assert not (folder / "dynolog").exists()
+
+
+def test_a_recording_that_has_begun_is_waited_for(folder, tmp_path):
+    stop = threading.Event()
+    with fake_job(folder) as process:
+        result = _record(process, tmp_path, 0.5, lambda p: p.phase == "receiving" and stop.set(), stop)
+    assert result.bytes and not result.stopped_early
 
 
 def test_a_job_that_ended_before_is_told(folder, tmp_path):
     with fake_job(folder) as process:
-        client = found(process)
-    with pytest.raises(GputopError, match=r"cannot be entered|has ended"):
-        record.record([client], seconds=0.2, logdir=tmp_path)
+        pass
+    with pytest.raises(GputopError, match="is no PyTorch process that waits"):
+        _record(process, tmp_path)
+
+
+def test_a_job_is_listed_and_one_that_is_unsafe_named_as_such(folder):
+    with fake_job(folder, RANK="3") as process, fake_job(folder, "abstract") as unsafe:
+        (job,) = [job for job in jobs.find_jobs() if job.pid == process.pid]
+        assert unsafe.pid in jobs.unsafe_jobs() and process.pid not in jobs.unsafe_jobs()
+    assert job.address == f"pid:{process.pid}" and job.about().startswith("PyTorch, rank 3: ")
+
+
+def test_a_trace_says_when_it_was_recorded(tmp_path):
+    from tests.profiler.kineto.fake_client import trace
+
+    path = tmp_path / "t.json"
+    path.write_text(trace(1.0))
+    base = 1790857026000000000
+    assert KinetoRecorder(1).window_ns(path) == (base + 10**15, base + 10**15 + round(990010e3))
+    for hostile in ("", "{}", '"baseTimeNanoseconds": 9, "ts": 5'):
+        path.write_text(hostile)
+        assert KinetoRecorder(1).window_ns(path) is None
 
 
 def test_a_trace_without_events_is_counted_as_such(tmp_path):
@@ -181,7 +222,7 @@ def test_a_trace_without_events_is_counted_as_such(tmp_path):
         path = tmp_path / "t.json"
         path.write_text(trace(seconds, device))
         with path.open("rb") as file:
-            assert record.count_events(file) == counts
+            assert recorder.count_events(file) == counts
 
 
 def test_counting_does_not_depend_on_where_the_pieces_end(tmp_path, monkeypatch):
@@ -190,8 +231,8 @@ def test_counting_does_not_depend_on_where_the_pieces_end(tmp_path, monkeypatch)
     path = tmp_path / "t.json"
     path.write_text(trace(0.1))
     for size in (200, 333, 511):
-        monkeypatch.setattr(record, "_SCAN_BYTES", size)
+        monkeypatch.setattr(recorder, "_SCAN_BYTES", size)
         with path.open("rb") as file:
-            assert record.count_events(file) == (20, 0)
+            assert recorder.count_events(file) == (20, 0)
 
 
