@@ -36,7 +36,7 @@ CPU_LIMIT_S, IDLE_LIMIT_S = 30.0, 300.0  # of one input: computing, and waiting 
 TARGET_NAMES = ("xspace", "xspace-gz", "chrome", "chrome-gz", "nsys", "analysis", "snapshot", "recording", "config",
                 "rules", "answer", "greeting", "dcgm", "nvml", "ras-text", "ras-json", "stacks", "prometheus",
                 "prometheus-slurm", "prometheus-raw", "squeue", "maps", "environ", "status", "cgroup", "elf", "runtime",
-                "ras", "report", "toml")
+                "ras", "report", "toml", "kineto-datagram", "kineto-sockets", "kineto-trace")
 
 
 @dataclass(frozen=True)

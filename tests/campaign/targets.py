@@ -52,7 +52,7 @@ from gputop.text import console
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
 from gputop.trace.readers.load import load
-from tests.campaign import fuzz_cluster, fuzz_process
+from tests.campaign import fuzz_cluster, fuzz_kineto, fuzz_process
 from tests.campaign.target import Target
 from tests.dcgm_double import DOUBLES, INTEGERS
 from tests.dcgm_double.scene import Scene
@@ -506,5 +506,6 @@ TARGETS = {target.name: target for target in (
     Target("ras-json", "json", lambda f: [as_json(job) for job in _stuck(f)], _ras(read_json)),
     Target("stacks", "json", lambda _: [_DUMP], _stacks),
     *fuzz_cluster.TARGETS,
+    *fuzz_kineto.TARGETS,
     *fuzz_process.targets(_recordings, lambda f: [write(job) for job in _stuck(f) for write in (as_text, as_json)]),
 )}
