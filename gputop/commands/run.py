@@ -30,7 +30,8 @@ from gputop.text.console import say
 
 _EPILOG = """\
 The server starts in the first Python process of the job that imports TensorFlow or JAX, and in each rank
-(LOCAL_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID, TF_CONFIG, …). Without gputop run, one variable prepares a job:
+(LOCAL_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID, TF_CONFIG, …); of PyTorch its profiler waits for gputop there.
+Without gputop run, one variable prepares a job:
   export PYTHONPATH=$(gputop run --print-path)${PYTHONPATH:+:$PYTHONPATH}
 and, where wanted, GPUTOP_PORT=6009 and GPUTOP_LISTEN=all.
 The monitor has the terminal: beside it the job's standard input is empty, and its output goes to a file (l shows it).
@@ -144,6 +145,7 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         wait_for_exit(job)
     if not any(announcement.address for announcement in announced):
         say(announced[-1].line if announced else
-            "no profiler server started: no Python process of the job that reads PYTHONPATH imported TensorFlow or JAX")
+            "no profiler server started: no Python process of the job that reads PYTHONPATH imported TensorFlow, JAX or "
+            "PyTorch")
     assert job.returncode is not None
     return exit_like(job.returncode)

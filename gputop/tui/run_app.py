@@ -124,7 +124,7 @@ def job_line(job: Job, width: int) -> list[StyledText]:
     elif job.problem is not None:
         left += [("▶ ", ACCENT), (printable(job.problem), WARN)]
     else:
-        waits = "starts its profiler server" if job.server else "no TensorFlow or JAX imported yet"
+        waits = "starts its profiler server" if job.server else "no TensorFlow, JAX or PyTorch imported yet"
         left += [("▶ ", ACCENT), (f"pid {job.pid} runs, {waits}  ", PLAIN), (job.command, DIM)]
     return justify(left, right, width)
 

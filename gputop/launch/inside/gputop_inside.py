@@ -61,7 +61,7 @@ def _serve(framework: str) -> None:
     try:
         server = _load("gputop_serve")
         if framework == "torch":
-            _load("gputop_kineto").listen(server.claimed)
+            _load("gputop_kineto").listen(server.claimed, server.announce_pytorch)
         else:
             server.serve(framework)
     except Exception:  # noqa: BLE001  whatever it is, the job must not notice

@@ -110,9 +110,10 @@ def _report(folder: str, token: str, state: str, detail: str = "") -> None:
         pass
 
 
-def listen(claimed: Any) -> None:
+def listen(claimed: Any, announce: Any) -> None:
     """Once torch is imported: have it listen in a new folder, if this process is the one that ``claimed()`` says is
-    captured. Not by KINETO_USE_DAEMON during the import: there torch 2.6 hangs, and 2.7 to 2.9 may crash."""
+    captured; ``announce`` is then called with torch's version. Not by KINETO_USE_DAEMON during the import: there torch
+    2.6 hangs, and 2.7 to 2.9 may crash."""
     if os.environ.get(_FLAG) or _LAUNCHERS & {word.rpartition("/")[2] for word in _command()} or not claimed():
         return
     folder = f"/tmp/gputop-kineto-{os.urandom(6).hex()}"
@@ -120,10 +121,10 @@ def listen(claimed: Any) -> None:
     try:
         with open(f"{folder}/kineto.conf", "x") as config:  # noqa: PTH123
             config.write(BASE_CONFIG)
-        on = _switch_on(folder, importing=True)[0] == "on"
+        state, version = _switch_on(folder, importing=True)
     except OSError:
-        on = False
-    if not on:
+        state = version = ""
+    if state != "on":
         _remove(folder)
         return
     pid = os.getpid()
@@ -133,6 +134,7 @@ def listen(claimed: Any) -> None:
             _remove(folder)
 
     atexit.register(ended)
+    announce(version)
 
 
 def _command() -> list[str]:

@@ -98,6 +98,13 @@ def claimed() -> bool:
     return True
 
 
+def announce_pytorch(version: str) -> None:
+    """Tell that gputop can capture from this process without a server."""
+    rank, pid = _rank(), os.getpid()
+    known = f"PyTorch {version}" + (f", rank {rank}" if rank else "")
+    _tell(f"PyTorch's profiler in process {pid} waits for gputop ({known})", os.environ["GPUTOP_RUN"], f"pid:{pid}")
+
+
 def _claimed(token: str) -> bool:
     """Whether this process is the one of its job and rank that serves. The claim is a socket name that the kernel
     gives to one process at a time and releases when the process ends."""
@@ -204,6 +211,10 @@ def _announce(message: str, token: str, address: str | None = None) -> None:
         line = f"no profiler server in process {os.getpid()}: {message}"
     else:
         line = f"profiler server at {address} (process {os.getpid()}, {message})"
+    _tell(line, token, address)
+
+
+def _tell(line: str, token: str, address: str | None) -> None:
     line = "".join(c if c.isprintable() else " " for c in line[:_LINE_CHARS])  # an exception's text may hold anything
     try:
         if sys.__stderr__ is not None:

@@ -276,9 +276,14 @@ class AutoCapture:
             raise
 
     def _begin_recording(self, servers: Sequence[Server]) -> None:
+        from gputop.profiler.addresses import process_of
         from gputop.profiler.capture.footprint import job_pid
-        from gputop.profiler.xprof.continuous import Continuous
+        from gputop.profiler.xprof.continuous import Continuous, Unsupported
 
+        listening = [s for s in servers if process_of(s.address) is not None]
+        if listening:
+            raise Unsupported(f"PyTorch's profiler in process {listening[0].pid} keeps no recording",
+                              "Without --dip-before gputop captures after a dip.")
         self.recorded = self._host.choose_workers(servers) if len(servers) > MAX_WORKERS else None
         if self.recorded is not None:
             servers = [s for s in servers if s.address in self.recorded.chosen]
