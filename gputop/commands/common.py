@@ -138,7 +138,10 @@ def print_capture(record: CaptureRecord, *, as_json: bool) -> int:
     from gputop.launch.xprof import logdir_of, open_command
 
     say(f"trace written: {record.path}")
-    say(f"open it in XProf: {open_command(logdir_of(record.path))}")
+    if record.address.startswith("pid:"):  # kineto's JSON
+        say("open it in Perfetto: https://ui.perfetto.dev")
+    else:
+        say(f"open it in XProf: {open_command(logdir_of(record.path))}")
     for remark in record.remarks:
         say(remark)
     for note in record.notes:

@@ -145,7 +145,7 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         wait_for_exit(job)
     if not any(announcement.address for announcement in announced):
         say(announced[-1].line if announced else
-            "no profiler server started: no Python process of the job that reads PYTHONPATH imported TensorFlow, JAX or "
-            "PyTorch")
+            "no profiler server started: no Python process of the job that reads PYTHONPATH imported TensorFlow, JAX "
+            "or PyTorch")
     assert job.returncode is not None
     return exit_like(job.returncode)

@@ -378,9 +378,21 @@ def test_jobs_without_a_server_get_the_line_to_add(tmp_path: Path) -> None:
     assert [check.id for check in lacking] == ["process_11", "process_12", "process_13"]
     assert "tf.profiler" in (lacking[0].fix or "") and "jax" not in (lacking[0].fix or "")
     assert "jax.profiler" in (lacking[1].fix or "") and "tf.profiler" not in (lacking[1].fix or "")
-    assert "gputop analyze" in (lacking[2].fix or "") and "\x1b" not in lacking[2].detail
+    assert "gputop capture 13" in (lacking[2].fix or "") and "\x1b" not in lacking[2].detail
     assert "gputop attach 11 " in (lacking[0].fix or "") and "gputop attach 12 " in (lacking[1].fix or "")
     assert "attach" not in (lacking[2].fix or "")
+
+
+def test_a_job_that_any_user_can_command_is_named(tmp_path: Path) -> None:
+    process(tmp_path, 10, "python train.py", maps="7f /x/torch/lib/libtorch_cpu.so\n")
+    put(tmp_path, "proc/10/net/unix", "0: 2 0 0 2 01 41 @dynoconfigclient0-1@\n")
+    put(tmp_path, "proc/10/ns/net", "")
+    put(tmp_path, "proc/10/status", "Uid:\t0\t0\t0\t0\n")
+    (tmp_path / "proc/10/fd").mkdir()
+    (tmp_path / "proc/10/fd/3").symlink_to("socket:[41]")
+    checks = {check.id: check for check in jobs.servers(DriverFacts(), tmp_path, Discovery)}
+    check = checks["process_10_kineto"]
+    assert check.status == "warn" and "any user of this node" in check.detail and "gputop run" in (check.fix or "")
 
 
 def test_without_a_gpu_the_jobs_are_those_that_have_a_framework_loaded(tmp_path: Path) -> None:
@@ -390,7 +402,7 @@ def test_without_a_gpu_the_jobs_are_those_that_have_a_framework_loaded(tmp_path:
     process(tmp_path, 11, "python tf.py",
             maps="7f00-7f01 r-xp 0000 08:01 1   /x/site-packages/tensorflow/libtensorflow_cc.so.2\n")
     _, job = jobs.servers(DriverFacts(), tmp_path, Discovery)
-    assert job.id == "process_11" and "has TensorFlow or JAX loaded and has no profiler server: tf.py" in job.detail
+    assert job.id == "process_11" and "has TensorFlow, JAX or PyTorch loaded and has no profiler server: tf.py" in job.detail
     assert "gputop attach 11 " in (job.fix or "")
 
 

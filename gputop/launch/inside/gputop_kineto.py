@@ -168,8 +168,8 @@ def _switch_on(folder: str, importing: bool = False) -> tuple[str, str]:
         library = ctypes.CDLL(f"{os.path.dirname(str(torch.__file__))}/lib/libtorch_cpu.so",  # noqa: PTH120
                               mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         is_set, init = getattr(library, _IS_SET), getattr(library, _INIT)
-    except (AttributeError, OSError) as error:
-        return "unsupported", f"{version}: {error}"
+    except (AttributeError, OSError):  # before 2.6 the functions are not exported
+        return "unsupported", version
     is_set.restype, is_set.argtypes, init.restype, init.argtypes = ctypes.c_bool, (), None, ()
     before = {name: os.environ.get(name) for name in variables(folder)}
     os.environ.update(variables(folder))  # by putenv, too, where kineto looks
