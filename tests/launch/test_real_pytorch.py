@@ -67,7 +67,7 @@ def train():
         time.sleep(0.01)  # a recording of a tighter loop takes long to write on a loaded machine
         if step == 1:
             print("ready", os.getpid(), flush=True)
-        yield step, float(loss)
+        yield step, float(loss.detach())
 
 def wait():
     os.read(0, 100)  # not sys.stdin, whose lock a forked child would find taken
