@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.launch import attach, target
+from gputop.launch import attach, kineto, serve, target
 from gputop.launch.announcements import Announcement
 from gputop.profiler.capture.records import CaptureStatus, Server
+from gputop.profiler.capture.request import answered
 from gputop.sources.host.proc_files import ZOMBIE
 from gputop.tui.app import GputopApp
-from gputop.tui.monitor.messages import OF_PYTORCH, OFFER, panel_intro
+from gputop.tui.monitor.messages import OFFER, panel_intro
 from gputop.tui.screens import start_server
 from gputop.tui.screens.dialogs import Ask
 from gputop.tui.screens.start_server import StartServer
@@ -59,19 +60,41 @@ async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSes
         assert started == [7380]
 
 
-async def test_for_a_job_of_pytorch_nothing_is_offered_that_cannot_be(session: StillSession) -> None:
+async def test_a_job_of_pytorch_is_offered_its_own_way(session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
     assert session.sample is not None
-    own, other = session.sample.processes
-    session.holding(replace(own, framework="pytorch"))
-    assert panel_intro(session)[-2:] == OF_PYTORCH
+    forbidden, other = (replace(process, framework="pytorch") for process in session.sample.processes)
+    session.holding(forbidden)
+    assert panel_intro(session)[-1] == OFFER
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("c")
         assert "jax.profiler" not in text(app) and FORBIDDEN.fix in text(app)
         assert "start one" not in str(app.screen.query_one(DialogFrame).border_subtitle)
-    session.holding(replace(own, framework="pytorch"), other)
-    assert panel_intro(session)[-1] == OFFER
+        await pilot.press("escape")
+        session.holding(other)
+        monkeypatch.setattr(serve, "is_pytorch", lambda _: True)
+        await pilot.press("c")
+        assert "has no profiler server. Start one in it? y/N" in text(app)
+        assert "PyTorch's profiler" in text(app)
+
+
+def test_a_job_that_used_torch_profiler_is_captured_after_another_question(
+        session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = session.capture_control
+
+    def used(pid: int, stop: object, *, hold: bool) -> serve.Ready:
+        raise kineto.UsedBefore("it holds the job", "a way out")
+
+    monkeypatch.setattr(serve, "make_ready", used)
+    control._start_server(7380, control.request())
+    assert control.status is None
+    question = control.take_question()
+    assert question is not None and question.kind == "hold" and "holds" in question.sentence
+    started: list[object] = []
+    monkeypatch.setattr(control, "start_server", lambda pid, request: started.append((pid, request.hold)))
+    assert control.start_capture(answered(question, "y")) is None
+    assert started == [(7380, True)]
 
 
 async def test_an_address_can_be_named_instead(session: StillSession) -> None:
@@ -125,7 +148,7 @@ def test_the_capture_follows_the_server_or_the_reason_is_told(session: StillSess
     monkeypatch.setattr(control, "_run_capture", lambda servers, *_: captured.extend(servers))
     monkeypatch.setattr(control.server_watch, "update", lambda: setattr(control.server_watch, "servers", (server,)))
     monkeypatch.setattr(target, "examine", lambda pid: pid)
-    monkeypatch.setattr(attach, "start_server", lambda pid: Announcement(server.address, "profiler server at …"))
+    monkeypatch.setattr(attach, "start_server", lambda pid, port: Announcement(server.address, "profiler server at …"))
     statuses: list[CaptureStatus] = []
     monkeypatch.setattr(control._receiver, "capture_changed", statuses.append)
     control._start_server(7380, control.request())
