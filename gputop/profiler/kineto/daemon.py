@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
 from gputop.profiler.kineto.folder import SocketFolder
@@ -35,6 +36,7 @@ _LOCK_PERIOD_S = 0.2
 _LOCK_TIMEOUT_S = 60.0
 _DATAGRAMS_AT_ONCE, _MAX_EVENTS = 64, 256
 _CLOSE_PERIOD_S = 0.1
+_LEAST_LEAD_MS = 1000  # kineto looks at its requests once a second
 
 
 class Event(Struct, frozen=True):
@@ -52,7 +54,7 @@ class Daemon:
 
     def __init__(self, folder: SocketFolder, socket_: socket.socket) -> None:
         self.folder, self._socket = folder, socket_
-        self._configs: dict[int, bytes] = {}
+        self._configs: dict[int, RecordingConfig] = {}
         self._listeners: dict[int, queue.SimpleQueue[Event]] = {}
         self._turns: dict[int, threading.Lock] = {}
         self._closing = threading.Event()
@@ -86,8 +88,9 @@ class Daemon:
                     listener.put(event)
 
     def register(self, pid: int, config: RecordingConfig) -> None:
-        """Give this config to the process at its next poll that is ready for one."""
-        self._configs[pid] = encode_config(config.text())
+        """Give this config to the process at its next poll that is ready for one. Raises ValueError."""
+        encode_config(config.text())
+        self._configs[pid] = config
 
     def receive(self) -> list[Event]:
         """What has come, answered; never blocks."""
@@ -119,7 +122,9 @@ class Daemon:
         if poll is None or not is_client_name(name):
             return None
         config = self._configs.get(pid) if poll.ready else None
-        sent = self.folder.send(self._socket, name, config if config is not None else encode_config(""))
+        if config is not None and config.start_ms and 1000 * time.time() > config.start_ms - _LEAST_LEAD_MS:
+            config = replace(config, start_ms=0)  # kineto drops what it is too late for
+        sent = self.folder.send(self._socket, name, encode_config("" if config is None else config.text()))
         configured = sent and config is not None
         if configured:
             del self._configs[pid]

@@ -25,6 +25,7 @@ from gputop.profiler.kineto.protocol import RecordingConfig
 from gputop.profiler.recording import (
     CaptureResult,
     EmptyTrace,
+    Phase,
     Progress,
     RecorderLimits,
     Recording,
@@ -36,6 +37,7 @@ ENDING = ".pt.trace.json"  # as torch.profiler's own handler for TensorBoard nam
 POLL_PERIOD_S = 5.0  # kineto's, unless a base config says otherwise, as gputop's does
 _OWN_POLL_PERIOD_S = 1.0
 _POLL_TIMEOUT_S = 2 * POLL_PERIOD_S + 5
+_LEAD_S = 2.0  # beyond a poll: kineto looks at its requests once a second, and a loaded node is late
 _WRITE_TIMEOUT_S = 10.0  # for the file, after the recording and a poll; while the job builds it the polls say so
 _BUILD_TIMEOUT_S = 180.0
 _PERIOD_S = 0.125
@@ -52,7 +54,7 @@ _DEVICE = frozenset((b"kernel", b"gpu_memcpy", b"gpu_memset"))
 _OVERLAP = 128  # of two pieces, so that no event is cut
 
 _USUAL = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=_EVENT_BYTES, overview=False, stoppable=False,
-                        ending=ENDING, lead_s=_OWN_POLL_PERIOD_S + 0.5)
+                        ending=ENDING, lead_s=_OWN_POLL_PERIOD_S + _LEAD_S)
 
 
 class KinetoRecorder:
@@ -70,7 +72,7 @@ class KinetoRecorder:
         if client.holds:
             held = f"torch.profiler holds the job for {_MAX_HOLD_S:g} s at the end of a longer one"
             return replace(_USUAL, events=_MAX_HOLD_S / HOLD_S_PER_EVENT, events_limit=held)
-        return _USUAL if _polls_often(client) else replace(_USUAL, lead_s=POLL_PERIOD_S + 0.5)
+        return _USUAL if _polls_often(client) else replace(_USUAL, lead_s=POLL_PERIOD_S + _LEAD_S)
 
     def round_trip_s(self) -> float:
         self._client()
@@ -149,7 +151,6 @@ class _Take:
     def run(self, run: RunFolder) -> CaptureResult:
         """Raises GputopError."""
         pid, seconds, folder = self.client.pid, self.recording.seconds, self.daemon.folder
-        self._wait_until_ready()
         start_ms = round((self.recording.start_ns or 0) / 1e6)
         config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{secrets.token_hex(6)}.json",
                                  max(1, round(1000 * seconds)), start_ms)
@@ -161,7 +162,10 @@ class _Take:
             raise GputopError(str(error), "Start the job with gputop run.") from None
         while not (self.fetched_s and folder.folder.has(file)):
             self._step(began)
-            self._check(began, start_ms / 1000)
+            if self.fetched_s:
+                self._check_written(start_ms / 1000)
+            else:
+                self._check_fetched(began)
         took_s = time.monotonic() - began
         self.on_progress(Progress("saving", took_s, seconds))
         try:
@@ -177,41 +181,34 @@ class _Take:
         return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, seconds, took_s, size, False, "job's disk",
                              sent_s=sent_s)
 
-    def _wait_until_ready(self) -> None:
-        """Until the process asks for work and takes it."""
-        began, pid = time.monotonic(), self.client.pid
-        while True:
-            if any(event.ready for event in self._step(began, "connecting")):
-                return
-            waited_s = time.monotonic() - began
-            if self.polled and waited_s > _BUILD_TIMEOUT_S:
-                raise GputopError(f"process {pid} is busy with another recording for {waited_s:.0f} s",
-                                  "Its own torch.profiler or another tool records it.")
-            if not self.polled and waited_s > _POLL_TIMEOUT_S:
-                raise GputopError(
-                    f"PyTorch's profiler in process {pid} does not ask for work, though its socket is open",
-                    f"The job is stopped, or that thread hangs: py-spy dump --pid {pid} --native shows where.")
+    def _check_fetched(self, began: float) -> None:
+        """Raises GputopError where the process does not take the request."""
+        pid, waited_s = self.client.pid, time.monotonic() - began
+        if not is_same(self.client):
+            raise GputopError(f"process {pid} has ended", "Nothing was recorded.")
+        if self.polled and waited_s > _BUILD_TIMEOUT_S:
+            raise GputopError(f"process {pid} is busy with another recording for {waited_s:.0f} s",
+                              "Its own torch.profiler or another tool records it. Nothing was recorded.")
+        if not self.polled and waited_s > _POLL_TIMEOUT_S:
+            raise GputopError(
+                f"PyTorch's profiler in process {pid} does not ask for work, though its socket is open",
+                f"The job is stopped, or that thread hangs: py-spy dump --pid {pid} --native shows where.")
 
-    def _check(self, began: float, start_s: float) -> None:
-        """Raises GputopError where the file will not come."""
+    def _check_written(self, start_s: float) -> None:
+        """Raises TraceLost where the file will not come."""
         pid, seconds, now = self.client.pid, self.recording.seconds, time.monotonic()
         if not is_same(self.client):
             raise TraceLost(f"process {pid} ended before its trace was written",
                             "The trace is lost; capture earlier, or for a shorter time.")
-        if not self.fetched_s:
-            if now - began > _POLL_TIMEOUT_S:
-                raise GputopError(f"process {pid} did not fetch the request within {now - began:.0f} s",
-                                  "It is stopped, hangs, or its own torch.profiler records it. Nothing was recorded.")
-            return
         due_s = max(self.fetched_s, now + start_s - time.time()) + seconds + POLL_PERIOD_S + _WRITE_TIMEOUT_S
         if now > max(due_s, self.busy_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S) or now > due_s + _BUILD_TIMEOUT_S:
             raise TraceLost(f"process {pid} took the request and wrote no trace within {now - self.fetched_s:.0f} s",
                             "Its own torch.profiler was busy, or it cannot write to "
                             f"{self.daemon.folder.path} (disk full?). The job itself goes on.")
 
-    def _step(self, began: float, phase: str = "") -> list[Event]:
-        """What the process sent within a moment; tells how far it is. Raises GputopError where it was stopped before
-        it began."""
+    def _step(self, began: float) -> None:
+        """Wait a moment for what the process sends; tells how far it is. Raises GputopError where it was stopped
+        before it began."""
         got = []
         try:
             got.append(self.events.get(timeout=_PERIOD_S))
@@ -227,11 +224,10 @@ class _Take:
             if not event.ready:
                 self.busy_s = now
         over = self.fetched_s and time.time() * 1e9 > (self.recording.start_ns or 0) and now > self.fetched_s + seconds
-        name = phase or ("receiving" if over else "recording")
-        self.on_progress(Progress(name, now - began, seconds))  # type: ignore[arg-type]
+        phase: Phase = "receiving" if over else "recording" if self.fetched_s else "connecting"
+        self.on_progress(Progress(phase, now - began, seconds))
         if self.stop.is_set() and not self.fetched_s:
             raise GputopError("the capture was stopped before the job was recorded", "")
-        return got
 
     def _open(self, file: str) -> BinaryIO:
         """The file that the process wrote. Raises GputopError for anything but a regular file of its user."""
