@@ -113,6 +113,13 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
         others = may_be_others(facts, share, silent=silent)
         if others is not None:
             return Missing(others)
+        if not facts.active and steps.times.unit == "period":
+            return Missing("whether the loop had work to do: nothing trains here, and a pause may be the wait for the "
+                           "next request")
+        recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
+        if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
+            return Missing("what pauses the loop: its pauses come at another place in each step, as those of a thread "
+                           "that has no CPU do; gputop records the CPUs of a job that it captures on its own machine")
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s

@@ -121,6 +121,8 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
         return _SLOW_START, LOADER if job.loop == PYTORCH else None
     if part.id == _OUTSIDE and job.loop in _KERAS:
         return _ENDS_OF_EPOCHS, None
+    if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run
+        return "Capture longer: that shows whether such a step comes again, and what takes longer in it.", None
     if part.what:
         return "Move this work out of the training loop, to a thread, or do it less often.", None
     return "Find out what the host does there; then move it out of the loop, or do it less often.", _MEASURED

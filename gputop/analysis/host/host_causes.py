@@ -26,6 +26,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.host_spans import HostSpans, host_spans
 from gputop.analysis.host.launch_threads import input_on_shared_threads, work_by_line
+from gputop.analysis.host.recurring_pauses import recurring_share
 from gputop.analysis.results import GapWork, HostOps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
@@ -67,6 +68,8 @@ class HostCauses:
     ``input_threads`` the mean number of them at work then; None without such launches or threads.
     ``input_shared_threads`` are those among them that TensorFlow's own ops need as well. ``late`` is the division
     itself: by GPU (index into ``Trace.gpus``) and cause; ``divided`` the same of each GPU or, without one, host.
+    ``gap_recurring`` is the share of the gaps that come at the same place in most steps, None unless PyTorch runs
+    without a GPU.
     """
 
     tracing_s: float
@@ -85,6 +88,7 @@ class HostCauses:
     input_shared_threads: float = 0.0
     late: Mapping[int, Mapping[str, Spans]] = field(default_factory=dict)
     divided: tuple[Late, ...] = ()
+    gap_recurring: float | None = None
 
 
 def runs_eagerly(ops: HostOps | None) -> bool:
@@ -133,6 +137,7 @@ def host_causes(
         input_together=together, input_threads=threads,
         input_shared_threads=shared,
         late={own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}, divided=tuple(late),
+        gap_recurring=recurring_share(trace, steps, gaps) if steps is not None and not trace.gpus else None,
     )
 
 

@@ -39,7 +39,8 @@ _TORCH_OP = r"(?:aten|autograd|c10d|torch\w*)::"
 _RUNTIME = r"(?:cu|cuda|hip)[A-Z]\w+$"
 # Collectives of the CPU, on threads of their own, for which the backward pass waits without an op.
 _TORCH_COLLECTIVE = r"(?:gloo|mpi|ucc):\w"
-_TORCH_WORK = rf"[\w.]+::\S|{_RUNTIME}|\w+Backward\d*$|Torch-Compiled |CompiledFunction"
+_TORCH_WORK = (rf"[\w.]+::\S|{_RUNTIME}|\w+Backward\d*$|Torch-Compiled |CompiledFunction|"
+               r"Optimizer\.(?:step|zero_grad)#")
 
 
 @dataclass(frozen=True, slots=True)

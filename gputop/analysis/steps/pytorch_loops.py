@@ -62,7 +62,7 @@ class LoopSteps(NamedTuple):
     other_loops: Mapping[str, Spans] = {}
 
 
-class _Ops(NamedTuple):
+class Ops(NamedTuple):
     """The outermost ops of one thread, in order of time; ``backward_ns`` are the begins of the backward pass's nodes in
     its process, ``forward_ns`` of ops with weights on the thread."""
 
@@ -82,7 +82,8 @@ class _Ops(NamedTuple):
         return np.searchsorted(self.backward_ns, end_ns) - np.searchsorted(self.backward_ns, begin_ns)
 
 
-def _outer_ops(trace: Trace, line: int) -> _Ops:
+def outer_ops(trace: Trace, line: int) -> Ops:
+    """Those of this thread, which is of Python."""
     host = trace.host
     rows = host_rows(trace, _OPS)
     ranges = host_stat(host, "annotation")[0]
@@ -98,7 +99,7 @@ def _outer_ops(trace: Trace, line: int) -> _Ops:
     backward = host_rows(trace, _BACKWARD)
     backward = backward[of_process[host.line[backward]]]
     name = host.name[rows]
-    return _Ops(name, host.start_ns[rows], host.end_ns[rows], name_mask(trace, LOADER)[name],
+    return Ops(name, host.start_ns[rows], host.end_ns[rows], name_mask(trace, LOADER)[name],
                 name_mask(trace, _ZERO_GRAD)[name], host.start_ns[backward], host.start_ns[forward])
 
 
@@ -113,7 +114,7 @@ def optimizer_steps(trace: Trace) -> LoopSteps | None:
         return None
     line = busiest_line(trace, host.line[rows])
     rows = np.sort(outermost(trace, rows[host.line[rows] == line]))
-    ops = _outer_ops(trace, line)
+    ops = outer_ops(trace, line)
     start, end = host.start_ns[rows], host.end_ns[rows]
     work = ops.nodes(start[:-1], start[1:])
     if not len(ops.backward_ns):
@@ -146,7 +147,7 @@ def _period_of_calls(name: npt.NDArray, work: I64) -> int:
     return 1
 
 
-def _first_of_step(ops: _Ops, start: I64, end: I64, period: int) -> int:
+def _first_of_step(ops: Ops, start: I64, end: I64, period: int) -> int:
     """Which of the first calls begins a step: the one before which batches are fetched, else the widest pause lies."""
     if period == 1:
         return 0
@@ -160,7 +161,7 @@ def _first_of_step(ops: _Ops, start: I64, end: I64, period: int) -> int:
                                                  -float(np.median(pauses[places[place]]))))
 
 
-def _from_calls(ops: _Ops, first_ns: I64, last_end_ns: I64) -> LoopSteps:
+def _from_calls(ops: Ops, first_ns: I64, last_end_ns: I64) -> LoopSteps:
     """Steps of which the first call of an optimizer begins at ``first_ns`` and the last one ends at ``last_end_ns``."""
     # What lies between two steps' calls, as places in ``ops``, and the same after the last one.
     begin = np.searchsorted(ops.start, last_end_ns)
@@ -171,7 +172,7 @@ def _from_calls(ops: _Ops, first_ns: I64, last_end_ns: I64) -> LoopSteps:
     if usual and 2 * often >= len(fetched):
         begins = _begins_by_batch(ops, begin, stop, usual)
     else:
-        begins = [-1, *_begins_by_sequence(ops, begin[:-1], stop[1:], last_end_ns[:-1])]
+        begins = _begins_by_sequence(ops, begin, stop, last_end_ns)
     start_ns = np.array([first if at == stop_at else int(ops.start[at]) for at, stop_at, first in zip(
         begins, stop.tolist(), first_ns.tolist(), strict=True)], np.int64)
     before = np.array(begins[1:]) - begin[:-1]
@@ -193,7 +194,7 @@ def _from_calls(ops: _Ops, first_ns: I64, last_end_ns: I64) -> LoopSteps:
                          phase: union(*zip(*spans, strict=True)) for phase, spans in loops.items()})
 
 
-def _begins_by_batch(ops: _Ops, begin: I64, stop: I64, usual: int) -> list[int]:
+def _begins_by_batch(ops: Ops, begin: I64, stop: I64, usual: int) -> list[int]:
     """The place of each step's first batch; of the first step -1 where it was not recorded."""
     at = np.flatnonzero(ops.is_batch)
     last = np.searchsorted(at, stop) - usual
@@ -205,8 +206,10 @@ def _begins_by_batch(ops: _Ops, begin: I64, stop: I64, usual: int) -> list[int]:
     return out
 
 
-def _begins_by_sequence(ops: _Ops, begin: I64, stop: I64, end_ns: I64) -> list[int]:
-    """The place of the first op of each step but the first, by the sequence of names that most steps have."""
+def _begins_by_sequence(ops: Ops, begin: I64, stop: I64, end_ns: I64) -> list[int]:
+    """The place of each step's first op, by the sequence of names that most steps have; of the first step -1 where that
+    was not recorded."""
+    first, begin, stop = int(stop[0]), begin[:-1], stop[1:]
     sequences = [ops.name[low:high].tobytes() for low, high in zip(begin.tolist(), stop.tolist(), strict=True)]
     common, often = Counter(sequences).most_common(1)[0]
     length = len(common) // ops.name.itemsize if 2 * often >= len(sequences) else 0
@@ -216,12 +219,13 @@ def _begins_by_sequence(ops: _Ops, begin: I64, stop: I64, end_ns: I64) -> list[i
     if lead:  # the pause is before the gradients are zeroed, or after
         within = np.flatnonzero((zeroing == lead) & (stop - begin > lead))
         at = begin[within]
-        before = ops.start[at] - end_ns[within]
+        before = ops.start[at] - end_ns[:-1][within]
         behind = ops.start[at + lead] - ops.end[at + lead - 1]
         kept = 0 if not len(within) or before.sum() >= behind.sum() else lead
     else:
         kept = 0
-    out = []
+    own = length - kept  # ops of a step before its optimizer is called
+    out = [first - own if 0 < own <= first and (ops.name[first - own:first] == usual[kept:]).all() else -1]
     for low, high in zip(begin.tolist(), stop.tolist(), strict=True):
         place = min(low + kept, high)
         if length and high - low > length:
@@ -239,7 +243,7 @@ def _leading(mask: Mask, begin: I64, stop: I64) -> I64:
     return np.minimum(others[np.searchsorted(others, begin)], stop) - begin
 
 
-def _phase(ops: _Ops, begin_ns: int, end_ns: int) -> str | None:
+def _phase(ops: Ops, begin_ns: int, end_ns: int) -> str | None:
     """What the ops between two steps are: an evaluation, a loop that trains otherwise, or none."""
     if ops.nodes(np.array([begin_ns]), np.array([end_ns]))[0]:
         return UNKNOWN
@@ -247,7 +251,7 @@ def _phase(ops: _Ops, begin_ns: int, end_ns: int) -> str | None:
     return EVALUATION if runs else None
 
 
-def _tail(ops: _Ops, begin: int, usually: int, *, by_batch: bool) -> int | None:
+def _tail(ops: Ops, begin: int, usually: int, *, by_batch: bool) -> int | None:
     """When what follows the last step begins."""
     if by_batch:
         at = begin + np.flatnonzero(ops.is_batch[begin:])[:1]
@@ -264,7 +268,7 @@ def batch_steps(trace: Trace) -> LoopSteps | None:
     rows = rows[lines_of(trace, MAIN)[host.line[rows]]]
     if len(rows) <= FEWEST:
         return None
-    ops = _outer_ops(trace, busiest_line(trace, host.line[rows]))
+    ops = outer_ops(trace, busiest_line(trace, host.line[rows]))
     at = np.flatnonzero(ops.is_batch)
     # The call that finds no further batch and the next epoch's first one follow each other.
     at = at[np.append(np.diff(at) > 1, True)] if len(at) else at
@@ -290,7 +294,7 @@ def op_sequence(trace: Trace) -> LoopSteps | None:
     line = _line_of_ops(trace)
     if line is None:
         return None
-    ops = _outer_ops(trace, line)
+    ops = outer_ops(trace, line)
     period = sequence_period(ops.name)
     if period is None or len(np.unique(ops.name[:period])) < _MIN_NAMES:
         return None

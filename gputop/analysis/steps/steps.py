@@ -376,23 +376,23 @@ def _numbered(trace: Trace) -> _Anchors | None:
 
 
 def _optimizer_calls(trace: Trace) -> _Anchors | None:
-    return _of_loop(optimizer_steps(trace))
+    return _of_loop(trace, optimizer_steps(trace))
 
 
 def _batches(trace: Trace) -> _Anchors | None:
-    return _of_loop(batch_steps(trace))
+    return _of_loop(trace, batch_steps(trace))
 
 
 def _op_sequence(trace: Trace) -> _Anchors | None:
-    return _of_loop(op_sequence(trace))
+    return _of_loop(trace, op_sequence(trace))
 
 
-def _of_loop(found: LoopSteps | None) -> _Anchors | None:
+def _of_loop(trace: Trace, found: LoopSteps | None) -> _Anchors | None:
     """What marks the steps of a PyTorch loop (:mod:`gputop.analysis.steps.pytorch_loops`), which may have run for long:
     many slow steps at the begin are no start."""
     return found and _Anchors(found.what, found.confidence, found.start_ns, found.end_ns, found.edges_ns, min_steps=2,
                               unit=found.unit, phase=found.phase, other_loops=found.other_loops,
-                              most_warm_up=_FEW)
+                              most_warm_up=0 if past_start(trace) else _FEW)
 
 
 def _of_ranks(trace: Trace, rows: I64) -> tuple[I64, I64]:
