@@ -129,13 +129,16 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
-                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host), cure=Cure(
+                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host, host.gap_rank), cure=Cure(
                            host=removed_host_time(facts, "gap"),
                            assumes="The host's work between two calls is done while the GPUs compute, or is removed."))
 
 
-def _rank_name(trace: Trace, host: str) -> str:
-    """How a rank is called: by its file, which is named after host and port, where each has one; else by its host."""
+def _rank_name(trace: Trace, host: str, rank: int | None) -> str:
+    """How a rank is called: by its number, or its file, which is named after host and port, where each host has one;
+    else by its host."""
+    if rank is not None:
+        return str(rank)
     if len(trace.paths) != len(trace.hosts):
         return host
     name = PurePath(trace.paths[trace.hosts.index(host)]).name

@@ -60,9 +60,10 @@ class HostSpans:
     shows_ops: bool
 
 
-def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
-    """``runs_eagerly``: the model itself does, so that Python from op to op counts as eager execution."""
-    here = np.array([line.host == host and line.gpu < 0 for line in trace.lines], bool)
+def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None = None) -> HostSpans:
+    """``runs_eagerly``: the model itself does, so that Python from op to op counts as eager execution. ``rank``: only
+    what this process on the host did."""
+    here = np.array([line.host == host and line.gpu < 0 and rank in (None, line.rank) for line in trace.lines], bool)
     main = here & lines_of(trace, MAIN)
     not_input = here[trace.host.line] & ~of_input_pipeline(trace)
     ops = np.flatnonzero(name_mask(trace, OP)[trace.host.name] & not_input)

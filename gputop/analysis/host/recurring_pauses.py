@@ -18,12 +18,16 @@ from gputop.trace.threads import MAIN, busiest_line, lines_of
 _OFTEN = 0.5  # of the steps have a pause at this place. gputop's own figure
 
 
-def recurring_share(trace: Trace, steps: Steps, pauses: Spans) -> float | None:
+def recurring_share(trace: Trace, steps: Steps, pauses: Spans,
+                    process: tuple[str, int | None] | None = None) -> float | None:
     """The share of this time in pauses that come in most steps, after the same op and before the same op, counted from
-    the step's begin; None without pauses or ops."""
+    the step's begin; None without pauses or ops. ``process``: the host and rank whose pauses these are, if of one."""
     host = trace.host
     rows = host_rows(trace, r"aten::")
-    rows = rows[lines_of(trace, MAIN)[host.line[rows]]]
+    lines = lines_of(trace, MAIN)
+    if process is not None:
+        lines &= np.array([line.host == process[0] and process[1] in (None, line.rank) for line in trace.lines], bool)
+    rows = rows[lines[host.line[rows]]]
     if not len(rows) or not pauses.total:
         return None
     ops = outer_ops(trace, busiest_line(trace, host.line[rows]))
