@@ -358,7 +358,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="retracing", module="trace.compilation", origin="trace", severity="by_share_capped",
-        silent_for=("pytorch",), shared_limits=("host.steps",),
+        shared_limits=("host.steps",),
         parts=("launch", "host"), idle_gaps={"tracing": 1},
         limits=(
             Limit("retracing.count", 2, "count",

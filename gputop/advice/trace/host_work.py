@@ -153,6 +153,8 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     where = "Python runs no op" if job.framework == "pytorch" else "the host is between two calls of the step"
     if v.gpus:
         where += " and no GPU has work"
+    elif job.framework == "pytorch":
+        where += ", or small ones after the optimizer's call"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
     others = "" if v.slow_host is None else " The other ranks have no such gaps and wait for this rank."
     gain = "at most: the host's time between two calls, if this work were done while the GPUs compute or were removed"

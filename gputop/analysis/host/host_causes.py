@@ -6,7 +6,8 @@ breakdown) goes to the first of these that holds:
 1. ``tracing``: a function is being traced or compiled, until its first op runs;
 2. ``eager``: Python runs ops one by one; only where the model itself runs so;
 3. ``placement``: a long op runs on the host and starts no kernel, inside a call;
-4. ``gap``: the host is in no function's call: Python between the steps;
+4. ``gap``: the host is in no function's call: Python between the steps; of PyTorch on a CPU, what follows the
+   optimizer's call with ops that take no time of their own (metrics) is that, too;
 5. ``dispatch``: the rest: inside a call the next launch is late.
 
 Without a GPU the same division of all time within the steps that is not spent waiting for input; there
@@ -164,6 +165,8 @@ def late_by_cause(
         own = hosts[process]
         knows_calls = bool(len(own.calls.start))
         in_calls = own.calls if knows_calls else left
+        if steps is not None and line is None and own.short_ops is not None:
+            in_calls = subtract(in_calls, intersect(own.short_ops, _behind_calls(steps)))
         by_cause = {}
         for cause, instants in (("tracing", own.tracing), ("eager", own.eager),
                                 ("placement", intersect(own.placed, in_calls))):
@@ -173,6 +176,14 @@ def late_by_cause(
         by_cause["dispatch"] = intersect(left, in_calls) if knows_calls else left
         out.append(Late(process[0], line, by_cause, process[1]))
     return out, hosts
+
+
+def _behind_calls(steps: Steps) -> Spans:
+    """From the end of each step's call to its end."""
+    if not steps.call_ends_ns:
+        return EMPTY
+    ends = steps.edges_ns[:, 1]
+    return union(np.minimum(np.array(steps.call_ends_ns, np.int64), ends), ends)
 
 
 def _slow_host(late: Sequence[Late]) -> tuple[str, int | None] | None:

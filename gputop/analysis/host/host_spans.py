@@ -12,7 +12,8 @@ from gputop.analysis.host.functions import XLA_RUN
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
-from gputop.trace.intervals import EMPTY, Spans, in_order, joined, subtract, union
+from gputop.analysis.steps.torch_compilations import torch_builds
+from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -58,6 +59,7 @@ class HostSpans:
     calls: Spans
     call_rows: I64
     shows_ops: bool
+    short_ops: Spans | None = None  # of PyTorch without a GPU: when Python runs no op that takes long
 
 
 def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None = None) -> HostSpans:
@@ -75,14 +77,21 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     executing = _rows(trace, np.ones(len(trace.names), bool), here & xla)
     waiting = _rows(trace, name_mask(trace, _WAITS), main)
     calls = _union(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
+    short_ops = None
     if not len(called) and host_rows(trace, _TORCH_OP).size:
         called = _rows(trace, name_mask(trace, _TORCH_WORK), main)
         waited_for = _rows(trace, name_mask(trace, _TORCH_COLLECTIVE), here)
         calls = joined(_union(trace, np.concatenate((called, waited_for))), EAGER_PAUSE_NS)
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
+        if not trace.gpus:
+            long = ops[trace.host.end_ns[ops] - trace.host.start_ns[ops] >= LONG_OP_NS]
+            short_ops = complement(_union(trace, np.concatenate((long, waited_for))), *trace.window_ns)
     elif not len(ops) and host_rows(trace, PJIT).size:
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
+    tracing = _tracing(trace, here, traced, begun)
+    for builds in torch_builds(trace, main):
+        tracing = merge(tracing, union(builds.start_ns, builds.end_ns))
     eager = EMPTY
     if runs_eagerly:
         rows = _eager_rows(trace, main)
@@ -96,8 +105,9 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
                                      waiting, long))
             eager = subtract(joined(_union(trace, of_jax), EAGER_PAUSE_NS), _union(trace, others))
     return HostSpans(
-        tracing=_tracing(trace, here, traced, begun), eager=eager, placed=_union(trace, placed_rows),
+        tracing=tracing, eager=eager, placed=_union(trace, placed_rows),
         placed_rows=placed_rows, calls=calls, call_rows=called, shows_ops=bool(len(ops)),
+        short_ops=short_ops,
     )
 
 
