@@ -45,6 +45,7 @@ _MOST_OPTIMIZERS = 8  # that one step of training calls
 # best, and most hold. gputop's own figures.
 _ABOUT_AS_GOOD, _MOST = 0.1, 0.6
 _MIN_NAMES = 3  # of ops in a period: a benchmark of one op has no steps
+_LOCAL, _KEPT = 1 / 3, 0.8  # of all ops: those of a name lie in less; those that are looked at, at least
 _ANOTHER_THREAD = 0.3  # of the time in ops of the busiest thread: which of the two is the loop's is not known
 
 
@@ -148,17 +149,19 @@ def _period_of_calls(name: npt.NDArray, work: I64) -> int:
 
 
 def _first_of_step(ops: Ops, start: I64, end: I64, period: int) -> int:
-    """Which of the first calls begins a step: the one before which batches are fetched, else the widest pause lies."""
+    """Which of the first calls begins a step: the one before which more batches are fetched than before others, or
+    gradients zeroed more often; else the one before which most time passes now and then, as evaluations and ends of
+    epochs lie between steps."""
     if period == 1:
         return 0
-    fetched = np.searchsorted(ops.start[ops.is_batch], start)
-    batches = np.diff(fetched, prepend=0)
-    after = np.minimum(np.searchsorted(ops.start, end[:-1]), len(ops.start) - 1)
-    pauses = np.concatenate(([0], ops.start[after] - end[:-1]))
-    later = np.arange(len(start)) > 0  # what precedes the first call was not recorded whole
-    places = [np.flatnonzero(later & (np.arange(len(start)) % period == place)) for place in range(period)]
-    return min(range(period), key=lambda place: (-float(np.median(batches[places[place]])),
-                                                 -float(np.median(pauses[places[place]]))))
+    at = np.arange(1, len(start))  # what precedes the first call was not recorded whole
+    batches = np.diff(np.searchsorted(ops.start[ops.is_batch], start))
+    zeroed = np.diff(np.searchsorted(ops.start[ops.is_zero_grad], start))
+    stretch = start[1:] - end[:-1]
+    places = [at % period == place for place in range(period)]
+    return min(range(period), key=lambda place: (
+        -float(np.median(batches[places[place]])), -float(np.median(zeroed[places[place]])),
+        float(np.median(stretch[places[place]])) - float(stretch[places[place]].mean())))
 
 
 def _from_calls(ops: Ops, first_ns: I64, last_end_ns: I64) -> LoopSteps:
@@ -294,21 +297,47 @@ def op_sequence(trace: Trace) -> LoopSteps | None:
     line = _line_of_ops(trace)
     if line is None:
         return None
-    ops = outer_ops(trace, line)
+    ops = _without_edges(outer_ops(trace, line))
     period = sequence_period(ops.name)
     if period is None or len(np.unique(ops.name[:period])) < _MIN_NAMES:
         return None
-    whole = len(ops.name) // period
-    pause = ops.start[1:] - ops.end[:-1]
-    pause = np.concatenate(([0], pause))[: whole * period].reshape(whole, period)
-    first = int(np.argmax(np.median(pause[1:], axis=0)))
-    start = ops.start[first::period]
+    start = _begins_of_sequence(ops, period)
     if len(start) <= FEWEST:
         return None
     trains = bool((ops.nodes(start[:-1], start[1:]) > 0).all())
     what = f"a sequence of {period} ops that the loop's thread repeats"
     return LoopSteps(f"{what}, a backward pass among them" if trains else what, "medium" if trains else "low",
                      start, start, start, "step" if trains else "period")
+
+
+def _without_edges(ops: Ops) -> Ops:
+    """Without what is left at the recording's edges of ops that had begun before it or had not ended with it, and have
+    no event: the ops in them, which else are in no sequence. All of them where that is much."""
+    _, which = np.unique(ops.name, return_inverse=True)
+    at = np.arange(len(which))
+    first, last = np.full(len(which) + 1, len(which)), np.zeros(len(which) + 1, np.int64)
+    np.minimum.at(first, which, at)
+    np.maximum.at(last, which, at)
+    local = np.flatnonzero((last - first)[which] < _LOCAL * len(which))
+    edges = np.concatenate(([-1], local, [len(which)]))
+    longest = int(np.argmax(np.diff(edges))) if len(which) else 0
+    kept = slice(int(edges[longest]) + 1, int(edges[longest + 1]))
+    if kept.stop - kept.start < _KEPT * len(which):
+        return ops
+    return ops._replace(name=ops.name[kept], start=ops.start[kept], end=ops.end[kept], is_batch=ops.is_batch[kept],
+                        is_zero_grad=ops.is_zero_grad[kept])
+
+
+def _begins_of_sequence(ops: Ops, period: int) -> I64:
+    """When the op begins that comes once in each period, of several the one behind the widest pause; none where no op
+    does."""
+    _, which, counts = np.unique(ops.name, return_inverse=True, return_counts=True)
+    pause = np.concatenate(([0], ops.start[1:] - ops.end[:-1]))
+    once = np.flatnonzero(np.abs(counts * period - len(ops.name)) <= period).tolist()
+    if not once:
+        return ops.start[:0]
+    chosen = min(once, key=lambda kind: (-float(np.median(pause[which == kind])), int(np.argmax(which == kind))))
+    return ops.start[which == chosen]
 
 
 def _line_of_ops(trace: Trace) -> int | None:

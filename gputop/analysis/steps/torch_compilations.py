@@ -1,7 +1,7 @@
 """Calls in which torch.compile compiles a function anew.
 
-TorchDynamo numbers what it compiles: "Torch-Compiled Region: 0/6" is the seventh version of function 0, which runs if no
-earlier one fits the shapes, types and values of the call. It compiles between its look-up ("TorchDynamo Cache
+TorchDynamo numbers what it compiles: "Torch-Compiled Region: 0/6" is the seventh version of function 0, which runs if
+no earlier one fits the shapes, types and values of the call. It compiles between its look-up ("TorchDynamo Cache
 Lookup") and the region, and traces the function with fake tensors meanwhile ("PythonDispatchMode", prims::), which
 nothing else does. A region that runs from the cache has none of it.
 """
