@@ -10,7 +10,7 @@ other event of that thread; functions of Python and ranges of the user's are pas
 3. Far more ops than usual between a call and the next step's begin are another loop: an evaluation if a model runs
    forward and not backward in it.
 4. Without an optimizer a step is from batch to batch of the DataLoader; batches without a backward pass, next to
-   batches with one, are an evaluation.
+   batches with one, are an evaluation. Without any backward pass nothing tells evaluation from inference.
 5. Without both the sequence of ops tells, if one repeats and no longer one explains it as well: a step where it holds a
    backward pass, else a period of which nothing tells what it is. Where two threads run ops, none is the loop's.
 """
@@ -281,7 +281,7 @@ def batch_steps(trace: Trace) -> LoopSteps | None:
     trains = ops.nodes(start[:-1], start[1:]) > 0
     what = "batches of the DataLoader"
     if not trains.any():
-        return LoopSteps(what, "medium", start[:-1], start[:-1], start)
+        return LoopSteps(f"{what}, without a backward pass", "medium", start[:-1], start[:-1], start)
     evaluates = ~trains & (np.searchsorted(ops.forward_ns, start[1:]) > np.searchsorted(ops.forward_ns, start[:-1]))
     if trains.sum() < FEWEST <= evaluates.sum():
         own = start[:-1][evaluates]
