@@ -150,18 +150,20 @@ def _period_of_calls(name: npt.NDArray, work: I64) -> int:
 
 def _first_of_step(ops: Ops, start: I64, end: I64, period: int) -> int:
     """Which of the first calls begins a step: the one before which more batches are fetched than before others, or
-    gradients zeroed more often; else the one before which most time passes now and then, as evaluations and ends of
-    epochs lie between steps."""
+    gradients zeroed more often; else the one before which most time passes without an op, or now and then: logging,
+    evaluations and ends of epochs lie between steps."""
     if period == 1:
         return 0
     at = np.arange(1, len(start))  # what precedes the first call was not recorded whole
     batches = np.diff(np.searchsorted(ops.start[ops.is_batch], start))
     zeroed = np.diff(np.searchsorted(ops.start[ops.is_zero_grad], start))
     stretch = start[1:] - end[:-1]
+    following = np.searchsorted(ops.start, end[:-1])
+    pause = np.append(ops.start, start[-1])[following] - end[:-1]
     places = [at % period == place for place in range(period)]
     return min(range(period), key=lambda place: (
         -float(np.median(batches[places[place]])), -float(np.median(zeroed[places[place]])),
-        float(np.median(stretch[places[place]])) - float(stretch[places[place]].mean())))
+        float(np.median(stretch[places[place]]) - (stretch + pause)[places[place]].mean())))
 
 
 def _from_calls(ops: Ops, first_ns: I64, last_end_ns: I64) -> LoopSteps:

@@ -167,6 +167,37 @@ def test_a_closure_runs_within_the_optimizers_call():
     is_true(loop)
 
 
+def test_a_trainer_that_fetches_one_batch_ahead_and_runs_its_step_in_the_optimizers_call():
+    loop = Loop()
+    loop.op(NEXT, 25)
+    for i in range(24):
+        loop.step().op(NEXT, 25)
+        begin = loop.now
+        loop.zero().forward().op("aten::nll_loss").backward()
+        loop.b.host("Optimizer.step#AdamW.step", begin - 1, loop.now - begin)
+        loop.now += 5
+        for _ in range(8 if i % 6 == 5 else 0):
+            loop.op(NEXT, 25).forward()
+    is_true(loop)
+    steps = find_steps(loop.b.build())
+    assert steps is not None and EVALUATION in steps.other_loops
+
+
+def test_a_backward_pass_on_the_engines_own_thread_tells_the_optimizers_apart():
+    """As with GPUs: two optimizers of one name, of which the second trains more layers."""
+    loop = Loop()
+    for _ in range(16):
+        loop.step()
+        for layers in (2, 5):
+            loop.zero().forward(layers)
+            for _ in range(layers):
+                loop.b.host(NODE.format("Addmm"), loop.now, 9, "pt_autograd_0")
+                loop.now += 10
+            loop.update("Adam")
+        loop.sleep(loop.random.uniform(0, 100))
+    is_true(loop)
+
+
 def test_pauses_behind_the_optimizers_call_are_no_part_of_the_next_step():
     loop = Loop()
     for i in range(30):
