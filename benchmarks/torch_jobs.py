@@ -44,12 +44,13 @@ class Job:
     first: str = ""
     ranks: int = 1
     steps: bool = True  # whether there are any to find
+    least_ms: int = 0  # of a capture: its steps take long
 
 
 JOBS = {
     "workers0": Job("no_workers", "input_bound"), "slow-workers": Job("slow_workers", "input_bound"),
     "item": Job("metrics_per_sample", "step_gap_host"), "python": Job("python_metrics", "step_gap_host"),
-    "evaluation": Job("evaluation", "evaluation_share"), "recompile": Job("recompile", "retracing"),
+    "evaluation": Job("evaluation", "evaluation_share"), "recompile": Job("recompile", "retracing", least_ms=10_000),
     "slow-rank": Job("slow_rank", "step_gap_host", ranks=2), "checkpoint": Job("checkpoint"),
     "gc": Job("garbage"), "accumulation": Job("accumulation"), "gan": Job("gan"), "critic": Job("critic"),
     "lbfgs": Job("lbfgs"), "rollout": Job("rollout"), "own-update": Job("own_update"), "healthy": Job("healthy"),
@@ -339,8 +340,10 @@ def capture(name: str, python: str, milliseconds: int, folder: Path, *, stacks: 
             for rank, log in enumerate(logs):
                 log.write_text("")
                 jobs.append(subprocess.Popen([python, __file__, "--run", name, str(log)],
-                                             env=dict(environment, RANK=str(rank), LOCAL_RANK=str(rank))))
-            config = (f"ACTIVITIES_LOG_FILE={sockets}/trace.json\nACTIVITIES_DURATION_MSECS={milliseconds}\n"
+                                             env=dict(environment, RANK=str(rank), LOCAL_RANK=str(rank)),
+                                             stderr=subprocess.DEVNULL))  # of a rank that is ended first
+            config = (f"ACTIVITIES_LOG_FILE={sockets}/trace.json\n"
+                      f"ACTIVITIES_DURATION_MSECS={max(milliseconds, JOBS[name].least_ms)}\n"
                       "ACTIVITIES_WARMUP_PERIOD_SECS=0\n")
             config += "PROFILE_WITH_STACK=true\nPROFILE_WITH_MODULES=true\n" if stacks else ""
             wanted = {job.pid: sockets / f"trace_{job.pid}.json" for job in jobs}
