@@ -1,7 +1,7 @@
 """Calls in which torch.compile compiles a function anew.
 
 TorchDynamo numbers what it compiles: "Torch-Compiled Region: 0/6" is the seventh version of function 0, which runs if
-no earlier one fits the shapes, types and values of the call. It compiles between its look-up ("TorchDynamo Cache
+no earlier one fits the shapes, types and values of the call. It compiles between its cache lookup ("TorchDynamo Cache
 Lookup") and the region, and traces the function with fake tensors meanwhile ("PythonDispatchMode", prims::), which
 nothing else does. A region that runs from the cache has none of it.
 """
@@ -18,7 +18,7 @@ from gputop.trace.lookups import Mask, host_rows
 from gputop.trace.model import I64, Trace
 
 _REGION = re.compile(r"Torch-Compiled Region: (\d{1,9})/(\d{1,9})$")
-_LOOK_UP = r"TorchDynamo Cache Lookup$"
+_CACHE_LOOKUP = r"TorchDynamo Cache Lookup$"
 _FAKE = r"PythonDispatchMode$|prims::\w"
 
 
@@ -34,15 +34,15 @@ class TorchBuilds(NamedTuple):
 def torch_builds(trace: Trace, lines: Mask) -> tuple[TorchBuilds, ...]:
     """Those of each function that compiles on one of these threads, the one that takes most time first."""
     host = trace.host
-    regions, look_ups, fake = (host_rows(trace, pattern) for pattern in (_REGION.pattern, _LOOK_UP, _FAKE))
-    regions, look_ups, fake = (rows[lines[host.line[rows]]] for rows in (regions, look_ups, fake))
-    if not len(fake) or not len(look_ups):
+    regions, cache_lookups, fake = (host_rows(trace, pattern) for pattern in (_REGION.pattern, _CACHE_LOOKUP, _FAKE))
+    regions, cache_lookups, fake = (rows[lines[host.line[rows]]] for rows in (regions, cache_lookups, fake))
+    if not len(fake) or not len(cache_lookups):
         return ()
     found: dict[str, list[tuple[int, int]]] = {}
     calls: dict[str, int] = {}
     for line in np.unique(host.line[regions]).tolist():
         own = regions[host.line[regions] == line]
-        ends = in_order(host.end_ns[look_ups[host.line[look_ups] == line]])
+        ends = in_order(host.end_ns[cache_lookups[host.line[cache_lookups] == line]])
         traced = in_order(host.start_ns[fake[host.line[fake] == line]])
         start = host.start_ns[own]
         begun = np.searchsorted(ends, start, side="right") - 1
