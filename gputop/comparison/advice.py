@@ -230,7 +230,7 @@ def _outcome(entry: Followed, gain: Gain, measured_by: _Measured, promises: list
     entry = replace(entry, fulfilled=fulfilled)
     if entry.status not in _FOLLOWED:
         return replace(entry, outcome=None, fulfilled=None if low <= 0.0 else entry.fulfilled, reason=(
-            f"the {what} did not become shorter{' beyond doubt' if measured > 0 else ''}: the advice was not followed, "
+            f"the {what} did not become shorter{' for certain' if measured > 0 else ''}: the advice was not followed, "
             "or did not help" if low <= 0.0 else "if this advice was followed; the finding is still there"))
     return entry if several else replace(entry, outcome=_against(estimated, measured, low, high))
 

@@ -29,7 +29,7 @@ _REST = {"launch_delay_s": "launch delay", "kernels": "kernels/step", "tensor_co
 _MARKS = {"better": "+", "worse": "-", "changed": "*", "noise": " ", "cannot be told": "?"}
 _AGAIN = "Capture both jobs again and add the traces: --again-a A2 --again-b B2."
 _CHANGED = ("better", "worse", "changed")
-# A figure that differs by this share of the step without being beyond doubt is shown with what changed: hardly anybody
+# A figure that differs by this share of the step without being certain is shown with what changed: hardly anybody
 # would call it unchanged. gputop's own.
 _SHOWN_UNSURE = 0.05
 _GROUPS: tuple[tuple[Group, str], ...] = (
@@ -87,9 +87,6 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[Line]:
     yield from _wrapped(c.headline, width, tone=tone)
     mean, median = (next(r for r in c.rows if r.group == "steps" and r.id == id_) for id_ in ("mean_s", "median_s"))
     more = []
-    bounds = _bounds(row)
-    if c.verdict in _CHANGED and bounds is not None:
-        more.append(f"Between {bounds[0]} and {bounds[1]}, drift between runs included.")
     if c.verdict in _CHANGED and row is median:
         more.append("The mean varies too much to tell.")
     elif c.verdict in _CHANGED and {mean.verdict, median.verdict} == {"better", "worse"}:
@@ -98,7 +95,7 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[Line]:
         more.append("If the bytes copied to the GPUs tell the batch size, the time per sample is "
                     f"{'shorter' if c.sample_change < 0 else 'longer'} by {_exactly(abs(c.sample_change))}.")
     if c.repeat is not None:
-        more.append(f"{_sentence(row.reason or '')} {_how_often(c)} {again}".replace("  ", " "))
+        more.append(f"{_how_often(c)} {_sentence(c.repeat.reason or '')} {again}".strip())
     yield from _wrapped(" ".join(more), width) if more else ()
 
 
@@ -108,8 +105,8 @@ def _how_often(c: Comparison) -> str:
     if count is None:
         return ""
     if count > MAX_REPEATS:
-        return f"Even {MAX_REPEATS} captures of each job would not decide such a small difference."
-    return f"About {count} captures of each job would decide a difference of this size."
+        return f"Even {MAX_REPEATS} captures of each would not decide it."
+    return f"{count} captures of each would decide."
 
 
 def _sentence(text: str) -> str:
