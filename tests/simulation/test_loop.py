@@ -121,6 +121,7 @@ def test_what_each_scenario_is_about(loop: TrainingLoop) -> None:
         "hang": truth.compute_s[1] / truth.step_s > 0.95,  # until it hangs
         "gpu0-oversubscribed": 2.1 < ratio < 2.4 and waiting > 0.9,
         "input-bound": truth.input_wait_ratio > 0.45,
+        "slow-checkpoint": truth.compute_s[1] / truth.step_s > 0.95,  # while it trains
         "launch-bound": truth.compute_s[1] / truth.step_s < 0.15,
         "slow-callback": truth.compute_s[1] / truth.step_s < 0.65 and truth.input_wait_ratio < 0.05,
     }

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from gputop.advice.live.advise import live_advice
 from gputop.core.findings import Advice, Finding
 from gputop.core.samples import GpuSample
+from gputop.session.idle_wait import expected_idle
+from gputop.simulation.loop import StepKind, TrainingLoop
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.sources.simulated import SimulatedSource
 from gputop.telemetry.history import History
@@ -220,7 +222,20 @@ def test_gpu_0_is_the_one_cause() -> None:
     for advice in simulated("gpu0-oversubscribed")[70:]:
         assert ids(advice) == ["gpu0_oversubscribed", "memory_preallocated"]
     assert set(SCENARIOS) == {"healthy", "input-bound", "launch-bound", "gpu0-oversubscribed", "slow-callback",
-                              "hang"}
+                              "slow-checkpoint", "hang"}
+
+
+def test_idle_time_that_returns_is_told_with_its_period_and_a_capture_can_wait_for_it() -> None:
+    loop, last = TrainingLoop(SCENARIOS["slow-checkpoint"]), simulated("slow-checkpoint")[-1]
+    finding = last.findings[0]
+    assert finding.id == "recurring_idle" and finding.severity == "medium" and finding.gpus == tuple(range(8))
+    checkpoints = [s for s in loop.steps(0, 600 * 10**9) if s.kind is StepKind.CHECKPOINT]
+    period_s = (checkpoints[-1].start_ns - checkpoints[0].start_ns) / 1e9 / (len(checkpoints) - 1)
+    assert finding.evidence["idle_period_s"] == pytest.approx(period_s, rel=0.03)
+    assert finding.evidence["idle_s"] == pytest.approx(8.1, abs=0.3)
+    expected = expected_idle(last.findings, 1000.0)
+    assert expected is not None and expected.gpus == frozenset(range(8))
+    assert 1000.0 < expected.begin_s < 1000.0 + 1.1 * period_s and expected.spread_s < 3.0
 
 
 def test_a_job_that_hangs_spins_while_the_gpu_that_it_waits_for_idles() -> None:
