@@ -221,8 +221,7 @@ def _outcome(entry: Followed, gain: Gain, measured_by: _Measured, promises: list
     if low is None or high is None:
         return replace(entry, reason=step.reason)
     if low <= min(0.0, least) and max(0.0, least) <= high:
-        return replace(entry, reason=f"the {'steps vary' if what == 'step' else what + ' varies'} too much: both the "
-                                     "estimate and no saving at all are possible")
+        return replace(entry, reason=f"the {'steps vary' if what == 'step' else what + ' varies'} too much")
     fulfilled = _fulfilled(least, low, high, measured)
     if fulfilled != "kept" and _beyond_the_steps(entry.id, estimated, gain, measured_by):
         return replace(entry, reason="its time lies, at least in part, at an edge of A's recording, where wall time "

@@ -316,23 +316,26 @@ def _entry(e: Followed, width: int) -> Iterator[Line]:
     yield from _wrapped(f"{_STATUS[e.status]}: {e.title} [{e.id}, {severity}]{on}", width, "  ",
                         _STATUS_TONES.get(e.status, ""))
     parts = []
-    unit = {"sample": "the time per sample", "recording": "the recorded time"}.get(e.per, "the step")
     if e.promised is not None:
-        shown = " when it was captured" if e.when == "capture" else ""
-        parts.append(f"estimated {_saved(e.promised)} of {unit}{shown}")
+        of = {"sample": " per sample", "recording": " of the recorded time"}.get(e.per, "")
+        parts.append(f"estimated {_less(e.promised)}{of}")
     if e.together is not None:
-        parts.append(f"all followed advice together {_saved(e.together[0])} to {_saved(e.together[1])}")
+        parts.append(f"all followed advice together {percent(e.together[0])} to {_less(e.together[1])}")
     if e.measured is not None:
-        low, high = _saved(e.low), _saved(None if e.high is None else min(e.high, 1.0))  # of all there is, at most
-        between = f" ({low} to {high})" if e.low is not None and low != high else ""
         by = " of the wall time per training step" if e.per == "recording" else ""
-        parts.append(f"measured {_saved(e.measured)}{by}{between}")
+        between = f" ({percent(e.low)} to {percent(min(e.high, 1.0))})".replace("-", "−") if (
+            e.fulfilled not in (None, "cannot be told") and e.low is not None and e.high is not None
+            and percent(e.low) != percent(e.high)) else ""
+        parts.append(f"measured {_less(e.measured)}{by}{between}")
+    unsure = e.fulfilled in (None, "cannot be told") and e.outcome == "cannot be told"
     if e.fulfilled not in (None, "cannot be told"):
         parts.append(_FULFILLED[e.fulfilled] + (", more than estimated" if e.outcome == "more than promised" else ""))
-    elif e.outcome is not None:
+    elif e.outcome is not None and not unsure:
         parts.append(e.outcome.replace("promised", "estimated"))
-    text = ", ".join(parts)
-    if e.reason is not None:
+    text = "; ".join(parts)
+    if unsure and text:
+        text += f" (cannot be told: {e.reason})" if e.reason is not None else " (cannot be told)"
+    elif e.reason is not None:
         text += (": " if text else "") + e.reason
     if text:
         yield from _wrapped(text, width, "    ", _FULFILLED_TONES.get(e.fulfilled, ""))
@@ -345,8 +348,9 @@ def _bounds(row: Row) -> tuple[str, str] | None:
     return signed(max(-1.0, row.low / row.a)), signed(row.high / row.a)
 
 
-def _saved(share: float | None) -> str:
-    return "?" if share is None else f"{'−' if share > 0 else '+' if share < 0 else ''}{percent(abs(share))}"
+def _less(share: float) -> str:
+    """"45 % less", of a time."""
+    return f"{percent(abs(share))} {'more' if share < 0 else 'less'}"
 
 
 def _method(width: int) -> Iterator[Line]:
