@@ -61,7 +61,7 @@ def _slowdowns(a: Side, b: Side) -> tuple[float, float]:
 
 
 def _slowdown(cpus: JobCpus, *, by_waits: bool) -> float:
-    left = max(cpus.limit - (cpus.others or 0.0), cpus.used or 0.0, _MIN_CPUS)
+    left = max(min(cpus.limit, cpus.allowed - (cpus.others or 0.0)), cpus.used or 0.0, _MIN_CPUS)
     bounds = [math.log(max(cpus.limit, _MIN_CPUS) / left)]
     if by_waits and cpus.stretch is not None and cpus.waited is not None:
         bounds += [math.log(cpus.stretch), *((-math.log1p(-cpus.waited),) if cpus.waited < 1 else ())]
