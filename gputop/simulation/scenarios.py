@@ -120,11 +120,11 @@ _ALL = (
     ),
     Scenario(
         id="slow-checkpoint",
-        title="All GPUs wait for a checkpoint every 200 steps",
-        description="every 200 steps the weights are saved to a network disk, and all GPUs are idle for 8 s: seen "
+        title="All GPUs wait for a checkpoint every 120 steps",
+        description="every 120 steps the weights are saved to a network disk, and all GPUs are idle for 5 s: seen "
                     "live, without a capture",
         job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
-        batch_per_gpu=256, steps_per_epoch=200, eval_steps=0, checkpoint_write_bytes_per_s=0.45e9,
+        batch_per_gpu=256, steps_per_epoch=120, eval_steps=0, checkpoint_write_bytes_per_s=0.7e9,
         cure="checkpoints are written to local NVMe disks", cured_epochs={"checkpoint_write_bytes_per_s": 9e9},
     ),
     Scenario(
