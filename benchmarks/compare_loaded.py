@@ -35,9 +35,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.cpu_jobs import Options, free_port, start
 from gputop.comparison.compare import compare_sides
 from gputop.comparison.sides import Side, read_side
-from gputop.profiler.capture.records import Server
-from gputop.profiler.client import Progress
-from gputop.session.captures import CaptureRequest, capture_and_analyze
+from gputop.profiler.capture.records import CaptureStatus, Server
+from gputop.profiler.capture.request import CaptureRequest
+from gputop.session.captures import CaptureRun, capture_and_analyze
 from tests.tf_job import start_tf_job
 
 KERAS: Options = {"framework": "keras"}
@@ -52,7 +52,7 @@ ZOO = ("mapbatch", "predictcb", "pydataset", "fninloop")
 LOAD_S = 900.0  # the load ends by itself after so many seconds, whatever becomes of this script
 _LOAD = ("import os, sys, time\nparent, end = os.getppid(), time.monotonic() + float(sys.argv[1])\n"
          "while time.monotonic() < end and os.getppid() == parent: sum(range(10000))")
-_RECORDED = ("probing", "recording", "overview")
+_AFTER = ("receiving", "saving", "analyzing")
 _LOG_STEPS = 12
 
 
@@ -118,8 +118,8 @@ class Load:
 
 def capture(job: Job, load: Load, seconds: float, place: Path) -> None:
     """Capture one job beside the load, which pauses when the recording has ended."""
-    def report(progress: Progress) -> None:
-        if progress.phase not in _RECORDED:
+    def report(status: CaptureStatus) -> None:
+        if status.phase in _AFTER:
             load.signal(signal.SIGSTOP)
 
     never = threading.Event()
@@ -129,7 +129,8 @@ def capture(job: Job, load: Load, seconds: float, place: Path) -> None:
         time.sleep(1.0)
         try:
             record = capture_and_analyze([Server(job.address, pid=job.pid)],
-                                         CaptureRequest(seconds, Path(folder), force=True), never, never, report)
+                                         CaptureRequest(seconds, Path(folder), force=True),
+                                         CaptureRun(never, never, report))
         finally:
             load.signal(signal.SIGSTOP)
             os.kill(job.pid, signal.SIGSTOP)

@@ -16,7 +16,7 @@ from gputop.sources.host.cgroups import Cgroups
 from gputop.sources.host.cpu import CpuTimes, read_times
 
 if TYPE_CHECKING:
-    from gputop.profiler.client import Progress
+    from gputop.profiler.recording import Progress
 
 _MIN_S = 0.2  # the counters have steps of 10 ms
 # Threads' waits are one file each, about 10 µs to read: so often in a second, and not of a process with more threads.
