@@ -19,7 +19,7 @@ CPU_DRIFT = 0.08
 GPU_DRIFT = 0.01
 # Where other processes fill the CPUs, what they make of a step varies from run to run by about this share of the
 # logarithm of the most that they can make of it (benchmarks/compare_loaded.md).
-LOAD_DRIFT = 0.2
+LOAD_DRIFT = 0.25
 # A job that finds this share of its CPUs busy, its own use included, is slowed down by what else runs. gputop's own.
 _FULL = 0.9
 _MIN_CPUS = 0.01

@@ -91,9 +91,9 @@ def loaded(rng: np.random.Generator, count: int, level: float) -> np.ndarray:
 @pytest.mark.parametrize(("count", "seventy", "half_or_more"), [(16, 0.8, 0.85), (60, 0.97, 0.9), (250, 0.97, 0.9)])
 def test_on_a_loaded_node_true_changes_are_found_and_reruns_are_none(count, seventy, half_or_more):
     """Both error rates, as compare decides: the mean, then the median, each with 95 % confidence. The job has half of
-    two CPUs, which is ln 2 of load and a drift of a fifth of it."""
+    two CPUs, which is ln 2 of load and a drift of a quarter of it."""
     rng = np.random.default_rng(count)
-    drift = Drift(*[math.hypot(0.08, 0.2 * math.log(2))] * 2)
+    drift = Drift(*[math.hypot(0.08, 0.25 * math.log(2))] * 2)
 
     def called(fast: float) -> int:
         a, b = loaded(rng, count, 100.0), loaded(rng, count, 100.0 * fast)
