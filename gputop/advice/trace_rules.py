@@ -221,6 +221,20 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="small_grids", module="trace.small_grids", origin="trace", needs=("gpu_activity",),
+        parts=("compute",), events=_COMPUTE,
+        limits=(
+            Limit("small_grids.share", 0.15, "ratio",
+                  f"{OWN}ordinary training, with small kernels among its large ones, is not reported (2 % of the step "
+                  "in a healthy job on a V100)"),
+            Limit("small_grids.medium", 0.3, "ratio", f"{OWN}a third of the GPU is worth a test, whose result is not "
+                                                      "known"),
+            Limit("small_grids.high", 0.5, "ratio", f"{OWN}most of the GPU is empty while it counts as busy"),
+            Limit("small_grids.known", 0.8, "ratio", f"{OWN}the grids of most of the kernels' time are known; the "
+                                                     "others count as full"),
+        ),
+    ),
+    Rule(
         id="loss_scaling", module="trace.loss_scaling", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), training_only=True, needs_training=True, shared_limits=("copies_pageable.bytes",),
         parts=("launch", "host"), idle_gaps={"after_copy": 2},

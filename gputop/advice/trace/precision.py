@@ -16,6 +16,7 @@ from msgspec import Struct
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, kernels_named
+from gputop.advice.trace.fusion import batched_products
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
@@ -339,6 +340,28 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
 
 # -- dims_unaligned ---------------------------------------------------------------------------------
 
+_SMALL_PART = 0.1  # of these kernels' time
+_CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit", re.IGNORECASE)
+_DIMENSIONS = {
+    "attention": "the sequence length or the size of a head",
+    "convolutions": "the number of channels",
+    "other products": "the units, the vocabulary or the batch size",
+}
+_PAD = {
+    "attention": "Pad sequences to a multiple of 8 (64 is better still) and mask what is added; give each head a size "
+                 "that is a multiple of 8. Padding the vocabulary does not change attention.",
+    "convolutions": "Give convolutions, the input images too, a number of channels that is a multiple of 8.",
+    "other products": "Pad batch size, vocabulary and units to multiples of 8 (64 is better still) for 16-bit types.",
+}
+_PAD_SEQUENCES = {
+    "tensorflow": "ds = ds.padded_batch(batch_size, padded_shapes=([-(-length // 64) * 64],))  # and a mask",
+    "jax": "tokens = jnp.pad(tokens, ((0, 0), (0, -tokens.shape[1] % 64)))  # and mask what is added",
+    "pytorch": "batch = tokenizer(texts, padding=True, pad_to_multiple_of=64, return_tensors='pt')  # with its mask",
+}
+_PAD_UNITS = ("vocabulary = -(-vocabulary // 64) * 64  # pad; likewise units, channels and the batch size, to 8 at "
+              "least")
+
+
 class DimsUnaligned(Verdict, frozen=True, kw_only=True):
     """``share`` is what aligned dimensions would save."""
 
@@ -346,6 +369,7 @@ class DimsUnaligned(Verdict, frozen=True, kw_only=True):
     unaligned_s: float  # per step
     least_bytes: int | None  # the worst alignment
     tensor_part: float  # share of the kernels' time on tensor cores
+    products: Sequence[str]  # keys of _DIMENSIONS: what these kernels are, longest first, without small parts
 
 
 def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
@@ -361,23 +385,40 @@ def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
         return None
     return DimsUnaligned(gpus=facts.active_numbers, share=share, unaligned_part=matmuls.unaligned,
                          unaligned_s=unaligned_s, least_bytes=matmuls.least_bytes, tensor_part=matmuls.tensor,
+                         products=_products(facts, matmuls.names.get("unaligned", ())),
                          **_kernels(facts, matmuls.names.get("unaligned", ()), "These matrix kernels, aligned,",
                                     limit("dims_unaligned.speedup")))
 
 
+def _products(facts: TraceFacts, names: Sequence[str]) -> tuple[str, ...]:
+    """What the kernels of these names are: of many matrices at once, as attention's, convolutions, or others."""
+    trace = facts.trace
+    rows = kernels_named(facts, names)
+    kernels = [(trace.names[name], trace.names[op] if op >= 0 else "") for name, op in zip(
+        trace.device.name[rows].tolist(), trace.device.tf_op[rows].tolist(), strict=True)]
+    convolution = np.array([any(map(_CONVOLUTION.search, kernel)) for kernel in kernels], bool)
+    attention = np.array([any(map(_ATTENTION.search, kernel)) for kernel in kernels], bool)
+    if facts.framework != "jax":  # its ops do not say how many matrices they multiply
+        attention |= batched_products(trace, rows)
+    length = trace.device.end_ns[rows] - trace.device.start_ns[rows]
+    times = {"attention": int(length[attention & ~convolution].sum()), "convolutions": int(length[convolution].sum()),
+             "other products": int(length[~(attention | convolution)].sum())}
+    return tuple(sorted((kind for kind, time in times.items() if time >= _SMALL_PART * length.sum()),
+                        key=lambda kind: -times[kind]))
+
+
 def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
+    dimensions = "".join(f" In {kind} it is {_DIMENSIONS[kind]}." for kind in v.products)
     return Explanation(
         title=f"Unaligned dimensions slow down kernels that take {percent(v.unaligned_part)} of the kernel time",
         why=f"Matrix kernels that take {percent(v.unaligned_part)} of the kernel time use tensor cores in slower "
             f"variants, for operands that are aligned to {v.least_bytes} bytes only. The reason is a dimension that is "
-            "not a multiple of 8 (16 bytes).",
+            f"not a multiple of 8 (16 bytes).{dimensions}",
         evidence={"unaligned_of_kernels_ratio": v.unaligned_part, "unaligned_s": v.unaligned_s,
                   "aligned_bytes": float(v.least_bytes or 0), "tensor_core_of_kernels_ratio": v.tensor_part,
                   "share_ratio": v.unaligned_s / job.period_s},
-        action="Pad batch size, vocabulary, units and channels to multiples of 8 (64 is better still) for 16-bit "
-               "types.",
-        snippet="vocabulary = -(-vocabulary // 64) * 64  # pad; likewise units, channels and the batch size, to 8 "
-                "at least",
+        action=" ".join(_PAD[kind] for kind in v.products),
+        snippet=_PAD_SEQUENCES.get(job.framework) if v.products[:1] == ("attention",) else _PAD_UNITS,
         gain=_assumes("these kernels, aligned,", "dims_unaligned.speedup"),
         source=source("precision.share", "dims_unaligned.bytes", "dims_unaligned.speedup"),
     )

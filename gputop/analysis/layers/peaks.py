@@ -81,9 +81,9 @@ _ROWS = (
 # reports 132 SMs at 1,980 MHz (66.9 TFLOPs in FP32) and 97,280 MiB, and reads 3.6 TB/s (mredenti/PowerCapping).
 # H800: as the H100, with less FP64 and NVLink (DeepSeek's report on the hardware of V3; citsjtu2020/LLM-Prof); NVIDIA
 # publishes no data sheet of it either.
-# B200: the HGX board at 1,000 W as NVIDIA's technical overview of Blackwell has it (glennklockwood.com cites it; FP32 is
-# 75 in the data sheet, 80 there), eight GPUs with 64 TB/s in the data sheet of the DGX B200; docs.vultr.com measured
-# 179 GB and names 8.0 TB/s. 148 SMs, 183,359 MiB by the driver, as several logs show; a GB200 has more.
+# B200: the HGX board at 1,000 W as NVIDIA's technical overview of Blackwell has it (glennklockwood.com cites it; FP32
+# is 75 by other lists, 80 there), eight GPUs with 64 TB/s in a DGX B200 (server-parts.eu); docs.vultr.com names
+# 8.0 TB/s and saw 179 GB. 148 SMs, 183,359 MiB by the driver, as several logs show; a GB200 has more.
 _QUOTED = ("H20", "H20 141GB", "H800", "H800 PCIe")
 # The fastest type that a model trains in without a change of its numerics: 16 bit.
 _BEST = ("bf16", "fp16")
