@@ -125,6 +125,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
             Limit("allreduce_count.many", 32, "count", f"{OWN}a job that fuses its gradients stays below"),
+            Limit("allreduce_count.exposed", 0.5, "ratio", f"{OWN}AllReduces that compute hides are no remark"),
             Limit("allreduce_count.bucket_bytes", 25e6, "bytes",
                   "PyTorch's DistributedDataParallel: buckets of 25 MB (TensorFlow's NcclAllReduce: one pack for "
                   "all)"),

@@ -56,8 +56,8 @@ def example(cls: Any, style: str, name: str = "") -> Any:
         items = [example(arguments[0], style, name)]
         return tuple(items) if origin is Sequence else frozenset(items if style == "rich" else ())
     if origin is Mapping:
-        keys = {"ways": ("h2d", "d2h", "d2d"), "figures": FIGURES if style == "rich" else FIGURES[:2]}.get(
-            name, (0, 1) if arguments[0] is int else ())
+        keys = {"ways": ("h2d", "d2h", "d2d"), "copies": ("h2d", "d2h"),
+                "figures": FIGURES if style == "rich" else FIGURES[:2]}.get(name, (0, 1) if arguments[0] is int else ())
         return {key: example(arguments[1], style, name) for key in keys}
     if has_fields(cls) and cls not in (GpuSample, ProcessSample, CgroupSample):
         return cls(**{field: chosen(cls, style, field, hint) for field, hint in get_type_hints(cls).items()

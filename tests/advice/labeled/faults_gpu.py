@@ -195,8 +195,8 @@ def batch_size_headroom(seed: int, share: float) -> Fault:
     lost = 0.55 if share > 0.15 else 0.25
     slow = job.replace(launch_us=step_ms(job) * 1000 / (1 - lost) / job.kernels)
     return Fault(
-        slow, slow, ("launch_bound", "small_kernels", "xla_off"), ("memory_pressure", "input_bound", "step_gap_host",
-        *IMBALANCE), (LOW, HIGH), main=("launch_bound", "small_kernels"))
+        slow, slow, ("launch_bound", "small_kernels", "xla_off", "small_grids"), ("memory_pressure", "input_bound",
+        "step_gap_host", *IMBALANCE), (LOW, HIGH), main=("launch_bound", "small_kernels"))
 
 
 def memory_pressure(seed: int, share: float) -> Fault:

@@ -18,6 +18,12 @@ _AHEAD = 32
 
 _AFTER_NUMBER = frozenset(",]} \t\r\n")
 
+# What C's printf writes for a float that is no number, between strings, which stay as they are. JSON has no such
+# constants; kineto and others write them all the same.
+_NO_NUMBER = re.compile(
+    r'"(?:[^"\\]|\\.)*(?:"|\Z)|(?:\A|(?<=[:,\[\s]))([-+]?)(?:(nan)(?:\(\w{0,20}\))?|inf(?:inity)?)(?=[\s,}\]])',
+    re.IGNORECASE | re.DOTALL)
+
 _BLANK = re.compile(r"[ \t\r\n]*")
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
 
@@ -61,6 +67,12 @@ def read_list(
     except Damaged:
         return kept, found, True
     return kept, found, False
+
+
+def _spelled(found: re.Match[str]) -> str:
+    if found[0][0] == '"':
+        return found[0]
+    return "NaN" if found[2] else f"{found[1].removeprefix('+')}Infinity"
 
 
 class _Text:
@@ -120,7 +132,8 @@ class _Text:
             try:
                 value, end = self._scan(self._text, self._at)
             except (StopIteration, ValueError, RecursionError):
-                pass
+                if self._spell_no_numbers():
+                    continue
             else:
                 if self._whole or len(self._text) - end >= _AHEAD:
                     # A number is whole only where something follows that cannot belong to it.
@@ -130,6 +143,15 @@ class _Text:
                     return value
             if not self._more():
                 raise Damaged
+
+    def _spell_no_numbers(self) -> bool:
+        """Spell constants that are no JSON as Python's parser does; one pass over the loaded text. False: none."""
+        rest = self._text[self._at:]
+        spelled = _NO_NUMBER.sub(_spelled, rest)
+        if spelled == rest:
+            return False
+        self._text, self._at = spelled, 0
+        return True
 
     def elements(self, take: Callable[[Any], None]) -> None:
         """Hand over the elements of a list and pass its end."""
