@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.analysis.results import Pipeline, Stage
 from gputop.core.job_cpus import JobCpus
@@ -297,6 +298,31 @@ def _cpu_clause(job: JobCpus | None) -> str:
         text += (f" (during the capture the job used {job.used:.2g} and all other programs {job.others:.2g} of "
                  f"{job.allowed:.3g} CPUs)")
     return text
+
+
+# By Keras' generation. Both hand batches of Python's to the step through a tf.data.Dataset of one generator.
+_WORKERS = {
+    2: "class Batches(tf.keras.utils.Sequence):  # __len__, and __getitem__ that makes one batch\n    ...\n"
+       "model.fit(Batches(), workers=8, use_multiprocessing=True, max_queue_size=16)",
+    3: "class Batches(keras.utils.PyDataset):  # __len__, and __getitem__ that makes one batch\n    ...\n"
+       "model.fit(Batches(workers=8, use_multiprocessing=True, max_queue_size=16))",
+}
+_PASSES_BATCHES_ON = re.compile(r"Prefetch|FlatMap|Generator|Repeat|Forever|Options|Model|Root|Finite|Take|Rebatch")
+
+
+def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> InputFix:
+    """The fix, or where a Python generator makes whole batches for Keras' fit (generation 2 or 3), the same for that:
+    Keras makes batches ahead on workers, if it may."""
+    stages = [stage.name for stage in pipeline.stages] if pipeline is not None else []
+    if not any(name.startswith("Generator") for name in stages) or not all(map(_PASSES_BATCHES_ON.match, stages)):
+        return fix
+    what = "PyDataset" if keras == 3 else "Sequence"
+    return replace(
+        fix, action=f"Give the {what} workers: without them one thread of Python makes one batch after the other. A "
+                    f"generator has none, so make it a {what} first. Threads help if Python waits for storage, "
+                    "processes (use_multiprocessing) if it computes.",
+        snippet=_WORKERS[keras], at_most=True,
+        how="workers make the batches ahead of the steps; this is the most to expect")
 
 
 def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix:
