@@ -61,6 +61,7 @@ _PYTHON_MAP = ("The map's function is Python (py_function or numpy_function), an
                "CPUs are free, run it in separate processes. More parallel calls help only if the Python code waits "
                "for storage or network.")
 _MOST = 0.5  # of the time waited, or of a function's
+_CROWD = 2  # threads for each CPU, from which they are said to be too many
 _CACHED = "the stage's results are cached; this is the most to expect"
 _CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
 _PARALLEL_STAGE = re.compile(r"Parallel|MapAndBatch")
@@ -278,13 +279,18 @@ def _do_less(found: _Bottleneck) -> InputFix:
     if not (_MAPS.match(stage.name) or _SEVERAL.match(stage.name) or _READS.match(stage.name)):
         return found.fix(*((_LESS_WORK, _CACHE) if found.prefetch else (_OVERLAP, _PREFETCH)), left_s,
                          f"{stage.name} takes no time, so this is the most to expect", removes=True, at_most=True)
+    crowd = ""
+    if found.cpus and stage.workers >= _CROWD * max(found.threads, 1):
+        # Threads that compute take turns on the CPUs; only those that wait for something else can be more.
+        crowd = (f"The stage's {stage.workers} threads share {found.cpus:.3g} CPUs: let tf.data choose their number "
+                 "(AUTOTUNE), unless they wait for storage or network. ")
     fed = max((other.calls for other in found.pipeline.stages if other.parent == stage.path), default=0)
     full = ("The work runs on all CPUs already" if job is None or stage.workers >= int(job.limit) else
             "No CPU is free for more threads")
     if found.pipeline.batches and max(stage.calls, fed) >= 2 * found.pipeline.batches:
-        return found.fix(f"{full}. Do it on whole batches instead of single elements, and cache what is the same in "
-                         "every epoch.", _ONCE_OR_WHOLE, left_s, _CACHED, removes=True)
-    return found.fix(f"{full}. Cache what is the same in every epoch, or do it once and store it.",
+        return found.fix(f"{crowd}{full}. Do it on whole batches instead of single elements, and cache what is the "
+                         "same in every epoch.", _ONCE_OR_WHOLE, left_s, _CACHED, removes=True)
+    return found.fix(f"{crowd}{full}. Cache what is the same in every epoch, or do it once and store it.",
                      f"{_CACHE}\n{_THREADS.format(4 * round(found.threads))}", left_s, _CACHED, removes=True)
 
 
