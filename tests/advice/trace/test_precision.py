@@ -106,6 +106,14 @@ def test_the_dimension_that_is_not_aligned_is_that_of_the_layer(name, op, produc
     assert verdict(on(b, (8, 0)), "dims_unaligned").products == products
 
 
+@pytest.mark.parametrize(("kernel", "multiple"), [
+    ("cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128_16x5_nt_align1>", 4),  # TF32: 16 bytes are four numbers
+    ("cutlass::Kernel<cutlass_80_tensorop_f16_s16816gemm_f16_64x64_32x6_nt_align1>", 8)])
+def test_the_multiple_is_that_of_the_type(kernel, multiple):
+    found = findings(on(mixed((KERNEL, 9_000), (kernel, 9_000)), (8, 0)))["dims_unaligned"]
+    assert f"a multiple of {multiple} (16 bytes)" in found.why and f"to multiples of {multiple} (64" in found.action
+
+
 def test_padding_the_vocabulary_is_not_advised_for_attention():
     kernel = "void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_f16_64x64_32x6_nt_align1>(Params)"
     b = mixed((KERNEL, 9_000), (kernel, 9_000))
