@@ -37,9 +37,7 @@ WARM_UP_STEPS = 20
 @contextlib.contextmanager
 def start(options: Options, python: str) -> Iterator[tuple[str, int]]:
     """Run a job until the block ends; yields the address of its profiler server and its process."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu",
            "PYTHONSAFEPATH": "1"}
     with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
@@ -55,6 +53,13 @@ def start(options: Options, python: str) -> Iterator[tuple[str, int]]:
             job.kill()
 
 
+def free_port() -> int:
+    """A port of this machine on which nothing listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 def capture_job(job: Options, python: str, seconds: float, places: Sequence[Path]) -> None:
     """Start a job and capture it once for each place. What is there is kept."""
     if all(place.is_dir() for place in places):
@@ -68,10 +73,11 @@ def capture_job(job: Options, python: str, seconds: float, places: Sequence[Path
 def capture(address: str, pid: int, seconds: float, logdir: Path) -> CaptureRecord:
     """What gputop's monitor keeps of a capture, trace and findings on disk."""
     from gputop.profiler.capture.records import Server
-    from gputop.session.captures import CaptureRequest, capture_and_analyze
+    from gputop.profiler.capture.request import CaptureRequest
+    from gputop.session.captures import CaptureRun, capture_and_analyze
 
     never, request = threading.Event(), CaptureRequest(seconds, logdir, force=True)
-    record = capture_and_analyze([Server(address, pid=pid)], request, never, never, lambda _: None)
+    record = capture_and_analyze([Server(address, pid=pid)], request, CaptureRun(never, never, lambda _: None))
     if record.problem is not None:
         raise record.problem
     return record
