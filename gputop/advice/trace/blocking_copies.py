@@ -187,12 +187,12 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
     idle_ns = np.bincount(waits.copy[at[of_copy]], idle[of_copy], len(device)).astype(np.int64)
     upwards = device.kind[rows] == Kind.H2D
     of_way = {"d2h": rows[~upwards], "h2d": rows[upwards]}
-    ways = {**{way: len(own) for way, own in of_way.items()}, "sync": len(blocking) - len(rows)}
+    ways = {**{way: len(copied) for way, copied in of_way.items()}, "sync": len(blocking) - len(rows)}
     per = len(facts.gpu_timelines) * _steps_with_cost(facts, waits.start_ns[blocking])
     return SyncCopies(
         gpus=facts.active_numbers, share=share, idle_s=idle_s, syncs=ways["sync"] / per,
-        copies={way: WaitedCopies(len(own) / per, float(np.maximum(device.bytes[own], 0).mean()))
-                for way, own in of_way.items() if len(own)},
+        copies={way: WaitedCopies(len(copied) / per, float(np.maximum(device.bytes[copied], 0).mean()))
+                for way, copied in of_way.items() if len(copied)},
         way=max(ways, key=lambda way: ways[way]), events=Events(rows, idle_ns[rows]),
         cure=Cure(calls=waits.calls, assumes=(
             "The host waits for no copy and for no synchronization, and goes on launching instead.")))
@@ -257,12 +257,12 @@ def describe_sync_copies(v: SyncCopies, job: Job) -> Explanation:
     made = []
     of_way = v.copies.get(v.way)
     if v.copies:
-        main = of_way or max(v.copies.values(), key=lambda own: own.count)
-        evidence |= {f"copies_per_{job.basis}": sum(own.count for own in v.copies.values()),
+        main = of_way or max(v.copies.values(), key=lambda copies: copies.count)
+        evidence |= {f"copies_per_{job.basis}": sum(copies.count for copies in v.copies.values()),
                      "mean_bytes": main.mean_bytes}
-    for way, own in sorted(v.copies.items(), key=lambda item: -item[1].count):
-        made.append(f"{count(own.count)} {_WAYS[way]} per {job.basis} and GPU ({own.mean_bytes:,.0f} bytes each on "
-                    "average)")
+    for way, copies in sorted(v.copies.items(), key=lambda item: -item[1].count):
+        made.append(f"{count(copies.count)} {_WAYS[way]} per {job.basis} and GPU ({copies.mean_bytes:,.0f} bytes each "
+                    "on average)")
     if v.syncs:
         evidence[f"syncs_per_{job.basis}"] = v.syncs
         made.append(f"{count(v.syncs)} call{'' if v.syncs == 1 else 's'} per {job.basis} and GPU that "

@@ -287,18 +287,18 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     left = 0.0 if least is None else max(1 - least * (1 - needed / count) / typical, 0.0)
     cure = Cure(scaled=((_allreduces(facts), left),),
                 assumes="Each AllReduce that is avoided saves the time of one of the shortest.")
-    found = AllReduceCount(gpus=facts.active_numbers, share=share, count=count, needed=needed, median_s=typical,
-                           shortest_s=least, exposed=facts.waits.allreduce_exposed, message_bytes=per,
-                           events=Events(_allreduces(facts), timed=False), cure=cure)
+    verdict = AllReduceCount(gpus=facts.active_numbers, share=share, count=count, needed=needed, median_s=typical,
+                             shortest_s=least, exposed=facts.waits.allreduce_exposed, message_bytes=per,
+                             events=Events(_allreduces(facts), timed=False), cure=cure)
     if share >= limit("collectives.share") and not _replay_saves_nothing(facts, cure):
-        return found
+        return verdict
     exposed_s = sum(op.exposed_s.values())
     assert facts.shares is not None and facts.analysis.collectives is not None
     all_s = sum(sum(other.exposed_s.values()) for other in facts.analysis.collectives.operations)
     taken = facts.shares["collectives"] * exposed_s / all_s if all_s else 0.0
     if taken < limit("collectives.share") or exposed_s < limit("allreduce_count.exposed") * op.time_s:
         return None
-    return replace(found, share=taken, severity="low", saving_unknown=True, exposed=min(exposed_s / op.time_s, 1.0),
+    return replace(verdict, share=taken, severity="low", saving_unknown=True, exposed=min(exposed_s / op.time_s, 1.0),
                    cure=None)
 
 

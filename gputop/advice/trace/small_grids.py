@@ -47,22 +47,22 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
     What spreading them would save is not known: how many blocks a kernel has follows from its work and its tiles.
     """
     least = limit("small_grids.share") * facts.period_s
-    widths = [own for own in facts.analysis.sm_use if own.gpu in facts.active_numbers]
-    if not widths or fmean(own.compute_s for own in widths) < least:
+    widths = [use for use in facts.analysis.sm_use if use.gpu in facts.active_numbers]
+    if not widths or fmean(use.compute_s for use in widths) < least:
         return None
-    known = [own for own in widths if own.used_s is not None and own.known >= limit("small_grids.known")]
-    if not known:
+    judged = [use for use in widths if use.used_s is not None and use.known >= limit("small_grids.known")]
+    if not judged:
         return Missing("the grids of the kernels, or the number of the GPU's SMs")
-    empty_s = fmean(own.compute_s - (own.used_s or 0.0) for own in known)
+    empty_s = fmean(use.compute_s - (use.used_s or 0.0) for use in judged)
     share = savings.removed(empty_s, facts.period_s)
     if share < limit("small_grids.share"):
         return None
-    most = max(known, key=_empty_s)
+    most = max(judged, key=_empty_s)
     return SmallGrids(
-        gpus=tuple(own.gpu for own in known), share=share, saving_unknown=True, severity=_severity(share),
-        used=1 - empty_s / fmean(own.compute_s for own in known),
-        compute=fmean(own.compute_s for own in known) / facts.period_s, empty_s=empty_s,
-        tail_s=fmean(own.tail_s or 0.0 for own in known), sms=most.sms or 0, kernels=most.narrow,
+        gpus=tuple(use.gpu for use in judged), share=share, saving_unknown=True, severity=_severity(share),
+        used=1 - empty_s / fmean(use.compute_s for use in judged),
+        compute=fmean(use.compute_s for use in judged) / facts.period_s, empty_s=empty_s,
+        tail_s=fmean(use.tail_s or 0.0 for use in judged), sms=most.sms or 0, kernels=most.narrow,
         events=Events(narrow_kernels(facts.trace, facts.gpu_timelines, facts.steps)))
 
 
@@ -82,19 +82,19 @@ def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
         times[key] = times.get(key, 0.0) + kernel.time_s_per_step
     longest = ", ".join(f"{name} ({blocks} block{'' if blocks == 1 else 's'}, {seconds(time_s)})"
                         for (name, blocks), time_s in list(times.items())[:_SHOWN])
-    why = (f"Kernels run for {percent(v.compute)} of the {job.basis}, with too few blocks or warps for the GPU's "
+    text = (f"Kernels run for {percent(v.compute)} of the {job.basis}, with too few blocks or warps for the GPU's "
            f"{v.sms} SMs. On average {percent(v.used)} of these have work. A monitor shows a GPU as busy while any "
            "block runs.")
-    why += f" Most is left empty by {longest}." if longest else ""
+    text += f" Most is left empty by {longest}." if longest else ""
     if v.tail_s >= 0.01 * job.period_s:
-        why += (f" The last waves of other kernels leave up to {percent(v.tail_s / job.period_s)} more empty, if all "
+        text += (f" The last waves of other kernels leave up to {percent(v.tail_s / job.period_s)} more empty, if all "
                 "blocks of a kernel take equally long.")
     batch = ("Give each kernel more work: put several requests into one batch, or run them on several streams at once."
              if job.trains is False else
              "Give each kernel more work: a larger batch, where the training allows it, or independent branches on "
              "several streams.")
     return Explanation(
-        title=f"Kernels use {percent(v.used)} of the GPU while they run", why=why,
+        title=f"Kernels use {percent(v.used)} of the GPU while they run", why=text,
         evidence={"used_of_gpu_ratio": v.used, "compute_ratio": v.compute, "empty_gpu_s": v.empty_s,
                   "share_ratio": v.share, "last_wave_s": v.tail_s, "sm_count": float(v.sms)},
         action=f"{batch} In kernels of your own, use smaller tiles or split the sum (split-K), so that the grid has at "

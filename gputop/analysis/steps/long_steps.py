@@ -52,8 +52,8 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
 
 def _periodic(at: I64) -> tuple[I64, int | None]:
     """Those of the long steps that come every so many steps, none missing, and how many; all where few do so."""
-    every, own = period_of(at)
-    return (at, None) if every is None else (at[own], every)
+    every, periodic = period_of(at)
+    return (at, None) if every is None else (at[periodic], every)
 
 
 def period_of(places: I64) -> tuple[int | None, I64]:
@@ -68,9 +68,9 @@ def period_of(places: I64) -> tuple[int | None, I64]:
     best, which = None, places[:0]
     for every in apart[np.argsort(-times, kind="stable")][:_TRIED].tolist():
         remainder, counts = np.unique(places % every, return_counts=True)
-        own = np.flatnonzero(places % every == remainder[np.argmax(counts)])
-        if len(own) > len(which) and (np.diff(places[own]) == every).all():
-            best, which = every, own
+        alike = np.flatnonzero(places % every == remainder[np.argmax(counts)])
+        if len(alike) > len(which) and (np.diff(places[alike]) == every).all():
+            best, which = every, alike
     if len(which) < max(_MIN_PERIODIC, _PERIODIC * len(places)):
         return None, places[:0]
     return best, which
