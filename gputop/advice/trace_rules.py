@@ -125,6 +125,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
             Limit("allreduce_count.many", 32, "count", f"{OWN}a job that fuses its gradients stays below"),
+            Limit("allreduce_count.exposed", 0.5, "ratio", f"{OWN}AllReduces that compute hides are no remark"),
             Limit("allreduce_count.bucket_bytes", 25e6, "bytes",
                   "PyTorch's DistributedDataParallel: buckets of 25 MB (TensorFlow's NcclAllReduce: one pack for "
                   "all)"),
@@ -218,6 +219,20 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("dims_unaligned.bytes", 4, "bytes",
                   f"NVIDIA: tensor cores want operands aligned to 16 bytes; {OWN}8 bytes, which cost little, are not "
                   "reported"),
+        ),
+    ),
+    Rule(
+        id="small_grids", module="trace.small_grids", origin="trace", needs=("gpu_activity",),
+        parts=("compute",), events=_COMPUTE,
+        limits=(
+            Limit("small_grids.share", 0.15, "ratio",
+                  f"{OWN}ordinary training, with small kernels among its large ones, is not reported (2 % of the step "
+                  "in a healthy job on a V100)"),
+            Limit("small_grids.medium", 0.3, "ratio", f"{OWN}a third of the GPU is worth a test, whose result is not "
+                                                      "known"),
+            Limit("small_grids.high", 0.5, "ratio", f"{OWN}most of the GPU is empty while it counts as busy"),
+            Limit("small_grids.known", 0.8, "ratio", f"{OWN}the grids of most of the kernels' time are known; the "
+                                                     "others count as full"),
         ),
     ),
     Rule(

@@ -14,6 +14,8 @@ LABELS = {
     "activity_ratio": "its activity",
     "after_ratio": "activity since then",
     "before_ratio": "activity before",
+    "empty_gpu_s": "compute, weighted by the empty part of the GPU",
+    "used_of_gpu_ratio": "share of the GPU that kernels use while they run",
     "evaluation_s": "evaluation",
     "evaluations_count": "evaluations",
     "every_training_steps": "training steps from one to the next",

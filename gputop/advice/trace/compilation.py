@@ -10,7 +10,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, removed_host_time, waits_for_host
 from gputop.advice.trace.fusion import FUSED, by_stream, kernels_in_steps, time_in_rows
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import xla_on_step
+from gputop.advice.trace.snippets import BUCKETS, xla_on_step
 from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.gaps import longest_on_host
@@ -26,9 +26,12 @@ from gputop.trace.lookups import Mask, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
+_BATCHES_ALIKE = (
+    "ds = ds.batch(batch_size, drop_remainder=True)  # all batches alike\n"
+    f"# or, of sequences, all of one length, or of few lengths:\n{BUCKETS}")
 _RETRACED = {
-    KERAS2: "# all batches alike; pad sequences to few lengths\nds = ds.batch(batch_size, drop_remainder=True)",
-    KERAS3: "# all batches alike; pad sequences to few lengths\nds = ds.batch(batch_size, drop_remainder=True)",
+    KERAS2: _BATCHES_ALIKE,
+    KERAS3: _BATCHES_ALIKE,
     JAX: ("# few shapes, what is padded masked in the loss\n"
           "batch = jnp.pad(batch, ((0, bucket - len(batch)), (0, 0)))\n"
           "train_step = jax.jit(train_step)  # once, outside of the loop"),

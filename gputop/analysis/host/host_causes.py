@@ -65,7 +65,9 @@ class Late(NamedTuple):
 class HostCauses:
     """Seconds per step (of the window, where there are no steps), mean over the GPUs; exclusive.
 
-    ``placement_s`` and ``gap_s`` are None where the trace does not show ops, or calls of functions.
+    ``placement_s`` and ``gap_s`` are None where the trace does not show ops, or calls of functions. ``placement_s`` and
+    ``placement`` are of the steps that begin after the GPUs' first event, where there are some: what runs on the host
+    at the head of a step before it is not known to keep a GPU waiting, and would be missed.
     ``placement`` are the ops on the host, ``gap_main`` and ``gap_executor`` the work in the gaps by name,
     ``gap_silent_s`` gap time without any event on Python's threads that call functions.
     ``stalled`` is the share of ``dispatch_s`` in launches held up far longer than usual, None without launches.
@@ -125,6 +127,9 @@ def host_causes(
                for own in late if own.timeline is not None]
     stalled = merge(EMPTY, *held_up)
     unit = 1e9 * len(bounds) * len(late)
+    seen = _bounds_seen(gpu_timelines, bounds)
+    placed = intersect(placed, seen)
+    placed_ns = sum(intersect(own.by_cause["placement"], seen).total for own in late)
     of_hosts = list(hosts.values())
     together, threads, shared = _input_at_work(trace, stalled)
     gap_s = parts["gap"] / unit
@@ -136,11 +141,11 @@ def host_causes(
     main, executor, silent = _work(trace, gaps, len(bounds), of_hosts if slow is None else [hosts[slow]])
     return HostCauses(
         tracing_s=parts["tracing"] / unit, eager_s=parts["eager"] / unit,
-        placement_s=parts["placement"] / unit if any(h.shows_ops for h in of_hosts) else None,
+        placement_s=placed_ns / (1e9 * len(seen.start) * len(late)) if any(h.shows_ops for h in of_hosts) else None,
         gap_s=gap_s if any(len(h.calls.start) for h in of_hosts) else None,
         dispatch_s=parts["dispatch"] / unit,
         stalled=sum(s.total for s in held_up) / parts["dispatch"] if gpu_timelines and parts["dispatch"] else None,
-        placement=_by_op(trace, placed, of_hosts, len(bounds)),
+        placement=_by_op(trace, placed, of_hosts, len(seen.start)),
         gap_main=main, gap_executor=executor, gap_silent_s=silent,
         gap_host=slow[0] if slow is not None else None, gap_rank=slow[1] if slow is not None else None,
         input_together=together, input_threads=threads,
@@ -184,6 +189,14 @@ def _behind_calls(steps: Steps) -> Spans:
         return EMPTY
     ends = steps.edges_ns[:, 1]
     return union(np.minimum(np.array(steps.call_ends_ns, np.int64), ends), ends)
+
+
+def _bounds_seen(gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> Spans:
+    """The steps in which it is known all the time whether the GPUs work: those that begin after the first event of
+    each; all, where those are none or there are no GPUs."""
+    first = max((timeline.window_ns[0] for timeline in gpu_timelines), default=0)
+    seen = [(begin, end) for begin, end in bounds if begin >= first] or bounds
+    return Spans(np.array([begin for begin, _ in seen], np.int64), np.array([end for _, end in seen], np.int64))
 
 
 def _slow_host(late: Sequence[Late]) -> tuple[str, int | None] | None:
