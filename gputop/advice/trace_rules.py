@@ -125,6 +125,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("collectives",), events=_COLLECTIVE,
         limits=(
             Limit("allreduce_count.many", 32, "count", f"{OWN}a job that fuses its gradients stays below"),
+            Limit("allreduce_count.exposed", 0.5, "ratio", f"{OWN}AllReduces that compute hides are no remark"),
             Limit("allreduce_count.bucket_bytes", 25e6, "bytes",
                   "PyTorch's DistributedDataParallel: buckets of 25 MB (TensorFlow's NcclAllReduce: one pack for "
                   "all)"),
@@ -221,6 +222,20 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="small_grids", module="trace.small_grids", origin="trace", needs=("gpu_activity",),
+        parts=("compute",), events=_COMPUTE,
+        limits=(
+            Limit("small_grids.share", 0.15, "ratio",
+                  f"{OWN}ordinary training, with small kernels among its large ones, is not reported (2 % of the step "
+                  "in a healthy job on a V100)"),
+            Limit("small_grids.medium", 0.3, "ratio", f"{OWN}a third of the GPU is worth a test, whose result is not "
+                                                      "known"),
+            Limit("small_grids.high", 0.5, "ratio", f"{OWN}most of the GPU is empty while it counts as busy"),
+            Limit("small_grids.known", 0.8, "ratio", f"{OWN}the grids of most of the kernels' time are known; the "
+                                                     "others count as full"),
+        ),
+    ),
+    Rule(
         id="loss_scaling", module="trace.loss_scaling", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), training_only=True, needs_training=True, shared_limits=("copies_pageable.bytes",),
         parts=("launch", "host"), idle_gaps={"after_copy": 2},
@@ -266,7 +281,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("step_calls",), shared_limits=("host.steps", "input_bound.share", "input_bound.empty",
                                               "cpu_contention.full", "cpu_contention.others"),
         parts=("host",), idle_gaps={"gap": 1},
-        follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "long_by_host")),
+        follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "long_by_host"),
+                      Cause("time_outside_steps", "same_pauses", wholly=True)),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
                   f"XProf: any other part of 3 % of the step is moderate (15 % high); {OWN}the time of Keras' own loop "
@@ -358,7 +374,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="retracing", module="trace.compilation", origin="trace", severity="by_share_capped",
-        silent_for=("pytorch",), shared_limits=("host.steps",),
+        shared_limits=("host.steps",),
         parts=("launch", "host"), idle_gaps={"tracing": 1},
         limits=(
             Limit("retracing.count", 2, "count",

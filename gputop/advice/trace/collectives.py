@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
@@ -18,6 +19,8 @@ from gputop.analysis.gpu.collectives import by_operation, of_gpus
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import CollectiveOp
 from gputop.analysis.what_if.cure import Cure
+from gputop.analysis.what_if.replay import TOLERANCE
+from gputop.core.findings import MIN_SHARE
 from gputop.text.units import percent, ranges, rate, seconds
 from gputop.trace.model import I64, Kind
 
@@ -237,50 +240,72 @@ def describe_collective_waiting(v: CollectiveWaiting, job: Job) -> Explanation:
 # -- allreduce_count --------------------------------------------------------------------------------
 
 class AllReduceCount(Verdict, frozen=True, kw_only=True):
+    """With ``saving_unknown`` it is a remark: they are many and exposed, and what fewer would save is not known."""
+
     count: float  # per step
     needed: int
     median_s: float
-    shortest_s: float  # 10th percentile: next to nothing but latency
+    shortest_s: float | None  # 10th percentile: next to nothing but latency; None: not known
     exposed: float  # share of their time
     message_bytes: float | None  # mean; None: not known
 
 
 def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
-    """Many small AllReduces per step where a few would do: each costs its latency."""
+    """Many small AllReduces per step where a few would do: each costs its latency.
+
+    1. More than ``allreduce_count.many`` run per step, and their messages are small: by their size or, where that is
+       not known, as they are short.
+    2. What merging them would save is the latency of each one less, as far as it is exposed.
+    3. Where that is not known, or a replay saves next to nothing as something else holds the step up, most of their
+       time being exposed is worth a remark of low severity.
+    """
     waits, op, steps = _judged(facts), _allreduce(facts), facts.steps
-    if isinstance(waits, Missing) and facts.waits is not None and facts.waits.alone_s is not None:
-        waits = facts.waits  # each rank runs as many as the others
-    if not isinstance(waits, CollectiveWaits):
-        return waits
-    if op is None or not waits.durations_s:
-        return None
+    unmatched = waits if isinstance(waits, Missing) else None
+    if unmatched is not None and facts.waits is not None and facts.waits.alone_s is not None:
+        unmatched = None  # each rank runs as many as the others
+    if waits is None or facts.waits is None or op is None:
+        return unmatched
     if steps is None or op.count_per_step is None:
-        return Missing("training steps, to count AllReduces per step")
+        return unmatched or Missing("training steps, to count AllReduces per step")
     count = op.count_per_step / steps.times.iterations_per_step
     if count <= limit("allreduce_count.many"):
-        return None
-    typical, least = (float(np.percentile(waits.durations_s, q)) for q in (50, 10))
+        return unmatched
+    durations = facts.waits.durations_s
+    typical = float(np.percentile(durations, 50)) if durations else op.time_s / op.count
+    least = float(np.percentile(durations, 10)) if durations else None
     moved = _bytes(facts, op, len(op.exposed_s))
-    if moved is not None:
-        per = moved / op.count_per_step
-        if per >= limit("allreduce_count.message_bytes"):
-            return None
-        needed = max(1, math.ceil(moved / steps.times.iterations_per_step / limit("allreduce_count.bucket_bytes")))
-    elif typical > limit("allreduce_count.latency_s"):
+    per = None if moved is None else moved / op.count_per_step
+    if per is not None and per >= limit("allreduce_count.message_bytes"):
+        return None
+    if per is None and typical > limit("allreduce_count.latency_s"):
         return Missing(f"the model's parameters (--params N): whether {count:.0f} AllReduces per step of "
                        f"{seconds(typical)} are too small is not known")
-    else:
-        per, needed = None, 1
-    share = savings.merged(count, needed, least, waits.allreduce_exposed,
-                           facts.period_s / steps.times.iterations_per_step)
-    if share < limit("collectives.share"):
+    needed = 1 if moved is None else max(
+        1, math.ceil(moved / steps.times.iterations_per_step / limit("allreduce_count.bucket_bytes")))
+    share = 0.0 if least is None else savings.merged(
+        count, needed, least, facts.waits.allreduce_exposed, facts.period_s / steps.times.iterations_per_step)
+    left = 0.0 if least is None else max(1 - least * (1 - needed / count) / typical, 0.0)
+    cure = Cure(scaled=((_allreduces(facts), left),),
+                assumes="Each AllReduce that is avoided saves the time of one of the shortest.")
+    verdict = AllReduceCount(gpus=facts.active_numbers, share=share, count=count, needed=needed, median_s=typical,
+                             shortest_s=least, exposed=facts.waits.allreduce_exposed, message_bytes=per,
+                             events=Events(_allreduces(facts), timed=False), cure=cure)
+    if share >= limit("collectives.share") and not _replay_saves_nothing(facts, cure):
+        return verdict
+    exposed_s = sum(op.exposed_s.values())
+    assert facts.shares is not None and facts.analysis.collectives is not None
+    all_s = sum(sum(other.exposed_s.values()) for other in facts.analysis.collectives.operations)
+    taken = facts.shares["collectives"] * exposed_s / all_s if all_s else 0.0
+    if taken < limit("collectives.share") or exposed_s < limit("allreduce_count.exposed") * op.time_s:
         return None
-    left = max(1 - least * (1 - needed / count) / typical, 0.0)
-    return AllReduceCount(gpus=facts.active_numbers, share=share, count=count, needed=needed, median_s=typical,
-                          shortest_s=least, exposed=waits.allreduce_exposed, message_bytes=per,
-                          events=Events(_allreduces(facts), timed=False),
-                          cure=Cure(scaled=((_allreduces(facts), left),), assumes=(
-                              "Each AllReduce that is avoided saves the time of one of the shortest.")))
+    return replace(verdict, share=taken, severity="low", saving_unknown=True, exposed=min(exposed_s / op.time_s, 1.0),
+                   cure=None)
+
+
+def _replay_saves_nothing(facts: TraceFacts, cure: Cure) -> bool:
+    replay = facts.replay
+    return replay is not None and replay.error <= TOLERANCE and max(
+        replay.saved(cure), replay.saved_if_waiting(cure)) < MIN_SHARE
 
 
 def _allreduces(facts: TraceFacts) -> I64:
@@ -290,22 +315,30 @@ def _allreduces(facts: TraceFacts) -> I64:
 
 def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
     evidence = {"allreduces_per_step": v.count, "needed_per_step": float(v.needed), "median_transfer_s": v.median_s,
-                "latency_s": v.shortest_s, "exposed_ratio": v.exposed, "share_ratio": v.share}
+                "exposed_ratio": v.exposed, "share_ratio": v.share,
+                **({} if v.shortest_s is None else {"latency_s": v.shortest_s})}
     size = ""
     if v.message_bytes is not None:
         evidence["mean_message_bytes"] = v.message_bytes
         size = f" of {v.message_bytes / 1e6:,.1f} MB on average"
     return Explanation(
-        title=f"{v.count:.0f} AllReduces per step, where {v.needed} would be enough",
-        why=f"Each step runs {v.count:.0f} AllReduces{size}, {seconds(v.median_s)} each (median). Most of that time is "
-            f"latency. Packed into {v.needed}, the same gradients pay the latency "
+        title=(f"{v.count:.0f} AllReduces per step are exposed for {percent(v.share)} of the {job.basis}"
+               if v.saving_unknown else f"{v.count:.0f} AllReduces per step, where {v.needed} would be enough"),
+        why=f"Each step runs {v.count:.0f} AllReduces{size}, {seconds(v.median_s)} each (median). {_exposed(v)}"
+            f"Packed into {v.needed}, the same gradients pay the latency "
             f"{'once' if v.needed == 1 else f'{v.needed} times'}.",
         evidence=evidence,
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
         snippet=_MERGE.get(job.strategy or job.framework),
-        gain="assumes that each avoided AllReduce saves the time of one of the shortest, as far as it is exposed",
+        gain="not known: what else holds up the step, or waits in these AllReduces, may stay" if v.saving_unknown else
+             "assumes that each avoided AllReduce saves the time of one of the shortest, as far as it is exposed",
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
+
+
+def _exposed(v: AllReduceCount) -> str:
+    return (f"For {percent(v.exposed)} of their time nothing is computed. " if v.saving_unknown else
+            "Most of that time is latency. ")
 
 
 # -- allreduce_slow ---------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputop.analysis.results import Pipeline, Stage
 from gputop.core.job_cpus import JobCpus
@@ -60,6 +61,7 @@ _PYTHON_MAP = ("The map's function is Python (py_function or numpy_function), an
                "CPUs are free, run it in separate processes. More parallel calls help only if the Python code waits "
                "for storage or network.")
 _MOST = 0.5  # of the time waited, or of a function's
+_CROWD = 2  # threads for each CPU, from which they are said to be too many
 _CACHED = "the stage's results are cached; this is the most to expect"
 _CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
 _PARALLEL_STAGE = re.compile(r"Parallel|MapAndBatch")
@@ -277,13 +279,18 @@ def _do_less(found: _Bottleneck) -> InputFix:
     if not (_MAPS.match(stage.name) or _SEVERAL.match(stage.name) or _READS.match(stage.name)):
         return found.fix(*((_LESS_WORK, _CACHE) if found.prefetch else (_OVERLAP, _PREFETCH)), left_s,
                          f"{stage.name} takes no time, so this is the most to expect", removes=True, at_most=True)
+    crowd = ""
+    if found.cpus and stage.workers >= _CROWD * max(found.threads, 1):
+        # Threads that compute take turns on the CPUs; only those that wait for something else can be more.
+        crowd = (f"The stage's {stage.workers} threads share {found.cpus:.3g} CPUs: let tf.data choose their number "
+                 "(AUTOTUNE), unless they wait for storage or network. ")
     fed = max((other.calls for other in found.pipeline.stages if other.parent == stage.path), default=0)
     full = ("The work runs on all CPUs already" if job is None or stage.workers >= int(job.limit) else
             "No CPU is free for more threads")
     if found.pipeline.batches and max(stage.calls, fed) >= 2 * found.pipeline.batches:
-        return found.fix(f"{full}. Do it on whole batches instead of single elements, and cache what is the same in "
-                         "every epoch.", _ONCE_OR_WHOLE, left_s, _CACHED, removes=True)
-    return found.fix(f"{full}. Cache what is the same in every epoch, or do it once and store it.",
+        return found.fix(f"{crowd}{full}. Do it on whole batches instead of single elements, and cache what is the "
+                         "same in every epoch.", _ONCE_OR_WHOLE, left_s, _CACHED, removes=True)
+    return found.fix(f"{crowd}{full}. Cache what is the same in every epoch, or do it once and store it.",
                      f"{_CACHE}\n{_THREADS.format(4 * round(found.threads))}", left_s, _CACHED, removes=True)
 
 
@@ -297,6 +304,31 @@ def _cpu_clause(job: JobCpus | None) -> str:
         text += (f" (during the capture the job used {job.used:.2g} and all other programs {job.others:.2g} of "
                  f"{job.allowed:.3g} CPUs)")
     return text
+
+
+# By Keras' generation. Both hand batches of Python's to the step through a tf.data.Dataset of one generator.
+_WORKERS = {
+    2: "class Batches(tf.keras.utils.Sequence):  # __len__, and __getitem__ that makes one batch\n    ...\n"
+       "model.fit(Batches(), workers=8, use_multiprocessing=True, max_queue_size=16)",
+    3: "class Batches(keras.utils.PyDataset):  # __len__, and __getitem__ that makes one batch\n    ...\n"
+       "model.fit(Batches(workers=8, use_multiprocessing=True, max_queue_size=16))",
+}
+_PASSES_BATCHES_ON = re.compile(r"Prefetch|FlatMap|Generator|Repeat|Forever|Options|Model|Root|Finite|Take|Rebatch")
+
+
+def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> InputFix:
+    """The fix, or where a Python generator makes whole batches for Keras' fit (generation 2 or 3), the same for that:
+    Keras makes batches ahead on workers, if it may."""
+    stages = [stage.name for stage in pipeline.stages] if pipeline is not None else []
+    if not any(name.startswith("Generator") for name in stages) or not all(map(_PASSES_BATCHES_ON.match, stages)):
+        return fix
+    what = "PyDataset" if keras == 3 else "Sequence"
+    return replace(
+        fix, action=f"Give the {what} workers: without them one thread of Python makes one batch after the other. A "
+                    f"generator has none, so make it a {what} first. Threads help if Python waits for storage, "
+                    "processes (use_multiprocessing) if it computes.",
+        snippet=_WORKERS[keras], at_most=True,
+        how="workers make the batches ahead of the steps; this is the most to expect")
 
 
 def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix:

@@ -8,8 +8,9 @@ import numpy as np
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, on_host, waits_for_input
-from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_by_name
+from gputop.advice.trace.input_fixes import InputFix, keras_workers, suggest_fix, suggest_fix_by_name
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.training_loop import KERAS2, KERAS3, training_loop
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.launch_threads import cpu_budget
@@ -24,6 +25,7 @@ from gputop.trace.intervals import coverage
 from gputop.trace.threads import MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # of the waits
+_KERAS = {KERAS2: 2, KERAS3: 3}  # generations
 _LOADER = InputFix(
     "Give the DataLoader more workers and let them run ahead.",
     "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)", None, "")
@@ -149,8 +151,10 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
         per_step = max(steps.times.iterations_per_step, _waits_in_steps(facts) / steps.count)
         found = suggest_fix(pipeline, facts.period_s, wait_s, per_step, cpu_budget(facts.trace),
                             python_s(facts.trace), facts.trace.job_cpus)
-    return found or suggest_fix_by_name(_slowest_by_name(waited.stages), prefetches=any(
+    found = found or suggest_fix_by_name(_slowest_by_name(waited.stages), prefetches=any(
         stage.name.startswith("Prefetch") for own in waited.pipelines for stage in own.stages))
+    keras = _KERAS.get(training_loop(facts))
+    return found if keras is None else keras_workers(found, pipeline, keras)
 
 
 def describe_input_bound(v: InputBound, job: Job) -> Explanation:

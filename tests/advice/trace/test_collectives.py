@@ -6,7 +6,8 @@ import pytest
 
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.model import Kind
-from tests.advice.trace.traces import KERNEL, NCCL, STEP, STEPS, abstained, findings, job, reducing, verdict
+from tests.advice.trace.traces import KERNEL, NCCL, STEP, STEPS, abstained, fill, findings, job, reducing, verdict
+from tests.trace.build import Builder
 from tests.trace.shares import NEEDS_SHARED, SHARED
 
 
@@ -86,6 +87,30 @@ def test_many_small_allreduces(count, transfer, params, there):
         assert f.evidence["allreduces_per_step"] == count and f.evidence["needed_per_step"] == 1
         assert f.gain.step_time == pytest.approx((count - 1) * transfer / STEP, rel=0.05)
         assert [c.id for c in f.consequences] == ["communication_exposed"]
+
+
+def uneven_allreduces(count: int, gpus: int = 1, hidden: bool = False) -> Builder:
+    """Every fifth takes 2 µs and the others 50, as those that wait; with several GPUs the first runs one more."""
+    b = job(gpus)
+    for gpu in range(gpus):
+        fill(b, gpu, 100, 20_000 if hidden else 8_000, 98, 2, queued=90)
+        for i in range(STEPS):
+            for k in range(count + (gpu == 0 and gpus > 1)):
+                b.run(gpu, i * STEP + 8_100 + k * 55, 50 if k % 5 else 2, NCCL, kind=Kind.COLLECTIVE,
+                      launch=i * STEP + 8_000, stream=2)
+    return b
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_many_exposed_allreduces_are_said_whatever_fewer_would_save(gpus):
+    f = findings(uneven_allreduces(100, gpus))["allreduce_count"]
+    assert f.severity == "low" and f.gain.step_time is None
+    assert f.evidence["share_ratio"] == pytest.approx(0.2, abs=0.01)
+
+
+def test_allreduces_that_compute_hides_or_that_are_few_are_no_remark():
+    assert "allreduce_count" not in findings(uneven_allreduces(100, hidden=True))
+    assert "allreduce_count" not in findings(uneven_allreduces(30))
 
 
 def test_allreduces_that_may_be_large_are_not_judged_without_parameters():
