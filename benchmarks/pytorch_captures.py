@@ -1,0 +1,159 @@
+"""What captures cost a PyTorch job: gputop's by kineto's daemon mode and torch.profiler's own in a thread, by turns.
+
+    TORCH_PYTHON=python3 python benchmarks/pytorch_captures.py [--rounds 5] [--seconds 10]
+    TORCH_PYTHON=python3 python benchmarks/pytorch_captures.py --many 200    # growth, and whether a value changes
+
+Needs a Python with PyTorch 2.8 or newer. The job trains on the CPU and writes how long each step took; it was started
+without anything. "thread" has the job's own torch.profiler record all threads for the same seconds, as tools do that
+inject code. "longest" is the longest step while the client was at work, "before" that of as long a time before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from gputop.core.memory import resident_bytes  # noqa: E402
+from gputop.launch.kineto import switch_on  # noqa: E402
+from gputop.profiler.capture.request import CaptureRequest  # noqa: E402
+from gputop.profiler.capture.safe_capture import capture_with_probe  # noqa: E402
+from gputop.profiler.recording import Recording  # noqa: E402
+from gputop.profiler.ways import recorder_of  # noqa: E402
+
+_JOB = """
+import os, sys, threading, time
+import torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)], torch.nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+data = torch.randn(32, 64)
+
+def record():
+    for line in sys.stdin:
+        seconds, path = line.split()
+        from torch._C._profiler import _ExperimentalConfig
+        with torch.profiler.profile(experimental_config=_ExperimentalConfig(profile_all_threads=True)) as profiler:
+            time.sleep(float(seconds))
+        profiler.export_chrome_trace(path)
+        print("recorded", flush=True)
+
+threading.Thread(target=record, daemon=True).start()
+steps = open(sys.argv[1], "w", buffering=1 << 14)
+step = 0
+print("ready", flush=True)
+while True:
+    begin = time.time()
+    optimizer.zero_grad()
+    loss = model(data).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    time.sleep(0.002)
+    step += 1
+    if step == 2000:
+        print("value", float(loss.detach()).hex(), file=sys.stderr, flush=True)
+    print(begin, time.time() - begin, file=steps)
+    if step % 50 == 0:
+        steps.flush()
+"""
+
+
+class Job:
+    """The job, from its first step on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._steps = folder / "steps"
+        self.process = subprocess.Popen(
+            [os.environ.get("TORCH_PYTHON", sys.executable), "-c", _JOB, str(self._steps)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
+
+    def longest_s(self, begin_s: float, end_s: float) -> float:
+        """The longest step that began within these Unix times."""
+        rows = (line.split() for line in self._steps.read_text().splitlines()[:-1])
+        return max((float(took) for began, took in rows if begin_s <= float(began) <= end_s), default=0.0)
+
+    def record_by_thread(self, seconds: float, path: Path) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(seconds, path, file=self.process.stdin, flush=True)
+        assert self.process.stdout.readline() == "recorded\n"
+
+    def value(self) -> str:
+        """The loss at step 2000, as the job says it; waits for it."""
+        assert self.process.stderr is not None
+        return next(line.split()[1] for line in self.process.stderr if line.startswith("value"))
+
+
+def compare(seconds: float, rounds: int) -> None:
+    """Both clients by turns, each in a job of its own: a job that has used torch.profiler cannot be switched on."""
+    figures: dict[str, list[tuple[float, float, float]]] = {"gputop": [], "thread": []}
+    for number in range(2 * rounds):
+        client = ("gputop", "thread")[number % 2]
+        with tempfile.TemporaryDirectory() as name:
+            job = Job(Path(name))
+            try:
+                time.sleep(seconds)
+                began_s, before_bytes = time.time(), resident_bytes(job.process.pid) or 0
+                if client == "gputop":
+                    switch_on(job.process.pid)
+                    capture_with_probe(recorder_of(f"pid:{job.process.pid}"), CaptureRequest(seconds, Path(name)),
+                                       lambda _: None, lambda _: None, threading.Event())
+                else:
+                    job.record_by_thread(seconds, Path(name) / "trace.json")
+                ended_s, after_bytes = time.time(), resident_bytes(job.process.pid) or 0
+                time.sleep(1)
+                before_s = job.longest_s(2 * began_s - ended_s, began_s)
+                figures[client].append((job.longest_s(began_s, ended_s), before_s, after_bytes - before_bytes))
+            finally:
+                job.process.kill()
+                job.process.wait()
+    for client, rows in figures.items():
+        longest, before, growth = (statistics.median(column) for column in zip(*rows, strict=True))
+        print(f"{client:>7}: longest step {longest * 1e3:.0f} ms (before: {before * 1e3:.0f} ms), "
+              f"grew by {growth / 1e6:.0f} MB; medians of {rounds}")
+
+
+def many(captures: int) -> None:
+    """So many short captures of one job: its memory, and its loss beside that of a job that nobody captured."""
+    with tempfile.TemporaryDirectory() as name:
+        job, other = Job(Path(name)), Job(Path(tempfile.mkdtemp(dir=name)))
+        try:
+            switch_on(job.process.pid)
+            recorder = recorder_of(f"pid:{job.process.pid}")
+            for number in range(captures):
+                recorder.record(Recording(0.1, Path(name)), lambda _: None, threading.Event())
+                if number in (0, 9, captures // 2, captures - 1):
+                    grown = (resident_bytes(job.process.pid) or 0) / 1e6
+                    descriptors = len(list(Path(f"/proc/{job.process.pid}/fd").iterdir()))
+                    print(f"after {number + 1} captures: {grown:.0f} MB, {descriptors} descriptors", flush=True)
+            print("the loss at step 2000 is", "the same" if job.value() == other.value() else "ANOTHER")
+        finally:
+            for process in (job.process, other.process):
+                process.kill()
+                process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--many", type=int, default=0)
+    args = parser.parse_args()
+    if args.many:
+        many(args.many)
+    else:
+        compare(args.seconds, args.rounds)
+
+
+if __name__ == "__main__":
+    main()
