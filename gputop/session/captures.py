@@ -59,10 +59,11 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
     notes: tuple[str, ...] = ()
     if discover:
         from gputop.profiler.discovery import find_servers as discover_servers
-        from gputop.profiler.kineto.jobs import find_jobs
+        from gputop.profiler.kineto.jobs import find_jobs, unsafe_jobs
+        from gputop.profiler.kineto.recorder import unsafe
 
         discovery = discover_servers(None)
-        notes = tuple(discovery.notes)
+        notes = (*discovery.notes, *(unsafe(pid).in_one_line for pid in unsafe_jobs()))
         discovered |= {s.address: Server(s.address, s.about(), s.pid, owner=s.owner_if_other)
                        for s in (*discovery.servers, *find_jobs())}
 
