@@ -22,7 +22,7 @@ from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, waits_for_another
 from gputop.analysis.host.stack_lines import GAPS, Lines, gap_lines, gap_spans, lines_of_gaps, process_lines, python_of
 from gputop.analysis.what_if.host_waits import host_waits
-from gputop.analysis.what_if.replay import Replay
+from gputop.analysis.what_if.replay import replay_window
 from gputop.core.findings import Finding
 from gputop.text.units import percent, printable
 from gputop.timeline.idle_gap_work import IdlePeriod, host_work_in
@@ -270,7 +270,8 @@ def _after_waits(facts: TraceFacts) -> dict[int, Spans]:
     if facts.replay is None or found.isdisjoint(ids_by_idle_gap("after_copy")):
         return {}
     if facts.replayed_steps < facts.steps_or_window:  # the gaps of all steps are ranked
-        facts = replace(facts, replay=Replay(facts.trace, facts.gpu_timelines, facts.steps, len(facts.trace.device)))
+        facts = replace(facts, replay=replay_window(
+            facts.trace, facts.gpu_timelines, facts.steps, len(facts.trace.device)))
     waits = host_waits(facts.trace, limit_of("copies_pageable.bytes"))
     return {gpu: own.idle for gpu, own in cost_of_calls(facts, waits.calls).items()}
 

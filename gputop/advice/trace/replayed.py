@@ -39,7 +39,9 @@ class Cures:
         raw = self._replay.saved(verdict.cure)
         self._alone[id(verdict.cure)] = verdict.cure, raw
         saved = max(raw, 0.0)
-        if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0) if self._replay.unclear else saved
+        if_waiting = saved
+        if self._replay.ambiguous_wait_ratio:
+            if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0)
         if abs(min(saved, most) - min(if_waiting, most)) >= MIN_SHARE:
             return None, (f"The trace does not show whether the host waits for the GPUs in its pauses: a replay saves "
                           f"{percent(if_waiting)} if it does and {percent(saved)} if it is busy.")
@@ -60,7 +62,7 @@ class Cures:
         alone = {f.id: f.gain.step_time or 0.0 for f in several if f.gain.by == "replay" and f.id in self.by_finding}
         if self._replay is None:
             return several, ()
-        cost = self._replay.cost * (2 if self._replay.unclear else 1)
+        cost = self._replay.cost * (2 if self._replay.ambiguous_wait_ratio else 1)
         saved = combinations_saved(alone, self._saved_together, _MAX_COST // max(cost, 1))
         ids = list(alone)
         together = {own: saved[tuple(ids[:i + 1])] for i, own in enumerate(ids)}
@@ -75,7 +77,7 @@ class Cures:
         cures = [self.by_finding[id_] for id_ in ids]
         cure = cures[0] if len(cures) == 1 else combined(cures)
         _, saved = self._alone.get(id(cure)) or (cure, self._replay.saved(cure))
-        return min(saved, self._replay.saved_if_waiting(cure)) if self._replay.unclear else saved
+        return min(saved, self._replay.saved_if_waiting(cure)) if self._replay.ambiguous_wait_ratio else saved
 
 
 def combinations_saved(
