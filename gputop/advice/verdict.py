@@ -29,6 +29,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     # gputop.analysis.what_if.cure.Cure, which live rules must not import: what the advice changes in the recorded
     # steps. None: it cannot be replayed.
     cure: Any = None
+    # The part of the bound that a replay must save to have expressed the whole fix; below it the bound stands.
+    expressed: float = 0.0
     # gputop.analysis.layers.culprits.Events, or a list of them, one for each GPU: what it means on the GPUs, to be
     # named by ops and layers.
     events: Any = None

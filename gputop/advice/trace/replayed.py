@@ -48,6 +48,9 @@ class Cures:
         if saved - most >= MIN_SHARE:
             return None, (f"A replay of the recorded {self._facts.basis} saves more ({percent(saved)}), but part of "
                           "that time does not belong to this finding.")
+        if saved < verdict.expressed * most:
+            return None, (f"A replay of the recorded {self._facts.basis} saves only {percent(saved)}: it cannot "
+                          "express the whole fix.")
         return saved, ""
 
     def rest(self, effect: str, cause: str) -> float | None:

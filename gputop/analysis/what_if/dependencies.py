@@ -37,9 +37,9 @@ class Events(NamedTuple):
 
     row: I64
     stream: I64
-    gpu: I64
-    kind: I64
-    name: I64
+    gpu: npt.NDArray
+    kind: npt.NDArray
+    name: npt.NDArray
     first: Flags
     start: I64
     end: I64
@@ -132,8 +132,8 @@ def events_between(trace: Trace, lo: int, hi: int, line_rank: I64) -> Events | N
     end = np.maximum.accumulate(end + apart) - apart
     previous_end = np.where(first, NEG_INF, np.roll(end, 1))
     start = np.maximum(start, previous_end)
-    return Events(rows, stream, device.gpu[rows].astype(np.int64), device.kind[rows].astype(np.int64),
-                  device.name[rows].astype(np.int64), first, start, end, previous_end, end - start, of_row)
+    return Events(rows, stream, device.gpu[rows], device.kind[rows], device.name[rows], first, start, end,
+                  previous_end, end - start, of_row)
 
 
 def host_lanes(trace: Trace, events: Events, line_rank: I64) -> HostLanes:

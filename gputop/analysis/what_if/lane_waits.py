@@ -188,7 +188,7 @@ def _kernel_pairs(events: Events, launched: I64, drained: I64) -> I64:
     """A number for each pair of kernels before and after a pause; shape (drained,)."""
     if not len(drained):
         return drained
-    name = events.name[launched]
+    name = events.name[launched].astype(np.int64)
     return np.unique(name[drained] << 32 | name[np.minimum(drained + 1, len(name) - 1)], return_inverse=True)[1]
 
 
