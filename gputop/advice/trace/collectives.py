@@ -53,8 +53,8 @@ _DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is 
 _WORTH_NAMING = 0.02  # of the delay
 _MOST = 0.5  # of the delay
 _SILENT = 0.1  # of the delay: so much without an event is said
-# Of the wait: a replay that saves less does not express what delays the last GPU. Without its host's part it has no more
-# than the begin of collectives, which the late GPU's own work before them outlasts.
+# Of the wait: a replay that saves less does not express what delays the last GPU. Without its host the replay moves no
+# more than the begin of collectives, which the late GPU's own work before them outlasts.
 _EXPRESSED, _EXPRESSED_TOGETHER = 0.5, 0.05
 _STACK = "py-spy dump --pid PID  # of the late rank's process, several times"
 _NUMA = ("numactl --cpunodebind=0 --membind=0 python train.py  # per process: the node `nvidia-smi topo -m` "
@@ -301,44 +301,45 @@ def describe_collective_waiting(v: CollectiveWaiting, job: Job) -> Explanation:
 def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, job: Job) -> Explanation:
     """The same where the hosts of the last GPUs are why these are late."""
     others = "the other GPU waits" if v.waiting_gpus == 2 else "the others wait"
-    who = held_up.processes[0] if len(held_up.processes) == 1 else "the late host"
-    if v.alone:
-        host = f"The host of {who}" if held_up.processes else "Its host"
-        title = f"{host if held_up.processes else 'The host'} delays GPU {v.latest}: {others} {percent(v.share)} of the"
-    else:
-        title = f"Hosts delay GPUs {ranges(v.gpus)} by turns: {others} {percent(v.share)} of the"
-        host = "Their hosts together" if not held_up.processes else f"The hosts of {_ranks(held_up.processes)} together"
-    leaves = "leaves its GPU" if v.alone else "leave their GPUs"
-    why = f"{host} {leaves} without work for {seconds(held_up.gaps_s)} per {job.basis}."
+    gpus = f"GPU {v.latest}" if v.alone else f"GPUs {ranges(v.gpus)}"
+    who = _ranks(held_up.processes[:1] if v.alone else held_up.processes)
+    host = f"The host{'' if v.alone else 's'}{f' of {who}' if who else ''}"
+    title = f"{host} {'delays' if v.alone else 'delay'} {gpus}{'' if v.alone else ' by turns'}: {others}"
+    why = (f"{host} {'leaves' if v.alone else 'together leave'} {gpus} without work for {seconds(held_up.gaps_s)} per "
+           f"{job.basis}.")
     most = _MOST * held_up.gaps_s
     if held_up.work:
-        why += f" In that time the host runs {named_work(held_up.work)}."
+        why += f" In that time {'the host runs' if v.alone else 'the hosts run'} {named_work(held_up.work)}."
     if held_up.silent_s >= _SILENT * held_up.gaps_s:
         why += (f" For {seconds(held_up.silent_s)} of that time the trace has no event of the host: Python runs or "
                 "waits.")
     why += f" {words.why}"
-    action = ("Find what Python does then, and move it out of the step or into another thread. Work that one rank "
-              "alone does (logging, saving, evaluation) delays all ranks.")
-    snippet: str | None = _STACK
-    known = known_work((*WORK, *SELDOM_WORK), held_up.work, most)
+    action, snippet, known = words.action, words.snippet, known_work((*WORK, *SELDOM_WORK), held_up.work, most)
+    late = who or "this process"
     if held_up.input:
-        action = f"Make the input of {who} as fast as that of the others: more workers, and an equal share of the data."
+        action = (f"Make the input of {late} as fast as that of the others: more workers, and an equal share of the "
+                  "data.")
         snippet = LOADER if job.framework == "pytorch" else None
     elif known is not None:
         action, snippet = known[0].action, known[0].snippets.get(job.loop)
-    elif held_up.silent_s < most and held_up.work:
-        action = (f"Look at {held_up.work[0].name} on {who}: do it less often, in the background, or on all ranks at "
+    elif held_up.work and held_up.work[0].s_per_step >= most:
+        action = (f"Look at {held_up.work[0].name} on {late}: do it less often, in the background, or on all ranks at "
                   "the same time.")
+        snippet = _STACK
+    elif held_up.silent_s >= most:
+        action = ("Find what Python does then, and move it out of the step or into another thread. Work that one rank "
+                  "alone does (logging, saving, evaluation) delays all ranks.")
+        snippet = _STACK
     return structs.replace(
-        words, title=f"{title} {job.basis}", why=why, action=action, snippet=snippet,
+        words, title=f"{title} {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
         evidence={**words.evidence, "held_up_s": held_up.held_up_s, "no_event_s": held_up.silent_s},
         gain="at most: the wait for these GPUs, if their hosts launched as early as the others'")
 
 
 def _ranks(processes: Sequence[str]) -> str:
-    """ "ranks 0-3" for "rank 0" to "rank 3"; with hosts each by itself. """
+    """As words: "rank 1", "ranks 0-3"; of several hosts each rank by itself."""
     numbers = [process.removeprefix("rank ") for process in processes]
-    if all(number.isdigit() for number in numbers):
+    if len(numbers) > 1 and all(number.isdecimal() for number in numbers):
         return f"ranks {ranges(int(number) for number in numbers)}"
     return ", ".join(processes)
 
