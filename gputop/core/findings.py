@@ -26,7 +26,8 @@ class Gain:
     ``by`` says how a figure of a trace was had: "replay" of the recorded steps with the cure applied, or an upper
     "bound" of what can be saved; None without a figure. ``assumption`` is a sentence that it rests on. ``together`` is
     the share that a replay saves with this cure and those of all findings before it in the list; None: not replayed.
-    ``at_most``: the assumption of a replay is the best case.
+    ``at_most``: the assumption of a replay is the best case. ``at_least``: a "bound" is of the wait alone, and the fix
+    also frees CPUs that the rest of the step needs, so that it can save more.
     """
 
     step_time: float | None
@@ -36,6 +37,7 @@ class Gain:
     assumption: str = ""
     together: float | None = None
     at_most: bool = False
+    at_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)

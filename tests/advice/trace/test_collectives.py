@@ -181,7 +181,8 @@ def test_the_gap_of_the_late_gpu_belongs_to_the_finding_and_its_host_has_the_ran
     late = [gap for gap in gaps if gap.gpus == (1,) and gap.end_ns - gap.start_ns > 7_000_000]
     assert len(late) >= 7 and {gap.finding for gap in late} == {"collective_waiting"}
     groups = {row.label: row.group for row in rows_of(trace).rows if row.kind == "thread"}
-    assert groups["rank 1 launch"] == "Host node rank 1, GPU 1"
+    groups = {row.label: row.group for row in rows_of(trace).rows if row.kind == "thread"}
+    assert groups["rank 1 launch 1"] == "Host node rank 1, GPU 1"
 
 
 def test_what_the_late_host_ran_is_named():

@@ -8,8 +8,11 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from gputop.advice.rule import Rule
+from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.replayed import Cures, combinations_saved
-from gputop.advice.verdict import Verdict
+from gputop.advice.trace_rules import TRACE_RULES
+from gputop.advice.verdict import Verdict, bound
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import Analysis
 from gputop.analysis.steps.steps import find_steps
@@ -17,7 +20,7 @@ from gputop.analysis.what_if.cure import Cure, combined
 from gputop.analysis.what_if.host_waits import host_waits
 from gputop.analysis.what_if.replay import TOLERANCE, Replay, event_times, idle_saved, replay_window
 from gputop.core.findings import Gain, with_cures
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_trace, examine
 from gputop.trace.intervals import union
 from gputop.trace.model import Kind, Trace
 from tests.analyses import make_analysis
@@ -113,6 +116,34 @@ def test_what_saves_more_than_its_bound_is_an_upper_bound() -> None:
     assert cures.saved(Verdict(gpus=(0,), share=0.6, cure=kernels(trace, 0.5)))[0] == pytest.approx(0.45, abs=0.02)
     saved, why = cures.saved(Verdict(gpus=(0,), share=0.2, cure=kernels(trace, 0.5)))
     assert saved is None and "saves more (45 %)" in why
+
+
+def test_a_replay_that_cannot_express_the_fix_leaves_its_bound() -> None:
+    trace = gpu_paced()
+    some = Verdict(gpus=(0,), share=0.6, cure=kernels(trace, 0.9), expressed=0.5)
+    saved, why = Cures(examine(trace)).saved(some)
+    assert saved is None and "saves only 9 %: it cannot express the whole fix" in why
+    most = replace(some, cure=kernels(trace, 0.5))
+    assert Cures(examine(trace)).saved(most)[0] == pytest.approx(0.45, abs=0.02)
+
+
+def test_what_is_judged_large_does_not_vanish_because_a_replay_saves_nothing() -> None:
+    analysis = analyze_trace(host_paced())
+    kept = {id_ for finding in analysis.findings for id_ in finding.ids}
+    kept |= {abstained.id for abstained in analysis.abstained}
+    assert {rule.id for rule in large_verdicts(host_paced())} <= kept
+
+
+def large_verdicts(trace: Trace) -> list[Rule]:
+    """The rules that judge a tenth of the step and more."""
+    facts = examine(trace)
+    out = []
+    for rule in TRACE_RULES:
+        if not any(MISSING[need](facts) for need in rule.needs):
+            verdict = rule.function("judge")(facts)
+            if isinstance(verdict, Verdict) and (bound(verdict) or 0.0) >= 0.1:
+                out.append(rule)
+    return out
 
 
 def test_a_copy_in_a_call_that_waits_for_another_stream_comes_sooner_with_it() -> None:
