@@ -156,6 +156,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         follows_from=(
             *(Cause(id_, "same_gpus", wholly=True) for id_ in _UNEVEN), Cause("serial_gpus", wholly=True),
             Cause("staggered_launch"), Cause("thread_contention", "late_by_host", wholly=True),
+            Cause("launch_bound", "late_by_host"),
         ),
         limits=(
             Limit("collective_waiting.one", 2 / 3, "ratio",

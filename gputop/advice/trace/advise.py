@@ -27,7 +27,7 @@ from gputop.advice.trace.replayed import Cures
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Explanation, Missing, Verdict, bound, finding, of_type
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
-from gputop.core.findings import MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
+from gputop.core.findings import LARGE_SHARE, MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
 from gputop.text.units import percent
 from gputop.trace.lookups import numbered
 from gputop.trace.model import Kind
@@ -35,7 +35,6 @@ from gputop.trace.parallel import pool
 
 _COMPUTE = "compute"  # part of the step, and kind of events
 _WORTH_NAMING = 0.05  # of the gaps: a line that runs so long there is named by the finding
-_LARGE = 0.1  # of the step: what is judged so large does not vanish because a replay saves nothing of it
 _ABOUT_THEM = 0.5  # of their time: a finding that costs less is about few of them, such as those of every 64th step
 
 
@@ -71,7 +70,7 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     replayed, reason = cures.saved(verdict)
     if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
         most = bound(verdict) or 0.0
-        return None if most < _LARGE else Abstained(
+        return None if most < LARGE_SHARE else Abstained(
             rule.id, f"proof that the {facts.basis} waits for it: it is {percent(most)} of the {facts.basis}, but a "
                      f"replay without it saves {percent(replayed)}")
     words = of_type(rule.function("describe")(verdict, job), Explanation, "describe")

@@ -181,7 +181,6 @@ class _Bottleneck(Struct, frozen=True):
             if self.wait_s > _EXPLAINS * self.pipeline_s:
                 most_s, left_s, floor_s, at_most = self.wait_s, 0.0, 0.0, True
                 how += "; the stages' own times do not explain the wait, so it can go as a whole"
-                frees_cpus = False
         expected_s = max(self.rest_s, left_s, self.others_s, floor_s, self.step_s - most_s)
         return InputFix(action, snippet, min(expected_s, self.step_s), how, self._sentences(), self._evidence(),
                         self.stage.path, at_most or (job is None and not removes), frees_cpus,

@@ -171,7 +171,7 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     evidence.update(v.fix.numbers or {})
     gain = "all input wait while no GPU works, if every batch were ready in time"
     if v.fix.step_s is not None:
-        how = v.fix.how.removesuffix(MOST_TO_EXPECT) if v.frees_cpus and not v.gpus else v.fix.how
+        how = v.fix.how.replace(MOST_TO_EXPECT, "") if v.frees_cpus and not v.gpus else v.fix.how
         gain = f"the step then takes as long as its slowest remaining part, assuming that {how}"
     return Explanation(
         title=f"Input wait takes {percent(v.share)} of the {basis}", why=why, evidence=evidence,

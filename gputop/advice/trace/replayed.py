@@ -10,7 +10,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.verdict import Verdict, bound
 from gputop.analysis.what_if.cure import Cure, combined
 from gputop.analysis.what_if.replay import TOLERANCE
-from gputop.core.findings import MIN_SHARE, CombinedGain, Finding
+from gputop.core.findings import LARGE_SHARE, MIN_SHARE, CombinedGain, Finding
 from gputop.text.units import percent
 
 _MOST_COMBINED = 5  # findings of which every set is replayed: 31
@@ -48,7 +48,7 @@ class Cures:
         if saved - most >= MIN_SHARE:
             return None, (f"A replay of the recorded {self._facts.basis} saves more ({percent(saved)}), but part of "
                           "that time does not belong to this finding.")
-        if saved < verdict.expressed * most:
+        if most >= LARGE_SHARE and saved < verdict.expressed * most:
             return None, (f"A replay of the recorded {self._facts.basis} saves only {percent(saved)}: it cannot "
                           "express the whole fix.")
         return saved, ""
