@@ -19,8 +19,8 @@ from gputop.diagnosis import worker
 from gputop.diagnosis.diagnose import analyze
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.render.step_parts import PART_BY_ID
+from gputop.session.captures import CaptureRun, analyze_saved
 from gputop.session.captures import analyze as capture_analyze
-from gputop.session.captures import analyze_saved
 from gputop.session.finding_store import MAX_COMPARED
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import compared_to_baseline
@@ -180,10 +180,11 @@ async def test_two_real_traces_side_by_side_are_read_once(read: list[str]) -> No
 
 async def test_captures_that_were_analyzed_are_compared_without_reading_them(
         read: list[str], tmp_path: Path) -> None:
-    stop, paths = threading.Event(), [tmp_path / name for name in ("a.xplane.pb.gz", "b.xplane.pb.gz")]
+    run = CaptureRun(threading.Event(), threading.Event(), lambda _: None)
+    paths = [tmp_path / name for name in ("a.xplane.pb.gz", "b.xplane.pb.gz")]
     for path, trace in zip(paths, (SLOW, FAST), strict=True):
         shutil.copyfile(trace, path)
-    taken = [capture_analyze(replace(record(n, 1.0), path=path, analysis=None), stop) for n, path in enumerate(paths)]
+    taken = [capture_analyze(replace(record(n, 1.0), path=path, analysis=None), run) for n, path in enumerate(paths)]
     assert read == [str(path) for path in paths]
     for path in paths:
         path.unlink()  # so that nothing else can be what is shown
@@ -194,7 +195,7 @@ async def test_captures_that_were_analyzed_are_compared_without_reading_them(
         text = await shown(app)
         assert text.startswith("NOT BEYOND DOUBT: ") and "saved analysis only" not in text and "GONE" in text
         await pilot.press("c")
-        session.start_capture = lambda **_: None  # type: ignore[method-assign]
+        session.start_capture = lambda *_: None  # type: ignore[method-assign]
         await pilot.press("b")
         session.capture_ended(replace(taken[1], path=tmp_path / "c.xplane.pb.gz", time_s=START_S + 9), [SERVER])
         app.screen.update_view()
@@ -208,7 +209,7 @@ def test_what_a_capture_found_when_it_was_taken_is_what_its_comparison_quotes(tm
     (tmp_path / "a.xplane.pb").write_bytes(gzip.decompress(SLOW.read_bytes()))
     bare = replace(record(1, 1.0), path=tmp_path / "a.xplane.pb", analysis=None)
     assert analyze_saved(bare, threading.Event()).compared.findings_at_capture is None  # gputop did not capture it
-    taken = capture_analyze(bare, threading.Event())
+    taken = capture_analyze(bare, CaptureRun(threading.Event(), threading.Event(), lambda _: None))
     assert taken.compared.findings_at_capture == taken.findings and taken.findings
     assert to_document(side_of(taken).findings_at_capture) == to_document(read_side(taken.path).findings_at_capture)
 
@@ -227,7 +228,7 @@ async def test_a_capture_taken_again_counts_beside_the_first_one() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B", "c")
         assert isinstance(app.screen, CaptureAgain)
-        session.start_capture = lambda **_: None  # type: ignore[method-assign]
+        session.start_capture = lambda *_: None  # type: ignore[method-assign]
         await pilot.press("a")
         session.capture_ended(record(3, 0.41), [SERVER])
         app.screen.update_view()
