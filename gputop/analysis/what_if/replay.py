@@ -121,12 +121,12 @@ class _PieceTimes(NamedTuple):
 
 class _WaitTimes(NamedTuple):
     """By wait of a host lane, in ns: its begin and end less the host time that is removed before them, how long after
-    the end of its event it returns, whether its call is cancelled, and when the batch that it waits for is ready."""
+    the end of its event it returns, whether its call is canceled, and when the batch that it waits for is ready."""
 
     begin: list[int]
     end: list[int]
     returns: list[int]
-    cancelled: list[bool]
+    canceled: list[bool]
     input_ready: list[int]
 
 
@@ -166,10 +166,10 @@ def run_replay(graph: Graph, cure: Cure | None, *, exact: bool = True) -> Run:
     work, added, elapsed, by_launch, since_source = durations
     head, tail = pieces.head, pieces.tail
     launched = np.maximum.reduceat(by_launch, head) + elapsed[tail]
-    cancelled = _cancelled(graph, cure)
+    canceled = _canceled(graph, cure)
     begin = waits.begin - _removed_before(removed, waits.lane, waits.begin)
     end = waits.end - _removed_before(removed, waits.lane, waits.end)
-    begin = np.where(cancelled, np.minimum(begin + graph.launches.usual_call_ns, end), begin)
+    begin = np.where(canceled, np.minimum(begin + graph.launches.usual_call_ns, end), begin)
     returns = waits.end - np.where(waits.on >= 0, graph.events.end[waits.on], waits.end)
     returns = returns if exact else np.minimum(returns, RETURNS_NS)
     solution = _solve(
@@ -177,7 +177,7 @@ def run_replay(graph: Graph, cure: Cure | None, *, exact: bool = True) -> Run:
         _PieceTimes(launched.tolist(), (elapsed[tail] - elapsed[head] + added[head]).tolist(),
                     (added - work)[head].tolist(), since_source[head].tolist(),
                     _scaled(graph.collectives.transfer, ratio)[head].tolist()),
-        _WaitTimes(begin.tolist(), end.tolist(), returns.tolist(), cancelled.tolist(), _input_ready(graph, cure)),
+        _WaitTimes(begin.tolist(), end.tolist(), returns.tolist(), canceled.tolist(), _input_ready(graph, cure)),
         together=cure is not None and cure.together)
     return Run(durations, removed, np.array(solution.ends, np.int64),
                launched - np.array(solution.launched, np.int64), np.array(solution.ahead, np.int64),
@@ -213,7 +213,7 @@ def _solve(graph: Graph, times: _PieceTimes, waits: _WaitTimes, *, together: boo
     """
     pieces = graph.pieces
     count, number_of_pieces = len(waits.begin), len(times.launched)
-    begin, end, returns, cancelled, input_ready = waits
+    begin, end, returns, canceled, input_ready = waits
     _, length, head_pause, since_source, transfer = times
     launched = times.launched.copy()
     stream_of, lane_of, wait_of, source, collective = (
@@ -229,7 +229,7 @@ def _solve(graph: Graph, times: _PieceTimes, waits: _WaitTimes, *, together: boo
             lane = wait_lane[node]
             came = begin[node] - lane_ahead[lane]
             if on[node] >= 0:
-                ready = NEG_INF if cancelled[node] else ends[on[node]] + returns[node]
+                ready = NEG_INF if canceled[node] else ends[on[node]] + returns[node]
             else:
                 ready = input_ready[node]
             ahead[node] = lane_ahead[lane] = end[node] - (ready if ready > came else came)
@@ -369,7 +369,7 @@ def _removed_time(graph: Graph, cure: Cure | None) -> _Removed:
         for lane, launches in enumerate(graph.launches.by_lane):
             near = np.flatnonzero(np.diff(launches) <= _LAUNCHING_GAP_NS)
             parts.setdefault(lane, []).append(union(launches[near], launches[near + 1]))
-    for lane, line, begin, end in _cancelled_calls(graph, cure):
+    for lane, line, begin, end in _canceled_calls(graph, cure):
         begin = graph.launches.last_before(lane, begin, end) + graph.launches.usual_call_ns
         held = _next_launching_line(graph, lane, end) == line
         parts.setdefault(lane, []).append(union(np.minimum(begin, end)[held], end[held]))
@@ -396,7 +396,7 @@ def _next_launching_line(graph: Graph, lane: int, at: I64) -> I64:
     return line[np.searchsorted(launches.begin[of_lane], at)]
 
 
-def _cancelled_calls(graph: Graph, cure: Cure | None) -> Iterator[tuple[int, I64, I64, I64]]:
+def _canceled_calls(graph: Graph, cure: Cure | None) -> Iterator[tuple[int, I64, I64, I64]]:
     """By host lane the calls that are no longer made, in order of their ends: lane, threads, begins and ends."""
     if cure is None or not len(cure.calls.line):
         return
@@ -408,11 +408,11 @@ def _cancelled_calls(graph: Graph, cure: Cure | None) -> Iterator[tuple[int, I64
         yield lane, line[of_lane], start[of_lane], end[of_lane]
 
 
-def _cancelled(graph: Graph, cure: Cure | None) -> Flags:
+def _canceled(graph: Graph, cure: Cure | None) -> Flags:
     """Whether each wait ends in a call that is no longer made."""
     waits = graph.waits
     out = np.zeros(len(waits.lane), bool)
-    for lane, _, begin, end in _cancelled_calls(graph, cure):
+    for lane, _, begin, end in _canceled_calls(graph, cure):
         of_lane = np.flatnonzero((waits.lane == lane) & (waits.on >= 0))
         within = union(begin, end + LATENCY_NS)
         out[of_lane] = coverage(within, waits.end[of_lane] - 1, waits.end[of_lane]) > 0
