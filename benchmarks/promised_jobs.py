@@ -85,8 +85,8 @@ def captured(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def bound_words(gain: dict[str, Any]) -> str:
-    if gain.get("at_least"):
-        return "at least"
+    if gain.get("at_least") or gain.get("estimate"):
+        return "at least" if gain.get("at_least") else "about"
     return "at most" if gain.get("by") == "bound" or gain.get("at_most") else "about"
 
 

@@ -28,7 +28,8 @@ class Gain:
     "bound" of what can be saved; None without a figure. ``assumption`` is a sentence that it rests on. ``together`` is
     the share that a replay saves with this cure and those of all findings before it in the list; None: not replayed.
     ``at_most``: the assumption of a replay is the best case. ``at_least``: a "bound" is of the wait alone, and the fix
-    also frees CPUs that the rest of the step needs, so that it can save more.
+    also frees CPUs that the rest of the step needs, so that it can save more. ``estimate``: the same, where the wait
+    need not go as a whole: it is no bound either way.
     """
 
     step_time: float | None
@@ -39,6 +40,7 @@ class Gain:
     together: float | None = None
     at_most: bool = False
     at_least: bool = False
+    estimate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

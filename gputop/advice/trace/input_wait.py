@@ -61,6 +61,7 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     return InputBound(
         culprits=_culprits(facts, fix, stage),
         gpus=facts.active_numbers, share=share, saving=saving, frees_cpus=fix.frees_cpus,
+        best_case=fix.at_most,
         wait_ratio=waited.wait_ratio, fix=fix,
         slowest_stage=None if stage is None else (stage, waited.stages[stage]),
         cure=Cure(input_left=left, assumes=assumes, at_most=fix.at_most),
