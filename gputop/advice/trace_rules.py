@@ -271,7 +271,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("step_calls",), shared_limits=("host.steps", "input_bound.share", "input_bound.empty",
                                               "cpu_contention.full", "cpu_contention.others"),
         parts=("host",), idle_gaps={"gap": 1},
-        follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "long_by_host"), _DELAYED_RANK),
+        follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "long_by_host"),
+                      Cause("time_outside_steps", "same_pauses", wholly=True), _DELAYED_RANK),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
                   f"XProf: any other part of 3 % of the step is moderate (15 % high); {OWN}the time of Keras' own loop "
@@ -364,7 +365,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="retracing", module="trace.compilation", origin="trace", severity="by_share_capped",
-        silent_for=("pytorch",), shared_limits=("host.steps",),
+        shared_limits=("host.steps",),
         parts=("launch", "host"), idle_gaps={"tracing": 1},
         limits=(
             Limit("retracing.count", 2, "count",

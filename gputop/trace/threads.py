@@ -56,3 +56,9 @@ def labels(trace: Trace, lines: Iterable[int]) -> dict[int, str]:
 def lines_of(trace: Trace, *roles: str) -> npt.NDArray[np.bool_]:
     """Which of the trace's lines are host threads with one of these roles."""
     return np.array([line.gpu < 0 and role(line.name) in roles for line in trace.lines], bool)
+
+
+def busiest_line(trace: Trace, line: npt.NDArray) -> int:
+    """The line that most of these events are on; of several the first by host and name."""
+    kinds, counts = np.unique(line, return_counts=True)
+    return min(kinds[counts == counts.max()].tolist(), key=lambda i: (trace.lines[i].host, trace.lines[i].name))

@@ -113,6 +113,13 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
         others = may_be_others(facts, share, silent=silent)
         if others is not None:
             return Missing(others)
+        if not facts.active and steps.times.unit == "period":
+            return Missing("whether the loop had work to do: nothing trains here, and a pause may be the wait for the "
+                           "next request")
+        recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
+        if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
+            return Missing("what pauses the loop: its pauses come at another place in each step, as those of a thread "
+                           "that has no CPU do; gputop records the CPUs of a job that it captures on its own machine")
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
@@ -122,13 +129,16 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
-                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host), cure=Cure(
+                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host, host.gap_rank), cure=Cure(
                            host=removed_host_time(facts, "gap"),
                            assumes="The host's work between two calls is done while the GPUs compute, or is removed."))
 
 
-def _rank_name(trace: Trace, host: str) -> str:
-    """How a rank is called: by its file, which is named after host and port, where each has one; else by its host."""
+def _rank_name(trace: Trace, host: str, rank: int | None) -> str:
+    """How a rank is called: by its number, or its file, which is named after host and port, where each host has one;
+    else by its host."""
+    if rank is not None:
+        return str(rank)
     if len(trace.paths) != len(trace.hosts):
         return host
     name = PurePath(trace.paths[trace.hosts.index(host)]).name
@@ -143,6 +153,8 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     where = "Python runs no op" if job.framework == "pytorch" else "the host is between two calls of the step"
     if v.gpus:
         where += " and no GPU has work"
+    elif job.framework == "pytorch":
+        where += ", or small ones after the optimizer's call"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
     others = "" if v.slow_host is None else " The other ranks have no such gaps and wait for this rank."
     gain = "at most: the host's time between two calls, if this work were done while the GPUs compute or were removed"
