@@ -33,7 +33,7 @@ from gputop.timeline.model import CAUSES
 
 ROOT = Path(__file__).parents[2]
 # Causes of idle gaps, and the two ways into which a host that launches is divided further.
-GAPS = {*CAUSES, "after_copy", "launching"}
+GAPS = {*CAUSES, "after_copy", "held_up", "launching"}
 # These cost no time at any place of their own: memory, kernels that could be fewer, and CPUs that others have.
 NO_PLACE = {"cpu_contention", "memory_pressure", "batch_size_headroom", "xla_off", "evaluation_share",
             "unfinished_step"}
