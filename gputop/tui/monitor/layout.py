@@ -36,16 +36,16 @@ _OTHER_LINES = 5  # header, title of the table, host, job, keys
 _LINES_WITHOUT_GPUS = 6  # header, why there is no GPU, host, job, keys
 # Columns; on a narrower screen a single process would take them from the recommendations. Without GPUs there are lines.
 _ONE_PROCESS_BESIDE_FROM = 160
-# The recommendations: a line more for each five of the screen, between these. The least is the frame and a
-# recommendation: title, why, what to do.
-_LEAST_ADVICE_LINES, _MAX_ADVICE_LINES = 7, 14
+# The recommendations: so many on a screen of 24 lines, one more for each eight further ones, between these. The least
+# is the frame and a recommendation: title, why, what to do.
+_ADVICE_LINES, _LEAST_ADVICE_LINES, _MAX_ADVICE_LINES = 9, 7, 14
 # Of the process panel below the recommendations: its frame and heading, the rows it has without them on a low screen,
 # and, without GPUs, the most of the lines left.
 _PROCESS_FRAME_LINES, _BARE_ROWS, _MAX_PROCESS_SHARE = 3, 2, 2 / 5
 _PANEL_LINES = 10  # of the recommendations and the processes on a screen that is too low for all of this
 _BANDS_FROM = 3  # lines of a lane that shows bands of levels: up to there the recommendations give it their lines
 _STACKED_FROM = 2 + 5  # lines of a GPU, from which on its metrics have lanes of their own
-_ALL_LANES_FROM = 24  # lines of a GPU, from which on it has each of FURTHER_LANES that can be read; below it the first five
+_ALL_LANES_FROM = 24  # lines of a GPU, from which on it has each of FURTHER_LANES that can be read
 _FIRST_LANES = 5
 _HOST_SHARE, _MAX_HOST_LINES = 12, 4  # one line in twelve for the host's CPUs; the most beside GPUs in one line each
 
@@ -103,7 +103,7 @@ def layout(columns: int, lines: int, gpus: int, processes: int, unread: frozense
 
 def _with_panels(classes: frozenset[str], lines: int, gpus: int, processes: int, unread: frozenset[str]) -> Layout:
     room = lines - _OTHER_LINES - 1  # without the axis
-    advice = _between(_LEAST_ADVICE_LINES, 8 + (lines - 24) // 5, _MAX_ADVICE_LINES)
+    advice = _between(_LEAST_ADVICE_LINES, _ADVICE_LINES + (lines - 24) // 8, _MAX_ADVICE_LINES)
     bare = framed = 0
     if "narrow" in classes:
         bare = _between(1, processes, _BARE_ROWS)
@@ -121,7 +121,7 @@ def _with_panels(classes: frozenset[str], lines: int, gpus: int, processes: int,
         if spare < _LEAST_ADVICE_LINES + bare:  # with one line each
             shown = max(1, room - _LEAST_ADVICE_LINES - bare - 1)
             return Layout(classes, lanes, 0, True, 2 + shown, gpus - shown, bare or None)
-        process_lines = framed if spare - framed >= advice else bare
+        process_lines = framed if spare - framed >= _ADVICE_LINES else bare
         spare -= process_lines
         host_lines = _between(0, spare - advice, max(_MAX_HOST_LINES, spare - lines // 3))
     table_lines = 2 + gpus * sum(lane.lines for lane in lanes) + host_lines
