@@ -227,11 +227,16 @@ def _how_many_not_judged(a: Analysis, width: int) -> Iterator[str]:
 
 
 def _not_judged(a: Analysis, width: int) -> Iterator[str]:
+    for what, ids in missing_figures(a).items():
+        yield from wrap(f"{', '.join(ids)}: needs {what}.", width, "Not judged  ")
+
+
+def missing_figures(a: Analysis) -> dict[str, list[str]]:
+    """The causes that could not be judged, by what is missing for them."""
     missing: dict[str, list[str]] = {}
     for abstained in a.abstained:
         missing.setdefault(abstained.missing, []).append(abstained.id)
-    for what, ids in missing.items():
-        yield from wrap(f"{', '.join(ids)}: needs {what}.", width, "Not judged  ")
+    return missing
 
 
 def not_judged(a: Analysis) -> str:

@@ -232,10 +232,13 @@ class GputopApp(TerminalApp):
                  else messages.refused(self._refused, self.no_server_hint()))
         panel = self._actions
         panel.numbers = session.gpu_numbers
-        panel.update_view(session.findings, title, intro,
+        reserved = [finding for finding in session.findings if finding.id in messages.OF_MEMORY_COLUMN]
+        self._table.note_reserved({gpu for finding in reserved for gpu in finding.gpus})
+        panel.update_view(tuple(f for f in session.findings if f not in reserved), title, intro,
                           {} if found is None else found.known, None if record is None else record.step_s,
                           record is not None, analysis.what_if if analysis is not None else (),
-                          answer=self._refused is not None)
+                          answer=self._refused is not None,
+                          not_judged=analysis is not None and bool(analysis.abstained))
 
     def no_server_hint(self) -> tuple[str, ...]:
         """What to do while no profiler server is known."""
@@ -396,7 +399,12 @@ class GputopApp(TerminalApp):
         self._actions.focus()
 
     def on_actions_panel_opened(self, message: ActionsPanel.Opened) -> None:
-        (open_screens.copy_snippet if message.copy else open_screens.open_finding)(self, message.finding)
+        if message.finding is None:
+            open_screens.open_not_judged(self)
+        elif message.copy:
+            open_screens.copy_finding(self, message.finding, as_markdown=message.copy == "markdown")
+        else:
+            open_screens.open_finding(self, message.finding)
 
     def on_gpu_table_opened(self, message: GpuTable.Opened) -> None:
         open_screens.open_gpu(self, message.gpu)
@@ -475,6 +483,10 @@ class GputopApp(TerminalApp):
             self.session.player.toggle_pause()
         else:
             self.paused = not self.paused
+        covered = not all(screen.is_modal for screen in self.screen_stack[1:])
+        if covered:  # what it holds is not to be seen
+            halted = self.paused if self.session.player is None else self.session.player.paused
+            self.notify("The monitor is frozen: p goes on." if halted else "The monitor goes on.")
         self._refresh_all()
 
     def action_scroll(self, by: int) -> None:

@@ -64,7 +64,8 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
 
     numbers = None if app.session.replayed_snapshot is not None else app.session.gpu_numbers
     record = app.session.last_capture
-    app.push_screen(FindingPopup(chosen, go, numbers, record.step_s if record is not None else None))
+    app.push_screen(FindingPopup(chosen, go, numbers, record.step_s if record is not None else None,
+                                 simulated=app.session.source.simulated))
 
 
 def open_timeline(
@@ -321,7 +322,7 @@ def open_tables(app: MonitorApp) -> None:
 
         open_timeline(app, place=lambda timeline: place_of_row(timeline, table, row))
 
-    app.push_screen(TablesScreen(record, go))
+    app.push_screen(TablesScreen(record, go, app.session.options.logdir))
 
 
 def open_comparison(app: MonitorApp) -> None:
@@ -376,11 +377,30 @@ def run_next_job(app: MonitorApp) -> None:
     app.run_worker(run, group="next job", thread=True)
 
 
-def copy_snippet(app: CopyingApp, chosen: Finding | None) -> None:
-    """The code of a finding into the clipboard of the terminal."""
+def copy_finding(app: MonitorApp, chosen: Finding, *, as_markdown: bool) -> None:
+    """The code of a finding, or where it has none or that is asked for the finding as Markdown, into the clipboard of
+    the terminal."""
+    from gputop.render.finding_markdown import finding_markdown
     from gputop.tui.terminal.clipboard import copy
 
-    if chosen is None or not chosen.snippet:
-        app.notify("Nothing to copy: no finding with code is selected.")
-    else:
+    if chosen.snippet and not as_markdown:
         copy(app, chosen.snippet, "The code of the finding")
+        return
+    record = app.session.last_capture
+    step_s = record.step_s if record is not None and chosen.origin == "trace" else None
+    copy(app, finding_markdown(chosen, step_s, simulated=app.session.source.simulated), "The finding as Markdown")
+
+
+def open_not_judged(app: MonitorApp) -> None:
+    """The causes that the last capture does not let judge, by what is missing for them."""
+    from gputop.diagnosis.report import missing_figures
+    from gputop.tui.screens.dialogs import Popup
+
+    record = app.session.last_capture
+    if record is None or record.analysis is None:
+        return
+    out = Text()
+    for what, ids in missing_figures(record.analysis).items():
+        out.append(", ".join(ids) + "\n", "bold")
+        out.append(f"  needs {printable(what)}\n")
+    app.push_screen(Popup("Causes that could not be judged", out))

@@ -175,6 +175,13 @@ def monitor_session() -> AskedSession:
     return session
 
 
+def two_savings() -> AskedSession:
+    """With a capture of which two findings have a saving by replay."""
+    session = AskedSession("launch-bound")
+    session.capture("launch-bound")
+    return session
+
+
 def three_captures() -> AskedSession:
     session = monitor_session()
     session.capture("healthy", 200.0)
@@ -419,12 +426,14 @@ STAGES: dict[type, Stage] = {
     ActionsPanel: Stage(moves(lambda app: actions(app).findings.index(actions(app).selected)) | {
         "details": Effect(screen, to(FindingPopup)),
         "choose": Effect(lambda app: actions(app).chosen, other, ("up",) * 9),
-        "copy": Effect(copied, other, ("up",) * 9)}, focus=ActionsPanel),
+        "copy": Effect(copied, other, ("up",) * 9),
+        "copy(True)": Effect(copied, other, ("up",) * 9)}, focus=ActionsPanel, session=two_savings),
     ProcessPanel: Stage(moves(lambda app: processes(app)._processes.index(processes(app).selected)) | {
         "details": Effect(screen, to(ProcessPopup)),
         "signal": Effect(screen, to(SignalScreen)),
         "tree": Effect(lambda app: processes(app).as_tree, other)}, focus=ProcessPanel),
     FindingPopup: Stage({
+        "markdown": Effect(copied, other),
         "place": Effect(lambda app: isinstance(app.screen, TimelineScreen) and app.screen._canvas.selected is not None,
                         to(True)),
         "app.open('stacks')": Effect(notes, other)},
@@ -491,6 +500,9 @@ STAGES: dict[type, Stage] = {
         "mark('A')": Effect(on_screen(lambda s: s._list.marks.get("A")), other),
         "mark('B')": Effect(on_screen(lambda s: s._list.marks.get("B")), other),
         "delete": Effect(screen, to(Confirm)),
+        "name": Effect(title, to("Name of the capture")),
+        "filter": Effect(title, to("Filter captures")),
+        "step_back": CLOSES,
         "app.help": HELPS,
         "dismiss": CLOSES}, ("J",)),
     SavedCaptures: Stage(moves(of(SavedCaptures, lambda c: c.index)) | {
@@ -503,7 +515,10 @@ STAGES: dict[type, Stage] = {
         "timeline": Effect(screen, to(TimelineScreen)),
         "turn(1)": Effect(on_screen(lambda s: s._index), by(1), ("1",)),
         "turn(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("3",)),
-        **{f"table({n})": Effect(on_screen(lambda s: s._index), to(n), ("2" if n == 0 else "1",)) for n in range(10)},
+        **{f"table({n})": Effect(on_screen(lambda s: s._index), to(n), ("2" if n == 0 else "1",)) for n in range(13)},
+        "table(13)": Effect(notes, other),  # no stacks
+        "export": Effect(notes, other),
+        "step_back": CLOSES,
         "unfold": Effect(on_screen(lambda s: s._rows), other, ("9",)),
         "move(1)": Effect(on_screen(lambda s: s.query_one(DataTable).cursor_row), by(1), ("1",)),
         "move(-1)": Effect(on_screen(lambda s: s.query_one(DataTable).cursor_row), by(-1), ("1", "j")),

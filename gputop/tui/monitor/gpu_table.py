@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -109,6 +109,7 @@ class GpuTable(Widget, can_focus=True):
         self.time = TimeCursor()  # with a cursor the figures are those of the slice under it
         self.selected = 0
         self.sample: NodeSample | None = None
+        self._reserved: frozenset[int] = frozenset()  # GPUs whose memory is reserved, so that its use is not known
         self._history: History | None = None
         self._marks: EventLog | None = None
         self._width = 0
@@ -194,6 +195,10 @@ class GpuTable(Widget, can_focus=True):
             self._rows = [(lane, row) for lane, lines in self._stack for row in range(lines)]
             self.rows_per_gpu = len(self._rows)
             self._lay_out()
+
+    def note_reserved(self, gpus: Collection[int]) -> None:
+        """Say of the memory of these GPUs that it is reserved; with the next sample."""
+        self._reserved = frozenset(gpus)
 
     def update_view(self, sample: NodeSample | None, history: History | None, marks: EventLog | None = None) -> None:
         """Take over the newest sample and repaint what differs from the screen."""
@@ -331,11 +336,18 @@ class GpuTable(Widget, can_focus=True):
 
     def _figures_of(self, gpu: GpuSample) -> dict[str, StyledText]:
         gpu = self.time.at_cursor(gpu)
+        reserved = gpu.info.index in self._reserved
         if self._is_stacked:
-            return self._stacked_figures(gpu)
+            figures = self._stacked_figures(gpu)
+            key = figure_key("memory", "note")
+            if reserved and key in figures:
+                figures[key] = fit(" GiB reserved", self._fields["note"].width), DIM
+            return figures
         figures = figures_of(gpu, self.metric, self._fields)
         if self.rows_per_gpu > 1:
             figures |= second_line(gpu, self._lanes[gpu.info.uuid, MAIN].mean(), self.metric, self._full_scale)
+            if reserved and "memory" in figures:
+                figures["memory" + SECOND] = ("reserved", DIM)
         return figures
 
     def _stacked_figures(self, gpu: GpuSample) -> dict[str, StyledText]:
