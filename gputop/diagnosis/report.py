@@ -96,7 +96,7 @@ def _finding_in_short(number: int, f: Finding, width: int, step_s: float | None,
 
 def _head(a: Analysis, width: int) -> Iterator[str]:
     if a.simulated:
-        yield "SIMULATED: this trace was made by gputop, not recorded on real GPUs."
+        yield from wrap("SIMULATED: this trace was made by gputop, not recorded on real GPUs.", width)
     paths = [printable(p) for p in a.trace.paths]
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     yield f"Trace    {paths[0] if paths else '(in memory)'}{more}"

@@ -21,7 +21,7 @@ from gputop.tui.terminal.clipboard import CopyingApp
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.choose_workers import Choice
-    from gputop.profiler.capture.records import Server
+    from gputop.profiler.capture.records import CaptureRecord, Server
     from gputop.session.capture_control import WaitingCapture
     from gputop.session.session import Session
     from gputop.timeline.model import Range
@@ -65,7 +65,23 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
     numbers = None if app.session.replayed_snapshot is not None else app.session.gpu_numbers
     record = app.session.last_capture
     app.push_screen(FindingPopup(chosen, go, numbers, record.step_s if record is not None else None,
-                                 simulated=app.session.source.simulated))
+                                 simulated=app.session.source.simulated, no_line=_no_line(chosen, record)))
+
+
+def _no_line(finding: Finding, record: CaptureRecord | None) -> str:
+    """How to learn the line of Python of a finding about the host; "" if it is known, or the finding is of the GPU."""
+    from gputop.advice.registry import ids_by_part
+    from gputop.core.extras import install_command
+
+    about_host = ids_by_part("host") | ids_by_part("input") | {"time_outside_steps"}
+    analysis = record.analysis if record is not None else None
+    if (finding.origin != "trace" or finding.id not in about_host or analysis is None
+            or any(culprit.kind == "line" for culprit in finding.culprits)
+            or (analysis.stacks is not None and analysis.stacks.flame)):
+        return ""
+    if analysis.stacks is not None and analysis.stacks.reason:
+        return f"Which line of Python it is: not known. {analysis.stacks.reason}"
+    return f"Which line of Python it is: {install_command('stacks')}, then c again."
 
 
 def open_timeline(

@@ -31,12 +31,14 @@ class FindingPopup(Popup):
     ]
 
     def __init__(self, finding: Finding, go: Callable[[Finding], None], numbers: GpuNumbers | None = None,
-                 step_s: float | None = None, *, simulated: bool = False) -> None:
+                 step_s: float | None = None, *, simulated: bool = False, no_line: str = "") -> None:
+        """``no_line``: why the finding names no line of Python, or how it would."""
         keys = ["t: on the timeline"] if finding.origin == "trace" else []
         keys += ["S: stacks"] if finding.id in _ON_STACKS else []
         keys += ["y: copy the code"] if finding.snippet else ["y: copy the command"] if finding.ncu else []
         keys += ["Y: as Markdown"]
-        super().__init__(finding.title, *finding_parts(finding, numbers, step_s), keys=keys)
+        hint = [Text(f"\n{printable(no_line)}\n", DIM)] if no_line else []
+        super().__init__(finding.title, *finding_parts(finding, numbers, step_s), *hint, keys=keys)
         self._finding, self._go, self._simulated = finding, go, simulated
         self._step_s = step_s if finding.origin == "trace" else None
 

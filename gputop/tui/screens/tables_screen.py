@@ -35,7 +35,7 @@ _KEYS = {  # by the columns that leave room for the capture before them
 _MIN_NOTE_LINES = 2
 # The keys of the tables, in their order: digits, then letters of their names.
 TAB_KEYS = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "0", "R", "P", "W", "L")
-_SHORT_NAMES = {"By op": "Ops", "Host ops": "Host"}
+_SHORT_NAMES = {"By op": "Op", "Host ops": "Host", "Functions": "Func"}
 _LINES_PER_LINE_OF_TABS = 6  # of the screen; a note may have as many lines as the tabs
 
 
@@ -50,7 +50,7 @@ class Tabs(LinesWidget):
 
     def __init__(self, found: Sequence[Table]) -> None:
         super().__init__(id="tabs")
-        self._names = [(TAB_KEYS[i], _SHORT_NAMES.get(t.name, t.name)) for i, t in enumerate(found)]
+        self._names = [(TAB_KEYS[i], t.name) for i, t in enumerate(found)]
         self._has_rows = [bool(t.rows) for t in found]
         self._ends: list[tuple[int, int, int]] = []  # line, the column after it, table
         self.lines_high = 0
@@ -81,7 +81,8 @@ class Tabs(LinesWidget):
     def _forms(self) -> tuple[list[str], int]:
         """The names with their keys, and the cells between two: the widest form that takes one line, where one does."""
         spaced, close = ([f"{key}{mark}{name}" for key, name in self._names] for mark in (" ", ":"))
-        for names, gap in ((spaced, 3), (spaced, 2), (close, 2), (close, 1)):
+        short = [f"{key}:{_SHORT_NAMES.get(name, name)}" for key, name in self._names]
+        for names, gap in ((spaced, 3), (spaced, 2), (close, 2), (close, 1), (short, 1)):
             if gap - 1 + sum(map(len, names)) + gap * (len(names) - 1) <= self.size.width:
                 return names, gap
         return spaced, 2
