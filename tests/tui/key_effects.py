@@ -50,7 +50,7 @@ from gputop.tui.timeline.screen import TimelineScreen
 from tests.cluster.fleets import StillAsker, fleet, job, node
 from tests.ranks.test_stack_groups import LOADS, WAITS, rank
 from tests.records import replace
-from tests.tui.scenes import Scene, recorded, with_mig
+from tests.tui.scenes import Scene, capture_of, recorded, with_mig
 from tests.tui.textual_private import message_text
 
 Differs = Callable[[Any, Any], bool]
@@ -177,8 +177,12 @@ def monitor_session() -> AskedSession:
 
 def two_savings() -> AskedSession:
     """With a capture of which two findings have a saving by replay."""
-    session = AskedSession("launch-bound")
-    session.capture("launch-bound")
+    session = AskedSession()
+    record, second = capture_of("gpu0-oversubscribed"), capture_of("input-bound")
+    assert record.analysis is not None
+    findings = (*record.findings, *second.findings)
+    session.capture_ended(replace(record, time_s=session.now_s - 12.0, analysis=structs.replace(
+        record.analysis, findings=findings)), session.servers)
     return session
 
 
