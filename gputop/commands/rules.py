@@ -172,7 +172,7 @@ def _near(id_: str, own_ids: Iterable[str]) -> str:
 
     ids = sorted({*own_ids, *FINDING_IDS})
     words = {word for word in id_.lower().split("_") if len(word) > 2}
-    near = get_close_matches(id_.lower(), ids, 3) or [known for known in ids if words & {*known.split("_")}][:3]
+    near = get_close_matches(id_.lower(), ids, 3) or [known for known in ids if any(word in known for word in words)][:3]
     return f"Did you mean {' or '.join(near)}?" if near else "gputop rules list has all."
 
 
@@ -241,7 +241,8 @@ def _test(args: argparse.Namespace) -> int:
     if problems:
         raise GputopError(problems[0], "\n  ".join(problems[1:]), EXIT_USAGE)
     if not Own.rules and not Own.budgets:
-        raise GputopError(f"{args.words[0]} has no rule and no budget", "docs/RULES.md shows some.", EXIT_USAGE)
+        raise GputopError(f"{args.words[0]} has no rule and no budget", "docs/tasks/custom-rules.md shows some.",
+                          EXIT_USAGE)
     analysis, samples = _demo(args.demo) if args.demo is not None else _subject(args.words[1])
     trials = [*(over_trace(analysis) if analysis is not None else ()),
               *(over_samples(samples) if samples is not None else ())]

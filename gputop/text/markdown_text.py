@@ -32,7 +32,7 @@ def plain_lines(markdown: str, width: int) -> Iterator[str]:
         if not line:
             yield ""
         elif line.startswith("#"):
-            yield printable(line.lstrip("# "))
+            yield from wrap(line.lstrip("# "), width)
         elif line.startswith(("- ", "> ")):
             yield from wrap(_LINK.sub(r"\1", line), width, "  ", "    ")
         elif line.startswith("|"):
