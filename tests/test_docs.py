@@ -64,7 +64,7 @@ def test_files_that_are_named_exist(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
 def test_modules_and_names_that_are_named_exist(document: Path) -> None:
-    for dotted in set(re.findall(r"`(gputop(?:\.\w+)+)", document.read_text())):
+    for dotted in set(re.findall(r"`(gputop(?:\.\w+)+)(?![\w/.-])", document.read_text())):
         parts = dotted.split(".")
         if parts[-1] in ("json", "toml"):  # a file
             continue
@@ -137,14 +137,14 @@ def test_toml_is_accepted(block: Block, tmp_path: Path, monkeypatch: pytest.Monk
     assert main(["analyze", trace, "--rules", "rules.toml"]) == 0
 
 
-_CALL = re.compile(r"(?:^|[\s(;/])(?<!-t )(?<!-n )gputop(?= |$)((?:'[^']*'|\"[^\"]*\"|[^'\"|&;#>\n)](?!  ))*)", re.M)
+_CALL = re.compile(r"(?:^|[\s(;/])(?<!-t )(?<!-n )gputop(?= |$)((?:(?!  )(?:'[^']*'|\"[^\"]*\"|[^'\"|&;#>\n)]))*)", re.M)
 _NO_CALL = re.compile(r"^ *(?:git|pip|rm|podman|docker|curl|make|export GPUTOP)\b.*$|^#SBATCH.*$", re.M)
 
 
 def _command_lines(text: str) -> Iterator[str]:
     """Calls of gputop, without pipes and redirections, and without what explains them."""
     text = _NO_CALL.sub("", text)
-    inner = re.findall(r"\$\((gputop [^)]*|pgrep[^)]*)\)", text)
+    inner = re.findall(r"\$\(([^()]*)\)", text)
     for found in _CALL.finditer(re.sub(r"\$\([^()]*\)", "4711", text) + "\n" + "\n".join(inner)):
         yield f"gputop {found[1].strip()}".replace("PID", "4711").replace("$SLURM_JOB_ID", "4711").strip()
 
@@ -339,15 +339,18 @@ def test_the_table_of_packages_has_the_order_that_the_linter_holds() -> None:
 
 
 def test_calls_in_sentences_and_tables_are_understood() -> None:
-    """Those that a reader can type as they stand: without dots, braces and words in capitals."""
-    calls = {call for document in DOCUMENTS for call in re.findall(r"`(gputop(?: [a-z-][^`]*)?)`", document.read_text())
-             if not re.search(r"…|[A-Z]{3}|run-folder|<|\.py`|/", call) and not call.startswith("gputop-")}
+    """Their commands and options; what else a call needs may be left out of a sentence."""
+    main_parser = parser()
+    calls = {call for document in DOCUMENTS for call in re.findall(r"`gputop( [^`]*)`", document.read_text())}
     for call in sorted(calls):
-        parse(shlex.split(call)[1:])
+        words = call.replace("…", "").partition(" -- ")[0].split()
+        own = main_parser._commands.choices.get(words[0]) if words else None  # type: ignore[attr-defined]
+        assert own is not None or not words or words[0].startswith("-"), f"gputop{call}"
+        known = {*main_parser._option_string_actions, *(own or main_parser)._option_string_actions}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, f"gputop{call}"
     assert len(calls) > 60
 
 
-# A heading of docs/troubleshooting.md that is a message, word for word, and where it is said.
 def test_the_messages_of_the_troubleshooting_page_are_printed() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
     said = _literals()

@@ -53,7 +53,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "TF_CONFIG": "the workers of a job, for `--profiler-port`",
     "SLURM_JOB_NODELIST": "the nodes of a job, for `--profiler-port`",
     "SLURM_JOB_ID": "the job that `gputop cluster` shows by default",
-    "XDG_CONFIG_HOME": "folder that holds `gputop/config.toml` and `gputop/rules.toml` (`~/.config`)",
+    "XDG_CONFIG_HOME": "folder of the settings and rules (`~/.config`, and in it `gputop`)",
     "XDG_CACHE_HOME": "folder that holds crash reports (`~/.cache`)",
     "NO_COLOR": "no colors",
     "TMPDIR": "folder of temporary files",
@@ -275,7 +275,7 @@ def _metrics() -> Iterator[str]:
     yield ""
     yield "## Metrics of Prometheus"
     yield ""
-    yield "`gputop export` and `gputop --export` serve these."
+    yield "`gputop export` and `gputop --export PORT` serve these."
     yield "[Prometheus and Grafana](../tasks/prometheus.md) is the guide."
     yield ""
     yield "| metric | type | labels | what |"
