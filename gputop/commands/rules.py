@@ -172,7 +172,8 @@ def _near(id_: str, own_ids: Iterable[str]) -> str:
 
     ids = sorted({*own_ids, *FINDING_IDS})
     words = {word for word in id_.lower().split("_") if len(word) > 2}
-    near = get_close_matches(id_.lower(), ids, 3) or [known for known in ids if any(word in known for word in words)][:3]
+    alike = [known for known in ids if any(word in known for word in words)][:3]
+    near = get_close_matches(id_.lower(), ids, 3) or alike
     return f"Did you mean {' or '.join(near)}?" if near else "gputop rules list has all."
 
 

@@ -3,8 +3,8 @@
     python -m tests.campaign.soak --minutes 60 [--gpus 8] [--rows 20]
 
 Prints a table over time: memory, descriptors, threads and CPU of each process, and how many of the samples that were
-due have come. Ends with 1 where memory grew by more than docs/project/cost.md allows, descriptors or threads became more,
-or samples did not come.
+due have come. Ends with 1 where memory grew by more than docs/project/cost.md allows, descriptors or threads
+became more, or samples did not come.
 
 The memory that counts is what nobody shares (VmRSS less file and shared pages). What the history may take is known:
 ``History.reserved_bytes``, filled within a day and for the greater part within an hour. All else has to stay level.

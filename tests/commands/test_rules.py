@@ -24,7 +24,7 @@ from tests.records import replace
 from tests.tui.scenes import capture_of
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "tasks" / "custom-rules.md").read_text(encoding="utf-8"), re.S)
+BLOCKS = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/tasks/custom-rules.md").read_text(encoding="utf-8"), re.S)
 RULES = '''[[rule]]
 id = "slow_loader"
 on = "trace"
