@@ -115,6 +115,7 @@ reference: $(VENV)/.run
 
 docs: $(VENV)/.run
 	$(PIP) install -e '.[docs]'
+	$(BIN)/python tools/site_pages.py
 	$(BIN)/zensical build --strict --clean
 
 cluster-demo: $(VENV)/.run
@@ -136,4 +137,4 @@ bench-advice: $(VENV)/.run
 	$(BIN)/python benchmarks/advice.py $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache

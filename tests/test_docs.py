@@ -6,6 +6,7 @@ import ast
 import gzip
 import html
 import importlib
+import importlib.util
 import json
 import re
 import shlex
@@ -387,3 +388,35 @@ def test_the_readme_can_be_read_in_two_minutes() -> None:
     assert len(re.findall(r"[^\s|]*\w[^\s|]*", text)) <= 450
     assert all(needed in readme for needed in ("`make run`", "`make test`", "gcc", "git clone "))
     assert re.search(r"git clone (\S+)", readme)[1] == PROJECT["urls"]["Documentation"].partition("#")[0]  # type: ignore[index]
+
+
+# -- the site ---------------------------------------------------------------------------------------
+
+
+def _nav(node: Any) -> Iterator[str]:
+    for child in node if isinstance(node, list) else node.values() if isinstance(node, dict) else ():
+        yield from [child] if isinstance(child, str) else _nav(child)
+
+
+def test_each_page_is_in_the_navigation() -> None:
+    """Those of single findings are reached by their list."""
+    listed = list(_nav(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    assert len(listed) == len(set(listed))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md") if page.parent != FRAGMENTS}
+    assert set(listed) == pages | {"findings/README.md", "contributing/README.md"}
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert not [page for page in pages if f"({page}" not in index and page != "index.md" and page.split("/")[0] in (
+        "start", "tasks", "concepts", "project", "troubleshooting.md", "faq.md")]
+
+
+def test_links_of_the_site_lead_to_its_copies_or_to_the_repository() -> None:
+    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "tools" / "site_pages.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    page = ROOT / "docs" / "tasks" / "hang.md"
+    text = "[a](slurm.md#b) ![c](../../screenshots/d.svg) [e](../../CONTRIBUTING.md#f) [g](../../SKILL.md) [h](https://i.j)"
+    assert tool.rewritten(text, page, Path("tasks/hang.md")) == (
+        "[a](slurm.md#b) ![c](../screenshots/d.svg) [e](../contributing/README.md#f) "
+        f"[g]({tool.REPOSITORY}SKILL.md) [h](https://i.j)")
+    assert tool.rewritten("[a](docs/faq.md)", ROOT / "CONTRIBUTING.md", Path("contributing/README.md")) == "[a](../faq.md)"
