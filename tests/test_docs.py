@@ -114,7 +114,7 @@ def test_no_code_block_is_left_out() -> None:
 @pytest.mark.parametrize("block", _of("python"))
 def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                      capsys: pytest.CaptureFixture[str]) -> None:
-    for framework in ("tensorflow", "torch", "jax"):
+    for framework in ("tensorflow", "torch", "jax", "lightning"):
         if re.search(rf"^(?:import|from) {framework}\b", block.text, re.M):
             pytest.importorskip(framework, reason=f"{framework} is not installed")
     monkeypatch.chdir(ROOT if "tests/data" in block.text else tmp_path)
@@ -139,7 +139,7 @@ def test_toml_is_accepted(block: Block, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 _CALL = re.compile(r"(?:^|[\s(;/])(?<!-t )gputop(?= |$)((?:(?!  )(?:'[^']*'|\"[^\"]*\"|[^'\"|&;#>\n)]))*)", re.M)
-_NO_CALL = re.compile(r"^ *(?:git|pip|rm|podman|docker|curl|make|export GPUTOP)\b.*$|^#SBATCH.*$", re.M)
+_NO_CALL = re.compile(r"^ *(?:git|pip|ln|rm|podman|docker|curl|make|export GPUTOP)\b.*$|^#SBATCH.*$", re.M)
 
 
 def _command_lines(text: str) -> Iterator[str]:
@@ -419,4 +419,5 @@ def test_links_of_the_site_lead_to_its_copies_or_to_the_repository() -> None:
     assert tool.rewritten(text, page, Path("tasks/hang.md")) == (
         "[a](slurm.md#b) ![c](../screenshots/d.svg) [e](../contributing/README.md#f) "
         f"[g]({tool.REPOSITORY}SKILL.md) [h](https://i.j)")
-    assert tool.rewritten("[a](docs/faq.md)", ROOT / "CONTRIBUTING.md", Path("contributing/README.md")) == "[a](../faq.md)"
+    text = ("[a](slurm.md#b) ![c](../../screenshots/d.svg) [e](../../CONTRIBUTING.md#f) [g](../../SKILL.md) "
+            "[h](https://i.j)")
