@@ -37,10 +37,11 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 
 from gputop.core.errors import GputopError  # noqa: E402
+from gputop.core.memory import resident_bytes  # noqa: E402
 from gputop.diagnosis.diagnose import analyze  # noqa: E402
 from gputop.profiler.capture import safe_capture  # noqa: E402
-from gputop.profiler.capture.footprint import resident_bytes  # noqa: E402
-from gputop.profiler.probe import load_grpc  # noqa: E402
+from gputop.profiler.xprof.probe import load_grpc  # noqa: E402
+from tests.profiler.capturing import capture_with_probe  # noqa: E402
 from tests.tf_job import MODES, TfJob, start_tf_job  # noqa: E402
 
 GPUTOP, DETAIL, TENSORFLOW = "gputop", "detail", "TensorFlow"
@@ -139,7 +140,7 @@ def _capture(job: TfJob, logdir: str, seconds: float, overview: bool) -> None:
     if not overview:
         safe_capture.plan = lambda *args: replace(whole(*args), overview_s=0.0)
     try:
-        _, plan, _ = safe_capture.capture_with_probe(job.address, seconds=seconds, logdir=logdir, pid=job.pid)
+        _, plan, _ = capture_with_probe(job.address, seconds=seconds, logdir=Path(logdir), pid=job.pid)
     finally:
         safe_capture.plan = whole
     print(f"  gputop chose {plan.chosen_s:g} s: {plan.why}; overview {plan.overview_s:g} s {plan.ended}")
@@ -147,7 +148,7 @@ def _capture(job: TfJob, logdir: str, seconds: float, overview: bool) -> None:
 
 def measure_before(mode: str, before_s: float, rounds: int) -> None:
     """The job's pace without and with recording all the time, turn about, and its memory."""
-    from gputop.profiler.capture.continuous import Continuous, drop_reason
+    from gputop.profiler.xprof.continuous import Continuous, drop_reason
 
     with start_tf_job(mode) as job:
         def pace(seconds: float, each: Callable[[], None] = lambda: None) -> float:

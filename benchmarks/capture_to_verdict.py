@@ -33,7 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from gputop.profiler.capture.records import CaptureStatus, Server  # noqa: E402
-from gputop.session.captures import CaptureRequest, capture_and_analyze  # noqa: E402
+from gputop.profiler.capture.request import CaptureRequest  # noqa: E402
+from gputop.session.captures import CaptureRun, capture_and_analyze  # noqa: E402
 from tests.tf_job import MODES, TfJob, start_tf_job  # noqa: E402
 
 _PEER = """
@@ -77,8 +78,8 @@ def by_gputop(job: TfJob, seconds: float) -> Taken:
 
     with tempfile.TemporaryDirectory() as logdir:
         record = capture_and_analyze(
-            (Server(job.address, pid=job.pid),), CaptureRequest(seconds, Path(logdir), force=True), threading.Event(),
-            threading.Event(), status)
+            (Server(job.address, pid=job.pid),), CaptureRequest(seconds, Path(logdir), force=True),
+            CaptureRun(threading.Event(), threading.Event(), status))
         ended_s = time.time()
         assert record.analysis is not None, record.problem
         return Taken(analyzing_s - began_s - seconds, ended_s - analyzing_s, record.path.stat().st_size)

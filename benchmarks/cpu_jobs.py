@@ -68,10 +68,11 @@ def capture_job(job: Options, python: str, seconds: float, places: Sequence[Path
 def capture(address: str, pid: int, seconds: float, logdir: Path) -> CaptureRecord:
     """What gputop's monitor keeps of a capture, trace and findings on disk."""
     from gputop.profiler.capture.records import Server
-    from gputop.session.captures import CaptureRequest, capture_and_analyze
+    from gputop.profiler.capture.request import CaptureRequest
+    from gputop.session.captures import CaptureRun, capture_and_analyze
 
     never, request = threading.Event(), CaptureRequest(seconds, logdir, force=True)
-    record = capture_and_analyze([Server(address, pid=pid)], request, never, never, lambda _: None)
+    record = capture_and_analyze([Server(address, pid=pid)], request, CaptureRun(never, never, lambda _: None))
     if record.problem is not None:
         raise record.problem
     return record

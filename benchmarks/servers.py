@@ -26,12 +26,12 @@ import pytest  # noqa: E402
 
 from gputop.analysis.steps.steps import find_steps  # noqa: E402
 from gputop.core.errors import GputopError  # noqa: E402
-from gputop.profiler.capture.continuous import Continuous, Unsupported  # noqa: E402
-from gputop.profiler.client import RecordingOptions, capture  # noqa: E402
 from gputop.profiler.discovery import Finder  # noqa: E402
-from gputop.profiler.outline import session_window_ns  # noqa: E402
+from gputop.profiler.xprof.continuous import Continuous, Unsupported  # noqa: E402
+from gputop.profiler.xprof.outline import session_window_ns  # noqa: E402
 from gputop.trace.readers.load import load  # noqa: E402
 from tests.environments import JAX, Environment, Recipe, environment  # noqa: E402
+from tests.profiler.capturing import capture  # noqa: E402
 from tests.test_environments import jax_job  # noqa: E402
 from tests.tf_job import start_tf_job  # noqa: E402
 
@@ -62,7 +62,7 @@ def examine(recipe: Recipe) -> list[str]:
         logdir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = next((s for s in Finder().find([pid]).servers if s.address == address), None)
         start_ns = time.time_ns() + round(_AHEAD_S * 1e9)
-        result = capture(address, seconds=1.0, logdir=logdir, pid=pid, recording=RecordingOptions(start_ns=start_ns))
+        result = capture(address, seconds=1.0, logdir=logdir, pid=pid, start_ns=start_ns)
         window_ns = session_window_ns(result.path)
         steps = find_steps(load([result.path]))
         off = "not told" if window_ns is None else f"{(window_ns[0] - start_ns) / 1e3:.0f} µs"

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from gputop.analysis.steps.steps import find_steps
-from gputop.profiler.client import capture
 from gputop.profiler.discovery import Finder
 from gputop.trace.readers.load import load
 from tests import environments
 from tests.environments import JAX, TENSORFLOW_215, Environment, environment
+from tests.profiler.capturing import capture
 from tests.tf_job import _free_port, start_tf_job
 
 

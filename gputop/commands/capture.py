@@ -53,12 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, MAX_WORKERS
     from gputop.profiler.capture.records import CaptureStatus
+    from gputop.profiler.capture.request import CaptureRequest, require_no_question
     from gputop.session.captures import (
-        CaptureRequest,
+        CaptureRun,
         capture_and_analyze,
         choose_servers,
         find_named_servers,
         left_out,
+        risk_question,
+        server_question,
         too_many,
     )
     from gputop.session.counters import CounterWatch
@@ -78,7 +81,9 @@ def run(args: argparse.Namespace) -> int:
     servers, notes = find_named_servers(options.attach, own, discover=not own and not options.attach)
     for note in notes:
         say(note)
+    request = CaptureRequest(args.seconds, options.logdir, args.force, accept_risk=args.accept_risk)
     chosen = choose_servers(servers)
+    require_no_question(server_question(chosen, request))
     for note in left_out(servers, chosen):
         say(note)
     answering = [s for s in chosen if s.problem is None]
@@ -115,10 +120,10 @@ def run(args: argparse.Namespace) -> int:
                 choice = _choose_workers(answering, options.worker_figures, watch)
                 chosen = tuple(s for s in chosen if s.address in choice.chosen)
             with signal_handlers(termination_handlers(interrupted)):
-                made.append(capture_and_analyze(
-                    chosen, CaptureRequest(args.seconds, options.logdir, args.force, StackChoice(
-                        options.stacks, simulated=simulated_stacks(source)), args.accept_risk),
-                    stop, threading.Event(), on_status, watch.counters))
+                require_no_question(risk_question(chosen, request))
+                made.append(capture_and_analyze(chosen, request, CaptureRun(
+                    stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
+                    watch.counters)))
         return print_capture(made[0], as_json=args.json)
 
 

@@ -53,7 +53,7 @@ def _text_or_none(value: object) -> Value:
 
 
 def _addresses(value: object) -> Value:
-    from gputop.profiler.client import parse_address
+    from gputop.profiler.addresses import parse_address
 
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):

@@ -125,3 +125,11 @@ def _set_allocator(settings: Mapping[int, int]) -> None:
         mallopt = ctypes.CDLL(None).mallopt
         for parameter, value in settings.items():
             mallopt(parameter, value)
+
+
+def resident_bytes(pid: int | None) -> int | None:
+    """Memory of a process now; None where it cannot be read (proc_pid_statm(5))."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -14,8 +14,8 @@ from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
 from gputop.doctor.driver_facts import DriverFacts
 from gputop.profiler.discovery import Discovery, Finder, TrainingProcesses
-from gputop.profiler.probe import probe
 from gputop.profiler.sockets import stat_fields
+from gputop.profiler.xprof.probe import probe
 from gputop.text.commands import short_command
 from gputop.text.units import fit, printable
 

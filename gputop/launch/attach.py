@@ -22,7 +22,7 @@ from gputop.launch.elf import addresses_in
 from gputop.launch.inject import call_with_text
 from gputop.profiler import sockets
 from gputop.profiler.discovery import find_servers
-from gputop.profiler.probe import probe
+from gputop.profiler.xprof.probe import probe
 
 ANSWER_TIMEOUT_S = 30.0  # the request lapses after this time
 _POLL_PERIOD_S = 0.3

@@ -78,7 +78,12 @@ def _take(typed: bytearray, child: int, terminal: int) -> bool:
         if kind == b"D":
             os.write(terminal, payload)
             continue
-        message = parse(payload)
+        try:
+            message = parse(payload)
+        except ValueError:  # no textual-serve sends that; whoever is at the page loses nothing else by it
+            continue
+        if not isinstance(message, dict):
+            continue
         if message.get("type") == "resize":
             _resize(terminal, *_size(message.get("width"), message.get("height")))
         elif message.get("type") == "quit":

@@ -1,7 +1,7 @@
 """Finds the profiler servers of this machine's training processes.
 
 The steps: sockets that listen on all interfaces → the processes that hold them → those that have TensorFlow, JAX or
-CUDA mapped → the ports that greet as gRPC servers do → the one call of :mod:`gputop.profiler.probe`. Each step is
+CUDA mapped → the ports that greet as gRPC servers do → the one call of :mod:`gputop.profiler.xprof.probe`. Each step is
 taken once per socket and its result kept, so a search every few seconds reads a few files only, and no port is asked
 again and again.
 
@@ -26,8 +26,8 @@ from gputop.core.errors import GputopError
 from gputop.core.files import folder_of_process, open_regular
 from gputop.core.proc import COMMAND_BYTES, ENVIRON_BYTES, read, read_maps
 from gputop.profiler import sockets
-from gputop.profiler.probe import check_http2, probe
 from gputop.profiler.sockets import Listener
+from gputop.profiler.xprof.probe import check_http2, probe
 
 Framework = Literal["TensorFlow", "JAX"]
 

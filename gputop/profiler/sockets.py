@@ -12,14 +12,19 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+from gputop.core.proc import read
 
 _LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
 # sock_diag(7), include/uapi/linux/inet_diag.h: all TCP sockets of a family in a state, and what is told of each.
 _SOCK_DIAG, _DIAG_BY_FAMILY, _REQUEST, _DUMP, _ERROR, _DONE = 4, 20, 0x1, 0x300, 2, 3
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _QUERY = struct.Struct("=BBxxI48x")  # struct inet_diag_req_v2: family, protocol, states
-_FOUND = struct.Struct("=4x2s2x16s44xI")  # struct inet_diag_msg: port, address, inode
+_ANSWER = struct.Struct("=B3x2s2x16s40xII")  # struct inet_diag_msg: family, port, address, user, inode
 _NETLINK_TIMEOUT_S = 1.0
+# A network's own user fills its tables at will: a line of tcp has 150 bytes, so that this holds 100,000 connections.
+_TABLE_BYTES = 16 << 20
 _IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _LOCAL_ADDRESS = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL")
@@ -71,21 +76,19 @@ def network_namespace(proc: Path, pid: int) -> int:
     return os.stat(f"{proc}/{pid}/ns/net").st_ino  # noqa: PTH116  asked of every process
 
 
+class _Row(NamedTuple):
+    """A TCP socket that listens. ``address`` has the bytes of the network: 4, or 16 of IPv6."""
+
+    address: bytes
+    port: int
+    uid: int
+    inode: int
+
+
 def listeners(proc: Path, pid: int, namespace: int) -> list[Listener]:
     """Wildcard listeners of the process's network. Others are not of interest: the profiler
     servers of TensorFlow and JAX bind to all interfaces, NCCL's and other inner sockets to one."""
-    found = []
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = (proc / str(pid) / "net" / table).read_text().splitlines()[1:]
-        except OSError:  # no IPv6 here, or the process is gone
-            continue
-        for line in lines:
-            columns = line.split()
-            address, _, port = columns[1].partition(":")
-            if columns[3] == _LISTEN and not address.strip("0"):
-                found.append(Listener(int(columns[9]), int(port, 16), namespace))
-    return found
+    return _wildcards(_table_rows(f"{proc}/{pid}/net"), namespace)
 
 
 def own_listeners(namespace: int) -> list[Listener] | None:
@@ -94,7 +97,32 @@ def own_listeners(namespace: int) -> list[Listener] | None:
     The tables of /proc hold all connections, and for them the kernel walks through all places that one could be in:
     5 ms a table, even where there is none. Here it walks through the sockets that listen.
     """
-    found = []
+    rows = _kernel_rows()
+    return None if rows is None else _wildcards(rows, namespace)
+
+
+def _wildcards(rows: Iterable[_Row], namespace: int) -> list[Listener]:
+    return [Listener(row.inode, row.port, namespace) for row in rows if not any(row.address)]
+
+
+def _table_rows(folder: str) -> Iterator[_Row]:
+    """The sockets that listen by the tables tcp and tcp6 of ``folder``, as far as these are read."""
+    for table in ("tcp", "tcp6"):
+        try:
+            text = read(f"{folder}/{table}", _TABLE_BYTES).decode("ascii", "replace")
+        except OSError:  # no IPv6 here, or the process is gone
+            continue
+        for line in text.splitlines()[1:]:
+            columns = line.split(None, 10)
+            with contextlib.suppress(ValueError, IndexError):  # the line at which the text is cut
+                if columns[3] == _LISTEN:
+                    address, _, port = columns[1].partition(":")
+                    yield _Row(_network_order(bytes.fromhex(address)), int(port, 16), int(columns[7]), int(columns[9]))
+
+
+def _kernel_rows() -> list[_Row] | None:
+    """The sockets that listen in gputop's own network; None where the kernel does not say."""
+    rows = []
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
             kernel.settimeout(_NETLINK_TIMEOUT_S)
@@ -102,12 +130,12 @@ def own_listeners(namespace: int) -> list[Listener] | None:
                 query = _QUERY.pack(family, socket.IPPROTO_TCP, 1 << int(_LISTEN, 16))
                 kernel.send(_HEADER.pack(_HEADER.size + len(query), _DIAG_BY_FAMILY, _REQUEST | _DUMP, 0, 0) + query)
                 for message in _messages(kernel):
-                    port, address, inode = _FOUND.unpack_from(message)
-                    if not any(address):
-                        found.append(Listener(inode, int.from_bytes(port, "big"), namespace))
+                    kind, port, address, uid, inode = _ANSWER.unpack_from(message)
+                    address = address[:4] if kind == socket.AF_INET else address
+                    rows.append(_Row(address, int.from_bytes(port, "big"), uid, inode))
     except (OSError, struct.error):
         return None
-    return found
+    return rows
 
 
 def _messages(kernel: socket.socket) -> Iterator[bytes]:
@@ -142,40 +170,37 @@ def listening_pid(proc: Path, host: str, port: int) -> int | None:
 def _listening(proc: Path, host: str, port: int) -> list[tuple[int, int]]:
     """User and inode of the sockets that listen at a TCP port: of those at several addresses, which may be different
     users', those that the kernel lets answer at ``host``: one of that very address goes before one of all."""
-    found: dict[_IpAddress, list[tuple[int, int]]] = {}
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):  # no IPv6 here
-            for line in (proc / "net" / table).read_text().splitlines()[1:]:
-                columns = line.split()
-                address, _, own_port = columns[1].partition(":")
-                if columns[3] == _LISTEN and int(own_port, 16) == port:
-                    found.setdefault(_ip(bytes.fromhex(address)), []).append((int(columns[7]), int(columns[9])))
+    rows = _kernel_rows() if proc == Path("/proc") else None
+    by_address: dict[_IpAddress, list[tuple[int, int]]] = {}
+    for row in _table_rows(f"{proc}/net") if rows is None else rows:
+        if row.port == port:
+            by_address.setdefault(ipaddress.ip_address(row.address), []).append((row.uid, row.inode))
     try:
         wanted = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:  # a name
-        return [own for at in found.values() for own in at]
+        return [holder for holders_there in by_address.values() for holder in holders_there]
     best = [wanted, ipaddress.ip_address("::")]
     if wanted.version == 4:
         best[1:1] = [ipaddress.ip_address(f"::ffff:{wanted}"), ipaddress.ip_address("0.0.0.0")]
-    return next((found[address] for address in best if address in found), [])
+    return next((by_address[address] for address in best if address in by_address), [])
 
 
-def _ip(words: bytes) -> _IpAddress:
-    """Of an address as /proc prints it: words of 32 bits in this machine's order of bytes."""
+def _network_order(words: bytes) -> bytes:
+    """An address as /proc prints it, in words of 32 bits in this machine's order of bytes, in that of the network."""
     if sys.byteorder == "little":
-        words = b"".join(words[at:at + 4][::-1] for at in range(0, len(words), 4))
-    return ipaddress.ip_address(words)
+        words = b"".join(words[start:start + 4][::-1] for start in range(0, len(words), 4))
+    return words
 
 
 def bound(proc: Path, name: str) -> set[int]:
     """Inodes of the sockets of this machine bound to a path, or to an abstract name after a zero (unix(7))."""
-    found = set()
-    for line in (proc / "net" / "unix").read_text(errors="surrogateescape").splitlines()[1:]:
+    inodes = set()
+    for line in os.fsdecode(read(f"{proc}/net/unix", _TABLE_BYTES)).splitlines()[1:]:
         columns = line.split(" ", 6)  # the number of blanks before an inode varies, and a path may hold some
         inode, _, path = columns[-1].strip().partition(" ")
-        if path == name.replace("\0", "@"):
-            found.add(int(inode))
-    return found
+        if path == name.replace("\0", "@") and inode.isdecimal():
+            inodes.add(int(inode))
+    return inodes
 
 
 def holders(proc: Path, inodes: set[int]) -> dict[int, list[int]]:
@@ -207,7 +232,7 @@ def _links(folder: str) -> list[str]:
 def addresses_of(proc: Path, pid: int) -> list[str]:
     """IPv4 addresses of the process's network, loopback left out: how a container is reached."""
     try:
-        text = (proc / str(pid) / "net" / "fib_trie").read_text()
+        text = read(f"{proc}/{pid}/net/fib_trie", _TABLE_BYTES).decode("ascii", "replace")
     except OSError:
         return []
     return [a for a in dict.fromkeys(_LOCAL_ADDRESS.findall(text)) if not a.startswith("127.")]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gputop.core.codec import parse
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.profiler.probe import parse_address, unix_name
+from gputop.profiler.addresses import parse_address, unix_name
 
 MAX_HOSTS = 4096  # a mistyped range must not become a million connections
 

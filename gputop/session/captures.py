@@ -9,13 +9,16 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct, structs
+
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
-from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS, Choice
+from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
+from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_other_user, ask_risk
 from gputop.session.stack_watch import OWN_STACKS, StackChoice, StackWatch
 from gputop.text.redaction import command
 from gputop.text.units import fit_middle
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from gputop.core.host_stacks import StackSamples
     from gputop.core.job_cpus import JobCpus
     from gputop.core.live_steps import LiveSteps
-    from gputop.profiler.capture.multi_worker import MultiWorkerCapture
+    from gputop.profiler.capture.outcomes import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
 
 # What was sampled of the GPUs of an analyzed capture of these servers.
@@ -49,7 +52,8 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
     ``own`` are servers the source itself brings; ``busy`` are addresses that are being captured
     from, which must not be probed meanwhile.
     """
-    from gputop.profiler.probe import parse_address, probe
+    from gputop.profiler.addresses import parse_address
+    from gputop.profiler.xprof.probe import probe
 
     discovered: dict[str, Server] = {a: Server(a, text) for a, text in own.items()}
     notes: tuple[str, ...] = ()
@@ -115,52 +119,6 @@ def job_of(servers: Sequence[Server]) -> str:
     return next((command(s.description) for s in servers if s.description not in ("", ATTACHED)), "")
 
 
-class ServerOfAnotherUser(GputopError):
-    """The only servers there are belong to other users, and nobody has said that they may be captured from."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__(
-            f"the profiler server at {server.address} belongs to user {server.owner}, and you did not name it",
-            f"A capture slows that job down and copies what it does. If you want this: --attach {server.address}")
-        self.server = server
-
-
-class ServerOfAnotherJob(GputopError):
-    """The job that was watched has ended; the server that would be next belongs to another one."""
-
-    def __init__(self, server: Server, ended: Server) -> None:
-        super().__init__(
-            f"the job at {ended.address} has ended, and the profiler server at {server.address} belongs to another job",
-            f"If you want this: --attach {server.address}")
-        self.server, self.ended = server, ended
-
-
-class MayEndJob(GputopError):
-    """A capture is known to have ended such jobs, and nobody has accepted that. The message is the risk."""
-
-    def __init__(self, risk: str) -> None:
-        super().__init__(f"a capture may end the job: {risk}", "gputop capture --accept-risk captures all the same.")
-        self.risk = risk
-
-
-class SeveralJobs(GputopError):
-    """Several jobs were found, and nobody has said which one is meant. ``servers``: one of each job."""
-
-    def __init__(self, servers: Sequence[Server]) -> None:
-        super().__init__("several jobs have a profiler server: " + ", ".join(s.address for s in servers),
-                         f"Name the one to capture from: --attach {servers[0].address}")
-        self.servers = tuple(servers)
-
-
-class ManyWorkers(GputopError):
-    """There are more workers than are captured without being asked for."""
-
-    def __init__(self, choice: Choice) -> None:
-        super().__init__(f"there are {choice.of} workers, and a capture slows each of them down",
-                         f"Proposed are {choice.text()}.")
-        self.choice = choice
-
-
 def too_many(count: int) -> GputopError:
     return GputopError(f"gputop captures at most {MAX_ALL_WORKERS} workers at once, not {count}",
                        "Name the workers to capture: --attach n[01-08]:6009.", EXIT_USAGE)
@@ -170,8 +128,8 @@ def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
     """The servers to capture from: all that the user named, or else the first that was found of gputop's own user.
 
     Named servers that do not answer are included, with their ``problem``. Raises NoDataError with cause and fix where
-    none answers, ServerOfAnotherUser where only those of others do. A server that was found never replaces a named
-    one: a capture slows its job down.
+    none answers. Where only those of other users do, it returns one of these, see :func:`server_question`. A server
+    that was found never replaces a named one: a capture slows its job down.
     """
     servers = tuple(servers)
     asked = tuple(s for s in servers if s.asked)
@@ -179,10 +137,7 @@ def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
     if asked and answering:
         return asked
     if answering:
-        own = next((s for s in answering if not s.owner), None)
-        if own is None:
-            raise ServerOfAnotherUser(answering[0])
-        return (own,)
+        return (next((s for s in answering if not s.owner), answering[0]),)
     if servers:
         first = (asked or servers)[0]
         raise NoDataError(f"no profiler server at {first.address}: {first.problem}", HOW_TO_SERVE)
@@ -224,101 +179,94 @@ def _pids(servers: Iterable[Server]) -> dict[str, int | None]:
     return {s.address: job_pid(s.address, s.pid) for s in servers}
 
 
-def check_risk(servers: Iterable[Server]) -> None:
-    """Raises MayEndJob where a capture is known to end jobs such as that of these servers."""
+def server_question(chosen: Sequence[Server], request: CaptureRequest) -> CaptureQuestion | None:
+    """Whether a server of another user that nobody named may be captured from; None where there is none among them."""
+    others = [s for s in chosen if s.owner and not s.asked]
+    return ask_other_user(request, others[0]) if others else None
+
+
+def risk_question(servers: Iterable[Server], request: CaptureRequest) -> CaptureQuestion | None:
+    """Whether to take the risk, where a capture is known to end jobs such as that of these servers. Blocks a little."""
     from gputop.profiler.discovery import crash_risk
 
+    if request.accept_risk:
+        return None
     risk = crash_risk([pid for pid in _pids(s for s in servers if s.problem is None).values() if pid is not None])
-    if risk is not None:
-        raise MayEndJob(risk)
+    return None if risk is None else ask_risk(request, risk)
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureRequest:
-    """What a capture is asked for: ``seconds`` at most, saved below ``logdir``.
+class CaptureRun(Struct, frozen=True):
+    """What a capture needs besides the request: ``stop`` ends the recording early and keeps its data, ``closing`` gives
+    up the analysis. ``stacks``: whose Python stacks are sampled meanwhile. ``counters`` and ``live_steps``: what is
+    known of the job's GPUs and of its step period."""
 
-    A probe may shorten the detail to what does not hurt the job, unless ``force``; an overview follows then.
-    ``stacks``: whose Python stacks are sampled meanwhile. ``accept_risk``: even where a capture is known to end such
-    jobs.
-    """
-
-    seconds: float
-    logdir: Path
-    force: bool = False
+    stop: threading.Event
+    closing: threading.Event
+    on_status: Callable[[CaptureStatus], None]
     stacks: StackChoice = OWN_STACKS
-    accept_risk: bool = False
+    counters: Counters | None = None
+    live_steps: LiveSteps | None = None
 
 
-def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, stop: threading.Event,
-                        closing: threading.Event, on_status: Callable[[CaptureStatus], None],
-                        counters: Counters | None = None, live_steps: LiveSteps | None = None) -> CaptureRecord:
-    """Capture, save and analyze; blocks. ``stop`` ends the recording early and keeps its data.
+def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run: CaptureRun) -> CaptureRecord:
+    """Capture, save and analyze; blocks. Whoever calls this has asked :func:`risk_question` first.
 
     Several servers are captured at once, as the workers of one job; those with a ``problem`` are named as missing.
-    Raises GputopError where there is no trace to keep, and MayEndJob before anything else where a capture is known to
-    end such jobs. A trace that cannot be analyzed is a record with its ``problem``: the file is safe on disk.
-    ``closing`` gives up the analysis.
+    Raises GputopError where there is no trace to keep. A trace that cannot be analyzed is a record with its
+    ``problem``: the file is safe on disk.
     """
     from gputop.profiler.stale_files import remove_stale_files
+    from gputop.profiler.ways import recorder_of
     from gputop.session.job_cpus import JobCpusWatch
 
-    asked_s, logdir, force = request.seconds, request.logdir, request.force
+    asked_s = request.seconds
     answering = [s for s in servers if s.problem is None]
     name = servers_label(answering)
     pids = _pids(answering)
-    if not request.accept_risk:
-        check_risk(answering)
-    remove_stale_files(logdir)
+    remove_stale_files(request.logdir)
     chosen: list[Plan] = []
 
     def status(phase: Any, elapsed_s: float) -> None:
         plan = chosen[0] if chosen else None
-        on_status(CaptureStatus(phase, name, asked_s, elapsed_s, chosen_s=plan.chosen_s if plan else None,
-                                why=plan.why if plan else "", overview_s=plan.overview_s if plan else 0.0))
+        run.on_status(CaptureStatus(phase, name, asked_s, elapsed_s, chosen_s=plan.chosen_s if plan else None,
+                                    why=plan.why if plan else "", overview_s=plan.overview_s if plan else 0.0))
 
     job_cpus = JobCpusWatch(pids.items(), lambda p: status(p.phase, p.elapsed_s))
-    with StackWatch(pids, request.stacks, job_cpus) as on_progress:
+    recorders = [recorder_of(address, pid) for address, pid in pids.items()]
+    with StackWatch(pids, run.stacks, job_cpus) as on_progress:
         if len(servers) == 1:
             from gputop.profiler.capture.safe_capture import capture_with_probe
 
-            result, plan, cost = capture_with_probe(
-                answering[0].address, seconds=asked_s, logdir=logdir, pid=answering[0].pid, force=force,
-                on_progress=on_progress, on_plan=chosen.append, stop=stop)
+            result, plan, cost = capture_with_probe(recorders[0], request, on_progress, chosen.append, run.stop)
             record = CaptureRecord(name, result.path, time.time(), asked_s, cost.call_s,
                                    (*result.errors, *result.warnings), plan=plan, cost=cost)
         else:
             from gputop.profiler.capture.multi_worker import capture_workers
 
-            captured = capture_workers(
-                [(s.address, s.pid) for s in answering], seconds=asked_s, logdir=logdir, force=force,
-                on_progress=on_progress, on_plan=chosen.append, stop=stop)
+            captured = capture_workers(recorders, request, on_progress, chosen.append, run.stop)
             missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
             record = record_of_workers(name, asked_s, captured, missing)
         status("analyzing", record.took_s)
         sampled = on_progress.samples()
-    record = replace(record, job=job_of(answering))
-    return analyze(record, closing, {address: job_cpus.cpus(address) for address in pids}, servers, counters,
-                   live_steps, sampled)
+    cpus = {address: job_cpus.cpus(address) for address in pids}
+    return analyze(replace(record, job=job_of(answering)), run, servers, cpus, sampled)
 
 
-def analyze(record: CaptureRecord, closing: threading.Event,
-            cpus: Mapping[str, JobCpus | None] | None = None, servers: Sequence[Server] = (),
-            counters: Counters | None = None, live_steps: LiveSteps | None = None,
+def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = (),
+            cpus: Mapping[str, JobCpus | None] | None = None,
             stacks: Mapping[str, StackSamples | str] | None = None) -> CaptureRecord:
     """The record with what its trace says, or with the ``problem`` of not knowing; blocks.
 
-    Beside the trace it leaves ``cpus``, by address what the jobs could use, ``live_steps``, the step period before, and
-    ``stacks``, by address the Python stacks of the jobs, for any later analysis, the findings and, of ``servers``, what
+    Beside the trace it leaves ``cpus``, by address what the jobs could use, the step period before, and ``stacks``, by
+    address the Python stacks of the jobs, for any later analysis, the findings and, of ``servers``, what the run's
     ``counters`` knows of the GPUs.
     """
-    from msgspec import structs
-
     from gputop.trace.readers.capture_file import CaptureFile, write_capture
     from gputop.trace.readers.stacks_file import write_stacks
 
     paths = {o.address: o.result.path for o in record.workers if o.result is not None} or {record.address: record.path}
     about = CaptureFile(files={path.name: (cpus or {}).get(address) for address, path in paths.items()},
-                        address=record.address, job=record.job, time_s=record.time_s, live_steps=live_steps,
+                        address=record.address, job=record.job, time_s=record.time_s, live_steps=run.live_steps,
                         ended=record.plan.ended if record.plan is not None else "")
     folder = next(iter(paths.values())).parent
     # Where it cannot be written, the trace tells what it tells without.
@@ -326,7 +274,8 @@ def analyze(record: CaptureRecord, closing: threading.Event,
         write_capture(folder, about)
         if stacks:
             write_stacks(folder, {path.name: stacks[address] for address, path in paths.items() if address in stacks})
-    analyzed = analyze_saved(record, closing)
+    analyzed = analyze_saved(record, run.closing)
+    counters = run.counters
     if analyzed.analysis is not None:
         if analyzed.compared is not None:
             analyzed = replace(analyzed, compared=structs.replace(

@@ -16,7 +16,7 @@ from gputop.sources.host.cgroups import Cgroups
 from gputop.sources.host.cpu import CpuTimes, read_times
 
 if TYPE_CHECKING:
-    from gputop.profiler.client import Progress
+    from gputop.profiler.recording import Progress
 
 _MIN_S = 0.2  # the counters have steps of 10 ms
 

@@ -97,7 +97,7 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
     """Ask gputop on the nodes of these workers, ``command`` there; blocks, until ``stop`` at the longest. Workers of
     this machine are left out. ``on_progress`` is told how many nodes have answered, and how many there are."""
     from gputop.cluster.ssh import NodeProblem, Ssh, ask_all, by_cause, is_name
-    from gputop.profiler.probe import split_address
+    from gputop.profiler.addresses import split_address
     from gputop.replay.snapshot import from_json
 
     elsewhere, pids = _elsewhere(servers)
@@ -138,7 +138,7 @@ def by_prometheus(servers: Sequence[Server], url: str, credentials: Mapping[str,
     from gputop.cluster.collect import node_means
     from gputop.cluster.prometheus import connected
     from gputop.cluster.slurm import short_name
-    from gputop.profiler.probe import machine_name
+    from gputop.profiler.addresses import machine_name
 
     def ask() -> None:
         try:
@@ -192,8 +192,8 @@ def _missing(names: Sequence[str]) -> tuple[str, ...]:
 
 def _elsewhere(servers: Iterable[Server]) -> tuple[list[Server], dict[str, int]]:
     """Workers of other machines; and the processes of those of this one that were named, not found."""
+    from gputop.profiler.addresses import is_local
     from gputop.profiler.capture.footprint import job_pid
-    from gputop.profiler.probe import is_local
 
     here: dict[str, bool] = {}  # by host: a name is looked up once
     elsewhere, pids = [], {}

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from signal import Signals
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
-
-from msgspec import structs
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice, Finding
 from gputop.core.samples import NodeSample, ProcessSample
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
+from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
 from gputop.replay.player import Player
 from gputop.session.capture_control import CaptureControl
 from gputop.session.event_log import EventLog
@@ -31,21 +30,16 @@ from gputop.session.gpu_numbers import GpuNumbers
 from gputop.session.options import Options
 from gputop.session.rank_watch import RankWatch
 from gputop.session.sample_feed import Arrival, SampleFeed
+from gputop.session.watched_node import WatchedNode
 from gputop.sources.base import Source
 from gputop.sources.host.proc_files import ENDED, ZOMBIE
 from gputop.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
-    from gputop.core.counters import GpuCounters
-    from gputop.core.live_steps import LiveSteps
-    from gputop.profiler.capture.choose_workers import Choice
     from gputop.ranks.stacks import ProcessStacks
     from gputop.replay.snapshot import Snapshot
     from gputop.session.auto_capture.controller import AutoCapture
-    from gputop.session.capture_control import WaitingCapture
-    from gputop.session.idle_wait import ExpectedIdle
     from gputop.session.simulated_ranks import SimulatedRanks
-    from gputop.session.worker_figures import AskedFigures
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import StepPeriodEstimate
 
@@ -96,10 +90,10 @@ class Session:
     interval_s: _Of[float] = _Of("sample_feed")
 
     options: _Of[Options] = _Of("capture_control")
-    servers: _Of[tuple[Server, ...]] = _Of("capture_control")
-    servers_known: _Of[bool] = _Of("capture_control")
-    discovery_notes: _Of[tuple[str, ...]] = _Of("capture_control")
-    ended_server: _Of[Server | None] = _Of("capture_control")
+    servers: _Of[tuple[Server, ...]] = _Of("server_watch")
+    servers_known: _Of[bool] = _Of("server_watch")
+    discovery_notes: _Of[tuple[str, ...]] = _Of("server_watch")
+    ended_server: _Of[Server | None] = _Of("server_watch")
     status: _Of[CaptureStatus | None] = _Of("capture_control")
     auto_capture: _Of[AutoCapture | None] = _Of("capture_control")
 
@@ -111,7 +105,7 @@ class Session:
     baseline: _Of[CaptureRecord | None] = _Of("finding_store")
     taken: _Of[tuple[CaptureRecord, ...]] = _Of("finding_store")
     gpu_numbers: _Of[GpuNumbers] = _Of("finding_store")
-    earlier_captures: _Of[int] = _Of("capture_control")
+    earlier_captures: _Of[int] = _Of("server_watch")
 
     def __init__(self, source: Source | Player, options: Options | None = None,
                  clock: Callable[[], float] = time.time, replayed_snapshot: Snapshot | None = None,
@@ -127,6 +121,7 @@ class Session:
         self.sample_feed = SampleFeed(source, options.interval_s, clock, sampler, self,
                                       estimate_step_period=replayed_snapshot is None)
         self.capture_control = CaptureControl(source, options, self._now_s, self)
+        self.server_watch = self.capture_control.server_watch
         self.finding_store = FindingStore(self._now_s, replayed_snapshot)
         # Of a job of this node and of now.
         self._simulated_ranks = simulated = _simulated_ranks(source)
@@ -180,30 +175,32 @@ class Session:
         self.sample_feed.set_interval(seconds)
 
     def attach(self, address: str) -> str:
-        """See :meth:`CaptureControl.attach`."""
-        return self.capture_control.attach(address)
+        """See :meth:`ServerWatch.attach`."""
+        return self.server_watch.attach(address)
 
     def update_servers(self) -> None:
-        """See :meth:`CaptureControl.update_servers`."""
-        self.capture_control.update_servers()
+        """See :meth:`ServerWatch.update`."""
+        self.server_watch.update()
 
-    def start_capture(self, *, force: bool = False, workers: Collection[str] | None = None,
-                      notices: tuple[str, ...] = (), ask: Literal["", "ssh"] = "", accept_risk: bool = False) -> None:
-        """See :meth:`CaptureControl.start_capture`."""
-        self.capture_control.start_capture(force=force, workers=workers, notices=notices, ask=ask,
-                                           accept_risk=accept_risk)
+    def capture_request(self, *, force: bool = False) -> CaptureRequest:
+        """See :meth:`CaptureControl.request`."""
+        return self.capture_control.request(force=force)
+
+    def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
+        """See :meth:`CaptureControl.start_capture`; None: a capture as the options have it."""
+        return self.capture_control.start_capture(request or self.capture_request())
 
     def capture_now(self, force: bool = False) -> bool:
         """See :meth:`CaptureControl.capture_now`."""
         return self.capture_control.capture_now(force)
 
-    def take_waiting_capture(self) -> WaitingCapture | None:
-        """See :meth:`CaptureControl.take_waiting_capture`."""
-        return self.capture_control.take_waiting_capture()
+    def take_question(self) -> CaptureQuestion | None:
+        """See :meth:`CaptureControl.take_question`."""
+        return self.capture_control.take_question()
 
-    def start_server(self, pid: int, *, force: bool = False) -> None:
+    def start_server(self, pid: int, request: CaptureRequest) -> None:
         """See :meth:`CaptureControl.start_server`."""
-        self.capture_control.start_server(pid, force=force)
+        self.capture_control.start_server(pid, request)
 
     @property
     def processes_to_serve(self) -> tuple[ProcessSample, ...]:
@@ -215,8 +212,8 @@ class Session:
         return tuple(p for p in self.sample.processes if p.reason not in (ENDED, ZOMBIE)) if self.sample else ()
 
     def watch_job(self, server: Server) -> None:
-        """See :meth:`CaptureControl.watch_job`."""
-        self.capture_control.watch_job(server)
+        """See :meth:`ServerWatch.choose_job`."""
+        self.server_watch.choose_job(server)
 
     @property
     def captured_before_restart(self) -> bool:
@@ -249,10 +246,6 @@ class Session:
         from gputop.ranks.stacks import read_all
 
         return read_all(pids, native=native)
-
-    def allow(self, server: Server) -> None:
-        """See :meth:`CaptureControl.allow`."""
-        self.capture_control.allow(server)
 
     def forget_failure(self) -> None:
         """The user has read why the last capture failed."""
@@ -321,46 +314,40 @@ class Session:
 
         send(process, number)
 
+    @property
+    def watched_node(self) -> WatchedNode:
+        """What is known of the node now."""
+        return WatchedNode(self.sample, self.history, self.interval_s, self.live.findings,
+                           self.finding_store.rules_ran_s)
+
     # -- what the parts tell ------------------------------------------------------------------
 
     def sample_stored(self, sample: NodeSample) -> None:
         self.events.note_sample(sample)
 
     def sample_updated(self, sample: NodeSample, arrival: Arrival) -> None:
-        self.capture_control.drop_ended()
+        self.server_watch.drop_ended()
         history = self.history
         if arrival != "early" and history is not None:
             ranks = self.rank_watch.report if self.rank_watch is not None else None
             self.finding_store.run_live_rules(history, sample, self.interval_s, ranks)
             if self.rank_watch is not None and arrival == "live":
                 self.rank_watch.check(self.live.findings, sample)
-            if arrival == "live" and self.auto_capture is not None:
-                self.auto_capture.check(history, sample)
+        self.capture_control.update_node(self.watched_node)
+        if arrival == "live" and history is not None and self.auto_capture is not None:
+            self.auto_capture.check(history, sample)
         self._notify("sample")
 
     def sampling_failed(self, error: GputopError) -> None:
         self.failure = error
         self._notify("failed")
 
-    def has_sample(self) -> bool:
-        return self.sample is not None
-
     def servers_changed(self) -> None:
         self._notify("servers")
-
-    def live_steps(self) -> LiveSteps | None:
-        from gputop.telemetry.step_period import live_steps
-
-        return live_steps(self.history) if self.history is not None else None
 
     def capture_changed(self, status: CaptureStatus) -> None:
         self.events.note_capture(status)
         self._notify("capture")
-
-    def counters(self, record: CaptureRecord, servers: Sequence[Server]) -> GpuCounters:
-        from gputop.session.counters import counters_of
-
-        return counters_of(record, servers, self.sample, self.history, self.interval_s)
 
     def capture_ended(self, record: CaptureRecord, servers: Sequence[Server]) -> None:
         self.finding_store.add_capture(record, servers, self.sample)
@@ -368,25 +355,5 @@ class Session:
     def capture_opened(self, record: CaptureRecord) -> None:
         self.finding_store.open_capture(record)
 
-    def expected_idle(self, servers: Sequence[Server]) -> ExpectedIdle | None:
-        from gputop.session.idle_wait import expected_idle
-        from gputop.session.worker_figures import elsewhere
-
-        expected = expected_idle(self.live.findings, self.finding_store.rules_ran_s)
-        pids = {server.pid for server in servers} - {None}
-        held = {gpu for p in self.sample.processes if {p.pid, p.local_pid} & pids for gpu in p.gpus
-                } if self.sample is not None else set()
-        # Of another job, or of another node.
-        if expected is None or (held and not held & expected.gpus) or all(map(elsewhere, servers)):
-            return None
-        return expected
-
     def capture_waits(self) -> None:
         self._notify("capture")
-
-    def worker_choice(self, servers: Sequence[Server], asked: AskedFigures | None) -> Choice:
-        from gputop.profiler.discovery import crash_risk
-        from gputop.session.worker_figures import choose
-
-        risk = crash_risk([server.pid for server in servers if server.pid is not None]) or ""
-        return structs.replace(choose(servers, self.sample, self.history, asked), risk=risk)

@@ -13,7 +13,7 @@ from gputop.core.errors import GputopError
 
 if TYPE_CHECKING:
     from gputop.core.host_stacks import StackSamples
-    from gputop.profiler.client import Progress
+    from gputop.profiler.recording import Progress
     from gputop.ranks.stack_sampler import StackSampler
 
 SimulatedStacks = Callable[[float, float], "StackSamples | None"]  # between two Unix times

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputop.core.errors import GputopError
-from gputop.profiler import messages
-from gputop.profiler.probe import load_grpc
+from gputop.profiler.xprof import messages
+from gputop.profiler.xprof.probe import load_grpc
 
 if TYPE_CHECKING:
     import grpc

@@ -16,7 +16,6 @@ from textual.message import Message
 from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError, NoDataError
-from gputop.session.captures import ManyWorkers, ServerOfAnotherJob, ServerOfAnotherUser, SeveralJobs
 from gputop.session.session import Change, Session
 from gputop.tui import open_screens
 from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, STACKS_TELL, commands
@@ -34,9 +33,11 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 if TYPE_CHECKING:
     from textual.command import Provider
 
+    from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
     from gputop.tui.timeline.trace_file import TraceFile
     from gputop.tui.widgets.key_line import KeyLine
 
+_ANSWERABLE_S = 60.0  # for which a question that nobody could be asked yet is still the right one
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -69,6 +70,7 @@ class GputopApp(TerminalApp):
         self.session = session
         self.paused = False
         self._quitting = False
+        self._postponed: tuple[float, CaptureQuestion] | None = None  # when it came up
         self._terminal_size = self.size
         self._fitted_processes = 0  # that the layout is for
         self._attaching: str | None = None
@@ -279,7 +281,7 @@ class GputopApp(TerminalApp):
         if self._quitting:
             self.exit(EXIT_OK)
             return
-        self._ask_for_waiting_capture()
+        self._ask_pending_question()
         if status is None:
             return
         self._refresh_actions()  # which say what came of it
@@ -288,38 +290,37 @@ class GputopApp(TerminalApp):
 
     # -- actions ------------------------------------------------------------------------------
 
-    def _ask_for_waiting_capture(self) -> None:
-        """Go on with a capture that waited for what other nodes say of its workers, or ask whether to take its risk."""
-        waiting = self.session.take_waiting_capture()
-        if waiting is None:
+    def _ask_pending_question(self) -> None:
+        """Ask what has come up since a capture was asked for: which workers, or whether to take its risk."""
+        question = self.session.take_question()
+        if question is None:
             return
         if len(self.screen_stack) > 1:  # whose keys are not for this question
-            self.notify("No capture has begun: it may end the job. Press c again to decide." if waiting.risk else
+            self._postponed = self.session.clock(), question
+            self.notify("No capture has begun: it may end the job. Press c again to decide."
+                        if question.kind == "risk" else
                         "The figures of the workers have come: press c again to see which are proposed.")
-        elif waiting.risk:
-            open_screens.ask_to_accept_risk(self, waiting)
         else:
-            self._start_capture(waiting.force)
+            open_screens.ask_before_capture(self, question)
 
     def action_capture(self, force: bool = False) -> None:
         if self.session.capture_now(force):
             return
         self._watch_selected_process()
-        self._start_capture(force)
+        postponed, self._postponed = self._postponed, None
+        if postponed is not None and self.session.clock() - postponed[0] <= _ANSWERABLE_S:
+            open_screens.ask_before_capture(self, postponed[1])
+            return
+        self.start_capture(self.session.capture_request(force=force))
 
-    def _start_capture(self, force: bool) -> None:
+    def start_capture(self, request: CaptureRequest) -> None:
+        """Start a capture, after the questions that it needs."""
         try:
-            self.session.start_capture(force=force)
-        except SeveralJobs as error:
-            open_screens.ask_which_job(self, error.servers, force)
-        except ServerOfAnotherUser as error:
-            open_screens.ask_before_capture(self, error.server, force)
-        except ServerOfAnotherJob as error:
-            open_screens.ask_before_capture(self, error.server, force, error.ended)
-        except ManyWorkers as error:
-            open_screens.ask_workers(self, error.choice, force)
+            question = self.session.start_capture(request)
+            if question is not None:
+                open_screens.ask_before_capture(self, question)
         except GputopError as error:
-            if open_screens.offer_server(self, force):
+            if open_screens.offer_server(self, request):
                 return
             if isinstance(error, NoDataError):  # it stays so until there is a server: no notice that goes
                 self._refused = error

@@ -20,9 +20,7 @@ from gputop.tui.monitor.messages import begun_as_sentence, no_capture
 from gputop.tui.terminal.clipboard import CopyingApp
 
 if TYPE_CHECKING:
-    from gputop.profiler.capture.choose_workers import Choice
-    from gputop.profiler.capture.records import Server
-    from gputop.session.capture_control import WaitingCapture
+    from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
     from gputop.session.session import Session
     from gputop.timeline.model import Range
     from gputop.timeline.reader import Timeline
@@ -38,7 +36,7 @@ class MonitorApp(CopyingApp, Protocol):
     session: Session
     trace: TraceFile | None  # of the last capture, once its timeline has been opened
 
-    def action_capture(self, force: bool = False) -> None: ...
+    def start_capture(self, request: CaptureRequest) -> None: ...
 
     def ask_address(self) -> None: ...
 
@@ -134,76 +132,33 @@ def open_signal(app: MonitorApp, chosen: ProcessSample) -> None:
     app.push_screen(SignalScreen(chosen), send)
 
 
-def ask_before_capture(app: MonitorApp, server: Server, force: bool, ended: Server | None = None) -> None:
-    """The question whether to capture from a server of another user, or of another job than that of ``ended``; the
-    answer counts until gputop ends."""
-    from gputop.tui.screens.dialogs import Confirm
+def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
+    """The question that somebody has to answer before a capture begins; then the capture."""
+    from gputop.profiler.capture.request import answered
 
-    def answered(yes: bool | None) -> None:
-        if yes:
-            app.session.allow(server)
-            app.action_capture(force)
+    def start(key: str | None) -> None:
+        if key is not None:
+            app.start_capture(answered(question, key))
 
-    if ended is None:
-        question = f"This server belongs to user {server.owner}. Capture from it? y/N"
+    if question.kind == "job":
+        from gputop.tui.screens.choose_job import ChooseJob
+
+        app.push_screen(ChooseJob(question.servers), lambda server: start(server.address if server else None))
+    elif question.choice is not None:
+        from gputop.tui.screens.workers import WorkersQuestion
+
+        app.push_screen(WorkersQuestion(question.choice), start)
     else:
-        question = f"The job at {ended.address} has ended. Capture from another job? y/N"
-    app.push_screen(Confirm(
-        "Capture", question,
-        f"{server.address}  {short_description(server.description)}\n\n"
-        "A capture slows that job down, takes some of its memory, and copies what it does into your trace; "
-        "with py-spy installed also its Python stacks. The answer is kept until gputop ends."), answered)
+        from gputop.tui.screens.dialogs import Confirm
+
+        server = question.servers[0] if question.servers else None
+        about = f"{server.address}  {short_description(server.description)}\n\n" if server is not None else ""
+        app.push_screen(Confirm("Capture", f"{question.sentence} y/N",
+                                f"{about}{begun_as_sentence(question.details).rstrip('.')}."),
+                        lambda yes: start("y" if yes else None))
 
 
-def ask_to_accept_risk(app: MonitorApp, waiting: WaitingCapture) -> None:
-    """The question whether to capture although that may end the job."""
-    from gputop.tui.screens.dialogs import Confirm
-
-    def answered(yes: bool | None) -> None:
-        if not yes:
-            return
-        try:
-            app.session.start_capture(force=waiting.force, workers=waiting.workers, notices=waiting.notices,
-                                      accept_risk=True)
-        except GputopError as error:
-            show_error(app, error)
-
-    app.push_screen(Confirm("Capture", "This capture may end the job. Capture all the same? y/N",
-                            f"{begun_as_sentence(waiting.risk)}."), answered)
-
-
-def ask_which_job(app: MonitorApp, servers: Sequence[Server], force: bool) -> None:
-    """Which of several jobs to capture from; the answer counts as long as the job runs."""
-    from gputop.tui.screens.choose_job import ChooseJob
-
-    def answered(server: Server | None) -> None:
-        if server is not None:
-            app.session.watch_job(server)
-            app.action_capture(force)
-
-    app.push_screen(ChooseJob(servers), answered)
-
-
-def ask_workers(app: MonitorApp, choice: Choice, force: bool) -> None:
-    """The question which of many workers to capture."""
-    from gputop.tui.screens.workers import WorkersQuestion
-
-    def answered(answer: str | None) -> None:
-        try:
-            if answer == "ask":
-                app.session.start_capture(force=force, ask="ssh")
-            elif answer in ("few", "all"):
-                few = answer == "few"
-                app.session.start_capture(
-                    force=force, workers=choice.chosen if few else tuple(s.address for s in app.session.servers),
-                    notices=choice.notices if few else (), accept_risk=bool(choice.risk))
-        except GputopError as error:
-            show_error(app, error)
-
-    app.push_screen(WorkersQuestion(choice), answered)
-
-
-def offer_server(app: MonitorApp, force: bool = False) -> bool:
+def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool:
     """Where no profiler server answers, but processes hold GPUs: the question whether to start one in one of them, and
     then to capture. Returns whether there is such a process."""
     processes = app.session.processes_to_serve
@@ -226,7 +181,7 @@ def offer_server(app: MonitorApp, force: bool = False) -> bool:
         if pid == NAME_AN_ADDRESS:
             app.ask_address()
         elif pid is not None:
-            app.session.start_server(pid, force=force)
+            app.session.start_server(pid, request or app.session.capture_request())
 
     app.push_screen(StartServer(processes, obsolete), answered)
     return True

@@ -32,7 +32,7 @@ from gputop.diagnosis.diagnose import examine
 from gputop.diagnosis.own_rules import use_rules
 from gputop.diagnosis.rule_trials import over_samples, over_trace
 from gputop.export.snapshot import FORMATS, render
-from gputop.profiler import client, messages, probe
+from gputop.profiler.xprof import messages, probe
 from gputop.ranks import stack_groups
 from gputop.ranks.hang import find_absence
 from gputop.ranks.model import Answer
@@ -59,6 +59,7 @@ from tests.dcgm_double.scene import Scene
 from tests.diagnosis.test_fuzz import few, tiny
 from tests.fakes import START_S, node_sample
 from tests.nvml_fake import FakeNvml
+from tests.profiler.capturing import capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.ranks.ras_double import Job, as_json, as_text
 from tests.records import replace
@@ -265,7 +266,7 @@ def _answer(folder: Path, data: bytes) -> None:
     if data[:1] == b"!":
         code = list(grpc.StatusCode)[1 + data[-1] % (len(grpc.StatusCode) - 1)]
         server.fails = code, data[1:4000].decode("latin-1")
-    result = client.capture(server.address, seconds=0.001, logdir=folder / "logs")
+    result = capture(server.address, seconds=0.001, logdir=folder / "logs")
     for message in (*result.errors, *result.warnings):
         console.say(message)
 

@@ -42,7 +42,7 @@ def test_the_start_does_without_inspect_and_who_wants_it_gets_it():
                 "print(typing_extensions.__name__)\n") == "True False\ntyping_extensions\n"
 
 
-@pytest.mark.parametrize("absent", ["gputop.profiler.client", "gputop.trace", "hashlib", "grpc"])
+@pytest.mark.parametrize("absent", ["gputop.profiler.xprof.client", "gputop.trace", "hashlib", "grpc"])
 def test_looking_for_servers_imports_nothing_that_only_a_capture_needs(absent: str):
     assert _run("import sys\n"
                 "from gputop.profiler import discovery\n"

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.cluster_lab import free_port
 from gputop.cli import main
-from gputop.profiler import probe
+from gputop.profiler import addresses
 from gputop.profiler.capture.records import Server
 from gputop.session import captures, counters
 from gputop.session.node_figures import SECONDS
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, FakeProfiler]]:
     """By address; the nodes are taken for other machines."""
     monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
-    monkeypatch.setattr(probe, "is_local", lambda address: False)
+    monkeypatch.setattr(addresses, "is_local", lambda address: False)
     with contextlib.ExitStack() as stack:
         servers = {}
         for node in (*ACTIVE, REFUSES, OLD):

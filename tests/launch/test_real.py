@@ -15,9 +15,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from gputop.profiler import messages
-from gputop.profiler.client import EmptyTrace, capture, probe
+from gputop.profiler.recording import EmptyTrace
+from gputop.profiler.xprof import messages
+from gputop.profiler.xprof.probe import probe
 from tests.launch.jobs import GPUTOP, addresses, environment
+from tests.profiler.capturing import capture
 
 _JAX_PYTHON = os.environ.get("JAX_PYTHON") or (sys.executable if importlib.util.find_spec("jax") else "")
 _needs_jax = pytest.mark.skipif(not _JAX_PYTHON, reason="JAX is not installed")

@@ -15,9 +15,9 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.profiler import discovery, sockets
+from gputop.profiler.addresses import listening_pid
 from gputop.profiler.discovery import Finder, TrainingProcesses
 from gputop.profiler.sockets import Listener
-from gputop.profiler.storage import listening_pid
 from tests.profiler.fake_server import FakeProfiler, serve
 from tests.records import replace
 
@@ -145,6 +145,26 @@ def test_the_kernel_lists_the_same_sockets_as_proc():
                        (sockets.own_listeners(own), sockets.listeners(Path("/proc"), os.getpid(), own)))
         assert asked == read
         assert {listener.inode for listener in asked} == {os.fstat(s.fileno()).st_ino for s in (four, six)}
+
+
+def test_users_and_addresses_are_the_same_by_the_kernel_and_by_proc():
+    with socket.create_server(("127.0.0.1", 0)) as inner, \
+            socket.create_server(("::1", 0), family=socket.AF_INET6) as six:
+        inodes = {os.fstat(s.fileno()).st_ino for s in (inner, six)}
+        asked, read = ({row for row in rows if row.inode in inodes}
+                       for rows in (sockets._kernel_rows(), sockets._table_rows("/proc/net")))
+        assert asked == read and {(row.port, row.uid) for row in asked} == {
+            (s.getsockname()[1], os.geteuid()) for s in (inner, six)}
+
+
+def test_a_network_full_of_connections_is_read_up_to_a_bound(tmp_path, monkeypatch):
+    """Whoever has a network of its own fills its tables at will."""
+    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    row = "   0: 00000000:{:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 7 1 0 100\n"
+    (tmp_path / "1" / "net").mkdir(parents=True)
+    (tmp_path / "1" / "net" / "tcp").write_text(head + "".join(map(row.format, range(1, 101))))
+    monkeypatch.setattr(sockets, "_TABLE_BYTES", len(head) + 10 * len(row.format(1)) + 20)
+    assert [row.port for row in sockets.listeners(tmp_path, 1, 5)] == [*range(1, 11)], "not the line that is cut"
 
 
 def test_where_the_kernel_does_not_list_sockets_proc_does(monkeypatch):

@@ -16,9 +16,10 @@ import pytest
 from gputop.core.files import Folder
 from gputop.profiler import stale_files
 from gputop.profiler.capture.records import Server
+from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.stale_files import probe_name, remove_stale_files
 from gputop.profiler.storage import RunFolder
-from gputop.session.captures import CaptureRequest, capture_and_analyze
+from gputop.session.captures import CaptureRun, capture_and_analyze
 from gputop.trace.readers.capture_file import FILE as CAPTURE
 from tests.profiler.fake_server import serve
 
@@ -59,8 +60,8 @@ def test_a_gputop_killed_in_the_middle_of_a_capture(tmp_path: Path) -> None:
             killed.send_signal(signal.SIGKILL)
         assert len(left) == 2 and all(path.exists() for path in left)
     with serve() as server:
-        done = capture_and_analyze([Server(server.address)], CaptureRequest(0.1, tmp_path), threading.Event(),
-                                   threading.Event(), lambda _status: None)
+        done = capture_and_analyze([Server(server.address)], CaptureRequest(0.1, tmp_path),
+                                   CaptureRun(threading.Event(), threading.Event(), lambda _status: None))
     assert {p for p in tmp_path.rglob("*") if p.is_file()} == {done.path, done.path.with_name(CAPTURE)}
     assert list(tmp_path.iterdir()) == [tmp_path / "plugins"]
     assert list((tmp_path / "plugins" / "profile").iterdir()) == [done.path.parent]

@@ -17,9 +17,12 @@ import pytest
 from gputop.core import files
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.files import Folder
-from gputop.profiler import client, sockets, storage
-from gputop.profiler.storage import RunFolder, ServerDisk
+from gputop.profiler import sockets, storage
+from gputop.profiler.storage import RunFolder
+from gputop.profiler.xprof import client, server_disk
+from gputop.profiler.xprof.server_disk import ServerDisk
 from tests.descriptors import open_below
+from tests.profiler.capturing import capture
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
 BOB = 12345
@@ -229,7 +232,7 @@ def test_the_user_of_a_server_is_known_by_its_socket():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert sockets.listening_uids(Path("/proc"), "127.0.0.1", port) == {os.geteuid()}
-        assert storage._server_uid(f"127.0.0.1:{port}", None) == os.geteuid()
+        assert server_disk._server_uid(f"127.0.0.1:{port}", None) == os.geteuid()
     assert not sockets.listening_uids(Path("/proc"), "127.0.0.1", port)
 
 
@@ -267,7 +270,7 @@ def test_a_file_made_meanwhile_is_not_replaced(tmp_path):
 HOSTILE = """
 import os, sys
 from pathlib import Path
-from gputop.profiler import messages
+from gputop.profiler.xprof import messages
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 class Hostile(FakeProfiler):
@@ -303,11 +306,11 @@ def test_a_server_of_another_user_that_answers_without_data(kind, word, secret, 
         try:
             address = server.stdout.readline().strip()
             if word is None:
-                path = client.capture(address, seconds=0.01, logdir=logdir).path
+                path = capture(address, seconds=0.01, logdir=logdir).path
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size
             else:
                 with pytest.raises(GputopError, match=word):
-                    client.capture(address, seconds=0.01, logdir=logdir)
+                    capture(address, seconds=0.01, logdir=logdir)
                 assert not logdir.exists()
             root = Path(server.stdout.readline().strip())
             assert root.exists() == (word is not None), "what was copied is removed, with its folders"

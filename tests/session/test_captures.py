@@ -11,8 +11,9 @@ import pytest
 from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.plan import Plan, Probe
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
+from gputop.profiler.capture.request import CaptureRequest
 from gputop.session import captures
-from gputop.session.captures import CaptureRequest, capture_and_analyze, find_named_servers, left_out
+from gputop.session.captures import CaptureRun, capture_and_analyze, find_named_servers, left_out
 from tests.analyses import make_analysis
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.records import replace
@@ -81,7 +82,7 @@ def test_the_length_and_its_reason_are_in_the_status(tmp_path: Path) -> None:
     seen: list[CaptureStatus] = []
     with serve(FakeProfiler(xspace=make_xspace(events=1_000))) as server:
         done = capture_and_analyze([Server(server.address)], CaptureRequest(0.3, tmp_path, force=True),
-                                   threading.Event(), threading.Event(), seen.append)
+                                   CaptureRun(threading.Event(), threading.Event(), seen.append))
     assert [r.duration_ms for r in server.requests] == [300]
     assert all(s.chosen_s == 0.3 and "no probe" in s.why for s in seen)
     assert done.remarks[0] == "0.3 s: full length, no probe"

@@ -11,7 +11,7 @@ from gputop.core.codec import convert, encode, parse
 from gputop.core.counters import GpuCounters
 from gputop.core.errors import NoDataError
 from gputop.core.samples import NodeSample
-from gputop.profiler.capture.multi_worker import Outcome
+from gputop.profiler.capture.outcomes import Outcome
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session.counters import CounterWatch, counters_of
 from gputop.sources.simulated import SimulatedSource

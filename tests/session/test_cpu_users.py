@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.profiler.client import Progress
+from gputop.profiler.recording import Progress
 from gputop.session import cpu_users, job_cpus
 from gputop.session.cpu_users import CpuUsers
 from gputop.session.job_cpus import JobCpusWatch

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace as replaced
 
 import pytest
+from msgspec import structs
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding, Gain
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
+from gputop.profiler.capture.request import CaptureRequest, answered
 from gputop.session import capture_control
-from gputop.session.captures import CaptureRequest, MayEndJob
 from gputop.session.idle_wait import LEAD_S, ExpectedIdle, IdleWait, expected_idle
 from tests.fakes import StillSession
 from tests.records import replace
@@ -76,11 +77,8 @@ class WaitingSession:
         session.finding_store.rules_ran_s = session.clock()
         self.watched, self.taken, self.risk = Watched(session), list[bool](), risk
         monkeypatch.setattr(capture_control, "capture_and_analyze", self.capture)
-        monkeypatch.setattr(capture_control, "check_risk", self.check_risk)
-
-    def check_risk(self, servers: Sequence[Server]) -> None:
-        if self.risk:
-            raise MayEndJob(self.risk)
+        monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda _: self.risk or None)
+        session.capture_control.update_node(session.watched_node)
 
     def capture(self, servers: Sequence[Server], request: CaptureRequest, *_: object) -> CaptureRecord:
         self.taken.append(request.force)
@@ -121,16 +119,16 @@ def test_it_can_be_canceled(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting.session.start_capture()
     assert waiting.session.stop_capture()
     waiting.watched.until(lambda: waiting.status is None)
-    assert not waiting.taken and waiting.session.take_waiting_capture() is None
+    assert not waiting.taken and waiting.session.take_question() is None
 
 
 def test_a_risk_is_asked_about_before_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = WaitingSession(monkeypatch, risk="it was seen to")
     waiting.session.start_capture()
     waiting.watched.until(lambda: waiting.status is None)
-    asked = waiting.session.take_waiting_capture()
-    assert asked is not None and asked.risk == "it was seen to" and not waiting.taken
-    waiting.session.start_capture(accept_risk=True)
+    question = waiting.session.take_question()
+    assert question is not None and question.details == "it was seen to" and not waiting.taken
+    waiting.session.start_capture(answered(question, "y"))
     assert waiting.status is not None and waiting.status.phase == "waiting"
     waiting.session.close()
 
@@ -155,10 +153,11 @@ def test_these_do_not_wait(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
         session.servers = (Server("127.0.0.1:6009", pid=first.local_pid or first.pid, asked=True),)
     elif case == "another node":
         session.servers = (Server("n1:6009", asked=True),)
+    session.capture_control.update_node(session.watched_node)
     if case == "automatic":
-        session.capture_control.start_capture(reason="GPU 0 dipped")
+        session.start_capture(structs.replace(session.capture_request(), reason="GPU 0 dipped"))
     else:
-        session.start_capture(force=case == "forced")
+        session.start_capture(session.capture_request(force=case == "forced"))
     waiting.until_captured()
     assert len(waiting.taken) == 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.job_cpus import JobCpus
-from gputop.profiler.client import Progress
+from gputop.profiler.recording import Progress
 from gputop.session import job_cpus
 from gputop.session.job_cpus import JobCpusWatch
 

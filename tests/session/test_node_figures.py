@@ -13,7 +13,7 @@ import pytest
 from gputop.cluster import collect, ssh
 from gputop.core.errors import GputopError
 from gputop.export.snapshot import document
-from gputop.profiler import probe
+from gputop.profiler import addresses
 from gputop.profiler.capture.records import Server
 from gputop.replay.snapshot import Snapshot, from_json
 from gputop.replay.snapshot_document import Grid, Track
@@ -71,7 +71,7 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Non
                                   f'cd {tmp_path}\n{script}\n')
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(probe, "is_local", lambda address: address.startswith("127."))
+    monkeypatch.setattr(addresses, "is_local", lambda address: address.startswith("127."))
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def prometheus(monkeypatch: pytest.MonkeyPatch, answer: dict[str, dict[str, floa
         return answer
 
     monkeypatch.setattr(collect, "node_means", node_means)
-    monkeypatch.setattr(probe, "is_local", lambda address: address.startswith("127."))
+    monkeypatch.setattr(addresses, "is_local", lambda address: address.startswith("127."))
 
 
 def asked_prometheus(workers: list[str], url: str = "http://127.0.0.1:9") -> AskedFigures:

@@ -14,23 +14,16 @@ from msgspec import structs
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
-from gputop.session import capture_control, node_figures
-from gputop.session.capture_control import CaptureOrder, WaitingCapture
-from gputop.session.captures import (
-    CaptureRequest,
-    ManyWorkers,
-    MayEndJob,
-    ServerOfAnotherJob,
-    ServerOfAnotherUser,
-    SeveralJobs,
-    choose_servers,
-    find_servers,
-)
+from gputop.profiler.capture.request import CaptureRequest, answered, require_no_question
+from gputop.session import capture_control, node_figures, server_watch
+from gputop.session.captures import choose_servers, find_servers, server_question
 from gputop.session.options import FigureOptions
 from gputop.session.session import Options, Session
 from gputop.session.worker_figures import AskedFigures, WorkerFigures
 from tests.fakes import StillSession, StillSource, node_sample
 from tests.records import replace
+
+REQUEST = CaptureRequest(1.0, Path("logs"))
 
 
 class Watched:
@@ -195,7 +188,7 @@ def test_a_fault_of_the_discovery_of_servers_is_a_note(monkeypatch: pytest.Monke
     def broken(*args: object) -> None:
         raise UnicodeError("label too long")
 
-    monkeypatch.setattr("gputop.session.capture_control.find_servers", broken)
+    monkeypatch.setattr("gputop.session.server_watch.find_servers", broken)
     session = StillSession()
     session.update_servers()
     assert session.servers == () and "label too long" in session.discovery_notes[0]
@@ -205,7 +198,7 @@ def test_several_servers_are_attached_at_once() -> None:
     session = StillSession(1)
     assert session.attach("localhost:6009, node[1-2]:7") == "127.0.0.1:6009"
     session.attach("node1:7")
-    assert session.capture_control.attached == ["127.0.0.1:6009", "node1:7", "node2:7"]
+    assert session.server_watch.attached == ["127.0.0.1:6009", "node1:7", "node2:7"]
     for nothing in (" ", ","):
         with pytest.raises(GputopError, match="not an address"):
             session.attach(nothing)
@@ -214,7 +207,7 @@ def test_several_servers_are_attached_at_once() -> None:
 def test_what_servers_are_called_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession()
     found = (Server("127.0.0.1:6009", "python train.py --password hunter2", 1),)
-    monkeypatch.setattr("gputop.session.capture_control.find_servers", lambda *_: (found, ()))
+    monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: (found, ()))
     session.update_servers()
     assert session.servers[0].description == "python train.py --password ***"
 
@@ -225,34 +218,39 @@ class TestServersOfOtherUsers:
     BOB = Server("127.0.0.1:6009", "python train.py", 7, owner="bob")
 
     def test_only_a_named_one_is_captured_from(self) -> None:
-        with pytest.raises(ServerOfAnotherUser, match="belongs to user bob") as caught:
-            choose_servers([self.BOB])
-        assert "--attach 127.0.0.1:6009" in caught.value.fix and caught.value.server == self.BOB
+        assert choose_servers([self.BOB]) == (self.BOB,)
+        question = server_question([self.BOB], REQUEST)
+        assert question is not None and question.servers == (self.BOB,)
+        assert "belongs to user bob" in question.problem and "--attach 127.0.0.1:6009" in question.fix
+        with pytest.raises(GputopError, match="belongs to user bob"):
+            require_no_question(question)
         named = replace(self.BOB, asked=True)
-        assert choose_servers([named]) == (named,)
+        assert choose_servers([named]) == (named,) and server_question([named], REQUEST) is None
 
     def test_one_of_gputop_s_own_user_comes_first(self) -> None:
         own = Server("127.0.0.1:6010")
-        assert choose_servers([self.BOB, own]) == (own,)
+        assert choose_servers([self.BOB, own]) == (own,) and server_question([own], REQUEST) is None
         down = replace(own, problem="nobody there")
-        with pytest.raises(ServerOfAnotherUser):
-            choose_servers([self.BOB, down])
+        assert server_question(choose_servers([self.BOB, down]), REQUEST) is not None
 
     def test_the_answer_counts_until_the_end_but_not_for_a_third_user(self, monkeypatch: pytest.MonkeyPatch) -> None:
         session = StillSession()
         found = [self.BOB]
-        monkeypatch.setattr("gputop.session.capture_control.find_servers", lambda *_: (tuple(found), ()))
+        monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: (tuple(found), ()))
         session.update_servers()
-        with pytest.raises(ServerOfAnotherUser) as caught:
-            session.start_capture()
-        session.allow(caught.value.server)
-        assert choose_servers(session.servers)
+        begun: list[Server] = []
+        monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.extend(servers))
+        question = session.start_capture()
+        assert question is not None and question.kind == "other user" and not begun
+        assert session.start_capture(answered(question, "y")) is None and len(begun) == 1
         session.update_servers()
-        assert choose_servers(session.servers)
+        assert session.start_capture() is None and len(begun) == 2
         found[:] = [replace(self.BOB, owner="eve")]
         session.update_servers()
-        with pytest.raises(ServerOfAnotherUser, match="eve"):
-            session.start_capture()
+        question = session.start_capture()
+        assert question is not None and "eve" in question.sentence and len(begun) == 2
+        with pytest.raises(GputopError, match="belongs to user eve"):
+            session.start_capture(structs.replace(session.capture_request(), reason="GPU 0 dipped"))
 
     def test_discovery_marks_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         server = discovery.ProfilerServer("127.0.0.1:6009", 7, "bob", "python train.py", uid=os.geteuid() + 1)
@@ -270,19 +268,19 @@ def test_of_many_workers_a_few_are_proposed_and_all_are_possible(monkeypatch: py
         ([s.address for s in servers], request.notices)))
     session.servers_known = True
     session.servers = tuple(Server(address, asked=True) for address in addresses)
-    with pytest.raises(ManyWorkers, match="there are 9 workers") as caught:
-        session.start_capture()
-    session.start_capture(workers=caught.value.choice.chosen)
-    session.start_capture(workers=addresses)
-    session.capture_control.start_capture(reason="GPU 0 dipped")  # there is nobody to ask
+    question = session.start_capture()
+    assert question is not None and question.kind == "workers" and "there are 9 workers" in question.problem
+    session.start_capture(answered(question, "few"))
+    session.start_capture(answered(question, "all"))
+    session.start_capture(structs.replace(session.capture_request(), reason="GPU 0 dipped"))  # there is nobody to ask
     session.servers = session.servers[:8]
     session.start_capture()
     few = [addresses[0], addresses[4], addresses[8]]
     assert [captured for captured, _ in begun] == [few, addresses, few, addresses[:8]]
-    assert [bool(notices) for _, notices in begun] == [False, False, True, False]
+    assert [bool(notices) for _, notices in begun] == [True, False, True, False]
     session.servers = tuple(replace(server, problem="down") for server in session.servers[:1]) + session.servers[1:]
     with pytest.raises(NoDataError, match="answers now"):
-        session.start_capture(workers=addresses[:1])
+        session.start_capture(structs.replace(session.capture_request(), workers=frozenset(addresses[:1])))
 
 
 @pytest.mark.parametrize("reason", ["", "GPU 0 dipped"])
@@ -291,24 +289,26 @@ def test_a_capture_that_may_end_the_job_waits_for_an_answer(monkeypatch: pytest.
     watched, taken = Watched(session), list[list[str]]()
 
     def capture(servers: Sequence[Server], request: CaptureRequest, *_: object) -> CaptureRecord:
-        if not request.accept_risk:
-            raise MayEndJob("it was seen to")
         taken.append([server.address for server in servers])
         raise GputopError("captured", "")
 
     monkeypatch.setattr(capture_control, "capture_and_analyze", capture)
+    monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda _: "it was seen to")
     session.servers_known = True
     session.servers = (Server("a:1", asked=True), Server("b:1", asked=True), Server("c:1", problem="down", asked=True))
-    session.capture_control.start_capture(reason=reason, force=True, workers=("a:1", "b:1"), notices=("why these",))
+    request = structs.replace(session.capture_request(force=True), reason=reason, workers=frozenset(("a:1", "b:1")),
+                              notices=("why these",))
+    session.start_capture(request)
     if reason:  # there is nobody to ask
         watched.until(lambda: session.status is not None and session.status.phase == "failed")
         assert session.status is not None and session.status.message == "a capture may end the job: it was seen to"
-        assert session.take_waiting_capture() is None and not taken
+        assert session.take_question() is None and not taken
         return
     watched.until(lambda: session.status is None)
-    waiting = session.take_waiting_capture()
-    assert waiting == WaitingCapture(True, frozenset(("a:1", "b:1")), ("why these",), "it was seen to") and not taken
-    session.start_capture(workers=waiting.workers, accept_risk=True)
+    question = session.take_question()
+    assert question is not None and (question.kind, question.details) == ("risk", "it was seen to") and not taken
+    assert answered(question, "y") == structs.replace(request, accept_risk=True)
+    session.start_capture(answered(question, "y"))
     watched.until(lambda: session.status is not None and session.status.message == "captured")
     assert taken == [["a:1", "b:1"]]
 
@@ -338,7 +338,7 @@ class AskedWorkers:
         return AskedFigures({f"n{i}:6009": WorkerFigures({"sm_active": (4 * i % 9) / 10}, 5.0) for i in known},
                             "asked by ssh", 5.0)
 
-    def begin(self, servers: Sequence[Server], request: CaptureOrder) -> None:
+    def begin(self, servers: Sequence[Server], request: CaptureRequest) -> None:
         self.captured.append(([s.address for s in servers], request.notices))
         self.session.capture_control.set_status(CaptureStatus("done", "", 1.0))
 
@@ -350,45 +350,45 @@ class AskedWorkers:
 def test_the_nodes_of_many_workers_are_asked_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = AskedWorkers(monkeypatch)
     session = workers.session
-    session.start_capture(force=True)
+    session.start_capture(session.capture_request(force=True))
     workers.watched.until(lambda: session.status is not None and "9 nodes" in session.status.address)
-    assert workers.phase == "asking" and session.take_waiting_capture() is None
+    assert workers.phase == "asking" and session.take_question() is None
     with pytest.raises(GputopError, match="a capture is running"):
         session.start_capture()
     workers.may_answer.set()
     workers.watched.until(lambda: session.status is None)
-    assert session.take_waiting_capture() == WaitingCapture(True) and session.take_waiting_capture() is None
-    with pytest.raises(ManyWorkers) as caught:
-        session.start_capture(force=True)
-    choice = caught.value.choice
+    question = session.take_question()
+    assert question is not None and question.choice is not None and session.take_question() is None
+    choice = question.choice
     assert choice.chosen == ("n0:6009", "n1:6009", "n2:6009") and "asked by ssh" in choice.by
-    session.start_capture(workers=choice.chosen)
+    assert answered(question, "few").force
+    session.start_capture(answered(question, "few"))
     assert workers.captured[0][0] == list(choice.chosen)
     session.start_capture()  # the figures of then are not those of now
-    workers.watched.until(lambda: session.take_waiting_capture() == WaitingCapture(False))
+    workers.watched.until(lambda: session.take_question() is not None)
     assert workers.ways == ["ssh", "ssh"]
 
 
 def test_who_stops_waiting_is_asked_by_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = AskedWorkers(monkeypatch, "none")
     session = workers.session
-    with pytest.raises(ManyWorkers) as caught:
-        session.start_capture()
-    assert caught.value.choice.others_unasked and workers.ways == []
-    session.start_capture(ask="ssh")
+    question = session.start_capture()
+    assert question is not None and question.choice is not None
+    assert question.choice.others_unasked and workers.ways == []
+    session.start_capture(answered(question, "ask"))
     workers.watched.until(lambda: workers.ways)
     assert session.stop_capture()
-    workers.watched.until(lambda: session.take_waiting_capture() == WaitingCapture(False))
-    with pytest.raises(ManyWorkers) as caught:
-        session.start_capture()
-    assert "fewer than three" in caught.value.choice.by and not caught.value.choice.others_unasked
+    workers.watched.until(lambda: session.status is None)
+    question = session.take_question()
+    assert question is not None and question.choice is not None
+    assert "fewer than three" in question.choice.by and not question.choice.others_unasked
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_auto_capture_asks_without_a_question(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
     workers = AskedWorkers(monkeypatch, "prometheus")
     session = workers.session
-    session.capture_control.start_capture(reason="GPU 0 dipped")
+    session.start_capture(structs.replace(session.capture_request(), reason="GPU 0 dipped"))
     workers.watched.until(lambda: workers.ways)
     if stopped:
         session.stop_capture()
@@ -396,7 +396,7 @@ def test_the_auto_capture_asks_without_a_question(monkeypatch: pytest.MonkeyPatc
         workers.may_answer.set()
     workers.watched.until(lambda: workers.phase in ("done", "failed"))
     assert workers.phase == ("failed" if stopped else "done") and workers.ways == ["prometheus"]
-    assert bool(workers.captured) != stopped and session.take_waiting_capture() is None
+    assert bool(workers.captured) != stopped and session.take_question() is None
     for captured, notices in workers.captured:
         assert captured == ["n0:6009", "n1:6009", "n2:6009"] and "3 of 9 workers, by SM active" in notices[0]
 
@@ -412,16 +412,16 @@ def test_a_bug_while_asking_ends_in_a_message(monkeypatch: pytest.MonkeyPatch) -
 def test_a_job_that_has_ended_is_known_with_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only with the next search for servers, up to ten seconds later."""
     session, job = StillSession(), subprocess.Popen(["sleep", "600"])
-    control, server = session.capture_control, Server("127.0.0.1:6009", "train.py", job.pid)
+    watch, server = session.server_watch, Server("127.0.0.1:6009", "train.py", job.pid)
     found = [server]
-    monkeypatch.setattr(capture_control, "find_servers", lambda *_: (tuple(found), ()))
+    monkeypatch.setattr(server_watch, "find_servers", lambda *_: (tuple(found), ()))
     session.update_servers()
     session.feed()
     assert session.servers == (server,) and session.ended_server is None
     job.kill()
     os.waitid(os.P_PID, job.pid, os.WEXITED | os.WNOWAIT)  # ended, and its parent has yet to take notice
     session.feed()
-    assert session.servers == () and session.ended_server == server and control._search_now.is_set()
+    assert session.servers == () and session.ended_server == server and watch._search_now.is_set()
     job.wait()
     found[:] = [Server("127.0.0.1:6010", "train.py", os.getpid())]
     session.update_servers()
@@ -432,7 +432,7 @@ def test_the_end_of_a_named_job_does_not_make_way_for_another(monkeypatch: pytes
     session, job = StillSession(), subprocess.Popen(["sleep", "600"])
     named, other = Server("127.0.0.1:1", "train.py", job.pid, asked=True), Server("127.0.0.1:2", "eval.py", os.getpid())
     found = [named, other]
-    monkeypatch.setattr(capture_control, "find_servers", lambda *_: (tuple(found), ()))
+    monkeypatch.setattr(server_watch, "find_servers", lambda *_: (tuple(found), ()))
     session.update_servers()
     job.kill()
     job.wait()
@@ -449,16 +449,15 @@ def test_which_of_several_jobs_is_meant_is_asked_once(monkeypatch: pytest.Monkey
     train, worker, evaluate = (Server("127.0.0.1:2", "train.py", 8), Server("127.0.0.1:3", "train.py", 9),
                                Server("127.0.0.1:4", "eval.py", 10))
     found = [train, worker, evaluate]
-    monkeypatch.setattr(capture_control, "find_servers", lambda *_: (tuple(found), ()))
+    monkeypatch.setattr(server_watch, "find_servers", lambda *_: (tuple(found), ()))
     session.update_servers()
-    with pytest.raises(SeveralJobs) as caught:
-        session.start_capture()
-    assert caught.value.servers == (train, evaluate) and not begun, "two workers of one command are one job"
-    session.capture_control.start_capture(reason="a dip")
+    question = session.start_capture()
+    assert question is not None and question.servers == (train, evaluate) and not begun, (
+        "two workers of one command are one job")
+    session.start_capture(structs.replace(session.capture_request(), reason="a dip"))
     assert begun == [train.address], "the auto-capture has nobody to ask"
-    session.watch_job(evaluate)
+    session.start_capture(answered(question, evaluate.address))
     assert session.servers[0] == evaluate, "the line of the job shows it"
-    session.start_capture()
     found.insert(0, Server("127.0.0.1:1", "new.py", 11))
     session.update_servers()
     session.start_capture()
@@ -469,7 +468,7 @@ def test_one_job_that_was_captured_stays_the_one(monkeypatch: pytest.MonkeyPatch
     session, begun = StillSession(), []
     monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
     found = [Server("127.0.0.1:2", "train.py", 8)]
-    monkeypatch.setattr(capture_control, "find_servers", lambda *_: (tuple(found), ()))
+    monkeypatch.setattr(server_watch, "find_servers", lambda *_: (tuple(found), ()))
     session.update_servers()
     session.start_capture()
     found.insert(0, Server("127.0.0.1:1", "new.py", 11))
@@ -480,19 +479,18 @@ def test_one_job_that_was_captured_stays_the_one(monkeypatch: pytest.MonkeyPatch
 
 def test_a_capture_of_another_job_than_the_one_that_ended_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession()
-    asked, begun = [], []
+    asked, begun, answers = [], [], list[CaptureRequest]()
     monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
 
     def search(*found: Server) -> None:
-        monkeypatch.setattr(capture_control, "find_servers", lambda *_: (found, ()))
+        monkeypatch.setattr(server_watch, "find_servers", lambda *_: (found, ()))
         session.update_servers()
 
     def capture() -> None:
-        try:
-            session.start_capture()
-        except ServerOfAnotherJob as error:
-            asked.append((error.ended.address, error.server.address))
-            session.allow(error.server)
+        if (question := session.start_capture(answers.pop() if answers else None)) is not None:
+            server, ended = question.servers
+            asked.append((ended.address, server.address))
+            answers.append(answered(question, "y"))
 
     first, beside = Server("127.0.0.1:1", "train.py", 7), Server("127.0.0.1:2", "train.py", 8)
     search(first, beside)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.profiler.client import Progress
+from gputop.profiler.recording import Progress
 from gputop.ranks import stack_sampler, stacks
 from gputop.session.stack_watch import OWN_STACKS, StackChoice, StackWatch
 from tests.analysis.host.stack_samples import sampled

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gputop.profiler import messages
+from gputop.profiler.xprof import messages
 from gputop.simulation.encode import INT, REF, UINT, Column, Plane, events, field_varint, stat, varint
 
 

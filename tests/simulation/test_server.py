@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from gputop.profiler import messages
-from gputop.profiler.client import capture
+from gputop.profiler.xprof import messages
 from gputop.simulation.server import SimulatedProfilerServer
 from gputop.sources.simulated import SimulatedSource
+from tests.profiler.capturing import capture
 
 LONG_MS = 600_000
 DEADLINE_S = 30.0

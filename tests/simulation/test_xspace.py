@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.profiler import messages
+from gputop.profiler.xprof import messages
 from gputop.simulation.loop import StepKind, TrainingLoop
 from gputop.simulation.scenarios import SCENARIOS, GiB
 from gputop.simulation.xspace import build_xspace

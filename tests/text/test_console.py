@@ -35,7 +35,7 @@ WRITERS = {
     "tui/terminal/first_frame.py": "the terminal's driver: what it draws has been made of printable text",
     "diagnosis/worker.py": "a child process: its standard output is a pipe that gputop reads, JSON in ASCII",
     "doctor/driver_facts.py": "a child process: its standard output is a pipe that gputop reads, JSON in ASCII",
-    "profiler/capture/continuous.py": "a child process: its standard output is a pipe that gputop reads, one word",
+    "profiler/xprof/continuous.py": "a child process: its standard output is a pipe that gputop reads, one word",
     "launch/inside/gputop_serve.py": "inside the user's job, which has no gputop to import; made printable there",
 }
 # What tells about a stream or empties it, and writes nothing.

@@ -22,8 +22,8 @@ from gputop.core.samples import LOST, NodeSample, ProcessSample
 from gputop.export.cluster import Report
 from gputop.profiler.capture.choose_workers import choose_workers
 from gputop.profiler.capture.records import Server
+from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_job, ask_other_user, ask_workers
 from gputop.ranks.stacks import ProcessStacks
-from gputop.session.captures import ManyWorkers, ServerOfAnotherUser, SeveralJobs
 from gputop.tui.app import GputopApp
 from gputop.tui.cluster.app import ClusterApp
 from gputop.tui.cluster.rows import State, commands_for
@@ -92,8 +92,10 @@ class AskedSession(Scene):
         super().__init__(*arguments, **options)
         self.asked: list[Any] = []
 
-    def start_capture(self, *, force: bool = False, reason: str = "") -> None:
-        self.asked.append(("capture", force))
+    def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
+        assert request is not None
+        self.asked.append(("capture", request.force))
+        return None
 
     def stop_capture(self) -> bool:
         self.asked.append("stop")
@@ -116,39 +118,42 @@ class HangingSession(AskedSession):
 class OtherUserSession(AskedSession):
     """The only server belongs to another user."""
 
-    def start_capture(self, *, force: bool = False, reason: str = "") -> None:
-        raise ServerOfAnotherUser(Server("127.0.0.1:6009", "python train.py", 7, owner="bob"))
-
-    def allow(self, server: Server) -> None:
-        self.asked.append(("allow", server.address))
+    def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
+        assert request is not None
+        if request.allowed is not None:
+            self.asked.append(("allow", request.allowed.address))
+            return None
+        return ask_other_user(request, Server("127.0.0.1:6009", "python train.py", 7, owner="bob"))
 
 
 class SeveralJobsSession(AskedSession):
     """Two jobs with a profiler server."""
 
-    def start_capture(self, *, force: bool = False, reason: str = "") -> None:
-        if not self.asked:
-            raise SeveralJobs([Server(f"127.0.0.1:{port}", "python train.py", port) for port in (1, 2)])
-
-    def watch_job(self, server: Server) -> None:
-        self.asked.append(("watch", server.address))
+    def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
+        assert request is not None
+        if request.job is not None:
+            self.asked.append(("watch", request.job.address))
+            return None
+        return ask_job(request, [Server(f"127.0.0.1:{port}", "python train.py", port) for port in (1, 2)])
 
 
 class ManyWorkersSession(AskedSession):
     """Nine workers."""
 
-    def start_capture(self, *, force: bool = False, reason: str = "", workers: Sequence[str] | None = None,
-                      ask: str = "", **_: object) -> None:
-        if workers is None and not ask:
-            choice = choose_workers([f"n{number}:6009" for number in range(9)], {})
-            raise ManyWorkers(structs.replace(choice, others_unasked=True))
-        self.asked.append(("capture", ask or len(workers or ())))
+    def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
+        assert request is not None
+        if request.workers is None and not request.ask_nodes:
+            addresses = [f"n{number}:6009" for number in range(9)]
+            return ask_workers(request, [Server(address) for address in addresses],
+                               structs.replace(choose_workers(addresses, {}), others_unasked=True))
+        self.asked.append(("capture", request.ask_nodes or len(request.workers or ())))
+        return None
 
 
 class UnservedSession(AskedSession):
     """Two processes and no profiler server."""
 
-    def start_capture(self, *, force: bool = False, reason: str = "") -> None:
+    def start_capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
         raise GputopError("no profiler server")
 
     @property
@@ -156,7 +161,7 @@ class UnservedSession(AskedSession):
         assert self.sample is not None
         return tuple(replace(self.sample.processes[0], pid=pid) for pid in (8, 9))
 
-    def start_server(self, pid: int, *, force: bool = False) -> None:
+    def start_server(self, pid: int, request: CaptureRequest) -> None:
         self.asked.append(("start", pid))
 
 

@@ -14,8 +14,8 @@ from gputop.core.findings import Advice
 from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
+from gputop.profiler.capture.request import CaptureRequest
 from gputop.session import capture_control, node_figures
-from gputop.session.captures import CaptureRequest, MayEndJob
 from gputop.session.options import FigureOptions
 from gputop.session.worker_figures import AskedFigures, WorkerFigures
 from gputop.tui.app import GputopApp
@@ -160,14 +160,16 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
 
     def capture(_: object, request: CaptureRequest, *__: object) -> CaptureRecord:
         accepted.append(request.accept_risk)
-        assert not covered or waits.wait(30)
-        if not request.accept_risk:
-            raise MayEndJob("it was seen to")
         raise GputopError("captured", "")
+
+    def crash_risk(_: object) -> str:
+        assert not covered or waits.wait(30)
+        return "it was seen to"
 
     covered = way == "covered"
     answered = threading.Event()
     monkeypatch.setattr(capture_control, "capture_and_analyze", capture)
+    monkeypatch.setattr("gputop.profiler.discovery.crash_risk", crash_risk)
     session.listen(lambda change: answered.set() if session.status is None or session.status.message else None)
     app = GputopApp(session)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
@@ -180,6 +182,10 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
         await pilot.pause()
         if covered:
             assert not isinstance(app.screen, Confirm) and "Press c again" in messages(app)[0]
+            await pilot.press("escape")
+            await pilot.press("c")
+            await pilot.pause()
+            assert isinstance(app.screen, Confirm) and not accepted
             return
         assert isinstance(app.screen, Confirm)
         text = "\n".join(str(part.text) for part in app.screen.query(WrappedText))
@@ -189,7 +195,7 @@ async def test_whether_a_capture_may_end_the_job_is_asked(way: str, monkeypatch:
         if way == "y":
             assert await asyncio.to_thread(answered.wait, 30)
         await pilot.pause()
-        assert accepted == [False, *([True] if way == "y" else [])]
+        assert accepted == ([True] if way == "y" else [])
 
 
 async def test_of_several_jobs_one_is_chosen_from_a_list_or_by_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +294,7 @@ async def test_the_cost_of_a_capture_is_shown_when_it_is_done(key: str, force: b
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     session = FoundSession()
     asked: list[bool] = []
-    monkeypatch.setattr(session, "start_capture", lambda *, force=False: asked.append(force))
+    monkeypatch.setattr(session, "start_capture", lambda request: asked.append(request.force))
     app = GputopApp(session)
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.press(key)
@@ -322,12 +328,12 @@ async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("a", *"no:port", "enter")
         await pilot.pause()
-        assert session.capture_control.attached == []
+        assert session.server_watch.attached == []
         assert isinstance(app.screen, Ask), "the dialog stays, with what is wrong"
         await pilot.press("escape")
         await pilot.press("a", *"localhost:6009", "enter")
         await pilot.pause()
-        assert len(session.capture_control.attached) == 1
+        assert len(session.server_watch.attached) == 1
 
 
 async def test_attaching_to_a_dead_address_is_answered() -> None:
@@ -419,6 +425,7 @@ class ReturningIdle(FoundSession):
         self.finding_store.live = Advice((returning(),))
         self.finding_store.rules_ran_s = self.clock()
         monkeypatch.setattr(capture_control, "capture_and_analyze", self.note)
+        self.capture_control.update_node(self.watched_node)
 
     def note(self, _: object, request: CaptureRequest, *__: object) -> CaptureRecord:
         self.taken.append(request.force)

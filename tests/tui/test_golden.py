@@ -19,8 +19,9 @@ from textual.widget import Widget
 
 from gputop.analysis.results import HostStacks
 from gputop.core.codec import from_document
-from gputop.profiler.capture.choose_workers import choose_workers
+from gputop.profiler.capture.choose_workers import Choice, choose_workers
 from gputop.profiler.capture.records import CaptureStatus
+from gputop.profiler.capture.request import ask_workers
 from gputop.ranks.model import Report
 from gputop.tui import open_screens
 from gputop.tui.app import GputopApp
@@ -117,7 +118,7 @@ def asked_which(app: GputopApp) -> None:
     workers = [f"n{number:02}:6009" for number in range(1, 33)]
     figures = {worker: 0.9 - 0.01 * number for number, worker in enumerate(workers)}
     choice = choose_workers(workers, figures, "SM active of the last 60 s", lambda value: f"{value:.0%}")
-    open_screens.ask_workers(app, choice, force=False)
+    ask_which(app, choice)
 
 
 def asking_nodes(app: GputopApp) -> None:
@@ -129,19 +130,23 @@ def waiting_for_idle(app: GputopApp) -> None:
                                                          message="the idle time in about 40 s"))
 
 
+def ask_which(app: GputopApp, choice: Choice) -> None:
+    open_screens.ask_before_capture(app, ask_workers(app.session.capture_request(), (), choice))
+
+
 def asked_which_without_figures(app: GputopApp) -> None:
     choice = choose_workers([f"n{number:02}:6009" for number in range(1, 129)], {})
-    open_screens.ask_workers(app, structs.replace(choice, others_unasked=True), force=False)
+    ask_which(app, structs.replace(choice, others_unasked=True))
 
 
 def asked_which_of_nodes_that_fail(app: GputopApp) -> None:
     workers = [f"n{number:02}:6009" for number in range(1, 33)]
     figures = {worker: 0.9 - 0.01 * number for number, worker in enumerate(workers[:28])}
     choice = choose_workers(workers, figures, "SM active of the last 5 s, asked by ssh", lambda value: f"{value:.0%}")
-    open_screens.ask_workers(app, structs.replace(choice, notes=(
+    ask_which(app, structs.replace(choice, notes=(
         "n29, n30, n31: it does not answer within 20 s. Try: ssh n29 gputop snapshot --format json --seconds 5.",
         "n32: gputop is not installed there. Install it on the nodes (from a clone), or say where it is: "
-        "--remote-command /PATH/gputop.")), force=False)
+        "--remote-command /PATH/gputop.")))
 
 
 def with_stacks(app: GputopApp) -> None:

@@ -8,10 +8,9 @@ import shutil
 from pathlib import Path
 
 from gputop.core.memory import left_in, memory_cgroups
+from gputop.profiler.addresses import is_local, listening_pid
 from gputop.profiler.capture.plan import FreeResources
 from gputop.profiler.discovery import is_training
-from gputop.profiler.probe import is_local
-from gputop.profiler.storage import listening_pid
 
 
 def job_pid(address: str, pid: int | None) -> int | None:
@@ -49,11 +48,3 @@ def free_disk_bytes(folder: Path) -> float | None:
         with contextlib.suppress(OSError):
             return shutil.disk_usage(place).free
     return None
-
-
-def resident_bytes(pid: int | None) -> int | None:
-    """Memory of a process now; None where it cannot be read (proc_pid_statm(5))."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return None

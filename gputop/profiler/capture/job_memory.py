@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gputop.profiler.capture.footprint import resident_bytes
+from gputop.core.memory import resident_bytes
 from gputop.profiler.capture.plan import GrowthLimits, Plan
-from gputop.profiler.client import Progress
+from gputop.profiler.recording import Progress
 from gputop.text.units import size
 
 
@@ -81,22 +81,31 @@ class JobMemory:
         return Cost(call_s, min(recorded_s, call_s), self.before, self.peak, after)
 
 
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is watched of a job while it is recorded, and what ends that."""
+
+    memory: JobMemory
+    limits: GrowthLimits
+    stop: threading.Event
+
+
 class MemoryGrowthGuard:
     """Receives a recording's progress and sets ``halt`` when ``stop`` is set or the job's memory grows too much."""
 
-    def __init__(self, memory: JobMemory, limits: GrowthLimits, stop: threading.Event, halt: threading.Event, *,
-                 before: int = 0, label: Callable[[Progress], Progress] | None = None) -> None:
+    def __init__(self, watch: Watch, halt: threading.Event, *, before: int = 0,
+                 label: Callable[[Progress], Progress] | None = None) -> None:
         """``before``: so much the job had grown before this recording. ``label``: how its progress is reported."""
-        self._memory, self._limits, self._before, self._label = memory, limits, before, label
-        self._stop, self.halt = stop, halt
+        self._watch, self.halt, self._before, self._label = watch, halt, before, label
         self.ended: tuple[float, int] | None = None  # after so many seconds, and by how much it had grown
 
     def __call__(self, progress: Progress) -> None:
-        self._memory(self._label(progress) if self._label is not None else progress)
-        grown, limits = self._memory.growth or 0, self._limits
+        memory, limits = self._watch.memory, self._watch.limits
+        memory(self._label(progress) if self._label is not None else progress)
+        grown = memory.growth or 0
         too_much = grown > limits.short_bytes or (
             grown - self._before > limits.bytes and progress.elapsed_s > limits.after_s)
-        if self._stop.is_set():
+        if self._watch.stop.is_set():
             self.halt.set()
         elif progress.phase == "recording" and too_much and not self.halt.is_set():
             self.ended = progress.elapsed_s, grown

@@ -15,25 +15,27 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gputop.core.errors import GputopError
-from gputop.profiler.capture.continuous import Continuous
-from gputop.profiler.capture.footprint import free_resources, job_pid
-from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, with_more
-from gputop.profiler.capture.overview import Watch, record_overview
+from gputop.profiler.addresses import machine_name, split_address, unix_name
+from gputop.profiler.capture.footprint import free_resources
+from gputop.profiler.capture.job_memory import JobMemory, MemoryGrowthGuard, Watch, with_more
+from gputop.profiler.capture.outcomes import MultiWorkerCapture, Outcome
+from gputop.profiler.capture.overview import record_overview
 from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan, Probe, growth_limits, needs_probe, plan
-from gputop.profiler.capture.safe_capture import keep_probe, probe_job, probe_logdir
-from gputop.profiler.client import CaptureResult, Progress, RecordingOptions, capture
+from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.capture.safe_capture import full_length, keep_probe, probe_job, probe_logdir
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, bounds_of_call, intersect
 from gputop.profiler.discovery import is_training
-from gputop.profiler.outline import session_window_ns
-from gputop.profiler.probe import machine_name, probe, split_address, unix_name
+from gputop.profiler.recording import CaptureResult, Progress, Recorder, Recording
 from gputop.profiler.storage import RunFolder
-from gputop.text.units import seconds as duration
-from gputop.trace.readers.clock_file import HostClock, write_clocks
+from gputop.trace.readers.clock_file import write_clocks
+
+if TYPE_CHECKING:
+    from gputop.profiler.xprof.continuous import Continuous
 
 # Ahead of the common start: a request must be there by then, and nothing can end a server's wait for it.
 _LEAD_S, _LEAD_PER_WORKER_S = 0.3, 0.01
@@ -41,70 +43,14 @@ _MAX_START_WAIT_S = 5.0  # the longest a wrong guess of a server's clock may mak
 _PHASES = ("connecting", "probing", "recording", "overview", "receiving", "saving")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome for one worker: ``result`` or ``error``. ``began_s`` is Unix time by gputop's clock."""
-
-    address: str
-    name: str  # of its trace in the run folder, without the ending
-    result: CaptureResult | None = None
-    plan: Plan | None = None
-    cost: Cost | None = None
-    error: GputopError | None = None
-    clock: HostClock | None = None
-    began_s: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        result, clock, error = self.result, self.clock, self.error
-        return {
-            "address": self.address, "path": str(result.path) if result else None,
-            "took_s": result.took_s if result else None, "began_s": self.began_s,
-            "clock_offset_s": clock.offset_ns / 1e9 if clock else None,
-            "clock_error_s": clock.error_ns / 1e9 if clock else None,
-            "cost": self.cost.to_json() if self.cost else None,
-            "error": {"message": error.message, "fix": error.fix} if error else None,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class MultiWorkerCapture:
-    """A capture of several workers: the run folder, what was recorded and why, and what came of each."""
-
-    run_dir: Path
-    plan: Plan
-    outcomes: tuple[Outcome, ...]
-
-    @property
-    def captured(self) -> tuple[Outcome, ...]:
-        return tuple(o for o in self.outcomes if o.result is not None)
-
-    @property
-    def start_spread_s(self) -> float | None:
-        """How far apart the recordings began, as far as that can be told; None with fewer than two."""
-        began = [o.began_s for o in self.captured if o.began_s is not None]
-        return max(began) - min(began) if len(began) > 1 else None
-
-    def notes(self) -> tuple[str, ...]:
-        """What a person should know of it besides plan and cost."""
-        lines = [f"not captured: {o.address}: {o.error.message}" for o in self.outcomes if o.error is not None]
-        if self.start_spread_s is not None:
-            errors = [o.clock.error_ns / 1e9 for o in self.captured if o.clock is not None]
-            lines.append(f"{len(self.captured)} workers began within {duration(self.start_spread_s)} of each other"
-                         + (f", clocks known to {duration(max(errors))}" if any(errors) else ""))
-        lines += [f"the clock of {o.address} differs by {o.clock.offset_ns / 1e9:+.3f} s: corrected"
-                  for o in self.captured if o.clock is not None and o.clock.offset_ns]
-        return tuple(lines)
-
-
 class _Worker:
     """One server on its way through the phases; each phase runs in a thread of its own."""
 
-    def __init__(self, address: str, pid: int | None, name: str, report: Callable[[_Worker, Progress], None]) -> None:
-        self.address, self.name = address, name
-        self.pid = job_pid(address, pid)
+    def __init__(self, recorder: Recorder, name: str, report: Callable[[_Worker, Progress], None]) -> None:
+        self.recorder, self.address, self.name = recorder, recorder.address, name
         # A port of this machine may be a tunnel to another one's, with another clock: only a job's own process counts.
-        self.local = self.pid is not None and is_training(self.pid) is True
-        self.memory = JobMemory(self.pid, lambda progress: report(self, progress))
+        self.local = recorder.pid is not None and is_training(recorder.pid) is True
+        self.memory = JobMemory(recorder.pid, lambda progress: report(self, progress))
         self.probe: Probe | None = None
         self.probed: CaptureResult | None = None
         self.plan: Plan | None = None
@@ -128,41 +74,40 @@ class _Worker:
 
     def probe_server(self, folder: Path, stop: threading.Event) -> None:
         """The probe, and what it tells about the server's clock."""
-        self.round_trip_s = probe(self.address).round_trip_s
-        self.probed, self.probe = probe_job(self.address, folder, self.pid, self.memory, stop)
+        self.round_trip_s = self.recorder.round_trip_s()
+        self.probed, self.probe = probe_job(self.recorder, folder, self.memory, stop)
         if self.probed is not None:
-            self.bounds = intersect(self.bounds, _bounds(self.probed)) if not self.local else self.bounds
+            self.bounds = intersect(self.bounds, self._bounds(self.probed)) if not self.local else self.bounds
 
-    def record(self, chosen: Plan, logdir: Path, run: str, start_s: float, stop: threading.Event,
-               halt: threading.Event) -> None:
-        self.growth_guard = MemoryGrowthGuard(self.memory, self.growth_limits, stop, halt,
-                                              label=with_more if chosen.overview_s else None)
-        start_ns = None
+    def record(self, recording: Recording, start_s: float, growth_guard: MemoryGrowthGuard,
+               stop: threading.Event) -> None:
+        """Record from ``start_s`` on, Unix time by our clock, as far as the server's clock is known."""
+        self.growth_guard, start_ns = growth_guard, None
         if self.bounds is not None and self.bounds.width_s <= _MAX_START_WAIT_S:
             start_ns = round((start_s + self.bounds.estimate_s(self.round_trip_s / 2)) * 1e9)
             self.start_s = start_s
         else:
             stop.wait(max(0.0, start_s - time.time()))
-        self.result = capture(self.address, seconds=chosen.chosen_s, logdir=logdir, on_progress=self.growth_guard,
-                              stop=halt, pid=self.pid, recording=RecordingOptions(self.name, run, start_ns))
+        self.result = self.recorder.record(replace(recording, host_name=self.name, start_ns=start_ns), growth_guard,
+                                           growth_guard.halt)
 
     def record_overview(self, chosen: Plan, scratch: Path, stop: threading.Event) -> Plan:
         assert self.result is not None
         done, self.overview_call_s = record_overview(
-            self.result, replace(chosen, probe=self.probe), Watch(self.pid, self.memory, self.growth_limits, stop),
-            scratch)
+            self.recorder, self.result.path, replace(chosen, probe=self.probe),
+            Watch(self.memory, self.growth_limits, stop), scratch)
         self.overview_s = done.overview_s
         return replace(done, probe=chosen.probe)
 
     def outcome(self, length_s: float) -> Outcome:
         result, clock, began_s, cost = self.result, None, None, None
         if result is not None:
-            window_ns = _window(result.path)
+            window_ns = self.recorder.window_ns(result.path)
             if window_ns is None:
                 clock = began_between(result.sent_s, result.sent_s + result.took_s, length_s, self.start_s)
                 began_s = (clock.began_ns or 0) / 1e9
             else:
-                bounds = self.bounds if self.local else intersect(self.bounds, _bounds(result))
+                bounds = self.bounds if self.local else intersect(self.bounds, self._bounds(result))
                 clock = bounds.clock(self.round_trip_s / 2) if bounds is not None else None
                 began_s = (window_ns[0] - (clock.offset_ns if clock else 0)) / 1e9
             cost = self.memory.cost(result.took_s, length_s)
@@ -172,62 +117,48 @@ class _Worker:
                            recorded_s=cost.recorded_s + self.overview_s)
         return Outcome(self.address, self.name, result, self.plan, cost, self.error, clock, began_s)
 
-
-def _window(path: Path) -> tuple[int, int] | None:
-    with contextlib.suppress(OSError):
-        return session_window_ns(path)
-    return None
+    def _bounds(self, result: CaptureResult) -> ClockBounds | None:
+        window_ns = self.recorder.window_ns(result.path)
+        return bounds_of_call(result.sent_s, result.sent_s + result.took_s, window_ns) if window_ns else None
 
 
-def _bounds(result: CaptureResult) -> ClockBounds | None:
-    window_ns = _window(result.path)
-    return bounds_of_call(result.sent_s, result.sent_s + result.took_s, window_ns) if window_ns else None
-
-
-def capture_workers(
-    servers: Sequence[tuple[str, int | None]],
-    *,
-    seconds: float,
-    logdir: str | Path,
-    force: bool = False,
-    on_progress: Callable[[Progress], None] | None = None,
-    on_plan: Callable[[Plan], None] | None = None,
-    stop: threading.Event | None = None,
-) -> MultiWorkerCapture:
-    """Capture at most ``seconds`` from all ``servers`` (address, pid where known) into one run folder. Blocks.
+def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_progress: Callable[[Progress], None],
+                    on_plan: Callable[[Plan], None], stop: threading.Event) -> MultiWorkerCapture:
+    """Capture at most ``request.seconds`` from all ``recorders`` into one run folder. Blocks.
 
     ``on_progress`` is called from several threads, one at a time, with where the slowest worker stands. One worker
     alone has an overview, the first of the servers that is captured: workers wait for each other at every step, so
     what holds up one of them shows there, too, and the others are left in peace.
     Raises GputopError where no worker could be captured.
     """
-    stop = stop or threading.Event()
-    tell = on_plan or (lambda _plan: None)
-    place = Path(logdir).expanduser().absolute()
-    run = RunFolder.create(logdir, "workers")
-    workers = _workers(each_once(servers), on_progress)
+    seconds = request.seconds
+    logdir = Path(request.logdir).expanduser().absolute()
+    run = RunFolder.create(request.logdir, "workers")
+    workers = _workers(each_once(recorders), on_progress)
     threads = ThreadPoolExecutor(len(workers), "gputop-worker")
 
     def record(chosen: Plan) -> Plan:
         if any(w.error is None for w in workers):
-            tell(chosen)
+            on_plan(chosen)
         start_s = time.time() + _LEAD_S + _LEAD_PER_WORKER_S * len(workers)
         halt = threading.Event()  # of all: what one job does not bear ends it for the others, too
-        _run_phase(threads, workers, lambda w: w.record(chosen, place, run.path.name, start_s, stop, halt))
+        recording = Recording(chosen.chosen_s, logdir, run=run.path.name)
+        label = with_more if chosen.overview_s else None
+        _run_phase(threads, workers, lambda w: w.record(
+            recording, start_s, MemoryGrowthGuard(Watch(w.memory, w.growth_limits, stop), halt, label=label), stop))
         for growth_guard in (w.growth_guard for w in workers if w.growth_guard is not None):
             chosen = growth_guard.plan_as_recorded(chosen)
         return chosen
 
     try:
-        if force or not needs_probe(seconds):
-            chosen = record(Plan(seconds, seconds, "full length, no probe" if force else
-                                 "full length, too short for a probe"))
+        if request.force or not needs_probe(seconds):
+            chosen = record(full_length(request))
             return _finish(workers, chosen, run, chosen.chosen_s)
-        with probe_logdir(logdir) as folder:
+        with probe_logdir(request.logdir) as folder:
             _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop))
             if stop.is_set() and any(w.probed for w in workers):
-                return _probes(workers, seconds, place, run)
-            _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), place))
+                return _probes(workers, seconds, logdir, run)
+            _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir))
             chosen = record(shortest_plan(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error]))
             first = next((w for w in workers if w.result is not None), None)
             if chosen.overview_s and first is not None:
@@ -238,13 +169,13 @@ def capture_workers(
         run.discard()
 
 
-def max_safe_duration(servers: Sequence[tuple[str, int | None]], *, seconds: float, logdir: Path, stop: threading.Event,
-             ) -> tuple[Plan, dict[str, GputopError]]:
-    """How much of ``seconds`` all servers can bear, by a probe of each; and the errors of the others.
+def max_safe_duration(recorders: Sequence[Recorder], *, seconds: float, logdir: Path,
+                      stop: threading.Event) -> tuple[Plan, dict[str, GputopError]]:
+    """How much of ``seconds`` all of them can bear, by a probe of each; and the errors of the others.
 
     Raises GputopError where none can be.
     """
-    workers = _workers(servers, None)
+    workers = _workers(recorders, lambda _progress: None)
     with ThreadPoolExecutor(len(workers), "gputop-worker") as threads, probe_logdir(logdir) as folder:
         _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop))
         _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir, longest=True))
@@ -273,7 +204,7 @@ def _preceding_outcome(address: str, name: str, recording: Continuous,
                        got: CaptureResult | GputopError | None) -> Outcome:
     if not isinstance(got, CaptureResult):
         return Outcome(address, name, error=got)
-    window_ns, pid = _window(got.path), recording.pids[address]
+    window_ns, pid = recording.window_ns(got.path), recording.pids[address]
     if window_ns is None:
         return Outcome(address, name, got)
     bounds = SAME_MACHINE
@@ -283,11 +214,10 @@ def _preceding_outcome(address: str, name: str, recording: Continuous,
     return Outcome(address, name, got, clock=clock, began_s=(window_ns[0] - clock.offset_ns) / 1e9)
 
 
-def _workers(servers: Sequence[tuple[str, int | None]], report: Callable[[Progress], None] | None) -> list[_Worker]:
-    progress = _CombinedProgress(report or (lambda _progress: None))
-    names = trace_names([address for address, _ in servers])
-    progress.workers = [_Worker(address, pid, name, progress) for (address, pid), name in
-                        zip(servers, names, strict=True)]
+def _workers(recorders: Sequence[Recorder], report: Callable[[Progress], None]) -> list[_Worker]:
+    progress = _CombinedProgress(report)
+    names = trace_names([recorder.address for recorder in recorders])
+    progress.workers = [_Worker(recorder, name, progress) for recorder, name in zip(recorders, names, strict=True)]
     return progress.workers
 
 
@@ -318,7 +248,7 @@ def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFo
     """The probes as the traces: stopped while they ran."""
     for worker in workers:
         if worker.probed is not None and worker.error is None:
-            worker.result = keep_probe(worker.probed, logdir, worker.name, run.path.name)
+            worker.result = keep_probe(worker.recorder, worker.probed, logdir, worker.name, run.path.name)
         elif worker.error is None:
             worker.error = GputopError("stopped before it recorded anything", "")
     length_s = max(w.probe.seconds for w in workers if w.probe)
@@ -329,9 +259,10 @@ def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFo
 def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path, *, longest: bool = False) -> None:
     """Raises GputopError where this worker's node or ours lacks the memory or disk space."""
     assert worker.probe is not None
-    own = per_worker(free_resources(worker.address, worker.pid, logdir), workers)
-    worker.plan = plan(seconds, worker.probe, own, longest=longest)
-    worker.growth_limits = growth_limits(worker.probe, own)
+    share = per_worker(free_resources(worker.address, worker.recorder.pid, logdir), workers)
+    worker.plan = plan(seconds, worker.probe, share, worker.recorder.limits, longest=longest)
+    if worker.recorder.limits.stoppable:
+        worker.growth_limits = growth_limits(worker.probe, share)
 
 
 def per_worker(free: FreeResources, workers: int) -> FreeResources:
@@ -368,13 +299,13 @@ def trace_names(addresses: Sequence[str]) -> list[str]:
     return names
 
 
-def each_once(servers: Sequence[tuple[str, int | None]]) -> list[tuple[str, int | None]]:
-    """The servers with their processes, without further addresses of the same port of the same process."""
-    first: dict[tuple[int, int] | str, tuple[str, int | None]] = {}
-    for address, known_pid in servers:
-        pid = job_pid(address, known_pid)
+def each_once(recorders: Sequence[Recorder]) -> list[Recorder]:
+    """Those of the recorders that record different processes: further addresses of the same port of one left out."""
+    first: dict[tuple[int, int] | str, Recorder] = {}
+    for recorder in recorders:
+        address, pid = recorder.address, recorder.pid
         port = None if unix_name(address) is not None else split_address(address)[1]
-        first.setdefault((pid, port) if pid is not None and port is not None else address, (address, pid))
+        first.setdefault((pid, port) if pid is not None and port is not None else address, recorder)
     return list(first.values())
 
 

@@ -12,27 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.core.files import read_regular
 from gputop.profiler.capture import plan
-from gputop.profiler.capture.job_memory import JobMemory, MemoryGrowthGuard
-from gputop.profiler.capture.plan import GrowthLimits, Plan
-from gputop.profiler.capture.volume import count_events
-from gputop.profiler.client import CaptureResult, Progress, RecordingOptions, capture
-from gputop.profiler.outline import map_file
-from gputop.profiler.storage import MAX_COPY_BYTES, TRACE, RunFolder
+from gputop.profiler.capture.job_memory import MemoryGrowthGuard, Watch
+from gputop.profiler.capture.plan import Plan
+from gputop.profiler.recording import Progress, Recorder, Recording
+from gputop.profiler.storage import TRACE, RunFolder
 from gputop.text.units import size
 from gputop.trace.readers.capture_file import OVERVIEW
-from gputop.trace.readers.xspace.recordings import join_recordings
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """What is watched of a job, whose process is ``pid``, while it is recorded, and what ends that."""
-
-    pid: int | None
-    memory: JobMemory
-    limits: GrowthLimits
-    stop: threading.Event
 
 
 @dataclass(slots=True)
@@ -46,20 +32,21 @@ class _Overview:
     why_ended: str = ""
 
 
-def record_overview(detail: CaptureResult, chosen: Plan, watch: Watch, scratch: Path) -> tuple[Plan, float]:
+def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch,
+                    scratch: Path) -> tuple[Plan, float]:
     """Record ``chosen.overview_s`` beside the detail, as far as that goes; blocks. Raises nothing of its own.
 
     Returns the plan as it was carried out, with the reason where the overview is shorter, and the time of the calls.
-    ``scratch``: a folder of the capture's own, removed by its owner.
+    ``detail`` is its trace. ``scratch``: a folder of the capture's own, removed by its owner.
     """
     made = _Overview()
     try:
-        _record_parts(made, detail, chosen, watch, scratch / "overview")
+        _record_parts(made, recorder, chosen, watch, scratch / "overview")
     except GputopError as error:
         made.why_ended = error.message
     if made.parts:
         try:
-            _save(made.parts, detail.path, scratch / "joined")
+            _save(made.parts, recorder, detail, scratch / "joined")
         except (GputopError, OSError) as error:
             made.seconds, made.why_ended = 0.0, str(error)
     done_s = round(made.seconds, 1)
@@ -70,23 +57,22 @@ def record_overview(detail: CaptureResult, chosen: Plan, watch: Watch, scratch: 
     return replace(chosen, overview_s=done_s, ended=ended), made.call_s
 
 
-def _record_parts(made: _Overview, detail: CaptureResult, chosen: Plan, watch: Watch, scratch: Path) -> None:
+def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path) -> None:
     """Raises GputopError where a part cannot be recorded; those before it are kept."""
     assert chosen.probe is not None
-    rate, most_events = chosen.probe.host_events / chosen.probe.seconds, plan.overview_events(chosen.asked_s)
+    rate = plan.OVERVIEW_SHARE * chosen.probe.host_events / chosen.probe.seconds
+    most_events = plan.overview_events(chosen.asked_s)
     grown = watch.memory.growth or 0
-    while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_CAPTURE_S and not watch.stop.is_set():
-        events = min(plan.OVERVIEW_PART_EVENTS, most_events - made.events)
-        part_s = min(left_s, events / rate if rate else left_s)
-        if part_s < plan.MIN_CAPTURE_S and made.parts:
+    while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_OVERVIEW_S and not watch.stop.is_set():
+        part_s = min(left_s, (most_events - made.events) / rate if rate else left_s)
+        if part_s < plan.MIN_OVERVIEW_S and made.parts:
             made.why_ended = f"even of it this job makes {plan.count(rate)} events/s"
             return
-        part_s = max(part_s, min(left_s, plan.MIN_CAPTURE_S))
+        part_s = max(part_s, min(left_s, plan.MIN_OVERVIEW_S))
         limits = replace(watch.limits, after_s=watch.limits.after_s - chosen.chosen_s - made.seconds)
-        guard = MemoryGrowthGuard(watch.memory, limits, watch.stop, threading.Event(),
-                                  before=grown, label=_Label(made.seconds, chosen.overview_s))
-        result = capture(detail.address, seconds=part_s, logdir=scratch, on_progress=guard, stop=guard.halt,
-                         pid=watch.pid, recording=RecordingOptions(overview=True))
+        guard = MemoryGrowthGuard(replace(watch, limits=limits), threading.Event(), before=grown,
+                                  label=_Label(made.seconds, chosen.overview_s))
+        result = recorder.record(Recording(part_s, scratch, overview=True), guard, guard.halt)
         if not result.path.is_relative_to(scratch):
             shutil.rmtree(result.path.parents[3], ignore_errors=True)
             raise GputopError("the disk of the logdir is full", "Free some space.")
@@ -94,7 +80,7 @@ def _record_parts(made: _Overview, detail: CaptureResult, chosen: Plan, watch: W
         made.parts.append(result.path)
         made.call_s += result.took_s
         made.seconds += recorded_s
-        part_events = sum(_counted(result.path))
+        part_events = _counted(recorder, result.path)
         made.events += part_events
         rate = part_events / recorded_s if recorded_s else rate
         if guard.ended is not None:
@@ -113,19 +99,19 @@ class _Label:
         return Progress("overview", min(self.of_s, self.done_s + progress.elapsed_s), self.of_s)
 
 
-def _counted(path: Path) -> tuple[int, int]:
-    """Raises GputopError where the part cannot be read."""
+def _counted(recorder: Recorder, path: Path) -> int:
+    """The events of a part; raises GputopError where it cannot be read."""
     try:
-        return count_events(map_file(path))
+        return sum(recorder.count_events(path))
     except OSError as error:
         raise GputopError(f"{path} cannot be read: {error.strerror or error}", "Check that file system.") from None
 
 
-def _save(parts: list[Path], trace: Path, joined: Path) -> None:
+def _save(parts: list[Path], recorder: Recorder, trace: Path, joined: Path) -> None:
     """One file of the parts beside the trace. Raises GputopError, OSError."""
     source = parts[0]
     if len(parts) > 1:
-        joined.write_bytes(join_recordings([read_regular(part, MAX_COPY_BYTES) for part in reversed(parts)]))
+        joined.write_bytes(recorder.join(parts))
         source = joined
     folder = RunFolder.create(trace.parents[3], trace.name.removesuffix(TRACE), trace.parent.name, OVERVIEW)
     try:

@@ -12,15 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gputop.core.errors import GputopError
+from gputop.profiler.recording import RecorderLimits
 from gputop.text.units import size
 
 PROBE_S = 0.5
 # With those of the probe: enough to say what a job spends its time on; more is granted for whole steps.
 TARGET_EVENTS = 500_000
-# CUPTI in TensorFlow keeps 2 Mi activity records for all GPUs together (xla, cupti_collector); after that
-# the tail of the window is empty. A fifth is left for a job that speeds up.
-CUPTI_RECORDS = 2 * 2**20
-_CUPTI_SHARE = 0.8
 MIN_CAPTURE_S = 1.0
 # Steps that are worth so many events: twenty to be sure of a finding, ten to find anything.
 _STEPS_WORTH = ((20, 2 * TARGET_EVENTS), (10, 4 * TARGET_EVENTS))
@@ -38,12 +35,14 @@ _GROWTH_SHARE, _GROWTH_BYTES = 0.02, 256 * 2**20
 # short: beyond this share of what is free, or so much, on a small node that part of it.
 _GUARD_S = 10.0
 _SHORT_SHARE, _SHORT_BYTES, _SHORT_PART = 0.1, 2**30, 1 / 8
-# The overview makes 1 to 8 times fewer events than the detail, which shows once a part of it is recorded: each part
-# has about so many, all together as many for each ten seconds asked for, and never more than an analysis bears.
-OVERVIEW_PART_EVENTS, _MAX_OVERVIEW_EVENTS = TARGET_EVENTS, 4 * TARGET_EVENTS
-# Growth of the job over the size of its trace: 16.7 for 132 MB, 10 to 19 for 1 to 17 MB, TensorFlow 2.21 on
-# the CPU, where an event has few stats.
-SERVER_MULTIPLE = 20.0
+SERVER_LIMITS = RecorderLimits()
+# An event of the overview costs the job about 7 µs (TensorFlow 2.21: 0.12 s of CPU a second at 17 k events/s), so that
+# this many cost a third of what the detail of a default capture does (0.64 s of CPU). They are granted for each ten
+# seconds asked for, and never more than an analysis bears.
+_OVERVIEW_EVENTS, _MAX_OVERVIEW_EVENTS = 30_000, 4 * TARGET_EVENTS
+# The overview makes 1 to 10 times fewer events than the detail: so the length of its first part is a guess.
+OVERVIEW_SHARE = 1 / 4
+MIN_OVERVIEW_S = 0.5
 _RECEIVE_MULTIPLE = 3.0  # the answer as gRPC receives it, as one message, and its XSpace
 ANALYSIS_MULTIPLE = 5.0  # benchmarks/trace_engine.py
 _ANALYSIS_BASE_BYTES = 100e6  # the interpreter and NumPy
@@ -129,13 +128,14 @@ def needs_probe(asked_s: float) -> bool:
     return asked_s > MIN_CAPTURE_S
 
 
-def plan(asked_s: float, probe: Probe, free: FreeResources, *, longest: bool = False) -> Plan:
+def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimits = SERVER_LIMITS, *,
+         longest: bool = False) -> Plan:
     """The length of a capture after a probe; raises GputopError where not even the shortest fits.
 
     A hundred steps, but not less than 2 s or 100 k events, where the probe surely shows what a step is.
-    Else, and where it is asked what is ``bearable``: about half a million events with those of the probe, and
+    Else, and for the ``longest`` that is bearable: about half a million events with those of the probe, and
     at least a second; up to a million for twenty steps, or for those of a GPU that are too long for the probe
-    to show, and up to two million for ten. All within what CUPTI keeps and what memory and disk hold, and at
+    to show, and up to two million for ten. All within the recorder's ``limits`` and what memory and disk hold, and at
     most ``asked_s``.
     """
     rate = probe.events_per_s
@@ -150,26 +150,26 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, *, longest: bool = F
         if chosen_s < least_s:
             chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"full length, {makes}")
     device_rate = probe.device_events / probe.seconds
-    if device_rate * chosen_s > _CUPTI_SHARE * CUPTI_RECORDS:
-        chosen_s = _CUPTI_SHARE * CUPTI_RECORDS / device_rate
-        why = f"its GPUs make {count(device_rate)} events/s, and CUPTI keeps 2 M in all"
+    if device_rate * chosen_s > limits.device_events:
+        chosen_s = limits.device_events / device_rate
+        why = f"its GPUs make {count(device_rate)} events/s, and {limits.device_limit}"
     enough_s = _enough(probe)
     enough = enough_s < chosen_s and not longest
     if enough:
         assert probe.step_s is not None
         steps = float(f"{enough_s / probe.step_s:.2g}")
         chosen_s, why = enough_s, f"about {steps:.0f} steps are enough, {makes}"
-    least_s, least_why = _limit_to_resources(asked_s, chosen_s, why, probe, free)
+    least_s, least_why = _limit_to_resources(Plan(asked_s, chosen_s, why, probe), probe, free, limits)
     if least_s < asked_s:
         least_s = max(0.1, int(least_s * 10) / 10)
     fits, rest_s = least_why == why, round(asked_s - least_s, 3)
-    overview_s = rest_s if fits and not longest and rest_s >= MIN_CAPTURE_S else 0.0
+    overview_s = rest_s if fits and limits.overview and not longest and rest_s >= MIN_CAPTURE_S else 0.0
     return Plan(asked_s, least_s, least_why, probe, free.unknown, enough and fits, overview_s)
 
 
 def overview_events(asked_s: float) -> float:
     """How many events the overview of a capture of ``asked_s`` may have."""
-    return min(TARGET_EVENTS * max(1.0, asked_s / 10), _MAX_OVERVIEW_EVENTS)
+    return min(_OVERVIEW_EVENTS * max(1.0, asked_s / 10), _MAX_OVERVIEW_EVENTS)
 
 
 def _enough(probe: Probe) -> float:
@@ -207,11 +207,12 @@ def growth_limits(probe: Probe, free: FreeResources) -> GrowthLimits:
                         max(_SHORT_SHARE * known_bytes, min(_SHORT_BYTES, _SHORT_PART * free_bytes)))
 
 
-def _limit_to_resources(asked_s: float, chosen_s: float, why: str, probe: Probe,
-                        free: FreeResources) -> tuple[float, str]:
-    """Shorter, where memory or disk would not hold it; raises GputopError."""
+def _limit_to_resources(wanted: Plan, probe: Probe, free: FreeResources, recorder: RecorderLimits) -> tuple[float, str]:
+    """Length and reason: shorter, where memory or disk would not hold it; raises GputopError."""
+    asked_s, chosen_s, why = wanted.asked_s, wanted.chosen_s, wanted.why
     trace_per_s = probe.bytes / probe.seconds
-    job_per_s = max(SERVER_MULTIPLE * trace_per_s, (probe.growth_bytes or 0) / probe.seconds)
+    job_per_s = max(recorder.job_bytes_per_byte * trace_per_s + recorder.job_bytes_per_event * probe.events_per_s,
+                    (probe.growth_bytes or 0) / probe.seconds)
     own_per_s = max(_RECEIVE_MULTIPLE, ANALYSIS_MULTIPLE) * trace_per_s
     least_s = min(MIN_CAPTURE_S, asked_s)
     limits = (  # free, needed per second, needed besides, what it is

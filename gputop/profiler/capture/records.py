@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gputop.analysis.gpu.packed_series import ComparedTrace
     from gputop.analysis.results import Analysis, StepTimes
     from gputop.profiler.capture.job_memory import Cost
-    from gputop.profiler.capture.multi_worker import Outcome
+    from gputop.profiler.capture.outcomes import Outcome
     from gputop.profiler.capture.plan import Plan
 
 _LONG_S = 60.0  # of an overview that most checkpoints and evaluations are in

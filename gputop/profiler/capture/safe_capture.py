@@ -15,84 +15,76 @@ from dataclasses import replace
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.profiler.capture.footprint import free_resources, job_pid
-from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, with_more
-from gputop.profiler.capture.overview import Watch, record_overview
-from gputop.profiler.capture.plan import PROBE_S, Plan, Probe, growth_limits, needs_probe, plan
-from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
-from gputop.profiler.outline import map_file
+from gputop.profiler.capture.footprint import free_resources
+from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, Watch, with_more
+from gputop.profiler.capture.overview import record_overview
+from gputop.profiler.capture.plan import PROBE_S, GrowthLimits, Plan, Probe, growth_limits, needs_probe, plan
+from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, Recorder, Recording, TraceLost
 from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import size
 
 
-def capture_with_probe(
-    address: str,
-    *,
-    seconds: float,
-    logdir: str | Path,
-    pid: int | None = None,
-    force: bool = False,
-    on_progress: Callable[[Progress], None] | None = None,
-    on_plan: Callable[[Plan], None] | None = None,
-    stop: threading.Event | None = None,
-) -> tuple[CaptureResult, Plan, Cost]:
-    """Capture at most ``seconds``, as :func:`gputop.profiler.client.capture` does. Blocks.
+def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress: Callable[[Progress], None],
+                       on_plan: Callable[[Plan], None], stop: threading.Event) -> tuple[CaptureResult, Plan, Cost]:
+    """Capture at most ``request.seconds``, as :meth:`Recorder.record` does. Blocks.
 
-    ``force``: exactly ``seconds``, without a probe and without asking whether memory and disk
-    hold it. ``on_plan`` is told the length once it is chosen. What the plan leaves of ``seconds`` is recorded as an
+    With ``request.force`` exactly that long, without a probe and without asking whether memory and disk
+    hold it. ``on_plan`` is given the length once it is chosen. What the plan leaves of the seconds is recorded as an
     overview beside the trace; the plan that is returned says how much of it there is. Raises GputopError, also where
     the node lacks the memory or disk space for the shortest useful capture.
     """
-    address = parse_address(address)
-    stop = stop or threading.Event()
-    pid = job_pid(address, pid)
-    watch = JobMemory(pid, on_progress or (lambda _progress: None))
-    tell = on_plan or (lambda _plan: None)
-    chosen = Plan(seconds, seconds, "full length, no probe" if force else "full length, too short for a probe")
-    if force or not needs_probe(seconds):
-        tell(chosen)
-        result = capture(address, seconds=seconds, logdir=logdir, on_progress=watch, stop=stop, pid=pid)
-        return result, chosen, watch.cost(result.took_s, seconds)
+    seconds, logdir = request.seconds, request.logdir
+    memory = JobMemory(recorder.pid, on_progress)
+    if request.force or not needs_probe(seconds):
+        chosen = full_length(request)
+        on_plan(chosen)
+        result = recorder.record(Recording(seconds, logdir), memory, stop)
+        return result, chosen, memory.cost(result.took_s, seconds)
     with probe_logdir(logdir) as folder:
-        probed, probe = probe_job(address, folder, pid, watch, stop)
+        probed, probe = probe_job(recorder, folder, memory, stop)
         if stop.is_set() and probed is not None:
             chosen = Plan(seconds, probe.seconds, "stopped during the probe; the probe is the trace", probe)
-            tell(chosen)
-            return keep_probe(probed, logdir), chosen, watch.cost(probed.took_s, chosen.chosen_s)
-        free = free_resources(address, pid, Path(logdir).expanduser().absolute())
-        chosen = plan(seconds, probe, free)
-        tell(chosen)
-        limits = growth_limits(probe, free)
-        growth_guard = MemoryGrowthGuard(watch, limits, stop, threading.Event(),
-                                         label=with_more if chosen.overview_s else None)
+            on_plan(chosen)
+            return keep_probe(recorder, probed, logdir), chosen, memory.cost(probed.took_s, chosen.chosen_s)
+        free = free_resources(recorder.address, recorder.pid, Path(logdir).expanduser().absolute())
+        chosen = plan(seconds, probe, free, recorder.limits)
+        on_plan(chosen)
+        limits = growth_limits(probe, free) if recorder.limits.stoppable else GrowthLimits()
+        watch = Watch(memory, limits, stop)
+        growth_guard = MemoryGrowthGuard(watch, threading.Event(), label=with_more if chosen.overview_s else None)
         try:
-            result = capture(address, seconds=chosen.chosen_s, logdir=logdir, on_progress=growth_guard,
-                             stop=growth_guard.halt, pid=pid)
+            result = recorder.record(Recording(chosen.chosen_s, logdir), growth_guard, growth_guard.halt)
         except TraceLost as error:
             if probed is None:
                 raise
-            kept = keep_probe(probed, logdir).path
+            kept = keep_probe(recorder, probed, logdir).path
             raise GputopError(f"{error.message}; the only data is the probe of {probe.seconds:g} s",
                               f"{error.fix} To look at the probe: gputop analyze {kept}") from None
         chosen, call_s = growth_guard.plan_as_recorded(chosen), result.took_s
         if chosen.overview_s:
-            chosen, overview_call_s = record_overview(result, chosen, Watch(pid, watch, limits, stop), folder)
+            chosen, overview_call_s = record_overview(recorder, result.path, chosen, watch, folder)
             call_s += overview_call_s
-    return result, chosen, watch.cost(call_s, chosen.chosen_s + chosen.overview_s)
+    return result, chosen, memory.cost(call_s, chosen.chosen_s + chosen.overview_s)
 
 
-def probe_job(
-    address: str, logdir: Path, pid: int | None, watch: JobMemory, stop: threading.Event
-) -> tuple[CaptureResult | None, Probe]:
+def full_length(request: CaptureRequest) -> Plan:
+    """The plan without a probe."""
+    why = "full length, no probe" if request.force else "full length, too short for a probe"
+    return Plan(request.seconds, request.seconds, why)
+
+
+def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory,
+              stop: threading.Event) -> tuple[CaptureResult | None, Probe]:
     """The probe's trace, None where it holds no events, and what it says. Raises GputopError."""
-    from gputop.profiler.capture.volume import count_events, step_time
+    from gputop.profiler.capture.step_time import step_time
 
     def report(progress: Progress) -> None:
-        watch(replace(progress, phase="probing"))
+        memory(replace(progress, phase="probing"))
 
     try:
-        result = capture(address, seconds=PROBE_S, logdir=logdir, on_progress=report, stop=stop, pid=pid)
+        result = recorder.record(Recording(PROBE_S, logdir), report, stop)
     except EmptyTrace as empty:
         return None, Probe(PROBE_S, empty.took_s, 0, 0, 0)
     if not result.path.is_relative_to(logdir):
@@ -100,13 +92,13 @@ def probe_job(
         raise GputopError(f"the disk of the logdir is full: it does not hold even the probe, "
                           f"{size(result.bytes)}", "Free some space, or choose another folder with --logdir DIR.")
     try:
-        host, devices = count_events(map_file(result.path))
+        host, devices = recorder.count_events(result.path)
     except OSError as error:
         raise GputopError(f"the probe's trace cannot be read: {error.strerror or error} ({result.path})",
                           "Check that file system; or capture without a probe: --force.") from None
     step_s, sure = step_time(result.path, host + devices) or (None, False)
     seconds = min(PROBE_S, result.took_s) if result.stopped_early else PROBE_S
-    return result, Probe(seconds, result.took_s, result.bytes, host, devices, step_s, watch.growth, sure)
+    return result, Probe(seconds, result.took_s, result.bytes, host, devices, step_s, memory.growth, sure)
 
 
 @contextmanager
@@ -128,10 +120,11 @@ def probe_logdir(logdir: str | Path) -> Iterator[Path]:
                 made.rmdir()
 
 
-def keep_probe(probed: CaptureResult, logdir: str | Path, host: str | None = None,
+def keep_probe(recorder: Recorder, probed: CaptureResult, logdir: str | Path, host: str | None = None,
                run: str | None = None) -> CaptureResult:
     """The probe as a trace like any other, in a run folder of its own or in one that exists; raises GputopError."""
-    folder = RunFolder.create(logdir, host or probed.path.name.removesuffix(".xplane.pb"), run)
+    ending = recorder.limits.ending
+    folder = RunFolder.create(logdir, host or probed.path.name.removesuffix(ending), run, ending)
     try:
         path = folder.take_over(probed.path)
     finally:

@@ -19,15 +19,16 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.core.samples import NodeSample
 from gputop.profiler.capture.choose_workers import MAX_WORKERS
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
+from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, require_no_question
 from gputop.session.auto_capture.dip_detector import Dip, Trigger
 from gputop.session.auto_capture.retention import mark_removable, remove_oldest
 from gputop.session.auto_capture_options import AutoCaptureOptions
-from gputop.session.captures import MayEndJob, choose_servers, record_of_workers, servers_label
+from gputop.session.captures import choose_servers, record_of_workers, risk_question, server_question, servers_label
 from gputop.session.options import Options
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.choose_workers import Choice
-    from gputop.profiler.capture.continuous import Continuous
+    from gputop.profiler.xprof.continuous import Continuous
     from gputop.telemetry.history import History
 
 FOLDER = "black-box"  # below the logdir
@@ -70,7 +71,7 @@ class CaptureHost(Protocol):
     @property
     def status(self) -> CaptureStatus | None: ...
 
-    def start_capture(self, *, reason: str) -> None:
+    def start_capture(self, request: CaptureRequest) -> CaptureQuestion | None:
         """Start a capture in the background; raises GputopError where none can start."""
 
     def choose_workers(self, servers: Sequence[Server]) -> Choice:
@@ -150,13 +151,16 @@ class AutoCapture:
     def _request_capture(self, dip: Dip, at: str, text: str) -> None:
         self._dip_began_s = dip.began_s
         try:
-            self._host.start_capture(reason=f"{text} (since {at})")
+            self._host.start_capture(self._request(f"{text} (since {at})"))
         except GputopError as error:
             self._set_note(f"{at} {text}: not captured, {error.message}")
             return
         self.count += 1
         self._last_dip_s = dip.now_s
         self._set_note(f"{at} {text}")
+
+    def _request(self, reason: str = "") -> CaptureRequest:
+        return CaptureRequest(self._host.options.capture_s, self.logdir, reason=reason)
 
     def _set_note(self, note: str) -> None:
         self.note = note
@@ -249,7 +253,7 @@ class AutoCapture:
 
     def _maintain(self) -> None:
         """Begin to record, or have a part of it set aside; raises GputopError."""
-        from gputop.profiler.capture.continuous import Unsupported, is_full
+        from gputop.profiler.xprof.continuous import Unsupported, is_full
 
         if self._continuous is not None and self._part_s is not None:
             if is_full(self._continuous.state(), self._part_s, self._trigger.any_low):
@@ -258,31 +262,30 @@ class AutoCapture:
         if self.done or self._clock() < self._next_attempt_s:
             return
         try:
-            servers = [s for s in choose_servers(self._host.servers) if s.problem is None]
+            chosen = choose_servers(self._host.servers)
         except NoDataError as error:  # perhaps none yet: looked at again within a second
             self.note = self.note or f"{_NOT_YET}{error.message}"
             return
         if self.note.startswith(_NOT_YET):
             self.note = ""
+        require_no_question(server_question(chosen, self._request()))
         try:
-            self._begin_recording(servers)
+            self._begin_recording([s for s in chosen if s.problem is None])
         except Unsupported:
             self._given_up = True
             raise
 
     def _begin_recording(self, servers: Sequence[Server]) -> None:
-        from gputop.profiler.capture.continuous import Continuous
         from gputop.profiler.capture.footprint import job_pid
-        from gputop.profiler.discovery import crash_risk
+        from gputop.profiler.xprof.continuous import Continuous
 
         self.recorded = self._host.choose_workers(servers) if len(servers) > MAX_WORKERS else None
         if self.recorded is not None:
             servers = [s for s in servers if s.address in self.recorded.chosen]
-        pids = {s.address: job_pid(s.address, s.pid) for s in servers}
-        if (risk := crash_risk([pid for pid in pids.values() if pid is not None])) is not None:
+        if (question := risk_question(servers, self._request())) is not None:
             self._given_up = True
-            raise MayEndJob(risk)
-        continuous = Continuous(list(pids.items()))
+            raise question.refusal()
+        continuous = Continuous([(s.address, job_pid(s.address, s.pid)) for s in servers])
         if self._part_s is None:
             continuous.start()  # first: a server without it is not to be probed for nothing
             continuous.close()
@@ -297,9 +300,10 @@ class AutoCapture:
     def _max_part_s(self, continuous: Continuous) -> float:
         """How many seconds all may record at a time, by a probe of each, as for any capture; raises GputopError."""
         from gputop.profiler.capture.multi_worker import max_safe_duration
+        from gputop.profiler.ways import recorder_of
 
-        servers = [(address, continuous.pids[address]) for address in continuous.addresses]
-        chosen, errors = max_safe_duration(servers, seconds=2 * self._keep_s, logdir=self.logdir,
+        recorders = [recorder_of(address, continuous.pids[address]) for address in continuous.addresses]
+        chosen, errors = max_safe_duration(recorders, seconds=2 * self._keep_s, logdir=self.logdir,
                                            stop=self._closing)
         continuous.failed |= errors
         if chosen.chosen_s < 2 * _MIN_BEFORE_S:

@@ -19,7 +19,7 @@ from gputop.analysis.layers.tree import COMPILED, EAGER, NO_OP_RUNS, NO_PROGRAM
 from gputop.analysis.results import LayerRow, Layers
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
-from gputop.profiler import messages
+from gputop.profiler.xprof import messages
 from gputop.trace.model import HloOp, Trace
 from tests.trace.build import Builder
 

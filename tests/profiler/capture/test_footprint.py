@@ -10,14 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.memory import left_in, memory_cgroups
+from gputop.core.memory import left_in, memory_cgroups, resident_bytes
 from gputop.profiler.capture import footprint
-from gputop.profiler.capture.footprint import (
-    free_disk_bytes,
-    free_resources,
-    job_pid,
-    resident_bytes,
-)
+from gputop.profiler.capture.footprint import free_disk_bytes, free_resources, job_pid
 
 
 def cgroup(folder: Path, limit: str, use: int = 0, cache: int = 0, version: int = 2) -> Path:

@@ -14,20 +14,14 @@ import pytest
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture import job_memory, multi_worker, safe_capture
-from gputop.profiler.capture.continuous import Continuous
-from gputop.profiler.capture.multi_worker import (
-    capture_workers,
-    each_once,
-    fetch_preceding,
-    max_safe_duration,
-    per_worker,
-    shortest_plan,
-    trace_names,
-)
+from gputop.profiler.capture.multi_worker import each_once, fetch_preceding, per_worker, shortest_plan, trace_names
 from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan
 from gputop.profiler.capture.records import Server
-from gputop.session.captures import CaptureRequest, MayEndJob, capture_and_analyze
+from gputop.profiler.capture.request import CaptureRequest, answered, require_no_question
+from gputop.profiler.xprof.continuous import Continuous
+from gputop.session.captures import CaptureRun, capture_and_analyze, risk_question
 from gputop.trace.readers.clock_file import read_clocks
+from tests.profiler.capturing import capture_workers, max_safe_duration, recorders_of
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.records import replace
 
@@ -119,7 +113,7 @@ def test_servers_that_do_not_tell_the_time_are_bounded_by_ours(logdir):
 
 @pytest.mark.parametrize("shares", [True, False])
 def test_servers_that_write_to_their_own_disk(logdir, monkeypatch, shares):
-    monkeypatch.setattr("gputop.profiler.storage._shares_files", lambda pid: shares)
+    monkeypatch.setattr("gputop.profiler.xprof.server_disk._shares_files", lambda pid: shares)
     with serving(FakeProfiler(writes_disk=True), FakeProfiler(writes_disk=True)) as servers:
         done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
     assert [o.result.delivered for o in done.outcomes] == ["server disk"] * 2
@@ -197,7 +191,7 @@ def test_a_job_that_grows_too_much_ends_it_for_all(logdir, monkeypatch):
     monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: next(size))
     monkeypatch.setattr(multi_worker, "growth_limits", lambda probe, free: GrowthLimits(0.2, 3e9))
     monkeypatch.setattr(multi_worker, "plan",
-                        lambda seconds, probe, free, **_: Plan(seconds, seconds, "as asked", probe))
+                        lambda seconds, probe, *_, **__: Plan(seconds, seconds, "as asked", probe))
     with serving(FakeProfiler(), FakeProfiler()) as servers:
         done = capture_workers(addresses(servers), seconds=60, logdir=logdir)
     assert all(o.result.stopped_early for o in done.outcomes) and done.plan.chosen_s < 60
@@ -249,22 +243,22 @@ def test_the_time_before_of_several_workers(logdir):
 def test_how_much_all_of_them_would_bear(logdir):
     busy = FakeProfiler(xspace=make_xspace(events=100_000))
     with serving(busy, FakeProfiler(), FakeProfiler(has_service=False)) as servers:
-        plan, errors = max_safe_duration(addresses(servers), seconds=10, logdir=logdir, stop=threading.Event())
+        plan, errors = max_safe_duration(addresses(servers), seconds=10, logdir=logdir)
         assert plan.chosen_s == 0.2 and list(errors) == [servers[2].address]
     assert not logdir.exists()
     with pytest.raises(GputopError, match="nothing listens"):
-        max_safe_duration([("127.0.0.1:1", None)], seconds=10, logdir=logdir, stop=threading.Event())
+        max_safe_duration([("127.0.0.1:1", None)], seconds=10, logdir=logdir)
 
 
 def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch):
     def enough(_path: object, _events: int) -> tuple[float, bool]:
         return 0.001, True
 
-    monkeypatch.setattr("gputop.profiler.capture.volume.step_time", enough)
+    monkeypatch.setattr("gputop.profiler.capture.step_time.step_time", enough)
     monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.1)
     monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
     with serving(FakeProfiler(xspace=make_xspace(events=100_000))) as servers:
-        plan, _ = max_safe_duration(addresses(servers), seconds=10, logdir=logdir, stop=threading.Event())
+        plan, _ = max_safe_duration(addresses(servers), seconds=10, logdir=logdir)
         assert plan.chosen_s == 0.2
         done = capture_workers(addresses(servers), seconds=0.3, logdir=logdir)
     assert (done.plan.chosen_s, done.plan.enough) == (0.1, True)
@@ -272,22 +266,20 @@ def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch
 
 def test_a_risk_that_nobody_has_accepted_is_not_taken(logdir, monkeypatch):
     monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "beware")
-    with serving(FakeProfiler(), FakeProfiler()) as servers:
-        with pytest.raises(MayEndJob, match="beware"):
-            capture_and_analyze([Server(s.address) for s in servers], CaptureRequest(0.05, logdir, force=True),
-                                threading.Event(), threading.Event(), lambda status: None)
-        assert not any(server.requests for server in servers) and not logdir.exists()
-        capture_and_analyze([Server(s.address) for s in servers],
-                            CaptureRequest(0.05, logdir, force=True, accept_risk=True), threading.Event(),
-                            threading.Event(), lambda status: None)
-        assert all(server.requests for server in servers)
+    request = CaptureRequest(0.05, logdir, force=True)
+    question = risk_question([Server("127.0.0.1:1", pid=os.getpid())], request)
+    assert question is not None and question.kind == "risk"
+    with pytest.raises(GputopError, match="beware"):
+        require_no_question(question)
+    assert risk_question([Server("127.0.0.1:1", pid=os.getpid())], answered(question, "y")) is None
 
 
 def test_a_record_over_all_workers(logdir):
     with serving(FakeProfiler(), FakeProfiler()) as servers:
         record = capture_and_analyze(
             [*(Server(s.address, asked=True) for s in servers), Server("gone:1", problem="it sleeps", asked=True)],
-            CaptureRequest(0.05, logdir, force=True), threading.Event(), threading.Event(), lambda status: None)
+            CaptureRequest(0.05, logdir, force=True),
+            CaptureRun(threading.Event(), threading.Event(), lambda status: None))
     assert record.address == f"{servers[0].address} and 1 more" and record.path.is_dir()
     assert record.remarks[0] == "not captured: gone:1: it sleeps"
     assert [w["address"] for w in json.loads(json.dumps(record.to_json()))["workers"]] == [s.address for s in servers]
@@ -301,7 +293,8 @@ def test_two_addresses_with_one_host_name_and_port_have_names_of_their_own():
 def test_one_server_by_two_addresses_is_captured_once(monkeypatch, logdir):
     with serving(FakeProfiler()) as (server,):
         port = server.address.rpartition(":")[2]
-        assert each_once([(f"127.0.0.1:{port}", None), (f"localhost:{port}", None), ("other:1", None)]) == [
+        found = each_once(recorders_of([(f"127.0.0.1:{port}", None), (f"localhost:{port}", None), ("other:1", None)]))
+        assert [(recorder.address, recorder.pid) for recorder in found] == [
             (f"127.0.0.1:{port}", os.getpid()), ("other:1", None)]
         done = capture_workers([(f"127.0.0.1:{port}", None), (f"localhost:{port}", None)], seconds=0.1, logdir=logdir)
     assert len(done.outcomes) == 1 and done.outcomes[0].error is None

@@ -9,11 +9,10 @@ import grpc
 import pytest
 
 from gputop.profiler.capture import job_memory, overview, safe_capture
-from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.plan import GrowthLimits, Plan
-from gputop.profiler.capture.safe_capture import capture_with_probe
-from gputop.profiler.client import Progress
+from gputop.profiler.recording import Progress
 from gputop.profiler.storage import RunFolder
+from tests.profiler.capturing import capture_with_probe, capture_workers
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 DETAIL = make_xspace(events=100_000)  # in a twentieth of a second: a tenth of a second of them is enough
@@ -24,6 +23,8 @@ SPARSE = make_xspace(events=7)
 def quick(monkeypatch):
     monkeypatch.setattr(safe_capture, "PROBE_S", 0.05)
     monkeypatch.setattr("gputop.profiler.capture.plan.MIN_CAPTURE_S", 0.1)
+    monkeypatch.setattr("gputop.profiler.capture.plan.MIN_OVERVIEW_S", 0.1)
+    monkeypatch.setattr("gputop.profiler.capture.plan._OVERVIEW_EVENTS", 75_000)
     monkeypatch.setattr("gputop.profiler.capture.plan.TARGET_EVENTS", 300_000)
 
 
@@ -67,7 +68,7 @@ def test_a_job_that_makes_as_many_events_even_then_has_a_shorter_one(logdir):
     with serve(FakeProfiler(xspace=DETAIL)) as server:
         _, plan, _ = capture_with_probe(server.address, seconds=5, logdir=logdir)
     assert sum(r.duration_ms for r in server.requests) < 3000
-    assert 0.2 < plan.overview_s < 3
+    assert 0.1 <= plan.overview_s < 3
     assert f"The overview ends after {plan.overview_s:g} of 4.9 s: even of it " in plan.ended
 
 
@@ -129,7 +130,7 @@ def test_a_job_that_grows_too_much_ends_either_grain(logdir, monkeypatch, limits
     monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: next(size))
     monkeypatch.setattr(safe_capture, "growth_limits", lambda probe, free: limits)
     if detail_s is None:
-        monkeypatch.setattr(safe_capture, "plan", lambda s, probe, free: Plan(s, 30.0, "so", probe, overview_s=30.0))
+        monkeypatch.setattr(safe_capture, "plan", lambda s, probe, *_: Plan(s, 30.0, "so", probe, overview_s=30.0))
     with serve(FakeProfiler(on_call=two_grains)) as server:
         _, plan, _ = capture_with_probe(server.address, seconds=60, logdir=logdir)
     if detail_s is None:

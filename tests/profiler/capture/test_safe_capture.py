@@ -14,10 +14,11 @@ import pytest
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.files import Folder
-from gputop.profiler import client, storage
+from gputop.profiler import storage
 from gputop.profiler.capture import footprint, job_memory, plan, safe_capture
 from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan
-from gputop.profiler.capture.safe_capture import capture_with_probe
+from gputop.profiler.xprof import client, server_disk
+from tests.profiler.capturing import capture, capture_with_probe
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 BUSY = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")
@@ -176,7 +177,7 @@ def test_a_job_that_grows_too_much_ends_the_recording_once_steps_are_recorded(lo
     size = iter(range(10**9, 10**12, 10**9))  # a gigabyte more at each sample
     monkeypatch.setattr(job_memory, "resident_bytes", lambda pid: next(size))
     monkeypatch.setattr(safe_capture, "growth_limits", lambda probe, free: GrowthLimits(after_s, 3e9))
-    monkeypatch.setattr(safe_capture, "plan", lambda seconds, probe, free: Plan(seconds, seconds, "as asked", probe))
+    monkeypatch.setattr(safe_capture, "plan", lambda seconds, probe, *_: Plan(seconds, seconds, "as asked", probe))
     with serve() as server:
         result, plan, cost = capture_with_probe(server.address, seconds=60 if ended else 0.4, logdir=logdir)
         assert len(server.terminated) == ended
@@ -245,7 +246,7 @@ def test_an_unwritable_logdir_is_named_as_it_was_given(tmp_path, bad):
 
 class TestServersThatWriteThemselves:
     def test_probe_and_capture(self, logdir, monkeypatch):
-        monkeypatch.setattr(storage, "_shares_files", lambda pid: True)
+        monkeypatch.setattr(server_disk, "_shares_files", lambda pid: True)
         with serve(FakeProfiler(writes_disk=True)) as server:
             result, plan, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)
         assert result.delivered == "server disk" and plan.probe.host_events == 3
@@ -253,7 +254,7 @@ class TestServersThatWriteThemselves:
 
     def test_what_it_wrote_before_it_went_away_is_kept(self, logdir, monkeypatch):
         """The connection breaks between the writing and the answer."""
-        monkeypatch.setattr(storage, "_shares_files", lambda pid: True)
+        monkeypatch.setattr(server_disk, "_shares_files", lambda pid: True)
 
         def write_and_vanish(server: FakeProfiler, number: int) -> None:
             if number == 1:
@@ -284,7 +285,7 @@ class TestDisksThatFill:
 
     def test_the_trace_goes_elsewhere_and_that_is_said(self, logdir, full, tmp_path):
         with serve() as server:
-            result = client.capture(server.address, seconds=0.05, logdir=logdir)
+            result = capture(server.address, seconds=0.05, logdir=logdir)
         assert result.path.is_relative_to(tmp_path / "cache") and result.path.read_bytes() == server.xspace
         assert result.run_dir == result.path.parent and result.run_dir.parent.name == "profile"
         assert result.path.parents[3].stat().st_mode & 0o077 == 0, "a trace is its user's own"
@@ -295,7 +296,7 @@ class TestDisksThatFill:
     def test_nowhere_to_go(self, logdir, full, tmp_path, monkeypatch):
         monkeypatch.setattr(storage, "_fallback_folders", lambda *_: [tmp_path / "gone"])
         with serve() as server, pytest.raises(GputopError, match=r"No space left.*nor in .*gone"):
-            client.capture(server.address, seconds=0.05, logdir=logdir)
+            capture(server.address, seconds=0.05, logdir=logdir)
         assert not logdir.exists()
 
     def test_a_probe_is_not_left_elsewhere(self, logdir, full, tmp_path):

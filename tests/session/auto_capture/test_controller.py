@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gputop.analysis.results import Analysis, TraceSummary
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.profiler.outline import recorded_window_ns
+from gputop.profiler.xprof.outline import recorded_window_ns
 from gputop.session.auto_capture import retention
 from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture, existing_folder, held_before
 from gputop.session.auto_capture.dip_rules import parse_rule
@@ -58,7 +59,7 @@ class Fed(Session):
 def captured(monkeypatch):
     """What the session was asked to capture, and why; nothing is."""
     asked: list[str] = []
-    monkeypatch.setattr(CaptureControl, "start_capture", lambda self, *, force=False, reason="": asked.append(reason))
+    monkeypatch.setattr(CaptureControl, "start_capture", lambda self, request: asked.append(request.reason))
     return asked
 
 
@@ -148,7 +149,7 @@ def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
     assert json.loads((record.path.parent / MARK).read_text())["reason"].startswith("GPU 0")
     session.start_capture()
     with pytest.raises(GputopError, match="a capture is running"):
-        session.capture_control.start_capture(reason="x")
+        session.start_capture(structs.replace(session.capture_request(), reason="x"))
     session.wait()
 
 

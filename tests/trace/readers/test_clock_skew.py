@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.profiler import messages
+from gputop.profiler.xprof import messages
 from gputop.trace.readers.clock_file import FILE, HostClock, read_clocks, write_clocks
 from gputop.trace.readers.clock_skew import Skew, skew
 from gputop.trace.readers.load import load

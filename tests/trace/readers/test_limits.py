@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.profiler.capture.volume import count_events
-from gputop.profiler.outline import outline, session_window_ns
+from gputop.profiler.xprof.outline import outline, session_window_ns
+from gputop.profiler.xprof.volume import count_events
 from gputop.trace import limits
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
@@ -180,7 +180,7 @@ def test_the_outline_walks_no_further_than_it_must(monkeypatch):
         walked.append(end - begin)
         return wire.read_fields(data, begin, end, *args, **more)
 
-    monkeypatch.setattr("gputop.profiler.outline.read_fields", noting)
+    monkeypatch.setattr("gputop.profiler.xprof.outline.read_fields", noting)
     texts = outline(HONEST * 3 + b"".join(part(2, b"e%d " % i * 5000) for i in range(100))).errors
     assert len(texts) == 20 and max(map(len, texts)) == limits.MAX_NOTE_CHARS
     assert len(walked) <= 3  # the trace, a plane, a line with events

@@ -194,7 +194,7 @@ async def test_captures_that_were_analyzed_are_compared_without_reading_them(
         text = await shown(app)
         assert text.startswith("NOT BEYOND DOUBT: ") and "saved analysis only" not in text and "GONE" in text
         await pilot.press("c")
-        session.start_capture = lambda **_: None  # type: ignore[method-assign]
+        session.start_capture = lambda *_: None  # type: ignore[method-assign]
         await pilot.press("b")
         session.capture_ended(replace(taken[1], path=tmp_path / "c.xplane.pb.gz", time_s=START_S + 9), [SERVER])
         app.screen.update_view()
@@ -227,7 +227,7 @@ async def test_a_capture_taken_again_counts_beside_the_first_one() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B", "c")
         assert isinstance(app.screen, CaptureAgain)
-        session.start_capture = lambda **_: None  # type: ignore[method-assign]
+        session.start_capture = lambda *_: None  # type: ignore[method-assign]
         await pilot.press("a")
         session.capture_ended(record(3, 0.41), [SERVER])
         app.screen.update_view()

@@ -18,6 +18,7 @@ from gputop.core.findings import Finding
 from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS
 from gputop.core.samples import AdapterSample, CgroupSample, HostProcess, ProcessSample, Reading
 from gputop.profiler.capture.records import Server
+from gputop.profiler.capture.request import ask_other_job
 from gputop.render.palette import BAD, BOLD, GAIN, WARN
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.telemetry.history import History
@@ -234,7 +235,8 @@ async def test_the_question_about_another_job_names_its_script_and_what_a_captur
     app = GputopApp(StillSession())
     async with app.run_test(size=(80, 24)) as pilot:
         server = Server("127.0.0.1:9877", "TensorFlow 2.21.0: /opt/venv/bin/python serve.py /x", 8100)
-        open_screens.ask_before_capture(app, server, False, ended=Server("127.0.0.1:6009"))
+        open_screens.ask_before_capture(app, ask_other_job(app.session.capture_request(), server,
+                                                           Server("127.0.0.1:6009")))
         await pilot.pause()
         question, about = (str(part.text) for part in app.screen.query(WrappedText))
         assert question == "The job at 127.0.0.1:6009 has ended. Capture from another job? y/N"

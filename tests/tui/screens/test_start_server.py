@@ -43,7 +43,7 @@ def text(app: GputopApp) -> str:
 async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSession,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
-    monkeypatch.setattr(session, "start_server", lambda pid, force: started.append(pid))
+    monkeypatch.setattr(session, "start_server", lambda pid, request: started.append(pid))
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
@@ -123,19 +123,19 @@ def test_the_capture_follows_the_server_or_the_reason_is_told(session: StillSess
     control, server = session.capture_control, Server("127.0.0.1:6009", "train.py", 7380)
     captured: list[object] = []
     monkeypatch.setattr(control, "_run_capture", lambda servers, *_: captured.extend(servers))
-    monkeypatch.setattr(control, "update_servers", lambda: setattr(control, "servers", (server,)))
+    monkeypatch.setattr(control.server_watch, "update", lambda: setattr(control.server_watch, "servers", (server,)))
     monkeypatch.setattr(target, "examine", lambda pid: pid)
     monkeypatch.setattr(attach, "start_server", lambda pid: Announcement(server.address, "profiler server at …"))
     statuses: list[CaptureStatus] = []
     monkeypatch.setattr(control._receiver, "capture_changed", statuses.append)
-    control._start_server(7380, False)
+    control._start_server(7380, control.request())
     assert [s.phase for s in statuses] == ["connecting"] and captured == [server]
 
     def refuse(pid: int) -> None:
         raise FORBIDDEN
 
     monkeypatch.setattr(target, "examine", refuse)
-    control._start_server(7380, False)
+    control._start_server(7380, control.request())
     assert (statuses[-1].phase, statuses[-1].message, statuses[-1].fix) == (
         "failed", FORBIDDEN.message, FORBIDDEN.fix)
 

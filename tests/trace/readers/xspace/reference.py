@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gputop.core.errors import NoDataError
-from gputop.profiler import messages
+from gputop.profiler.xprof import messages
 from gputop.trace import kernel_names
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.xspace.reader import read_xspaces

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gputop.profiler import messages
+from gputop.profiler.xprof import messages
 from gputop.trace.readers.xspace import alike
 from gputop.trace.readers.xspace.alike import find_alike
 from gputop.trace.readers.xspace.fields import EVENT_DURATION_PS, EVENT_METADATA_ID, EVENT_OFFSET_PS

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.diagnosis.diagnose import examine
-from gputop.profiler import messages
+from gputop.profiler.xprof import messages
 from gputop.trace import quality
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.readers.xspace import alike

@@ -11,33 +11,27 @@ grpc package, which knows why.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import queue
-import re
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
-from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.profiler import bare_call
-from gputop.profiler.bare_call import FRAME_HEADER_BYTES, PREFACE, SETTINGS
-from gputop.profiler.messages import SERVICE
+from gputop.core.errors import GputopError
+from gputop.profiler.addresses import parse_address, split_address, unix_name
+from gputop.profiler.xprof import bare_call
+from gputop.profiler.xprof.bare_call import FRAME_HEADER_BYTES, PREFACE, SETTINGS
+from gputop.profiler.xprof.messages import SERVICE
 
 if TYPE_CHECKING:
     import grpc
 
 HOW_TO_SERVE = "tf.profiler.experimental.server.start(PORT) or jax.profiler.start_server(PORT)"
 _RIGHT_PORT = f"Give the port the job passed to {HOW_TO_SERVE}."
-_LOOPBACK = "127.0.0.1"
-# Servers listen on TCP. A socket in the file system leads to one: ssh -L, socat.
-_UNIX, _ABSTRACT = "unix:", "unix-abstract:"
-_UNIX_BYTES = 107  # unix(7): sun_path less its zero
 # A protobuf message holds no more (https://protobuf.dev/programming-guides/proto-limits/): one that is announced as
 # larger is refused before it takes any memory here.
 _MAX_MESSAGE_BYTES = 2**31 - 1
@@ -56,81 +50,6 @@ class ServerInfo:
 
     address: str
     round_trip_s: float
-
-
-def parse_address(text: str) -> str:
-    """``host:port`` in its canonical form: this host is 127.0.0.1, IPv6 is in brackets.
-
-    Accepts ``host:port``, ``[::1]:port``, ``:port``, ``port``, and as gRPC names sockets of this machine
-    ``unix:/path`` and ``unix-abstract:name``. Raises GputopError (wrong usage).
-    """
-    rest = text.strip().removeprefix("grpc://")
-    if rest.startswith((_UNIX, _ABSTRACT)):
-        return _parse_unix(text, rest)
-    if "://" in rest or "/" in rest:
-        raise _usage(text, "it is a URL")
-    if rest.startswith("["):
-        host, bracket, port_text = rest[1:].partition("]")
-        if not bracket or not port_text.startswith(":"):
-            raise _usage(text, "after [IPv6] must come :PORT")
-        port_text = port_text[1:]
-    elif rest.count(":") > 1:
-        raise _usage(text, "an IPv6 address needs brackets: [::1]:6009")
-    elif ":" in rest:
-        host, port_text = rest.split(":")
-    elif rest.isdecimal():
-        host, port_text = "", rest
-    else:
-        raise _usage(text, "the port is missing")
-    if not (port_text.isascii() and port_text.isdecimal() and 1 <= int(port_text) <= 65535):
-        raise _usage(text, "a port is a number from 1 to 65535")
-    if re.search(r"[\s\x00-\x1f]", host):
-        raise _usage(text, "a host name has no blanks")
-    if host.lower() in ("", "localhost", "0.0.0.0", "::"):
-        host = _LOOPBACK
-    elif ":" in host:
-        try:
-            host = f"[{ipaddress.IPv6Address(host.partition('%')[0])}]"
-        except ValueError:
-            raise _usage(text, f"{host} is no IPv6 address") from None
-    else:
-        try:
-            host.encode("idna")  # as the resolver would, which raises no OSError for it
-        except UnicodeError:
-            raise _usage(text, "each part of a host name has 1 to 63 characters") from None
-    return f"{host}:{int(port_text)}"
-
-
-def _parse_unix(text: str, rest: str) -> str:
-    scheme, _, name = rest.partition(":")
-    name = "/" + name.lstrip("/") if name.startswith("///") else name
-    if not name or name.startswith("//"):
-        raise _usage(text, "after unix: must come a path, after unix-abstract: a name")
-    if re.search(r"[\x00-\x1f\x7f]", name):
-        raise _usage(text, "it holds control characters")
-    if f"{scheme}:" == _UNIX:
-        name = str(Path(name).absolute())
-    if len(os.fsencode(name)) > _UNIX_BYTES:
-        raise _usage(text, f"a socket's name has at most {_UNIX_BYTES} bytes")
-    return f"{scheme}:{name}"
-
-
-def _usage(text: str, why: str) -> GputopError:
-    return GputopError(f"{text!r} is not an address: {why}",
-                       "Write HOST:PORT, for example localhost:6009, or unix:/PATH.", EXIT_USAGE)
-
-
-def unix_name(address: str) -> str | None:
-    """The name that a Unix socket is bound to, with a leading zero byte for an abstract one; None for TCP."""
-    if address.startswith(_ABSTRACT):
-        return "\0" + address.removeprefix(_ABSTRACT)
-    return address.removeprefix(_UNIX) if address.startswith(_UNIX) else None
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host (without brackets) and port of a TCP address from :func:`parse_address`."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def probe(address: str, timeout_s: float = 3.0) -> ServerInfo:
@@ -354,25 +273,3 @@ def _overdue() -> BaseException:
             return "it keeps the connection busy and does not answer"
 
     return Overdue()
-
-
-def is_local(address: str) -> bool:
-    """Whether an address belongs to this machine: its loopback, its name, one of its interfaces, a Unix socket."""
-    if unix_name(address) is not None:
-        return True
-    host = split_address(address)[0]
-    try:
-        addresses = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return False
-    if any(ipaddress.ip_address(str(a).partition("%")[0]).is_loopback for a in addresses):
-        return True
-    import psutil
-
-    own = {a.address.partition("%")[0] for interface in psutil.net_if_addrs().values() for a in interface}
-    return bool(own & {str(a).partition("%")[0] for a in addresses})
-
-
-def machine_name(address: str) -> str:
-    """The name of the machine that an address leads to: the host name for this one, else the name in the address."""
-    return socket.gethostname() if is_local(address) else split_address(address)[0]

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gputop.profiler import client, storage
-from gputop.profiler.client import TraceLost, capture
+from gputop.profiler.recording import TraceLost
+from gputop.profiler.xprof import client, server_disk
 from tests.profiler.broken_servers import announcing, cutting
+from tests.profiler.capturing import capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 TWO_GIB = 2**31
@@ -76,7 +77,7 @@ def test_an_answer_that_ends_before_what_it_announced(logdir, unprobed):
 
 def test_a_trace_of_more_than_2_gb_on_the_servers_disk(logdir, monkeypatch):
     """Nearly all of it is a hole, in a field nobody knows; what follows that is read."""
-    monkeypatch.setattr(storage, "_shares_files", lambda pid: True)
+    monkeypatch.setattr(server_disk, "_shares_files", lambda pid: True)
     with serve(FakeProfiler(writes_disk=True, hole_bytes=TWO_GIB, after_hole=make_xspace(errors=("late",)))) as server:
         result = capture(server.address, seconds=0.001, logdir=logdir)
     assert result.bytes == result.path.stat().st_size > TWO_GIB

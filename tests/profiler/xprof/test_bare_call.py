@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
-from gputop.profiler import bare_call
-from gputop.profiler.bare_call import Unreadable, _integer, _status, frame
-from gputop.profiler.probe import probe
+from gputop.profiler.xprof import bare_call
+from gputop.profiler.xprof.bare_call import Unreadable, _integer, _status, frame
+from gputop.profiler.xprof.probe import probe
 from tests.profiler.fake_server import serve
-from tests.profiler.test_probe import talking
+from tests.profiler.xprof.test_probe import talking
 
 GREETING = frame(bare_call.SETTINGS, 0, 0, b"")
 LONG = b"m" * 300
@@ -54,7 +54,7 @@ def test_any_block_is_a_status_or_unreadable(block):
 
 
 def test_a_server_is_recognized_without_the_grpc_package():
-    code = ("import sys; from gputop.profiler.probe import probe; probe(sys.argv[1]); "
+    code = ("import sys; from gputop.profiler.xprof.probe import probe; probe(sys.argv[1]); "
             "sys.exit('grpc' in sys.modules or 'google.protobuf' in sys.modules)")
     with serve() as server:
         assert subprocess.run([sys.executable, "-c", code, server.address], timeout=60).returncode == 0

@@ -9,32 +9,32 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
-from gputop.profiler import messages
-from gputop.profiler.outline import Outline, map_open_file, outline
-from gputop.profiler.probe import (
-    ServerInfo,
-    close_channel,
-    load_grpc,
-    machine_name,
-    no_profiler_service,
-    open_channel,
-    parse_address,
-    probe,
+from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.files import read_regular
+from gputop.profiler.addresses import machine_name
+from gputop.profiler.recording import (
+    CaptureResult,
+    EmptyTrace,
+    Progress,
+    RecorderLimits,
+    Recording,
+    TraceLost,
 )
-from gputop.profiler.storage import RunFolder, ServerDisk
+from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder
+from gputop.profiler.xprof import messages
+from gputop.profiler.xprof.outline import Outline, map_file, map_open_file, outline, session_window_ns
+from gputop.profiler.xprof.probe import close_channel, load_grpc, no_profiler_service, open_channel, probe
+from gputop.profiler.xprof.server_disk import ServerDisk
+from gputop.profiler.xprof.volume import count_events
+from gputop.trace.readers.xspace.recordings import join_recordings
 
 if TYPE_CHECKING:
     import grpc
-
-__all__ = ["CaptureResult", "EmptyTrace", "Progress", "ServerInfo", "TraceLost", "capture", "parse_address", "probe"]
-
-Phase = Literal["connecting", "probing", "recording", "overview", "receiving", "saving"]
 
 _PROGRESS_PERIOD_S = 0.125  # between two reports of progress
 _TERMINATE_TIMEOUT_S = 5.0
@@ -51,116 +51,51 @@ _COPY_AFTER_STOP_S = 60.0  # for the trace of a recording that was stopped early
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a capture stands. ``elapsed_s`` counts from the request; ``asked_s`` is the recording asked for;
-    ``more``: another recording follows this one."""
+class XProfRecorder:
+    """The :class:`~gputop.profiler.recording.Recorder` of a profiler server. ``pid`` is the server's process where
+    known: it helps to fetch a trace that the server wrote itself."""
 
-    phase: Phase
-    elapsed_s: float
-    asked_s: float
-    more: bool = False
+    address: str  # as parse_address returns it
+    pid: int | None = None
+    limits: ClassVar[RecorderLimits] = RecorderLimits()
 
+    def round_trip_s(self) -> float:
+        return probe(self.address).round_trip_s
 
-@dataclass(frozen=True, slots=True)
-class RecordingOptions:
-    """How a recording differs from the usual one, in detail, at once, into a run folder of its own.
-
-    ``host_name`` names the file (default: the host), ``run`` the folder where that exists already.
-    ``start_ns`` is when to begin, in Unix time by the *server's* clock: it waits for it, its profiler
-    taken meanwhile, and nothing but the end of the job ends that wait. TensorFlow 2.15 and 2.21 and JAX
-    0.10 begin within a tenth of a millisecond of it; a moment that has passed counts as now.
-    ``overview``: only the coarsest events of the host, at little cost.
-    """
-
-    host_name: str | None = None
-    run: str | None = None
-    start_ns: int | None = None
-    overview: bool = False
-
-
-_USUAL = RecordingOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureResult:
-    """A captured trace on disk.
-
-    ``took_s`` is request to answer, recording included; ``delivered`` how the trace came;
-    ``errors`` and ``warnings`` are the profiler's own words about what is missing, and ours
-    about the hand-over. ``sent_s`` is our Unix time of the request.
-    """
-
-    address: str
-    path: Path
-    run_dir: Path
-    session_id: str
-    asked_s: float
-    took_s: float
-    bytes: int
-    stopped_early: bool
-    delivered: Literal["response", "server disk"]
-    errors: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    sent_s: float = 0.0
-
-
-class EmptyTrace(NoDataError):
-    """The trace holds no events. ``took_s`` is request to answer."""
-
-    def __init__(self, message: str, fix: str, took_s: float) -> None:
-        super().__init__(message, fix)
-        self.took_s = took_s
-
-
-class TraceLost(GputopError):
-    """The job was recorded, or may have been, and its trace did not arrive."""
-
-
-def capture(
-    address: str,
-    *,
-    seconds: float = 10.0,
-    logdir: str | Path,
-    on_progress: Callable[[Progress], None] | None = None,
-    stop: threading.Event | None = None,
-    pid: int | None = None,
-    recording: RecordingOptions = _USUAL,
-) -> CaptureResult:
-    """Record ``seconds`` of a job and save the raw trace below ``logdir``. Blocks.
-
-    ``on_progress`` is called on the calling thread, about eight times a second while the
-    server works. Setting ``stop`` ends the recording early and keeps its data. ``pid`` is the
-    server's process where known: it helps to fetch a trace that the server wrote itself.
-
-    Raises GputopError with cause and fix: TraceLost where the job was recorded in vain,
-    EmptyTrace where the trace holds no events; the message says where it was saved all the same.
-    A trace that a server wrote to its disk before it went away is not lost.
-    """
-    if not 0.001 <= seconds <= _MAX_SECONDS:
-        raise GputopError(f"a capture lasts 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
-    address = parse_address(address)
-    report = on_progress or (lambda _progress: None)
-    stop = stop or threading.Event()
-    folder = RunFolder.create(logdir, recording.host_name or machine_name(address), recording.run)
-    try:
-        report(Progress("connecting", 0.0, seconds))
-        probe(address)
-        disk = ServerDisk.choose(folder, address, pid)
-        start_ns = recording.start_ns
-        wait_s = max(0.0, start_ns / 1e9 - time.time()) if start_ns is not None else 0.0
-        call = _Call(address, seconds, _request(folder, disk, seconds, recording), wait_s)
+    def record(self, recording: Recording, on_progress: Callable[[Progress], None],
+               stop: threading.Event) -> CaptureResult:
+        """A trace that a server wrote to its disk before it went away is not lost."""
+        seconds, start_ns = recording.seconds, recording.start_ns
+        if not 0.001 <= seconds <= _MAX_SECONDS:
+            raise GputopError(f"a capture lasts 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
+        folder = RunFolder.create(recording.logdir, recording.host_name or machine_name(self.address), recording.run)
         try:
-            response = call.run(report, stop)
-        except TraceLost as error:
-            return _trace_on_server_disk(call.recording, folder, disk, error, stop)
-        report(Progress("saving", call.took_s, seconds))
-        return _save(call.recording, folder, disk, response, stop)
-    finally:
-        folder.discard()
+            on_progress(Progress("connecting", 0.0, seconds))
+            probe(self.address)
+            disk = ServerDisk.choose(folder, self.address, self.pid)
+            wait_s = max(0.0, start_ns / 1e9 - time.time()) if start_ns is not None else 0.0
+            call = _Call(self.address, seconds, _request(folder, disk, recording), wait_s)
+            try:
+                response = call.run(on_progress, stop)
+            except TraceLost as error:
+                return _trace_on_server_disk(call.recording, folder, disk, error, stop)
+            on_progress(Progress("saving", call.took_s, seconds))
+            return _save(call.recording, folder, disk, response, stop)
+        finally:
+            folder.discard()
+
+    def count_events(self, path: Path) -> tuple[int, int]:
+        return count_events(map_file(path))
+
+    def window_ns(self, path: Path) -> tuple[int, int] | None:
+        return session_window_ns(path)
+
+    def join(self, parts: Sequence[Path]) -> bytes:
+        return join_recordings([read_regular(part, MAX_COPY_BYTES) for part in reversed(parts)])
 
 
-def _request(run: RunFolder, disk: ServerDisk, seconds: float, recording: RecordingOptions) -> Any:
-    duration_ms = max(1, round(seconds * 1000))
+def _request(run: RunFolder, disk: ServerDisk, recording: Recording) -> Any:
+    duration_ms = max(1, round(recording.seconds * 1000))
     request = messages.ProfileRequest(
         duration_ms=duration_ms, repository_root=disk.root, session_id=run.path.name, host_name=run.host,
         emit_xspace=True,
@@ -310,6 +245,14 @@ class _Recording:
     stopped_early: bool = False
 
 
+class _Saved(NamedTuple):
+    """A trace on disk, with its size in bytes."""
+
+    path: Path
+    size: int
+    outline: Outline
+
+
 def _save(recording: _Recording, run: RunFolder, disk: ServerDisk, response: Any,
           stop: threading.Event) -> CaptureResult:
     """Save the trace, from the answer or from the server's disk; raises GputopError, EmptyTrace without an event."""
@@ -324,25 +267,25 @@ def _save(recording: _Recording, run: RunFolder, disk: ServerDisk, response: Any
         raise
     try:
         path = run.adopt(trace.file, trace.path, _copy_is_stopped(stop))
-        size, about = _outline_saved(run)
+        saved = _outline_saved(run, path)
         left = disk.clean_up(trace)
     finally:
         trace.close()
-    return _result(recording, run, path, size, about, "server disk", (left,) if left else (),
-                   empty=response.empty_trace)
+    return _result(recording, run, saved, "server disk", (left,) if left else (), empty=response.empty_trace)
 
 
 def _save_answer(recording: _Recording, run: RunFolder, response: Any) -> CaptureResult:
     path = run.save(response.xspace)
     warnings = () if path == run.file else (
         f"the disk of {run.file} does not hold the trace ({run.save_error}): it was saved as {path}",)
-    return _result(recording, run, path, len(response.xspace), outline(response.xspace), "response", warnings,
+    return _result(recording, run, _Saved(path, len(response.xspace), outline(response.xspace)), "response", warnings,
                    empty=response.empty_trace)
 
 
-def _result(recording: _Recording, run: RunFolder, path: Path, size: int, about: Outline,
-            delivered: Literal["response", "server disk"], warnings: tuple[str, ...], *, empty: bool) -> CaptureResult:
+def _result(recording: _Recording, run: RunFolder, saved: _Saved, delivered: Literal["response", "server disk"],
+            warnings: tuple[str, ...], *, empty: bool) -> CaptureResult:
     """Raises EmptyTrace where there is no event in it."""
+    path, size, about = saved
     if about.damaged:
         warnings = (*warnings, "the trace ends early or is damaged; what is readable of it was kept")
     if empty or not about.has_events:
@@ -388,12 +331,12 @@ def _trace_on_server_disk(
     return replace(result, warnings=(*result.warnings, f"{lost.message}; the server had written this trace by then"))
 
 
-def _outline_saved(run: RunFolder) -> tuple[int, Outline]:
-    """Size and outline of the trace in a run folder; raises GputopError, the trace is kept."""
+def _outline_saved(run: RunFolder, path: Path) -> _Saved:
+    """The trace in a run folder; raises GputopError, the trace is kept."""
     try:
         with run.open_trace() as file:
             data = map_open_file(file)
-        return len(data), outline(data)
+        return _Saved(path, len(data), outline(data))
     except OSError as error:
         raise GputopError(
             f"the trace was saved as {run.file}, but cannot be read: {error.strerror or error}",

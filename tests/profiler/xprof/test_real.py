@@ -12,16 +12,17 @@ import pytest
 
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
-from gputop.profiler import messages
 from gputop.profiler.capture import safe_capture
-from gputop.profiler.capture.continuous import Continuous, stop_continuous
-from gputop.profiler.capture.plan import SERVER_MULTIPLE, TARGET_EVENTS, GrowthLimits
+from gputop.profiler.capture.plan import TARGET_EVENTS, GrowthLimits
 from gputop.profiler.capture.plan import plan as plan_capture
-from gputop.profiler.capture.safe_capture import capture_with_probe
-from gputop.profiler.capture.volume import count_events
-from gputop.profiler.client import CaptureResult, RecordingOptions, capture, probe
 from gputop.profiler.discovery import Finder
+from gputop.profiler.recording import SERVER_MULTIPLE, CaptureResult
+from gputop.profiler.xprof import messages
+from gputop.profiler.xprof.continuous import Continuous, stop_continuous
+from gputop.profiler.xprof.probe import probe
+from gputop.profiler.xprof.volume import count_events
 from gputop.trace.readers.load import load
+from tests.profiler.capturing import capture, capture_with_probe
 from tests.records import replace
 from tests.tf_job import start_tf_job
 
@@ -42,7 +43,7 @@ def test_probe_leaves_the_job_free(tf_fast_job, tmp_path):
 
 def test_trace_holds_the_jobs_steps(tf_slow_job, tmp_path):
     result = capture(tf_slow_job.address, seconds=1.5, logdir=tmp_path, pid=tf_slow_job.pid,
-                     recording=RecordingOptions("trainer"))
+                     host_name="trainer")
     assert result.delivered == "response"
     assert result.path == tmp_path / "plugins" / "profile" / result.session_id / "trainer.xplane.pb"
     space = messages.XSpace.FromString(result.path.read_bytes())

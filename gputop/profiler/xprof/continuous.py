@@ -28,13 +28,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from gputop.core.errors import GputopError
 from gputop.core.files import unnamed_file
+from gputop.core.memory import resident_bytes
 from gputop.core.own_program import child_command
-from gputop.profiler import messages
-from gputop.profiler.capture.footprint import resident_bytes
-from gputop.profiler.client import CaptureResult, is_busy, save_response, set_options
-from gputop.profiler.outline import recorded_window_ns
-from gputop.profiler.probe import call_within, load_grpc
+from gputop.profiler.recording import CaptureResult
 from gputop.profiler.storage import RunFolder
+from gputop.profiler.xprof import messages
+from gputop.profiler.xprof.client import is_busy, save_response, set_options
+from gputop.profiler.xprof.outline import recorded_window_ns, session_window_ns
+from gputop.profiler.xprof.probe import call_within, load_grpc
 from gputop.trace.readers.xspace.recordings import join_recordings
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class _WatchdogProcess:
     """The watchdog process, seen from gputop."""
 
     def __init__(self) -> None:
-        command = child_command("gputop.profiler.capture.continuous:watchdog", str(WATCHDOG_TIMEOUT_S))
+        command = child_command("gputop.profiler.xprof.continuous:watchdog", str(WATCHDOG_TIMEOUT_S))
         self._busy = False  # ends what gputop could not
         try:
             # A session of its own: what ends the terminal's processes is not to end this one.
@@ -293,6 +294,8 @@ class Continuous:
         """Unix time of the request that began the oldest part there is."""
         parts = self._parts[address]
         return parts[0].sent_s if parts else self._sent_s[address]
+
+    window_ns = staticmethod(session_window_ns)
 
     def kept_s(self, address: str) -> float:
         """How many seconds of a server's recording are set aside."""

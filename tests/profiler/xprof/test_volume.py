@@ -8,8 +8,9 @@ import pytest
 
 from gputop.analysis.steps import steps
 from gputop.analysis.steps.model import Steps
-from gputop.profiler import messages
-from gputop.profiler.capture.volume import count_events, step_time
+from gputop.profiler.capture.step_time import step_time
+from gputop.profiler.xprof import messages
+from gputop.profiler.xprof.volume import count_events
 from gputop.trace.model import Trace
 from tests.profiler.fake_server import make_xspace
 from tests.records import replace

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.profiler.probe import check_http2, is_local, parse_address, probe, split_address
+from gputop.profiler.addresses import is_local, parse_address, split_address
+from gputop.profiler.xprof.probe import check_http2, probe
 from tests.profiler.fake_server import FakeProfiler, serve
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gputop.profiler import messages
+from gputop.profiler.xprof import messages
 
 tensorflow = importlib.util.find_spec("tensorflow")
 FOLDER = Path(tensorflow.origin).parent if tensorflow and tensorflow.origin else Path("tensorflow is not installed")
 needs_tensorflow_files = pytest.mark.skipif(tensorflow is None, reason="TensorFlow is not installed")
 
 
-@pytest.mark.parametrize("module", ["messages", "client", "discovery"])
+@pytest.mark.parametrize("module", ["xprof.messages", "xprof.client", "discovery"])
 def test_nothing_heavy_is_imported_before_first_use(module):
     code = f"import gputop.profiler.{module}, sys; print([m for m in ('grpc', 'google.protobuf') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
@@ -51,7 +51,7 @@ def test_raw_response_holds_the_xspace_bytes():
 ROUND_TRIP = """
 import importlib.util, sys
 from google.protobuf.json_format import MessageToDict
-from gputop.profiler import messages
+from gputop.profiler.xprof import messages
 
 def load(name):
     spec = importlib.util.spec_from_file_location(name, f"{sys.argv[1]}/tsl/profiler/protobuf/{name}.py")

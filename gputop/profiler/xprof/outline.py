@@ -12,7 +12,7 @@ from gputop.trace import limits
 from gputop.trace.readers.xspace.wire import LENGTH, Steps, read_fields, tag
 from gputop.trace.readers.xspace.xplane import plane_stats
 
-# Field numbers as in gputop.profiler.messages.
+# Field numbers as in gputop.profiler.xprof.messages.
 _PLANES, _ERRORS, _WARNINGS = tag(1, LENGTH), tag(2, LENGTH), tag(3, LENGTH)
 _PLANE_NAME = tag(2, LENGTH)
 _LINES = tag(3, LENGTH)
@@ -72,8 +72,11 @@ def map_open_file(file: BinaryIO) -> bytes:
 
 
 def session_window_ns(path: Path) -> tuple[int, int] | None:
-    """See :func:`recorded_window_ns`. Raises OSError."""
-    return recorded_window_ns(map_file(path))
+    """See :func:`recorded_window_ns`; None also for a file that cannot be read."""
+    try:
+        return recorded_window_ns(map_file(path))
+    except OSError:
+        return None
 
 
 def recorded_window_ns(data: bytes) -> tuple[int, int] | None:

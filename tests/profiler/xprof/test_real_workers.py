@@ -8,7 +8,7 @@ import pytest
 
 from gputop.cli import main
 from gputop.core.errors import EXIT_FAILED
-from gputop.profiler import messages
+from gputop.profiler.xprof import messages
 from gputop.trace.readers.clock_file import HostClock, write_clocks
 from gputop.trace.readers.load import load
 from tests.workers_job import start_workers

@@ -13,9 +13,9 @@ import grpc
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.profiler.capture import continuous
-from gputop.profiler.capture.continuous import MAX_GROWTH_BYTES, Continuous, RecordingState, Unsupported, is_full
-from gputop.profiler.outline import recorded_window_ns
+from gputop.profiler.xprof import continuous
+from gputop.profiler.xprof.continuous import MAX_GROWTH_BYTES, Continuous, RecordingState, Unsupported, is_full
+from gputop.profiler.xprof.outline import recorded_window_ns
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 DEADLINE_S = 30.0
@@ -189,7 +189,7 @@ class TestSeveralServers:
 
 _OWNER = """\
 import sys, time
-from gputop.profiler.capture.continuous import Continuous
+from gputop.profiler.xprof.continuous import Continuous
 recording = Continuous([(address, None) for address in sys.argv[1:]])
 recording.start()
 print(recording._watchdog.process.pid, flush=True)

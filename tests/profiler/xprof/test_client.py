@@ -18,8 +18,11 @@ import pytest
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.files import Folder
-from gputop.profiler import client, storage
-from gputop.profiler.client import Progress, RecordingOptions, capture
+from gputop.profiler import storage
+from gputop.profiler.addresses import listening_pid
+from gputop.profiler.recording import Progress
+from gputop.profiler.xprof import client, server_disk
+from tests.profiler.capturing import capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 LONG_S = 60.0  # never waited for: something ends the capture before
@@ -36,7 +39,7 @@ def everything_below(folder: Path) -> list[Path]:
 
 def test_trace_in_the_response_is_saved_as_it_came(logdir):
     with serve(FakeProfiler(xspace=make_xspace(errors=("lost", "lost"), warnings=("careful",)))) as server:
-        result = capture(server.address, seconds=0.05, logdir=logdir, recording=RecordingOptions("node/7:x"))
+        result = capture(server.address, seconds=0.05, logdir=logdir, host_name="node/7:x")
     assert result.path == result.run_dir / "node_7_x.xplane.pb"
     assert result.run_dir.parent == logdir / "plugins" / "profile"
     assert result.path.read_bytes() == server.xspace
@@ -54,7 +57,7 @@ def test_by_way_of_a_socket_of_this_machine(logdir, tmp_path, name):
     address = name.format(tmp=tmp_path, pid=os.getpid())
     with serve(at=address) as server:
         result = capture(address, seconds=0.05, logdir=logdir)
-        assert storage.listening_pid(address) == os.getpid()
+        assert listening_pid(address) == os.getpid()
     assert result.address == address and result.path.read_bytes() == server.xspace
     assert result.path.name == f"{socket.gethostname()}.xplane.pb"
 
@@ -123,7 +126,7 @@ def test_failing_callback_leaves_nothing_behind(logdir):
 
 class TestServersThatWriteThemselves:
     def test_in_place(self, logdir, monkeypatch):
-        monkeypatch.setattr(storage, "_shares_files", lambda pid: True)
+        monkeypatch.setattr(server_disk, "_shares_files", lambda pid: True)
         with serve(FakeProfiler(writes_disk=True, xspace=make_xspace(warnings=("w",)))) as server:
             result = capture(server.address, seconds=0.01, logdir=logdir)
             assert server.requests[0].repository_root == str(logdir / "plugins" / "profile")
@@ -133,7 +136,7 @@ class TestServersThatWriteThemselves:
         assert everything_below(result.run_dir) == [result.path]
 
     def test_by_way_of_tmp_where_the_logdir_is_not_the_servers(self, logdir, monkeypatch):
-        monkeypatch.setattr(storage, "_shares_files", lambda pid: False)
+        monkeypatch.setattr(server_disk, "_shares_files", lambda pid: False)
         with serve(FakeProfiler(writes_disk=True)) as server:
             result = capture(server.address, seconds=0.01, logdir=logdir)
             root = Path(server.requests[0].repository_root)
@@ -144,18 +147,18 @@ class TestServersThatWriteThemselves:
         """As from a container: our own root stands for the server's, at a path only /proc/<pid>/root leads to."""
         run = storage.RunFolder.create(logdir, "host")
         elsewhere = tmp_path / "server"
-        disk = storage.ServerDisk(str(elsewhere), run.path.name, "host", pid=None, temporary=False)
+        disk = server_disk.ServerDisk(str(elsewhere), run.path.name, "host", pid=None, temporary=False)
         with pytest.raises(GputopError) as caught:
             disk.find("127.0.0.1:1", run)
         assert disk.file in caught.value.message
         (elsewhere / run.path.name).mkdir(parents=True)
         Path(disk.file).write_bytes(b"trace")
 
-        def not_there(_disk: storage.ServerDisk) -> list[Folder]:
+        def not_there(_disk: server_disk.ServerDisk) -> list[Folder]:
             raise FileNotFoundError(2, "No such file or directory")
 
-        monkeypatch.setattr(storage.ServerDisk, "_own_view", not_there)
-        inside = storage.ServerDisk(disk.root, disk.run, disk.host, pid=os.getpid(), temporary=True)
+        monkeypatch.setattr(server_disk.ServerDisk, "_own_view", not_there)
+        inside = server_disk.ServerDisk(disk.root, disk.run, disk.host, pid=os.getpid(), temporary=True)
         trace = inside.find("127.0.0.1:1", run)
         assert str(trace.path).startswith("/proc/")
         assert run.adopt(trace.file, trace.path).read_bytes() == b"trace"
@@ -174,7 +177,7 @@ class TestServersThatWriteThemselves:
         assert "gputop analyze" in caught.value.fix
 
     def test_refused_write(self, logdir, monkeypatch):
-        monkeypatch.setattr(storage, "_shares_files", lambda pid: True)
+        monkeypatch.setattr(server_disk, "_shares_files", lambda pid: True)
         root = logdir / "plugins" / "profile"
         refusal = (grpc.StatusCode.INTERNAL, f"{root}; Permission denied")
         with serve(FakeProfiler(refuse=refusal)) as server, pytest.raises(GputopError, match="own disk") as caught:
@@ -236,7 +239,7 @@ class TestFileSystemsThatFail:
             storage.RunFolder.create(logdir, "host")
 
     def test_a_saved_trace_that_cannot_be_read_again_is_named_and_all_copies_stay(self, logdir, failing, monkeypatch):
-        monkeypatch.setattr(storage, "_shares_files", lambda pid: False)
+        monkeypatch.setattr(server_disk, "_shares_files", lambda pid: False)
         failing(storage.RunFolder, "open_trace", lambda *_: True)
         with serve(FakeProfiler(writes_disk=True)) as server:
             with pytest.raises(GputopError, match="cannot be read: Stale") as caught:
@@ -377,7 +380,7 @@ class TestLogdir:
         code = (
             "import resource, sys\n"
             "from gputop.core.errors import GputopError\n"
-            "from gputop.profiler.client import capture\n"
+            "from tests.profiler.capturing import capture\n"
             f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
             "try:\n"
             "    capture(sys.argv[1], seconds=0.01, logdir=sys.argv[2])\n"

@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.profiler import client, probe
-from gputop.profiler.capture.continuous import stop_continuous
+from gputop.profiler.xprof import client, probe
+from gputop.profiler.xprof.continuous import stop_continuous
 from tests.profiler.broken_servers import FLOODS, flooding
 
 

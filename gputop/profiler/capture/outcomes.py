@@ -1,0 +1,69 @@
+"""What came of a capture of several workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gputop.core.errors import GputopError
+from gputop.profiler.capture.job_memory import Cost
+from gputop.profiler.capture.plan import Plan
+from gputop.profiler.recording import CaptureResult
+from gputop.text.units import seconds as duration
+from gputop.trace.readers.clock_file import HostClock
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome for one worker: ``result`` or ``error``. ``began_s`` is Unix time by gputop's clock."""
+
+    address: str
+    name: str  # of its trace in the run folder, without the ending
+    result: CaptureResult | None = None
+    plan: Plan | None = None
+    cost: Cost | None = None
+    error: GputopError | None = None
+    clock: HostClock | None = None
+    began_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        result, clock, error = self.result, self.clock, self.error
+        return {
+            "address": self.address, "path": str(result.path) if result else None,
+            "took_s": result.took_s if result else None, "began_s": self.began_s,
+            "clock_offset_s": clock.offset_ns / 1e9 if clock else None,
+            "clock_error_s": clock.error_ns / 1e9 if clock else None,
+            "cost": self.cost.to_json() if self.cost else None,
+            "error": {"message": error.message, "fix": error.fix} if error else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MultiWorkerCapture:
+    """A capture of several workers: the run folder, what was recorded and why, and what came of each."""
+
+    run_dir: Path
+    plan: Plan
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def captured(self) -> tuple[Outcome, ...]:
+        return tuple(o for o in self.outcomes if o.result is not None)
+
+    @property
+    def start_spread_s(self) -> float | None:
+        """How far apart the recordings began, as far as that can be told; None with fewer than two."""
+        began = [o.began_s for o in self.captured if o.began_s is not None]
+        return max(began) - min(began) if len(began) > 1 else None
+
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of it besides plan and cost."""
+        lines = [f"not captured: {o.address}: {o.error.message}" for o in self.outcomes if o.error is not None]
+        if self.start_spread_s is not None:
+            errors = [o.clock.error_ns / 1e9 for o in self.captured if o.clock is not None]
+            lines.append(f"{len(self.captured)} workers began within {duration(self.start_spread_s)} of each other"
+                         + (f", clocks known to {duration(max(errors))}" if any(errors) else ""))
+        lines += [f"the clock of {o.address} differs by {o.clock.offset_ns / 1e9:+.3f} s: corrected"
+                  for o in self.captured if o.clock is not None and o.clock.offset_ns]
+        return tuple(lines)

@@ -1,0 +1,128 @@
+"""What a capture is asked for, and what must be answered before it begins: values, the same in monitor and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputop.core.errors import GputopError
+from gputop.profiler.capture.choose_workers import Choice
+from gputop.profiler.capture.records import Server
+
+HARM = ("A capture slows that job down, takes some of its memory, and copies what it does into your trace; "
+        "with py-spy installed also its Python stacks. The answer is kept until gputop ends.")
+
+
+class CaptureRequest(Struct, frozen=True):
+    """A capture that is wanted: ``seconds`` at most, saved below ``logdir``; and what has been answered for it.
+
+    A probe may shorten the detail to what does not hurt the job, unless ``force``; an overview follows then.
+    ``reason``: why the auto-capture wants it, which has nobody to ask. ``job``: the server of the job that is meant.
+    ``allowed``: a server of another user or of another job than the one that ended that may be captured from.
+    ``workers``: the addresses of those of many that are meant, ``notices`` why these. ``ask_nodes``: how the nodes of
+    many are asked for live figures first, where the options do not say so already. ``accept_risk``: even where a
+    capture is known to end such jobs.
+    """
+
+    seconds: float
+    logdir: Path
+    force: bool = False
+    reason: str = ""
+    job: Server | None = None
+    allowed: Server | None = None
+    workers: frozenset[str] | None = None
+    notices: tuple[str, ...] = ()
+    ask_nodes: Literal["", "ssh"] = ""
+    accept_risk: bool = False
+
+
+class Answer(Struct, frozen=True):
+    """One answer to a question: its key, how it is called, and the request that it makes."""
+
+    key: str
+    label: str
+    request: CaptureRequest
+
+
+class CaptureQuestion(Struct, frozen=True):
+    """What somebody has to answer before a capture begins; without an answer none begins.
+
+    ``sentence`` is the question, ``details`` what is to be known for it. ``problem`` and ``fix`` say it where nobody
+    can be asked. ``servers``: one of each job; that of another user; or that of another job and the one that ended.
+    ``choice``: the workers that are proposed.
+    """
+
+    kind: Literal["job", "other user", "other job", "workers", "risk"]
+    sentence: str
+    details: str
+    problem: str
+    fix: str
+    answers: tuple[Answer, ...]
+    servers: tuple[Server, ...] = ()
+    choice: Choice | None = None
+
+    def refusal(self) -> GputopError:
+        """The error where nobody can be asked."""
+        return GputopError(self.problem, self.fix)
+
+
+def answered(question: CaptureQuestion, key: str) -> CaptureRequest:
+    """The request that the answer ``key`` makes; raises KeyError for a key that is none of the answers."""
+    return {answer.key: answer.request for answer in question.answers}[key]
+
+
+def require_no_question(question: CaptureQuestion | None) -> None:
+    """Where nobody can be asked. Raises GputopError for a question."""
+    if question is not None:
+        raise question.refusal()
+
+
+def ask_job(request: CaptureRequest, servers: Sequence[Server]) -> CaptureQuestion:
+    """Which of several jobs is meant. ``servers``: one of each."""
+    return CaptureQuestion(
+        "job", "Which job?", "",
+        "several jobs have a profiler server: " + ", ".join(server.address for server in servers),
+        f"Name the one to capture from: --attach {servers[0].address}",
+        tuple(Answer(server.address, server.description, replace(request, job=server)) for server in servers),
+        tuple(servers))
+
+
+def ask_other_user(request: CaptureRequest, server: Server) -> CaptureQuestion:
+    """Whether to capture from the only server there is, which belongs to another user."""
+    return CaptureQuestion(
+        "other user", f"This server belongs to user {server.owner}. Capture from it?", HARM,
+        f"the profiler server at {server.address} belongs to user {server.owner}, and you did not name it",
+        f"A capture slows that job down and copies what it does. If you want this: --attach {server.address}",
+        (Answer("y", "Capture from it", replace(request, allowed=server)),), (server,))
+
+
+def ask_other_job(request: CaptureRequest, server: Server, ended: Server) -> CaptureQuestion:
+    """Whether to capture from another job than the one that was watched and has ended."""
+    return CaptureQuestion(
+        "other job", f"The job at {ended.address} has ended. Capture from another job?", HARM,
+        f"the job at {ended.address} has ended, and the profiler server at {server.address} belongs to another job",
+        f"If you want this: --attach {server.address}",
+        (Answer("y", "Capture from it", replace(request, allowed=server)),), (server, ended))
+
+
+def ask_workers(request: CaptureRequest, servers: Sequence[Server], choice: Choice) -> CaptureQuestion:
+    """Which of many workers to capture. Whoever answers has read the choice's risk."""
+    few = replace(request, workers=frozenset(choice.chosen), notices=choice.notices, accept_risk=bool(choice.risk))
+    every = replace(few, workers=frozenset(server.address for server in servers), notices=())
+    return CaptureQuestion(
+        "workers", "Which workers?", "",
+        f"there are {choice.of} workers, and a capture slows each of them down", f"Proposed are {choice.text()}.",
+        (Answer("few", choice.text(), few), Answer("all", "all of them", every),
+         Answer("ask", "ask their nodes first", replace(request, ask_nodes="ssh"))), choice=choice)
+
+
+def ask_risk(request: CaptureRequest, risk: str) -> CaptureQuestion:
+    """Whether to capture although that is known to end such jobs."""
+    return CaptureQuestion(
+        "risk", "This capture may end the job. Capture all the same?", risk, f"a capture may end the job: {risk}",
+        "gputop capture --accept-risk captures all the same.",
+        (Answer("y", "Capture all the same", replace(request, accept_risk=True)),))

@@ -1,0 +1,149 @@
+"""A way to capture: the protocol between gputop and what records inside a job, one recording at a time.
+
+Each way is a folder of its own (``xprof``): it implements :class:`Recorder`. What is common stands in
+``gputop.profiler.capture``: the probe, the plan, the guard, the overview, the storage, the cost and several workers at
+once. :func:`gputop.profiler.ways.recorder_of` chooses the way by a target's address.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from gputop.core.errors import GputopError, NoDataError
+from gputop.profiler.storage import TRACE
+
+Phase = Literal["connecting", "probing", "recording", "overview", "receiving", "saving"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a capture stands. ``elapsed_s`` counts from the request; ``asked_s`` is the recording asked for;
+    ``more``: another recording follows this one."""
+
+    phase: Phase
+    elapsed_s: float
+    asked_s: float
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recording to make: ``seconds`` of a job, saved below ``logdir``; in detail, at once, and into a run folder of
+    its own unless the rest says otherwise.
+
+    ``host_name`` names the file (default: the host), ``run`` the folder where that exists already.
+    ``start_ns`` is when to begin, in Unix time by the *server's* clock: it waits for it, its profiler
+    taken meanwhile, and nothing but the end of the job ends that wait. TensorFlow 2.15 and 2.21 and JAX
+    0.10 begin within a tenth of a millisecond of it; a moment that has passed counts as now.
+    ``overview``: only the coarsest events of the host, at little cost.
+    """
+
+    seconds: float
+    logdir: str | Path
+    host_name: str | None = None
+    run: str | None = None
+    start_ns: int | None = None
+    overview: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureResult:
+    """A captured trace on disk.
+
+    ``took_s`` is request to answer, recording included; ``delivered`` how the trace came;
+    ``errors`` and ``warnings`` are the profiler's own words about what is missing, and ours
+    about the hand-over. ``sent_s`` is our Unix time of the request.
+    """
+
+    address: str
+    path: Path
+    run_dir: Path
+    session_id: str
+    asked_s: float
+    took_s: float
+    bytes: int
+    stopped_early: bool
+    delivered: Literal["response", "server disk"]
+    errors: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    sent_s: float = 0.0
+
+
+class EmptyTrace(NoDataError):
+    """The trace holds no events. ``took_s`` is request to answer."""
+
+    def __init__(self, message: str, fix: str, took_s: float) -> None:
+        super().__init__(message, fix)
+        self.took_s = took_s
+
+
+class TraceLost(GputopError):
+    """The job was recorded, or may have been, and its trace did not arrive."""
+
+
+# Growth of the job over the size of its trace: 16.7 for 132 MB, 10 to 19 for 1 to 17 MB, TensorFlow 2.21 on
+# the CPU, where an event has few stats.
+SERVER_MULTIPLE = 20.0
+# CUPTI in TensorFlow keeps 2 Mi activity records for all GPUs together (xla, cupti_collector); after that
+# the tail of the window is empty. A fifth is left for a job that speeds up.
+CUPTI_RECORDS = 2 * 2**20
+_CUPTI_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderLimits:
+    """What a way bears and takes, unless it says otherwise that of TensorFlow's and JAX's profiler server.
+
+    ``device_events`` are kept at most, ``device_limit`` says that in words. The job grows by ``job_bytes_per_byte`` of
+    the trace and by ``job_bytes_per_event``. ``overview``: it can record the host's coarsest events alone.
+    ``stoppable``: it can end a recording that has begun. ``ending``: that of the names of its files.
+    """
+
+    device_events: float = _CUPTI_SHARE * CUPTI_RECORDS
+    device_limit: str = "CUPTI keeps 2 M in all"
+    job_bytes_per_byte: float = SERVER_MULTIPLE
+    job_bytes_per_event: float = 0.0
+    overview: bool = True
+    stoppable: bool = True
+    ending: str = TRACE
+
+
+class Recorder(Protocol):
+    """Records one process of a job. Its methods block; they raise GputopError with cause and fix."""
+
+    @property
+    def address(self) -> str:
+        """What the user, the reports and the JSON call it: HOST:PORT, unix:PATH, or pid:PID without a server."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process on this machine, None where that is not known."""
+
+    @property
+    def limits(self) -> RecorderLimits:
+        """What it bears and takes; the plan is made by it."""
+
+    def round_trip_s(self) -> float:
+        """Check that it can record now, without disturbing the job; returns how long an answer takes."""
+
+    def record(self, recording: Recording, on_progress: Callable[[Progress], None],
+               stop: threading.Event) -> CaptureResult:
+        """Record, and save the trace in a :class:`~gputop.profiler.storage.RunFolder`.
+
+        ``on_progress`` is called about eight times a second on the calling thread. ``stop`` ends the recording early
+        and its data is kept; a way that cannot end one waits for its end. Raises TraceLost where the job was recorded
+        in vain, EmptyTrace where the trace holds no events. A probe is a short recording.
+        """
+
+    def count_events(self, path: Path) -> tuple[int, int]:
+        """Events of the host and of the devices in a trace of its own, without decoding them; raises OSError."""
+
+    def window_ns(self, path: Path) -> tuple[int, int] | None:
+        """When that recording began and ended, Unix time by the job's clock; None where the trace does not say."""
+
+    def join(self, parts: Sequence[Path]) -> bytes:
+        """One trace of several overviews, oldest first; raises OSError. Called only where ``limits.overview``."""

@@ -1,0 +1,53 @@
+"""Recording and capturing by XProf's way, with what most tests do not care for left out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gputop.core.errors import GputopError
+from gputop.profiler.capture import multi_worker, safe_capture
+from gputop.profiler.capture.job_memory import Cost
+from gputop.profiler.capture.outcomes import MultiWorkerCapture
+from gputop.profiler.capture.plan import Plan
+from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.recording import CaptureResult, Progress, Recorder, Recording
+from gputop.profiler.ways import recorder_of
+
+Address = tuple[str, int | None]
+
+
+def _ignore(_: object) -> None:
+    pass
+
+
+def capture(address: str, *, seconds: float = 10.0, logdir: str | Path, pid: int | None = None,
+            on_progress: Callable[[Progress], None] = _ignore, stop: threading.Event | None = None,
+            **recording: Any) -> CaptureResult:
+    return recorder_of(address, pid).record(Recording(seconds, logdir, **recording), on_progress,
+                                            stop or threading.Event())
+
+
+def capture_with_probe(address: str, *, seconds: float, logdir: Path, pid: int | None = None, force: bool = False,
+                       on_progress: Callable[[Progress], None] = _ignore, on_plan: Callable[[Plan], None] = _ignore,
+                       stop: threading.Event | None = None) -> tuple[CaptureResult, Plan, Cost]:
+    return safe_capture.capture_with_probe(recorder_of(address, pid), CaptureRequest(seconds, logdir, force),
+                                           on_progress, on_plan, stop or threading.Event())
+
+
+def capture_workers(servers: Sequence[Address], *, seconds: float, logdir: Path, force: bool = False,
+                    on_progress: Callable[[Progress], None] = _ignore, on_plan: Callable[[Plan], None] = _ignore,
+                    stop: threading.Event | None = None) -> MultiWorkerCapture:
+    return multi_worker.capture_workers(recorders_of(servers), CaptureRequest(seconds, logdir, force), on_progress,
+                                        on_plan, stop or threading.Event())
+
+
+def max_safe_duration(servers: Sequence[Address], *, seconds: float,
+                      logdir: Path) -> tuple[Plan, dict[str, GputopError]]:
+    return multi_worker.max_safe_duration(recorders_of(servers), seconds=seconds, logdir=logdir, stop=threading.Event())
+
+
+def recorders_of(servers: Iterable[Address]) -> list[Recorder]:
+    return [recorder_of(address, pid) for address, pid in servers]
