@@ -123,6 +123,7 @@ cluster-demo: $(VENV)/.run
 
 screenshots: $(VENV)/.run
 	$(BIN)/python screenshots/make.py
+	$(BIN)/python screenshots/loop.py
 
 bench: $(VENV)/.run
 	$(PIP) install nvitop
