@@ -56,6 +56,9 @@ CONDITIONS: Mapping[str, Holds] = {
     "room_unknown": lambda cause, effect: "capacity_bytes" not in effect.evidence,
     # Without steps all that the GPUs wait for is in the window, and has its own name.
     "not_in_steps": lambda cause, effect: "per_training_step_s" not in effect.evidence,
+    # The time between two calls is the same few pauses, told as a share of the recording.
+    "same_pauses": lambda cause, effect: (
+        cause.evidence.get("between_per_step_s", 0.0) >= (1 - limit("causes.rest")) * effect.evidence["gap_s"]),
     "long_for_input": lambda cause, effect: _longer_by(effect, "input"),
 }
 # What is left of a staggered launch is what it can claim of others, so it is settled before them.

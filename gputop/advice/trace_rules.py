@@ -266,7 +266,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         needs=("step_calls",), shared_limits=("host.steps", "input_bound.share", "input_bound.empty",
                                               "cpu_contention.full", "cpu_contention.others"),
         parts=("host",), idle_gaps={"gap": 1},
-        follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "long_by_host")),
+        follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "long_by_host"),
+                      Cause("time_outside_steps", "same_pauses", wholly=True)),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
                   f"XProf: any other part of 3 % of the step is moderate (15 % high); {OWN}the time of Keras' own loop "

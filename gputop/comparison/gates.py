@@ -1,6 +1,6 @@
 """Gates: what makes ``analyze`` and ``compare`` end with a status that stops a pipeline.
 
-A gate fails only where it is sure: a regression where the comparison is beyond doubt, a budget where its figures are
+A gate fails only where it is sure: a regression where the comparison is certain, a budget where its figures are
 known. What cannot be judged is said, and has a status of its own: a gate that was not judged did not pass.
 """
 

@@ -150,6 +150,7 @@ LABELS = {
     "latency_s": "shortest AllReduces (10th percentile)",
     "launch_delay_median_s": "from a launch to its start (median)",
     "outside_s": "between training steps",
+    "between_per_step_s": "between training steps, per step",
     "per_training_step_s": "wall time per training step",
     "recorded_s": "recorded",
     "recording_s": "recording by the profiler itself (estimated)",

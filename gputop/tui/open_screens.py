@@ -147,7 +147,7 @@ def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
     elif question.choice is not None:
         from gputop.tui.screens.workers import WorkersQuestion
 
-        app.push_screen(WorkersQuestion(question.choice), start)
+        app.push_screen(WorkersQuestion(question.choice), lambda key: start(key if key != "none" else None))
     else:
         from gputop.tui.screens.dialogs import Confirm
 

@@ -439,7 +439,7 @@ STAGES: dict[type, Stage] = {
         "native": Effect(screen, to(Confirm))}, ("S",), session=HangingSession),
     WorkersQuestion: Stage({
         "answer('few')": Effect(last_asked, to(("capture", 3))),
-        "answer('all')": Effect(last_asked, to(("capture", 1))),  # those that the session knows
+        "answer('all')": Effect(last_asked, to(("capture", 9))),
         "answer('ask')": Effect(last_asked, to(("capture", "ssh"))),
         "answer('none')": CLOSES,
         "app.help": HELPS}, ("c",), session=ManyWorkersSession),

@@ -25,6 +25,7 @@ OVERVIEW = ".overview.pb"  # ending of the overview beside a trace (gputop.trace
 _SCHEMA = "gputop.capture/1"
 _MAX_BYTES = 16 << 20
 _MAX_CPUS = 1 << 16
+_MAX_THREADS = 1 << 20
 _MAX_USERS = 64
 _MAX_TIME_S = 4e9  # the year 2096
 
@@ -86,5 +87,6 @@ def _plausible(cpus: JobCpus | None) -> bool:
     of_all = (cpus.allowed, cpus.quota, cpus.used, cpus.others, cpus.children, cpus.ranks, cpus.gputop,
               *(user.cpus for user in cpus.busiest))
     return (cpus.allowed > 0 and all(value is None or 0 <= value <= _MAX_CPUS for value in of_all)
-            and 0 <= (cpus.held_up or 0.0) <= 1 and 0 <= (cpus.age_s or 0.0) < _MAX_TIME_S
+            and 0 <= (cpus.held_up or 0.0) <= 1 and 0 <= (cpus.waited or 0.0) <= _MAX_THREADS
+            and 0 <= (cpus.age_s or 0.0) < _MAX_TIME_S
             and len(cpus.busiest) <= _MAX_USERS)

@@ -149,6 +149,7 @@ def test_the_rest_of_the_time_is_an_overview_with_the_jobs_steps(tf_fast_job, tm
     monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_STEPS", 20)
     monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.5)
     monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
+    monkeypatch.setattr("gputop.profiler.capture.plan._OVERVIEW_EVENTS", 500_000)
     result, plan, _ = capture_with_probe(tf_fast_job.address, seconds=5, logdir=tmp_path, pid=tf_fast_job.pid)
     ended_s = time.time()
     assert plan.enough and plan.overview_s >= 1 and not plan.ended

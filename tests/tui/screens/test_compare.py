@@ -19,8 +19,8 @@ from gputop.diagnosis import worker
 from gputop.diagnosis.diagnose import analyze
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.render.step_parts import PART_BY_ID
+from gputop.session.captures import CaptureRun, analyze_saved
 from gputop.session.captures import analyze as capture_analyze
-from gputop.session.captures import analyze_saved
 from gputop.session.finding_store import MAX_COMPARED
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import compared_to_baseline
@@ -167,7 +167,7 @@ async def test_two_real_traces_side_by_side_are_read_once(read: list[str]) -> No
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
         text = await shown(app)
-        assert text.startswith("NOT BEYOND DOUBT: ") and "Press c to capture again" in text
+        assert text.startswith("Probably faster, not proven: ") and "Press c to capture again" in text
         assert PART_BY_ID["input"].name in text and "saved analysis only" not in text
         assert "GONE" in text and "estimated" in text  # the advice to mend the input was followed
         await pilot.press("u")
@@ -180,10 +180,11 @@ async def test_two_real_traces_side_by_side_are_read_once(read: list[str]) -> No
 
 async def test_captures_that_were_analyzed_are_compared_without_reading_them(
         read: list[str], tmp_path: Path) -> None:
-    stop, paths = threading.Event(), [tmp_path / name for name in ("a.xplane.pb.gz", "b.xplane.pb.gz")]
+    run = CaptureRun(threading.Event(), threading.Event(), lambda _: None)
+    paths = [tmp_path / name for name in ("a.xplane.pb.gz", "b.xplane.pb.gz")]
     for path, trace in zip(paths, (SLOW, FAST), strict=True):
         shutil.copyfile(trace, path)
-    taken = [capture_analyze(replace(record(n, 1.0), path=path, analysis=None), stop) for n, path in enumerate(paths)]
+    taken = [capture_analyze(replace(record(n, 1.0), path=path, analysis=None), run) for n, path in enumerate(paths)]
     assert read == [str(path) for path in paths]
     for path in paths:
         path.unlink()  # so that nothing else can be what is shown
@@ -192,7 +193,7 @@ async def test_captures_that_were_analyzed_are_compared_without_reading_them(
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
         text = await shown(app)
-        assert text.startswith("NOT BEYOND DOUBT: ") and "saved analysis only" not in text and "GONE" in text
+        assert text.startswith("Probably faster, not proven: ") and "saved analysis only" not in text and "GONE" in text
         await pilot.press("c")
         session.start_capture = lambda *_: None  # type: ignore[method-assign]
         await pilot.press("b")
@@ -208,7 +209,7 @@ def test_what_a_capture_found_when_it_was_taken_is_what_its_comparison_quotes(tm
     (tmp_path / "a.xplane.pb").write_bytes(gzip.decompress(SLOW.read_bytes()))
     bare = replace(record(1, 1.0), path=tmp_path / "a.xplane.pb", analysis=None)
     assert analyze_saved(bare, threading.Event()).compared.findings_at_capture is None  # gputop did not capture it
-    taken = capture_analyze(bare, threading.Event())
+    taken = capture_analyze(bare, CaptureRun(threading.Event(), threading.Event(), lambda _: None))
     assert taken.compared.findings_at_capture == taken.findings and taken.findings
     assert to_document(side_of(taken).findings_at_capture) == to_document(read_side(taken.path).findings_at_capture)
 
@@ -240,14 +241,14 @@ async def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
         text = await shown(app)
-        assert text.startswith("FASTER: 401 → 301 ms")
+        assert text.startswith("FASTER, certain: 401 → 301 ms")
         assert "A is compared by its saved analysis only: its trace is no longer on disk." in text
 
 
 def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:
     bare = replace(record(1, 0.4), analysis=make_analysis())
     folded, _ = compared((bare, bare), 0, {}, 88)
-    assert "Whether the step time changed cannot be told" in folded[0].text
+    assert folded[0].text.startswith("CANNOT BE TOLD: ")
 
 
 async def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
