@@ -231,7 +231,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("small_grids.share", 0.15, "ratio",
-                  f"{OWN}ordinary training, with small kernels among its large ones, is not reported (2 % of the step "
+                  f"{OWN}ordinary training, with small kernels among its large ones, is not reported (2% of the step "
                   "in a healthy job on a V100)"),
             Limit("small_grids.medium", 0.3, "ratio", f"{OWN}a third of the GPU is worth a test, whose result is not "
                                                       "known"),

@@ -8,7 +8,7 @@ from typing import Literal
 
 Severity = Literal["high", "medium", "low"]
 
-# Share of the step a cure would save, from the contract in docs/FINDINGS.md.
+# Share of the step a cure would save, from the contract in docs/concepts/how-it-decides.md.
 HIGH_SHARE = 0.15
 MEDIUM_SHARE = 0.05
 MIN_SHARE = 0.01  # what a replay shows to save less is not raised

@@ -118,8 +118,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                            "next request")
         recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
         if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
-            return Missing("what pauses the loop: its pauses come at another place in each step, as those of a thread "
-                           "that has no CPU do; gputop records the CPUs of a job that it captures on its own machine")
+            return Missing("the cause of the pauses: they come in another part of each step, as those of a thread "
+                           "without a CPU do. gputop records the CPUs of a job that it captures on its own machine")
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
