@@ -37,8 +37,8 @@ METHOD = (
     f"{percent(GPU_DRIFT)} with GPUs (assumed), or the spread of the live step period in the minutes before. Third, "
     "if the CPUs were full, what other processes can have made of the steps at most. The CPUs that they left and the "
     "waits of the job's threads bound it. It counts as the difference of both sides, with "
-    f"{percent(LOAD_DRIFT)} of its logarithm as a spread (measured). A change that the live step period of those minutes excludes is noise, too. The wall time "
-    "per training step has the interval of the steps and "
+    f"{percent(LOAD_DRIFT)} of its logarithm as a spread (measured). A change that the live step period of those "
+    "minutes excludes is noise, too. The wall time per training step has the interval of the steps and "
     "that of the long pauses between them, by how much their lengths and distances vary (a renewal process, Cox 1962); "
     "of fewer than three, one more or less may have been recorded."
 )
