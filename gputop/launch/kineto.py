@@ -138,7 +138,7 @@ def _raise_unless_on(pid: int, state: str, detail: str) -> None:
                  "second per 25,000 events", f"gputop capture {pid} asks first. Or: {PASTE}"),
         "no threads": (f"process {pid} has used torch.profiler before, and PyTorch {detail} then takes no recording "
                        "from outside", PASTE),
-        "unsupported": (f"PyTorch {detail} in process {pid} cannot be told to listen while it runs", "PyTorch 2.6 and "
+        "unsupported": (f"PyTorch {detail} in process {pid} cannot start to listen while it runs", "PyTorch 2.6 and "
                         f"newer can. {PASTE}"),
     }
     if state == "used":

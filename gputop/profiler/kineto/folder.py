@@ -66,7 +66,7 @@ class SocketFolder:
         """That which process ``pid`` of user ``uid`` has its socket in. Raises GputopError, also where other users
         could bind a daemon's name there."""
         if len(str(path)) > MAX_FOLDER_CHARS or not path.is_absolute():
-            raise GputopError(f"process {pid} has its kineto socket in {path}, which is no folder gputop can use",
+            raise GputopError(f"process {pid} has its kineto socket in {path}, a folder that gputop cannot use",
                               f"KINETO_IPC_SOCKET_DIR must be absolute, with at most {MAX_FOLDER_CHARS} characters.")
         try:
             folder = folder_of_process(pid, Path(path))

@@ -114,7 +114,7 @@ class KinetoRecorder:
         """Raises GputopError where the process cannot be recorded now."""
         client = client_of(self.pid)
         if client is None:
-            raise GputopError(f"process {self.pid} is no PyTorch process that waits for gputop, or has ended",
+            raise GputopError(f"no PyTorch process {self.pid} waits for gputop, or it has ended",
                               f"gputop capture {self.pid} asks, and makes it one.")
         if client.folder is None:
             raise unsafe(self.pid)

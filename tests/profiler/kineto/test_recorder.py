@@ -192,7 +192,7 @@ def test_a_recording_that_has_begun_is_waited_for(folder, tmp_path):
 def test_a_job_that_ended_before_is_told(folder, tmp_path):
     with fake_job(folder) as process:
         pass
-    with pytest.raises(GputopError, match="is no PyTorch process that waits"):
+    with pytest.raises(GputopError, match="waits for gputop"):
         _record(process, tmp_path)
 
 
