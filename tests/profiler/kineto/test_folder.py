@@ -123,7 +123,7 @@ def test_a_folder_exchanged_for_a_link_gets_no_socket_of_root_s(place):
 
 def test_a_relative_or_long_path_is_refused():
     for path in ("tmp/x", "/tmp/" + "x" * 60):
-        with pytest.raises(GputopError, match="no folder gputop can use"):
+        with pytest.raises(GputopError, match="a folder that gputop cannot use"):
             SocketFolder.open(os.getpid(), PurePosixPath(path), os.getuid())
 
 
