@@ -30,6 +30,7 @@ settings.load_profile("untimed")
 _SHARED_JOBS = "TensorFlow jobs"
 # What takes minutes begins first, so that no process works on alone at the end.
 _FIRST = ("tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py", "tests/launch/test_real.py",
+          "tests/launch/test_real_pytorch.py",
           "tests/commands/test_cli_workers_dips.py", "tests/sources/nvml/test_faults.py", "tests/tui/test_keys.py",
           "tests/tui/terminal/test_terminal_manners.py", "tests/advice/test_labeled.py", "tests/tui/test_themes.py",
           "tests/commands/test_cli.py", "tests/tui/", "tests/trace/readers/", "tests/timeline/",

@@ -1,9 +1,10 @@
-"""Other people's training environments for tests: TensorFlow 2.15 and JAX, each in a virtual environment of its own.
+"""Other people's training environments for tests: TensorFlow 2.15, JAX and PyTorch, each in one of its own.
 
 Made once, with pip, below the environment the tests run in (or in GPUTOP_TEST_ENVIRONMENTS), and used again
 from then on. Where there is no Python for it, or no package index can be reached, the tests that need one are
 skipped, with the reason; GPUTOP_TEST_ENVIRONMENTS=off skips them, too. Where the index answers and something cannot
-be installed, above all gputop itself, they fail.
+be installed, above all gputop itself, they fail. PyTorch for the CPU is in an index of its own: without it its tests
+are skipped.
 """
 
 from __future__ import annotations
@@ -28,15 +29,21 @@ _PIP = ("-m", "pip", "--disable-pip-version-check", "-q", "--retries", "1", "--t
 
 @dataclass(frozen=True)
 class Recipe:
-    """``pythons`` are the minor versions of Python 3 that the requirements have wheels for."""
+    """``pythons`` are the minor versions of Python 3 that the requirements have wheels for.
+
+    ``index``: one more package index, which not every machine reaches; gputop is not installed beside them then.
+    """
 
     name: str
     requirements: tuple[str, ...]
     pythons: tuple[int, ...]
+    index: str = ""
 
 
 TENSORFLOW_215 = Recipe("tensorflow-2.15", ("tensorflow-cpu==2.15.1",), (11, 10))
 JAX = Recipe("jax", ("jax",), (11, 12, 13, 14))
+# The wheels of the usual index bring CUDA's libraries, some gigabytes.
+PYTORCH = Recipe("pytorch", ("numpy", "torch==2.13.0+cpu"), (10, 11, 12, 13), "https://download.pytorch.org/whl/cpu")
 
 
 @dataclass(frozen=True)
@@ -72,9 +79,12 @@ def environment(recipe: Recipe) -> Environment:
                 pytest.skip(f"{recipe.name}: no virtual environment: {problem}")
             if copied:
                 _copy_pip(folder)
-            _install(folder, "--only-binary=:all:", "--no-compile", *recipe.requirements)
+            index = ("--extra-index-url", recipe.index) if recipe.index else ()
+            _install(folder, *index, "--only-binary=:all:", "--no-compile", *recipe.requirements,
+                     needed=not recipe.index)
             done.touch()
-        _install_gputop(folder)
+        if not recipe.index:
+            _install_gputop(folder)
     return Environment(folder / "bin" / "python")
 
 
@@ -97,13 +107,16 @@ def _copy_pip(folder: Path) -> None:
     shutil.copytree(Path(pip.__file__).parent, packages / "pip")
 
 
-def _install(folder: Path, *what: str) -> None:
-    """With the pip in ``folder``. The test fails where it cannot be, and is skipped where no index answers."""
+def _install(folder: Path, *what: str, needed: bool = True) -> None:
+    """With the pip in ``folder``. If it cannot be, the test fails; it is skipped if it is not ``needed`` or no index
+    answers."""
     python = str(folder / "bin" / "python")
     problem = _do(python, *_PIP, "install", *what)
     if not problem:
         return
     message = f"{what[-1]} cannot be installed into {folder.name}: {problem}"
+    if not needed:
+        pytest.skip(message)
     if index_answers(python):
         pytest.fail(message)
     pytest.skip(f"no package index can be reached; {message}")

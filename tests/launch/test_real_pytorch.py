@@ -1,4 +1,4 @@
-"""Against real PyTorch, where it is installed; ``TORCH_PYTHON`` may name a Python that has it.
+"""Against real PyTorch for the CPU (tests/environments.py); ``TORCH_PYTHON`` may name a Python that has it.
 
 A job trains on random numbers from a seed and says after each step what the weights sum up to, so that a changed value
 shows. It stops at a line on its standard input.
@@ -7,12 +7,10 @@ shows. It stops at a line on its standard input.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import platform
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,11 +28,10 @@ from gputop.profiler.kineto import jobs
 from gputop.profiler.kineto.clients import client_of
 from gputop.profiler.ways import recorder_of
 from gputop.trace.readers.load import load
+from tests import environments
 from tests.launch.jobs import environment as clean_environment
 
-_PYTHON = os.environ.get("TORCH_PYTHON") or (sys.executable if importlib.util.find_spec("torch") else "")
-pytestmark = [pytest.mark.skipif(not _PYTHON, reason="PyTorch is not installed"),
-              pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only before Python 3.14")]
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only before Python 3.14")
 
 _JOB = """
 import os, sys, threading, time
@@ -88,6 +85,7 @@ if __name__ == "__main__":
     os._exit(7)
 """
 _MAX_JOB_S = 300.0
+_PYTHON = ""  # that has PyTorch
 _LOSS: list[str] = []  # of the hundredth step, by any job that trains alone
 
 
@@ -126,6 +124,12 @@ def _end(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 def _prepared() -> dict[str, str]:
     return {"PYTHONPATH": str(environment.INSIDE)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pytorch():
+    global _PYTHON
+    _PYTHON = os.environ.get("TORCH_PYTHON") or str(environments.environment(environments.PYTORCH).python)
 
 
 @pytest.fixture(autouse=True)
