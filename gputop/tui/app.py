@@ -218,7 +218,8 @@ class GputopApp(TerminalApp):
         panel.update_view(session.findings, title, intro,
                           {} if found is None else found.known, None if record is None else record.step_s,
                           record is not None, analysis.what_if if analysis is not None else (),
-                          answer=self._refused is not None)
+                          answer=self._refused is not None, earlier=session.captured_before_restart,
+                          earlier_verdict=messages.earlier_verdict(session))
 
     def no_server_hint(self) -> tuple[str, ...]:
         """What to do while no profiler server is known."""
@@ -265,14 +266,15 @@ class GputopApp(TerminalApp):
                                    record, session.clock(), self._terminal_size.width,
                                    session.step_period,
                                    session.auto_capture.state() if session.auto_capture is not None else "",
-                                   session.ended_server)])
+                                   session.ended_server, session.restarted_s)])
 
     def _show_attached(self) -> None:
         """Whether there is a server at the address that was entered last."""
         for server in self.session.servers:
             if server.address == self._attaching:
                 self._attaching = None
-                self.notify(messages.attached(server), severity="information" if server.problem is None else "error")
+                self.notify(messages.attached(server, self.session.servers),
+                            severity="information" if server.problem is None else "error")
 
     def _show_capture_progress(self) -> None:
         status = self.session.status
