@@ -223,8 +223,9 @@ class Session:
         record, answering = self.last_capture, usable(self.servers)
         if record is None or self.player is not None or not answering:
             return False
-        if self.source.simulated:  # its job runs since gputop does
-            return record.time_s < (self._job_restarted_s or self.started_s)
+        if self.source.simulated:  # its jobs end with gputop
+            taken = any(one.path == record.path for one in self.taken)
+            return not taken or (self._job_restarted_s is not None and record.time_s < self._job_restarted_s)
         processes = self.sample.processes if self.sample is not None else ()
         starts = (p.started_s for p in processes if (p.local_pid or p.pid) == answering[0].pid)
         return (any(start_s is not None and start_s > record.time_s for start_s in starts)

@@ -66,10 +66,6 @@ def _dimmed(lines: list[list[StyledText]]) -> list[list[StyledText]]:
     return [[(text, DIM) for text, _ in line] for line in lines]
 
 
-def _key(finding: Finding) -> tuple[str, str]:
-    return finding.origin, finding.id
-
-
 class ActionsPanel(DrawnLines, can_focus=True):
     """A list of findings; up and down select, enter asks for the details."""
 
@@ -100,16 +96,16 @@ class ActionsPanel(DrawnLines, can_focus=True):
         self.numbers = GpuNumbers()  # what the GPUs of the last capture are on this node
         self.earlier = False
         self.earlier_verdict: tuple[str, ...] = ()
-        self.selected_id: tuple[str, str] | None = None  # origin and id: a finding of an earlier job may be live, too
+        self.selected_id: str | None = None  # see :meth:`_key`
         self.chosen: frozenset[str] = frozenset()  # ids of the findings whose cures are tried
         self._what_if: tuple[CombinedGain, ...] = ()
-        self._line_ids: list[tuple[str, str] | None] = []  # origin and id of the finding of each drawn line
+        self._line_ids: list[str] = []  # key of the finding of each drawn line
 
     @property
     def selected(self) -> Finding | None:
         """The selected finding; the first one if the selected one no longer exists."""
         for finding in self.findings:
-            if _key(finding) == self.selected_id:
+            if self._key(finding) == self.selected_id:
                 return finding
         return self.findings[0] if self.findings else None
 
@@ -159,7 +155,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         if len(own) + len(step) > room:
             step = []
         lines = lead
-        self._line_ids = [None] * len(lines)
+        self._line_ids = [""] * len(lines)
         hidden = 0
         if self.findings:
             found, hidden = self._finding_lines(width, room - len(step), own)
@@ -194,6 +190,10 @@ class ActionsPanel(DrawnLines, can_focus=True):
     def _is_earlier(self, finding: Finding) -> bool:
         return self.earlier and finding.origin == "trace"
 
+    def _key(self, finding: Finding) -> str:
+        """Its id; the live finding of the same id next to that of an earlier job is another one."""
+        return f"earlier {finding.id}" if self._is_earlier(finding) else finding.id
+
     def _finding_lines(self, width: int, height: int,
                        selected: list[list[StyledText]]) -> tuple[list[list[StyledText]], int]:
         """The findings that fit, the ``selected`` one among them, and how many do not."""
@@ -209,14 +209,14 @@ class ActionsPanel(DrawnLines, can_focus=True):
                 finding, width, False, False, 1, step_s=self.step_s, chosen=finding.id in self.chosen,
                 earlier=self._is_earlier(finding))
             lines += own
-            self._line_ids += [_key(finding)] * len(own)
+            self._line_ids += [self._key(finding)] * len(own)
         return lines, len(self.findings) - others - 1
 
     def action_move(self, by: int) -> None:
         chosen = self.selected
         if chosen is not None:
             index = min(len(self.findings) - 1, max(0, self.findings.index(chosen) + by))
-            self.selected_id = _key(self.findings[index])
+            self.selected_id = self._key(self.findings[index])
             self.draw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -252,9 +252,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
         if row is None or not 0 <= row.y < len(self._line_ids):
             return
         finding_id = self._line_ids[row.y]
-        if finding_id is None:
+        if not finding_id:
             return
-        if self.selected is not None and _key(self.selected) == finding_id:
+        if self.selected is not None and self._key(self.selected) == finding_id:
             self.action_details()
         else:
             self.selected_id = finding_id
