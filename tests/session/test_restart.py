@@ -11,6 +11,7 @@ import pytest
 from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session.options import Options
+from gputop.session.saved_captures import saved_captures
 from gputop.session.session import Session
 from tests.fakes import StillSource, node_sample
 from tests.session.test_session import Watched
@@ -74,6 +75,7 @@ def test_a_job_that_is_started_again_is_captured_and_compared_without_a_question
         assert session.captured_before_restart, "what was captured is of the job before"
         after = loop.captured()
         assert after.pid == again.pid and not session.captured_before_restart
+        assert {one.record.pid for one in saved_captures(tmp_path)} == {job.pid, again.pid}
         assert session.baseline is before and [one.path for one in session.captures] == [before.path, after.path]
 
 

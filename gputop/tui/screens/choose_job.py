@@ -15,8 +15,9 @@ from gputop.profiler.capture.records import Server
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
 from gputop.session.which_job import gpu_use
 from gputop.text.commands import command_of, short_command
-from gputop.text.units import bytes_, fit, printable, ranges, seconds
+from gputop.text.units import bytes_, fit, printable, ranges
 from gputop.tui.keys import key
+from gputop.tui.monitor.status_lines import time_ago
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 
 
@@ -25,7 +26,7 @@ def job_row(server: Server, processes: Sequence[ProcessSample], now_s: float) ->
     use = gpu_use(server, processes)
     gpus = f"GPU {ranges(use.gpus)}" if use.gpus else "no GPU"
     memory = "" if use.memory_bytes is None else bytes_(use.memory_bytes)
-    age = "" if server.started_s is None else seconds(max(0.0, now_s - server.started_s))
+    age = "" if server.started_s is None else time_ago(now_s, server.started_s).removesuffix(" ago")
     return (printable(server.user or server.owner), gpus, memory, age,
             "" if server.pid is None else str(server.pid),
             printable(short_command(command_of(server.description))) or server.address)
