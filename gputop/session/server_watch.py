@@ -245,7 +245,7 @@ class ServerWatch:
     def update_sample(self, sample: NodeSample | None) -> None:
         """This is the newest sample of the node: the job that holds most GPU memory comes first."""
         self.sample = sample
-        servers = self._in_order(self.servers)
+        servers = self.servers if isinstance(self._source, Player) else self._in_order(self.servers)
         if servers != self.servers:
             self.servers = servers
             self._on_change()

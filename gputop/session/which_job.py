@@ -57,11 +57,12 @@ def same_process(pid: int | None, started_s: float | None, server: Server) -> bo
 
 def is_of_earlier_job(record: CaptureRecord, servers: Sequence[Server]) -> bool:
     """Whether a capture is of another job than that of the first of these servers, or of an earlier start of it; False
-    where that is not known. The others with its command are its workers."""
+    where that is not known. Those that were named together, and those with its command, are its workers."""
     if not servers:
         return False
     first, command = servers[0], command_of(servers[0].description)
-    workers = [s for s in servers if s == first or (command and command_of(s.description) == command)]
+    workers = [s for s in servers
+               if s == first or (first.asked and s.asked) or (command and command_of(s.description) == command)]
     same = [same_process(record.pid, record.started_s, s) for s in workers]
     if True in same:
         return False

@@ -91,6 +91,7 @@ def test_the_jobs_of_gputop_s_user_and_those_on_gpus_come_first() -> None:
     ({"pid": 7, "started_s": 50.0}, [ENDED], True),  # the PID again
     ({"pid": 6, "started_s": 100.0}, [ENDED], True),
     ({"pid": 6, "started_s": 99.0}, [ENDED, replace(ENDED, pid=6, started_s=99.0)], False),  # one of its workers
+    ({"pid": 6, "started_s": 99.0}, [replace(ENDED, asked=True), Server("n:1", "b.py", 6, asked=True)], False),
     ({"time_s": 90.0}, [ENDED], True),  # before it started
     ({}, [ENDED], False),  # not known, as of earlier versions
     ({"job": "TensorFlow 2.20.0: python -u /a/train.py --lr 1"}, [ENDED], False),

@@ -423,6 +423,9 @@ async def test_a_capture_of_an_earlier_job_stands_dimmed_behind_what_the_job_doe
     assert [f.title for f in session.findings] == [HEAVY.title, SMALL.title], "of the same job the trace knows more"
     session.servers = (replace(server, started_s=session.clock() - 5),)
     session.servers_changed()
+    opened = session.last_capture
+    assert opened is not None
+    session.capture_ended(opened, session.servers)
     assert [f.title for f in session.findings] == [live.title, HEAVY.title, SMALL.title]
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -437,6 +440,8 @@ async def test_a_capture_of_an_earlier_job_stands_dimmed_behind_what_the_job_doe
         assert panel.selected is not None and panel.selected.origin == "trace", "it has the id of the live one"
         await pilot.press("down")
         assert panel.selected is not None and panel.selected.title == SMALL.title
+        session.open_capture(opened)
+        assert [f.title for f in session.findings] == [HEAVY.title, SMALL.title, live.title], "it is what was asked for"
 
 
 def test_the_verdict_on_an_earlier_job_is_not_said_of_the_one_that_runs() -> None:
