@@ -37,9 +37,7 @@ WARM_UP_STEPS = 20
 @contextlib.contextmanager
 def start(options: Options, python: str) -> Iterator[tuple[str, int]]:
     """Run a job until the block ends; yields the address of its profiler server and its process."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu",
            "PYTHONSAFEPATH": "1"}
     with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
@@ -53,6 +51,13 @@ def start(options: Options, python: str) -> Iterator[tuple[str, int]]:
             yield f"127.0.0.1:{port}", job.pid
         finally:
             job.kill()
+
+
+def free_port() -> int:
+    """A port of this machine on which nothing listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def capture_job(job: Options, python: str, seconds: float, places: Sequence[Path]) -> None:

@@ -46,6 +46,10 @@ CONDITIONS: Mapping[str, Holds] = {
     # The GPU the others wait for is late because it was handed its kernels late.
     "late_by_host": lambda cause, effect: (
         effect.evidence.get("late_by_host_ratio", 0.0) >= limit("causes.late_by_host")),
+    # A GPU that its host delays keeps the others waiting.
+    "delayed_by_host": lambda cause, effect: "held_up_s" in cause.evidence,
+    "long_by_delay": lambda cause, effect: (
+        "held_up_s" in cause.evidence and _longer_by(effect, "collectives", "idle", "input")),
     # What the long steps have more of is the host's time, or waiting for input.
     "long_by_host": lambda cause, effect: _longer_by(cause, "host", "launch", "idle"),
     "long_for_host": lambda cause, effect: _longer_by(effect, "host", "launch", "idle"),
@@ -56,6 +60,9 @@ CONDITIONS: Mapping[str, Holds] = {
     "room_unknown": lambda cause, effect: "capacity_bytes" not in effect.evidence,
     # Without steps all that the GPUs wait for is in the window, and has its own name.
     "not_in_steps": lambda cause, effect: "per_training_step_s" not in effect.evidence,
+    # The time between two calls is the same few pauses, told as a share of the recording.
+    "same_pauses": lambda cause, effect: (
+        cause.evidence.get("between_per_step_s", 0.0) >= (1 - limit("causes.rest")) * effect.evidence["gap_s"]),
     "long_for_input": lambda cause, effect: _longer_by(effect, "input"),
 }
 # What is left of a staggered launch is what it can claim of others, so it is settled before them.

@@ -25,7 +25,6 @@ LIVE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("collective_hang.unchanged_s", 60.0, "s",
                   f"{OWN}ranks that wait while one saves a checkpoint or reads slowly are not called stuck"),
-            Limit("collective_hang.long_s", 300.0, "s", "same as spinning.long_s"),
         ),
     ),
     Rule(
@@ -315,7 +314,7 @@ LIVE_RULES: tuple[Rule, ...] = (
     Rule(
         id="recurring_idle", module="live.recurring_idle", origin="live", shared_limits=("window_s", "idle_gpu.age_s"),
         yields_to=("collective_hang", "idle_gpu", "unused_gpu", "spinning"), hides_limit=True,
-        follows_from=tuple(map(Cause, ("long_steps", "time_outside_steps", "evaluation_share"))),
+        follows_from=tuple(map(Cause, ("long_steps", "time_outside_steps", "evaluation_share", "unfinished_step"))),
         limits=(
             Limit("recurring_idle.window_s", 600.0, "s",
                   f"{OWN}three validations or checkpoints, a few minutes apart, lie in it"),

@@ -515,7 +515,7 @@ class KernelSizes(Struct, frozen=True):
     The first bucket has no lower bound, the last no upper one. Per step: means over the
     kernels that start within steps; None without steps. ``below_20us`` and ``below_40us``
     are shares of the count: launching a kernel takes TensorFlow 20-40 µs
-    (docs/TRACE_NOTES.md, "Definitions of the figures").
+    (docs/contributing/trace-notes.md, "Definitions of the figures").
     """
 
     gpu: int
@@ -529,12 +529,14 @@ class KernelSizes(Struct, frozen=True):
 
 
 class FewBlocks(Struct, frozen=True):
-    """Kernels of one name with fewer blocks than the GPU has SMs. ``blocks``: with which it took most time."""
+    """Kernels of one name with fewer blocks than the GPU has SMs. ``blocks``: with which it took most time. Time and
+    count are per step, or in the window without steps, unlike those of :class:`KernelSizes`; documents call them
+    ``time_s`` and ``count``."""
 
     name: str
     blocks: int
-    time_s: float
-    count: float
+    time_s_per_step: float = field(name="time_s")
+    count_per_step: float = field(name="count")
 
 
 class BatchScaling(Struct, frozen=True):
@@ -556,6 +558,38 @@ class BatchScaling(Struct, frozen=True):
     last_wave_s: float | None = None
     under_one_wave_s: float | None = None
     few_blocks: tuple[FewBlocks, ...] = ()
+
+
+class NarrowKernel(Struct, frozen=True):
+    """Kernels of one name that use less than half of the GPU. ``blocks`` and their ``threads``: of the launch shape
+    that leaves most of it empty, and ``width`` the share of the GPU that it uses. Time and count are per step, or in
+    the window without steps."""
+
+    name: str
+    blocks: int
+    threads: int
+    width: float
+    time_s_per_step: float
+    count_per_step: float
+
+
+class SmUse(Struct, frozen=True):
+    """How much of one GPU its compute kernels use while they run (:mod:`gputop.analysis.gpu.sm_use`). Seconds per step,
+    or in the window without steps.
+
+    ``compute_s`` is the time in which any runs, ``used_s`` the same weighted by the share of the GPU that has a warp;
+    ``tail_s`` is the part of that in which last waves leave the GPU empty, if all blocks of a kernel take equally long.
+    ``known`` is the share of the kernels' time whose grids the trace has; the others count as full. None: the number of
+    SMs, or all grids, are not known.
+    """
+
+    gpu: int
+    compute_s: float
+    sms: int | None = None
+    used_s: float | None = None
+    tail_s: float | None = None
+    known: float = 0.0
+    narrow: tuple[NarrowKernel, ...] = ()
 
 
 class CopyRow(Struct, frozen=True):
@@ -967,6 +1001,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
     replicas: Replicas | None = None
     typical_step: TypicalStep | None = None
     batch_scaling: tuple[BatchScaling, ...] = ()
+    sm_use: tuple[SmUse, ...] = ()
     layers: Layers | None = None
     cpu_layers: Layers | None = None  # of a job without GPUs, in place of ``layers``
     limits: Limits | None = None

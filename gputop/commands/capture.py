@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accept-risk", action="store_true",
                         help="capture although it may end the job, as TensorFlow 2.21's profiler may where workers "
                              "call each other over gRPC")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--full", action="store_true", help="print all figures of the trace, not only the verdict")
+    shown.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
                 made.append(capture_and_analyze(chosen, request, CaptureRun(
                     stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
                     watch.counters)))
-        return print_capture(made[0], as_json=args.json)
+        return print_capture(made[0], as_json=args.json, full=args.full)
 
 
 def _choose_workers(servers: Sequence[Server], figures: FigureOptions, watch: CounterWatch) -> Choice:

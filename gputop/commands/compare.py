@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "certainly longer (regression; regression:5%% if longer by 5 %% or more), or if B exceeds "
                              "a budget of your rules (budget)")
     parser.add_argument("--markdown", action="store_true",
-                        help="print Markdown for a pull request: verdict, gates, report")
+                        help="print text for a pull request or a chat: verdict, gates, report")
     for name in "ab":
         parser.add_argument(f"--again-{name}", metavar="PATH", action="append", default=[],
                             help=f"another run of {name.upper()}'s job; repeat the option for more. Small changes "

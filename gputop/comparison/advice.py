@@ -221,8 +221,7 @@ def _outcome(entry: Followed, gain: Gain, measured_by: _Measured, promises: list
     if low is None or high is None:
         return replace(entry, reason=step.reason)
     if low <= min(0.0, least) and max(0.0, least) <= high:
-        return replace(entry, reason=f"the {'steps vary' if what == 'step' else what + ' varies'} too much: both the "
-                                     "estimate and no saving at all are possible")
+        return replace(entry, reason=f"the {'steps vary' if what == 'step' else what + ' varies'} too much")
     fulfilled = _fulfilled(least, low, high, measured)
     if fulfilled != "kept" and _beyond_the_steps(entry.id, estimated, gain, measured_by):
         return replace(entry, reason="its time lies, at least in part, at an edge of A's recording, where wall time "
@@ -230,7 +229,7 @@ def _outcome(entry: Followed, gain: Gain, measured_by: _Measured, promises: list
     entry = replace(entry, fulfilled=fulfilled)
     if entry.status not in _FOLLOWED:
         return replace(entry, outcome=None, fulfilled=None if low <= 0.0 else entry.fulfilled, reason=(
-            f"the {what} did not become shorter{' beyond doubt' if measured > 0 else ''}: the advice was not followed, "
+            f"the {what} did not become shorter{' for certain' if measured > 0 else ''}: the advice was not followed, "
             "or did not help" if low <= 0.0 else "if this advice was followed; the finding is still there"))
     return entry if several else replace(entry, outcome=_against(estimated, measured, low, high))
 

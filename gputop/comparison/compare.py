@@ -1,4 +1,4 @@
-"""Two captures, analyses or snapshots of a job: what changed, by how much, and beyond noise or not."""
+"""Two captures, analyses or snapshots of a job: what changed, by how much, and for certain or not."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gputop.comparison.advice import Followed, followed
-from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, drift_of
+from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, LOAD_DRIFT, drift_of
 from gputop.comparison.job import Note, batch_factor, gpu_count, notes, other_batch
 from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, SMALL, STEP_ERROR, Row, Verdict, all_rows, percent_change
 from gputop.comparison.sides import Side, read_side
@@ -20,6 +20,7 @@ from gputop.text.units import percent, seconds
 
 SCHEMA = "gputop.compare/1"
 _Path = str | os.PathLike[str]
+_LEAST = 1e-9
 MAX_REPEATS = 10  # captures of each job: nobody makes more
 _SURE = ("better", "worse")
 _LENGTH = {"better": "shorter", "worse": "longer"}
@@ -29,12 +30,15 @@ _STEPS = ("count", "anchor", "median_s", "mean_s", "p95_s")
 METHOD = (
     "A change is called better or worse only if its interval excludes 0 (Welch 1947, with "
     f"{percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table as a whole) and if "
-    f"it is at least {percent(MIN_EFFECT)} of the step, or a percentage point of a share. All else is noise. Three "
-    f"things widen the interval. First, the spread over time, by {BLOCKS} blocks of each capture. Second, the spread "
+    f"it is at least {percent(MIN_EFFECT)} of the step, or a percentage point of a share. All else is noise. Times are "
+    "compared by the logarithm of their ratio: what disturbs a job multiplies its time. Three things widen the "
+    f"interval. First, the spread over time, by {BLOCKS} blocks of each capture. Second, the spread "
     f"between runs of an unchanged job: a standard deviation of {percent(CPU_DRIFT)} on CPUs (measured) and of "
     f"{percent(GPU_DRIFT)} with GPUs (assumed), or the spread of the live step period in the minutes before. Third, "
-    "where the CPUs were full, the CPU time that other processes left to the job. A change that the live step period "
-    "of those minutes excludes is noise, too. The wall time per training step has the interval of the steps and "
+    "if the CPUs were full, what other processes can have made of the steps at most. The CPUs that they left and the "
+    "waits of the job's threads bound it. It counts as the difference of both sides, with "
+    f"{percent(LOAD_DRIFT)} of its logarithm as a spread (measured). A change that the live step period of those "
+    "minutes excludes is noise, too. The wall time per training step has the interval of the steps and "
     "that of the long pauses between them, by how much their lengths and distances vary (a renewal process, Cox 1962); "
     "of fewer than three, one more or less may have been recorded."
 )
@@ -83,8 +87,8 @@ class Comparison:
 
     @property
     def decisive(self) -> Row | None:
-        """The row that the verdict is of: the wall time per training step where it changed beyond doubt, or where the
-        step did and the wall time does not bear it out; else the step's."""
+        """The row that the verdict is of: the wall time per training step if it certainly changed, or if the step did
+        and the wall time does not bear it out; else the step's."""
         step, wall = self.step, self.wall
         if step is None or wall is None:
             return step
@@ -99,13 +103,15 @@ class Comparison:
 
     @property
     def captures_needed(self) -> int | None:
-        """How many captures of each job a difference as that of ``repeat`` takes to be beyond doubt, about: what two
+        """How many captures of each job a difference as that of ``repeat`` takes to be certain, about: what two
         means differ by falls with the root of their number. None where there is no such difference."""
         row = self.repeat
-        if row is None or not row.change or row.low is None or row.high is None:
+        bounds = None if row is None else _logarithms(row)
+        if bounds is None:
             return None
+        low, high, change = bounds
         made = 1 + (len(self.a.repeats) + len(self.b.repeats)) / 2
-        return max(math.floor(made) + 1, math.ceil(made * ((row.high - row.low) / 2 / row.change) ** 2))
+        return max(math.floor(made) + 1, math.ceil(made * ((high - low) / 2 / change) ** 2))
 
     @property
     def verdict(self) -> Verdict:
@@ -122,25 +128,44 @@ class Comparison:
         return row.verdict
 
     @property
+    def probably(self) -> Literal["faster", "slower"] | None:
+        """Which way a difference that is not proven most likely went: 5 to 1 and more, as it is by half of the change
+        that it takes to be certain. None if there is no such difference."""
+        row = self.repeat
+        bounds = None if row is None else _logarithms(row)
+        if bounds is None:
+            return None
+        low, high, change = bounds
+        bound = high - change if change < 0 else change - low
+        return None if abs(change) < bound / 2 else "faster" if change < 0 else "slower"
+
+    @property
     def headline(self) -> str:
-        """The verdict in a sentence: "FASTER: 344 → 184 ms per step on average (−46.5 %), beyond doubt.", and what the
-        other one of step and wall time did. The step time that is told elsewhere is the median."""
+        """The verdict in a sentence: "FASTER, certain: 344 → 184 ms per step on average (−49 to −45 %).", and what the
+        other one of step and wall time did. The step time that is told elsewhere is the median.
+
+        It begins with the same word for the same verdict: better FASTER, worse SLOWER, noise "Probably …, not proven"
+        or NO CHANGE, and CANNOT BE TOLD.
+        """
         row, step, wall = self.decisive, self.step, self.wall
         if row is None or step is None:
-            return "Step times cannot be compared: there is no capture."
+            return "CANNOT BE TOLD: there is no capture with step times."
         if row.a is None or row.b is None:
-            return f"Whether the step time changed cannot be told: {row.reason}."
+            return f"CANNOT BE TOLD: {row.reason}."
         if row is wall and row.verdict not in _SURE:
             return _not_borne_out(step, row)
-        what = f"{_change(row)[0]} {self._per(row)}{_change(row)[1]}"
         if self.verdict in _SURE:
-            text = f"{'FASTER' if self.verdict == 'better' else 'SLOWER'}: {what}, beyond doubt"
+            what = f"{_times(row.a, row.b_alike)} {self._per(row)} ({_range(row)})"
+            text = f"{'FASTER' if self.verdict == 'better' else 'SLOWER'}, certain: {what}"
             return f"{text}{_although(step, row)}." if row is wall else f"{text}.{_beside(wall, row)}"
+        what = f"{_change(row)[0]} {self._per(row)}{_change(row)[1]}"
         if row.verdict == "noise":
-            return f"{'NO CHANGE' if self.repeat is None else 'NOT BEYOND DOUBT'}: {what}.{_beside(wall, row)}"
+            word = ("NO CHANGE" if self.repeat is None else "NO CHANGE proven" if self.probably is None else
+                    f"Probably {self.probably}, not proven")
+            return f"{word}: {what}.{_beside(wall, row)}"
         if row.verdict == "cannot be told":
-            return f"UNDECIDED: {what}; {row.reason}."
-        return f"UNDECIDED which is better: {what}."
+            return f"CANNOT BE TOLD: {what}; {row.reason}."
+        return f"CANNOT BE TOLD which is better: {what}."
 
     def _per(self, row: Row) -> str:
         step = "iteration" if max(self.a.iterations, self.b.iterations) > 1 else "step"
@@ -172,6 +197,7 @@ class Comparison:
             "a": _side(self.a), "b": _side(self.b),
             "notes": [note.to_json() for note in self.notes],
             "verdict": self.verdict, "headline": self.headline, "repeat": self.repeat is not None,
+            "probably": self.probably,
             "captures_needed": self.captures_needed, "batch_factor": batch_factor(self.a, self.b),
             "work_ratio": None if self.decisive is None else self.decisive.work,
             "sample_time_change_ratio": self.sample_change,
@@ -179,7 +205,7 @@ class Comparison:
             "advice": [entry.to_json() for entry in self.advice],
             "method": {"text": METHOD, "confidence": 1 - ERROR, "step_confidence": 1 - STEP_ERROR,
                        "min_effect_ratio": MIN_EFFECT, "min_steps": MIN_STEPS,
-                       "drift_ratio": dict(zip("ab", drift_of(self.a, self.b), strict=True))},
+                       "drift_ratio": dict(zip("ab", drift_of(self.a, self.b), strict=False))},
         }
 
 
@@ -210,6 +236,22 @@ def _change(row: Row) -> tuple[str, str]:
     return _times(row.a, row.b_alike), "" if share is None else f" ({signed(share)})"
 
 
+def _logarithms(row: Row) -> tuple[float, float, float] | None:
+    """The bounds of a time's change and the change, as logarithms of B over A; None if it was not tested, or is 0."""
+    if not row.a or not row.change or row.low is None or row.high is None:
+        return None
+    low, high, change = (math.log(max(1 + value / row.a, _LEAST)) for value in (row.low, row.high, row.change))
+    return low, high, change
+
+
+def _range(row: Row) -> str:
+    """"−49 to −45 %": between which shares the change of a time lies; the change alone if it was not tested."""
+    if not row.a or row.low is None or row.high is None:
+        return _change(row)[1].strip(" ()")
+    low, high = (f"{100 * max(bound, -row.a) / row.a:+.0f}".replace("-", "−") for bound in (row.low, row.high))
+    return f"{low} to {high} %" if low != high else f"{low} %"
+
+
 def _although(step: Row, wall: Row) -> str:
     """What the step did where the wall time decides."""
     what = "typical step" if step.id == "median_s" else "step"
@@ -217,7 +259,7 @@ def _although(step: Row, wall: Row) -> str:
         so = "also" if step.verdict == wall.verdict else "although"
         return f"; {so} the {what} became {_LENGTH[step.verdict]}: {''.join(_change(step))}"
     if step.verdict == "noise":
-        sure = "" if step.reason == SMALL or step.a == step.b_alike else " beyond doubt"
+        sure = "" if step.reason == SMALL or step.a == step.b_alike else " for certain"
         return f"; the {what} itself did not change{sure}: {''.join(_change(step))}"
     return f"; whether the {what} itself changed cannot be told"
 
@@ -231,21 +273,20 @@ def _beside(wall: Row | None, step: Row) -> str:
 
 
 def _not_borne_out(step: Row, wall: Row) -> str:
-    """The step changed beyond doubt, and the wall time per training step did not, or nobody knows."""
+    """The step certainly changed, and the wall time per training step did not, or nobody knows."""
     became = f"the step became {_LENGTH[step.verdict]} ({_change(step)[0]}),"
     if _may_agree(step, wall):
-        return (f"UNDECIDED: {became} but whether the wall time per training step did cannot be told: "
+        return (f"CANNOT BE TOLD: {became} but whether the wall time per training step did cannot be told: "
                 f"{''.join(_change(wall))}; {wall.reason}.")
-    text = (f"{'NO CHANGE' if wall.reason == SMALL else 'NOT BEYOND DOUBT'}: {became} the wall time per training step "
-            f"did not{' beyond doubt' if _same_way(step, wall) else ''}: {''.join(_change(wall))}")
+    text = (f"{'NO CHANGE' if wall.reason == SMALL else 'NO CHANGE proven'}: {became} the wall time per training step "
+            f"did not{' for certain' if _same_way(step, wall) else ''}: {''.join(_change(wall))}")
     return f"{text}{_MOVED[step.verdict] if _moved(step, wall) else ''}."
 
 
 def _moved(step: Row, wall: Row) -> bool:
-    """Whether what lies between the steps surely changed, and the other way."""
-    if step.low is None or step.high is None or wall.low is None or wall.high is None:
-        return False
-    return wall.low > step.high if step.verdict == "better" else wall.high < step.low
+    """Whether what lies between the steps changed the other way, by half of what the step did or more."""
+    between = (wall.change or 0.0) - (step.change or 0.0)
+    return not _may_agree(step, wall) and between * (step.change or 0.0) <= -((step.change or 0.0) ** 2) / 2
 
 
 def _times(a: float | None, b: float | None) -> str:

@@ -1,6 +1,6 @@
 """Gates: what makes ``analyze`` and ``compare`` end with a status that stops a pipeline.
 
-A gate fails only where it is sure: a regression where the comparison is beyond doubt, a budget where its figures are
+A gate fails only where it is sure: a regression where the comparison is certain, a budget where its figures are
 known. What cannot be judged is said, and has a status of its own: a gate that was not judged did not pass.
 """
 
@@ -53,7 +53,7 @@ def parse_gates(texts: Iterable[str], *, of_comparison: bool) -> tuple[str, ...]
                 "list), or budget"), EXIT_USAGE)
     if _BUDGET in gates and not Own.budgets:
         raise GputopError("there is no budget", "Write [budget] in gputop.toml here, or name its file with --rules: "
-                          "docs/RULES.md.", EXIT_USAGE)
+                          "docs/tasks/custom-rules.md.", EXIT_USAGE)
     return gates
 
 

@@ -29,7 +29,7 @@ _REST = {"launch_delay_s": "launch delay", "kernels": "kernels/step", "tensor_co
 _MARKS = {"better": "+", "worse": "-", "changed": "*", "noise": " ", "cannot be told": "?"}
 _AGAIN = "Capture both jobs again and add the traces: --again-a A2 --again-b B2."
 _CHANGED = ("better", "worse", "changed")
-# A figure that differs by this share of the step without being beyond doubt is shown with what changed: hardly anybody
+# A figure that differs by this share of the step without being certain is shown with what changed: hardly anybody
 # would call it unchanged. gputop's own.
 _SHOWN_UNSURE = 0.05
 _GROUPS: tuple[tuple[Group, str], ...] = (
@@ -87,9 +87,6 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[Line]:
     yield from _wrapped(c.headline, width, tone=tone)
     mean, median = (next(r for r in c.rows if r.group == "steps" and r.id == id_) for id_ in ("mean_s", "median_s"))
     more = []
-    bounds = _bounds(row)
-    if c.verdict in _CHANGED and bounds is not None:
-        more.append(f"Between {bounds[0]} and {bounds[1]}, drift between runs included.")
     if c.verdict in _CHANGED and row is median:
         more.append("The mean varies too much to tell.")
     elif c.verdict in _CHANGED and {mean.verdict, median.verdict} == {"better", "worse"}:
@@ -98,7 +95,7 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[Line]:
         more.append("If the bytes copied to the GPUs tell the batch size, the time per sample is "
                     f"{'shorter' if c.sample_change < 0 else 'longer'} by {_exactly(abs(c.sample_change))}.")
     if c.repeat is not None:
-        more.append(f"{_sentence(row.reason or '')} {_how_often(c)} {again}".replace("  ", " "))
+        more.append(f"{_how_often(c)} {_sentence(c.repeat.reason or '')} {again}".strip())
     yield from _wrapped(" ".join(more), width) if more else ()
 
 
@@ -108,8 +105,8 @@ def _how_often(c: Comparison) -> str:
     if count is None:
         return ""
     if count > MAX_REPEATS:
-        return f"Even {MAX_REPEATS} captures of each job would not decide such a small difference."
-    return f"About {count} captures of each job would decide a difference of this size."
+        return f"Even {MAX_REPEATS} captures of each would not decide it."
+    return f"{count} captures of each would decide."
 
 
 def _sentence(text: str) -> str:
@@ -319,23 +316,26 @@ def _entry(e: Followed, width: int) -> Iterator[Line]:
     yield from _wrapped(f"{_STATUS[e.status]}: {e.title} [{e.id}, {severity}]{on}", width, "  ",
                         _STATUS_TONES.get(e.status, ""))
     parts = []
-    unit = {"sample": "the time per sample", "recording": "the recorded time"}.get(e.per, "the step")
     if e.promised is not None:
-        shown = " when it was captured" if e.when == "capture" else ""
-        parts.append(f"estimated {_saved(e.promised)} of {unit}{shown}")
+        of = {"sample": " per sample", "recording": " of the recorded time"}.get(e.per, "")
+        parts.append(f"estimated {_less(e.promised)}{of}")
     if e.together is not None:
-        parts.append(f"all followed advice together {_saved(e.together[0])} to {_saved(e.together[1])}")
+        parts.append(f"all followed advice together {percent(e.together[0])} to {_less(e.together[1])}")
     if e.measured is not None:
-        low, high = _saved(e.low), _saved(None if e.high is None else min(e.high, 1.0))  # of all there is, at most
-        between = f" ({low} to {high})" if e.low is not None and low != high else ""
         by = " of the wall time per training step" if e.per == "recording" else ""
-        parts.append(f"measured {_saved(e.measured)}{by}{between}")
+        between = f" ({percent(e.low)} to {percent(min(e.high, 1.0))})".replace("-", "−") if (
+            e.fulfilled not in (None, "cannot be told") and e.low is not None and e.high is not None
+            and percent(e.low) != percent(e.high)) else ""
+        parts.append(f"measured {_less(e.measured)}{by}{between}")
+    unsure = e.fulfilled in (None, "cannot be told") and e.outcome == "cannot be told"
     if e.fulfilled not in (None, "cannot be told"):
         parts.append(_FULFILLED[e.fulfilled] + (", more than estimated" if e.outcome == "more than promised" else ""))
-    elif e.outcome is not None:
+    elif e.outcome is not None and not unsure:
         parts.append(e.outcome.replace("promised", "estimated"))
-    text = ", ".join(parts)
-    if e.reason is not None:
+    text = "; ".join(parts)
+    if unsure and text:
+        text += f" (cannot be told: {e.reason})" if e.reason is not None else " (cannot be told)"
+    elif e.reason is not None:
         text += (": " if text else "") + e.reason
     if text:
         yield from _wrapped(text, width, "    ", _FULFILLED_TONES.get(e.fulfilled, ""))
@@ -348,8 +348,9 @@ def _bounds(row: Row) -> tuple[str, str] | None:
     return signed(max(-1.0, row.low / row.a)), signed(row.high / row.a)
 
 
-def _saved(share: float | None) -> str:
-    return "?" if share is None else f"{'−' if share > 0 else '+' if share < 0 else ''}{percent(abs(share))}"
+def _less(share: float) -> str:
+    """"45 % less", of a time."""
+    return f"{percent(abs(share))} {'more' if share < 0 else 'less'}"
 
 
 def _method(width: int) -> Iterator[Line]:

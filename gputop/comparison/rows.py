@@ -15,7 +15,7 @@ from gputop.comparison.drift import drift_of
 from gputop.comparison.job import other_functions, same_phase, work_ratio
 from gputop.comparison.live_step import live_steps_s
 from gputop.comparison.sides import Side
-from gputop.comparison.statistics import MIN_STEPS, Interval, difference
+from gputop.comparison.statistics import MIN_STEPS, Drift, Interval, difference, ratio
 from gputop.comparison.wall import ENOUGH_PAUSES, Walls, wall_difference
 from gputop.core.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, RATIO
 from gputop.render.step_parts import WORK_FIRST
@@ -146,8 +146,9 @@ def step_rows(a: Side, b: Side) -> list[Row]:
                          for value, known in zip((first, second), series, strict=True))
         interval = None
         if not_alike is None:
-            interval = difference(series[0], [one / work for one in series[1]], 1 - STEP_ERROR, drift_of(a, b),
-                                  statistic=statistic)
+            by_ratio = ratio(series[0], [one / work for one in series[1]], 1 - STEP_ERROR, drift_of(a, b),
+                             statistic=statistic)
+            interval = None if by_ratio is None else by_ratio.of(first)
         row = _row("steps", id_, SECONDS, first, second, -1, interval=interval, minimum=minimum, work=work,
                    reason=not_alike or _TOO_FEW_STEPS)
         if row.verdict in ("better", "worse") and live is not None and _contradicts(live, percent_change(row)):
@@ -200,9 +201,9 @@ def _live_row(a: Side, b: Side, minimum: float, work: float) -> Row | None:
     first, second = live_steps_s(a, b), live_steps_s(b, a)
     if first is None or second is None:
         return None
-    interval = difference([first], [second / work], 1 - STEP_ERROR, drift_of(a, b))
-    return _row("steps", "live_s", SECONDS, float(first.mean()), float(second.mean()), -1, interval=interval,
-                minimum=minimum, work=work)
+    by_ratio = ratio([first], [second / work], 1 - STEP_ERROR, drift_of(a, b))
+    return _row("steps", "live_s", SECONDS, float(first.mean()), float(second.mean()), -1, minimum=minimum, work=work,
+                interval=None if by_ratio is None else by_ratio.of(float(first.mean())))
 
 
 def _contradicts(live: Row, change: float | None) -> bool:
@@ -251,7 +252,7 @@ def breakdown_rows(a: Side, b: Side) -> list[Row]:
     known = [parts.known if parts is not None else {} for parts in found]
     per, work = (a.iterations, b.iterations), work_ratio(a, b)
     pairs = {name: _pair(a, b, partial(_part, name=name), (per[0], per[1] * work)) for name in PART_ORDER}
-    interval, reason = _tested(a, b, pairs)
+    interval, reason = _tested(a, b, pairs, times=True)
     minimum = MIN_EFFECT * step_scale(a, b)
     rows = []
     for name in PART_ORDER:
@@ -402,12 +403,20 @@ def _within(pair: tuple[F64, F64] | None, minimum: float) -> bool:
     return pair is not None and float(np.ptp(np.concatenate(pair))) < minimum
 
 
-def _tested(a: Side, b: Side, pairs: Mapping[Any, tuple[F64, F64] | None]) -> tuple[dict[Any, Interval | None], str]:
+def _change(pair: tuple[F64, F64], confidence: float, drift: Drift, *, times: bool) -> Interval | None:
+    """The interval of a change; of ``times`` by their ratio, as long as none is 0."""
+    first, second = pair
+    by_ratio = ratio([first], [second], confidence, drift) if times else None
+    return difference([first], [second], confidence, drift) if by_ratio is None else by_ratio.of(float(first.mean()))
+
+
+def _tested(a: Side, b: Side, pairs: Mapping[Any, tuple[F64, F64] | None], *, times: bool = False,
+            ) -> tuple[dict[Any, Interval | None], str]:
     """Intervals of a table whose rows share one error, and why there are none where there are none."""
     known = {key: pair for key, pair in pairs.items() if pair is not None}
     error = ERROR / max(len(known), 1)
     drift = drift_of(a, b)
-    found = {key: difference([pair[0]], [pair[1]], 1 - error, drift) for key, pair in known.items()}
+    found = {key: _change(pair, 1 - error, drift, times=times) for key, pair in known.items()}
     bare = [name for name, side in (("A", a), ("B", b)) if side.series is None]
     stepless = [n for n, side in (("A", a), ("B", b)) if side.analysis is None or side.analysis.steps is None]
     if stepless:

@@ -4,15 +4,21 @@ The steps of one capture say little of the next one: load, clocks and memory dri
 run, however many steps are averaged. (Of reruns of unchanged jobs the interval of a mean whose steps were counted as
 independent called most changed: ``benchmarks/compare_reruns.md``.) Therefore
 
-* each capture is cut into :data:`BLOCKS` blocks over time, and the spread of their means (or medians) is taken for
-  that of captures themselves, not divided by the number of blocks: averaging does not remove noise whose slow parts
-  are as strong as its fast ones, such as 1/f noise (D. W. Allan, Proc. IEEE 54, 1966). For steps that are independent
-  this is cautious: the interval is as wide as that of one block;
-* runs of one job differ by a floor (``drift``, a share) even where both captures are even: what differs between
-  processes is constant within each (T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", ISMM 2013);
-* both are put together as B. L. Welch did (Biometrika 34, 1947), the floor as known.
-
-Several captures of one side are averaged, and their own spread counts where it is the larger.
+1. Each capture is cut into :data:`BLOCKS` blocks over time. The spread of their means (or medians) is taken for that of
+   captures themselves, not divided by the number of blocks: averaging does not remove noise whose slow parts are as
+   strong as its fast ones, such as 1/f noise (D. W. Allan, Proc. IEEE 54, 1966). For steps that are independent this is
+   cautious: the interval is as wide as that of one block. Several captures of one side are averaged, and their own
+   spread counts where it is the larger.
+2. Runs of one job differ by a floor (:class:`Drift`) even where both captures are even: what differs between processes
+   is constant within each (T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", ISMM 2013).
+3. Both are put together as B. L. Welch did (Biometrika 34, 1947), the floor as known:
+   variance = v_a / n_a + v_b / n_b + floor_a² + floor_b², of n captures each, and Student's t of
+   variance² / Σ((v / n)² / freedom) degrees of freedom.
+4. Times are compared by the logarithm of their ratio (:func:`ratio`), figures that may be 0 by their difference
+   (:func:`difference`). What disturbs a job multiplies its time: a step of 500 ms that varies by half says nothing of
+   one of 17 ms by its 250 ms, and by half of 17 ms it says all (P. J. Fleming and J. J. Wallace, "How not to lie with
+   statistics", Commun. ACM 29, 1986, on ratios; J. Aitchison and J. A. C. Brown, "The Lognormal Distribution", 1957).
+   The interval of a ratio is the same, whichever side is called A.
 """
 
 from __future__ import annotations
@@ -42,41 +48,101 @@ class Interval(NamedTuple):
     def excludes_zero(self) -> bool:
         return self.low > 0 or self.high < 0
 
+    def of(self, a: float) -> Interval:
+        """This interval of ln(B / A) as one of B - A, in the unit of A's figure ``a``."""
+        return Interval(*(a * math.expm1(min(log, _MAX_LOG)) for log in self))
+
+
+class Drift(NamedTuple):
+    """By how much runs of one job differ, whatever changed in it: the least that counts as a change.
+
+    ``a`` and ``b`` are standard deviations of the logarithm of each side's mean between runs; about its share of the
+    mean. ``load`` is the logarithm of the factor by which a step of B may be longer than one of A only because other
+    processes took more of the CPUs; negative: shorter. Any part of it may have happened.
+    """
+
+    a: float = 0.0
+    b: float = 0.0
+    load: float = 0.0
+
+
+_MAX_LOG = 700.0  # exp of it is still finite
+_NO_DRIFT = Drift()
+
 
 def block_values(series: F64, statistic: Callable[[F64], float] = np.mean) -> F64:
     """The statistic of each of BLOCKS stretches of the series, or of each step where there are fewer."""
     return np.array([statistic(part) for part in np.array_split(series, min(BLOCKS, len(series)))])
 
 
-def difference(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: tuple[float, float] = (0.0, 0.0), *,
-               statistic: Callable[[F64], float] = np.mean) -> Interval | None:
-    """statistic(b) - statistic(a), in the unit of the series, as means over the captures of each side.
+def ratio(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Drift = _NO_DRIFT, *,
+          statistic: Callable[[F64], float] = np.mean) -> Interval | None:
+    """ln(statistic(b) / statistic(a)), of the means over the captures of each side.
 
-    ``drift`` is, of each side, the standard deviation between runs as a share of their mean. None where a series is
-    too short to tell.
+    The interval holds every change that the load may hide: drift.load is a shift, not a spread. None where a series is
+    too short to tell, or a block is not above 0.
     """
     if min(map(len, (*a, *b)), default=0) < MIN_STEPS:
         return None
-    means = [float(np.mean([statistic(series) for series in side])) for side in (a, b)]
-    estimate = means[1] - means[0]
-    parts: list[tuple[float, float]] = []  # variance of a side's mean, and its degrees of freedom
-    for side in (a, b):
-        blocks = [block_values(series, statistic) for series in side]
-        variance = float(np.mean([values.var(ddof=1) for values in blocks]))
-        freedom = float(sum(len(values) - 1 for values in blocks))
-        if len(side) > 1:
-            between = float(np.var([statistic(series) for series in side], ddof=1))
-            if between > variance:
-                variance, freedom = between, len(side) - 1
-        parts.append((variance / len(side), freedom))
-    floor = sum((share * mean) ** 2 for share, mean in zip(drift, means, strict=True))
-    sampled = sum(variance for variance, _ in parts)
-    variance = sampled + floor
-    if variance <= 0:
-        return Interval(estimate, estimate, estimate)
-    freedom = variance**2 / total if (total := sum(v**2 / n for v, n in parts)) > 0 else math.inf
-    reach = student_quantile(0.5 + confidence / 2, freedom) * math.sqrt(variance)
+    sides = [_Captures.of(side, statistic) for side in (a, b)]
+    if min(float(np.min(blocks)) for side in sides for blocks in side.blocks) <= 0:
+        return None
+    estimate = math.log(sides[1].mean / sides[0].mean)
+    reach = _reach([side.logarithms() for side in sides], drift.a**2 + drift.b**2, confidence)
+    return Interval(estimate, estimate - reach - max(drift.load, 0.0), estimate + reach - min(drift.load, 0.0))
+
+
+def difference(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Drift = _NO_DRIFT, *,
+               statistic: Callable[[F64], float] = np.mean) -> Interval | None:
+    """statistic(b) - statistic(a), in the unit of the series, as means over the captures of each side.
+
+    Half of what the load may hide is taken as a spread of either side. None where a series is too short to tell.
+    """
+    if min(map(len, (*a, *b)), default=0) < MIN_STEPS:
+        return None
+    sides = [_Captures.of(side, statistic) for side in (a, b)]
+    estimate = sides[1].mean - sides[0].mean
+    floor = sum(math.hypot(share, drift.load / 2) ** 2 * side.mean ** 2
+                for share, side in zip((drift.a, drift.b), sides, strict=True))
+    reach = _reach(sides, floor, confidence)
     return Interval(estimate, estimate - reach, estimate + reach)
+
+
+class _Captures(NamedTuple):
+    """The captures of one side: the statistic of each, and of the blocks of each."""
+
+    values: F64
+    blocks: tuple[F64, ...]
+
+    @classmethod
+    def of(cls, side: Sequence[F64], statistic: Callable[[F64], float]) -> _Captures:
+        return cls(np.array([statistic(series) for series in side]),
+                   tuple(block_values(series, statistic) for series in side))
+
+    def logarithms(self) -> _Captures:
+        return _Captures(np.log(self.values), tuple(map(np.log, self.blocks)))
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.values))
+
+    @property
+    def variance(self) -> tuple[float, float]:
+        """The variance of the side's mean, and its degrees of freedom."""
+        variance = float(np.mean([values.var(ddof=1) for values in self.blocks]))
+        freedom = float(sum(len(values) - 1 for values in self.blocks))
+        count = len(self.values)
+        if count > 1 and (between := float(self.values.var(ddof=1))) > variance:
+            variance, freedom = between, count - 1
+        return variance / count, freedom
+
+
+def _reach(sides: Sequence[_Captures], floor: float, confidence: float) -> float:
+    """How far the interval reaches to either side of the estimate; ``floor`` is a variance that is known."""
+    parts = [side.variance for side in sides]
+    variance = sum(variance for variance, _ in parts) + floor
+    freedom = variance**2 / total if (total := sum(v**2 / n for v, n in parts)) > 0 else math.inf
+    return student_quantile(0.5 + confidence / 2, freedom) * math.sqrt(variance)
 
 
 def student_quantile(p: float, freedom: float) -> float:

@@ -13,8 +13,8 @@ Most of what lies between steps comes in few long pauses, and how many of them a
 
 A pause that is open at an edge of the recording is not counted, for its length is not known, but there may be one of
 its length. Runs of one job differ by a floor as in :mod:`gputop.comparison.statistics`, here of the whole wall time.
-The intervals are put together as G. Y. Zou and A. Donner did (Stat. Med. 27, 2008): by the squares of what lies
-between each estimate and its bound.
+The intervals are put together as G. Y. Zou and A. Donner did (Stat. Med. 27, 2008), on the logarithms as of any ratio:
+by the squares of what lies between each estimate and its bound.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from statistics import NormalDist
 import numpy as np
 
 from gputop.comparison.sides import Side
-from gputop.comparison.statistics import Interval, difference, student_quantile
+from gputop.comparison.statistics import Drift, Interval, ratio, student_quantile
 from gputop.trace.model import F64
 
 # A pause as long as this part of a usual step is a long one. gputop's own figure.
@@ -36,6 +36,7 @@ ENOUGH_PAUSES = 3
 # A stretch at an edge of the recording that takes this part of it is a pause that may have to be counted; the same
 # share of a recording that has to be named.
 _OPEN_SHARE = 0.05
+_MOST = 1 - 1e-9  # of a wall time may be pauses that another recording need not hold
 _OPEN, _PROFILER = "open", "profiler"
 
 
@@ -79,6 +80,16 @@ class Walls:
         return float(np.mean([series.mean() for series in self.usual_s])) + float(self.pauses_s.sum()) / self.steps
 
     @property
+    def share_of_steps(self) -> float:
+        """The share that steps with their short pauses have of the wall time."""
+        return 1 - float(self.pauses_s.sum()) / self.steps / self.per_step_s
+
+    def factors(self, other: Walls, confidence: float) -> tuple[float, float]:
+        """:meth:`reach_s` as logarithms of factors of the wall time."""
+        below_s, above_s = self.reach_s(other, confidence)
+        return -math.log1p(-min(below_s / self.per_step_s, _MOST)), math.log1p(above_s / self.per_step_s)
+
+    @property
     def longest_s(self) -> float:
         return float(self.pauses_s.max(initial=0.0))
 
@@ -114,18 +125,21 @@ class Walls:
         return float(self.pauses_s.std(ddof=1) / self.pauses_s.mean())
 
 
-def wall_difference(a: Walls, b: Walls, work: float, confidence: float, drift: tuple[float, float],
-                    ) -> tuple[Interval, bool] | None:
+def wall_difference(a: Walls, b: Walls, work: float, confidence: float, drift: Drift) -> tuple[Interval, bool] | None:
     """The change of the wall time per step, for the same work, and whether long pauses are most of its uncertainty;
-    None where there are too few steps."""
-    usual = difference(a.usual_s, [series / work for series in b.usual_s], confidence)
+    None where there are too few steps.
+
+    Reckoned by logarithms, as :func:`gputop.comparison.statistics.ratio` does: each side's bound of its pauses is a
+    factor of its wall time, and the bound of the steps counts by the share that steps have of it.
+    """
+    usual = ratio(a.usual_s, [series / work for series in b.usual_s], confidence)
     if usual is None:
         return None
-    (below_a, above_a), below_b, above_b = a.reach_s(b, confidence), *(s / work for s in b.reach_s(a, confidence))
-    floor = NormalDist().inv_cdf(0.5 + confidence / 2) * math.hypot(
-        drift[0] * a.per_step_s, drift[1] * b.per_step_s / work)
-    below = math.hypot(usual.estimate - usual.low, floor, above_a, below_b)
-    above = math.hypot(usual.high - usual.estimate, floor, below_a, above_b)
-    change = b.per_step_s / work - a.per_step_s
-    of_pauses = math.hypot(below_a + above_a, below_b + above_b) > math.hypot(usual.high - usual.low, 2 * floor)
-    return Interval(change, change - below, change + above), of_pauses
+    steps = max(walls.share_of_steps for walls in (a, b)) * (usual.estimate - usual.low)
+    floor = NormalDist().inv_cdf(0.5 + confidence / 2) * math.hypot(drift.a, drift.b)
+    (below_a, above_a), (below_b, above_b) = a.factors(b, confidence), b.factors(a, confidence)
+    below, above = math.hypot(steps, floor, above_a, below_b), math.hypot(steps, floor, below_a, above_b)
+    change = math.log(b.per_step_s / work / a.per_step_s)
+    of_pauses = math.hypot(below_a + above_a, below_b + above_b) > 2 * math.hypot(steps, floor)
+    interval = Interval(change, change - below - max(drift.load, 0.0), change + above - min(drift.load, 0.0))
+    return interval.of(a.per_step_s), of_pauses

@@ -24,8 +24,8 @@ class JobCpus:
     that everything else did, both as means over the recording; None: not measured. Of ``others`` the processes that the
     job started did ``children``, its other ranks on this node ``ranks``, and gputop, which recorded it, ``gputop``;
     None: not known. ``busiest`` are the processes beside the job, its ranks and gputop that used most. ``held_up`` is
-    the share of the recording in which the job's main thread was ready to run and had no CPU. ``age_s`` is for how long
-    the process had run when it began.
+    the share of the recording in which the job's main thread was ready to run and had no CPU; ``waited`` is how many of
+    its threads were so, on average. ``age_s`` is for how long the process had run when it began.
     """
 
     allowed: float
@@ -37,12 +37,20 @@ class JobCpus:
     gputop: float | None = None
     busiest: tuple[CpuUser, ...] = ()
     held_up: float | None = None
+    waited: float | None = None
     age_s: float | None = None
 
     @property
     def busy(self) -> float | None:
         """Of the allowed CPUs those that were busy, whoever used them; None: not measured."""
         return None if self.used is None or self.others is None else self.used + self.others
+
+    @property
+    def stretch(self) -> float | None:
+        """By what factor the job's work on CPUs took longer because its threads waited for them: for each second that a
+        thread ran, the seconds that it was ready to run. Its own threads' waiting for each other counts, too. None: not
+        measured."""
+        return None if not self.used or self.waited is None else (self.used + self.waited) / self.used
 
     @property
     def programs(self) -> float | None:

@@ -22,6 +22,7 @@ from gputop.analysis.gpu.memory import memory
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.gpu.rank_times import rank_times
 from gputop.analysis.gpu.replicas import replicas
+from gputop.analysis.gpu.sm_use import sm_use
 from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.gpu.typical_step import typical_step
 from gputop.analysis.host.functions import functions
@@ -42,7 +43,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.start_up import StartUpSpan, after_start, start_end_ns, start_up_spans, what_started
 from gputop.analysis.what_if.critical_path import critical_path
-from gputop.analysis.what_if.replay import Replay
+from gputop.analysis.what_if.replay import replay_window
 from gputop.text.units import seconds
 from gputop.trace.clock_checks import clock_notes
 from gputop.trace.intervals import union
@@ -107,7 +108,7 @@ def examine_steps(
         causes = do(host_causes, trace, gpu_timelines, steps, ops, idle)
         waits = do(collective_waits, trace, gpu_timelines, steps, idle)
         by_layer = do(layer_times, trace, gpu_timelines, steps) if gpu_timelines else None
-        replayed = do(Replay, trace, gpu_timelines, steps) if gpu_timelines else None
+        replayed = do(replay_window, trace, gpu_timelines, steps) if gpu_timelines else None
         compared = do(replicas, trace, gpu_timelines, steps) if gpu_timelines else None
         table, sizes = do(kernels, trace, gpu_timelines, of_steps), do(kernel_sizes, trace, gpu_timelines, steps)
         used = [do(gpu_use, trace, timeline, steps) for timeline in gpu_timelines]
@@ -115,7 +116,7 @@ def examine_steps(
         communicated, input_ = do(collectives, trace, gpu_timelines, of_steps), do(input_pipeline, trace, steps)
         rows_by_gpu = {gpu_number(trace, timeline.gpu): timeline.rows for timeline in gpu_timelines}
         copied = do(copy_table, trace, rows_by_gpu, of_steps)
-        scaling = do(batch_scaling, trace, gpu_timelines, steps)
+        scaling, widths = do(batch_scaling, trace, gpu_timelines, steps), do(sm_use, trace, gpu_timelines, steps)
         held, clocks = do(memory, trace), do(clock_notes, trace)
         python = do(python_of, trace)
         on_cpu = do(cpu_layers, trace, steps)
@@ -145,8 +146,8 @@ def examine_steps(
         collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
         functions=called.result(), launch_threads=launching.result(), kernels=with_commands.result(),
         kernel_sizes=sizes.result(), copies=copied.result(), replicas=compared.result() if compared else None,
-        typical_step=one_step.result(), batch_scaling=scaling.result(), layers=layers.table if layers else None,
-        cpu_layers=on_cpu.result(),
+        typical_step=one_step.result(), batch_scaling=scaling.result(), sm_use=widths.result(),
+        layers=layers.table if layers else None, cpu_layers=on_cpu.result(),
         limits=limits(step_parts, layers, [trace.gpus[timeline.gpu] for timeline in gpu_timelines], steps,
                       list(by_gpu.values()), flops_per_step) if steps else None,
         critical_path=path.result() if path else None, ranks=by_rank.result(), stacks=stacks.result(),

@@ -226,6 +226,7 @@ class CompareDocument(Struct, kw_only=True):
     verdict: _Verdict
     headline: str
     repeat: bool
+    probably: Literal["faster", "slower"] | None
     captures_needed: int | None
     batch_factor: float | None
     work_ratio: float | None

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from gputop.profiler.recording import Progress
 
 _MIN_S = 0.2  # the counters have steps of 10 ms
+# Threads' waits are one file each, about 10 µs to read: so often in a second, and not of a process with more threads.
+_THREADS_PERIOD_S = 0.5
+_MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +33,35 @@ class _Sample:
     age_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class _ThreadWaits:
+    """How long each thread of the job, by its number, has been ready to run without a CPU; None: not known."""
+
+    time_s: float
+    ns: dict[str, int] | None
+
+    def since(self, first: _ThreadWaits) -> float | None:
+        """How many threads waited on average since ``first``; those that ended meanwhile are not counted."""
+        if self.ns is None or first.ns is None or self.time_s - first.time_s < _MIN_S:
+            return None
+        waited_ns = sum(max(0, ns - first.ns.get(thread, 0)) for thread, ns in self.ns.items())
+        return waited_ns / 1e9 / (self.time_s - first.time_s)
+
+
 class _Job:
     """One process, sampled at the beginning of its recording and again and again until its end."""
 
     def __init__(self, pid: int, root: Path) -> None:
         self._pid, self._root = pid, root
         self._first = self._last = self._sample()
+        self._first_waits = self._last_waits = self._thread_waits()
 
     def sample(self, begin: bool) -> None:
         self._last = self._sample()
+        if begin or time.monotonic() - self._last_waits.time_s >= _THREADS_PERIOD_S:
+            self._last_waits = self._thread_waits()
         if begin:
-            self._first = self._last
+            self._first, self._first_waits = self._last, self._last_waits
 
     def _sample(self) -> _Sample | None:
         try:
@@ -52,13 +73,24 @@ class _Job:
             return None
         return _Sample(time.monotonic(), stat.cpu_ticks, node, self._waited_ns(), self._age_s(stat.start))
 
-    def _waited_ns(self) -> int | None:
-        """The second figure of /proc/PID/schedstat; None where the kernel does not count it."""
+    def _waited_ns(self, thread: str = "") -> int | None:
+        """The second figure of /proc/PID/schedstat, or of a thread's; None where the kernel does not count it."""
+        folder = f"{self._root}/proc/{self._pid}" + (f"/task/{thread}" if thread else "")
         try:
-            _, waited, *_ = proc_files.read(f"{self._root}/proc/{self._pid}/schedstat").split()
+            _, waited, *_ = proc_files.read(f"{folder}/schedstat").split()
             return int(waited)
         except (OSError, ValueError):
             return None
+
+    def _thread_waits(self) -> _ThreadWaits:
+        try:
+            threads = [task.name for task in Path(f"{self._root}/proc/{self._pid}/task").iterdir()]
+        except OSError:
+            threads = []
+        if not 0 < len(threads) <= _MAX_THREADS:
+            return _ThreadWaits(time.monotonic(), None)
+        waited_ns = {thread: ns for thread in threads if (ns := self._waited_ns(thread)) is not None}
+        return _ThreadWaits(time.monotonic(), waited_ns or None)
 
     def _age_s(self, start_ticks: int) -> float | None:
         try:
@@ -77,7 +109,7 @@ class _Job:
         except OSError:
             return None
         limit = Cgroups(time.monotonic, self._root).read(group, own=group == own)["cpu_limit_cores"].value
-        used = others = held_up = None
+        used = others = held_up = waited = None
         first, last = self._first, self._last
         if first is not None and last is not None and last.time_s - first.time_s >= _MIN_S:
             per_s = os.sysconf("SC_CLK_TCK") * (last.time_s - first.time_s)
@@ -85,13 +117,15 @@ class _Job:
             busy = sum(last.node.cores[n][0] - first.node.cores[n][0] for n in allowed
                        if n in last.node.cores and n in first.node.cores)
             others = max(0.0, busy / per_s - used)
+            waited = self._last_waits.since(self._first_waits)
             if first.waited_ns is not None and last.waited_ns is not None:
                 held_up = min(1.0, max(0.0, (last.waited_ns - first.waited_ns) / 1e9 / (last.time_s - first.time_s)))
         # Which of the node's CPUs a process used is not known: where the job may not use all of them, none is named.
         if users is None or others is None or first is None or len(allowed) < len(first.node.cores):
             users = None
         return JobCpus(
-            float(len(allowed)), limit, used, others, held_up=held_up, age_s=None if first is None else first.age_s,
+            float(len(allowed)), limit, used, others, held_up=held_up, waited=waited,
+            age_s=None if first is None else first.age_s,
             children=users and users.children, ranks=users and users.ranks, gputop=users and users.gputop,
             busiest=users.busiest if users else ())
 

@@ -30,6 +30,7 @@ from gputop.simulation.scenarios import GPU_COUNT, MB, Scenario
 from gputop.simulation.timeline import (
     NO_OPS,
     CopyEvent,
+    HostEvent,
     InputPipeline,
     Step,
     StreamOps,
@@ -308,6 +309,7 @@ class TrainingLoop:
             [StreamOps.join([step.gpus[g].compute.shifted(at) for at, step in done]) for g in gpus],
             [StreamOps.join([step.gpus[g].collectives.shifted(at) for at, step in done]) for g in gpus],
             [[copy.shifted(at) for at, step in done for copy in step.gpus[g].copies] for g in gpus],
+            host=[HostEvent("python", "SaveV2", s.begin_ns, s.end_ns) for s in ran if s.kind is StepKind.CHECKPOINT],
             steps=[Step(s.start_ns, s.wait_ns, s.begin_ns, s.begin_ns + self.templates[s.template].issued_ns, s.end_ns,
                         s.end_ns, first=True, trace=(0, 0), training=s.kind is StepKind.TRAIN) for s in calls],
             batches=[(s.made_from_ns, s.made_ns) for s in calls], end=end_ns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.simulation.job import Job
@@ -48,7 +49,8 @@ def _allocator_share(gib: float) -> float:
 class Scenario:
     """One training job. ``job`` describes its training steps; times are means, which the loop varies.
 
-    ``cure`` is what mends it, in words, and ``cured`` what that changes in the job.
+    ``cure`` is what fixes it, in words, ``cured`` what that changes in the job and ``cured_epochs`` in the scenario's
+    own fields.
     """
 
     id: str
@@ -67,11 +69,12 @@ class Scenario:
     hangs: bool = False  # a process for each GPU, of which one does not come to a collective
     cure: str = ""
     cured: Mapping[str, object] = field(default_factory=dict, hash=False)
+    cured_epochs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def with_cure(self) -> Scenario:
         """The same job once its cure is applied."""
         return replace(self, id=f"{self.id}-cured", title=f"Cured: {self.cure}", description=self.cure, hangs=False,
-                       job=self.job.replace(**self.cured), cure="", cured={})
+                       job=self.job.replace(**self.cured), cure="", cured={}, cured_epochs={}, **self.cured_epochs)
 
 
 _ALL = (
@@ -114,6 +117,15 @@ _ALL = (
         job=_vit(batch_per_gpu=160, compute_ms=150.0, gap_ms=110.0, produce_ms=130.0, allocator_peak_gib=62),
         batch_per_gpu=160, steps_per_epoch=250, eval_steps=40,
         cure="the confusion matrix is computed on the GPUs, once an epoch", cured={"gap_ms": 2.5},
+    ),
+    Scenario(
+        id="slow-checkpoint",
+        title="All GPUs wait for a checkpoint every 120 steps",
+        description="every 120 steps the weights are saved to a network disk, and all GPUs are idle for 5 s: seen "
+                    "live, without a capture",
+        job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
+        batch_per_gpu=256, steps_per_epoch=120, eval_steps=0, checkpoint_write_bytes_per_s=0.7e9,
+        cure="checkpoints are written to local NVMe disks", cured_epochs={"checkpoint_write_bytes_per_s": 9e9},
     ),
     Scenario(
         id="hang",

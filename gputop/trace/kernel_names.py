@@ -2,7 +2,7 @@
 
 The tensor-core test was checked by eye on 514 real kernel names of cuBLAS, cuDNN, CUTLASS,
 XLA and flash attention; a name that says nothing gives "unknown" and None, never a guess
-(docs/TRACE_NOTES.md, "Device events by name").
+(docs/contributing/trace-notes.md, "Device events by name").
 """
 
 from __future__ import annotations
@@ -47,14 +47,17 @@ _ROCM_COPY = re.compile(r"__amd_rocclr_(copy|fill)(Buffer|Image)", re.IGNORECASE
 # NCCL (ncclSymkDevKernel_… are its kernels on symmetric memory) and RCCL, MSCCL and MSCCL++, NVSHMEM; kernels of the
 # frameworks' own that exchange data over peer memory: multimem and symmetric memory in PyTorch, one- and two-shot
 # AllReduces in PyTorch, XLA and TensorRT-LLM, vLLM's cross_device_reduce; libraries for expert parallelism: DeepEP and
-# what is built like it (a namespace that ends in ep, with dispatch and combine), AMD's MORI, Perplexity's,
-# TensorRT-LLM's.
+# what is built like it (a namespace that ends in ep, as dpsk::ep and hybrid_ep, with dispatch, combine and the barriers
+# before them), AMD's MORI, Perplexity's, TensorRT-LLM's and FlashInfer's, Triton-distributed's. Their kernels that only
+# count, check or pack on the GPU itself (get_dispatch_layout, moeA2APrepareDispatch) exchange nothing.
+_EXPERT_EXCHANGE = r"(?!get_dispatch_layout)\w{0,40}(?:dispatch|combine|cached_notify|barrier|clean_low_latency)"
 _COLLECTIVE = re.compile(
     r"nccl|rccl|msccl|nvshmem|multimem_\w|symm(?:etric)?_mem(?:ory)?::"
     r"|(?:one|two)_?shot_?(?:all_?reduce|all_?gather|reduce_?scatter)|(?<![a-z])all_?reduce_?(?:fusion_?)?kernel"
-    r"|cross_device_reduce|deep_ep::|(?<!\w)(?:\w{1,20}_)?ep::(?:\w{1,40}::){0,4}\w{0,40}(?:dispatch|combine)"
-    r"|(?:inter|intra)node(?:_ll)?::\w{0,40}(?:dispatch|combine)|mori::moe::Ep(?:Dispatch|Combine)"
-    r"|pplx::\w{0,40}All_?To_?All|moe_?(?:all_?to_?all|a2a)", re.IGNORECASE)
+    rf"|cross_device_reduce|(?<!\w)(?:\w{{1,20}}_)?ep::(?:\w{{1,40}}::){{0,4}}{_EXPERT_EXCHANGE}"
+    rf"|(?:inter|intra)node(?:_ll)?::{_EXPERT_EXCHANGE}|mori::moe::Ep(?:Dispatch|Combine)"
+    r"|pplx::\w{0,40}All_?To_?All|moe_?all_?to_?all|moe_?a2a(?!prepare|sanitize)|fused_?moe_?comm"
+    r"|(?<![a-z])a2a_(?:dispatch|combine)_(?:send|recv)|kernel_(?:dispatch|combine)_token", re.IGNORECASE)
 
 _FFMA = re.compile(r"_ffma_|sgemm|dgemm|scudnn|winograd|simt", re.IGNORECASE)
 _TENSOR_CORE = re.compile(

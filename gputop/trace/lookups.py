@@ -156,6 +156,6 @@ def how_to_mark_steps(trace: Trace) -> str:
     if trace.format == "nsys":
         return ("NVTX ranges: with torch.cuda.nvtx.range(f'ProfilerStep#{step}')" if framework == "pytorch" else
                 "NVTX ranges named ProfilerStep#<number>")
-    return {"pytorch": "torch.profiler's prof.step() after each",
+    return {"pytorch": "torch.profiler.record_function(f'step {step}') around each, or prof.step() after it",
             "jax": "jax.profiler.StepTraceAnnotation('train', step_num=step)"}.get(
                 framework, "tf.profiler.experimental.Trace('train', step_num=step, _r=1)")

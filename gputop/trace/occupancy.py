@@ -15,7 +15,7 @@ from gputop.trace.model import LaunchShape
 _WARP = 32
 _REGISTERS = 65_536  # per SM
 _REGISTER_UNIT = 256  # allocated to a warp at a time
-_PARTITIONS = 4  # of an SM, each with its share of the registers
+SCHEDULERS = 4  # of an SM, each with its part of the registers and warps of its own
 MAX_SMS = 4096  # of a GPU; a larger number is damage (a B200 has 148)
 
 
@@ -56,7 +56,7 @@ def resident_blocks(
     blocks = min(sm.blocks, sm.warps // warps)
     if registers:
         per_warp = _up(registers * _WARP, _REGISTER_UNIT)
-        blocks = min(blocks, _REGISTERS // _PARTITIONS // per_warp * _PARTITIONS // warps)
+        blocks = min(blocks, _REGISTERS // SCHEDULERS // per_warp * SCHEDULERS // warps)
     shared = _up(shared_bytes + sm.shared_reserved, sm.shared_unit)
     if shared:
         blocks = min(blocks, sm.shared_bytes // shared)

@@ -35,10 +35,10 @@ SCENE = Scene().sample(0.0)
 # Fields whose values are words that the sentences choose by.
 CHOSEN: Mapping[str, Mapping[str, Any]] = {
     "rich": {"worst": "h2d", "metric": "sm_active", "limited_by": "quota", "pool": "gpu_private", "way": "h2d",
-             "kind": "line",
+             "kind": "line", "products": ("attention", "other products"),
              "gpus": (0, 1), "severity": "medium", "framework": "tensorflow", "id": None, "saving": None, "idle": (1,)},
     "poor": {"worst": "d2d", "metric": "gpu_util", "limited_by": "node", "pool": "global", "way": "d2h",
-             "kind": "checkpoint",
+             "kind": "checkpoint", "products": ("convolutions",),
              "gpus": (0,), "severity": "low", "framework": "pytorch", "id": None, "saving": None, "idle": (0, 1)},
 }
 FIGURES = ("gpu_util_ratio", "power_of_limit_ratio", "sm_active_ratio")
@@ -56,8 +56,8 @@ def example(cls: Any, style: str, name: str = "") -> Any:
         items = [example(arguments[0], style, name)]
         return tuple(items) if origin is Sequence else frozenset(items if style == "rich" else ())
     if origin is Mapping:
-        keys = {"ways": ("h2d", "d2h", "d2d"), "figures": FIGURES if style == "rich" else FIGURES[:2]}.get(
-            name, (0, 1) if arguments[0] is int else ())
+        keys = {"ways": ("h2d", "d2h", "d2d"), "copies": ("h2d", "d2h"),
+                "figures": FIGURES if style == "rich" else FIGURES[:2]}.get(name, (0, 1) if arguments[0] is int else ())
         return {key: example(arguments[1], style, name) for key in keys}
     if has_fields(cls) and cls not in (GpuSample, ProcessSample, CgroupSample):
         return cls(**{field: chosen(cls, style, field, hint) for field, hint in get_type_hints(cls).items()

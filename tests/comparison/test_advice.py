@@ -65,7 +65,7 @@ def test_advice_that_helped_less_than_promised_is_told_although_the_finding_is_s
     assert (entry.status, entry.promised, entry.fulfilled) == ("same", 0.75, "partly kept")
     assert entry.measured == pytest.approx(0.5, abs=0.05) and entry.outcome is None
     text = " ".join(text_report(compare_sides(a, side(1, mean_s=0.1, findings=[finding("input_bound", 0.73)]))).split())
-    assert "STILL THERE" in text and "estimated −75 % of the step, measured −50 %" in text and "PARTLY REACHED" in text
+    assert "STILL THERE" in text and "estimated 75 % less; measured 50 % less" in text and "PARTLY REACHED" in text
     none = advice(a, side(1, mean_s=0.2, findings=[finding("input_bound", 0.75)]))["input_bound"]
     assert none.promised == 0.75 and none.fulfilled is None and none.reason is not None
 

@@ -132,7 +132,7 @@ def test_another_batch_size_is_said_and_reckoned(node):
     assert step == pytest.approx(c.decisive.b / c.decisive.a * 160 / 256, rel=0.01)
     text = " ".join(text_report(c).split())
     # The kernels of a batch 1.6 times as large take longer to match: times are compared per sample.
-    assert "FASTER: 343 → 184 ms on average for as many samples as a step of A has (−46" in text
+    assert "FASTER, certain: 343 → 184 ms on average for as many samples as a step of A has (−" in text
     assert "those of B divided by 1.6" in text
     assert verdict(c, "steps", "mean_s") == "better" and verdict(c, "breakdown", "compute") != "worse"
     row = c.to_json()["rows"][0]
@@ -143,7 +143,7 @@ def test_more_bytes_with_the_same_kernel_times_may_be_other_data():
     c = compare_sides(side(0), side(1, mean_s=0.25, h2d_bytes=4e8))
     assert verdict(c, "steps", "mean_s") == "worse" and c.verdict == "cannot be told"
     text = " ".join(text_report(c).split())
-    assert "or the data may differ" in text and "UNDECIDED which is better: 199 → 25" in text
+    assert "or the data may differ" in text and "CANNOT BE TOLD which is better: 199 → 25" in text
     assert c.sample_change == pytest.approx(-0.69, abs=0.02)
     assert c.to_json()["batch_factor"] == 4
 
@@ -303,7 +303,7 @@ def test_the_text_fits_and_carries_no_escapes(width):
     text = text_report(compare_sides(replace(a, path="\x1b[1ma"), b), width, everything=True)
     assert "\x1b" not in text and "\x07" not in text
     assert max(map(len, text.splitlines())) <= width
-    assert text.startswith("FASTER: 199 → 100 ms per step on average (−") and "GONE: " in text
+    assert text.startswith("FASTER, certain: 199 → 100 ms per step on average (−") and "GONE: " in text
 
 
 def test_idle_shares_that_grow_with_a_shorter_step_are_explained():
@@ -332,7 +332,7 @@ def test_nothing_changed_and_nothing_known_are_sentences():
     text = text_report(compare_sides(side(0), side(0)))
     assert text.startswith("NO CHANGE: 199") and "did not change beyond noise (31). --verbose" in text
     few = text_report(compare_sides(side(0, 3), side(1, 3)))
-    assert few.startswith("UNDECIDED: 2") and "; too few steps: each side needs 5" in " ".join(few.split())
+    assert few.startswith("CANNOT BE TOLD: 2") and "; too few steps: each side needs 5" in " ".join(few.split())
 
 
 @pytest.mark.parametrize(("name", "cause", "length_s"), [
@@ -367,7 +367,7 @@ def test_a_folder_of_ranks_is_one_side():
 def test_the_command_prints_text_or_one_document(capsys):
     assert main(["compare", str(SLOW), str(FAST)]) == 0
     output = capsys.readouterr()
-    assert "About 4 captures of each job" in " ".join(output.out.split()) and output.err == ""
+    assert "3 captures of each would decide." in " ".join(output.out.split()) and output.err == ""
     assert "--again-a A2 --again-b B2" in output.out
     assert "GONE: Input wait takes" in output.out and "Welch" not in output.out
     assert main(["compare", str(SLOW), str(FAST), "--verbose"]) == 0

@@ -1,4 +1,4 @@
-"""Gates, baselines and Markdown: what stops a pipeline, and that only what is beyond doubt does."""
+"""Gates, baselines and Markdown: what stops a pipeline, and that only what is certain does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gputop.comparison.gates import (
     gates_of_comparison,
     parse_gates,
 )
-from gputop.comparison.markdown import markdown
+from gputop.comparison.markdown import _plain, markdown
 from gputop.comparison.sides import Side
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, GputopError
 from gputop.core.findings import Abstained
@@ -171,13 +171,33 @@ def test_a_gate_does_not_pass_for_want_of_a_budget_or_rule_with_a_mistake(
         assert "gputop.toml:" in said.err and not said.out
 
 
+def test_markdown_pastes_as_it_stands(folder: Path) -> None:
+    """In a chat neither HTML nor Markdown's entities, tables or headings are shown as what they mean."""
+    slow, fast = captured("input-bound", False, 20, folder), captured("input-bound", True, 20, folder)
+    comparison = compared(slow, fast)
+    text = markdown(comparison, gates_of_comparison(["regression"], comparison))
+    head, gate, rest = text.split("\n\n", 2)
+    assert head == f"gputop: SIMULATED. {comparison.headline}" and "(−" in head
+    assert gate == f"- ✅ passed: regression: {comparison.headline}"
+    assert rest.startswith("```\n") and rest.endswith("\n```\n") and rest.count("```") == 2
+    assert not re.search(r"&#|</?\w+>|^\||^#", text, re.M)
+
+
 def test_markdown_holds_nothing_that_others_could_write_as_markup(folder: Path) -> None:
     slow = captured("input-bound", False, 20, folder)
     comparison = compare_sides(Side("````</details><img src=x>|", "analysis", slow), Side("b", "analysis", slow))
-    install([read_rules('[budget]\nx = "layer(\'<b>|`\').time < 1s"\n', "r.toml")])
+    install([read_rules('[budget]\nx = "layer(\'<b>|`@all\').time < 1s"\n', "r.toml")])
     text = markdown(comparison, gates_of_comparison(["budget"], comparison))
-    head, _, rest = text.partition("<details><summary>What changed</summary>")
-    assert "SIMULATED" in head and "<" not in head and "`" not in head
-    fence = re.match(r"\s+(`+)text\n", rest)
-    assert fence is not None and len(fence[1]) == 7 and rest.count(fence[1]) == 2
-    assert rest.rstrip().endswith(f"{fence[1]}\n\n</details>")
+    head, rest = text.split("\n\n`````\n")
+    assert "SIMULATED" in head and "`` layer('<b>|`@all').time ``" in head
+    assert not re.search(r"[<>@|]", re.sub(r"(`+).*?\1", "", head)), "outside of code"
+    assert rest.endswith("\n`````\n") and rest.count("`````") == 1
+
+
+@pytest.mark.parametrize(("text", "plain"), [
+    ("344 → 184 ms (−46.5 %); train_step", "344 → 184 ms (−46.5 %); train_step"),
+    ("calls of __inference_a, @all", "calls of `__inference_a,` `@all`"), ("see http://x", "see `http://x`"),
+    ("a``b", "``` a``b ```"), ("x *y* #12", "x `*y*` `#12`"),
+])
+def test_words_that_could_be_marks_are_code(text: str, plain: str) -> None:
+    assert _plain(text) == plain

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gputop.comparison.statistics import BLOCKS, block_values, difference, student_quantile
+from gputop.comparison.statistics import BLOCKS, Drift, Interval, block_values, difference, ratio, student_quantile
 
 series = arrays(float, st.integers(2, 60), elements=st.floats(1e-6, 1e3))
 
@@ -43,64 +45,128 @@ def test_unchanged_jobs_are_rarely_distinguished(count, correlation):
 def test_slow_drift_and_another_level_of_each_run_are_no_change():
     """As reruns do: each run at a level of its own, and drifting by as much."""
     rng = np.random.default_rng(6)
-    false = 0
+    false = {difference: 0, ratio: 0}
     for _ in range(300):
         a, b = (steps(rng, 100, spread=0.01) * (1 + 0.03 * rng.standard_normal())
                 * np.linspace(1, 1 + 0.03 * rng.standard_normal(), 100) for _ in range(2))
-        found = difference([a], [b], 0.99, (0.04, 0.04))
-        assert found is not None
-        false += found.excludes_zero
-    assert false / 300 <= 0.05
+        for compared in false:
+            found = compared([a], [b], 0.99, Drift(0.04, 0.04))
+            assert found is not None
+            false[compared] += found.excludes_zero
+    assert max(false.values()) / 300 <= 0.05
 
 
-def test_ten_percent_are_found_over_twenty_steps():
+@pytest.mark.parametrize("compared", [difference, ratio])
+def test_ten_percent_are_found_over_twenty_steps(compared):
     rng = np.random.default_rng(7)
     found = 0
     for _ in range(200):
         a, b = steps(rng, 20), 0.9 * steps(rng, 20)
-        both = [difference([a], [b], 0.99, (0.01, 0.01), statistic=s) for s in (np.mean, np.median)]
+        both = [compared([a], [b], 0.99, Drift(0.01, 0.01), statistic=s) for s in (np.mean, np.median)]
         found += any(one is not None and one.high < 0 for one in both)
     assert found >= 180
 
 
-def test_repeated_captures_find_what_one_pair_does_not():
+@pytest.mark.parametrize("compared", [difference, ratio])
+def test_repeated_captures_find_what_one_pair_does_not(compared):
     rng = np.random.default_rng(8)
     once = often = 0
     for _ in range(50):
         runs = [[steps(rng, 40, spread=0.02) * level * (1 + 0.03 * rng.standard_normal()) for _ in range(4)]
                 for level in (1.0, 0.9)]
-        one = difference(runs[0][:1], runs[1][:1], 0.99, (0.04, 0.04))
-        four = difference(runs[0], runs[1], 0.99, (0.02, 0.02))  # the floor of the mean of four
+        one = compared(runs[0][:1], runs[1][:1], 0.99, Drift(0.04, 0.04))
+        four = compared(runs[0], runs[1], 0.99, Drift(0.02, 0.02))  # the floor of the mean of four
         once, often = once + (one is not None and one.high < 0), often + (four is not None and four.high < 0)
     assert often > 25 > once
 
 
+def loaded(rng: np.random.Generator, count: int, level: float) -> np.ndarray:
+    """Steps of a job that eight busy processes leave a part of the CPUs: runs differ by 15 %, stretches of a run by 15
+    %, and a step in ten waits for as long as four."""
+    blocks = np.repeat(np.exp(0.15 * rng.standard_normal(8)), -(-count // 8))[:count]
+    waits = np.where(rng.random(count) < 0.1, 1 + rng.exponential(3.0, count), 1.0)
+    return level * np.exp(0.15 * rng.standard_normal()) * blocks * np.exp(0.2 * rng.standard_normal(count)) * waits
+
+
+@pytest.mark.parametrize(("count", "seventy", "half_or_more"), [(16, 0.8, 0.85), (60, 0.97, 0.9), (250, 0.97, 0.9)])
+def test_on_a_loaded_node_true_changes_are_found_and_reruns_are_none(count, seventy, half_or_more):
+    """Both error rates, as compare decides: the mean, then the median, each with 95 % confidence. The job has half of
+    two CPUs, which is ln 2 of load and a drift of a quarter of it."""
+    rng = np.random.default_rng(count)
+    drift = Drift(*[math.hypot(0.08, 0.25 * math.log(2))] * 2)
+
+    def called(fast: float) -> int:
+        a, b = loaded(rng, count, 100.0), loaded(rng, count, 100.0 * fast)
+        both = [ratio([a], [b], 0.95, drift, statistic=s) for s in (np.mean, np.median)]
+        return next((1 if one.high < 0 else -1 for one in both if one is not None and one.excludes_zero), 0)
+
+    reruns = [called(1.0) for _ in range(1000)]
+    assert sum(map(abs, reruns)) / 1000 <= 1 / 40
+    for fast, least in ((0.3, seventy), (0.1, 0.99), (1 / 29, 1.0)):
+        better = [called(fast) for _ in range(200)]
+        assert better.count(1) / 200 >= least and -1 not in better
+    # As many halves and more as there are, each as likely by the logarithm of what is left: from 0.5 to 0.05.
+    better = [called(float(np.exp(rng.uniform(np.log(0.05), np.log(0.5))))) for _ in range(400)]
+    assert better.count(1) / 400 >= half_or_more and -1 not in better
+
+
+def test_a_step_29_times_as_fast_is_no_noise_however_much_the_slow_one_varies():
+    rng = np.random.default_rng(9)
+    slow = 0.5 * np.exp(0.6 * rng.standard_normal(12))
+    fast = 0.5 / 29 * np.exp(0.4 * rng.standard_normal(200))
+    by_difference, by_ratio = (f([slow], [fast], 0.95, Drift(0.2, 0.2)) for f in (difference, ratio))
+    assert by_ratio is not None and by_ratio.high < -1
+    assert by_difference is not None and by_difference.high - by_difference.low > by_ratio.of(slow.mean()).high + 0.5
+
+
+def test_the_load_is_a_shift_of_one_side():
+    even = np.full(20, 0.2)
+    for load, low, high in ((0.0, 0.4, 0.4), (0.6, -0.2, 0.4), (-0.6, 0.4, 1.0)):
+        found = ratio([even], [even * math.exp(0.4)], 0.95, Drift(load=load))
+        assert found is not None and found[:3] == pytest.approx((0.4, low, high))
+
+
+def test_a_ratio_in_the_unit_of_its_figures():
+    assert Interval(math.log(0.5), math.log(0.25), 0.0).of(8.0) == pytest.approx((-4.0, -6.0, 0.0))
+    assert math.isfinite(Interval(0.0, 0.0, 1e9).of(1.0).high)
+
+
 @given(series)
 def test_a_series_does_not_differ_from_itself(a):
-    found = difference([a], [a], 0.99)
-    assert found is None or found.low <= 0 <= found.high
+    for compared in (difference, ratio):
+        found = compared([a], [a], 0.99)
+        assert found is None or found.low <= 0 <= found.high
 
 
 @given(series, series)
 def test_the_other_way_round_it_is_the_opposite(a, b):
-    there, back = difference([a], [b], 0.99, (0.01, 0.02)), difference([b], [a], 0.99, (0.02, 0.01))
-    assert (there is None) == (back is None)
-    if there is not None and back is not None:
-        scale = max(a.max(), b.max())
-        assert (there.low, there.high) == pytest.approx((-back.high, -back.low), abs=1e-9 * scale)
+    for compared in (difference, ratio):
+        there = compared([a], [b], 0.99, Drift(0.01, 0.02, 0.3))
+        back = compared([b], [a], 0.99, Drift(0.02, 0.01, -0.3))
+        assert (there is None) == (back is None)
+        if there is not None and back is not None:
+            scale = max(a.max(), b.max()) if compared is difference else 1.0
+            assert (there.low, there.high) == pytest.approx((-back.high, -back.low), abs=1e-9 * scale)
+
+
+@given(series, series, st.floats(1e-3, 1e3))
+def test_a_ratio_does_not_depend_on_the_unit(a, b, factor):
+    there, scaled = ratio([a], [b], 0.95), ratio([factor * a], [factor * b], 0.95)
+    assert (there is None) == (scaled is None) and (there is None or scaled == pytest.approx(there, abs=1e-9))
 
 
 def test_too_few_steps_tell_nothing():
     few = np.array([1.0, 1.1, 0.9, 1.0])
     assert difference([few], [np.linspace(1, 2, 20)], 0.99) is None
     assert difference([np.linspace(1, 2, 20), few], [np.linspace(1, 2, 20)], 0.99) is None
-    assert difference([], [few], 0.99) is None
+    assert difference([], [few], 0.99) is None is ratio([few], [few], 0.99)
+    assert ratio([np.zeros(20)], [np.linspace(1, 2, 20)], 0.99) is None
 
 
 def test_exact_steps_need_no_spread_but_that_of_reruns():
     exact = difference([np.full(6, 0.2)], [np.full(6, 0.21)], 0.99)
     assert exact is not None and (exact.low, exact.high) == pytest.approx((0.01, 0.01))
-    reruns = difference([np.full(6, 0.2)], [np.full(6, 0.21)], 0.99, (0.04, 0.04))
+    reruns = difference([np.full(6, 0.2)], [np.full(6, 0.21)], 0.99, Drift(0.04, 0.04))
     assert reruns is not None and not reruns.excludes_zero
     assert reruns.high - reruns.estimate == pytest.approx(2.576 * 0.04 * np.hypot(0.2, 0.21), rel=1e-3)
 

@@ -63,7 +63,7 @@ def test_a_shorter_end_of_epochs_is_faster_by_wall_time():
     a, b = job(10, 300), job(10, 20)
     c = compare_sides(a, b)
     assert c.verdict == "better" and c.step is not None and c.step.verdict == "noise"
-    assert "of wall time per training step" in c.headline and c.headline.startswith("FASTER: 49.2 → 14.9 ms")
+    assert "of wall time per training step" in c.headline and c.headline.startswith("FASTER, certain: 49.2 → 14.9 ms")
     assert "the step itself did not change: 10.0 → 10.0 ms" in c.headline
     assert a.analysis is not None and a.analysis.wall_time is not None
     assert wall(c).a == pytest.approx(a.analysis.wall_time.per_step_s)
@@ -71,7 +71,7 @@ def test_a_shorter_end_of_epochs_is_faster_by_wall_time():
     (entry,) = (e for e in c.advice if e.id == "time_outside_steps")
     assert entry.per == "recording" and entry.fulfilled == "kept"
     assert entry.measured == pytest.approx(1 - 14.9 / 49.2, abs=0.01)
-    assert "of the recorded time, measured −70 % of the wall time per training step" in " ".join(
+    assert "less of the recorded time; measured 70 % less of the wall time per training step" in " ".join(
         text_report(c).split())
     assert (status(c), status(compare_sides(b, a))) == (EXIT_OK, EXIT_GATE)
 
@@ -89,7 +89,7 @@ def test_work_that_moved_to_the_end_of_the_epoch_is_no_improvement():
 
 def test_a_shorter_step_with_longer_wall_time_is_slower():
     c = compare_sides(job(16, 20), job(8, 400))
-    assert c.verdict == "worse" and c.headline.startswith("SLOWER: 20.9")
+    assert c.verdict == "worse" and c.headline.startswith("SLOWER, certain: 20.9")
     assert "although the step became shorter: 16.0 → 8.0 ms" in c.headline and status(c) == EXIT_GATE
 
 
@@ -101,7 +101,7 @@ def test_few_pauses_tell_nothing():
     assert c.verdict == "better"  # the step, and the wall time as far as it is known
     assert "Whether the wall time per training step changed cannot be told: 2" in c.headline
     c = compare_sides(paused(a, regular(40, 30, 0.5)), paused(b, regular(40, 30, 2.5)))
-    assert c.verdict == "cannot be told" and c.headline.startswith("UNDECIDED: the step became shorter")
+    assert c.verdict == "cannot be told" and c.headline.startswith("CANNOT BE TOLD: the step became shorter")
     assert status(c) == EXIT_NO_DATA
 
 

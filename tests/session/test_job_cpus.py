@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,38 @@ def test_what_a_job_used_and_what_others_did_while_it_was_recorded(tmp_path: Pat
     watch(Progress("overview", 3.0, 8.0))
     found = watch.cpus("a:1")
     assert found is not None and (found.used, found.others) == (0.3, pytest.approx(0.6)), "of both grains"
+
+
+def test_how_many_of_its_threads_waited_for_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One waits half of the time, one began meanwhile and waits a quarter, one ended."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    now_s = 100.0
+    monkeypatch.setattr(job_cpus.time, "monotonic", lambda: now_s)
+    tick = os.sysconf("SC_CLK_TCK")
+
+    def tasks(**waited_s: float) -> None:
+        shutil.rmtree(tmp_path / f"proc/{PID}/task", ignore_errors=True)
+        for thread, seconds in waited_s.items():
+            folder = tmp_path / f"proc/{PID}/task/{thread}"
+            folder.mkdir(parents=True)
+            (folder / "schedstat").write_text(f"77 {round(seconds * 1e9)} 5\n")
+
+    job(tmp_path, 0, (0, 0))
+    tasks(main=3.0, gone=9.0)
+    watch = JobCpusWatch([("a:1", PID)], lambda _: None, tmp_path)
+    watch(Progress("recording", 0.0, 4.0))
+    now_s = 104.0
+    job(tmp_path, 2 * tick, (4 * tick, 4 * tick))
+    tasks(main=5.0, new=1.0)
+    watch(Progress("recording", 4.0, 4.0))
+    found = watch.cpus("a:1")
+    assert found is not None and found.waited == pytest.approx(0.75)
+    assert found.used == 0.5 and found.stretch == pytest.approx(2.5)
+    tasks()
+    now_s = 105.0
+    watch(Progress("recording", 5.0, 4.0))
+    found = watch.cpus("a:1")
+    assert found is not None and found.waited is None is found.stretch
 
 
 def test_of_a_process_that_cannot_be_seen_nothing_is_known(tmp_path: Path) -> None:

@@ -33,6 +33,6 @@ def input_loop() -> TrainingLoop:
 
 
 def training(loop: TrainingLoop, seconds: float) -> tuple[int, int]:
-    """That much plain training, from some way into an epoch."""
-    start = loop.epoch_start(100 * SECOND) + 20 * SECOND
+    """That much plain training, from some way into an epoch; a short one does not evaluate."""
+    start = loop.epoch_start(100 * SECOND) + (20 if loop.scenario.eval_steps else 2) * SECOND
     return start, start + int(seconds * SECOND)

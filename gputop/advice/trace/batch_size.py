@@ -181,7 +181,7 @@ def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
         times: dict[tuple[str, int], float] = {}
         for own in v.few_blocks:
             key = plain_name(own.name), own.blocks
-            times[key] = times.get(key, 0.0) + own.time_s
+            times[key] = times.get(key, 0.0) + own.time_s_per_step
         longest = ", ".join(f"{name} ({blocks} block{'' if blocks == 1 else 's'}, {seconds(time_s)})"
                             for (name, blocks), time_s in list(times.items())[:3])
         yield (f"Kernels with fewer blocks than the GPU's {v.sms} SMs run for {seconds(v.few_blocks_s or 0.0)}: "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.copies import FETCH, fetch_fix, fetching_ops
+from gputop.advice.trace.copies import FETCH, OWN_STREAM, fetch_fix, fetching_ops
 from gputop.advice.trace.facts import TraceFacts, exposed_ns, removed_host_time
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import is_keras
@@ -16,6 +18,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.analysis.what_if.host_waits import HostWaits, before_steps, host_waits
+from gputop.analysis.what_if.replay import idle_saved
 from gputop.text.units import count, percent
 from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
 from gputop.trace.model import I64, Kind, MemoryKind
@@ -48,6 +51,19 @@ _ACTIONS = {
     "sync": "Do not synchronize within the step: a stream keeps its order without the host, and CUDA events measure "
             "times without a wait.",
 }
+# Of copies that are no single values.
+_ACTIONS_IF_LARGE = {
+    "h2d": "Do not wait for large copies to the GPU: copy the next batch from pinned memory, on a stream of its own, "
+           "while this step computes.",
+    "d2h": "Do not wait for large results: copy them into pinned memory on a stream of their own, and use them a step "
+           "later.",
+}
+_FETCH_LATER = {
+    "pytorch": "host.copy_(result, non_blocking=True)  # host: a pinned tensor, made once\n"
+               "copied.record()  # a torch.cuda.Event; copied.synchronize() a step later, before host is read",
+    "jax": "result.copy_to_host_async()  # np.asarray(result) a step later",
+}
+_WITHOUT_WAITING_IF_LARGE = {"h2d": {**_PIN, "pytorch": OWN_STREAM["pytorch"]}, "d2h": _FETCH_LATER}
 _LARGE_BYTES = 1_000_000  # copies that run at the link's rate
 
 
@@ -130,11 +146,17 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
 
 # -- sync_copies ------------------------------------------------------------------------------------
 
+class WaitedCopies(Struct, frozen=True):
+    """Copies of one way."""
+
+    count: float  # per step and GPU
+    mean_bytes: float
+
+
 class SyncCopies(Verdict, frozen=True, kw_only=True):
     idle_s: float  # that follows from the waits, per step and GPU
-    count: float  # copies that the host waited for, per step and GPU
+    copies: Mapping[str, WaitedCopies]  # by way, "h2d" and "d2h": those that the host waited for
     syncs: float  # other calls in which it waited, per step and GPU
-    mean_bytes: float
     way: str  # what most of them are: "h2d", "d2h" or "sync"
 
 
@@ -164,12 +186,14 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
     of_copy[of_copy] = waits.copy[at[of_copy]] >= 0
     idle = np.concatenate([own.idle.end - own.idle.start for own in cost.values()])
     idle_ns = np.bincount(waits.copy[at[of_copy]], idle[of_copy], len(device)).astype(np.int64)
-    up = int((device.kind[rows] == Kind.H2D).sum())
-    ways = {"d2h": len(rows) - up, "h2d": up, "sync": len(blocking) - len(rows)}
+    upwards = device.kind[rows] == Kind.H2D
+    of_way = {"d2h": rows[~upwards], "h2d": rows[upwards]}
+    ways = {**{way: len(copied) for way, copied in of_way.items()}, "sync": len(blocking) - len(rows)}
     per = len(facts.gpu_timelines) * _steps_with_cost(facts, waits.start_ns[blocking])
     return SyncCopies(
-        gpus=facts.active_numbers, share=share, idle_s=idle_s, count=len(rows) / per, syncs=ways["sync"] / per,
-        mean_bytes=float(np.maximum(device.bytes[rows], 0).sum()) / max(len(rows), 1),
+        gpus=facts.active_numbers, share=share, idle_s=idle_s, syncs=ways["sync"] / per,
+        copies={way: WaitedCopies(len(copied) / per, float(np.maximum(device.bytes[copied], 0).mean()))
+                for way, copied in of_way.items() if len(copied)},
         way=max(ways, key=lambda way: ways[way]), events=Events(rows, idle_ns[rows]),
         cure=Cure(calls=waits.calls, assumes=(
             "The host waits for no copy and for no synchronization, and goes on launching instead.")))
@@ -198,8 +222,8 @@ def cost_of_calls(facts: TraceFacts, calls: Calls) -> dict[int, IdleOfCalls]:
         return {}
     cure = Cure(calls=calls, assumes="")
     saved_ns = max(round(replay.saved(cure) * replay.spans.total), 0)
-    input_waits = merge(EMPTY, *(loop.waits for loop in replay.loops))
-    idle = replay.idle_saved(cure) if saved_ns else {}
+    input_waits = merge(EMPTY, *(loop.waits for loop in replay.graph.loops))
+    idle = idle_saved(replay.graph, cure) if saved_ns else {}
     return {timeline.gpu: IdleOfCalls(subtract(
         intersect(idle[timeline.gpu], replay.spans),
         merge(input_waits, before_steps(trace, timeline, facts.steps))), saved_ns)
@@ -232,23 +256,29 @@ def _steps_with_cost(facts: TraceFacts, waits_ns: I64) -> float:
 def describe_sync_copies(v: SyncCopies, job: Job) -> Explanation:
     evidence = {"idle_after_copies_s": v.idle_s, "share_ratio": v.share}
     made = []
-    if v.count:
-        evidence |= {f"copies_per_{job.basis}": v.count, "mean_bytes": v.mean_bytes}
-        made.append(f"{count(v.count)} {_WAYS.get(v.way, 'copies')} per {job.basis} and GPU ({v.mean_bytes:,.0f} bytes "
-                    "each on average)")
+    of_way = v.copies.get(v.way)
+    if v.copies:
+        main = of_way or max(v.copies.values(), key=lambda copies: copies.count)
+        evidence |= {f"copies_per_{job.basis}": sum(copies.count for copies in v.copies.values()),
+                     "mean_bytes": main.mean_bytes}
+    for way, copies in sorted(v.copies.items(), key=lambda item: -item[1].count):
+        made.append(f"{count(copies.count)} {_WAYS[way]} per {job.basis} and GPU ({copies.mean_bytes:,.0f} bytes each "
+                    "on average)")
     if v.syncs:
         evidence[f"syncs_per_{job.basis}"] = v.syncs
         made.append(f"{count(v.syncs)} call{'' if v.syncs == 1 else 's'} per {job.basis} and GPU that "
                     f"synchronize{'s' if v.syncs == 1 else ''}")
     what = "the GPU" if v.way == "sync" else "copies"
-    make = "makes" if v.syncs == 1 and not v.count else "make"
+    listed = " and ".join(filter(None, (", ".join(made[:-1]), made[-1])))
+    make = "makes" if v.syncs == 1 and not v.copies else "make"
+    large = of_way is not None and of_way.mean_bytes > limit("copies_pageable.bytes")
     return Explanation(
         title=f"Waiting for {what} in the middle of the step costs {percent(v.share)} of the {job.basis}",
-        why=f"{' and '.join(made)} {make} the host wait for all earlier work on the GPU. Only then does the host "
+        why=f"{listed} {make} the host wait for all earlier work on the GPU. Only then does the host "
             f"launch again, and the GPU's queue is empty. The GPU is idle until the host is ahead again: "
             f"{percent(v.share)} of the {job.basis} in total.",
-        evidence=evidence, action=_ACTIONS.get(v.way, _ACTIONS["d2h"]),
-        snippet=_WITHOUT_WAITING.get(v.way, FETCH).get(job.framework),
+        evidence=evidence, action=(_ACTIONS_IF_LARGE if large else _ACTIONS).get(v.way, _ACTIONS["d2h"]),
+        snippet=(_WITHOUT_WAITING_IF_LARGE if large else _WITHOUT_WAITING).get(v.way, FETCH).get(job.framework),
         gain="at most: the idle time that disappears when the launches are replayed without these waits",
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
     )

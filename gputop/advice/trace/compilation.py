@@ -10,26 +10,34 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, removed_host_time, waits_for_host
 from gputop.advice.trace.fusion import FUSED, by_stream, kernels_in_steps, time_in_rows
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import xla_on_step
-from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3
+from gputop.advice.trace.snippets import BUCKETS, xla_on_step
+from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.gaps import longest_on_host
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import Functions
-from gputop.analysis.steps.compilations import function_name, rebuilt
+from gputop.analysis.steps.compilations import OVER, function_name, rebuilt
 from gputop.analysis.steps.phases import TRAINING
+from gputop.analysis.steps.torch_compilations import torch_builds
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit, at_most, severity_of
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import Mask, name_mask
 from gputop.trace.model import I64, Trace
+from gputop.trace.threads import MAIN, lines_of
 
+_BATCHES_ALIKE = (
+    "ds = ds.batch(batch_size, drop_remainder=True)  # all batches alike\n"
+    f"# or, of sequences, all of one length, or of few lengths:\n{BUCKETS}")
 _RETRACED = {
-    KERAS2: "# all batches alike; pad sequences to few lengths\nds = ds.batch(batch_size, drop_remainder=True)",
-    KERAS3: "# all batches alike; pad sequences to few lengths\nds = ds.batch(batch_size, drop_remainder=True)",
+    KERAS2: _BATCHES_ALIKE,
+    KERAS3: _BATCHES_ALIKE,
     JAX: ("# few shapes, what is padded masked in the loss\n"
           "batch = jnp.pad(batch, ((0, bucket - len(batch)), (0, 0)))\n"
           "train_step = jax.jit(train_step)  # once, outside of the loop"),
+    PYTORCH: ("model = torch.compile(model, dynamic=True)  # once, outside of the loop\n"
+              "# or only the dimension that changes:\n"
+              "torch._dynamo.mark_dynamic(batch, 0)"),
 }
 _RETRACED_CUSTOM = (
     "@tf.function(reduce_retracing=True)  # outside of the loop\n"
@@ -42,6 +50,9 @@ _SAME_SHAPES = ("Call the function with the same shapes and types each time: pad
 _SAME_SHAPES_JAX = ("Call the function with the same shapes and types each time: pad batches to a few lengths "
                     "(buckets), pass Python numbers as arrays, and call jax.jit once, outside of the loop. "
                     "JAX_EXPLAIN_CACHE_MISSES=1 logs why a call compiles, JAX_LOG_COMPILES=1 which ones do.")
+_SAME_SHAPES_TORCH = ("Call the compiled function with the same shapes and types each time: drop or pad the last batch "
+                      "(drop_last=True), pad lengths to a few, and mark dimensions that change. TORCH_LOGS=recompiles "
+                      "logs why a call compiles.")
 _MADE_ONCE = ("Create the function once, outside of the loop, and call it in the loop: a tf.function that is new is "
               "traced at its first call, whatever was traced before.")
 _MADE_ONCE_CODE = (
@@ -67,6 +78,8 @@ class Retracing(Verdict, frozen=True, kw_only=True):
 def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     """A function is traced or compiled in two or more of its calls, and the GPU or the step waits for it."""
     functions, host, steps = facts.analysis.functions, facts.host, facts.steps
+    if facts.framework == "pytorch":
+        return _judge_recompiling(facts)
     if functions is None or host is None:
         if facts.analysis.ops is not None and facts.analysis.ops.eager_share == 1.0:
             return None  # nothing is a function
@@ -86,13 +99,34 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     ever = [use.tracing_count for use in functions.functions
             if use.name == again.name and use.tracing_count is not None and not again.made]
     return Retracing(
-        gpus=facts.active_numbers, share=share, function=again.name, tracing_s=host.tracing_s, count=again.built,
-        calls=again.calls, made=again.made or None, ever=max(ever) if ever else None,
+        gpus=facts.active_numbers, share=share, frees_cpus=True, function=again.name, tracing_s=host.tracing_s,
+        count=again.built, calls=again.calls, made=again.made or None, ever=max(ever) if ever else None,
         compilations=functions.xla_compilations, compile_s=functions.xla_compile_s,
         young_s=age_s if young else None, severity=at_most(severity_of(share), "medium") if young else None,
         culprits=(Culprit(again.name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
         cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."),
     )
+
+
+def _judge_recompiling(facts: TraceFacts) -> Retracing | None:
+    """torch.compile compiles a function in two or more of its calls."""
+    host, trace = facts.host, facts.trace
+    again = next((one for one in torch_builds(trace, lines_of(trace, MAIN))
+                  if len(one.start_ns) >= limit("retracing.count") and trace.window_ns[1] - one.end_ns[-1]
+                  <= OVER * (one.end_ns[-1] - one.start_ns[0])), None)
+    if again is None or host is None or host.tracing_s < limit("retracing.share") * facts.period_s:
+        return None
+    share = host.tracing_s / facts.period_s
+    age_s = trace.job_cpus.age_s if trace.job_cpus is not None else None
+    young = age_s is not None and age_s < limit("retracing.age_s")
+    name = f"Function {again.function} of torch.compile"
+    return Retracing(
+        gpus=facts.active_numbers, share=share, function=name, tracing_s=host.tracing_s, count=len(again.start_ns),
+        calls=again.calls, made=None, ever=None, compilations=0, compile_s=0.0, young_s=age_s if young else None,
+        severity=at_most(severity_of(share), "medium") if young else None,
+        culprits=(Culprit(f"Torch-Compiled Region: {again.function}", "host", host.tracing_s, facts.basis,
+                          at_s=int(again.start_ns[(again.end_ns - again.start_ns).argmax()]) / 1e9),),
+        cure=Cure(host=removed_host_time(facts, "tracing"), assumes="All calls use a function that was made before."))
 
 
 def describe_retracing(v: Retracing, job: Job) -> Explanation:
@@ -104,19 +138,21 @@ def describe_retracing(v: Retracing, job: Job) -> Explanation:
         evidence["compile_s"] = v.compile_s
     if v.calls:
         evidence["calls_count"] = float(v.calls)
-    traced = "compiled" if job.framework == "jax" else "traced"
+    traced = "compiled" if job.framework in ("jax", "pytorch") else "traced"
     how = f"{v.function} was {traced} again {v.count} times in the window"
-    if v.made:
+    if v.made and job.framework != "pytorch":
         how = f"The program makes {v.function} anew, {v.made} times in the window, and each new function is traced"
     elif v.calls:
         how += f", in {v.count} of {v.calls} calls"
     action, snippet = _SAME_SHAPES, _RETRACED.get(job.loop, _RETRACED_CUSTOM)
-    if v.made and job.framework != "jax":
+    if job.framework == "pytorch":
+        action, snippet = _SAME_SHAPES_TORCH, _RETRACED[PYTORCH]
+    elif v.made and job.framework != "jax":
         action, snippet = _MADE_ONCE, _MADE_ONCE_CODE
     elif job.framework == "jax":
         action, snippet = _SAME_SHAPES_JAX, _RETRACED[JAX]
     return Explanation(
-        title=(f"{v.function} is made and traced anew in the loop" if v.made else
+        title=(f"{v.function} is made and traced anew in the loop" if v.made and job.framework != "pytorch" else
                f"{v.function} is {traced} again and again") + f": {percent(v.share)} of the {job.basis}",
         why=f"{how}. That takes {seconds(v.tracing_s)} of the "
             f"{'mean step' if job.basis == 'step' else job.basis}, {percent(v.share)}"
@@ -166,7 +202,7 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
         return None
     begins = longest_on_host(facts.trace, {op.name for op in ops.eager}, waits_for_host(facts, "eager"))
     return EagerExecution(
-        gpus=facts.active_numbers, share=share, wait_s=host.eager_s, eager_ratio=ops.eager_share,
+        gpus=facts.active_numbers, share=share, frees_cpus=True, wait_s=host.eager_s, eager_ratio=ops.eager_share,
         ops_per_step=ops.eager_ops_per_step,
         culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis,
                                at_s=begins.get(op.name)) for op in ops.eager),

@@ -192,7 +192,7 @@ def _pageable(gpus: list[GpuUse]) -> float | None:
 # -- default_stream ---------------------------------------------------------------------------------
 
 _SHOWN_STREAMS = 4
-_OWN_STREAM = {
+OWN_STREAM = {
     "pytorch": "copies = torch.cuda.Stream()\n"
                "with torch.cuda.stream(copies):\n"
                "    following = batch.to(device, non_blocking=True)  # pinned; while this step computes\n"
@@ -248,7 +248,7 @@ def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
             f"{v.bytes_per_s / 1e9:.1f} GB/s, and could run beside compute.",
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
         action="Copy the next batch on a stream of its own while this one computes.",
-        snippet=_OWN_STREAM.get(job.framework),
+        snippet=OWN_STREAM.get(job.framework),
         gain="at most: the copies that fit beside the existing compute, if none of them needs a result of this step",
         source=source("default_stream.share"),
     )

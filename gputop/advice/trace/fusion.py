@@ -183,7 +183,7 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
     found = product[first] & product[last] & (device.line[kernels[first]] == device.line[kernels[last]])
     found &= (last - first <= _BETWEEN + 1) & (so_far[last] > so_far[first])
     first, last = first[found], last[found]
-    batched = _batched(trace, kernels[first]) & _batched(trace, kernels[last])
+    batched = batched_products(trace, kernels[first]) & batched_products(trace, kernels[last])
     first, last = first[batched], last[batched]
     count = len(first) / _per(facts)
     if count < limit("attention_unfused.count"):
@@ -211,7 +211,7 @@ def _softmaxes(trace: Trace, kernels: I64) -> Mask:
     return by_op | _matching(trace, name, _SOFTMAX, _NO_SOFTMAX)
 
 
-def _batched(trace: Trace, kernels: I64) -> Mask:
+def batched_products(trace: Trace, kernels: I64) -> Mask:
     """Which of these products are of many matrices at once: by the op, the host's call, or the grid's third dimension;
     those of which none is known do not count."""
     device = trace.device

@@ -113,22 +113,32 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
         others = may_be_others(facts, share, silent=silent)
         if others is not None:
             return Missing(others)
+        if not facts.active and steps.times.unit == "period":
+            return Missing("whether the loop had work to do: nothing trains here, and a pause may be the wait for the "
+                           "next request")
+        recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
+        if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
+            return Missing("the cause of the pauses: they come in another part of each step, as those of a thread "
+                           "without a CPU do. gputop records the CPUs of a job that it captures on its own machine")
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
     work = tuple(own for own in host.gap_main if own.s_per_step >= _WORTH_NAMING * host.gap_s)
-    return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
+    return StepGapHost(gpus=facts.active_numbers, share=share, frees_cpus=True, best_case=True, gap_s=host.gap_s,
                        severity="low" if paced else None, saving_unknown=paced, input_s=input_s if paced else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
-                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host), cure=Cure(
+                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host, host.gap_rank), cure=Cure(
                            host=removed_host_time(facts, "gap"),
                            assumes="The host's work between two calls is done while the GPUs compute, or is removed."))
 
 
-def _rank_name(trace: Trace, host: str) -> str:
-    """How a rank is called: by its file, which is named after host and port, where each has one; else by its host."""
+def _rank_name(trace: Trace, host: str, rank: int | None) -> str:
+    """How a rank is called: by its number, or its file, which is named after host and port, where each host has one;
+    else by its host."""
+    if rank is not None:
+        return str(rank)
     if len(trace.paths) != len(trace.hosts):
         return host
     name = PurePath(trace.paths[trace.hosts.index(host)]).name
@@ -143,6 +153,8 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     where = "Python runs no op" if job.framework == "pytorch" else "the host is between two calls of the step"
     if v.gpus:
         where += " and no GPU has work"
+    elif job.framework == "pytorch":
+        where += ", or small ones after the optimizer's call"
     of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
     others = "" if v.slow_host is None else " The other ranks have no such gaps and wait for this rank."
     gain = "at most: the host's time between two calls, if this work were done while the GPUs compute or were removed"
@@ -168,7 +180,7 @@ def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
     known = known_work(WORK, (*v.work, *v.executor_work), most)
     if known is not None:
         found, named = known
-        return f"{found.what} ({_named(named)})", found.action, found.snippets.get(loop)
+        return f"{found.what} ({named_work(named)})", found.action, found.snippets.get(loop)
     what = _gap_content(v, loop, most)
     if loop in _KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
@@ -197,7 +209,7 @@ def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
 
 def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
     """What fills a gap of which no known kind of work fills most."""
-    silent, shown = v.silent_s or 0.0, _named(v.work)
+    silent, shown = v.silent_s or 0.0, named_work(v.work)
     if silent >= most or not shown:
         python = ("first of all the wait for the DataLoader, which Nsight does not record; else logging, metrics"
                   if v.loader_unseen and loop == PYTORCH else "callbacks, logging, data handling")
@@ -207,7 +219,7 @@ def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
         f", and {seconds(silent)} without any event, which means Python" if silent >= 0.1 * v.gap_s else "")
 
 
-def _named(work: Iterable[GapWork]) -> str:
+def named_work(work: Iterable[GapWork]) -> str:
     return ", ".join(f"{w.name} {seconds(w.s_per_step)}"
                      + (f" ({w.count_per_step:.0f}×)" if w.count_per_step >= 1.5 else "") for w in list(work)[:3])
 
@@ -245,6 +257,9 @@ _HAS_KERNEL = re.compile(
     r"Sigmoid|Square|Sqrt|Rsqrt|Pow|OneHot|TopKV2|ArgMax|Cumsum|Random\w+|StatelessRandom\w+|Einsum$")
 
 
+_MOST_STEPS = 0.9  # of the placement's time, if all steps were as those that are seen
+
+
 class HostPlacement(Verdict, frozen=True, kw_only=True):
     wait_s: float  # per step: ops on the host while the GPU has nothing to do
     work: Sequence[GapWork]  # those ops, longest first
@@ -262,11 +277,15 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
             TORCH_HOST if facts.framework == "pytorch" else HOST_EVENTS))
     if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
         return None
-    return HostPlacement(gpus=facts.active_numbers, share=host.placement_s / facts.period_s, wait_s=host.placement_s,
-                         work=host.placement, culprits=on_host(
-                             facts, host.placement, waits_for_host(facts, "placement")), cure=Cure(
-                             host=removed_host_time(facts, "placement"),
-                             assumes="These ops run beside the step, or take almost no time on the GPU."))
+    share = min(host.placement_s / facts.period_s, 1.0)
+    removed = removed_host_time(facts, "placement")
+    replayed_ns = sum(spans.total for spans in removed.values())
+    cure = Cure(host=removed, assumes="These ops run beside the step, or take almost no time on the GPU.")
+    # Of a few steps a replay misses too much of the first one, in which the GPU's first event comes late.
+    whole = not removed or replayed_ns >= _MOST_STEPS * share * facts.judged_spans.total * len(removed)
+    return HostPlacement(gpus=facts.active_numbers, share=share, wait_s=host.placement_s, work=host.placement,
+                         culprits=on_host(facts, host.placement, waits_for_host(facts, "placement")),
+                         cure=cure if whole else None)
 
 
 def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:

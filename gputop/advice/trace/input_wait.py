@@ -8,8 +8,15 @@ import numpy as np
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, on_host, waits_for_input
-from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_by_name
+from gputop.advice.trace.input_fixes import (
+    MOST_TO_EXPECT,
+    InputFix,
+    keras_workers,
+    suggest_fix,
+    suggest_fix_by_name,
+)
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.training_loop import KERAS2, KERAS3, training_loop
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.launch_threads import cpu_budget
@@ -24,6 +31,7 @@ from gputop.trace.intervals import coverage
 from gputop.trace.threads import MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # of the waits
+_KERAS = {KERAS2: 2, KERAS3: 3}  # generations
 _LOADER = InputFix(
     "Give the DataLoader more workers and let them run ahead.",
     "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)", None, "")
@@ -60,7 +68,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         assumes = f"{fix.how[:1].upper()}{fix.how[1:]}: {percent(1 - left)} less waiting for batches."
     return InputBound(
         culprits=_culprits(facts, fix, stage),
-        gpus=facts.active_numbers, share=share, saving=saving, wait_ratio=waited.wait_ratio, fix=fix,
+        gpus=facts.active_numbers, share=share, saving=saving, frees_cpus=fix.frees_cpus,
+        best_case=fix.at_most,
+        wait_ratio=waited.wait_ratio, fix=fix,
         slowest_stage=None if stage is None else (stage, waited.stages[stage]),
         cure=Cure(input_left=left, assumes=assumes, at_most=fix.at_most),
     )
@@ -149,8 +159,10 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
         per_step = max(steps.times.iterations_per_step, _waits_in_steps(facts) / steps.count)
         found = suggest_fix(pipeline, facts.period_s, wait_s, per_step, cpu_budget(facts.trace),
                             python_s(facts.trace), facts.trace.job_cpus)
-    return found or suggest_fix_by_name(_slowest_by_name(waited.stages), prefetches=any(
+    found = found or suggest_fix_by_name(_slowest_by_name(waited.stages), prefetches=any(
         stage.name.startswith("Prefetch") for own in waited.pipelines for stage in own.stages))
+    keras = _KERAS.get(training_loop(facts))
+    return found if keras is None else keras_workers(found, pipeline, keras)
 
 
 def describe_input_bound(v: InputBound, job: Job) -> Explanation:
@@ -170,7 +182,8 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     evidence.update(v.fix.numbers or {})
     gain = "all input wait while no GPU works, if every batch were ready in time"
     if v.fix.step_s is not None:
-        gain = f"the step then takes as long as its slowest remaining part, assuming that {v.fix.how}"
+        how = v.fix.how.replace(MOST_TO_EXPECT, "") if v.frees_cpus and not v.gpus else v.fix.how
+        gain = f"the step then takes as long as its slowest remaining part, assuming that {how}"
     return Explanation(
         title=f"Input wait takes {percent(v.share)} of the {basis}", why=why, evidence=evidence,
         action=v.fix.action, snippet=v.fix.snippet, gain=gain, per="recording" if v.open_s else "step",

@@ -11,6 +11,7 @@ from gputop.advice.trace.cpu_contention import may_be_others
 from gputop.advice.trace.facts import TraceFacts, on_host
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork, known_work
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.snippets import SAME_LENGTHS
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in
@@ -179,7 +180,7 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
         what = f"{what} ({v.kernel.split('(', 1)[0][:_NAME_CHARS]})"
     elif part in _HOST and sum(work.s_per_step for work in v.work) >= most:
         what = f"the host ({', '.join(work.name.rsplit('/', 1)[-1][:_NAME_CHARS] for work in v.work[:2])})"
-    return what, action, None
+    return what, action, SAME_LENGTHS.get(job.framework) if part == "compute" else None
 
 
 def _known_work(v: LongStepsFound) -> tuple[KnownWork, list[GapWork]] | None:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, kernels_named
+from gputop.advice.trace.fusion import batched_products
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
@@ -43,6 +44,7 @@ _FLASH = re.compile(r"flash_?(?:fwd|bwd)", re.IGNORECASE)  # runs in 16 or 8 bit
 _SIXTEEN_BITS = ("fp16", "bf16")
 _ATTENTION = re.compile(r"fmha|attention", re.IGNORECASE)
 _ALIGNED = re.compile(r"align(?:a)?(\d+)(?!\d)|_ldg(\d)_", re.IGNORECASE)
+_ALIGNED_BYTES = 16
 _BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp8": 1, "int8": 1}
 
 _TF32_ON = "tf.config.experimental.enable_tensor_float_32_execution(True)  # and no other setting that turns it off"
@@ -76,6 +78,7 @@ class _Matmuls(Struct, frozen=True):
     unaligned: float
     known: float  # tensor-core kernels whose name tells how operands are aligned
     least_bytes: int | None
+    unaligned_bytes: int  # of an element of the narrowest type among the unaligned kernels
     names: Mapping[str, tuple[str, ...]]  # of the kernels of plain_fp32 to tensor_32, and unaligned
 
 
@@ -89,6 +92,7 @@ def _matmuls(facts: TraceFacts) -> _Matmuls | None:
                            "unaligned", "known"), 0.0)
     names: dict[str, tuple[str, ...]] = {}
     least: int | None = None
+    element = max(_BYTES.values())
     for row in rows:
         if row.names > 1 or not row.name:
             continue  # the rest, whose types and cores are mixed
@@ -100,10 +104,11 @@ def _matmuls(facts: TraceFacts) -> _Matmuls | None:
             if aligned <= limit("dims_unaligned.bytes"):
                 parts.append("unaligned")
                 least = aligned if least is None else min(least, aligned)
+                element = min(element, _BYTES[dtype])
         for part in parts:
             times[part] += row.time_s / whole
             names[part] = (*names.get(part, ()), row.name)
-    return _Matmuls(**times, least_bytes=least, names=names)
+    return _Matmuls(**times, least_bytes=least, unaligned_bytes=element, names=names)
 
 
 def _parts(row: KernelRow, dtype: str) -> list[str]:
@@ -339,6 +344,28 @@ def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
 
 # -- dims_unaligned ---------------------------------------------------------------------------------
 
+_SMALL_PART = 0.1  # of these kernels' time
+_CONVOLUTION = re.compile(r"conv|fprop|dgrad|wgrad|implicit", re.IGNORECASE)
+_DIMENSIONS = {
+    "attention": "the sequence length or the size of a head",
+    "convolutions": "the number of channels",
+    "other products": "the units, the vocabulary or the batch size",
+}
+_PAD = {
+    "attention": "Pad sequences to a multiple of {0} (64 is better still) and mask what is added; give each head a "
+                 "size that is a multiple of {0}. Padding the vocabulary does not change attention.",
+    "convolutions": "Give convolutions, the input images too, a number of channels that is a multiple of {0}.",
+    "other products": "Pad batch size, vocabulary and units to multiples of {0} (64 is better still).",
+}
+_PAD_SEQUENCES = {
+    "tensorflow": "ds = ds.padded_batch(batch_size, padded_shapes=([-(-length // 64) * 64],))  # and a mask",
+    "jax": "tokens = jnp.pad(tokens, ((0, 0), (0, -tokens.shape[1] % 64)))  # and mask what is added",
+    "pytorch": "batch = tokenizer(texts, padding=True, pad_to_multiple_of=64, return_tensors='pt')  # with its mask",
+}
+_PAD_UNITS = ("vocabulary = -(-vocabulary // 64) * 64  # pad; likewise units, channels and the batch size, to {0} at "
+              "least")
+
+
 class DimsUnaligned(Verdict, frozen=True, kw_only=True):
     """``share`` is what aligned dimensions would save."""
 
@@ -346,6 +373,8 @@ class DimsUnaligned(Verdict, frozen=True, kw_only=True):
     unaligned_s: float  # per step
     least_bytes: int | None  # the worst alignment
     tensor_part: float  # share of the kernels' time on tensor cores
+    multiple: int  # of which aligned dimensions are one: 16 bytes of the kernels' narrowest type
+    products: Sequence[str]  # keys of _DIMENSIONS: what these kernels are, longest first, without small parts
 
 
 def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
@@ -361,23 +390,42 @@ def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
         return None
     return DimsUnaligned(gpus=facts.active_numbers, share=share, unaligned_part=matmuls.unaligned,
                          unaligned_s=unaligned_s, least_bytes=matmuls.least_bytes, tensor_part=matmuls.tensor,
+                         multiple=_ALIGNED_BYTES // matmuls.unaligned_bytes,
+                         products=_products(facts, matmuls.names.get("unaligned", ())),
                          **_kernels(facts, matmuls.names.get("unaligned", ()), "These matrix kernels, aligned,",
                                     limit("dims_unaligned.speedup")))
 
 
+def _products(facts: TraceFacts, names: Sequence[str]) -> tuple[str, ...]:
+    """What the kernels of these names are: of many matrices at once, as attention's, convolutions, or others."""
+    trace = facts.trace
+    rows = kernels_named(facts, names)
+    kernels = [(trace.names[name], trace.names[op] if op >= 0 else "") for name, op in zip(
+        trace.device.name[rows].tolist(), trace.device.tf_op[rows].tolist(), strict=True)]
+    convolution = np.array([any(map(_CONVOLUTION.search, kernel)) for kernel in kernels], bool)
+    attention = np.array([any(map(_ATTENTION.search, kernel)) for kernel in kernels], bool)
+    if facts.framework != "jax":  # its ops do not say how many matrices they multiply
+        attention |= batched_products(trace, rows)
+    length = trace.device.end_ns[rows] - trace.device.start_ns[rows]
+    times = {"attention": int(length[attention & ~convolution].sum()), "convolutions": int(length[convolution].sum()),
+             "other products": int(length[~(attention | convolution)].sum())}
+    return tuple(sorted((kind for kind, time in times.items() if time >= _SMALL_PART * length.sum()),
+                        key=lambda kind: -times[kind]))
+
+
 def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
+    dimensions = "".join(f" In {kind} it is {_DIMENSIONS[kind]}." for kind in v.products)
     return Explanation(
         title=f"Unaligned dimensions slow down kernels that take {percent(v.unaligned_part)} of the kernel time",
         why=f"Matrix kernels that take {percent(v.unaligned_part)} of the kernel time use tensor cores in slower "
             f"variants, for operands that are aligned to {v.least_bytes} bytes only. The reason is a dimension that is "
-            "not a multiple of 8 (16 bytes).",
+            f"not a multiple of {v.multiple} (16 bytes).{dimensions}",
         evidence={"unaligned_of_kernels_ratio": v.unaligned_part, "unaligned_s": v.unaligned_s,
                   "aligned_bytes": float(v.least_bytes or 0), "tensor_core_of_kernels_ratio": v.tensor_part,
                   "share_ratio": v.unaligned_s / job.period_s},
-        action="Pad batch size, vocabulary, units and channels to multiples of 8 (64 is better still) for 16-bit "
-               "types.",
-        snippet="vocabulary = -(-vocabulary // 64) * 64  # pad; likewise units, channels and the batch size, to 8 "
-                "at least",
+        action=" ".join(_PAD[kind].format(v.multiple) for kind in v.products),
+        snippet=_PAD_SEQUENCES.get(job.framework) if v.products[:1] == ("attention",) else
+                _PAD_UNITS.format(v.multiple),
         gain=_assumes("these kernels, aligned,", "dims_unaligned.speedup"),
         source=source("precision.share", "dims_unaligned.bytes", "dims_unaligned.speedup"),
     )

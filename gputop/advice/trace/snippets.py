@@ -15,6 +15,20 @@ GRAPH_BREAKS = "TORCH_LOGS=graph_breaks,recompiles python train.py"
 LOADER = "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)"
 
 
+# TensorFlow: sequences of one length, or of few.
+BUCKETS = (
+    "ds = ds.padded_batch(batch_size, padded_shapes=[256], drop_remainder=True)\n"
+    "ds = ds.bucket_by_sequence_length(  # in place of batch\n"
+    "    tf.size, [65, 129, 257], [batch_size] * 4, pad_to_bucket_boundary=True, drop_remainder=True)")
+# By framework: batches of one shape, or of few.
+SAME_LENGTHS = {
+    "tensorflow": BUCKETS,
+    "jax": "batch = jnp.pad(batch, ((0, 0), (0, -batch.shape[1] % 64)))  # and mask what is added",
+    "pytorch": "batch = tokenizer(texts, padding=True, pad_to_multiple_of=64, return_tensors='pt')  # few lengths\n"
+               "# and a sampler that puts examples of about one length into a batch",
+}
+
+
 def is_keras(job: Job) -> bool:
     """Whether Keras' fit runs the loop."""
     return job.loop in (KERAS2, KERAS3)

@@ -37,6 +37,7 @@ class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
     recorded_s: float
     steps: int  # 0: none were found
     per_step_s: float | None  # time from step to step, with what lies between
+    between_per_step_s: float | None  # of it what lies between; None: no steps were found
 
 
 def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | None:
@@ -60,6 +61,8 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     return TimeOutsideSteps(
         gpus=facts.active_numbers, share=share, parts=sorted(parts, key=lambda part: -part.time_s),
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
+        between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / steps.count
+                            if steps is not None else None),
         culprits=_culprits(parts))
 
 
@@ -93,6 +96,8 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
         evidence["every_training_steps"] = float(first.every_steps)
     if v.per_step_s is not None:
         evidence["per_training_step_s"] = v.per_step_s
+    if v.between_per_step_s is not None:
+        evidence["between_per_step_s"] = v.between_per_step_s
     return Explanation(
         title=f"{percent(v.share)} of the time passes {between}: {what}", why=why, evidence=evidence, action=action,
         snippet=snippet, gain="at most: all of this time, if the work were done beside the training or not at all",
@@ -121,6 +126,8 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
         return _SLOW_START, LOADER if job.loop == PYTORCH else None
     if part.id == _OUTSIDE and job.loop in _KERAS:
         return _ENDS_OF_EPOCHS, None
+    if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run
+        return "Capture longer: that shows whether such a step comes again, and what takes longer in it.", None
     if part.what:
         return "Move this work out of the training loop, to a thread, or do it less often.", None
     return "Find out what the host does there; then move it out of the loop, or do it less often.", _MEASURED

@@ -22,18 +22,20 @@ from gputop.trace.lookups import alphabetical, distinct
 from gputop.trace.model import I64, Kind, Trace
 
 # A collective ends on all GPUs together, 7 µs apart as measured; ends further apart mean a wrong match
-# (docs/TRACE_NOTES.md, "Definitions of the figures").
+# (docs/contributing/trace-notes.md, "Definitions of the figures").
 _END_TOLERANCE_NS = 1_000_000
 # At the window's edges, where dense collectives lie closer than that: real ones end within 10 µs of each other.
 _EDGE_SLACKS_NS = (_END_TOLERANCE_NS, 200_000, 50_000)
 # NCCL's functions, longest names first; a kernel of several (ncclDevKernel_Generic) tells none of them. vLLM's
 # cross_device_reduce is an AllReduce; DeepEP's dispatch and combine are exchanges of all with all.
 _OPERATION = re.compile(r"(cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|"
-                        r"broadcast|barrier|dispatch|combine|reduce|gather|scatter|send|recv)", re.IGNORECASE)
+                        r"broadcast|barrier|dispatch|combine|cached_notify|reduce|gather|scatter|send|recv)",
+                        re.IGNORECASE)
 _OPERATIONS = {"allreduce": "AllReduce", "allgather": "AllGather", "reducescatter": "ReduceScatter",
                "alltoall": "AllToAll", "sendrecv": "SendRecv", "broadcast": "Broadcast", "reduce": "Reduce",
                "gather": "Gather", "scatter": "Scatter", "send": "Send", "recv": "Recv", "barrier": "Barrier",
-               "crossdevicereduce": "AllReduce", "dispatch": "AllToAll", "combine": "AllToAll"}
+               "crossdevicereduce": "AllReduce", "dispatch": "AllToAll", "combine": "AllToAll",
+               "cachednotify": "Barrier"}
 
 
 class _Match(NamedTuple):

@@ -6,7 +6,8 @@ breakdown) goes to the first of these that holds:
 1. ``tracing``: a function is being traced or compiled, until its first op runs;
 2. ``eager``: Python runs ops one by one; only where the model itself runs so;
 3. ``placement``: a long op runs on the host and starts no kernel, inside a call;
-4. ``gap``: the host is in no function's call: Python between the steps;
+4. ``gap``: the host is in no function's call: Python between the steps; of PyTorch on a CPU, what follows the
+   optimizer's call with ops that take no time of their own (metrics) is that, too;
 5. ``dispatch``: the rest: inside a call the next launch is late.
 
 Without a GPU the same division of all time within the steps that is not spent waiting for input; there
@@ -26,6 +27,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.host_spans import HostSpans, host_spans
 from gputop.analysis.host.launch_threads import input_on_shared_threads, work_by_line
+from gputop.analysis.host.recurring_pauses import recurring_share
 from gputop.analysis.results import GapWork, HostOps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
@@ -46,27 +48,37 @@ CAUSES = ("tracing", "eager", "placement", "gap", "dispatch")
 
 
 class Late(NamedTuple):
-    """One GPU and when it waits for the host, by cause; without GPUs one host, ``timeline`` None."""
+    """One GPU and when it waits for the host, by cause; without GPUs one process, ``timeline`` None. ``rank`` is None
+    where the processes have hosts of their own, or GPUs."""
 
     host: str
     timeline: GpuTimeline | None
     by_cause: dict[str, Spans]
+    rank: int | None = None
+
+    @property
+    def process(self) -> tuple[str, int | None]:
+        return self.host, self.rank
 
 
 @dataclass(frozen=True, slots=True)
 class HostCauses:
     """Seconds per step (of the window, where there are no steps), mean over the GPUs; exclusive.
 
-    ``placement_s`` and ``gap_s`` are None where the trace does not show ops, or calls of functions.
+    ``placement_s`` and ``gap_s`` are None where the trace does not show ops, or calls of functions. ``placement_s`` and
+    ``placement`` are of the steps that begin after the GPUs' first event, where there are some: what runs on the host
+    at the head of a step before it is not known to keep a GPU waiting, and would be missed.
     ``placement`` are the ops on the host, ``gap_main`` and ``gap_executor`` the work in the gaps by name,
     ``gap_silent_s`` gap time without any event on Python's threads that call functions.
     ``stalled`` is the share of ``dispatch_s`` in launches held up far longer than usual, None without launches.
-    ``gap_host`` is the one of several hosts (ranks) whose gaps are far longer than those of all others: then the gaps
-    are its own, since the others wait for it.
+    ``gap_host`` is the one of several hosts (ranks; of one host ``gap_rank``) whose gaps are far longer than those of
+    all others: then the gaps are its own, since the others wait for it.
     ``input_together`` is the share of the time of launches held up in which tf.data's threads work, and
     ``input_threads`` the mean number of them at work then; None without such launches or threads.
     ``input_shared_threads`` are those among them that TensorFlow's own ops need as well. ``late`` is the division
     itself: by GPU (index into ``Trace.gpus``) and cause; ``divided`` the same of each GPU or, without one, host.
+    ``gap_recurring`` is the share of the gaps that come at the same place in most steps, None unless PyTorch runs
+    without a GPU.
     """
 
     tracing_s: float
@@ -85,6 +97,8 @@ class HostCauses:
     input_shared_threads: float = 0.0
     late: Mapping[int, Mapping[str, Spans]] = field(default_factory=dict)
     divided: tuple[Late, ...] = ()
+    gap_recurring: float | None = None
+    gap_rank: int | None = None
 
 
 def runs_eagerly(ops: HostOps | None) -> bool:
@@ -113,43 +127,51 @@ def host_causes(
                for own in late if own.timeline is not None]
     stalled = merge(EMPTY, *held_up)
     unit = 1e9 * len(bounds) * len(late)
+    seen = _bounds_seen(gpu_timelines, bounds)
+    placed = intersect(placed, seen)
+    placed_ns = sum(intersect(own.by_cause["placement"], seen).total for own in late)
     of_hosts = list(hosts.values())
     together, threads, shared = _input_at_work(trace, stalled)
     gap_s = parts["gap"] / unit
     slow = _slow_host(late)
     if slow is not None:
-        own = [one for one in late if one.host == slow]
+        own = [one for one in late if one.process == slow]
         gap_s = sum(one.by_cause["gap"].total for one in own) / len(own) / len(bounds) / 1e9
         gaps = merge(*(one.by_cause["gap"] for one in own))
     main, executor, silent = _work(trace, gaps, len(bounds), of_hosts if slow is None else [hosts[slow]])
     return HostCauses(
         tracing_s=parts["tracing"] / unit, eager_s=parts["eager"] / unit,
-        placement_s=parts["placement"] / unit if any(h.shows_ops for h in of_hosts) else None,
+        placement_s=placed_ns / (1e9 * len(seen.start) * len(late)) if any(h.shows_ops for h in of_hosts) else None,
         gap_s=gap_s if any(len(h.calls.start) for h in of_hosts) else None,
         dispatch_s=parts["dispatch"] / unit,
         stalled=sum(s.total for s in held_up) / parts["dispatch"] if gpu_timelines and parts["dispatch"] else None,
-        placement=_by_op(trace, placed, of_hosts, len(bounds)),
-        gap_main=main, gap_executor=executor, gap_silent_s=silent, gap_host=slow,
+        placement=_by_op(trace, placed, of_hosts, len(seen.start)),
+        gap_main=main, gap_executor=executor, gap_silent_s=silent,
+        gap_host=slow[0] if slow is not None else None, gap_rank=slow[1] if slow is not None else None,
         input_together=together, input_threads=threads,
         input_shared_threads=shared,
         late={own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}, divided=tuple(late),
+        gap_recurring=recurring_share(trace, steps, gaps, slow) if steps is not None and not trace.gpus else None,
     )
 
 
 def late_by_cause(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, ops: HostOps | None,
     idle: IdleByGpu | None = None,
-) -> tuple[list[Late], dict[str, HostSpans]]:
-    """The same division instant by instant, of each GPU that took part (each host, where there is none), and what
-    each of those hosts was at. Empty where no GPU ran within the steps."""
+) -> tuple[list[Late], dict[tuple[str, int | None], HostSpans]]:
+    """The same division instant by instant, of each GPU that took part (each process, where there is none), and what
+    each of their processes was at. Empty where no GPU ran within the steps."""
     late = _late(trace, gpu_timelines, _bounds(trace, steps), idle)
     eagerly = runs_eagerly(ops)
-    hosts = {host: host_spans(trace, host, runs_eagerly=eagerly) for host in {host for host, _, _ in late}}
+    hosts = {process: host_spans(trace, process[0], runs_eagerly=eagerly, rank=process[1])
+             for process in {process for process, _, _ in late}}
     out = []
-    for host, line, left in late:
-        own = hosts[host]
+    for process, line, left in late:
+        own = hosts[process]
         knows_calls = bool(len(own.calls.start))
         in_calls = own.calls if knows_calls else left
+        if steps is not None and line is None and own.short_ops is not None:
+            in_calls = subtract(in_calls, intersect(own.short_ops, _behind_calls(steps)))
         by_cause = {}
         for cause, instants in (("tracing", own.tracing), ("eager", own.eager),
                                 ("placement", intersect(own.placed, in_calls))):
@@ -157,16 +179,32 @@ def late_by_cause(
             left = subtract(left, by_cause[cause])
         by_cause["gap"] = subtract(left, in_calls) if knows_calls else EMPTY
         by_cause["dispatch"] = intersect(left, in_calls) if knows_calls else left
-        out.append(Late(host, line, by_cause))
+        out.append(Late(process[0], line, by_cause, process[1]))
     return out, hosts
 
 
-def _slow_host(late: Sequence[Late]) -> str | None:
-    """The host whose gaps are ``SLOW_HOST`` times as long as those of every other, or longer; None without one."""
-    gaps: dict[str, list[int]] = {}
+def _behind_calls(steps: Steps) -> Spans:
+    """From the end of each step's call to its end."""
+    if not steps.call_ends_ns:
+        return EMPTY
+    ends = steps.edges_ns[:, 1]
+    return union(np.minimum(np.array(steps.call_ends_ns, np.int64), ends), ends)
+
+
+def _bounds_seen(gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> Spans:
+    """The steps in which it is known all the time whether the GPUs work: those that begin after the first event of
+    each; all, where those are none or there are no GPUs."""
+    first = max((timeline.window_ns[0] for timeline in gpu_timelines), default=0)
+    seen = [(begin, end) for begin, end in bounds if begin >= first] or bounds
+    return Spans(np.array([begin for begin, _ in seen], np.int64), np.array([end for _, end in seen], np.int64))
+
+
+def _slow_host(late: Sequence[Late]) -> tuple[str, int | None] | None:
+    """The process whose gaps are ``SLOW_HOST`` times as long as those of every other, or longer; None without one."""
+    gaps: dict[tuple[str, int | None], list[int]] = {}
     for one in late:
-        gaps.setdefault(one.host, []).append(one.by_cause["gap"].total)
-    longest = sorted(((sum(of) / len(of), host) for host, of in gaps.items()), reverse=True)
+        gaps.setdefault(one.process, []).append(one.by_cause["gap"].total)
+    longest = sorted(((sum(of) / len(of), process) for process, of in gaps.items()), key=lambda one: -one[0])
     if len(longest) < 2 or not longest[0][0] or longest[0][0] < SLOW_HOST * longest[1][0]:
         return None
     return longest[0][1]
@@ -178,16 +216,20 @@ def _bounds(trace: Trace, steps: Steps | None) -> Sequence[tuple[int, int]]:
 
 def _late(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]], idle: IdleByGpu | None,
-) -> list[tuple[str, GpuTimeline | None, Spans]]:
-    """(host, GPU, when that GPU waits for the host); without GPUs (host, None, when it does not wait for input)."""
+) -> list[tuple[tuple[str, int | None], GpuTimeline | None, Spans]]:
+    """(process, GPU, when that GPU waits for the host); without GPUs (process, None, when it does not wait for
+    input)."""
     if gpu_timelines:
         late = (idle_by_gpu(trace, gpu_timelines, bounds) if idle is None else idle).late
-        return [(trace.gpus[timeline.gpu].host, timeline, late[timeline.gpu])
+        return [((trace.gpus[timeline.gpu].host, None), timeline, late[timeline.gpu])
                 for timeline in gpu_timelines if timeline.gpu in late]
     within = union([a for a, _ in bounds], [b for _, b in bounds])
+    by_rank = trace.format == "chrome" and len(trace.paths) > 1
+    processes = sorted({(line.host, line.rank if by_rank else None) for line in trace.lines}, key=str)
     waiting = training_loops(trace)
-    return [(host, None, subtract(within, merge(EMPTY, *(loop.waits for loop in waiting if loop.host == host))))
-            for host in sorted({line.host for line in trace.lines})]
+    return [((host, rank), None, subtract(within, merge(EMPTY, *(
+        loop.waits for loop in waiting if loop.host == host and (
+            rank is None or loop.line < 0 or trace.lines[loop.line].rank == rank))))) for host, rank in processes]
 
 
 def _held_up(trace: Trace, timeline: GpuTimeline) -> Spans:

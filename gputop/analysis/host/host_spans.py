@@ -12,7 +12,8 @@ from gputop.analysis.host.functions import XLA_RUN
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
-from gputop.trace.intervals import EMPTY, Spans, in_order, joined, subtract, union
+from gputop.analysis.steps.torch_compilations import torch_builds
+from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -39,7 +40,8 @@ _TORCH_OP = r"(?:aten|autograd|c10d|torch\w*)::"
 _RUNTIME = r"(?:cu|cuda|hip)[A-Z]\w+$"
 # Collectives of the CPU, on threads of their own, for which the backward pass waits without an op.
 _TORCH_COLLECTIVE = r"(?:gloo|mpi|ucc):\w"
-_TORCH_WORK = rf"[\w.]+::\S|{_RUNTIME}|\w+Backward\d*$|Torch-Compiled |CompiledFunction"
+_TORCH_WORK = (rf"[\w.]+::\S|{_RUNTIME}|\w+Backward\d*$|Torch-Compiled |CompiledFunction|"
+               r"Optimizer\.(?:step|zero_grad)#")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,13 @@ class HostSpans:
     calls: Spans
     call_rows: I64
     shows_ops: bool
+    short_ops: Spans | None = None  # of PyTorch without a GPU: when Python runs no op that takes long
 
 
-def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
-    """``runs_eagerly``: the model itself does, so that Python from op to op counts as eager execution."""
-    here = np.array([line.host == host and line.gpu < 0 for line in trace.lines], bool)
+def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None = None) -> HostSpans:
+    """``runs_eagerly``: the model itself does, so that Python from op to op counts as eager execution. ``rank``: only
+    what this process on the host did."""
+    here = np.array([line.host == host and line.gpu < 0 and rank in (None, line.rank) for line in trace.lines], bool)
     main = here & lines_of(trace, MAIN)
     not_input = here[trace.host.line] & ~of_input_pipeline(trace)
     ops = np.flatnonzero(name_mask(trace, OP)[trace.host.name] & not_input)
@@ -73,14 +77,21 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
     executing = _rows(trace, np.ones(len(trace.names), bool), here & xla)
     waiting = _rows(trace, name_mask(trace, _WAITS), main)
     calls = _union(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
+    short_ops = None
     if not len(called) and host_rows(trace, _TORCH_OP).size:
         called = _rows(trace, name_mask(trace, _TORCH_WORK), main)
         waited_for = _rows(trace, name_mask(trace, _TORCH_COLLECTIVE), here)
         calls = joined(_union(trace, np.concatenate((called, waited_for))), EAGER_PAUSE_NS)
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
+        if not trace.gpus:
+            long = ops[trace.host.end_ns[ops] - trace.host.start_ns[ops] >= LONG_OP_NS]
+            short_ops = complement(_union(trace, np.concatenate((long, waited_for))), *trace.window_ns)
     elif not len(ops) and host_rows(trace, PJIT).size:
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
+    tracing = _tracing(trace, here, traced, begun)
+    for builds in torch_builds(trace, main):
+        tracing = merge(tracing, union(builds.start_ns, builds.end_ns))
     eager = EMPTY
     if runs_eagerly:
         rows = _eager_rows(trace, main)
@@ -94,8 +105,9 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
                                      waiting, long))
             eager = subtract(joined(_union(trace, of_jax), EAGER_PAUSE_NS), _union(trace, others))
     return HostSpans(
-        tracing=_tracing(trace, here, traced, begun), eager=eager, placed=_union(trace, placed_rows),
+        tracing=tracing, eager=eager, placed=_union(trace, placed_rows),
         placed_rows=placed_rows, calls=calls, call_rows=called, shows_ops=bool(len(ops)),
+        short_ops=short_ops,
     )
 
 

@@ -44,6 +44,7 @@ from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
 from gputop.analysis.host.work_kinds import MANY_VARIABLES, PATTERN_OF_KIND, READ_VARIABLE, WORK_KINDS
 from gputop.analysis.results import HostWork, RankWallTime, StackLine, WallPart, WallTime
+from gputop.analysis.steps.long_steps import period_of
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.analysis.steps.steps import find_overview_steps
@@ -377,11 +378,11 @@ def _loop_part(id_: str, spans: Spans, steps: Steps | None) -> WallPart:
 
 
 def _every(starts: I64, steps: Steps | None) -> int | None:
-    """How many training steps lie between one and the next, where it is the same number at least twice."""
-    if steps is None or len(starts) < 3:
+    """How many training steps lie between one and the next, where it is the same number at least twice; some
+    accidents in between do not count."""
+    if steps is None:
         return None
-    apart = np.diff(np.searchsorted(steps.edges_ns[:, 0], np.sort(starts)))
-    return int(apart[0]) if apart[0] > 0 and (apart == apart[0]).all() else None
+    return period_of(np.searchsorted(steps.edges_ns[:, 0], np.sort(starts)))[0]
 
 
 # -- what the host did -----------------------------------------------------------------------------------

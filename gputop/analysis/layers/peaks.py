@@ -56,7 +56,8 @@ _ROWS = (
     _Row("H800 PCIe", r"H800 PCIe", (9, 0), None, _ANY, _ANY, _types(756.0, 378.0, 51.2, 1513.0), 2.0e12),
     _Row("H800", r"H800(?! PCIe| NVL)", (9, 0), None, _ANY, _ANY, _HOPPER, 3.35e12),
     _Row("H100 SXM", r"H100(?! PCIe| NVL).*HBM3|H100 SXM", (9, 0), 132, (70, 90), _ANY, _HOPPER, 3.35e12),
-    _Row("H20", r"H20\b(?!0)", (9, 0), 78, _ANY, _ANY, _types(148.0, 74.0, 44.0, 296.0), 4.0e12),
+    _Row("H20 141GB", r"H20-3e", (9, 0), 78, (130, 160), _ANY, _types(148.0, 74.0, 44.0, 296.0), 4.8e12),
+    _Row("H20", r"H20\b(?!-)", (9, 0), 78, (95, 110), _ANY, _types(148.0, 74.0, 44.0, 296.0), 4.0e12),
     _Row("A100 40GB", r"A100.*40GB", (8, 0), 108, (38, 46), _ANY, _types(312.0, 156.0, 19.5), 1.555e12),
     _Row("A100 80GB PCIe", r"A[18]00 80GB PCIe|A[18]00-PCIE-80GB", (8, 0), None, _ANY, _ANY,
          _types(312.0, 156.0, 19.5), 1.935e12),
@@ -67,18 +68,23 @@ _ROWS = (
     _Row("A10", r"\bA10\b", (8, 6), 72, (22, 26), _ANY, _types(125.0, 62.5, 31.2), 0.6e12),
     _Row("L4", r"\bL4\b", (8, 9), 58, (22, 26), _ANY, _types(121.0, 60.0, 30.3, 242.0), 0.3e12),
     _Row("L40S", r"L40S", (8, 9), None, _ANY, _ANY, _types(362.0, 183.0, 91.6, 733.0), 0.864e12),
-    _Row("B200", r"(?<!G)B200", (10, 0), 148, (185, 196), _ANY, _types(2250.0, 1100.0, 75.0, 4500.0), 7.7e12),
+    _Row("B200", r"(?<!G)B200", (10, 0), 148, (185, 196), _ANY, _types(2250.0, 1100.0, 75.0, 4500.0), 8.0e12),
 )
 # Held against NVIDIA's figures as its partners repeat them: the data sheets of H100 (SXM, PCIe), H200, A100
-# (nvidia-1758950), V100, T4, L4, L40S and Blackwell (HGX B200: a GPU of 180 GB; half of the figures with sparsity).
+# (nvidia-1758950), V100, T4, L4, L40S.
 # H100 NVL and H200 NVL: NVIDIA's pages of both as several repositories cite them, half of 1,671 with sparsity (of
-# the H200 NVL they are preliminary there). A10: its data sheet, "125 TF | 250 TF*", as two cite it. Of the H20 several
-# independent lists agree, but NVIDIA publishes no data sheet.
-# GH200: its data sheet, 96 GB of HBM3 at 4 TB/s (97,871 MiB by the driver, as several logs show) and 144 GB of HBM3e at
-# 4.9 TB/s, the GPU as the H100 SXM. H800: as the H100, with less FP64 and NVLink (DeepSeek's report on the hardware of
-# V3); NVIDIA publishes no data sheet of it either. B200: 148 SMs, 183,359 MiB by the driver, as several logs show; a
-# GB200 has more.
-_QUOTED = ("H20", "H800", "H800 PCIe")
+# the H200 NVL they are preliminary there).
+# A10: its data sheet, "125 TF | 250 TF*", as two cite it; 72 SMs, 600 GB/s, 31.2 TFLOPs in FP32 by two lists of boards.
+# H20: 78 SMs (Geekbench's log), 148, 74 and 44 TFLOPs, 4.0 TB/s with 96 GB of HBM3 and 4.8 TB/s with 141 GB of HBM3e
+# (citsjtu2020/LLM-Prof, zangshuxian.com and others agree); NVIDIA publishes no data sheet.
+# GH200: its data sheet, 96 GB of HBM3 at 4 TB/s and 144 GB of HBM3e at 4.9 TB/s, the GPU as the H100 SXM: OpenCL
+# reports 132 SMs at 1,980 MHz (66.9 TFLOPs in FP32) and 97,280 MiB, and reads 3.6 TB/s (mredenti/PowerCapping).
+# H800: as the H100, with less FP64 and NVLink (DeepSeek's report on the hardware of V3; citsjtu2020/LLM-Prof); NVIDIA
+# publishes no data sheet of it either.
+# B200: the HGX board at 1,000 W as NVIDIA's technical overview of Blackwell has it (glennklockwood.com cites it; FP32
+# is 75 by other lists, 80 there), eight GPUs with 64 TB/s in a DGX B200 (server-parts.eu); docs.vultr.com names
+# 8.0 TB/s and saw 179 GB. 148 SMs, 183,359 MiB by the driver, as several logs show; a GB200 has more.
+_QUOTED = ("H20", "H20 141GB", "H800", "H800 PCIe")
 # The fastest type that a model trains in without a change of its numerics: 16 bit.
 _BEST = ("bf16", "fp16")
 

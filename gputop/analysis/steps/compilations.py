@@ -15,7 +15,7 @@ TRACING = r"tf\.function-graph_building$"
 PJIT = r"PjitFunction\("  # JAX's call of a jitted function
 # XLA's passes over the program of a function of JAX, once for each compilation on a CPU.
 _MODULE = re.compile(r"HLO passes through layout assignment \(jit_(.+)\)$")
-_OVER = 2  # times the longest distance between two builds, without one: it does not return. gputop's own figure
+OVER = 2  # times the longest distance between two builds, without one: it does not return. gputop's own figure
 _NO_ROWS = np.empty(0, np.int64)
 AGAIN = 2  # calls in which one function is built: once may be for another shape, as the last batch of an epoch
 
@@ -90,7 +90,7 @@ def rebuilt(trace: Trace, known: Builds | None = None) -> tuple[Rebuilt, ...]:
         end = int(np.concatenate((own_end, unseen[1])).max())
         all_calls = np.sort(np.concatenate((host.start_ns[calls[calls_at.get(one, _NO_ROWS)]], unseen[0])))
         if not _is_over(np.searchsorted(all_calls, begin), len(all_calls)) and (
-                window_end - end <= _OVER * (end - int(begin[0]))):
+                window_end - end <= OVER * (end - int(begin[0]))):
             time_ns = int((own_end - own_begin).sum() + (unseen[1] - unseen[0]).sum())
             out.append(Rebuilt(function_name(trace.names[one]), built, len(all_calls), made if made > 1 else 0,
                                time_ns))
@@ -99,7 +99,7 @@ def rebuilt(trace: Trace, known: Builds | None = None) -> tuple[Rebuilt, ...]:
 
 def _is_over(at: I64, calls: int) -> bool:
     """Whether far more calls follow the last of those ``at`` these places than ever lay between two of them."""
-    return calls - 1 - int(at[-1]) > _OVER * int(np.diff(at).max())
+    return calls - 1 - int(at[-1]) > OVER * int(np.diff(at).max())
 
 
 def _of_cut_calls(trace: Trace, calls: I64) -> dict[int, tuple[I64, I64]]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.steps.compilations import PJIT, function_name
+from gputop.analysis.steps.sequence_period import FEWEST, sequence_period
 from gputop.trace.lookups import Mask, host_rows
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -39,11 +40,6 @@ _OWN = re.compile(
     r"soft_sign|solve|sort|split|sqrt|square|squeeze|stack|std|sub(?:tract)?|sum|swapaxes|take(?:_along_axis)?|tanh?|"
     r"tensordot|threefry\w*|tile|top_k|trace|transpose|trapezoid|tri[lu]|true_divide|trunc|uniform|unstack|var|vdot|"
     r"where|xor|zeros(?:_like)?)$")
-_FEWEST = 3  # periods, or calls
-# Of the calls have the name of that a period before: a step that logs has some more. Below the larger share a longer
-# period may be the step's. gputop's own figures.
-_ALIKE, _SURELY = 0.9, 0.995
-_TRIED = 32  # names that may tell the period, those of fewest calls first
 
 
 def own_ops(trace: Trace) -> Mask:
@@ -80,31 +76,12 @@ def marking_calls(trace: Trace) -> I64:
     rows = rows[host.line[rows] == lines[counts.argmax()]] if len(lines) else rows
     name, length = host.name[rows], host.end_ns[rows] - host.start_ns[rows]
     users = ~is_own[name]
-    if len(rows) and np.unique(name[users], return_counts=True)[1].max(initial=0) >= _FEWEST:
+    if len(rows) and np.unique(name[users], return_counts=True)[1].max(initial=0) >= FEWEST:
         return rows[users]
-    period = _period(name)
+    period = sequence_period(name)
     if period is None:
         return rows[:0]
     return rows[name == _first_of_period(trace, name, length, period)]
-
-
-def _period(name: npt.NDArray) -> int | None:
-    """After how many calls the sequence of names repeats; None where it does not, or may do so in two ways."""
-    kinds, counts = np.unique(name, return_counts=True)
-    alike, distances = dict[int, float](), set[int]()
-    for kind in kinds[np.argsort(counts, kind="stable")][:_TRIED].tolist():
-        at = np.flatnonzero(name == kind)
-        if len(at) < _FEWEST:
-            continue
-        apart = np.diff(at)
-        period = int(np.median(apart))
-        distances.add(period)
-        if float((apart == period).mean()) >= _ALIKE:
-            alike[period] = float((name[period:] == name[:-period]).mean())
-    periods = [period for period, share in sorted(alike.items()) if share >= _ALIKE]
-    if not periods or (alike[periods[0]] < _SURELY and max(distances) > periods[0]):
-        return None
-    return periods[0]
 
 
 def _first_of_period(trace: Trace, name: npt.NDArray, length: I64, period: int) -> int:

@@ -16,12 +16,13 @@ _MORE, _DEVIATIONS, _MAD = 0.3, 6.0, 1.4826
 _MOST = 1 / 3
 _MIN_PERIODIC = 3
 _ONE_SHARE = 0.05  # of all steps' time: one long step is worth a word where it has that much more than the others
+_TRIED = 16  # distances between long steps, the most common ones
 _PERIODIC = 0.75  # of the long steps; the others are accidents beside them
 
 
 class LongSteps(NamedTuple):
     """``at`` are their places among the steps, from 0; ``every`` is their distance where it is always the same, and
-    then others that are long, too, are left out."""
+    then others that are long, too, are left out: accidents."""
 
     at: I64
     more_s: F64  # by how much each is longer
@@ -51,12 +52,25 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
 
 def _periodic(at: I64) -> tuple[I64, int | None]:
     """Those of the long steps that come every so many steps, none missing, and how many; all where few do so."""
-    if len(at) < _MIN_PERIODIC:
-        return at, None
-    every = int(np.median(np.diff(at)))
-    places, counts = np.unique(at % every, return_counts=True)
-    own = at[at % every == places[np.argmax(counts)]]
-    complete = (np.diff(own) == every).all()
-    if len(own) >= max(_MIN_PERIODIC, _PERIODIC * len(at)) and complete:
-        return own, every
-    return at, None
+    every, periodic = period_of(at)
+    return (at, None) if every is None else (at[periodic], every)
+
+
+def period_of(places: I64) -> tuple[int | None, I64]:
+    """By how many steps the most of these (rising) places lie apart, none missing between the first and the last, and
+    which of the places these are; None where that holds of fewer than three, or of too few of them.
+
+    Each distance between a place and one of the two after it is tried: an accident between two makes one of them two
+    shorter ones.
+    """
+    apart, times = np.unique(np.concatenate((np.diff(places), places[2:] - places[:-2])), return_counts=True)
+    apart, times = apart[apart > 0], times[apart > 0]
+    best, which = None, places[:0]
+    for every in apart[np.argsort(-times, kind="stable")][:_TRIED].tolist():
+        remainder, counts = np.unique(places % every, return_counts=True)
+        alike = np.flatnonzero(places % every == remainder[np.argmax(counts)])
+        if len(alike) > len(which) and (np.diff(places[alike]) == every).all():
+            best, which = every, alike
+    if len(which) < max(_MIN_PERIODIC, _PERIODIC * len(places)):
+        return None, places[:0]
+    return best, which

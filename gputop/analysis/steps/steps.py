@@ -22,14 +22,15 @@ from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.numbered_ranges import numbered_ranges
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
+from gputop.analysis.steps.pytorch_loops import LoopSteps, batch_steps, op_sequence, optimizer_steps
 from gputop.analysis.steps.start_up import TRIES, StartUpSpan, past_start, start_up_spans
 from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import seconds
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, union
-from gputop.trace.lookups import COMPILE, OPTIMIZER_CALL, distinct, host_rows, host_stat, name_mask, rows_of
+from gputop.trace.lookups import COMPILE, distinct, host_rows, host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Kind, Trace
-from gputop.trace.threads import MAIN, lines_of
+from gputop.trace.threads import MAIN, busiest_line, lines_of
 
 # Keras 3 names its step functions so, in fit and evaluate alike; Keras 2 without markers: train_function and so on.
 _KERAS = r"(?:(?:one|multi)_step_on_(?:iterator|data)\w*|(?:train|test|predict)_function)"
@@ -57,7 +58,6 @@ _START_UP_SHARE = 0.5  # of a step that goes into compilation, or other work of 
 _BY_KERNELS = ", by their kernels: the host runs ahead"
 _LOOP_APART = 3.0  # median pauses between the calls of one loop that are still its own. gputop's own figure
 _MIN_LOOP_CALLS = 3  # calls of one name, to be taken for those of a loop
-_MOST_OPTIMIZERS = 8  # that one step of training calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,15 @@ class _Anchors:
     unit: str = "step"
     other_loops: Mapping[str, Spans] = field(default_factory=dict)  # as of Steps
     builds: bool = False  # each of them compiles: a long one at the head is no warm-up
+    most_warm_up: int | None = None  # leading steps; where more are far longer than the others, all are kept
 
 
 def find_steps(trace: Trace) -> Steps | None:
     """The steps of the window by the most trusted anchor there is, or None where nothing is sure enough."""
     finders: tuple[Callable[[Trace], _Anchors | None], ...] = (
         _profiler_steps, _step_markers, _keras_functions, _numbered, _rebuilt_executions, _jax_executions,
-        _root_functions, _few_calls, _viewer_steps, _eager_loop, _optimizer_calls, _kernel_sequence,
+        _root_functions, _few_calls, _viewer_steps, _eager_loop, _optimizer_calls, _batches, _kernel_sequence,
+        _op_sequence,
     )
     start_up, again = start_up_spans(trace), rebuilt(trace)
     for finder in finders:
@@ -94,7 +96,7 @@ def find_steps(trace: Trace) -> Steps | None:
         bounds = _recorded(trace, bounds)
         bounds = _without_profilers_end(trace, bounds)
         settled, first = _without_start_up(trace, bounds, start_up)
-        settled, dropped = (settled, 0) if anchors.builds else _without_warm_up(settled)
+        settled, dropped = (settled, 0) if anchors.builds else _without_warm_up(settled, anchors.most_warm_up)
         dropped += first
         warm_up, bounds = bounds[:dropped], settled
         # A function that is built again and again for longer than these steps take is what the job repeats.
@@ -165,8 +167,9 @@ def _recorded(trace: Trace, bounds: I64) -> I64:
     return bounds
 
 
-def _without_warm_up(bounds: I64) -> tuple[I64, int]:
-    """Leave out the leading steps that are far off the median of the rest: up to the first that is like those kept.
+def _without_warm_up(bounds: I64, most: int | None) -> tuple[I64, int]:
+    """Leave out the leading steps that are far off the median of the rest: up to the first that is like those kept;
+    none where that is more than ``most``.
 
     Where long steps come again and again (a function traced anew) the first one is no warm-up.
     """
@@ -179,7 +182,7 @@ def _without_warm_up(bounds: I64) -> tuple[I64, int]:
     if dropped:
         like_kept = np.flatnonzero(_alike(length[:dropped], float(np.median(length[dropped:]))))
         dropped = int(like_kept[0]) if len(like_kept) else dropped
-    return bounds[dropped:], dropped
+    return (bounds, 0) if most is not None and dropped > most else (bounds[dropped:], dropped)
 
 
 def _without_profilers_end(trace: Trace, bounds: I64) -> I64:
@@ -315,7 +318,7 @@ def _step_markers(trace: Trace) -> _Anchors | None:
     if not len(rows):
         return None
     host = trace.host
-    rows = rows[host.line[rows] == _busiest_line(trace, host.line[rows])]
+    rows = rows[host.line[rows] == busiest_line(trace, host.line[rows])]
     # Of train, test and predict the first; of other names the one that takes most time. All of them end a step.
     name, phase, left_out = _loop(trace, host.name[rows], host.end_ns[rows] - host.start_ns[rows], {
         name: _MARKED.get(trace.names[name], UNKNOWN) for name in np.unique(host.name[rows]).tolist()})
@@ -373,28 +376,23 @@ def _numbered(trace: Trace) -> _Anchors | None:
 
 
 def _optimizer_calls(trace: Trace) -> _Anchors | None:
-    """Kineto's ``Optimizer.step#``, from one to the next; of several in each step (a GAN's) the first."""
-    host = trace.host
-    rows = host_rows(trace, OPTIMIZER_CALL)
-    rows = rows[lines_of(trace, MAIN)[host.line[rows]]]
-    if len(rows) < _MIN_LOOP_CALLS:
-        return None
-    rows = rows[host.line[rows] == _busiest_line(trace, host.line[rows])]
-    rows = np.sort(outermost(trace, rows))
-    launched = np.sort(trace.device.launch_ns[trace.device.launch_ns >= 0])
-    between = np.diff(np.searchsorted(launched, host.start_ns[rows]))
-    rows = rows[::_period_of(host.name[rows], between)]
-    start = host.start_ns[rows]
-    return _Anchors("calls of Optimizer.step", "medium", start, host.end_ns[rows], start,
-                    min_steps=2) if len(rows) >= _MIN_LOOP_CALLS else None
+    return _of_loop(trace, optimizer_steps(trace))
 
 
-def _period_of(name: npt.NDArray, launches: I64) -> int:
-    """After how many calls the optimizers' names and the launches between two calls come again; 1 where they do not."""
-    for period in range(1, min(_MOST_OPTIMIZERS, len(launches) // 2) + 1):
-        if (name[period:] == name[:-period]).all() and (launches[period:] == launches[:-period]).all():
-            return period
-    return 1
+def _batches(trace: Trace) -> _Anchors | None:
+    return _of_loop(trace, batch_steps(trace))
+
+
+def _op_sequence(trace: Trace) -> _Anchors | None:
+    return _of_loop(trace, op_sequence(trace))
+
+
+def _of_loop(trace: Trace, found: LoopSteps | None) -> _Anchors | None:
+    """What marks the steps of a PyTorch loop (:mod:`gputop.analysis.steps.pytorch_loops`), which may have run for long:
+    many slow steps at the begin are no start."""
+    return found and _Anchors(found.what, found.confidence, found.start_ns, found.end_ns, found.edges_ns, min_steps=2,
+                              unit=found.unit, phase=found.phase, other_loops=found.other_loops,
+                              most_warm_up=0 if past_start(trace) else _FEW)
 
 
 def _of_ranks(trace: Trace, rows: I64) -> tuple[I64, I64]:
@@ -553,7 +551,7 @@ def _repeating(trace: Trace, rows: I64, what: str, key: npt.NDArray | None = Non
     chosen = _longest(trace, key[trains], length[trains])
     other_rows, chosen_rows, line = rows[key != chosen], rows[key == chosen], line[key == chosen]
     loop = _phase_of_most(phase_of, key[key != chosen], length[key != chosen])
-    rows = chosen_rows[line == _busiest_line(trace, line)]
+    rows = chosen_rows[line == busiest_line(trace, line)]
     # A call can be recorded twice, one event inside the other: only the outer one counts.
     reach = np.maximum.accumulate(host.end_ns[rows])
     rows = rows[np.concatenate(([True], host.end_ns[rows][1:] > reach[:-1]))]
@@ -623,12 +621,6 @@ def _kernel_sequence(trace: Trace) -> _Anchors | None:
     what = f"a sequence of {found.period} kernels that GPU {trace.gpus[found.gpu].ordinal} repeats"
     return _Anchors(f"{what}, the optimizer's among them" if found.is_step else what, "low", found.start_ns,
                     found.start_ns, found.start_ns, min_steps=2, unit="step" if found.is_step else "period")
-
-
-def _busiest_line(trace: Trace, line: npt.NDArray) -> int:
-    """The line with most of these events; of several the first by host and name."""
-    kinds, counts = np.unique(line, return_counts=True)
-    return min(kinds[counts == counts.max()].tolist(), key=lambda i: (trace.lines[i].host, trace.lines[i].name))
 
 
 def _longest(trace: Trace, key: npt.NDArray, length_ns: I64) -> int:

@@ -12,8 +12,8 @@ from gputop.trace.model import Trace
 
 # The step's own wait. tf.data's stages run on other threads and cost nothing while a batch lies ready.
 GET_NEXT = r"(?:MultiDevice)?IteratorGetNext\w*Op::DoCompute$"
-_LOADER = r"enumerate\(DataLoader\)#"
-BATCH_WAIT = f"{GET_NEXT}|{_LOADER}"
+LOADER = r"enumerate\(DataLoader\)#"
+BATCH_WAIT = f"{GET_NEXT}|{LOADER}"
 
 
 class TrainingLoop(NamedTuple):
@@ -34,7 +34,7 @@ def training_loops(trace: Trace) -> list[TrainingLoop]:
     hosts = {host: i for i, host in enumerate(sorted({line.host for line in lines}))}
     for pattern, loop_of_line in (
         (GET_NEXT, np.array([hosts[line.host] for line in lines], np.int64)),
-        (_LOADER, np.arange(len(lines))),
+        (LOADER, np.arange(len(lines))),
     ):
         rows = host_rows(trace, pattern)
         if len(rows):

@@ -64,6 +64,8 @@ class MultiWorkerCapture:
             errors = [o.clock.error_ns / 1e9 for o in self.captured if o.clock is not None]
             lines.append(f"{len(self.captured)} workers began within {duration(self.start_spread_s)} of each other"
                          + (f", clocks known to {duration(max(errors))}" if any(errors) else ""))
+        if self.plan.overview_s and len(self.captured) > 1:
+            lines.append(f"the overview of {self.plan.overview_s:g} s is of {self.captured[0].address} alone")
         lines += [f"the clock of {o.address} differs by {o.clock.offset_ns / 1e9:+.3f} s: corrected"
                   for o in self.captured if o.clock is not None and o.clock.offset_ns]
         return tuple(lines)

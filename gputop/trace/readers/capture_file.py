@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from gputop.core.codec import convert, encode, parse
 from gputop.core.counters import GpuCounters
@@ -19,13 +19,16 @@ from gputop.core.files import read_regular, replacing
 from gputop.core.findings import Finding
 from gputop.core.job_cpus import JobCpus
 from gputop.core.live_steps import LiveSteps
+from gputop.text.units import printable
 
 FILE = "gputop.capture.json"
 OVERVIEW = ".overview.pb"  # ending of the overview beside a trace (gputop.trace.readers.overview_file)
 _SCHEMA = "gputop.capture/1"
 _MAX_BYTES = 16 << 20
 _MAX_CPUS = 1 << 16
+_MAX_THREADS = 1 << 20
 _MAX_USERS = 64
+MAX_NAME = 120
 _MAX_TIME_S = 4e9  # the year 2096
 
 
@@ -36,7 +39,7 @@ class CaptureFile(Struct, frozen=True):
     ``step_s`` the median step time, ``counters_by_file`` the samples of the GPUs where several workers were captured,
     ``pid`` and ``started_s`` are the first job process and the Unix time of its start,
     ``live_steps`` the step period in the minutes before, by the live signal, ``ended`` in a sentence what ended the
-    recording early.
+    recording early. ``name`` is what the user calls it ("before prefetch"), at most :data:`MAX_NAME` characters.
     """
 
     schema: str = _SCHEMA
@@ -50,6 +53,7 @@ class CaptureFile(Struct, frozen=True):
     counters_by_file: Mapping[str, GpuCounters] = field(default_factory=dict)
     live_steps: LiveSteps | None = None
     ended: str = ""
+    name: str = ""
     pid: int | None = None
     started_s: float | None = None
 
@@ -65,10 +69,18 @@ def read_capture(folder: Path, max_bytes: int = _MAX_BYTES) -> CaptureFile:
     with contextlib.suppress(OSError, ValueError):
         found = convert(parse(read_regular(folder / FILE, max_bytes)), CaptureFile)
         times_s = (found.time_s or 0.0, found.step_s or 0.0, found.started_s or 0.0)
-        if (found.schema == _SCHEMA and all(map(_plausible, found.files.values()))
+        if (found.schema == _SCHEMA and all(map(_plausible, found.files.values())) and len(found.name) <= MAX_NAME
                 and all(0 <= time_s < _MAX_TIME_S for time_s in times_s)):
             return found
     return CaptureFile()
+
+
+def name_capture(folder: Path, name: str) -> None:
+    """Keep what the user calls the capture in a folder. Raises OSError, also if what is known of it cannot be read."""
+    known = read_capture(folder)
+    if known == CaptureFile() and (folder / FILE).exists():
+        raise OSError(f"{FILE} cannot be read")
+    write_capture(folder, structs.replace(known, name=printable(name).strip()[:MAX_NAME]))
 
 
 def capture_of(paths: Sequence[str]) -> CaptureFile:
@@ -89,5 +101,6 @@ def _plausible(cpus: JobCpus | None) -> bool:
     of_all = (cpus.allowed, cpus.quota, cpus.used, cpus.others, cpus.children, cpus.ranks, cpus.gputop,
               *(user.cpus for user in cpus.busiest))
     return (cpus.allowed > 0 and all(value is None or 0 <= value <= _MAX_CPUS for value in of_all)
-            and 0 <= (cpus.held_up or 0.0) <= 1 and 0 <= (cpus.age_s or 0.0) < _MAX_TIME_S
+            and 0 <= (cpus.held_up or 0.0) <= 1 and 0 <= (cpus.waited or 0.0) <= _MAX_THREADS
+            and 0 <= (cpus.age_s or 0.0) < _MAX_TIME_S
             and len(cpus.busiest) <= _MAX_USERS)

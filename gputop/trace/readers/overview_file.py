@@ -67,8 +67,12 @@ def _placed(overview: Trace, trace: Trace, rank: int, path: Path) -> tuple[Trace
         rank_windows_ns={rank: window} if window is not None else {},
         profile_window_ns=window,
         unrecorded_ns=tuple(map(moved, overview.unrecorded_ns)))
-    return placed, [_note(f"Of the overview beside this trace: {note.message}") for note in overview.quality
-                    if note.id in _LIMITING]
+    notes = [_note(f"Of the overview beside this trace: {note.message}") for note in overview.quality
+             if note.id in _LIMITING]
+    if len(trace.paths) > 1:
+        notes.insert(0, _note(f"Only the worker {name} has an overview. After the detail the other workers were not "
+                              "recorded, so that time is not divided into its parts."))
+    return placed, notes
 
 
 def _unusable(why: str) -> QualityNote:

@@ -18,6 +18,8 @@ OFFER = "c starts one in the running job, after a question. ?: other ways."
 OF_PYTORCH = ("The job trains with PyTorch, which has no profiler server.",
               "torch.profiler records a trace of it, and gputop analyze says what is wrong.")
 
+# Findings that say how to read the column of the memory, and nothing to do: they are a word there.
+OF_MEMORY_COLUMN = frozenset({"memory_preallocated"})
 FAILURE_SHOWN_S = 30.0  # how long a failed capture is told
 
 

@@ -23,7 +23,7 @@ TRACE_IDS = (
     "tensor_cores_unused", "fp16_fallback", "dims_unaligned", "loss_scaling", "batch_size_headroom", "memory_pressure",
     "communication_exposed", "allreduce_count", "allreduce_slow", "collective_waiting", "replica_imbalance",
     "gpu0_oversubscribed", "serial_gpus", "staggered_launch", "attention_unfused", "layout_conversions",
-    "optimizer_unfused", "allocation_in_steps")
+    "optimizer_unfused", "allocation_in_steps", "small_grids")
 # Any job has a little of some faults; where fixing one would save this share of the step, it may be found too.
 _WORTH_NAMING = 0.03
 FUSED = 3.2  # XLA's fusions take a third of the time of the element-wise ops that they replace

@@ -159,6 +159,25 @@ def loss_scaling(seed: int, share: float) -> Fault:
         "dims_unaligned", "step_gap_host"))
 
 
+def small_grids(seed: int, share: float) -> Fault:
+    """Kernels of 2 to 40 blocks on a GPU of many SMs, long enough that launching them costs nothing.
+
+    The GPU is busy all the time, and most of it is empty. The fixed job spreads the same work over all SMs. Weak: short
+    kernels of few blocks beside an input wait that takes most of the step.
+    """
+    if share < 0.05:
+        job = random_job(seed, warm_up=0.0, gpus=1, gpu="A100", small_grids=True, compute_ms=6.0, kernels=60, xla=True,
+                         memory=0.89, produce_ms=1.0, batch_mb=0.5, gap_ms=0.1, kernel_gap_us=900.0)
+        return Fault(job, job, ("small_kernels", "launch_bound"), (), (None, LOW))
+    job = random_job(
+        seed, warm_up=0.0, gpus=(1, 2)[seed % 2], gpu=("A100", "H100")[seed % 2], small_grids=True, kernels=300,
+        compute_ms=160.0, memory=0.89, batch_mb=4.0, produce_ms=4.0, run_ahead=2,
+        **loop_style(seed, "keras3", "custom"))
+    spread = job.replace(small_grids=False, compute_ms=job.compute_ms * (1 - share))
+    return Fault(job, spread, ("xla_off",), ("input_bound", "launch_bound", "step_gap_host", "memory_pressure"),
+                 (HIGH, HIGH))
+
+
 def batch_size_headroom(seed: int, share: float) -> Fault:
     """The batch is far too small: most of the allocator's capacity was never used, and kernels are small for the GPU.
 
@@ -176,8 +195,8 @@ def batch_size_headroom(seed: int, share: float) -> Fault:
     lost = 0.55 if share > 0.15 else 0.25
     slow = job.replace(launch_us=step_ms(job) * 1000 / (1 - lost) / job.kernels)
     return Fault(
-        slow, slow, ("launch_bound", "small_kernels", "xla_off"), ("memory_pressure", "input_bound", "step_gap_host",
-        *IMBALANCE), (LOW, HIGH), main=("launch_bound", "small_kernels"))
+        slow, slow, ("launch_bound", "small_kernels", "xla_off", "small_grids"), ("memory_pressure", "input_bound",
+        "step_gap_host", *IMBALANCE), (LOW, HIGH), main=("launch_bound", "small_kernels"))
 
 
 def memory_pressure(seed: int, share: float) -> Fault:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from gputop.advice.live.advise import live_advice
 from gputop.core.findings import Advice, Finding
 from gputop.core.samples import GpuSample
+from gputop.session.idle_wait import expected_idle
+from gputop.simulation.loop import StepKind, TrainingLoop
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.sources.simulated import SimulatedSource
 from gputop.telemetry.history import History
@@ -183,7 +185,7 @@ def test_other_intervals(rule: str, scene: Scene, interval_s: float) -> None:
 # -- the simulated jobs -------------------------------------------------------------------------------------
 
 @cache
-def simulated(scenario: str) -> list[Advice]:
+def simulated(scenario: str, interval_s: float = 2.0) -> list[Advice]:
     """Ten minutes of it, the first two of which are a start."""
     now_s = 1_800_000_000.0
     source = SimulatedSource(scenario, clock=lambda: now_s)
@@ -191,7 +193,7 @@ def simulated(scenario: str) -> list[Advice]:
     history, out = History(), []
     previous: tuple[Finding, ...] = ()
     for start_s in (now_s, now_s + 300):
-        for sample in source.backfill(start_s, 2.0):
+        for sample in source.backfill(start_s, interval_s):
             history.append(sample)
             out.append(live_advice(history, sample, previous))
             previous = out[-1].findings
@@ -220,7 +222,20 @@ def test_gpu_0_is_the_one_cause() -> None:
     for advice in simulated("gpu0-oversubscribed")[70:]:
         assert ids(advice) == ["gpu0_oversubscribed", "memory_preallocated"]
     assert set(SCENARIOS) == {"healthy", "input-bound", "launch-bound", "gpu0-oversubscribed", "slow-callback",
-                              "hang"}
+                              "slow-checkpoint", "hang"}
+
+
+def test_idle_time_that_returns_is_told_with_its_period_and_a_capture_can_wait_for_it() -> None:
+    loop, last = TrainingLoop(SCENARIOS["slow-checkpoint"]), simulated("slow-checkpoint", 1.0)[-1]
+    finding = last.findings[0]
+    assert finding.id == "recurring_idle" and finding.severity == "medium" and finding.gpus == tuple(range(8))
+    checkpoints = [s for s in loop.steps(0, 600 * 10**9) if s.kind is StepKind.CHECKPOINT]
+    period_s = (checkpoints[-1].start_ns - checkpoints[0].start_ns) / 1e9 / (len(checkpoints) - 1)
+    assert finding.evidence["idle_period_s"] == pytest.approx(period_s, rel=0.03)
+    assert finding.evidence["idle_s"] == pytest.approx(5.2, abs=0.3)
+    expected = expected_idle(last.findings, 1000.0)
+    assert expected is not None and expected.gpus == frozenset(range(8))
+    assert 1000.0 < expected.begin_s < 1000.0 + 1.1 * period_s and expected.spread_s < 3.0
 
 
 def test_a_job_that_hangs_spins_while_the_gpu_that_it_waits_for_idles() -> None:

@@ -7,7 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from gputop.advice.merge import merge_findings
 from gputop.advice.verdict import Missing
+from gputop.core.findings import Finding, Gain
 from tests.advice.live.scene import Job, Level, Scene, abstained, after, get, ids, play, verdict
 
 ALL = tuple(range(8))
@@ -98,3 +100,13 @@ def test_its_severity_does_not_flicker() -> None:
     _, advices = play(alike(lambda t: 0.0 if any(b <= t < b + 7 for b in begins) else 0.9, interval_s=2.0), 1500)
     severities = [f.severity for advice in advices for f in advice.findings if f.id == "recurring_idle"]
     assert len(severities) > 250 and sum(a != b for a, b in pairwise(severities)) <= 1
+
+
+@pytest.mark.parametrize("cause", ["long_steps", "time_outside_steps", "evaluation_share", "unfinished_step"])
+def test_what_a_capture_of_the_idle_time_names_explains_it(cause: str) -> None:
+    """Whether the recording held all of it, or ended in its midst."""
+    live = get(after(alike(pauses(62, 4)), 800), "recurring_idle")
+    named = Finding(id=cause, severity="medium", title="a checkpoint", why="why", evidence={}, action="act",
+                    source="test", gain=Gain(0.4, ""), gpus=ALL)
+    (merged,) = merge_findings([named], [live])
+    assert merged.id == cause and merged.consequences == (live,)

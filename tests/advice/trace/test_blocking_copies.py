@@ -6,7 +6,7 @@ import pytest
 
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, copying, findings, healthy, job
+from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, copying, findings, healthy, job, verdict
 from tests.trace.build import Builder, keras_steps
 from tests.trace.shares import NEEDS_SHARED, SHARED
 
@@ -188,3 +188,36 @@ def test_waits_per_step_and_gpu_do_not_depend_on_the_number_of_ranks(ranks):
     first = found.findings[0]
     assert first.id == "sync_copies" and first.evidence["syncs_per_step"] == pytest.approx(1.0)
     assert first.why.startswith("1 call per step and GPU that synchronizes makes the host wait")
+
+
+def waiting_for(*copies: tuple[Kind, int]) -> Builder:
+    """Each step has these copies, of so many bytes, evenly spread; the host waits for each and then needs 400 µs."""
+    b = job()
+    for i in range(STEPS):
+        t = i * STEP + 100
+        for k in range(len(copies) + 1):
+            launch = t - 8
+            while t < i * STEP + 100 + (k + 1) * 16_000 / (len(copies) + 1):
+                b.run(0, t, 96, KERNEL, launch=launch, launch_length=2)
+                t, launch = t + 100, launch + 3
+            if k < len(copies):
+                way, size = copies[k]
+                b.run(0, t, 100, f"Memcpy{way.name}", kind=way, launch=launch, size=size, src=MemoryKind.PINNED,
+                      dst=MemoryKind.PINNED, launch_length=t + 102 - launch)
+                t += 500
+    return b
+
+
+def test_sizes_are_told_by_direction():
+    own = verdict(waiting_for((Kind.H2D, 4), (Kind.H2D, 4), (Kind.D2H, 50_000_000)), "sync_copies")
+    assert {way: (copies.count, copies.mean_bytes) for way, copies in own.copies.items()} == {
+        "h2d": (pytest.approx(2), 4), "d2h": (pytest.approx(1), 50_000_000)}
+    found = findings(waiting_for((Kind.H2D, 4), (Kind.H2D, 4), (Kind.D2H, 50_000_000)))["sync_copies"]
+    assert "small values" in found.action and found.evidence["mean_bytes"] == 4
+    assert "50,000,000 bytes" in found.why and "(4 bytes" in found.why
+
+
+@pytest.mark.parametrize("way", [Kind.H2D, Kind.D2H])
+def test_large_copies_are_no_small_values(way):
+    found = findings(waiting_for(*[(way, 50_000_000)] * 3))["sync_copies"]
+    assert "small" not in found.action and "Do not read values" not in found.action and "large" in found.action

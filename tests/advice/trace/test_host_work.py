@@ -12,7 +12,7 @@ from gputop.diagnosis.diagnose import examine
 from gputop.trace.model import Trace
 from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.reader import read_xspaces
-from tests.advice.trace.host_jobs import BF16, found, gap, kernels, missing, placed, torch_gap
+from tests.advice.trace.host_jobs import BF16, EXECUTOR, found, gap, kernels, missing, placed, torch_gap
 from tests.advice.trace.traces import STEP, STEPS
 from tests.trace.build import Builder, keras_steps
 from tests.trace.readers.xspace.reference import Builder as XSpace
@@ -109,7 +109,7 @@ def torch_op_on_the_cpu(inside: tuple[str, float]) -> Builder:
 def test_an_op_of_pytorch_on_the_cpu_holds_the_gpu_up():
     f = found(torch_op_on_the_cpu(("cpu_work", 10)))
     assert f["host_placement"].severity == "high" and f["host_placement"].culprits[0].name == "aten::nonzero"
-    assert "step_gap_host" not in f and f["host_placement"].gain.step_time == pytest.approx(0.3 * 5 / 6, abs=0.01)
+    assert "step_gap_host" not in f and f["host_placement"].gain.step_time == pytest.approx(0.3, abs=0.01)
 
 
 @pytest.mark.parametrize("inside", [("aten::as_strided", 3.0), ("cudaStreamSynchronize", 5900.0)])
@@ -170,6 +170,18 @@ def test_ops_on_the_host_by_time(share, severity):
     if f:
         assert f.gain.step_time == pytest.approx(share, abs=0.01) and "py_function" in f.action
         assert "step_gap_host" not in found(placed(share))
+
+
+@pytest.mark.parametrize("steps", [2, 3, 6, 12])
+def test_an_op_at_the_head_of_each_step_counts_in_each(steps):
+    """The GPU's first event comes at the end of the first step, in which nothing is known of it until then."""
+    b = keras_steps(Builder(gpus=1), steps + 1, STEP, STEP - 10)
+    for i in range(steps + 1):
+        b.host("a/b:StringSplit", i * STEP + 20, STEP * 0.93, line=EXECUTOR)
+        kernels(b, i, 25 + STEP * 0.93, STEP - 20)
+    f = found(b)["host_placement"]
+    assert f.evidence["share_ratio"] == pytest.approx(0.93, abs=0.01)
+    assert f.gain.step_time == pytest.approx(0.93, abs=0.1) and f.culprits[0].time_s == pytest.approx(0.93 * STEP / 1e6)
 
 
 def test_the_cure_fits_the_op():

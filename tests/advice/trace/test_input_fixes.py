@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_by_name
+from gputop.advice.trace.input_fixes import InputFix, keras_workers, suggest_fix, suggest_fix_by_name
 from gputop.analysis.results import Pipeline, Stage
 from gputop.core.job_cpus import JobCpus
 from tests.advice.test_words import same_as_golden
@@ -43,6 +43,32 @@ def test_the_words_of_the_fixes(request):
     fixes = [cured(pipeline(*stages, calls=320), wait=0.05) for stages in pipelines]
     words = "\n----\n".join(f"{fix.action}\n{fix.tells.strip()}\n{fix.snippet}\n" for fix in fixes)
     same_as_golden("input_fixes", words, request)
+
+
+@pytest.mark.parametrize(("threads", "crowded"), [(64, True), (4, True), (3, False), (2, False)])
+def test_many_threads_on_two_cpus_are_too_many(threads, crowded):
+    fix = cured(pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.1, threads), function=True), cpus=2)
+    assert (f"{threads} threads share 2 CPUs" in fix.action) == crowded and "AUTOTUNE" in fix.snippet
+
+
+def test_many_files_are_read_at_once():
+    for stages in ([("FlatMap", 0.0, 1), ("TextLine", 0.1, 1)], [("InterleaveV2", 0.0, 1), ("TFRecord", 0.1, 1)]):
+        assert "interleave" in cured(pipeline(("Prefetch", 0, 1), *stages)).snippet
+
+
+@pytest.mark.parametrize(("stages", "workers"), [
+    (("Prefetch", "FlatMap", "Generator"), True), (("Prefetch", "Repeat", "FlatMap", "Generator"), True),
+    (("Prefetch", "BatchV2", "FlatMap", "Generator"), False),  # a dataset of the user's own, element by element
+    (("Prefetch", "Map", "Generator"), False), (("Prefetch", "FlatMap", "TFRecord"), False)])
+def test_batches_that_python_makes_for_keras_are_made_by_workers(stages, workers):
+    own = pipeline(*((name, 0.1 if name in ("Generator", "TFRecord") else 0.0, 1) for name in stages))
+    fix = cured(own)
+    for keras, name in ((2, "Sequence"), (3, "PyDataset")):
+        with_workers = keras_workers(fix, own, keras)
+        assert ("workers=8" in with_workers.snippet and name in with_workers.action) == workers
+        assert with_workers.step_s == fix.step_s and (workers or with_workers is fix)
+        assert not workers or "TFRecord" not in with_workers.action + with_workers.snippet
+    assert keras_workers(fix, None, 3) is fix
 
 
 def test_without_a_buffer_prefetching_is_enough_where_the_pipeline_is_faster_than_the_rest():
@@ -108,9 +134,16 @@ def test_of_a_trace_that_tells_no_cpus_the_saving_is_the_most_to_expect():
     (("Map", 0.0023, 1),), (("Prefetch", 0, 1), ("Map", 0.0023, 1)),
     (("Prefetch", 0, 1), ("ParallelMapV2", 0.0023, 2)), (("Prefetch", 0, 1), ("Generator", 0.0023, 1)),
 ])
-def test_a_stage_saves_no_more_than_it_costs(stages):
+def test_where_the_wait_is_longer_than_the_stages_take_the_wait_is_the_bound(stages):
+    """Of many small elements tf.data's own time is most: a batched map brought 93 % where its function took 9 %."""
     c = cured(pipeline(*stages), 0.0185, 0.0137)
-    assert c.step_s is not None and 0.0185 - c.step_s <= 0.0023 + 1e-9
+    assert c.step_s == pytest.approx(0.0185 - 0.0137) and c.at_most and not c.frees_cpus
+    assert "the stages' own times do not explain the wait" in c.how
+
+
+def test_a_wait_that_its_stage_explains_saves_no_more_than_the_stage_costs():
+    c = cured(pipeline(("Prefetch", 0, 1), ("Map", 0.0137, 1)), 0.0185, 0.0137)
+    assert c.step_s is not None and 0.0185 - c.step_s <= 0.0137 + 1e-9 and "do not explain" not in c.how
 
 
 def test_python_gains_nothing_from_more_threads_whatever_cpus_are_free():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gputop.analysis.steps.long_steps import long_steps
+from gputop.analysis.steps.long_steps import long_steps, period_of
 from tests.advice.trace.traces import KERNEL, abstained, findings
 from tests.trace.build import Builder
 
@@ -94,3 +94,15 @@ def test_a_wait_between_two_calls_counts_once_without_a_gpu():
         begin += STEP + wait
     f = next(f for f in findings(b)["input_bound"].consequences if f.id == "long_steps")
     assert f.evidence["more_s"] == pytest.approx(0.02, rel=0.01) and f.evidence["every_steps"] == 5
+
+
+@pytest.mark.parametrize(("places", "every", "of_them"), [
+    ((9, 19, 29, 39), 10, (9, 19, 29, 39)), ((9, 19, 26, 29, 39), 10, (9, 19, 29, 39)),
+    ((9, 16, 19, 29), 10, (9, 19, 29)), ((3, 9, 19, 29, 39, 49, 59, 62), 10, (9, 19, 29, 39, 49, 59)),
+    ((9, 19, 39, 49), None, ()),  # one is missing: no rhythm
+    ((9, 19), None, ()), ((), None, ()), ((4,), None, ()), ((5, 5, 5, 5), None, ()),
+    ((3, 10, 14, 25, 31, 33, 48), None, ()), ((9, 12, 16, 19, 22, 29), None, ()),
+])
+def test_a_rhythm_is_one_with_an_accident_between(places, every, of_them):
+    found, own = period_of(np.array(places, np.int64))
+    assert (found, tuple(np.array(places, np.int64)[own])) == (every, of_them)

@@ -93,6 +93,37 @@ def test_alignment_is_read_from_names(align, there):
         assert found["dims_unaligned"].gain.step_time == pytest.approx(0.15, abs=0.01)
 
 
+@pytest.mark.parametrize(("name", "op", "products"), [
+    ("nt_align1", None, ("other products",)), ("nt_align1", "model/dense/MatMul:MatMul", ("other products",)),
+    ("nt_align1", "model/self_attention/einsum/Einsum:Einsum", ("attention",)),
+    ("nt_align1", "model/scores:BatchMatMulV2", ("attention",)), ("nt_align1", "model/conv1:Conv2D", ("convolutions",)),
+    ("fprop_nhwc_align1", None, ("convolutions",)), ("fmha_align1", None, ("attention",))])
+def test_the_dimension_that_is_not_aligned_is_that_of_the_layer(name, op, products):
+    kernel = f"void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_f16_64x64_32x6_{name}>(Params)"
+    b = mixed((KERNEL, 9_000))
+    for i in range(STEPS):
+        b.run(0, i * STEP + 10_000, 9_000, kernel, op=op)
+    assert verdict(on(b, (8, 0)), "dims_unaligned").products == products
+
+
+@pytest.mark.parametrize(("kernel", "multiple"), [
+    ("cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128_16x5_nt_align1>", 4),  # TF32: 16 bytes are four numbers
+    ("cutlass::Kernel<cutlass_80_tensorop_f16_s16816gemm_f16_64x64_32x6_nt_align1>", 8)])
+def test_the_multiple_is_that_of_the_type(kernel, multiple):
+    found = findings(on(mixed((KERNEL, 9_000), (kernel, 9_000)), (8, 0)))["dims_unaligned"]
+    assert f"a multiple of {multiple} (16 bytes)" in found.why and f"to multiples of {multiple} (64" in found.action
+
+
+def test_padding_the_vocabulary_is_not_advised_for_attention():
+    kernel = "void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_f16_64x64_32x6_nt_align1>(Params)"
+    b = mixed((KERNEL, 9_000), (kernel, 9_000))
+    for event in b._device:
+        event["op"] = "gradient_tape/model/self_attention/einsum/Einsum:Einsum" if event["name"] == kernel else None
+    found = findings(on(b, (8, 0)))["dims_unaligned"]
+    assert "sequence" in found.action and "does not change attention" in found.action
+    assert found.snippet is not None and "vocabulary" not in found.snippet
+
+
 def test_alignment_that_names_do_not_tell_is_not_judged():
     a = analyze_trace(on(mixed(("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT", 18_000)), (9, 0)))
     assert "dims_unaligned" in {x.id for x in a.abstained}

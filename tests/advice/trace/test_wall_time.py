@@ -57,6 +57,26 @@ def test_one_pause_is_told_as_one():
     assert finding.evidence["stretches_count"] == 1 and "seen once" in finding.why
 
 
+def few_steps(pause: float, gap: float) -> Builder:
+    """Six steps of 10 ms with a kernel each, ``gap`` behind each of them and ``pause`` behind three."""
+    b, at = Builder(gpus=1), 0.0
+    for i in range(6):
+        b.run(0, at + 200, 9.6 * MS, launch=at + 100)
+        at = train(b, at, 1) + 100 + gap + (pause if i == 2 else 0)
+    return b
+
+
+def test_of_few_steps_a_long_pause_is_not_told_twice():
+    """From eight steps on the step before the pause is a long one, and takes both."""
+    found = findings(few_steps(300 * MS, 0))
+    assert "step_gap_host" not in found
+    assert [f.id for f in found["time_outside_steps"].consequences] == ["step_gap_host"]
+    assert {"step_gap_host"} <= findings(few_steps(0, 5 * MS)).keys(), "a gap behind each step is its own finding"
+    both = findings(few_steps(100 * MS, 30 * MS))
+    assert "step_gap_host" in both and "step_gap_host" not in {
+        c.id for f in both.values() for c in f.consequences}, "most of the gap is not that pause"
+
+
 def validated(batches: int) -> Builder:
     b, at = Builder(gpus=0), 0.0
     for _ in range(4):

@@ -160,4 +160,4 @@ def test_reports_with_numbered_ranges_are_compared(tmp_path):
     before = numbered_report(tmp_path / "before.sqlite", "iteration {}")
     after = numbered_report(tmp_path / "after.sqlite", "step {}", pause=5)
     found = compare(before, after)
-    assert found.verdict == "better" and found.headline.startswith("FASTER: 150 → 65.0 ms")
+    assert found.verdict == "better" and found.headline.startswith("FASTER, certain: 150 → 65.0 ms")

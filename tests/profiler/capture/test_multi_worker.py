@@ -15,6 +15,7 @@ import pytest
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture import job_memory, multi_worker, safe_capture
 from gputop.profiler.capture.multi_worker import each_once, fetch_preceding, per_worker, shortest_plan, trace_names
+from gputop.profiler.capture.outcomes import MultiWorkerCapture, Outcome
 from gputop.profiler.capture.plan import FreeResources, GrowthLimits, Plan
 from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import CaptureRequest, answered, require_no_question
@@ -159,6 +160,14 @@ def test_the_busiest_job_decides_for_all(logdir):
     assert plans == [replace(done.plan, overview_s=0.3)] and done.plan.chosen_s == 0.2
     assert done.plan.why == f"{servers[0].address}: this job makes 2.0 M events/s"
     assert [s.requests[1].duration_ms for s in servers] == [200, 200]
+
+
+def test_an_overview_of_one_of_several_workers_is_told_as_such():
+    of_a, of_b = (Outcome(address, address, result=object()) for address in ("a:1", "b:1"))
+    plan = Plan(10.0, 2.0, "of a test", overview_s=8.0)
+    assert MultiWorkerCapture(Path(), plan, (of_a, of_b)).notes() == ("the overview of 8 s is of a:1 alone",)
+    assert MultiWorkerCapture(Path(), plan, (of_a,)).notes() == ()
+    assert MultiWorkerCapture(Path(), replace(plan, overview_s=0.0), (of_a, of_b)).notes() == ()
 
 
 def test_stopped_during_the_probes_keeps_the_probes(logdir, monkeypatch):

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gputop.core.files import Folder
-from gputop.diagnosis.diagnose import analyze
+from gputop.diagnosis.diagnose import analyze, analyze_trace
+from gputop.diagnosis.report import text_report
 from gputop.session.auto_capture.retention import remove_run
 from gputop.trace.model import Trace
 from gputop.trace.readers.capture_file import CaptureFile, write_capture
@@ -69,6 +70,9 @@ def test_of_several_workers_it_is_on_the_clock_of_its_own(tmp_path: Path) -> Non
     trace = load([tmp_path])
     assert trace.overview is not None and trace.overview.host.start_ns[0] == 2 * 10**9
     assert trace.overview.hosts == [trace.hosts[1]] and len(trace.hosts) == 2
+    (note,) = notes_of(trace)
+    assert note.startswith(f"Only the worker {trace.hosts[1]} has an overview.") and "is not divided" in note
+    assert note in " ".join(text_report(analyze_trace(trace), 10_000).split())
 
 
 @pytest.mark.parametrize(("overview", "said"), [

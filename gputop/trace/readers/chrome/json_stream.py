@@ -18,6 +18,13 @@ _AHEAD = 32
 
 _AFTER_NUMBER = frozenset(",]} \t\r\n")
 
+# What C's printf writes for a float that is no number. JSON has no such constants; kineto and others write them all the
+# same. Of an object's member at once: no string holds a quote that is not escaped. Elsewhere where the parser fails.
+_CONSTANT = r"([-+]?)(?:(nan)(?:\(\w{0,20}\))?|inf(?:inity)?)(?=[\s,}\]])"
+_MEMBERS = re.compile(rf'((?<!\\)"\s{{0,8}}:\s{{0,8}}){_CONSTANT}', re.IGNORECASE)
+_ONE = re.compile(rf"(){_CONSTANT}", re.IGNORECASE)
+_MOST_ONES = 100  # of a file: for each the text is copied, and the element parsed again
+
 _BLANK = re.compile(r"[ \t\r\n]*")
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
 
@@ -63,6 +70,11 @@ def read_list(
     return kept, found, False
 
 
+def _spelled(found: re.Match[str]) -> str:
+    """A constant as Python's parser has it."""
+    return found[1] + ("NaN" if found[3] else f"{found[2].removeprefix('+')}Infinity")
+
+
 class _Text:
     """The loaded text and the position in it. Every method raises Damaged where it cannot go on."""
 
@@ -71,6 +83,7 @@ class _Text:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
         self._scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # public in name, absent in the stubs
         self._text, self._at, self._whole = "", 0, False
+        self._ones = 0  # constants spelled one by one
 
     def _more(self) -> bool:
         """Load twice as much text from here on, _TEXT at least, or the rest; False where the end was reached before."""
@@ -119,8 +132,10 @@ class _Text:
         while True:
             try:
                 value, end = self._scan(self._text, self._at)
-            except (StopIteration, ValueError, RecursionError):
-                pass
+            except (StopIteration, ValueError, RecursionError) as error:
+                at = error.value if isinstance(error, StopIteration) else getattr(error, "pos", None)
+                if isinstance(at, int) and at >= self._at and self._spell_constants(at):
+                    continue
             else:
                 if self._whole or len(self._text) - end >= _AHEAD:
                     # A number is whole only where something follows that cannot belong to it.
@@ -130,6 +145,19 @@ class _Text:
                     return value
             if not self._more():
                 raise Damaged
+
+    def _spell_constants(self, at: int) -> bool:
+        """Spell constants that are no JSON as Python's parser does: those of members in all of the loaded text, or the
+        one at this place, where the parser failed. False: there is none."""
+        rest = self._text[self._at:]
+        spelled = _MEMBERS.sub(_spelled, rest)
+        if spelled == rest and self._ones < _MOST_ONES and (one := _ONE.match(self._text, at)) is not None:
+            self._ones += 1
+            spelled = rest[:at - self._at] + _spelled(one) + self._text[one.end():]
+        if spelled == rest:
+            return False
+        self._text, self._at = spelled, 0
+        return True
 
     def elements(self, take: Callable[[Any], None]) -> None:
         """Hand over the elements of a list and pass its end."""

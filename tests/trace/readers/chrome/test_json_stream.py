@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -84,3 +85,22 @@ def test_all_pieces_are_asked_for():
     left = iter([b"[1", b"]", b" ", b" "])
     assert read_list(left, "traceEvents", (), [].append) == ({}, True, False)
     assert next(left, None) is None
+
+
+@pytest.mark.parametrize("word", ["nan", "-nan", "NAN", "inf", "-inf", "Inf", "+inf", "nan(ind)", "-nan(ind)", "-NaN"])
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_what_is_no_number_in_c_loses_one_value(word, size, little_text):
+    events = [{"name": "a, nan, b", "dur": i, "args": {"x": [1, 2]}} for i in range(20)]
+    raw = json.dumps({"traceEvents": events, "rank": 3})
+    raw = raw.replace('"dur": 7', f'"dur": {word}').replace('[1, 2]', f'[{word}, 2]', 1)
+    taken, kept, found, damaged = read(raw.encode(), size)
+    assert (found, damaged, kept, len(taken)) == (True, False, {"rank": 3}, 20)
+    assert not math.isfinite(taken[7]["dur"]) and not math.isfinite(taken[0]["args"]["x"][0])
+    assert (taken[7]["dur"] > 0) == (word.strip("+").lower() == "inf")
+    assert [event["name"] for event in taken] == ["a, nan, b"] * 20
+    assert [event["dur"] for i, event in enumerate(taken) if i != 7] == [*range(7), *range(8, 20)]
+
+
+@pytest.mark.parametrize("word", ["nanny", "none", "in", "infinite", "-", "nan(", '"nan'])
+def test_other_words_are_damage(word):
+    assert read(f'[1, {word}, 2]'.encode())[3]

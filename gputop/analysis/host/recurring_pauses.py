@@ -1,0 +1,51 @@
+"""Pauses of a PyTorch loop that come at the same place of its steps, and those that come anywhere.
+
+Python that belongs to the loop pauses its ops at the same place in each step. A thread that has no CPU, or that waits
+for another thread's turn with Python's lock, pauses anywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.pytorch_loops import outer_ops
+from gputop.trace.intervals import Spans
+from gputop.trace.lookups import host_rows
+from gputop.trace.model import Trace
+from gputop.trace.threads import MAIN, busiest_line, lines_of
+
+_OFTEN = 0.5  # of the steps have a pause at this place. gputop's own figure
+
+
+def recurring_share(trace: Trace, steps: Steps, pauses: Spans,
+                    process: tuple[str, int | None] | None = None) -> float | None:
+    """The share of this time in pauses that come in most steps, after the same op and before the same op, counted from
+    the step's begin; None without pauses or ops. ``process``: the host and rank whose pauses these are, if of one."""
+    host = trace.host
+    rows = host_rows(trace, r"aten::")
+    lines = lines_of(trace, MAIN)
+    if process is not None:
+        lines &= np.array([line.host == process[0] and process[1] in (None, line.rank) for line in trace.lines], bool)
+    rows = rows[lines[host.line[rows]]]
+    if not len(rows) or not pauses.total:
+        return None
+    ops = outer_ops(trace, busiest_line(trace, host.line[rows]))
+    edges = steps.edges_ns
+    step = np.searchsorted(edges[:, 0], ops.start, side="right") - 1
+    # Each op with the one before it, and how often that pair came before in its step.
+    pair = np.concatenate(([-1], ops.name[:-1].astype(np.int64) * (len(trace.names) + 1) + ops.name[1:]))
+    order = np.lexsort((np.arange(len(pair)), pair, step))
+    new = np.concatenate(([True], (np.diff(pair[order]) != 0) | (np.diff(step[order]) != 0)))
+    begin = np.flatnonzero(new)
+    number = np.empty(len(pair), np.int64)
+    number[order] = np.arange(len(pair)) - np.repeat(begin, np.diff(np.append(begin, len(pair))))
+    after = np.searchsorted(ops.start, pauses.start)  # the op that ends each pause
+    known = after < len(ops.start)
+    length = (pauses.end - pauses.start)[known]
+    key = np.stack((pair[after[known]], number[after[known]]), axis=1)
+    places, which = np.unique(key, axis=0, return_inverse=True)
+    of_step = np.searchsorted(edges[:, 0], pauses.start[known], side="right") - 1
+    seen = np.unique(np.stack((which.reshape(-1), of_step), axis=1), axis=0)[:, 0]
+    often = np.bincount(seen, minlength=len(places)) >= _OFTEN * steps.count
+    return float(length[often[which.reshape(-1)]].sum()) / pauses.total

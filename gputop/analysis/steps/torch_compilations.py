@@ -1,0 +1,61 @@
+"""Calls in which torch.compile compiles a function anew.
+
+TorchDynamo numbers what it compiles: "Torch-Compiled Region: 0/6" is the seventh version of function 0, which runs if
+no earlier one fits the shapes, types and values of the call. It compiles between its cache lookup ("TorchDynamo Cache
+Lookup") and the region, and traces the function with fake tensors meanwhile ("PythonDispatchMode", prims::), which
+nothing else does. A region that runs from the cache has none of it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from gputop.trace.intervals import in_order
+from gputop.trace.lookups import Mask, host_rows
+from gputop.trace.model import I64, Trace
+
+_REGION = re.compile(r"Torch-Compiled Region: (\d{1,9})/(\d{1,9})$")
+_CACHE_LOOKUP = r"TorchDynamo Cache Lookup$"
+_FAKE = r"PythonDispatchMode$|prims::\w"
+
+
+class TorchBuilds(NamedTuple):
+    """Compilations of one function, in order of time; ``calls`` are all of its calls."""
+
+    function: str
+    start_ns: I64
+    end_ns: I64
+    calls: int
+
+
+def torch_builds(trace: Trace, lines: Mask) -> tuple[TorchBuilds, ...]:
+    """Those of each function that compiles on one of these threads, the one that takes most time first."""
+    host = trace.host
+    regions, cache_lookups, fake = (host_rows(trace, pattern) for pattern in (_REGION.pattern, _CACHE_LOOKUP, _FAKE))
+    regions, cache_lookups, fake = (rows[lines[host.line[rows]]] for rows in (regions, cache_lookups, fake))
+    if not len(fake) or not len(cache_lookups):
+        return ()
+    found: dict[str, list[tuple[int, int]]] = {}
+    calls: dict[str, int] = {}
+    for line in np.unique(host.line[regions]).tolist():
+        own = regions[host.line[regions] == line]
+        ends = in_order(host.end_ns[cache_lookups[host.line[cache_lookups] == line]])
+        traced = in_order(host.start_ns[fake[host.line[fake] == line]])
+        start = host.start_ns[own]
+        begun = np.searchsorted(ends, start, side="right") - 1
+        begin = ends[np.maximum(begun, 0)] if len(ends) else start
+        compiles = (begun >= 0) & (np.searchsorted(traced, start) > np.searchsorted(traced, begin))
+        for row, low, high, builds in zip(own.tolist(), begin.tolist(), start.tolist(), compiles.tolist(), strict=True):
+            region = _REGION.match(trace.names[host.name[row]])
+            assert region is not None
+            calls[region[1]] = calls.get(region[1], 0) + 1
+            if builds:
+                found.setdefault(region[1], []).append((low, high))
+    out = []
+    for function, spans in found.items():
+        begin, end = np.array(sorted(spans), np.int64).T
+        out.append(TorchBuilds(function, begin, end, calls[function]))
+    return tuple(sorted(out, key=lambda one: (int((one.start_ns - one.end_ns).sum()), one.function)))
