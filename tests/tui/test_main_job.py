@@ -50,7 +50,7 @@ def test_from_the_demo_to_the_cause_and_back_after_a_lost_session(size: tuple[in
         there.press("q")
         there.until("t timeline")
         there.press("T")
-        there.until("Last capture")
+        there.until("1 Kernels")
         there.press("q")
         there.until("t timeline")
         there.press("J")
