@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     request = CaptureRequest(args.seconds, options.logdir, args.force, accept_risk=args.accept_risk)
     chosen = choose_servers(servers)
     require_no_question(server_question(chosen, request))
-    for note in left_out(servers, chosen):
+    if note := left_out(servers, chosen):
         say(note)
     answering = [s for s in chosen if s.problem is None]
     if args.all_workers and len(answering) > MAX_ALL_WORKERS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,26 @@ def read(path: str, limit: int = 4096) -> bytes:
 def read_maps(pid: int | str, proc: Path = Path("/proc")) -> bytes:
     """Its /proc/PID/maps up to a bound. Raises OSError."""
     return read(f"{proc}/{pid}/maps", MAPS_BYTES)
+
+
+@cache  # with the clock it moves by a second: starts would not be equal
+def boot_time_s(proc: Path = Path("/proc")) -> float | None:
+    """Unix time at which the kernel was booted (proc_stat(5)); None where that cannot be read."""
+    try:
+        lines = read(f"{proc}/stat", ENVIRON_BYTES).splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(b"btime "))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+def started_s(pid: int, proc: Path = Path("/proc")) -> float | None:
+    """Unix time at which a process began (proc_pid_stat(5), field 22); None where that cannot be read."""
+    booted_s = boot_time_s(proc)
+    try:
+        after_name = read(f"{proc}/{pid}/stat").rpartition(b") ")[2].split()  # the name may hold blanks and brackets
+        return None if booted_s is None else booted_s + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 class Mapping(NamedTuple):

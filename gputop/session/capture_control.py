@@ -31,8 +31,8 @@ from gputop.session.captures import (
     analyze_saved,
     capture_and_analyze,
     choose_servers,
-    job_of,
     left_out,
+    of_job,
     risk_question,
     server_question,
     servers_label,
@@ -119,7 +119,8 @@ class CaptureControl:
 
     def update_node(self, node: WatchedNode) -> None:
         """This is known of the node now."""
-        self._node, self.server_watch.has_sample = node, node.sample is not None
+        self._node = node
+        self.server_watch.update_sample(node.sample)
 
     # -- captures -----------------------------------------------------------------------------
 
@@ -151,13 +152,16 @@ class CaptureControl:
         if request.allowed is not None:
             watch.allow(request.allowed)
         request = structs.replace(request, job=None, allowed=None)
-        chosen = choose_servers(watch.servers)
-        question = server_question(chosen, request) or watch.job.question(watch.servers, request)
+        chosen = watch.job.to_capture(watch.servers) or choose_servers(watch.servers)
+        question = watch.question(request) or server_question(chosen, request)
         if question is not None:
             if request.reason:
                 raise question.refusal()
+            if question.kind == "other user":
+                watch.job.server = None  # the answer chooses it
             return question
-        watch.job.chosen |= not request.reason
+        if not (request.reason or chosen[0].asked or watch.job.server is not None):
+            watch.job.watch(chosen[0], watch.servers)
         answering = [s for s in chosen if s.problem is None]
         if request.workers is None and len(answering) > MAX_WORKERS:
             # Those that record all the time: what they have of the time before the dip is wanted.
@@ -270,6 +274,8 @@ class CaptureControl:
             ready = make_ready(pid, self._stop_capture, hold=request.hold)
             self.server_watch.update()
             server = next((s for s in self.servers if ready.address == s.address or s.pid == pid), None)
+            if server is not None and not server.asked:
+                self.server_watch.choose_job(server)
             if self._stop_capture.is_set():
                 self.set_status(CaptureStatus("failed", name, request.seconds, message=f"stopped; {ready.line}"))
             else:
@@ -342,7 +348,8 @@ class CaptureControl:
         except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
             self._fail(name, asked_s, error)
             return
-        record = replace(record, notices=(*request.notices, *record.notices, *left_out(self.servers, servers)))
+        record = replace(record, notices=(*request.notices, *record.notices),
+                         uncaptured=left_out(self.servers, servers, job_chosen=self.server_watch.job.chosen))
         self._receiver.capture_ended(record, servers)
         if record.problem is None:
             self.set_status(CaptureStatus("done", name, asked_s, record.took_s, str(record.path)))
@@ -377,7 +384,7 @@ class CaptureControl:
                          StackChoice(self.options.stacks, agreed, simulated_stacks(self._source)),
                          lambda record, of: self._node.counters(record, of), self._node.live_steps())
         if auto is not None and (preceding := auto.fetch_preceding(servers, self.set_status)) is not None:
-            return auto.finish(analyze(replace(preceding, job=job_of(servers)), run, servers, stacks={
+            return auto.finish(analyze(of_job(preceding, servers), run, servers, stacks={
                 server.address: _NO_STACKS_BEFORE for server in servers}), request.reason)
         if request.reason:
             require_no_question(risk_question(servers, request))

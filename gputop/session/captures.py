@@ -20,8 +20,7 @@ from gputop.profiler.capture.choose_workers import MAX_ALL_WORKERS
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_other_user, ask_risk
 from gputop.session.stack_watch import OWN_STACKS, StackChoice, StackWatch
-from gputop.text.redaction import command
-from gputop.text.units import fit_middle
+from gputop.text.commands import command_of
 
 if TYPE_CHECKING:
     from gputop.core.counters import GpuCounters
@@ -36,7 +35,7 @@ Counters = Callable[[CaptureRecord, Sequence[Server]], "GpuCounters"]
 
 # A named server that does not answer may be starting, or a loaded machine slow.
 ATTEMPTS, RETRY_DELAY_S = 3, 0.5
-_MOST_NAMED, _DESCRIPTION = 5, 70  # other servers that are named, and characters of what each serves
+_MOST_NAMED = 5  # other servers that are named
 ATTACHED = "attached"  # the description of a server of which only the address is known
 HOW_TO_SERVE = (
     "gputop attach PID starts one in a running job, gputop run -- python train.py starts a job with one. In the code: "
@@ -52,6 +51,7 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
     ``own`` are servers the source itself brings; ``busy`` are addresses that are being captured
     from, which must not be probed meanwhile.
     """
+    from gputop.core.proc import started_s
     from gputop.profiler.addresses import parse_address
     from gputop.profiler.ways import check as check_address
 
@@ -64,7 +64,8 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
 
         discovery = discover_servers(None)
         notes = (*discovery.notes, *(unsafe(pid).in_one_line for pid in unsafe_jobs()))
-        discovered |= {s.address: Server(s.address, s.about(), s.pid, owner=s.owner_if_other)
+        discovered |= {s.address: Server(s.address, s.about(), s.pid, owner=s.owner_if_other, user=s.user or "",
+                                         started_s=started_s(s.pid))
                        for s in (*discovery.servers, *find_jobs())}
 
     def check(text: str) -> Server:
@@ -121,6 +122,12 @@ def job_of(servers: Sequence[Server]) -> str:
     return next((command(s.description) for s in servers if s.description not in ("", ATTACHED)), "")
 
 
+def of_job(record: CaptureRecord, servers: Sequence[Server]) -> CaptureRecord:
+    """The record with the job that these captured servers are of."""
+    first = servers[0]
+    return replace(record, job=job_of(servers), pid=first.pid, started_s=first.started_s)
+
+
 def too_many(count: int) -> GputopError:
     return GputopError(f"gputop captures at most {MAX_ALL_WORKERS} workers at once, not {count}",
                        "Name the workers to capture: --attach n[01-08]:6009.", EXIT_USAGE)
@@ -146,26 +153,23 @@ def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
     raise NoDataError("no profiler server found on this node", HOW_TO_SERVE)
 
 
-def left_out(servers: Iterable[Server], chosen: Sequence[Server]) -> tuple[str, ...]:
-    """What to say of further jobs or workers of this user that were found, where none was named."""
+def left_out(servers: Iterable[Server], chosen: Sequence[Server], *, job_chosen: bool = False) -> str:
+    """In a line the other workers and, unless the user chose the job, the other jobs of this user that were found and
+    not captured; empty where the servers were named."""
     if any(s.asked for s in chosen):
-        return ()
+        return ""
     others = [s for s in servers if s.problem is None and not s.owner and s not in chosen]
-    if not others:
-        return ()
-    every = ",".join(s.address for s in (*chosen, *others))
-    more = "is 1 more profiler server" if len(others) == 1 else f"are {len(others)} more profiler servers"
-    listed = "; ".join(_named(server) for server in others[:_MOST_NAMED])
-    if len(others) > _MOST_NAMED:
-        listed += "; …"
-    return (f"only {_named(chosen[0])} is captured; there {more}: {listed}. Name the one you mean: --attach "
-            f"{others[0].address}. Workers of one job can be captured at once: --attach {every}",)
-
-
-def _named(server: Server) -> str:
-    """A server by its address and what it serves."""
-    what = fit_middle(command(server.description), _DESCRIPTION).strip()
-    return server.address + (f" ({what})" if what else "")
+    script = command_of(chosen[0].description)
+    workers = [s.address for s in others if script and command_of(s.description) == script]
+    jobs = {} if job_chosen else {command_of(s.description) or s.address: s.address for s in others
+                                  if s.address not in workers}
+    return " ".join(f"{len(addresses)} {what.format('' if len(addresses) == 1 else 's')} "
+                    f"{'was' if len(addresses) == 1 else 'were'} not captured: {', '.join(addresses[:_MOST_NAMED])}"
+                    f"{', …' if len(addresses) > _MOST_NAMED else ''}; {hint}."
+                    for addresses, what, hint in (
+                        (workers, "other worker{} of this job", "--attach captures several at once"),
+                        (list(jobs.values()), "other job{} with a profiler server", "--attach captures another one"))
+                    if addresses)
 
 
 def servers_label(servers: Sequence[Server]) -> str:
@@ -251,7 +255,7 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
         status("analyzing", record.took_s)
         sampled = on_progress.samples()
     cpus = {address: job_cpus.cpus(address) for address in pids}
-    return analyze(replace(record, job=job_of(answering)), run, servers, cpus, sampled)
+    return analyze(of_job(record, answering), run, servers, cpus, sampled)
 
 
 def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = (),
@@ -269,6 +273,7 @@ def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = 
     paths = {o.address: o.result.path for o in record.workers if o.result is not None} or {record.address: record.path}
     about = CaptureFile(files={path.name: (cpus or {}).get(address) for address, path in paths.items()},
                         address=record.address, job=record.job, time_s=record.time_s, live_steps=run.live_steps,
+                        pid=record.pid, started_s=record.started_s,
                         ended=record.plan.ended if record.plan is not None else "")
     folder = next(iter(paths.values())).parent
     # Where it cannot be written, the trace tells what it tells without.

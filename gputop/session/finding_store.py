@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputop.advice.merge import merge_findings
-from gputop.core.findings import Advice, Finding
+from gputop.core.findings import Advice, Finding, ranked
 from gputop.core.samples import NodeSample
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session.event_log import EventLog
@@ -48,6 +48,8 @@ class FindingStore:
         self._numbers: dict[Path, GpuNumbers] = {}  # those of each capture of this session
         self._frozen = snapshot is not None
         self._held: HeldConditions = {}  # by the user's own live rules
+        self._opened = False  # the last capture was opened by the user, who wants to see it
+        self._earlier = False  # the last capture is not of the job that runs now
         self.rules_ran_s = 0.0  # time of the sample on which the live rules ran last
         self._lock = threading.Lock()
         if snapshot is not None:
@@ -72,10 +74,11 @@ class FindingStore:
         """Add a finished capture of these servers; ``sample`` tells which GPUs of the node it means."""
         self._numbers[record.path] = numbers_of(record, servers, sample)
         self.taken = (*self.taken, record)[-MAX_CAPTURES:]
-        self.open_capture(record)
+        self.open_capture(record, opened=False)
 
-    def open_capture(self, record: CaptureRecord) -> None:
+    def open_capture(self, record: CaptureRecord, *, opened: bool = True) -> None:
         """Show this capture: its findings, tables and timeline are those of the last capture from now on."""
+        self._opened = opened
         self.gpu_numbers = self._numbers.get(record.path, unknown("the capture is from another session"))
         self.last_capture = record
         if record.problem is None:
@@ -120,6 +123,13 @@ class FindingStore:
                 self.last_capture, self.gpu_numbers = None, unknown("no capture yet")
                 self.refresh()
 
+    def mark_earlier(self, earlier: bool) -> None:
+        """Whether the last capture is of another job than the one that runs now: its findings then stand behind the
+        live ones, or before them if it was opened, and neither explains the other."""
+        if earlier != self._earlier:
+            self._earlier = earlier
+            self.refresh()
+
     def refresh(self) -> None:
         """Merge the findings of the last capture with the live ones."""
         with self._lock:
@@ -129,7 +139,11 @@ class FindingStore:
             numbers = self.gpu_numbers
             known = bool(numbers.by_ordinal)
             traced = tuple(on_node(f, numbers) for f in record.findings) if record else ()
-            self.findings = merge_findings(traced, self.live.findings, age_s,
-                                           allocators_known=analysis is not None and bool(analysis.memory),
-                                           job_gpus=numbers.by_ordinal.values() if known else None)
+            if self._earlier:
+                now, before = ranked(self.live.findings), ranked(traced)
+                self.findings = (*before, *now) if self._opened else (*now, *before)
+            else:
+                self.findings = merge_findings(traced, self.live.findings, age_s,
+                                               allocators_known=analysis is not None and bool(analysis.memory),
+                                               job_gpus=numbers.by_ordinal.values() if known else None)
             self.events.note_findings(self.findings, self._clock())

@@ -79,7 +79,8 @@ def _read_run(run: Path) -> ListedCapture | None:
         about = type(about)()
     path = run / traces[0] if len(traces) == 1 else run
     time_s = written_s if about.time_s is None else about.time_s
-    record = CaptureRecord(about.address, path, time_s, 0.0, 0.0, job=about.job, saved_step_s=about.step_s)
+    record = CaptureRecord(about.address, path, time_s, 0.0, 0.0, job=about.job, pid=about.pid,
+                           started_s=about.started_s, saved_step_s=about.step_s)
     return ListedCapture(record, _first(about.findings), about.name)
 
 

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputop.core.errors import GputopError
+from gputop.core.samples import NodeSample, ProcessSample
 from gputop.profiler.capture.records import Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_job, ask_other_job
 from gputop.replay.player import Player
 from gputop.session.captures import earlier_runs, find_servers
 from gputop.session.options import Options
+from gputop.session.which_job import gpu_use, in_order, jobs_of, only_job_on_gpus, same_job
 from gputop.sources.base import Source
 from gputop.sources.factory import GpusOrHost
-from gputop.text.commands import command_of
 
 if TYPE_CHECKING:
     from gputop.profiler.discovery import TrainingProcesses
@@ -41,66 +42,89 @@ class WatchedJob:
     """Which of the jobs with a profiler server is meant, by what was found and what the user has answered."""
 
     def __init__(self) -> None:
-        self.server: Server | None = None  # of the job that is watched, if it was found and not named
-        self.chosen = False  # by the user, or as the only one when a capture began
+        self.server: Server | None = None  # of the job that the user chose or has captured, if it was found, not named
+        self.chosen = False  # by the user, not as the only one when a capture began
+        self.restarted: Server | None = None  # the server of a job that was started again while it was watched
         self.agreed: set[str] = set()  # addresses of other users' servers that may be captured from
         self._allowed: set[tuple[str, str]] = set()  # address and user of servers of others
         self._beside: frozenset[tuple[str, int | None]] = frozenset()  # address and PID of all servers while it ran
+        self._named: dict[str, Server] = {}  # by the address that the user named, the job that answered there first
 
-    def watch(self, server: Server, servers: Sequence[Server] | None = None) -> None:
+    def watch(self, server: Server, servers: Sequence[Server] = ()) -> None:
         """Captures go to this server, one of these that were found, as long as its job runs."""
-        self.server, self.chosen = server, True
-        if servers is not None:
-            self._beside = frozenset((s.address, s.pid) for s in servers)
+        self.server, self.chosen = server, False
+        self._beside = frozenset((s.address, s.pid) for s in servers)
 
     def allow(self, server: Server) -> None:
-        """Let captures go to a server of another user until gputop ends."""
-        self._allowed.add((server.address, server.owner))
-        self.agreed.add(server.address)
+        """Let captures go to a server of another user, or to one that took the place of a named one, until gputop
+        ends."""
+        if server.owner:
+            self._allowed.add((server.address, server.owner))
+            self.agreed.add(server.address)
+        if server.asked:
+            self._named[server.address] = self.as_allowed(server)
 
     def as_allowed(self, server: Server) -> Server:
         return replace(server, owner="") if (server.address, server.owner) in self._allowed else server
 
-    def next(self, servers: Sequence[Server]) -> Server | None:
-        """The server of another job that would be captured because the watched one has ended; None: there is none.
-
-        A server that came after that end, with the same command, is of the same job, started again.
-        """
-        of_user = [s for s in servers if s.problem is None and not s.owner and not s.asked]
-        if any(s.asked for s in servers) or not of_user:
-            return None
-        by_key = {(s.address, s.pid): s for s in servers}
-        job, first = self.server, of_user[0]
-        if job is not None and (job.address, job.pid) in by_key:
-            first = by_key[job.address, job.pid]  # more is known of it by now, perhaps
-        elif job is not None and ((first.address, first.pid) in self._beside
-                                  or command_of(first.description) != command_of(job.description)):
-            return first
-        self.server, self._beside = first, frozenset(by_key)
-        return None
-
-    def first_of(self, servers: Sequence[Server]) -> tuple[Server, ...]:
-        """Named servers, then that of the watched job, which is the one to capture from and to show."""
-        key = (self.server.address, self.server.pid) if self.server is not None else None
-        return tuple(sorted(servers, key=lambda s: (not s.asked, (s.address, s.pid) != key)))
-
-    @staticmethod
-    def of(servers: Sequence[Server]) -> list[Server]:
-        """A server of each job that was found and may be captured from; workers of one command are one job."""
-        of_command: dict[str, Server] = {}
+    def follow(self, servers: Sequence[Server]) -> None:
+        """Go on with the watched job, and with named ones, where they were started again (:func:`same_job`)."""
         for server in servers:
-            if server.problem is None and not server.owner and not server.asked:
-                of_command.setdefault(command_of(server.description), server)
-        return list(of_command.values())
+            before = self._named.get(server.address)
+            if not server.asked or server.problem is not None:
+                continue
+            if before is None or before.pid is None or before.pid == server.pid:
+                self._named[server.address] = server
+            elif same_job(server, before):
+                self._named[server.address] = self.restarted = server
+        if self.server is None:
+            return
+        answering = {(s.address, s.pid): s for s in servers if s.problem is None}
+        place = self.server.address, self.server.pid
+        if place not in answering:
+            again = [s for key, s in answering.items()
+                     if key not in self._beside and not s.asked and same_job(s, self.server)]
+            if not again:
+                return
+            address = self.server.address
+            self.restarted = min(again, key=lambda s: s.address != address)
+            place = self.restarted.address, self.restarted.pid
+        self.server = answering[place]  # more is known of it by now, perhaps
+        self._beside = frozenset(answering)
 
-    def question(self, servers: Sequence[Server], request: CaptureRequest) -> CaptureQuestion | None:
-        """Which job a request of the user means, where that is not known."""
-        if (other := self.next(servers)) is not None and self.server is not None:
-            return ask_other_job(request, other, self.server)
-        if self.chosen or request.reason or usable(servers)[0].asked:
+    def has_ended(self, servers: Sequence[Server]) -> bool:
+        """Whether the watched job has ended and was not started again, which leaves open which job is meant."""
+        return (self.server is not None and not any(s.asked for s in servers)
+                and not any(self.is_watched(s) for s in servers if s.problem is None))
+
+    def is_watched(self, server: Server) -> bool:
+        return self.server is not None and (server.address, server.pid) == (self.server.address, self.server.pid)
+
+    def to_capture(self, servers: Sequence[Server]) -> tuple[Server, ...]:
+        """The server of the watched job where captures go to that; none where the user named some, or none answers."""
+        return tuple(s for s in usable(servers) if not s.asked and self.is_watched(s))
+
+    def _replaced_by(self, server: Server) -> Server | None:
+        """The job that answered at a named address before this server, which is not of that job."""
+        before = self._named.get(server.address)
+        if before is None or before.pid in (None, server.pid) or (server.pid is None and _runs(before.pid or 0)):
             return None
-        jobs = self.of(servers)
-        return ask_job(request, jobs) if len(jobs) > 1 else None
+        return before
+
+    def question(self, servers: Sequence[Server], request: CaptureRequest,
+                 processes: Sequence[ProcessSample] = ()) -> CaptureQuestion | None:
+        """Which job a request means, where that is not known: the only one on the GPUs is."""
+        answering = usable(servers)
+        if answering[0].asked:
+            replaced = next(((s, before) for s in answering if (before := self._replaced_by(s)) is not None), None)
+            return ask_other_job(request, *replaced) if replaced is not None else None
+        jobs = jobs_of(servers, processes)
+        if self.has_ended(servers):
+            return ask_job(request, jobs, self.server)
+        if self.server is not None or request.reason or only_job_on_gpus(jobs, processes) is not None:
+            return None
+        own = sum(not server.owner for server in jobs)
+        return ask_job(request, jobs) if own > 1 or (own == 0 and len(jobs) > 1) else None
 
 
 class ServerWatch:
@@ -115,11 +139,12 @@ class ServerWatch:
         self.attached = list(options.attach)  # addresses the user named
         self.job = WatchedJob()
         self.busy: Collection[str] = ()  # addresses of the capture under way, which must not be probed
-        self.has_sample = False  # of the node
+        self.sample: NodeSample | None = None  # the newest of the node
         self._source, self._options, self._on_change = source, options, on_change
         self._found_pids: frozenset[int] = frozenset()  # of the servers of the last search
         self._report_servers = False  # the outcome of the next search is reported even if nothing has changed
         self._training: TrainingProcesses | None = None
+        self._tried: tuple[str, ...] = ()  # addresses that the user named while another server answered
         self._quick_searches = 0
         self._closing = threading.Event()
         self._search_now = threading.Event()
@@ -142,7 +167,9 @@ class ServerWatch:
 
         self._quick_searches = 0
         parsed = addresses([address]) or (parse_address(address),)  # an empty text is refused, too
-        self.attached += [one for one in parsed if one not in self.attached]
+        more = [one for one in parsed if one not in self.attached]
+        self.attached += more
+        self._tried = tuple(more) if usable(self.servers) else ()
         self._report_servers = True
         self._search_now.set()
         return parsed[0]
@@ -150,14 +177,14 @@ class ServerWatch:
     def _watch_servers(self) -> None:
         self.earlier_captures = earlier_runs(self._options.logdir)
         while not self._closing.is_set():
-            if self.has_sample or self.attached:
+            if self.sample is not None or self.attached:
                 self.update()
             self._search_now.wait(self._next_search_s())
             self._search_now.clear()
 
     def _next_search_s(self) -> float:
         """Seconds until the next search: soon while a named server does not answer, which may be about to start."""
-        if not self.has_sample:
+        if self.sample is None:
             return _FIRST_SAMPLE_POLL_S
         if all(s.problem is None for s in self.servers if s.asked):
             self._quick_searches = 0
@@ -178,15 +205,49 @@ class ServerWatch:
 
         servers = tuple(self.job.as_allowed(replace(s, description=command(s.description))) for s in servers)
         self._found_pids = frozenset(s.pid for s in servers if s.pid is not None)
-        if self.job.next(servers) is None and usable(servers):
+        servers = self._without_failed(servers)
+        self.job.follow(servers)
+        if usable(servers) and not self.job.has_ended(servers):
             self.ended_server = None
-        servers = self.job.first_of(servers)
+        servers = self._in_order(servers)
         changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
         self.servers, self.discovery_notes, self.servers_known = servers, notes, True
         if isinstance(self._source, GpusOrHost):
             self._source.watch_processes(self._jobs_without_gpu(self._source))
         if changed or self._report_servers:
             self._report_servers = False
+            self._on_change()
+
+    def _without_failed(self, servers: tuple[Server, ...]) -> tuple[Server, ...]:
+        """An address that the user named while another server answered, and at which none does, is named no longer:
+        that server stays the one to capture from."""
+        tried = [s for s in servers if s.address in self._tried]
+        if not tried:
+            return servers
+        self._tried = ()
+        if any(s.problem is None for s in tried):
+            return servers
+        failed = {s.address for s in tried}
+        self.attached = [address for address in self.attached if address not in failed]
+        return tuple(replace(s, asked=False) if s.address in failed else s for s in servers)
+
+    @property
+    def _processes(self) -> tuple[ProcessSample, ...]:
+        return self.sample.processes if self.sample is not None else ()
+
+    def _in_order(self, servers: Sequence[Server]) -> tuple[Server, ...]:
+        return in_order(servers, self.job.server, self._processes, next(iter(self.servers), None))
+
+    def question(self, request: CaptureRequest) -> CaptureQuestion | None:
+        """See :meth:`WatchedJob.question`."""
+        return self.job.question(self.servers, request, self._processes)
+
+    def update_sample(self, sample: NodeSample | None) -> None:
+        """This is the newest sample of the node: the job that holds most GPU memory comes first."""
+        self.sample = sample
+        servers = self.servers if isinstance(self._source, Player) else self._in_order(self.servers)
+        if servers != self.servers:
+            self.servers = servers
             self._on_change()
 
     def _jobs_without_gpu(self, source: GpusOrHost) -> tuple[int, ...]:
@@ -205,25 +266,33 @@ class ServerWatch:
         the user named stays, as one that does not answer."""
         ended = [s for s in self.servers if s.pid in self._found_pids and not _runs(s.pid or 0)]
         if ended:
-            self.ended_server = ended[0]
+            self.ended_server = next(filter(self._is_shown, ended), self.ended_server)
             self._found_pids -= {s.pid for s in ended if s.pid is not None}
             self.servers = tuple(replace(s, problem="its process has ended") if s in ended else s for s in self.servers
                                  if s.asked or s not in ended)
             self._on_change()
             self._search_now.set()
 
+    def _is_shown(self, server: Server) -> bool:
+        """Whether its end is told: of a job that the user named or chose, else of the one that is shown and on the
+        GPUs, or of any where the node has none."""
+        if server.asked or self.job.is_watched(server):
+            return True
+        has_gpus = self.sample is not None and bool(self.sample.gpus)
+        return (self.job.server is None and not server.owner and server == self.servers[0]
+                and (not has_gpus or bool(gpu_use(server, self._processes).gpus)))
+
     def choose_job(self, server: Server) -> None:
-        """Captures go to this server, one of those that were found, as long as its job runs."""
+        """Captures go to this server, one of those that were found, as long as its job runs: the user chose it."""
         self.job.watch(server, self.servers)
+        self.job.chosen = True
         self.ended_server = None
-        self.servers = self.job.first_of(self.servers)
+        self.servers = self._in_order(self.servers)
         self._on_change()
 
     def allow(self, server: Server) -> None:
-        """Let captures go to a server of another user, or of another job than the one that ended, until gputop ends."""
-        if server.owner:
-            self.job.allow(server)
-        else:
-            self.job.watch(server)
-            self.ended_server = None
-        self.servers = self.job.first_of([self.job.as_allowed(s) for s in self.servers])
+        """Let captures go to a server of another user, or to one that took the place of a named one, until gputop
+        ends."""
+        self.job.allow(server)
+        self.ended_server = None
+        self.servers = self._in_order([self.job.as_allowed(s) for s in self.servers])

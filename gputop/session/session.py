@@ -31,6 +31,7 @@ from gputop.session.options import Options
 from gputop.session.rank_watch import RankWatch
 from gputop.session.sample_feed import Arrival, SampleFeed
 from gputop.session.watched_node import WatchedNode
+from gputop.session.which_job import is_of_earlier_job
 from gputop.sources.base import Source
 from gputop.sources.host.proc_files import ENDED, ZOMBIE
 from gputop.telemetry.sampler import Sampler
@@ -217,15 +218,27 @@ class Session:
 
     @property
     def captured_before_restart(self) -> bool:
-        """Whether the job that is watched now has started after the last capture, which then tells of an earlier job.
-        False where a start is not known."""
+        """Whether the last capture is of another job than the one that is watched now, or of an earlier start of it.
+        False where that is not known."""
         record, answering = self.last_capture, usable(self.servers)
         if record is None or self.player is not None or not answering:
             return False
+        if self.source.simulated:  # its jobs end with gputop
+            taken = any(one.path == record.path for one in self.taken)
+            return not taken or (self._job_restarted_s is not None and record.time_s < self._job_restarted_s)
         processes = self.sample.processes if self.sample is not None else ()
-        starts = [self._job_restarted_s,
-                  *(p.started_s for p in processes if (p.local_pid or p.pid) == answering[0].pid)]
-        return any(start_s is not None and start_s > record.time_s for start_s in starts)
+        starts = (p.started_s for p in processes if (p.local_pid or p.pid) == answering[0].pid)
+        return (any(start_s is not None and start_s > record.time_s for start_s in starts)
+                or is_of_earlier_job(record, answering))
+
+    @property
+    def restarted_s(self) -> float | None:
+        """Unix time at which the watched job was started again while it was watched; None: it was not."""
+        restarted = self.server_watch.job.restarted
+        first = next(iter(usable(self.servers)), None)
+        if restarted is None or first is None or (first.address, first.pid) != (restarted.address, restarted.pid):
+            return None
+        return restarted.started_s
 
     @property
     def pids_to_read(self) -> tuple[int, ...]:
@@ -327,6 +340,7 @@ class Session:
 
     def sample_updated(self, sample: NodeSample, arrival: Arrival) -> None:
         self.server_watch.drop_ended()
+        self.finding_store.mark_earlier(self.captured_before_restart)
         history = self.history
         if arrival != "early" and history is not None:
             ranks = self.rank_watch.report if self.rank_watch is not None else None
@@ -343,6 +357,7 @@ class Session:
         self._notify("failed")
 
     def servers_changed(self) -> None:
+        self.finding_store.mark_earlier(self.captured_before_restart)
         self._notify("servers")
 
     def capture_changed(self, status: CaptureStatus) -> None:
@@ -351,9 +366,11 @@ class Session:
 
     def capture_ended(self, record: CaptureRecord, servers: Sequence[Server]) -> None:
         self.finding_store.add_capture(record, servers, self.sample)
+        self.finding_store.mark_earlier(self.captured_before_restart)
 
     def capture_opened(self, record: CaptureRecord) -> None:
         self.finding_store.open_capture(record)
+        self.finding_store.mark_earlier(self.captured_before_restart)
 
     def capture_waits(self) -> None:
         self._notify("capture")

@@ -48,6 +48,20 @@ def command_of(about: str) -> str:
     return _split(about)[1]
 
 
+def script_of(command: str) -> str:
+    """What stays of a command of Python when its options change: the script's path, or the module. Any other command,
+    also ``python -c``, is returned whole."""
+    words = command.split(" ")
+    if not _PYTHON.fullmatch(_base(words[0])):
+        return command
+    rest = _without_options(words[1:])
+    if not rest:
+        return command
+    if not rest[0].startswith("-"):
+        return rest[0]
+    return f"-m {rest[1]}" if rest[0].endswith("m") and len(rest) > 1 else command
+
+
 def short_description(about: str) -> str:
     """What is known of a server, with the script first: "train.py --lr 1 (TensorFlow 2.21.0, rank 1)"."""
     known, command = _split(about)

@@ -240,7 +240,8 @@ class GputopApp(TerminalApp):
                           {} if found is None else found.known, None if record is None else record.step_s,
                           record is not None, analysis.what_if if analysis is not None else (),
                           answer=self._refused is not None,
-                          not_judged=analysis is not None and bool(analysis.abstained))
+                          not_judged=analysis is not None and bool(analysis.abstained),
+                          earlier=messages.earlier_verdict(session) if session.captured_before_restart else None)
 
     def no_server_hint(self) -> tuple[str, ...]:
         """What to do while no profiler server is known."""
@@ -287,14 +288,15 @@ class GputopApp(TerminalApp):
                                    record, session.clock(), self._terminal_size.width,
                                    session.step_period,
                                    session.auto_capture.state() if session.auto_capture is not None else "",
-                                   session.ended_server)])
+                                   session.ended_server, session.restarted_s)])
 
     def _show_attached(self) -> None:
         """Whether there is a server at the address that was entered last."""
         for server in self.session.servers:
             if server.address == self._attaching:
                 self._attaching = None
-                self.notify(messages.attached(server), severity="information" if server.problem is None else "error")
+                self.notify(messages.attached(server, self.session.servers),
+                            severity="information" if server.problem is None else "error")
 
     def _show_capture_progress(self) -> None:
         status = self.session.status

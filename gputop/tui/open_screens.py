@@ -161,7 +161,10 @@ def ask_before_capture(app: MonitorApp, question: CaptureQuestion) -> None:
     if question.kind == "job":
         from gputop.tui.screens.choose_job import ChooseJob
 
-        app.push_screen(ChooseJob(question.servers), lambda server: start(server.address if server else None))
+        sample = app.session.sample
+        app.push_screen(ChooseJob(question.servers, question.details, sample.processes if sample is not None else (),
+                                  app.session.clock()),
+                        lambda server: start(server.address if server else None))
     elif question.choice is not None:
         from gputop.tui.screens.workers import WorkersQuestion
 

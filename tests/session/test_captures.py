@@ -91,10 +91,15 @@ def test_the_length_and_its_reason_are_in_the_status(tmp_path: Path) -> None:
 
 def test_further_workers_are_told_where_none_was_named():
     a, b, other = Server("a:1"), Server("b:1", "TensorFlow: python b.py --token=abc"), Server("c:1", owner="ana")
-    (note,) = left_out((a, b, other, Server("d:1", problem="refused")), (a,))
-    assert note.startswith("only a:1 is captured; there is 1 more profiler server: b:1 (TensorFlow: python b.py")
-    assert "Name the one you mean: --attach b:1." in note and "--attach a:1,b:1" in note and "abc" not in note
-    assert left_out((a, other), (a,)) == left_out((replace(a, asked=True), b), (replace(a, asked=True),)) == ()
+    down = Server("d:1", problem="refused")
+    assert left_out((a, b, other, down), (a,)) == (
+        "1 other job with a profiler server was not captured: b:1; --attach captures another one.")
+    assert left_out((a, b, other, down), (a,), job_chosen=True) == "", "the user knows of the others"
+    assert left_out((a, other), (a,)) == left_out((replace(a, asked=True), b), (replace(a, asked=True),)) == ""
+    workers = [replace(b, address=f"w{number}:1") for number in range(8)]
+    assert left_out((*workers, a), workers[:1], job_chosen=True) == (
+        "7 other workers of this job were not captured: w1:1, w2:1, w3:1, w4:1, w5:1, …; --attach captures several at "
+        "once.")
 
 
 @pytest.mark.parametrize(("answers_at", "searches"), [(1, 1), (2, 2), (9, 3)])

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -14,12 +15,13 @@ from msgspec import structs
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
-from gputop.profiler.capture.request import CaptureRequest, answered, require_no_question
+from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, answered, require_no_question
 from gputop.session import capture_control, node_figures, server_watch
 from gputop.session.captures import choose_servers, find_servers, server_question
 from gputop.session.options import FigureOptions
 from gputop.session.session import Options, Session
 from gputop.session.worker_figures import AskedFigures, WorkerFigures
+from gputop.tui.monitor import messages
 from tests.fakes import StillSession, StillSource, node_sample
 from tests.records import replace
 
@@ -409,23 +411,47 @@ def test_a_bug_while_asking_ends_in_a_message(monkeypatch: pytest.MonkeyPatch) -
     assert workers.session.status is not None and "a bug in gputop" in workers.session.status.message
 
 
-def test_a_job_that_has_ended_is_known_with_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only with the next search for servers, up to ten seconds later."""
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_job_that_has_ended_is_known_with_the_next_sample(chosen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only with the next search for servers, up to ten seconds later. Of one that nobody chose and that is not on
+    the GPUs nothing is told."""
     session, job = StillSession(), subprocess.Popen(["sleep", "600"])
     watch, server = session.server_watch, Server("127.0.0.1:6009", "train.py", job.pid)
     found = [server]
     monkeypatch.setattr(server_watch, "find_servers", lambda *_: (tuple(found), ()))
     session.update_servers()
+    if chosen:
+        session.watch_job(server)
     session.feed()
     assert session.servers == (server,) and session.ended_server is None
     job.kill()
     os.waitid(os.P_PID, job.pid, os.WEXITED | os.WNOWAIT)  # ended, and its parent has yet to take notice
     session.feed()
-    assert session.servers == () and session.ended_server == server and watch._search_now.is_set()
+    assert session.servers == () and session.ended_server == (server if chosen else None)
+    assert watch._search_now.is_set()
     job.wait()
     found[:] = [Server("127.0.0.1:6010", "train.py", os.getpid())]
     session.update_servers()
-    assert session.ended_server is None, "it was started again"
+    assert session.ended_server is None and session.servers == tuple(found), "it was started again"
+    assert (session.server_watch.job.restarted == found[0]) is chosen
+
+
+def test_the_end_of_the_job_on_the_gpus_is_told_until_another_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, job = StillSession(), subprocess.Popen(["sleep", "600"])
+    sample = node_sample(1)
+    held = replace(sample.processes[0], pid=job.pid)
+    session.capture_control.update_node(replace(session.watched_node, sample=replace(sample, processes=(held,))))
+    on_gpus, other = Server("127.0.0.1:2", "train.py", job.pid), Server("127.0.0.1:1", "eval.py", os.getpid())
+    monkeypatch.setattr(server_watch, "find_servers", lambda *_: ((other, on_gpus), ()))
+    session.update_servers()
+    assert session.servers == (on_gpus, other), "the line of the job shows the job on the GPUs"
+    job.kill()
+    job.wait()
+    session.server_watch.drop_ended()
+    assert session.ended_server == on_gpus and session.servers == (other,)
+    monkeypatch.setattr(server_watch, "find_servers", lambda *_: ((other,), ()))
+    session.update_servers()
+    assert session.ended_server is None, "nobody chose it"
 
 
 def test_the_end_of_a_named_job_does_not_make_way_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,40 +503,161 @@ def test_one_job_that_was_captured_stays_the_one(monkeypatch: pytest.MonkeyPatch
     assert begun == ["127.0.0.1:2"] * 2
 
 
-def test_a_capture_of_another_job_than_the_one_that_ended_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+class Jobs:
+    """A session that finds what it is told to; captures are noted, and so are questions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.session = session = StillSession()
+        self.begun: list[str] = []
+        self._patch = monkeypatch
+        monkeypatch.setattr(session.capture_control, "_begin_capture",
+                            lambda servers, *_: self.begun.append(servers[0].address))
+
+    def search(self, *found: Server) -> None:
+        self._patch.setattr(server_watch, "find_servers", lambda *_: (found, ()))
+        self.session.update_servers()
+
+    def capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
+        return self.session.start_capture(request)
+
+    def choose(self, key: str) -> CaptureQuestion | None:
+        question = self.capture()
+        assert question is not None
+        return self.capture(answered(question, key))
+
+
+TRAIN = Server("127.0.0.1:1", "TensorFlow 2.21.0: python /home/ana/train.py --lr 1", 700001, user="ana")
+
+
+@pytest.mark.parametrize("again", [
+    {"pid": 700009},  # the same address
+    {"pid": 700009, "address": "127.0.0.1:9"},  # the same command
+    {"pid": 700009, "description": "python /home/ana/train.py --lr 2"},  # other options, as one tries a change
+])
+def test_a_restarted_job_is_gone_on_with(again: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, beside = Jobs(monkeypatch), Server("127.0.0.1:2", "python eval.py", 700002, user="ana")
+    jobs.search(TRAIN, beside)
+    assert jobs.choose(TRAIN.address) is None
+    jobs.search(beside)
+    assert jobs.session.restarted_s is None
+    restarted = replace(TRAIN, started_s=1e9, **again)
+    jobs.search(beside, restarted)
+    assert jobs.session.servers[0] == restarted and jobs.session.restarted_s == 1e9
+    assert jobs.capture() is None and jobs.begun == [TRAIN.address, restarted.address]
+
+
+@pytest.mark.parametrize("other", [
+    {"owner": "eve", "user": "eve"},  # who has taken the port of the job that has ended
+    {"user": "eve"},
+    {"description": "python /home/eve/train.py --lr 1"},
+    {"description": "python /home/ana/eval.py"},
+    {"address": "127.0.0.1:9", "description": "python /home/ana/train.py --lr 2"},
+    {"description": ""},
+])
+def test_another_user_or_script_is_asked_about(other: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(monkeypatch)
+    jobs.search(TRAIN)
+    assert jobs.capture() is None and jobs.begun == [TRAIN.address]
+    stranger = replace(TRAIN, pid=700009, started_s=1e9, **other)
+    jobs.search(stranger)
+    question = jobs.capture()
+    assert question is not None and question.kind == "job" and question.servers == (stranger,)
+    assert question.details == "The job at 127.0.0.1:1 has ended." and len(jobs.begun) == 1
+    assert jobs.session.restarted_s is None
+    with pytest.raises(GputopError, match="has ended"):
+        jobs.capture(structs.replace(REQUEST, reason="GPU 0 dipped"))
+    question = jobs.capture(answered(question, stranger.address))
+    if stranger.owner:  # it is chosen out of a list, and its user is named before it is captured
+        assert question is not None and question.kind == "other user" and "eve" in question.sentence
+        assert len(jobs.begun) == 1
+        assert jobs.capture(answered(question, "y")) is None
+    assert jobs.begun == [TRAIN.address, stranger.address]
+
+
+def test_a_worker_that_ran_beside_is_no_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, beside = Jobs(monkeypatch), replace(TRAIN, address="127.0.0.1:2", pid=700002)
+    jobs.search(TRAIN, beside)
+    assert jobs.capture() is None
+    jobs.search(beside)
+    question = jobs.capture()
+    assert question is not None and question.kind == "job" and question.servers == (beside,)
+
+
+@pytest.mark.parametrize("taken", [
+    replace(TRAIN, asked=True, pid=700009, owner="eve", user="eve"),
+    replace(TRAIN, asked=True, pid=700009, description="python /home/ana/eval.py"),
+    replace(TRAIN, asked=True, pid=None, user="", description="attached"),  # whose process may not be looked at
+])
+def test_who_takes_the_port_of_a_named_job_is_asked_about(taken: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(monkeypatch)
+    jobs.search(replace(TRAIN, asked=True))
+    assert jobs.capture() is None and len(jobs.begun) == 1
+    jobs.search(replace(TRAIN, asked=True, pid=700005, started_s=1e9))
+    assert jobs.capture() is None and len(jobs.begun) == 2 and jobs.session.restarted_s == 1e9, "the job itself"
+    jobs.search(taken)
+    question = jobs.capture()
+    assert question is not None and question.kind == "other job" and len(jobs.begun) == 2
+    assert ("user eve" in question.details) is (taken.owner == "eve")
+    assert ("may not see whose" in question.details) is (taken.pid is None)
+    with pytest.raises(GputopError, match="another one answers there now"):
+        jobs.capture(structs.replace(REQUEST, reason="GPU 0 dipped"))
+    assert jobs.capture(answered(question, "y")) is None and len(jobs.begun) == 3
+    jobs.search(taken)
+    assert jobs.capture() is None and len(jobs.begun) == 4, "the answer counts"
+    jobs.search(replace(TRAIN, asked=True))
+    assert (jobs.capture() is None) is (taken.pid is None)
+
+
+def test_no_to_another_user_s_job_leaves_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(monkeypatch)
+    bob, eve = (replace(TRAIN, address=f"127.0.0.1:{port}", pid=700000 + port, owner=name, user=name)
+                for port, name in ((3, "bob"), (4, "eve")))
+    jobs.search(bob, eve)
+    question = jobs.choose(eve.address)
+    assert question is not None and "eve" in question.sentence and not jobs.begun
+    question = jobs.capture()
+    assert question is not None and question.kind == "job" and set(question.servers) == {bob, eve}
+
+
+def test_the_only_job_on_the_gpus_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(monkeypatch)
+    sample = node_sample(1)
+    on_gpus = replace(TRAIN, address="127.0.0.1:7", pid=sample.processes[0].pid, description="python big.py")
+    jobs.session.capture_control.update_node(replace(jobs.session.watched_node, sample=sample))
+    jobs.search(TRAIN, on_gpus)
+    assert jobs.capture() is None and jobs.begun == [on_gpus.address] and jobs.session.servers[0] == on_gpus
+    jobs.search(TRAIN, on_gpus, replace(TRAIN, address="127.0.0.1:8", pid=700008, description="python c.py"))
+    assert jobs.session.server_watch.job.chosen is False
+
+
+def test_an_address_at_which_nothing_answers_does_not_cost_the_job_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession()
-    asked, begun, answers = [], [], list[CaptureRequest]()
-    monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
+    answers = {"127.0.0.1:1"}
 
-    def search(*found: Server) -> None:
-        monkeypatch.setattr(server_watch, "find_servers", lambda *_: (found, ()))
-        session.update_servers()
+    def find(attached: Sequence[str], *_: object) -> tuple[tuple[Server, ...], tuple[str, ...]]:
+        named = tuple(Server(a, "train.py", problem=None if a in answers else "nothing listens", asked=True)
+                      for a in attached)
+        return (*named, TRAIN) if TRAIN.address not in attached else named, ()
 
-    def capture() -> None:
-        if (question := session.start_capture(answers.pop() if answers else None)) is not None:
-            server, ended = question.servers
-            asked.append((ended.address, server.address))
-            answers.append(answered(question, "y"))
-
-    first, beside = Server("127.0.0.1:1", "train.py", 7), Server("127.0.0.1:2", "train.py", 8)
-    search(first, beside)
-    capture()
-    assert (begun, asked) == ([first.address], [])
-    search(beside)
-    capture()
-    assert (begun, asked) == ([first.address], [(first.address, beside.address)]), "it ran beside: another job"
-    capture()
-    assert begun[1:] == [beside.address], "the answer counts"
-    again = Server("127.0.0.1:9", "TensorFlow 2.21.0: train.py", 9)
-    search(again)
-    capture()
-    assert begun[2:] == [again.address] and len(asked) == 1, "the same job, started again"
-    search(Server("127.0.0.1:9", "eval.py", 10))
-    capture()
-    assert len(asked) == 2, "another command at the same address"
-    search(Server("127.0.0.1:4", "other.py", 11, asked=True))
-    capture()
-    assert begun[3:] == ["127.0.0.1:4"] and len(asked) == 2, "a named one needs no question"
+    monkeypatch.setattr(server_watch, "find_servers", find)
+    session.update_servers()
+    session.attach("localhost:5")
+    session.update_servers()
+    assert usable(session.servers) == (TRAIN,) and session.server_watch.attached == []
+    (typo,) = (s for s in session.servers if s.address == "127.0.0.1:5")
+    assert messages.attached(typo, session.servers) == (
+        "Could not attach to 127.0.0.1:5: nothing listens. Still at 127.0.0.1:1.")
+    session.update_servers()
+    assert session.servers == (TRAIN,)
+    session.attach("localhost:1")
+    session.attach("localhost:6")
+    session.update_servers()
+    assert [s.address for s in usable(session.servers)] == ["127.0.0.1:1"] and session.server_watch.attached == [
+        "127.0.0.1:1"], "one that was named stays, too"
+    answers.add("127.0.0.1:7")
+    session.attach("localhost:7")
+    session.update_servers()
+    assert [s.address for s in usable(session.servers)] == ["127.0.0.1:1", "127.0.0.1:7"]
 
 
 def test_a_listener_that_fails_ends_neither_the_others_nor_the_sampling(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,18 +10,19 @@ from msgspec import structs
 from textual.pilot import Pilot
 
 from gputop.core.errors import GputopError
-from gputop.core.findings import Advice
+from gputop.core.findings import Advice, Gain
 from gputop.profiler.capture.job_memory import Cost
 from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest
+from gputop.render.palette import DIM
 from gputop.session import capture_control, node_figures
 from gputop.session.options import FigureOptions
 from gputop.session.worker_figures import AskedFigures, WorkerFigures
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
-from gputop.tui.monitor.messages import of_note, panel_intro
+from gputop.tui.monitor.messages import earlier_verdict, of_note, panel_intro
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.choose_job import ChooseJob
 from gputop.tui.screens.details import capture_text, job_text
@@ -30,10 +31,11 @@ from gputop.tui.screens.workers import WorkersQuestion
 from gputop.tui.timeline.screen import TimelineScreen
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
+from tests.analyses import make_analysis
 from tests.fakes import StillSession
 from tests.records import replace
 from tests.session.test_idle_wait import returning
-from tests.tui.found import FoundSession, text_of
+from tests.tui.found import HEAVY, SMALL, FoundSession, text_of
 from tests.tui.textual_private import clear_notifications, messages
 
 
@@ -224,6 +226,32 @@ async def test_of_several_jobs_one_is_chosen_from_a_list_or_by_its_process(monke
         assert begun == ["127.0.0.1:6010"] * 2, "it stays the one"
 
 
+async def test_the_list_of_jobs_says_whose_they_are_what_they_hold_and_since_when(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    session = StillSession()
+    now_s = session.clock()
+    other = Server("127.0.0.1:6011", "JAX: python /home/bob/eval.py", 11, owner="bob", user="bob", started_s=now_s - 60)
+    train = Server("127.0.0.1:6009", "TensorFlow 2.21.0: python train.py --lr 1", 41231, user="ana",
+                   started_s=now_s - 7200)
+    idle = Server("127.0.0.1:6010", "python prepare.py", 10, user="ana")
+    ended = Server("127.0.0.1:6012", "python old.py", 12, user="ana")
+    session.server_watch.job.watch(ended)
+    monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: ((other, idle, train), ()))
+    session.update_servers()
+    app = GputopApp(session)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("c")
+        await pilot.pause()
+        assert isinstance(app.screen, ChooseJob)
+        reason, _, *jobs = str(app.screen.query_one(WrappedText).text).splitlines()[:5]
+        assert reason == "The job at 127.0.0.1:6012 has ended."
+        assert [job.split() for job in jobs] == [
+            ["›", "ana", "GPU", "0-7", "566G", "2.0", "h", "41231", "train.py", "--lr", "1"],
+            ["ana", "no", "GPU", "10", "prepare.py"],
+            ["bob", "no", "GPU", "60", "s", "11", "eval.py"]]
+
+
 async def test_while_the_first_capture_runs_nobody_is_asked_to_start_one() -> None:
     session = FoundSession()
     session.last_capture, session.live = None, Advice()
@@ -346,6 +374,97 @@ async def test_attaching_to_a_dead_address_is_answered() -> None:
             await asyncio.to_thread(session.update_servers)
             await pilot.pause()
             assert any("No profiler server at 127.0.0.1:1" in message for message in messages(app))
+
+
+async def test_a_typo_in_an_address_keeps_the_job_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = FoundSession()
+    (server,) = session.servers
+
+    def find(attached: tuple[str, ...], *_: object) -> tuple[tuple[Server, ...], tuple[str, ...]]:
+        return (*(Server(a, problem="nothing listens there", asked=True) for a in attached), server), ()
+
+    monkeypatch.setattr("gputop.session.server_watch.find_servers", find)
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await pilot.press("a", *"localhost:1", "enter")
+        await asyncio.to_thread(session.update_servers)
+        await pilot.pause()
+        assert messages(app) == ["Could not attach to 127.0.0.1:1: nothing listens there. Still at 127.0.0.1:6009."]
+        job = text_of(app._job)
+        assert "● 127.0.0.1:6009" in job and "✗" not in job and "No profiler server" not in text_of(app._actions)
+
+
+async def test_a_restarted_job_says_so_until_it_is_captured() -> None:
+    session = FoundSession()
+    (before,) = session.servers
+    again = replace(before, pid=before.pid + 1, started_s=session.clock() - 11.8)
+    session.server_watch.job.watch(before)
+    session.server_watch.job.follow((again,))
+    session.servers = (again,)
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert text_of(app._job).rstrip().endswith("restarted 12 s ago  c: capture a trace")
+        record = replace(session.last_capture, time_s=session.clock(), pid=again.pid, started_s=again.started_s)
+        session.capture_ended(record, session.servers)
+        app._refresh_all()
+        assert "restarted" not in text_of(app._job) and "captured 0 s ago" in text_of(app._job)
+
+
+async def test_a_capture_of_an_earlier_job_stands_dimmed_behind_what_the_job_does_now() -> None:
+    session = FoundSession()
+    (server,), record = session.servers, session.last_capture
+    assert record is not None
+    live = replace(HEAVY, title="The GPUs are idle now", origin="live", gain=Gain(None, ""))
+    session.finding_store.live = Advice((live,))
+    session.finding_store.rules_ran_s = session.clock()
+    session.finding_store.last_capture = replace(record, pid=server.pid, started_s=session.clock() - 99)
+    session.finding_store.refresh()
+    assert [f.title for f in session.findings] == [HEAVY.title, SMALL.title], "of the same job the trace knows more"
+    session.servers = (replace(server, started_s=session.clock() - 5),)
+    session.servers_changed()
+    opened = session.last_capture
+    assert opened is not None
+    session.capture_ended(opened, session.servers)
+    assert [f.title for f in session.findings] == [live.title, HEAVY.title, SMALL.title]
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        app._refresh_all()
+        panel = app.query_one(ActionsPanel)
+        panel.focus()
+        titles = {part.strip(): style for line in panel._lines for part, style in line}
+        assert titles[live.title] != DIM and titles[HEAVY.title] == titles[SMALL.title] == DIM
+        assert panel.selected == live
+        await pilot.press("down")
+        assert panel.selected is not None and panel.selected.origin == "trace", "it has the id of the live one"
+        await pilot.press("down")
+        assert panel.selected is not None and panel.selected.title == SMALL.title
+        session.open_capture(opened)
+        assert [f.title for f in session.findings] == [HEAVY.title, SMALL.title, live.title], "it is what was asked for"
+
+
+def test_the_verdict_on_an_earlier_job_is_not_said_of_the_one_that_runs() -> None:
+    session = FoundSession()
+    (server,), record = session.servers, session.last_capture
+    assert record is not None
+    session.last_capture = replace(record, analysis=make_analysis(findings=[]), limit="No problem found: busy 89 %.",
+                                   pid=server.pid, started_s=1.0)
+    session.finding_store.refresh()
+    session.servers = (replace(server, started_s=1.0),)
+    assert panel_intro(session)[-1] == "No problem found: busy 89 %." and not earlier_verdict(session)
+    session.servers = (replace(server, pid=server.pid + 1, started_s=2.0),)
+    said = " ".join(panel_intro(session))
+    assert "89 %" not in said and "Press c to capture" in said
+    assert earlier_verdict(session) == ("The earlier job: No problem found: busy 89 %.",)
+
+
+def test_what_else_runs_covers_no_verdict() -> None:
+    session = FoundSession()
+    others = "4 other jobs with a profiler server were not captured: a:1, …; --attach captures another one."
+    session.last_capture = replace(session.last_capture, uncaptured=others)
+    assert of_note(session, CaptureStatus("done", "a:1", 10.0)) == ()
+    assert others in str(capture_text(session.last_capture))
 
 
 async def test_a_failed_capture_is_not_on_the_job_line_for_good() -> None:

@@ -121,6 +121,7 @@ async def monitor(stage: Stage, folder: Path) -> AsyncIterator[tuple[Any, Pilot[
     session = session_of(stage.session)
     session._listeners.clear()
     session.baseline = None
+    session._job_restarted_s = None  # a test before may have restarted the job of the demo
     if session.captures:
         session.open_capture(session.captures[-1])  # a test before may have opened another one
     started = Job(["sleep", "600"], os.environ, folder / "output.log") if stage.app is RunApp else None

@@ -32,6 +32,8 @@ class Server:
     problem: str | None = None
     asked: bool = False  # named by the user, not found
     owner: str = ""  # the user it belongs to where that is another one, who has to be asked about before a capture
+    user: str = ""  # whoever it belongs to; "": not known
+    started_s: float | None = None  # Unix time at which its process began; None: not known
 
 
 def usable(servers: Iterable[Server]) -> tuple[Server, ...]:
@@ -86,6 +88,9 @@ class CaptureRecord:
     workers: tuple[Outcome, ...] = ()  # where several were captured at once
     notices: tuple[str, ...] = ()  # what to know of it first: why gputop made it by itself, which worker is missing
     job: str = ""  # the job's command line, its secrets hidden; empty where only its address is known
+    pid: int | None = None  # of the job's process, of several workers the first one's; None: not known
+    started_s: float | None = None  # Unix time at which that process began; None: not known
+    uncaptured: str = ""  # in a line: the other jobs and workers that were not captured
     compared: ComparedTrace | None = None  # what a comparison needs of the trace; None: it was not read for one
     saved_step_s: float | None = None  # the median step time as gputop.capture.json tells it, until it is analyzed
 
@@ -135,7 +140,7 @@ class CaptureRecord:
         slowed = self.steps_slowed_s
         if slowed is not None and slowed[1] > 1.1 * slowed[0]:
             lines.append(f"steps took {seconds(slowed[0])} at its beginning and {seconds(slowed[1])} at its end")
-        return tuple(lines)
+        return (*lines, self.uncaptured) if self.uncaptured else tuple(lines)
 
     def to_json(self) -> dict[str, Any]:
         out = {"address": self.address, "path": str(self.path), "time_s": self.time_s, "asked_s": self.asked_s,

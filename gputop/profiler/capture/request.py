@@ -22,7 +22,7 @@ class CaptureRequest(Struct, frozen=True):
 
     A probe may shorten the detail to what does not hurt the job, unless ``force``; an overview follows then.
     ``reason``: why the auto-capture wants it, which has nobody to ask. ``job``: the server of the job that is meant.
-    ``allowed``: a server of another user or of another job than the one that ended that may be captured from.
+    ``allowed``: a server of another user, or one that took the place of a named one, that may be captured from.
     ``workers``: the addresses of those of many that are meant, ``notices`` why these. ``ask_nodes``: how the nodes of
     many are asked for live figures first, where the options do not say so already. ``accept_risk``: even where a
     capture is known to end such jobs. ``hold``: even where torch.profiler holds the job at the end of it. ``process``:
@@ -55,7 +55,7 @@ class CaptureQuestion(Struct, frozen=True):
     """What somebody has to answer before a capture begins; without an answer none begins.
 
     ``sentence`` is the question, ``details`` what is to be known for it. ``problem`` and ``fix`` say it where nobody
-    can be asked. ``servers``: one of each job; that of another user; or that of another job and the one that ended.
+    can be asked. ``servers``: one of each job; that of another user; or one that took the place of another.
     ``choice``: the workers that are proposed.
     """
 
@@ -84,11 +84,14 @@ def require_no_question(question: CaptureQuestion | None) -> None:
         raise question.refusal()
 
 
-def ask_job(request: CaptureRequest, servers: Sequence[Server]) -> CaptureQuestion:
-    """Which of several jobs is meant. ``servers``: one of each."""
+def ask_job(request: CaptureRequest, servers: Sequence[Server], ended: Server | None = None) -> CaptureQuestion:
+    """Which of several jobs is meant, or which one after that of ``ended``. ``servers``: one of each job."""
+    listed = ", ".join(server.address for server in servers)
     return CaptureQuestion(
-        "job", "Which job?", "",
-        "several jobs have a profiler server: " + ", ".join(server.address for server in servers),
+        "job", "Which job?",
+        "Several jobs have a profiler server." if ended is None else f"The job at {ended.address} has ended.",
+        f"several jobs have a profiler server: {listed}" if ended is None else
+        f"the job at {ended.address} has ended, and other jobs have a profiler server: {listed}",
         f"Name the one to capture from: --attach {servers[0].address}",
         tuple(Answer(server.address, server.description, replace(request, job=server)) for server in servers),
         tuple(servers))
@@ -100,16 +103,18 @@ def ask_other_user(request: CaptureRequest, server: Server) -> CaptureQuestion:
         "other user", f"This server belongs to user {server.owner}. Capture from it?", HARM,
         f"the profiler server at {server.address} belongs to user {server.owner}, and you did not name it",
         f"A capture slows that job down and copies what it does. If you want this: --attach {server.address}",
-        (Answer("y", "Capture from it", replace(request, allowed=server)),), (server,))
+        (Answer("y", "Capture from it", replace(request, job=server, allowed=server)),), (server,))
 
 
-def ask_other_job(request: CaptureRequest, server: Server, ended: Server) -> CaptureQuestion:
-    """Whether to capture from another job than the one that was watched and has ended."""
+def ask_other_job(request: CaptureRequest, server: Server, before: Server) -> CaptureQuestion:
+    """Whether to capture from a named address at which another job answers than the one that was there before."""
+    whose = (f"It belongs to user {server.owner}. " if server.owner else "" if server.pid is not None else
+             "gputop may not see whose it is. ")
     return CaptureQuestion(
-        "other job", f"The job at {ended.address} has ended. Capture from another job?", HARM,
-        f"the job at {ended.address} has ended, and the profiler server at {server.address} belongs to another job",
-        f"If you want this: --attach {server.address}",
-        (Answer("y", "Capture from it", replace(request, allowed=server)),), (server, ended))
+        "other job", f"Another job answers at {server.address} now. Capture from it?", whose + HARM,
+        f"the job at {before.address} has ended, and another one answers there now",
+        f"If you want this, start gputop again: --attach {server.address}",
+        (Answer("y", "Capture from it", replace(request, allowed=server)),), (server, before))
 
 
 def ask_workers(request: CaptureRequest, servers: Sequence[Server], choice: Choice) -> CaptureQuestion:

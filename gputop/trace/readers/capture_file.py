@@ -37,6 +37,7 @@ class CaptureFile(Struct, frozen=True):
 
     ``job`` is the command line of the job, its secrets hidden; ``time_s`` the Unix time at which the capture ended,
     ``step_s`` the median step time, ``counters_by_file`` the samples of the GPUs where several workers were captured,
+    ``pid`` and ``started_s`` are the first job process and the Unix time of its start,
     ``live_steps`` the step period in the minutes before, by the live signal, ``ended`` in a sentence what ended the
     recording early. ``name`` is what the user calls it ("before prefetch"), at most :data:`MAX_NAME` characters.
     """
@@ -53,6 +54,8 @@ class CaptureFile(Struct, frozen=True):
     live_steps: LiveSteps | None = None
     ended: str = ""
     name: str = ""
+    pid: int | None = None
+    started_s: float | None = None
 
 
 def write_capture(folder: Path, about: CaptureFile) -> None:
@@ -65,7 +68,7 @@ def read_capture(folder: Path, max_bytes: int = _MAX_BYTES) -> CaptureFile:
     """What is known of the traces in a folder: nothing where there is no such file, or not a valid one."""
     with contextlib.suppress(OSError, ValueError):
         found = convert(parse(read_regular(folder / FILE, max_bytes)), CaptureFile)
-        times_s = (found.time_s or 0.0, found.step_s or 0.0)
+        times_s = (found.time_s or 0.0, found.step_s or 0.0, found.started_s or 0.0)
         if (found.schema == _SCHEMA and all(map(_plausible, found.files.values())) and len(found.name) <= MAX_NAME
                 and all(0 <= time_s < _MAX_TIME_S for time_s in times_s)):
             return found

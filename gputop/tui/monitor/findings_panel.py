@@ -25,11 +25,13 @@ _ONE_FINDING = 3  # lines of a panel that has room for its title, its reason and
 
 
 def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int,
-                  remark: str = "", step_s: float | None = None, chosen: bool = False) -> list[list[StyledText]]:
+                  remark: str = "", step_s: float | None = None, chosen: bool = False,
+                  earlier: bool = False) -> list[list[StyledText]]:
     """One finding as at most ``room`` lines: title with gain and, unfolded, its culprits, ``remark``, the
     reason and the action.
 
     ``step_s``: the step time, with which the gain is told in full where there is room. ``chosen``: it is marked.
+    ``earlier``: it is of an earlier job, which is no alarm.
     """
     most, style = room, SEVERITY_STYLE[finding.severity]
     title_style = BOLD if selected else PLAIN
@@ -57,7 +59,11 @@ def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, 
             lines += [[("   " + text, DIM)] for text in why]
         for i, text in enumerate(action_lines):
             lines.append([("   → " if i == 0 else "     ", ACCENT), (text, PLAIN)])
-    return lines[:most]
+    return _dimmed(lines[:most]) if earlier else lines[:most]
+
+
+def _dimmed(lines: list[list[StyledText]]) -> list[list[StyledText]]:
+    return [[(text, DIM) for text, _ in line] for line in lines]
 
 
 class ActionsPanel(DrawnLines, can_focus=True):
@@ -89,27 +95,31 @@ class ActionsPanel(DrawnLines, can_focus=True):
         self.step_s: float | None = None
         self.captured = self.not_judged = False
         self.numbers = GpuNumbers()  # what the GPUs of the last capture are on this node
-        self.selected_id: str | None = None
+        self.earlier: tuple[str, ...] | None = None  # the verdict on an earlier job, if the capture is of one
+        self.selected_id: str | None = None  # see :meth:`_key`
         self.chosen: frozenset[str] = frozenset()  # ids of the findings whose cures are tried
         self._what_if: tuple[CombinedGain, ...] = ()
-        self._line_ids: list[str] = []  # finding id of each drawn line
+        self._line_ids: list[str] = []  # key of the finding of each drawn line
 
     @property
     def selected(self) -> Finding | None:
         """The selected finding; the first one if the selected one no longer exists."""
         for finding in self.findings:
-            if finding.id == self.selected_id:
+            if self._key(finding) == self.selected_id:
                 return finding
         return self.findings[0] if self.findings else None
 
     def update_view(self, findings: tuple[Finding, ...], title: str, lead: tuple[str, ...] = (),
                     breakdown: Mapping[str, float | None] | None = None, step_s: float | None = None,
                     captured: bool = False, what_if: tuple[CombinedGain, ...] = (), answer: bool = False,
-                    not_judged: bool = False) -> None:
+                    not_judged: bool = False, earlier: tuple[str, ...] | None = None) -> None:
         """``lead`` is said before the findings (what there is to say where nothing is wrong);
         ``breakdown`` of the step is drawn below them where there is room. ``step_s``: the step time of the capture,
         ``captured``: whether there is one, ``what_if``: what it saves to cure several of its findings at once.
-        ``answer``: the lead answers a key, and is shown whole. ``not_judged``: some causes could not be judged."""
+        ``answer``: the lead answers a key, and is shown whole. ``not_judged``: some causes could not be judged.
+        ``earlier``: what is said of the job of the capture, if that is not the one that runs now: it is dimmed, as are
+        the findings and the step of the capture, which the live findings are not about."""
+        self.earlier = earlier
         self.not_judged = not_judged
         self.captured, self._what_if = captured, what_if
         self.chosen &= {finding.id for finding in findings if finding.gain.by == "replay"}
@@ -141,6 +151,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
         room = max(1, height - len(lead) - len(what_if))
         # The selected finding comes first, then where the step's time goes, then the titles of the others.
         step = step_lines(self.breakdown, width, self.step_s)
+        if self.earlier is not None:
+            step = _dimmed([[(" " + part, DIM)] for text in self.earlier
+                            for part in wrap_sentences(printable(text), width - 2, 2)] + step)
         if len(own) + len(step) > room:
             step = []
         lines = lead
@@ -174,7 +187,14 @@ class ActionsPanel(DrawnLines, can_focus=True):
         if finding is None:
             return []
         return finding_lines(finding, width, True, self.has_focus, room, self.numbers.remark(finding), self.step_s,
-                             finding.id in self.chosen)
+                             finding.id in self.chosen, self._is_earlier(finding))
+
+    def _is_earlier(self, finding: Finding) -> bool:
+        return self.earlier is not None and finding.origin == "trace"
+
+    def _key(self, finding: Finding) -> str:
+        """Its id; the live finding of the same id next to that of an earlier job is another one."""
+        return f"earlier {finding.id}" if self._is_earlier(finding) else finding.id
 
     def _finding_lines(self, width: int, height: int,
                        selected: list[list[StyledText]]) -> tuple[list[list[StyledText]], int]:
@@ -188,16 +208,17 @@ class ActionsPanel(DrawnLines, can_focus=True):
         first = max(0, min(index, len(self.findings) - 1 - others))
         for i, finding in enumerate(self.findings[first:first + others + 1]):
             own = selected if first + i == index else finding_lines(
-                finding, width, False, False, 1, step_s=self.step_s, chosen=finding.id in self.chosen)
+                finding, width, False, False, 1, step_s=self.step_s, chosen=finding.id in self.chosen,
+                earlier=self._is_earlier(finding))
             lines += own
-            self._line_ids += [finding.id] * len(own)
+            self._line_ids += [self._key(finding)] * len(own)
         return lines, len(self.findings) - others - 1
 
     def action_move(self, by: int) -> None:
         chosen = self.selected
         if chosen is not None:
             index = min(len(self.findings) - 1, max(0, self.findings.index(chosen) + by))
-            self.selected_id = self.findings[index].id
+            self.selected_id = self._key(self.findings[index])
             self.draw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -236,7 +257,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         finding_id = self._line_ids[row.y]
         if not finding_id:
             return
-        if self.selected is not None and self.selected.id == finding_id:
+        if self.selected is not None and self._key(self.selected) == finding_id:
             self.action_details()
         else:
             self.selected_id = finding_id

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gputop.advice.registry import EXPLANATIONS
 from gputop.core.errors import GputopError, sentences
 from gputop.diagnosis.wall_text import wall_sentence, worth_saying
@@ -21,20 +23,23 @@ FAILURE_SHOWN_S = 30.0  # how long a failed capture is told
 
 def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
     """The lines above the findings: that nothing is wrong and what limits the job, or how to learn more."""
-    status, record = status_shown(session), session.last_capture
+    status, earlier = status_shown(session), session.captured_before_restart
+    # The verdict on an earlier job says nothing of the one that runs.
+    record = None if earlier else session.last_capture
+    findings = tuple(f for f in session.findings if not earlier or f.origin == "live")
     if status is not None and status.phase == "failed":
         return (sentences(f"The capture failed: {status.message}"), status.fix)
     if record is not None and record.analysis is None:
         return ("The trace could not be analyzed; it is kept on disk. t: why.",)
     unread = tuple(filter(None, (unread_text(session.sample),)))
-    if any(f.severity != "low" for f in session.findings):
+    if any(f.severity != "low" for f in findings):
         return unread
     if record is not None:
         wall = record.analysis.wall_time if record.analysis is not None else None
         return (*unread, record.limit, *((wall_sentence(wall),) if wall is not None and worth_saying(wall) else ()))
     nothing = unread
     watched = session.sample is not None and session.sample.gpus
-    if watched and not unread and all(f.id in EXPLANATIONS for f in session.findings):
+    if watched and not unread and all(f.id in EXPLANATIONS for f in findings):
         nothing = (f"No problem visible yet. {session.live.limit}".rstrip(),)
     if session.player is not None:
         return nothing  # there is no job to capture from
@@ -45,11 +50,21 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         what = "The trace is being analyzed" if status.phase == "analyzing" else "A capture is running"
         return (*nothing, f"{what}: its findings will appear here.")
     if usable(session.servers):
-        earlier = (f"J: {_captures(session.earlier_captures)} taken before, in {session.options.logdir}",)
+        before = (f"J: {_captures(session.earlier_captures)} taken before, in {session.options.logdir}",)
         return (*nothing, "Press c to capture a trace and see where the step's time goes.",
-                *(earlier if session.earlier_captures and not session.findings else ()))
+                *(before if session.earlier_captures and session.last_capture is None and not findings else ()))
     offered = no_server is NO_SERVER and session.processes_to_serve
     return (*nothing, NO_SERVER[0], OFFER) if offered else (*nothing, *no_server)
+
+
+def earlier_verdict(session: Session) -> tuple[str, ...]:
+    """What an earlier job was limited by, where the capture that is shown is of one and names nothing to do."""
+    record = session.last_capture
+    if not session.captured_before_restart or record is None or any(f.severity != "low" for f in record.findings):
+        return ()
+    if record.analysis is None:
+        return ("The earlier job: its trace could not be analyzed. t: why.",)
+    return (f"The earlier job: {record.limit}",) if record.limit else ()
 
 
 def has_server(session: Session) -> bool:
@@ -68,10 +83,13 @@ def begun_as_sentence(message: str) -> str:
     return (first[:1].upper() + first[1:] if first.isalpha() and first != "gputop" else first) + space + rest
 
 
-def attached(server: Server) -> str:
-    """The answer to an address that the user entered."""
+def attached(server: Server, servers: Iterable[Server] = ()) -> str:
+    """The answer to an address that the user entered; ``servers``: all, of which another one may be kept."""
     if server.problem is None:
         return f"Attached to {server.address}: c captures from it."
+    kept = next(iter(usable(servers)), None)
+    if kept is not None and not server.asked:
+        return printable(f"Could not attach to {server.address}: {server.problem}. Still at {kept.address}.")
     return printable(f"No profiler server at {server.address}: {server.problem}")
 
 

@@ -198,10 +198,11 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
 def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, record: CaptureRecord | None,
         now_s: float, width: int,
         step_period: StepPeriodEstimate | None = None, auto_capture: str = "",
-        ended: Server | None = None) -> list[StyledText]:
+        ended: Server | None = None, restarted_s: float | None = None) -> list[StyledText]:
     """The training job: its profiler server, step time and estimated step period; its progress while a capture runs.
 
-    ``auto_capture`` is how that stands, where there is one; ``ended`` the server of a job that has ended.
+    ``auto_capture`` is how that stands, where there is one; ``ended`` the server of a job that has ended,
+    ``restarted_s`` when the job was started again.
     """
     if status is not None and status.running:
         return _progress(status, width)
@@ -229,6 +230,8 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
             right = [(f"no steps in the capture, {ago} ", DIM)]
     elif answering:
         right = [("c: capture a trace ", ACCENT)]
+        if restarted_s is not None:
+            right.insert(0, (f"restarted {time_ago(now_s, restarted_s)}  ", PLAIN))
     broken = next((s for s in servers if s.asked and s.problem), None)
     if broken is not None and not answering:
         left += [("✗ ", BAD), (printable(broken.address), PLAIN), ("  " + printable(broken.problem or ""), WARN)]

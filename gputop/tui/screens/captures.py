@@ -238,8 +238,12 @@ class CapturesScreen(ModalScreen[None]):
         if record.job or record.address:
             out.append(printable("  ".join(filter(None, (short_description(record.job), record.address)))) + "\n")
         out.append(printable(str(record.path)), DIM)
-        for line in record.remarks[:2]:
-            out.append("\n" + printable(line), DIM)
+        remarks = record.remarks[:2]
+        if record.uncaptured and record.uncaptured not in remarks:
+            remarks = (remarks[0], record.uncaptured)
+        for line in remarks:
+            out.append("\n" + (fit(printable(line), width).rstrip() if line == record.uncaptured else printable(line)),
+                       DIM)
         return out
 
     def on_saved_captures_moved(self) -> None:

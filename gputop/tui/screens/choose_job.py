@@ -10,12 +10,26 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.screen import ModalScreen
 
+from gputop.core.samples import ProcessSample
 from gputop.profiler.capture.records import Server
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
-from gputop.text.commands import short_description
-from gputop.text.units import fit, printable
+from gputop.session.which_job import gpu_use
+from gputop.text.commands import command_of, short_command
+from gputop.text.units import bytes_, fit, printable, ranges
 from gputop.tui.keys import key
+from gputop.tui.monitor.status_lines import time_ago
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+
+
+def job_row(server: Server, processes: Sequence[ProcessSample], now_s: float) -> tuple[str, ...]:
+    """A job in the list: user, GPUs, GPU memory, age, PID and command."""
+    use = gpu_use(server, processes)
+    gpus = f"GPU {ranges(use.gpus)}" if use.gpus else "no GPU"
+    memory = "" if use.memory_bytes is None else bytes_(use.memory_bytes)
+    age = "" if server.started_s is None else time_ago(now_s, server.started_s).removesuffix(" ago")
+    return (printable(server.user or server.owner), gpus, memory, age,
+            "" if server.pid is None else str(server.pid),
+            printable(short_command(command_of(server.description))) or server.address)
 
 
 class ChooseJob(ModalScreen[Server | None]):
@@ -30,9 +44,13 @@ class ChooseJob(ModalScreen[Server | None]):
     ]
     HELP = "The choice is kept as long as the job runs.\n"
 
-    def __init__(self, servers: Sequence[Server]) -> None:
+    def __init__(self, servers: Sequence[Server], reason: str = "", processes: Sequence[ProcessSample] = (),
+                 now_s: float = 0.0) -> None:
+        """``reason``: why it is asked. ``processes``: those of the newest sample, which hold the GPUs."""
         super().__init__()
         self._servers = tuple(servers)
+        self._reason = reason
+        self._rows = [job_row(server, processes, now_s) for server in servers]
         self._index = 0
 
     def compose(self) -> ComposeResult:
@@ -43,13 +61,14 @@ class ChooseJob(ModalScreen[Server | None]):
         self.query_one("#popup").focus()
 
     def _text(self, width: int) -> Text:
-        out = Text("Several jobs have a profiler server.\n\n", WARN)
-        for i, server in enumerate(self._servers):
+        out = Text(printable(self._reason) + "\n\n" if self._reason else "", WARN)
+        cells = [row[:-1] for row in self._rows]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+        for i, row in enumerate(self._rows):
             here = i == self._index
-            pid = "" if server.pid is None else str(server.pid)
+            texts = (f"{cell:<{w}}" for cell, w in zip(row, (*widths, 0), strict=True) if w or cell)
             out.append("›" if here else " ", ACCENT)
-            out.append(fit(f" {pid:>7}  {printable(short_description(server.description))}", width - 1).rstrip() + "\n",
-                       BOLD if here else PLAIN)
+            out.append(fit(" " + "  ".join(texts), width - 1).rstrip() + "\n", BOLD if here else PLAIN)
         out.append("\nOr select a process (tab) and press c: gputop then captures from its job.", DIM)
         return out
 

@@ -30,7 +30,7 @@ CHOICE = structs.replace(choose_workers([server.address for server in MANY], {})
 
 @pytest.mark.parametrize(("question", "key", "changes"), [
     (ask_job(REQUEST, [A, B]), "b:1", {"job": B}),
-    (ask_other_user(REQUEST, B), "y", {"allowed": B}),
+    (ask_other_user(REQUEST, B), "y", {"job": B, "allowed": B}),
     (ask_other_job(REQUEST, A, B), "y", {"allowed": A}),
     (ask_risk(REQUEST, "beware"), "y", {"accept_risk": True}),
     (ask_workers(REQUEST, MANY, CHOICE), "ask", {"ask_nodes": "ssh"}),

@@ -231,16 +231,17 @@ def test_the_job_without_a_server_says_how_to_start_one() -> None:
     assert "it does not answer" in str(job_text(session))
 
 
-async def test_the_question_about_another_job_names_its_script_and_what_a_capture_does() -> None:
+async def test_the_question_about_another_job_at_a_named_address_names_its_script_and_user() -> None:
     app = GputopApp(StillSession())
     async with app.run_test(size=(80, 24)) as pilot:
-        server = Server("127.0.0.1:9877", "TensorFlow 2.21.0: /opt/venv/bin/python serve.py /x", 8100)
+        server = Server("127.0.0.1:9877", "TensorFlow 2.21.0: /opt/venv/bin/python serve.py /x", 8100, owner="eve")
         open_screens.ask_before_capture(app, ask_other_job(app.session.capture_request(), server,
                                                            Server("127.0.0.1:6009")))
         await pilot.pause()
         question, about = (str(part.text) for part in app.screen.query(WrappedText))
-        assert question == "The job at 127.0.0.1:6009 has ended. Capture from another job? y/N"
-        assert about.startswith("127.0.0.1:9877  serve.py /x (TensorFlow 2.21.0)\n\nA capture slows that job down,")
+        assert question == "Another job answers at 127.0.0.1:9877 now. Capture from it? y/N"
+        assert about.startswith("127.0.0.1:9877  serve.py /x (TensorFlow 2.21.0)\n\nIt belongs to user eve. A capture "
+                                "slows that job down,")
 
 
 @pytest.mark.parametrize(("written", "copied"), [
