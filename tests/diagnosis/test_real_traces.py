@@ -122,7 +122,8 @@ def test_steps_of_the_kineto_traces():
     ("v100", {"tensor_cores_unused": "high"}),
     # Pinned copies and kernels are on one stream per GPU.
     ("h100", {"copies_excessive": "high", "default_stream": "low", "tensor_cores_unused": "low"}),
-    ("mfu", {"elementwise_unfused": "medium", "sync_copies": "medium", "collective_waiting": "low"}),
+    # GPU 1's host is late by 4 %; launched earlier it saves less than 1 % by replay: the copies make it wait.
+    ("mfu", {"elementwise_unfused": "medium", "sync_copies": "medium"}),
     ("amd_attention", {}),
 ])
 def test_findings(name, findings):

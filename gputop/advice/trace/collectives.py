@@ -233,6 +233,9 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
         gpus = tuple(gpu for gpu in gpus if gpu in waits.held_up_s) or gpus
         fix = Cure(host={by_number[gpu]: spans for gpu, spans in waits.held_up.items()},
                    assumes="The late host launches as early as the others do.")
+        # Each of the others has a step's work of its own: no step is shorter than that of the one that waits least.
+        others = [waiting_s for gpu, waiting_s in waits.waiting_s.items() if gpu not in gpus]
+        share = min(share, savings.removed(min(others, default=late), facts.period_s))
     return CollectiveWaiting(
         gpus=gpus, share=share, late_s=late, waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s),
         latest=latest, latest_part=waits.late_s[latest] / late, alone=alone,

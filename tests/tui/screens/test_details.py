@@ -288,7 +288,7 @@ async def test_the_code_of_a_finding_is_copied_from_the_panel_and_from_its_detai
         app._refresh_actions()
         await pilot.press("y")
         await pilot.pause()
-        assert "Nothing to copy" in notes(app)
+        assert "The finding as Markdown" in notes(app) and SMALL.title in app.clipboard
         await pilot.press("enter", "y")
         await pilot.pause()
         assert "no code to copy" in notes(app)
