@@ -6,6 +6,7 @@
 # make fuzz   hostile input at every door, FUZZ_SECONDS=600; make soak: growth of the monitor over time, SOAK_MINUTES=60
 # make lock, make sbom: the files that CI installs, with their hashes; a bill of materials
 # make completion: shell completion and man page, after a change of the command line
+# make reference: the pages of docs that are made from the code; make docs: the site, into site/
 # make cluster-demo: 200 simulated nodes, a Prometheus (Debian's, unpacked where it is not there) that scrapes them, and gputop cluster on it
 # make screenshots, make bench; make bench-advice: how right the advice is, on traces with known causes
 # Everything is set up in VENV on first use, from a package index; Python (3.10 or newer, with venv) is needed, and gcc for the tests.
@@ -15,7 +16,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test test-cluster test-browser lint lock sbom fuzz soak completion cluster-demo screenshots bench bench-advice clean
+.PHONY: run test test-cluster test-browser lint lock sbom fuzz soak completion reference docs cluster-demo screenshots bench bench-advice clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gputop needs Python 3.10 or newer: make PYTHON=python3.12 run")'
@@ -106,13 +107,23 @@ soak: $(VENV)/.test
 
 completion: $(VENV)/.run
 	$(PIP) install shtab argparse-manpage
-	$(BIN)/python docs/make_completion.py
+	$(BIN)/python tools/make_completion.py
+
+reference: $(VENV)/.run
+	$(PIP) install prometheus-client
+	$(BIN)/python tools/make_reference.py
+
+docs: $(VENV)/.run
+	$(PIP) install -e '.[docs]'
+	$(BIN)/python tools/site_pages.py
+	$(BIN)/zensical build --strict --clean
 
 cluster-demo: $(VENV)/.run
 	PATH="$$PATH:$$(tests/debian_packages.sh $(DEBIAN) prometheus promtool)" $(BIN)/python benchmarks/cluster_lab.py --show
 
 screenshots: $(VENV)/.run
 	$(BIN)/python screenshots/make.py
+	$(BIN)/python screenshots/loop.py
 
 bench: $(VENV)/.run
 	$(PIP) install nvitop
@@ -127,4 +138,4 @@ bench-advice: $(VENV)/.run
 	$(BIN)/python benchmarks/advice.py $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -21,7 +21,7 @@ from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
-from gputop.analysis.what_if.replay import Replay
+from gputop.analysis.what_if.replay import replay_window
 from gputop.trace.kernel_names import classify
 from gputop.trace.model import Kind
 from gputop.trace.readers.load import load
@@ -30,7 +30,8 @@ from gputop.trace.recorded import up_to_last_gpu_event
 
 def row(paths: list[str]) -> list[str]:
     trace = up_to_last_gpu_event(load(paths))
-    replay = Replay(trace, timelines(trace), find_steps(trace))
+    replay = replay_window(trace, timelines(trace), find_steps(trace))
+    assert replay is not None, "no GPU ran in the steps"
     device = trace.device
     kernels = np.flatnonzero(device.kind == Kind.COMPUTE)
     kinds = [classify(name) for name in trace.names]

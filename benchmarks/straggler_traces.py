@@ -14,19 +14,19 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as parquet
 
-from gputop.analysis.gpu.device_time import GpuTimeline, timelines
+from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.what_if.cure import Cure
-from gputop.analysis.what_if.graph import LONG_AGO
-from gputop.analysis.what_if.replay import Replay
+from gputop.analysis.what_if.dependencies import NEG_INF, Delays
+from gputop.analysis.what_if.graph import Collectives, Graph, build_graph, split_into_pieces
+from gputop.analysis.what_if.replay import Replay, replay_graph, run_replay, steps_time_ns
 from gputop.trace.model import AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 
 _P2P = {"forward-send": ("forward", 0), "forward-recv": ("forward", -1),
@@ -48,37 +48,31 @@ def meeting(name: str, step: int, rank: int, stage: int, number: int) -> tuple[A
     return (name, step) if name == "optimizer-clip-main-grad" else None
 
 
-class Meetings(Replay):
-    """A replay whose collectives, and what operations of other streams each operation waits for, are given: by row of
+def graph_of(trace: Trace, steps: Steps, met: np.ndarray, waits_for: np.ndarray) -> Graph:
+    """The graph whose collectives, and what operations of other streams each operation waits for, are given: by row of
     the trace's device events, -1: none. What begins later than it could was launched late, which stays."""
-
-    def __init__(self, trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps, met: np.ndarray,
-                 waits_for: np.ndarray) -> None:
-        self._met, self._waits_for = met, waits_for
-        super().__init__(trace, gpu_timelines, steps)
-
-    def _latencies(self) -> None:
-        super()._latencies()
-        rows = self._waits_for[self.rows]
-        self.source = np.where(rows >= 0, self._place[rows], -1)
-        ended = np.where(rows >= 0, self.end[self.source], LONG_AGO)
-        by_other = ended > self.before
-        self.since_source = np.where(by_other, self.start - ended, 0)
-        self.paused = np.where(by_other | self._first, 0, self.start - self.before)
-        self.fixed = self._first & (rows < 0)
-        self.launch = np.where(self.fixed, self.start, LONG_AGO)
-        self.launched = self._usual_launched = np.zeros_like(self.start)
-
-    def _find_collectives(self, gpu_timelines: Sequence[GpuTimeline]) -> None:
-        del gpu_timelines
-        _, numbers = np.unique(self._met[self.rows], return_inverse=True)
-        self.collective = np.where(self._met[self.rows] >= 0, numbers - int((self._met < 0).any()), -1)
-        self.collectives = int(self.collective.max()) + 1
-        members = np.flatnonzero(self.collective >= 0)
-        self.begun = np.zeros(self.collectives, np.int64)
-        np.maximum.at(self.begun, self.collective[members], self.start[members])
-        self.transfer = self.work.copy()
-        self.transfer[members] = np.maximum(self.end[members] - self.begun[self.collective[members]], 0)
+    graph = build_graph(trace, timelines(trace), steps)
+    assert graph is not None
+    events = graph.events
+    rows = waits_for[events.row]
+    source = np.where(rows >= 0, events.of_row[rows], -1)
+    ended = np.where(rows >= 0, events.end[source], NEG_INF)
+    by_source = ended > events.previous_end
+    fixed, zero = events.first & (rows < 0), np.zeros_like(events.start)
+    pause = np.where(by_source | events.first, 0, events.start - events.previous_end)
+    delays = Delays(source, np.where(by_source, events.start - ended, 0), zero, pause, zero,
+                    graph.delays.usual_after_previous, graph.delays.unexplained, fixed)
+    launches = graph.launches._replace(begin=np.where(fixed, events.start, NEG_INF))
+    _, number = np.unique(met[events.row], return_inverse=True)
+    of_event = np.where(met[events.row] >= 0, number - int((met[events.row] < 0).any()), -1)
+    members = np.flatnonzero(of_event >= 0)
+    begun = np.zeros(int(of_event.max()) + 1, np.int64)
+    np.maximum.at(begun, of_event[members], events.start[members])
+    transfer = events.work.copy()
+    transfer[members] = np.maximum(events.end[members] - begun[of_event[members]], 0)
+    collectives = Collectives(of_event, transfer, begun)
+    return graph._replace(launches=launches, delays=delays, collectives=collectives, pieces=split_into_pieces(
+        events, launches, delays, graph.waits, collectives, graph.boundaries))
 
 
 def dependencies(rows: list[dict[str, Any]], device: DeviceEvents) -> np.ndarray:
@@ -112,7 +106,7 @@ def dependencies(rows: list[dict[str, Any]], device: DeviceEvents) -> np.ndarray
     return out
 
 
-def replay_of(rows: list[dict[str, Any]], ranks: int) -> Meetings:
+def replay_of(rows: list[dict[str, Any]], ranks: int) -> Replay:
     """One step."""
     rows = sorted(rows, key=lambda row: row["start_ts"])
     names: dict[str, int] = {}
@@ -137,19 +131,21 @@ def replay_of(rows: list[dict[str, Any]], ranks: int) -> Meetings:
         allocator=AllocatorEvents.empty())
     end = int(device.end_ns.max())
     steps = Steps(((0, end + 1),), StepTimes("step", "high", 1, end / 1e9, end / 1e9, end / 1e9))
-    return Meetings(trace, timelines(trace), steps, numbers, dependencies(rows, device))
+    return replay_graph(graph_of(trace, steps, numbers, dependencies(rows, device)))
 
 
-def ideal(replays: list[Meetings]) -> list[Cure]:
+def ideal(replays: list[Replay]) -> list[Cure]:
     """Each operation as long as its kind, over all steps and workers."""
-    kinds = [np.array(replay.trace.names)[replay.trace.device.name[replay.rows]] for replay in replays]
+    kinds = [np.array(replay.graph.trace.names)[replay.graph.events.name] for replay in replays]
     left = [np.ones(len(kind)) for kind in kinds]
+    transfers = [replay.graph.collectives.transfer for replay in replays]
     for kind in np.unique(np.concatenate(kinds)).tolist():
-        every = np.concatenate([replay.transfer[own == kind] for replay, own in zip(replays, kinds, strict=True)])
+        every = np.concatenate([transfer[own == kind] for transfer, own in zip(transfers, kinds, strict=True)])
         length = every.mean() if kind in _COMPUTE or kind == "optimizer" else np.median(every)
-        for replay, own, ratio in zip(replays, kinds, left, strict=True):
-            ratio[own == kind] = length / np.maximum(replay.transfer[own == kind], 1_000)
-    return [Cure(assumes="", scaled=((replay.rows, ratio),)) for replay, ratio in zip(replays, left, strict=True)]
+        for transfer, own, ratio in zip(transfers, kinds, left, strict=True):
+            ratio[own == kind] = length / np.maximum(transfer[own == kind], 1_000)
+    return [Cure(assumes="", scaled=((replay.graph.events.row, ratio),))
+            for replay, ratio in zip(replays, left, strict=True)]
 
 
 def row(data: Path, name: str) -> str:
@@ -160,10 +156,11 @@ def row(data: Path, name: str) -> str:
     replays = [replay_of(rows, published["job_meta"]["dp_size"]) for rows in steps.values()]
     recorded, modeled = (np.array([getattr(replay, key) for replay in replays]) / 1e9
                          for key in ("recorded_ns", "modeled_ns"))
-    left = [replay._steps_time(replay._run(cure, exact=False)) / 1e9
+    left = [steps_time_ns(replay.graph, run_replay(replay.graph, cure, exact=False)) / 1e9
             for replay, cure in zip(replays, ideal(replays), strict=True)]
     theirs = [float(np.mean(list(published[f"step_t_{key}"].values()))) for key in ("base", "nodelay", "noblk")]
-    return (f"| {name} | {len(replays[0].trace.gpus)} | {len(replays)} | {recorded.mean():.3f} | {theirs[0]:.3f} | "
+    workers = len(replays[0].graph.trace.gpus)
+    return (f"| {name} | {workers} | {len(replays)} | {recorded.mean():.3f} | {theirs[0]:.3f} | "
             f"{modeled.mean():.3f} | {theirs[1]:.3f} | {np.mean(left):.3f} | {theirs[2]:.3f} | "
             f"{modeled.mean() / np.mean(left):.3f} | {published['blocking_slowdown']:.3f} |")
 

@@ -2,7 +2,7 @@
 
 Imported into the job. It needs the standard library alone, and marks by the profiler of each framework that the job
 itself has imported: TensorFlow's and JAX's (an event with ``step_num``), PyTorch's (``ProfilerStep#<n>``). While
-nothing profiles, a mark does nothing (docs/API.md).
+nothing profiles, a mark does nothing (docs/reference/python.md).
 """
 
 from __future__ import annotations

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import html
 import importlib
+import importlib.util
+import json
 import re
 import shlex
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -16,9 +20,10 @@ from typing import Any, NamedTuple, get_args
 import pytest
 
 from gputop.cli import main
-from gputop.commands.arguments import COMMANDS, parser
+from gputop.commands.arguments import parse, parser
 from gputop.comparison.rows import Verdict
 from gputop.core.extras import PACKAGES
+from gputop.export.openmetrics import families
 
 try:
     import tomllib
@@ -26,7 +31,8 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib  # type: ignore[import-not-found, no-redef]
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SKILL.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SKILL.md", *(ROOT / "docs").rglob("*.md")])
+FRAGMENTS = ROOT / "docs" / "findings"  # of a job's own code: tests/test_reference.py
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -59,7 +65,7 @@ def test_files_that_are_named_exist(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
 def test_modules_and_names_that_are_named_exist(document: Path) -> None:
-    for dotted in set(re.findall(r"`(gputop(?:\.\w+)+)", document.read_text())):
+    for dotted in set(re.findall(r"`(gputop(?:\.\w+)+)(?![\w/.-])", document.read_text())):
         parts = dotted.split(".")
         if parts[-1] in ("json", "toml"):  # a file
             continue
@@ -91,22 +97,31 @@ def _blocks() -> Iterator[Block]:
             yield Block(document, text.count("\n", 0, found.start()) + 1, found[1], found[2])
 
 
+def _id(block: Block) -> str:
+    return f"{_name(block.document)}:{block.line}"
+
+
 def _of(*languages: str) -> list[Any]:
-    return [pytest.param(block, id=f"{block.document.stem}:{block.line}") for block in _blocks()
-            if block.language in languages]
+    return [pytest.param(block, id=_id(block)) for block in _blocks()
+            if block.language in languages and block.document.parent != FRAGMENTS]
 
 
 def test_no_code_block_is_left_out() -> None:
     """A block of another language needs a test here, or one that says where its own is."""
-    elsewhere = {"promql", "yaml"}  # tests/export
-    assert {block.language for block in _blocks()} <= {"", "python", "sh", "sql", "toml"} | elsewhere
+    assert {block.language for block in _blocks()} <= {"promql", "python", "sh", "sql", "text", "toml", "yaml"}
 
 
 @pytest.mark.parametrize("block", _of("python"))
-def test_python_runs(block: Block, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(ROOT)
-    exec(compile(block.text, block.document.name, "exec"), {})
+def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                     capsys: pytest.CaptureFixture[str]) -> None:
+    for framework in ("tensorflow", "torch", "jax", "lightning"):
+        if re.search(rf"^(?:import|from) {framework}\b", block.text, re.M):
+            pytest.importorskip(framework, reason=f"{framework} is not installed")
+    monkeypatch.chdir(ROOT if "tests/data" in block.text else tmp_path)
+    exec(compile(block.text, block.document.name, "exec"), {"__name__": "page"})
     assert "for finding in" not in block.text or "input_bound" in capsys.readouterr().out
+    if "export_chrome_trace" in block.text:
+        assert main(["analyze", "trace.json.gz"]) == 0
 
 
 @pytest.mark.parametrize("block", _of("toml"))
@@ -123,18 +138,28 @@ def test_toml_is_accepted(block: Block, tmp_path: Path, monkeypatch: pytest.Monk
     assert main(["analyze", trace, "--rules", "rules.toml"]) == 0
 
 
+_CALL = re.compile(r"(?:^|[\s(;/])(?<!-t )gputop(?= |$)((?:(?!  )(?:'[^']*'|\"[^\"]*\"|[^'\"|&;#>\n)]))*)", re.M)
+_NO_CALL = re.compile(r"^ *(?:git|pip|ln|rm|podman|docker|curl|make|export GPUTOP)\b.*$|^#SBATCH.*$", re.M)
+
+
 def _command_lines(text: str) -> Iterator[str]:
-    """The lines that begin with gputop, without what explains them, and without pipes and redirections."""
-    for line in text.splitlines():
-        command = re.split(r"\s+#|\s{2,}|\s(?:>|>>|\||&&)\s", line)[0]
-        if re.match(r"gputop\b", command):
-            yield re.sub(r"\[(list|--limits|FILE…)\]", "", command).replace("PID", "4711")
+    """Calls of gputop, without pipes and redirections, and without what explains them."""
+    text = _NO_CALL.sub("", text)
+    inner = re.findall(r"\$\(([^()]*)\)", text)
+    for found in _CALL.finditer(re.sub(r"\$\([^()]*\)", "4711", text) + "\n" + "\n".join(inner)):
+        yield f"gputop {found[1].strip()}".replace("PID", "4711").replace("$SLURM_JOB_ID", "4711").strip()
 
 
-@pytest.mark.parametrize("block", _of("", "sh"))
+def _understood(text: str) -> int:
+    commands = list(_command_lines(text))
+    for command in commands:
+        parse(shlex.split(command)[1:])
+    return len(commands)
+
+
+@pytest.mark.parametrize("block", _of("sh"))
 def test_command_lines_are_understood(block: Block) -> None:
-    for command in _command_lines(block.text):
-        parser().parse_args(shlex.split(command)[1:])
+    _understood(block.text)
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert set(re.findall(r"^make ([\w-]+)", block.text, re.M)) <= targets
     assert all((ROOT / name).exists() for name in re.findall(r"^(?:podman|docker) build -f (\S+)", block.text, re.M))
@@ -147,7 +172,7 @@ def test_the_page_on_conversion_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run.mkdir(parents=True)
     (run / "n01.xplane.pb").write_bytes(gzip.decompress((data / "keras3_slow_input.xplane.pb.gz").read_bytes()))
     shutil.copy(data / "v0_1_0" / "demo.gputop", "night.rec")
-    page = [block for block in _blocks() if block.document.name == "CONVERT.md"]
+    page = [block for block in _blocks() if block.document.name == "convert.md"]
     commands = [command for block in page if block.language == "sh" for command in _command_lines(block.text)]
     assert len(commands) == 4 and all(main(shlex.split(command)[1:]) == 0 for command in commands)
     of_sqlite, of_parquet = (block.text for block in page if block.language == "sql")
@@ -172,7 +197,7 @@ def test_each_install_line_can_be_had() -> None:
     """No index has gputop's distribution: a line names a folder, or packages that an index has."""
     known = {re.split(r"[<>=;\[ ]", requirement)[0] for requirements in
              (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()) for requirement in requirements}
-    texts = [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "docs" / "Containerfile", *(ROOT / "gputop").rglob("*.py"),
+    texts = [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "Containerfile", *(ROOT / "gputop").rglob("*.py"),
              *(path for path in (ROOT / "gputop" / "completion").iterdir() if path.suffix != ".py")]
     lines = 0
     for path in texts:
@@ -183,23 +208,90 @@ def test_each_install_line_can_be_had() -> None:
             (wanted,) = (word for word in shlex.split(words.rstrip(",;:")) if not word.startswith("-"))
             name, _, extras = wanted.rstrip("]").partition("[")
             lines += 1
-            if re.fullmatch(r"\.|/src", name):
+            if re.fullmatch(r"\.|/src|\./[\w-]+", name):
                 assert set(filter(None, extras.split(","))) <= PROJECT["optional-dependencies"].keys()
             else:
                 assert re.split("[<>=]", name)[0] in known and not extras, f"{_name(path)}: pip install {words}"
     assert lines > 15
 
 
-def _command_rows() -> list[tuple[str, str]]:
-    return re.findall(r"^\| (`gputop.*?) \| (.*) \|$", (ROOT / "docs" / "USING.md").read_text(), re.M)
+def _extra_rows() -> list[tuple[str, str]]:
+    return re.findall(r"^\| `\[(\w+)\]` \| (.*) \|$", (ROOT / "docs" / "start" / "install.md").read_text(), re.M)
+
+
+def test_the_calls_of_a_block_are_found() -> None:
+    text = ("a $(gputop run --print-path) b\n(gputop doctor) &\n/v/bin/gputop config > x  # y\ngputop stacks PID\n"
+            "podman build -t gputop .\ngputop --on-dip 'sm<0.6*median'   # z\nkubectl x -- gputop stacks\ngputop\n")
+    assert sorted(_command_lines(text)) == sorted([
+        "gputop doctor", "gputop config", "gputop stacks 4711", "gputop --on-dip 'sm<0.6*median'", "gputop stacks",
+        "gputop", "gputop run --print-path"])
+    assert sum(_understood(block.text) for block in _blocks() if block.document.name == "first-capture.md") == 6
+    with pytest.raises(SystemExit):
+        _understood("gputop analyse x")
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=_id(block)) for block in _blocks() if block.language == "sh"])
+def test_a_shell_reads_it(block: Block) -> None:
+    shell = subprocess.run(["bash", "-n"], input=block.text, text=True, capture_output=True, check=False)
+    assert shell.returncode == 0, shell.stderr
+
+
+@pytest.mark.parametrize("block", _of("yaml"))
+def test_yaml_is_what_its_reader_expects(block: Block) -> None:
+    """Workflows, manifests and files of Prometheus: their form, and the calls of gputop in them."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    document = yaml.safe_load(block.text)
+    for line in re.findall(r"^.*(?:bin/gputop |\$\(gputop ).*$", block.text, re.M):
+        assert _understood(re.sub(r"^\s*(?:- )?", "", line))
+    for container in (container for spec in _specs(document) for container in spec["containers"]):
+        if "gputop" in container["image"]:
+            parse(container["args"])
+    for rule in (rule for group in document.get("groups", ()) for rule in group["rules"]):
+        _metrics_exist(rule["expr"])
+        assert rule["alert"] and rule["annotations"]["summary"]
+
+
+def _specs(node: Any) -> Iterator[dict[str, Any]]:
+    """The specifications of pods in a manifest."""
+    if isinstance(node, dict):
+        if "containers" in node:
+            yield node
+        for value in node.values():
+            yield from _specs(value)
+
+
+def _metrics_exist(expression: str) -> None:
+    assert set(re.findall(r"gputop_\w+", expression)) <= {family.name for family in families()}, expression
+
+
+@pytest.mark.parametrize("block", _of("promql"))
+def test_queries_name_metrics_that_exist(block: Block) -> None:
+    _metrics_exist(block.text)
+    for query in block.text.splitlines() if shutil.which("promtool") else ():
+        rules = {"groups": [{"name": "page", "rules": [{"record": "page", "expr": query}]}]}
+        checked = subprocess.run(["promtool", "check", "rules", "/dev/stdin"], input=json.dumps(rules),
+                                 capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+
+
+def test_the_dashboard_is_one() -> None:
+    dashboard = json.loads((ROOT / "docs" / "tasks" / "grafana-dashboard.json").read_text())
+    assert dashboard["schemaVersion"] >= 30 and dashboard["title"] == "gputop"
+    assert {variable["name"] for variable in dashboard["templating"]["list"]} == {"datasource", "instance"}
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) >= 10
+    assert all(panel["datasource"]["uid"] == "${datasource}" and panel["gridPos"]["w"] <= 24 for panel in panels)
+    for expression in (target["expr"] for panel in panels for target in panel["targets"]):
+        _metrics_exist(expression)
+        assert 'instance=~"$instance"' in expression and expression.count("(") == expression.count(")")
 
 
 @pytest.mark.parametrize(("command", "extra"), [
     ("stacks", "stacks"), ("capture", "stacks"), ("serve", "serve"), ("xprof", "xprof"), ("export", "export"),
     ("convert", "parquet")])
 def test_an_extra_is_named_with_the_command_that_needs_it(command: str, extra: str) -> None:
-    (row,) = (does for name, does in _command_rows() if name.startswith(f"`gputop {command}"))
-    assert f"[{extra}]" in row
+    (row,) = (row for name, row in _extra_rows() if name == extra)
+    assert f"`pip install {PACKAGES[extra]}`" in row and (f"`gputop {command}" in row or command == "capture")
     helped = parser()._commands.choices[command].format_help()  # type: ignore[attr-defined]
     assert f"pip install {PACKAGES[extra]}" in " ".join(helped.split())
 
@@ -208,22 +300,23 @@ def test_an_extra_is_named_with_the_command_that_needs_it(command: str, extra: s
 
 
 def test_all_commands_that_print_json_are_listed() -> None:
-    (listed,) = re.findall(r"^`--json` of (.*?), and `snapshot", (ROOT / "docs" / "USING.md").read_text(), re.M | re.S)
+    page = (ROOT / "docs/reference/commands.md").read_text()
+    (listed,) = re.findall(r"messages on stderr: (.*?)\. \[JSON\]", page, re.S)
     assert re.findall(r"`(\w+)`", listed) == sorted(
         name for name, own in parser()._commands.choices.items()  # type: ignore[attr-defined]
         if "--json" in own._option_string_actions)
 
 
-@pytest.mark.parametrize("document", ["SKILL.md", "docs/API.md"])
+@pytest.mark.parametrize("document", ["SKILL.md", "docs/reference/python.md"])
 def test_the_verdicts_of_a_comparison_are_listed(document: str) -> None:
     text = (ROOT / document).read_text()
     assert not [verdict for verdict in get_args(Verdict) if f'"{verdict}"' not in text]
 
 
 def test_the_cost_in_the_readme_is_that_of_the_last_series() -> None:
-    cost, readme = ((ROOT / name).read_text() for name in ("docs/COST.md", "README.md"))
-    cpu = re.search(r"CPU after the first ten seconds .*? and ([\d.]+)\s+times", cost, re.S)
-    memory = re.search(r"Memory [\d.]+ times \((\d+ MB)", cost)
+    cost, readme = ((ROOT / name).read_text() for name in ("docs/project/cost.md", "README.md"))
+    cpu = re.search(r"^\| monitor, CPU .*\| nvitop \| ([\d.]+) \|$", cost, re.M)
+    memory = re.search(r"^\| monitor, memory \| (\d+ MB) \| nvitop", cost, re.M)
     assert cpu is not None and f"{float(cpu[1]):.1f} times nvitop's CPU" in readme
     assert memory is not None and memory[1] in readme
 
@@ -243,21 +336,48 @@ def test_the_table_of_packages_has_the_order_that_the_linter_holds() -> None:
     settings = (ROOT / "pyproject.toml").read_text()
     layers = re.search(r'name = "Packages in layers".*?layers = \[(.*?)\]', settings, re.S)
     assert layers is not None
-    table = re.findall(r"^\| `gputop/(\w+)(?:\.py)?` \|", (ROOT / "docs" / "ARCHITECTURE.md").read_text(), re.M)
+    page = (ROOT / "docs/contributing/architecture.md").read_text()
+    table = re.findall(r"^\| `gputop/(\w+)(?:\.py)?` \|", page, re.M)
     assert table == re.findall(r'"gputop\.(\w+)"', layers[1])[::-1]
 
 
-def test_every_command_is_listed_and_can_be_given_as_it_is_listed() -> None:
-    names = [name for row, _ in _command_rows() for name in re.findall(r"`(gputop[^`]*)`", row)]
-    assert {name.split()[1] for name in names if " " in name} == set(COMMANDS)
-    for name in names:
-        if re.fullmatch(r"gputop( [a-z]+)?", name):
-            parser().parse_args(name.split()[1:])
+def test_calls_in_sentences_and_tables_are_understood() -> None:
+    """Their commands and options; what else a call needs may be left out of a sentence."""
+    main_parser = parser()
+    calls = {call for document in DOCUMENTS for call in re.findall(r"`gputop( [^`]*)`", document.read_text())}
+    for call in sorted(calls):
+        words = call.replace("…", "").partition(" -- ")[0].split()
+        own = main_parser._commands.choices.get(words[0]) if words else None  # type: ignore[attr-defined]
+        assert own is not None or not words or words[0].startswith("-"), f"gputop{call}"
+        known = {*main_parser._option_string_actions, *(own or main_parser)._option_string_actions}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, f"gputop{call}"
+    assert len(calls) > 50
+
+
+def test_the_messages_of_the_troubleshooting_page_are_printed() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    said = _literals()
+    messages = re.findall(r"^## `(.+)`$", text, re.M)
+    assert len(messages) >= 10 and not [message for message in messages if message not in said]
+
+
+def _literals() -> str:
+    """All texts of the program, implicit joins made, what is filled in taken for a usual value."""
+    values = {"scope": "1"}
+    texts = []
+    for path in (ROOT / "gputop").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else
+                                     values.get(ast.unparse(part).strip("f'{}"), "…") for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return "\n".join(texts)
 
 
 def test_comments_cite_only_documents_that_exist() -> None:
     for file in (ROOT / "gputop").rglob("*.py"):
-        for cited in re.findall(r"docs/[A-Z_]+\.md", file.read_text()):
+        for cited in re.findall(r"(?<![\w/])docs/[\w/-]+\.md", file.read_text()):
             assert (ROOT / cited).exists(), f"{_name(file)} cites {cited}"
 
 
@@ -268,3 +388,36 @@ def test_the_readme_can_be_read_in_two_minutes() -> None:
     assert len(re.findall(r"[^\s|]*\w[^\s|]*", text)) <= 450
     assert all(needed in readme for needed in ("`make run`", "`make test`", "gcc", "git clone "))
     assert re.search(r"git clone (\S+)", readme)[1] == PROJECT["urls"]["Documentation"].partition("#")[0]  # type: ignore[index]
+
+
+# -- the site ---------------------------------------------------------------------------------------
+
+
+def _nav(node: Any) -> Iterator[str]:
+    for child in node if isinstance(node, list) else node.values() if isinstance(node, dict) else ():
+        yield from [child] if isinstance(child, str) else _nav(child)
+
+
+def test_each_page_is_in_the_navigation() -> None:
+    """Those of single findings are reached by their list."""
+    listed = list(_nav(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    assert len(listed) == len(set(listed))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md") if page.parent != FRAGMENTS}
+    assert set(listed) == pages | {"findings/README.md", "contributing/README.md"}
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert not [page for page in pages if f"({page}" not in index and page != "index.md" and page.split("/")[0] in (
+        "start", "tasks", "concepts", "project", "troubleshooting.md", "faq.md")]
+
+
+def test_links_of_the_site_lead_to_its_copies_or_to_the_repository() -> None:
+    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "tools" / "site_pages.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    page = ROOT / "docs" / "tasks" / "hang.md"
+    text = "[a](slurm.md#b) ![c](../../screenshots/d.svg) [e](../../CONTRIBUTING.md#f) [g](../../SKILL.md) [h](https://i.j)"
+    assert tool.rewritten(text, page, Path("tasks/hang.md")) == (
+        "[a](slurm.md#b) ![c](../screenshots/d.svg) [e](../contributing/README.md#f) "
+        f"[g]({tool.REPOSITORY}SKILL.md) [h](https://i.j)")
+    text = ("[a](slurm.md#b) ![c](../../screenshots/d.svg) [e](../../CONTRIBUTING.md#f) [g](../../SKILL.md) "
+            "[h](https://i.j)")

@@ -1,4 +1,5 @@
-"""The words of docs and code: American spelling, and none of the private names that were replaced.
+"""The words of docs and code: American spelling, plain words, short sentences (docs/contributing/style.md), and none of
+the private names that were replaced.
 
 An identifier is split into its words (``past_gpus``, ``PastGpus``: past, gpus). Comments, docstrings and messages are
 checked for spelling only. An exception names the file, the word and why it stays.
@@ -6,17 +7,20 @@ checked for spelling only. An exception names the file, the word and why it stay
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "gputop").rglob("*.py"))
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SKILL.md")),
+             *sorted((ROOT / "docs").rglob("*.md"))]
 
 BRITISH = re.compile(
     r"(?<![a-z])(?:colour|grey(?:s|ed|ing)?(?![a-z])|neighbour|behaviour|favour|honour|flavour|labour(?!s?-)|catalogue|"
@@ -75,3 +79,145 @@ def test_retired_names_do_not_come_back() -> None:
 ])
 def test_british_spellings_are_found(text: str, expected: list[str]) -> None:
     assert list(british(text)) == expected
+
+
+# -- docs/contributing/style.md ---------------------------------------------------------------------
+
+# What is said instead is in docs/contributing/style.md.
+STILTED = {name: re.compile(pattern, re.MULTILINE) for name, pattern in {
+    "cure": r"\b[Cc]ur(?:e|es|ed|ing)\b", "mend": r"\b[Mm]end(?:s|ed|ing)?\b", "told": r"\b[Tt]old\b",
+    "tells": r"\b[Tt]ells\b", "beside": r"\b[Bb]eside\b", "gravest": r"\b[Gg]ravest\b",
+    "for want of": r"\bfor want of\b",
+    "is no": r"(?<!here )(?<!whatever )\bis no (?!longer\b)[A-Za-z]", ", too": r", too[.,;:]", "15 %": r"\d %",
+    "Of …": r"(?:^|[.;:] )Of (?!course)", "where …": r"(?:^|[.;] )Where\b",
+}.items()}
+MADE = "<!-- Made from the code"
+LONG_SENTENCE, USUAL_SENTENCE, LONG_PARAGRAPH, LONG_PAGE = 35, 25, 80, 900
+# Notes for who changes the readers: sentences over 35 words, paragraphs over 80. They may only become fewer.
+NOTES = ROOT / "docs" / "contributing" / "trace-notes.md"
+NOTES_BUDGET = {"sentences": 16, "paragraphs": 11, "words": 41}
+# Words of the strings that gputop shows: how often each is there. They may only become fewer.
+STRINGS_BUDGET = {
+    ", too": 8, "15 %": 53, "Of …": 2, "beside": 25, "cure": 9, "gravest": 1, "is no": 21, "mend": 1,
+    "tells": 17, "told": 14, "where …": 7,
+    "sentences over 35 words": 23,
+}
+# In rows of tables whose words are the program's.
+QUOTED = {("docs/tasks/convert.md", "told"), ("docs/tasks/convert.md", "gravest")}
+
+
+def prose(text: str) -> str:
+    """A page without code, comments, and what is quoted from the program."""
+    text = re.sub(r"^```.*?^```|<!--.*?-->", "", text, flags=re.M | re.S)
+    return re.sub(r"`[^`\n]*`", "x", text)
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Paragraphs and items of lists; headings, pictures and tables are none."""
+    lines: list[str] = []
+    for line in (*(line.strip() for line in prose(text).splitlines()), ""):
+        item = re.match(r"(?:[-*>]|\d+\.)\s+", line)
+        if lines and (not line or item or line.startswith(("|", "#", "!["))):
+            yield " ".join(lines)
+            lines = []
+        if line and not line.startswith(("|", "#", "![")):
+            lines.append(line[item.end():] if item else line)
+
+
+def sentences(paragraph: str) -> list[str]:
+    plain = re.sub(r"\]\([^)]*\)", "]", paragraph)
+    return re.split(r"(?<=[.!?:])[\"*)_]*\s+(?=[A-Z`*\"\[(0-9x])", plain)
+
+
+def length(text: str) -> int:
+    return len(re.findall(r"[^\s|]*\w[^\s|]*", text))
+
+
+def stilted(text: str) -> Counter[str]:
+    return Counter({name: len(pattern.findall(text)) for name, pattern in STILTED.items() if pattern.search(text)})
+
+
+def handwritten() -> list[Path]:
+    return [path for path in DOCUMENTS if path != NOTES and not path.read_text("utf-8").startswith(MADE)]
+
+
+def strings() -> Iterator[str]:
+    """The texts of the program that are sentences: strings of several words, docstrings left out."""
+    for path in SOURCES:
+        tree = ast.parse(path.read_text("utf-8"))
+        documentation = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.body and isinstance(node.body[0], ast.Expr)}
+        inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = "" if id(node) in inner | documentation else node.value
+            else:
+                continue
+            if len(text.split()) > 3:
+                yield text
+
+
+@pytest.mark.parametrize("page", handwritten(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_words_of_a_page_are_plain(page: Path) -> None:
+    if page.name == "style.md":  # it lists them
+        return
+    text = re.sub(r"“[^”]*”|\"[^\"\n]*\"", "x", prose(page.read_text("utf-8")))
+    name = str(page.relative_to(ROOT))
+    assert [word for word in stilted(text) if (name, word) not in QUOTED] == []
+
+
+@pytest.mark.parametrize("page", [page for page in DOCUMENTS if page != NOTES],
+                         ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_sentences_of_a_page_are_short(page: Path) -> None:
+    text = page.read_text("utf-8")
+    parts = list(paragraphs(text))
+    assert [part for part in parts if length(part) > LONG_PARAGRAPH] == []
+    all_sentences = [sentence for part in parts for sentence in sentences(part)]
+    assert [sentence for sentence in all_sentences if length(sentence) > LONG_SENTENCE] == []
+    assert ninth_decile(all_sentences) <= USUAL_SENTENCE
+    if not {"reference", "contributing"} & {*page.parts}:
+        assert length(re.sub(r"\]\([^)]*\)", "]", prose(text))) <= LONG_PAGE
+
+
+def ninth_decile(texts: Sequence[str]) -> int:
+    lengths = sorted(map(length, texts)) or [0]
+    return lengths[int(0.9 * (len(lengths) - 1))]
+
+
+def test_the_notes_on_traces_only_become_plainer() -> None:
+    parts = list(paragraphs(NOTES.read_text("utf-8")))
+    long = [sentence for part in parts for sentence in sentences(part) if length(sentence) > LONG_SENTENCE]
+    found = {"sentences": len(long), "paragraphs": sum(length(part) > LONG_PARAGRAPH for part in parts),
+             "words": stilted(prose(NOTES.read_text("utf-8"))).total()}
+    assert found == NOTES_BUDGET, "fewer: lower the budget; more: say it more plainly"
+
+
+def test_the_words_of_the_program_only_become_plainer() -> None:
+    """A word is counted once for each string; the message says where to go on."""
+    found: Counter[str] = Counter()
+    for text in strings():
+        found.update(dict.fromkeys(stilted(text), 1))
+        found.update({"sentences over 35 words": sum(length(own) > LONG_SENTENCE for own in sentences(text))})
+    more = {word: f"{found[word]}, the budget is {STRINGS_BUDGET.get(word, 0)}"
+            for word in found if found[word] > STRINGS_BUDGET.get(word, 0)}
+    assert not more, f"docs/contributing/style.md says what is said instead: {more}"
+    fewer = {word: found[word] for word, budget in STRINGS_BUDGET.items() if found[word] < 0.8 * budget}
+    assert not fewer, f"the budget in tests/test_words.py falls to {fewer}"
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("It is told at the start, too.", {"told": 1, ", too": 1}), ("There is no GPU.", {}),
+    ("It is no lock.", {"is no": 1}),
+    ("15 % of it", {"15 %": 1}), ("Of traces three are left.", {"Of …": 1}), ("It is no longer there.", {}),
+    ("Where none is, wait.", {"where …": 1}), ("cured; secure", {"cure": 1})])
+def test_stilted_words_are_found(text: str, expected: dict[str, int]) -> None:
+    assert stilted(text) == expected
+
+
+def test_sentences_and_paragraphs_are_counted() -> None:
+    page = "# Heading\n\nOne two. Three `a b c`:\nfour.\n\n| a | b |\n\n- five\n- six\n\n```sh\nx\n```\n"
+    assert list(paragraphs(page)) == ["One two. Three x: four.", "five", "six"]
+    assert sentences("One two. Three x. Is it? Yes (no).") == ["One two.", "Three x.", "Is it?", "Yes (no)."]

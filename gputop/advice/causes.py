@@ -46,6 +46,10 @@ CONDITIONS: Mapping[str, Holds] = {
     # The GPU the others wait for is late because it was handed its kernels late.
     "late_by_host": lambda cause, effect: (
         effect.evidence.get("late_by_host_ratio", 0.0) >= limit("causes.late_by_host")),
+    # A GPU that its host delays keeps the others waiting.
+    "delayed_by_host": lambda cause, effect: "held_up_s" in cause.evidence,
+    "long_by_delay": lambda cause, effect: (
+        "held_up_s" in cause.evidence and _longer_by(effect, "collectives", "idle", "input")),
     # What the long steps have more of is the host's time, or waiting for input.
     "long_by_host": lambda cause, effect: _longer_by(cause, "host", "launch", "idle"),
     "long_for_host": lambda cause, effect: _longer_by(effect, "host", "launch", "idle"),

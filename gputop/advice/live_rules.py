@@ -25,7 +25,6 @@ LIVE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("collective_hang.unchanged_s", 60.0, "s",
                   f"{OWN}ranks that wait while one saves a checkpoint or reads slowly are not called stuck"),
-            Limit("collective_hang.long_s", 300.0, "s", "same as spinning.long_s"),
         ),
     ),
     Rule(

@@ -9,6 +9,8 @@ _UNEVEN = ("gpu0_oversubscribed", "replica_imbalance")
 _DELAYS_LAUNCHES = tuple(map(Cause, ("thread_contention", "cpu_contention", "eager_execution", "retracing",
                                      "host_placement", "sync_copies", "loss_scaling", "allocation_in_steps",
                                      "graph_recapture")))
+# What the other ranks show while they wait for one that its host delays.
+_DELAYED_RANK = Cause("collective_waiting", "delayed_by_host")
 _COLLECTIVE = frozenset({"collective"})
 _COPIES = frozenset({"h2d", "d2h", "d2d", "p2p", "copy"})
 _COMPUTE = frozenset({"compute"})
@@ -18,6 +20,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="input_bound", module="trace.input_wait", origin="trace", severity="by_share_capped",
         needs=("batch_waits", "idle_gpus_in_waits"),
         parts=("input",), idle_gaps={"input": 1}, events=frozenset({"input"}),
+        follows_from=(_DELAYED_RANK,),
         limits=(
             Limit("input_bound.share", 0.05, "ratio",
                   "XProf: input 5 % of the step is moderate (20 % high); PyTorch's TensorBoard plugin: loader > 5 %"),
@@ -149,10 +152,12 @@ TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="collective_waiting", module="trace.collectives", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("collectives.share",),
-        parts=("idle", "collectives"), idle_gaps={"collective_wait": 1}, events=_COLLECTIVE,
+        parts=("idle", "collectives", "host", "launch", "input"), idle_gaps={"collective_wait": 1, "held_up": 1},
+        events=_COLLECTIVE,
         follows_from=(
             *(Cause(id_, "same_gpus", wholly=True) for id_ in _UNEVEN), Cause("serial_gpus", wholly=True),
             Cause("staggered_launch"), Cause("thread_contention", "late_by_host", wholly=True),
+            Cause("launch_bound", "late_by_host"),
         ),
         limits=(
             Limit("collective_waiting.one", 2 / 3, "ratio",
@@ -189,7 +194,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="sync_copies", module="trace.blocking_copies", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
         parts=("launch", "host"), idle_gaps={"after_copy": 1}, events=_COPIES,
-        follows_from=(Cause("copies_pageable"), Cause("host_placement"), Cause("loss_scaling")),
+        follows_from=(Cause("copies_pageable"), Cause("host_placement"), Cause("loss_scaling"), _DELAYED_RANK),
         limits=(
             Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: synchronization 2 % of the time and more"),
         ),
@@ -226,7 +231,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("small_grids.share", 0.15, "ratio",
-                  f"{OWN}ordinary training, with small kernels among its large ones, is not reported (2 % of the step "
+                  f"{OWN}ordinary training, with small kernels among its large ones, is not reported (2% of the step "
                   "in a healthy job on a V100)"),
             Limit("small_grids.medium", 0.3, "ratio", f"{OWN}a third of the GPU is worth a test, whose result is not "
                                                       "known"),
@@ -282,7 +287,7 @@ TRACE_RULES: tuple[Rule, ...] = (
                                               "cpu_contention.full", "cpu_contention.others"),
         parts=("host",), idle_gaps={"gap": 1},
         follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "long_by_host"),
-                      Cause("time_outside_steps", "same_pauses", wholly=True)),
+                      Cause("time_outside_steps", "same_pauses", wholly=True), _DELAYED_RANK),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
                   f"XProf: any other part of 3 % of the step is moderate (15 % high); {OWN}the time of Keras' own loop "
@@ -297,7 +302,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("input", "launch", "host", "idle", "compute", "collectives"), idle_gaps={"gap": 2},
         # What makes them long has a name of its own.
         follows_from=(Cause("retracing", "long_for_host"), Cause("input_bound", "long_for_input"),
-                      Cause("thread_contention", "long_for_host"), Cause("host_placement", "long_for_host")),
+                      Cause("thread_contention", "long_for_host"), Cause("host_placement", "long_for_host"),
+                      Cause("collective_waiting", "long_by_delay")),
         limits=(
             Limit("long_steps.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
             Limit("long_steps.named", 0.4, "ratio", f"{OWN}work is named only if it fills most of the extra time"),

@@ -23,12 +23,16 @@ class Verdict(Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...]
     share: float = 0.0  # of the step, or of the window without steps, that it costs; 0 where that is not known
     saving: float | None = None  # what a fix would save of the step; None: all of the share
+    frees_cpus: bool = False  # the fix removes work from CPUs: without a GPU the rest of the step becomes faster, too
+    best_case: bool = False  # it need not remove all of that work
     saving_unknown: bool = False  # nothing can be said of it, not even a bound
     severity: Severity | None = None  # the rule's own judgment; None: it follows from the share
     id: str | None = None  # of the finding, where the rule has several
     # gputop.analysis.what_if.cure.Cure, which live rules must not import: what the advice changes in the recorded
     # steps. None: it cannot be replayed.
     cure: Any = None
+    # The part of the bound that a replay must save to have expressed the whole fix; below it the bound stands.
+    expressed: float = 0.0
     # gputop.analysis.layers.culprits.Events, or a list of them, one for each GPU: what it means on the GPUs, to be
     # named by ops and layers.
     events: Any = None
@@ -101,7 +105,11 @@ def _gain(verdict: Verdict, words: Explanation, replayed: float | None, not_repl
     if most is None:
         return Gain(None, words.gain, words.per)
     if replayed is None or verdict.cure is None:
-        sentence = f"{words.gain[:1].upper()}{words.gain[1:]}."
-        return Gain(most, words.gain, words.per, "bound", f"{sentence} {not_replayed}".rstrip())
+        # Without a GPU the step runs on the CPUs that the fix frees.
+        frees_cpus = verdict.frees_cpus and not verdict.gpus
+        how = words.gain.removeprefix("at most: ") if frees_cpus else words.gain
+        sentence = f"{how[:1].upper()}{how[1:]}."
+        return Gain(most, how, words.per, "bound", f"{sentence} {not_replayed}".rstrip(),
+                    at_least=frees_cpus and not verdict.best_case, estimate=frees_cpus and verdict.best_case)
     how = f"a replay of the recorded steps with the cure; the upper bound is {percent(most)}"
     return Gain(replayed, how, words.per, "replay", verdict.cure.assumes, at_most=verdict.cure.at_most)

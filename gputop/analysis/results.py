@@ -515,7 +515,7 @@ class KernelSizes(Struct, frozen=True):
     The first bucket has no lower bound, the last no upper one. Per step: means over the
     kernels that start within steps; None without steps. ``below_20us`` and ``below_40us``
     are shares of the count: launching a kernel takes TensorFlow 20-40 µs
-    (docs/TRACE_NOTES.md, "Definitions of the figures").
+    (docs/contributing/trace-notes.md, "Definitions of the figures").
     """
 
     gpu: int

@@ -40,8 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="the same for a transformer, at 6 FLOPs per token and parameter; needs --params")
     parser.add_argument("--bubbles", "--idle-gaps", dest="idle_gaps", type=count, default=None, metavar="N",
                         help="also print the N idle gaps that cost most GPU time, and what the host did in them")
+    parser.add_argument("--full", action="store_true", help="print all figures of the trace, not only the verdict")
     parser.add_argument("--verbose", action="store_true",
-                        help="also print each cause that could not be judged, and why")
+                        help="--full, and each cause that could not be judged, and why")
     parser.add_argument("--timeline", action="store_true", help="open the timeline of the trace on the screen")
     parser.add_argument("--fail-on", action="append", default=[], metavar="GATE",
                         help="exit with status 4 if there is a finding of this severity or higher (high, medium, low), "
@@ -113,7 +114,7 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates:
     """The report of one trace, printed, or with --json its document. ``results`` takes what became of the gates."""
     from gputop.comparison.gates import budgets, gate_lines, gates_of_analysis
     from gputop.diagnosis.diagnose import examine
-    from gputop.diagnosis.report import text_report
+    from gputop.diagnosis.report import short_report, text_report
     from gputop.trace.readers.load import load
 
     facts = examine(load(paths, run), args.params, _flops_per_step(args))
@@ -140,7 +141,8 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates:
         if shown:
             document["gates"] = [own.to_json() for own in shown]
         return document
-    console.write_text(text_report(analysis, width(), verbose=args.verbose))
+    console.write_text(text_report(analysis, width(), verbose=args.verbose) if args.full or args.verbose
+                       else short_report(analysis, width()))
     if idle_gaps is not None:
         console.write_text(report.text_of(idle_gaps, facts, origin_ns, width()))
     for line in gate_lines(shown):

@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "call each other over gRPC")
     parser.add_argument("--yes", action="store_true",
                         help="do not ask before a PID's process is made ready for captures, as gputop attach does it")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--full", action="store_true", help="print all figures of the trace, not only the verdict")
+    shown.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(pids=[])
 
 
@@ -130,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
                 made.append(capture_and_analyze(chosen, request, CaptureRun(
                     stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
                     watch.counters)))
-        return print_capture(made[0], as_json=args.json)
+        return print_capture(made[0], as_json=args.json, full=args.full)
 
 
 def _ready(pid: int, *, yes: bool) -> str:

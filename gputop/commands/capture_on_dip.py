@@ -62,14 +62,14 @@ def run(args: argparse.Namespace, options: Options) -> int:
                 session.stop_capture()
             if ended.is_set() and not running:
                 ended.clear()
-                _report(session, known, as_json=args.json)
+                _report(session, known, as_json=args.json, full=args.full)
                 known = session.last_capture
                 if auto_capture.done:
                     return EXIT_OK
         raise session.failure
 
 
-def _report(session: Session, known: CaptureRecord | None, *, as_json: bool) -> None:
+def _report(session: Session, known: CaptureRecord | None, *, as_json: bool, full: bool) -> None:
     """Print the result of a capture newer than ``known``, or why it failed; the command then goes on waiting."""
     status, record = session.status, session.last_capture
     if record is None or record is known:
@@ -77,6 +77,6 @@ def _report(session: Session, known: CaptureRecord | None, *, as_json: bool) -> 
         say(sentences(status.message, status.fix))
         return
     try:
-        print_capture(record, as_json=as_json)
+        print_capture(record, as_json=as_json, full=full)
     except GputopError as error:
         say(error.in_one_line)

@@ -133,8 +133,9 @@ def start(session: Session, seconds: float) -> None:
         raise session.failure
 
 
-def print_capture(record: CaptureRecord, *, as_json: bool) -> int:
-    """Print the result of a capture; raises the problem of its analysis."""
+def print_capture(record: CaptureRecord, *, as_json: bool, full: bool = False) -> int:
+    """Print the result of a capture, the verdict last, or with ``full`` all its figures; raises the problem of its
+    analysis."""
     from gputop.launch.xprof import logdir_of, open_command
 
     say(f"trace written: {record.path}")
@@ -152,7 +153,10 @@ def print_capture(record: CaptureRecord, *, as_json: bool) -> int:
         analysis = record.analysis.to_json() if record.analysis is not None else {}
         console.write_json({**analysis, "capture": record.to_json()})
     else:
-        console.write_text(record.report)
+        from gputop.diagnosis.report import short_report, text_report
+
+        report = text_report if full else short_report
+        console.write_text(record.report if record.analysis is None else report(record.analysis, width()))
     return EXIT_OK
 
 

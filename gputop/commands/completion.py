@@ -1,4 +1,4 @@
-"""``gputop completion``: the completion scripts of shells and the man page, made by docs/make_completion.py."""
+"""``gputop completion``: the completion scripts of shells and the man page, made by tools/make_completion.py."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _TRACE_S, _AGO_S = 4.0, 20.0  # of the demo's trace, as a capture takes
 _ACTIONS = {
     "list": "(default) all rules, and the limits that you set; --limits: all limits",
     "check": "mistakes in FILE… (default: in the files that gputop reads by itself)",
-    "explain": "one rule, by its ID: its condition, its limits and where they come from",
+    "explain": "one finding, by its ID: what it means, how to confirm and fix it, when it is wrong, its limits",
     "names": "the names that an expression can use",
     "test": "the rules of FILE on a TRACE, an analysis or a recording, or with --demo",
 }
@@ -142,24 +142,39 @@ def _lines_of(path: str) -> list[str]:
 
 
 def _explain(args: argparse.Namespace) -> int:
+    from gputop.advice.finding_pages import page
     from gputop.advice.own_registry import Own
     from gputop.advice.python_rules import python_rules
-    from gputop.advice.registry import RULES
+    from gputop.advice.registry import FINDING_IDS, limit_record
+    from gputop.text.markdown_text import plain_lines
 
     if len(args.words) != 1:
         raise GputopError("explain takes the id of one rule", "gputop rules list has all.", EXIT_USAGE)
-    own = [rule for rule in Own.rules if rule.id == args.words[0]]
-    built_in = [rule for rule in (*RULES, *python_rules("live"), *python_rules("trace")) if args.words[0] in rule.ids]
-    if not own and not built_in:
-        from difflib import get_close_matches
-
-        ids = [*(rule.id for rule in Own.rules), *(id_ for rule in RULES for id_ in rule.ids)]
-        near = get_close_matches(args.words[0], ids, 1)
-        raise GputopError(f"there is no rule {args.words[0]}", f"Did you mean {near[0]}?" if near else
-                          "gputop rules list has all.", EXIT_USAGE)
-    lines = [line for rule in own for line in _about_own(rule)] + [line for rule in built_in for line in _about(rule)]
-    console.write_text("\n".join(lines))
+    id_ = args.words[0]
+    own = [rule for rule in Own.rules if rule.id == id_]
+    of_packages = [rule for rule in (*python_rules("live"), *python_rules("trace")) if id_ in rule.ids]
+    if not own and not of_packages and id_ not in FINDING_IDS:
+        raise GputopError(f"there is no rule {id_}", _near(id_, [rule.id for rule in Own.rules]), EXIT_USAGE)
+    if id_ in FINDING_IDS:
+        console.write_text("\n".join(plain_lines(page(id_, limit_record), width())).rstrip())
+    lines = [line for rule in own for line in _about_own(rule)]
+    lines += [line for rule in of_packages for line in _about(rule)]
+    if lines:
+        console.write_text("\n".join(lines))
     return EXIT_OK
+
+
+def _near(id_: str, own_ids: Iterable[str]) -> str:
+    """The ids that may have been meant: spelled alike, or with a word in common."""
+    from difflib import get_close_matches
+
+    from gputop.advice.registry import FINDING_IDS
+
+    ids = sorted({*own_ids, *FINDING_IDS})
+    words = {word for word in id_.lower().split("_") if len(word) > 2}
+    alike = [known for known in ids if any(word in known for word in words)][:3]
+    near = get_close_matches(id_.lower(), ids, 3) or alike
+    return f"Did you mean {' or '.join(near)}?" if near else "gputop rules list has all."
 
 
 def _about_own(rule: RuleText) -> Iterator[str]:
@@ -227,7 +242,8 @@ def _test(args: argparse.Namespace) -> int:
     if problems:
         raise GputopError(problems[0], "\n  ".join(problems[1:]), EXIT_USAGE)
     if not Own.rules and not Own.budgets:
-        raise GputopError(f"{args.words[0]} has no rule and no budget", "docs/RULES.md shows some.", EXIT_USAGE)
+        raise GputopError(f"{args.words[0]} has no rule and no budget", "docs/tasks/custom-rules.md shows some.",
+                          EXIT_USAGE)
     analysis, samples = _demo(args.demo) if args.demo is not None else _subject(args.words[1])
     trials = [*(over_trace(analysis) if analysis is not None else ()),
               *(over_samples(samples) if samples is not None else ())]

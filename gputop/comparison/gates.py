@@ -53,7 +53,7 @@ def parse_gates(texts: Iterable[str], *, of_comparison: bool) -> tuple[str, ...]
                 "list), or budget"), EXIT_USAGE)
     if _BUDGET in gates and not Own.budgets:
         raise GputopError("there is no budget", "Write [budget] in gputop.toml here, or name its file with --rules: "
-                          "docs/RULES.md.", EXIT_USAGE)
+                          "docs/tasks/custom-rules.md.", EXIT_USAGE)
     return gates
 
 

@@ -8,10 +8,11 @@ from typing import Literal
 
 Severity = Literal["high", "medium", "low"]
 
-# Share of the step a cure would save, from the contract in docs/FINDINGS.md.
+# Share of the step a cure would save, from the contract in docs/concepts/how-it-decides.md.
 HIGH_SHARE = 0.15
 MEDIUM_SHARE = 0.05
 MIN_SHARE = 0.01  # what a replay shows to save less is not raised
+LARGE_SHARE = 0.1  # of the step: what a rule judged so large does not vanish because a replay saves less of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,9 @@ class Gain:
     ``by`` says how a figure of a trace was had: "replay" of the recorded steps with the cure applied, or an upper
     "bound" of what can be saved; None without a figure. ``assumption`` is a sentence that it rests on. ``together`` is
     the share that a replay saves with this cure and those of all findings before it in the list; None: not replayed.
-    ``at_most``: the assumption of a replay is the best case.
+    ``at_most``: the assumption of a replay is the best case. ``at_least``: a "bound" is of the wait alone, and the fix
+    also frees CPUs that the rest of the step needs, so that it can save more. ``estimate``: the same, where the wait
+    need not go as a whole: it is no bound either way.
     """
 
     step_time: float | None
@@ -36,6 +39,8 @@ class Gain:
     assumption: str = ""
     together: float | None = None
     at_most: bool = False
+    at_least: bool = False
+    estimate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ NUMPY_SETTINGS = {
     "OPENBLAS_NUM_THREADS": "1",
     # Else it asks the kernel for pages of 2 MB for each array from 4 MB on. They have to be cleared as a whole and,
     # where memory is in pieces, put together first; the arrays of an analysis are too many and too short-lived for
-    # that: a seventh of its CPU time on a virtual machine (docs/COST.md).
+    # that: a seventh of its CPU time on a virtual machine (docs/project/cost.md).
     "NUMPY_MADVISE_HUGEPAGE": "0",
 }
 _CGROUPS = Path("/sys/fs/cgroup")

@@ -43,7 +43,7 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.start_up import StartUpSpan, after_start, start_end_ns, start_up_spans, what_started
 from gputop.analysis.what_if.critical_path import critical_path
-from gputop.analysis.what_if.replay import Replay
+from gputop.analysis.what_if.replay import replay_window
 from gputop.text.units import seconds
 from gputop.trace.clock_checks import clock_notes
 from gputop.trace.intervals import union
@@ -108,7 +108,7 @@ def examine_steps(
         causes = do(host_causes, trace, gpu_timelines, steps, ops, idle)
         waits = do(collective_waits, trace, gpu_timelines, steps, idle)
         by_layer = do(layer_times, trace, gpu_timelines, steps) if gpu_timelines else None
-        replayed = do(Replay, trace, gpu_timelines, steps) if gpu_timelines else None
+        replayed = do(replay_window, trace, gpu_timelines, steps) if gpu_timelines else None
         compared = do(replicas, trace, gpu_timelines, steps) if gpu_timelines else None
         table, sizes = do(kernels, trace, gpu_timelines, of_steps), do(kernel_sizes, trace, gpu_timelines, steps)
         used = [do(gpu_use, trace, timeline, steps) for timeline in gpu_timelines]

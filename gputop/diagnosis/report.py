@@ -9,10 +9,12 @@ from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
 from gputop.diagnosis.per_step import collectives_per_step
-from gputop.diagnosis.wall_text import not_enough, wall_rows, wall_title
+from gputop.diagnosis.wall_text import not_enough, wall_rows, wall_sentence, wall_title, worth_saying
 from gputop.render.evidence_words import evidence
-from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis
+from gputop.render.finding_text import PROFILE_KERNEL, culprits_text, gain_basis, gain_text
+from gputop.render.step_bar import plain_step_lines
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
+from gputop.render.styled_text import wrap_sentences
 from gputop.text.units import counted, percent, printable, ranges, seconds, size
 from gputop.text.wrapping import wrap
 from gputop.trace.readers.registry import WRITERS
@@ -43,9 +45,58 @@ def text_report(analysis: Analysis, width: int = 80, *, findings: bool = True, v
     return "\n".join(lines) + "\n"
 
 
+def short_report(analysis: Analysis, width: int = 80) -> str:
+    """The verdict in about 25 lines of at most ``width`` columns, 60 at least: what was recorded, where the step's
+    time goes, and the findings, the first ones in full. What it leaves out is in :func:`text_report`."""
+    a, width = analysis, max(width, 60)
+    lines = [*_head(a, width), *_step_in_short(a, width)]
+    notes = list(_quality(a, width))
+    lines += notes[:_NOTE_LINES] + ["         …"] * (len(notes) > _NOTE_LINES)
+    if a.wall_time is not None and worth_saying(a.wall_time):
+        lines += wrap(wall_sentence(a.wall_time), width)
+    lines += [""]
+    if not any(f.severity in ("high", "medium") for f in a.findings):
+        lines += wrap(limit_of(a), width)
+    step_s = a.steps.median_s if a.steps is not None else None
+    for number, finding in enumerate(a.findings, 1):
+        lines += _finding_in_short(number, finding, width, step_s, unfolded=number <= _UNFOLDED)
+    lines += wrap(_unexplained(a, "--full"), width)
+    more = not_judged(a)
+    lines += ["", *wrap(f"{more + ' --verbose: which and why. ' if more else ''}"
+                        "--full: all figures, and code to paste.", width)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+_NOTE_LINES, _UNFOLDED, _WHY_LINES, _ACTION_LINES = 3, 3, 3, 2  # of the short report
+
+
+def _step_in_short(a: Analysis, width: int) -> Iterator[str]:
+    """How many steps, and a bar of the mean one; without steps, that there are none."""
+    if a.steps is None:
+        yield "Step     not found"
+        return
+    yield from wrap(f"{counted(a.steps.count, a.steps.unit)} by {a.steps.anchor}, confidence {a.steps.confidence}",
+                    width, "         ")
+    yield from plain_step_lines(a.breakdown.known if a.breakdown is not None else {}, width, a.steps.median_s)
+
+
+def _finding_in_short(number: int, f: Finding, width: int, step_s: float | None, *, unfolded: bool) -> Iterator[str]:
+    """The title with the saving; ``unfolded``: culprits, reason and action, too."""
+    saves = gain_text(f, step_s)
+    yours = ", yours" if f.yours else ""
+    yield from wrap(f"{f.severity.upper()} {f.title}{': ' if saves else ''}{saves} [{f.id}{yours}]", width,
+                    f"{number}. ")
+    if unfolded:
+        culprits = culprits_text(f, width - 3)
+        yield from [f"   {culprits}"] if culprits else []
+        yield from (f"   {line}" for line in wrap_sentences(printable(f.why), width - 3, _WHY_LINES))
+        action = wrap_sentences(printable(f.action), width - 5, _ACTION_LINES)
+        yield from (f"{'     ' if i else '   → '}{line}" for i, line in enumerate(action))
+
+
 def _head(a: Analysis, width: int) -> Iterator[str]:
     if a.simulated:
-        yield "SIMULATED: this trace was made by gputop, not recorded on real GPUs."
+        yield from wrap("SIMULATED: this trace was made by gputop, not recorded on real GPUs.", width)
     paths = [printable(p) for p in a.trace.paths]
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     yield f"Trace    {paths[0] if paths else '(in memory)'}{more}"
@@ -176,11 +227,16 @@ def _how_many_not_judged(a: Analysis, width: int) -> Iterator[str]:
 
 
 def _not_judged(a: Analysis, width: int) -> Iterator[str]:
+    for what, ids in missing_figures(a).items():
+        yield from wrap(f"{', '.join(ids)}: needs {what}.", width, "Not judged  ")
+
+
+def missing_figures(a: Analysis) -> dict[str, list[str]]:
+    """The causes that could not be judged, by what is missing for them."""
     missing: dict[str, list[str]] = {}
     for abstained in a.abstained:
         missing.setdefault(abstained.missing, []).append(abstained.id)
-    for what, ids in missing.items():
-        yield from wrap(f"{', '.join(ids)}: needs {what}.", width, "Not judged  ")
+    return missing
 
 
 def not_judged(a: Analysis) -> str:
@@ -189,7 +245,7 @@ def not_judged(a: Analysis) -> str:
     return f"{counted(n, 'cause')} could not be judged from this trace." if n else ""
 
 
-def _unexplained(a: Analysis) -> str:
+def _unexplained(a: Analysis, below: str = "“Gaps” below") -> str:
     """The largest idle part of the step that no finding names, where it is large; else nothing."""
     if a.breakdown is None or not a.gpus:
         return ""
@@ -200,7 +256,7 @@ def _unexplained(a: Analysis) -> str:
     if share < HIGH_SHARE or named & ids_by_part(name):
         return ""
     text = f"Unexplained: {PART_BY_ID[name].name} takes {percent(share)} of the step, and no rule names its cause."
-    return f"{text} “Gaps” below lists what the host did." if a.gaps is not None and a.gaps.main else text
+    return f"{text} {below} lists what the host did." if a.gaps is not None and a.gaps.main else text
 
 
 def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:

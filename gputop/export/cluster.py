@@ -177,7 +177,7 @@ def remark(job: Job) -> str:
 
 
 def to_document(report: Report) -> dict[str, Any]:
-    """docs/CLUSTER.md tells its keys."""
+    """docs/reference/cluster.md tells its keys."""
     from gputop.core.codec import to_document as document
 
     fleet: dict[str, Any] = document(report.fleet, finite=True)

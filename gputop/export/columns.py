@@ -44,7 +44,7 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """``rows`` says what a row is, for docs/CONVERT.md."""
+    """``rows`` says what a row is, for docs/tasks/convert.md."""
 
     name: str
     rows: str

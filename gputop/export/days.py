@@ -26,6 +26,7 @@ from gputop.goodput.model import (
 from gputop.goodput.states import HOUR_S
 from gputop.goodput.text import (
     MEANING,
+    activity_text,
     closing_sentences,
     creep_sentence,
     decimals,
@@ -68,8 +69,10 @@ def to_html(report: Report) -> str:
 
 def _header(report: Report) -> str:
     total, gap_s = report.total, report.not_recorded_s
-    facts = [f"goodput <b>{esc(_goodput(total))}</b>", f"<b>{esc(duration(report.recorded_s))}</b> recorded",
-             f"a sample every {report.interval_s:.3g} s"]
+    activity = activity_text(total)
+    at_activity = f", at {esc(activity)}" if activity else ""
+    facts = [f"goodput <b>{esc(_goodput(total))}</b>{at_activity}",
+             f"<b>{esc(duration(report.recorded_s))}</b> recorded", f"a sample every {report.interval_s:.3g} s"]
     if gap_s:
         facts.append(f"not recorded {esc(duration(gap_s))}")
     facts.append(esc(energy_sentence(report)))

@@ -1,4 +1,4 @@
-"""A trace and its analysis as tables. docs/CONVERT.md lists them."""
+"""A trace and its analysis as tables. docs/tasks/convert.md lists them."""
 
 from __future__ import annotations
 

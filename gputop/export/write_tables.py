@@ -67,12 +67,12 @@ def write_csv(made: Tables, file: BinaryIO) -> None:
         writer = csv.writer(text)
         writer.writerow(column.name for column in table.columns)
         for batch in batches:
-            writer.writerows(map(_without_formulas, _rows(table, batch)))
+            writer.writerows(map(without_formulas, _rows(table, batch)))
     finally:
         text.detach()
 
 
-def _without_formulas(row: tuple[Any, ...]) -> tuple[Any, ...]:
+def without_formulas(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """The row with an apostrophe before texts that a spreadsheet would take for a formula, such as a name of a GPU that
     somebody wrote into a recording; numbers, below zero as well, stay as they are."""
     return tuple([_FORMULA.sub("'", cell) if isinstance(cell, str) else cell for cell in row])

@@ -17,12 +17,16 @@ class Spent(Struct, kw_only=True):
 
     ``goodput_ratio``: training of all time whose state is known; None where there is none. ``energy_unknown_s``: GPU
     time without a reading of power, which adds nothing to ``energy_j``; None: no power at all was read.
+    ``training_activity_ratio``: the mean activity in the training time, SM active, or with
+    ``training_activity_coarse`` at times the coarse utilization; None without training.
     """
 
     states_s: dict[str, float]
     goodput_ratio: float | None
     energy_j: float | None
     energy_unknown_s: float
+    training_activity_ratio: float | None = None
+    training_activity_coarse: bool = False
 
 
 class GpuReport(Spent, kw_only=True):

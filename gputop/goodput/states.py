@@ -26,6 +26,8 @@ class Tally:
     energy_j: float = 0.0
     dark_s: float = 0.0  # without a reading of power
     lit: bool = False  # power was read at all
+    active_s: float = 0.0  # training time, each second times the activity in it
+    coarse: bool = False  # of some of it the driver gave the coarse utilization only
 
     def add(self, state: str, seconds: float) -> None:
         self.states_s[state] += seconds
@@ -68,6 +70,8 @@ class _Stretch:
     job: Job | None
     seconds: float = 0.0
     written_bytes: float = 0.0
+    active_s: float = 0.0  # each second times the activity in it
+    coarse: bool = False  # of some of it the driver gave the coarse utilization only
     hours_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
 
@@ -100,6 +104,9 @@ class GpuTime:
         stretch = self._stretch
         stretch.seconds += seconds
         stretch.hours_s[int((time_s - seconds / 2) // HOUR_S)] += seconds
+        which, activity = gpu.activity()
+        stretch.active_s += seconds * (activity.value or 0.0)
+        stretch.coarse |= which == "gpu_util"
         watts = gpu["power_w"].value
         self.tally.add_power(seconds, watts)
         if holder is not None:
@@ -142,9 +149,11 @@ class GpuTime:
         return WAITING
 
     def _settle(self, stretch: _Stretch, state: str, job: Job | None) -> None:
-        self.tally.add(state, stretch.seconds)
-        if job is not None:
-            job.tally.add(state, stretch.seconds)
+        for tally in (self.tally, *((job.tally,) if job is not None else ())):
+            tally.add(state, stretch.seconds)
+            if state == TRAINING:
+                tally.active_s += stretch.active_s
+                tally.coarse |= stretch.coarse
         for hour, seconds in stretch.hours_s.items():
             self._hours[hour].add(state, seconds)
 

@@ -142,6 +142,8 @@ def _add(total: Tally, own: Tally) -> None:
     total.energy_j += own.energy_j
     total.dark_s += own.dark_s
     total.lit |= own.lit
+    total.active_s += own.active_s
+    total.coarse |= own.coarse
 
 
 def _states(tally: Tally) -> dict[str, float]:
@@ -151,5 +153,8 @@ def _states(tally: Tally) -> dict[str, float]:
 def _spent(tally: Tally) -> Spent:
     states = _states(tally)
     known_s = sum(states.values()) - states.get(UNKNOWN, 0.0)
-    return Spent(states_s=states, goodput_ratio=states.get(TRAINING, 0.0) / known_s if known_s else None,
-                 energy_j=tally.energy_j if tally.lit else None, energy_unknown_s=tally.dark_s)
+    training_s = states.get(TRAINING, 0.0)
+    return Spent(states_s=states, goodput_ratio=training_s / known_s if known_s else None,
+                 energy_j=tally.energy_j if tally.lit else None, energy_unknown_s=tally.dark_s,
+                 training_activity_ratio=tally.active_s / training_s if training_s else None,
+                 training_activity_coarse=tally.coarse)

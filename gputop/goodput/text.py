@@ -74,8 +74,18 @@ def _header(report: Report) -> Iterator[str]:
     if not report.total.states_s:
         yield "Goodput: N/A, no GPU was recorded for any time."
         return
-    yield f"Goodput: {_ratio(report.total)} of the GPU time recorded is training."
+    activity = activity_text(report.total)
+    yield (f"Goodput: {_ratio(report.total)} of the GPU time recorded is training"
+           f"{f', at {activity}' if activity else ''}.")
     yield energy_sentence(report)
+
+
+def activity_text(own: Spent) -> str:
+    """How busy the GPUs were while a job trained on them: "44 % SM activity on average"; "" without training."""
+    if own.training_activity_ratio is None:
+        return ""
+    what = "utilization (coarse)" if own.training_activity_coarse else "SM activity"
+    return f"{percent(own.training_activity_ratio)} {what} on average"
 
 
 def energy_sentence(report: Report) -> str:

@@ -133,6 +133,7 @@ LABELS = {
     "next_idle_in_s": "the next one comes in",
     "other_idle_count": "times idle that do not fit",
     "other_idle_s": "idle in these",
+    "held_up_s": "collectives begin later because of the host by",
     "input_pipeline_s": "input pipeline, for the batches of a step",
     "input_threads_at_work": "tf.data threads at work, mean",
     "input_working_meanwhile_ratio": "late launches with tf.data at work",

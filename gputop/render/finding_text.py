@@ -18,13 +18,15 @@ _LEADS = {"launch_bound": "Waits for launches of "}  # of findings whose times a
 
 def gain_texts(finding: Finding, step_s: float | None = None) -> tuple[str, ...]:
     """The estimated saving, longest text first: "saves 47 % (344 → 184 ms)", "47 %: 344 → 184 ms", "saves 47 %", an
-    upper bound and the best case with "up to"; none where there is no estimate. ``step_s``: the step time of today,
-    where it is known."""
+    upper bound and the best case with "up to", a lower bound with "at least", what is no bound with "about"; none where
+    there is no figure.
+    ``step_s``: the step time of today, where it is known."""
     gain = finding.gain.step_time
     if not gain or gain < 0.005:
         return ()
     sure = finding.gain.by == "replay" and not finding.gain.at_most
-    share = f"{'' if sure else 'up to '}{100 * gain:.0f} %"
+    bounded = "at least " if finding.gain.at_least else "about " if finding.gain.estimate else "up to "
+    share = f"{'' if sure else bounded}{100 * gain:.0f} %"
     if finding.gain.per == "sample":
         return f"saves {share} per training sample", f"{share} per sample"
     if finding.gain.per == "recording":
@@ -75,7 +77,14 @@ def gain_basis(finding: Finding) -> str:
     gain = finding.gain
     if gain.by is None:
         return gain.how
-    text = f"{'By a replay of the recorded steps' if gain.by == 'replay' else 'An upper bound'}. {gain.assumption}"
+    basis = ("By a replay of the recorded steps" if gain.by == "replay" else "A lower bound" if gain.at_least else
+             "An estimate" if gain.estimate else "An upper bound")
+    text = f"{basis}. {gain.assumption}"
+    if gain.at_least:
+        text += " The fix also frees CPUs for the rest of the step, so it can save more."
+    if gain.estimate:
+        text += (" The fix can leave some of this time, and it also frees CPUs for the rest of the step: it can save "
+                 "less or more.")
     if gain.together is not None and gain.step_time is not None and gain.together > gain.step_time:
         text += f" Together with the findings above: {percent(gain.together)}."
     return text

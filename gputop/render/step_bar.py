@@ -49,3 +49,16 @@ def step_lines(breakdown: Mapping[str, float | None], width: int,
         legend += [("█", style), (text, DIM)]
         used += 1 + len(text)
     return [bar, legend]
+
+
+_PLAIN_SIGNS = "█▓▒░#=+-."  # of the parts, the largest first, where there is no color
+
+
+def plain_step_lines(breakdown: Mapping[str, float | None], width: int, step_s: float | None = None) -> list[str]:
+    """The same without color: each part has a sign of its own."""
+    lines = step_lines(breakdown, width, step_s)
+    legend = [style for text, style in (lines[-1] if lines else ()) if text == "█" and style in PART_STYLE.values()]
+    # A part of one cell in the bar looks like a sign of the legend, and is before it.
+    in_order = list(dict.fromkeys(legend[::-1]))[::-1]
+    signs = {style: _PLAIN_SIGNS[min(i, len(_PLAIN_SIGNS) - 1)] for i, style in enumerate(in_order)}
+    return ["".join(text.replace("█", signs.get(style, "█")) for text, style in line).rstrip() for line in lines]

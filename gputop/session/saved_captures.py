@@ -17,7 +17,7 @@ from gputop.core.findings import Finding
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.session.auto_capture.controller import FOLDER as AUTO_CAPTURES
 from gputop.session.auto_capture.retention import remove_run
-from gputop.trace.readers.capture_file import read_capture
+from gputop.trace.readers.capture_file import name_capture, read_capture
 
 NOT_ANALYZED = "not analyzed yet"
 MAX_RUNS = 256  # of each folder; a run is three round trips on a network file system
@@ -27,10 +27,17 @@ _TRACE = ".xplane.pb"
 
 @dataclass(frozen=True, slots=True)
 class ListedCapture:
-    """A line of the list: ``first`` is the title of the first finding, or why there is none."""
+    """A line of the list: ``first`` is the title of the first finding, or why there is none; ``name`` what the user
+    calls it."""
 
     record: CaptureRecord
     first: str
+    name: str = ""
+
+    def contains(self, pattern: str) -> bool:
+        """Whether its name, job, address or first finding has this text."""
+        text = f"{self.name} {self.record.job} {self.record.address} {self.first}"
+        return pattern.casefold() in text.casefold()
 
 
 def listed(record: CaptureRecord) -> ListedCapture:
@@ -73,12 +80,24 @@ def _read_run(run: Path) -> ListedCapture | None:
     path = run / traces[0] if len(traces) == 1 else run
     time_s = written_s if about.time_s is None else about.time_s
     record = CaptureRecord(about.address, path, time_s, 0.0, 0.0, job=about.job, saved_step_s=about.step_s)
-    return ListedCapture(record, _first(about.findings))
+    return ListedCapture(record, _first(about.findings), about.name)
 
 
 def run_of(record: CaptureRecord) -> Path:
     """The run's folder, which a capture of several workers has as its path."""
     return record.path.parent if record.path.name.endswith(_TRACE) else record.path
+
+
+def rename_capture(record: CaptureRecord, name: str) -> None:
+    """Keep what the user calls a capture next to its traces. Raises GputopError where that is not possible, or another
+    user could exchange the folder."""
+    run = run_of(record)
+    refuse_untrusted(run.parent, "--logdir")
+    try:
+        name_capture(run, name)
+    except OSError as error:
+        raise GputopError(f"{run} takes no name: {error.strerror or error}",
+                          "Only who may write to the folder can name a capture in it.") from error
 
 
 def delete_capture(record: CaptureRecord) -> None:

@@ -16,7 +16,7 @@ from itertools import chain
 
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS, TENSOR_FLOP_PARTS, TENSOR_FLOP_UTIL
 from gputop.core.samples import OK, GpuSample, HostSample, NodeSample, Reading
-from gputop.telemetry.ring_buffers import LEVELS, Columns, Grid, Lane, Rings, Series
+from gputop.telemetry.ring_buffers import LEVELS, Columns, Grid, Lane, Rings, Series, lane_of
 
 __all__ = ["LEVELS", "RAW_SAMPLES", "TIERS", "History", "Lane", "Series"]
 
@@ -291,6 +291,19 @@ class History:
                 if point.time_s <= end_s:
                     out.append(point)
         return out[::-1]
+
+    def host_cpu_lane(self, *, end_s: float, slice_s: float, slices: int) -> Lane:
+        """As :meth:`lane`, of the busy share of the host's CPUs: as far back as single samples of the host are kept."""
+        grid = Grid.ending(end_s, slice_s, slices)
+        values: list[Series] = [[] for _ in range(slices)]
+        with self._lock:
+            for point in reversed(self._host):
+                i = math.floor(point.time_s / slice_s) - grid.first
+                if i < 0:
+                    break
+                if i < slices and point.cpu_ratio is not None:
+                    values[i].append(point.cpu_ratio)
+        return lane_of(grid, values)
 
     def clock_event_share(self, gpu: int | str, reasons: Sequence[str], seconds: float) -> float | None:
         """Share of the last ``seconds``' samples in which any of these clock event reasons was active.

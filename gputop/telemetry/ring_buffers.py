@@ -473,6 +473,15 @@ class Rings:
             yield [row for slot in slots if self._slots[row := tier.offset + slot % tier.rows] == slot]
 
 
+def lane_of(grid: Grid, values: Sequence[Series]) -> Lane:
+    """The lane of single readings of a ratio, those of each slice of the grid."""
+    nothing = math.nan
+    mean = [sum(own) / len(own) if own else nothing for own in values]
+    return Lane(grid.starts_s(), [len(own) for own in values], mean,
+                [min(own, default=nothing) for own in values], [max(own, default=nothing) for own in values],
+                [_histogram(own, [1.0] * len(own)) for own in values], 1.0, 0.0)
+
+
 def _largest(values: Sequence[float]) -> float | None:
     """The largest value above zero; None where there is none."""
     return max([v for v in values if v > 0], default=None)

@@ -18,11 +18,11 @@ from gputop.advice.registry import ids_by_idle_gap
 from gputop.advice.registry import limit as limit_of
 from gputop.advice.trace.blocking_copies import cost_of_calls
 from gputop.advice.trace.facts import TraceFacts
-from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE
+from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, of_one_process
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, waits_for_another
 from gputop.analysis.host.stack_lines import GAPS, Lines, gap_lines, gap_spans, lines_of_gaps, process_lines, python_of
 from gputop.analysis.what_if.host_waits import host_waits
-from gputop.analysis.what_if.replay import Replay
+from gputop.analysis.what_if.replay import replay_window
 from gputop.core.findings import Finding
 from gputop.text.units import percent, printable
 from gputop.timeline.idle_gap_work import IdlePeriod, host_work_in
@@ -36,7 +36,7 @@ _SEEDS_PER_GAP = 20  # idle times from which gaps are formed, for each gap wante
 _MIN_OVERLAP = 0.5  # idle times of two GPUs are one gap where they share this much of the longer one
 _IDLE_PARTS = ("input", "launch", "host", "idle")
 _LATE_PARTS = ("launch", "host")
-_IN_COLLECTIVE, _DISPATCH_AMID_WORK = "collective_wait", "dispatch_host"
+_IN_COLLECTIVE, _DISPATCH_AMID_WORK, _HELD_UP = "collective_wait", "dispatch_host", "held_up"
 _CAUSE_KEYS = (*CAUSES, _DISPATCH_AMID_WORK)  # late launches are told apart by the part of the step they are in
 
 
@@ -242,7 +242,8 @@ def _partners(idle: _IdleSpans, number: int, idle_spans: Sequence[_IdleSpans], o
 
 def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> dict[int, dict[str, Spans]]:
     """For each GPU when it is idle for each cause (``_CAUSE_KEYS``), and for the choice of the finding: when in the
-    parts ``launch`` and ``host``, and ``after_copy``, by waits of the host for the GPU."""
+    parts ``launch`` and ``host``, ``after_copy``, by waits of the host for the GPU, and ``held_up``, so that other
+    GPUs wait for it."""
     gpu_timelines = facts.gpu_timelines
     of_host = facts.host.late if facts.host is not None else {}
     after_waits = _after_waits(facts)
@@ -254,12 +255,13 @@ def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> di
         own = dict(of_host.get(timeline.gpu, {"dispatch": merge(part["launch"], part["host"])}))
         own["input"] = part["input"]
         own["other_gpu"] = intersect(part["idle"], waits_for_another(
-            timeline, list(gpu_timelines), WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
+            timeline, of_one_process(facts.trace, gpu_timelines, timeline.gpu), WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
         own["idle"] = subtract(part["idle"], own["other_gpu"])
         own["launch"], own["host"] = part["launch"], part["host"]
         own[_DISPATCH_AMID_WORK] = intersect(own["dispatch"], part["host"])
         own["dispatch"] = subtract(own["dispatch"], part["host"])
         own["after_copy"] = after_waits.get(timeline.gpu, EMPTY)
+        own[_HELD_UP] = facts.waits.held_up.get(gpu_number(facts.trace, timeline.gpu), EMPTY) if facts.waits else EMPTY
         out[timeline.gpu] = own
     return out
 
@@ -270,7 +272,8 @@ def _after_waits(facts: TraceFacts) -> dict[int, Spans]:
     if facts.replay is None or found.isdisjoint(ids_by_idle_gap("after_copy")):
         return {}
     if facts.replayed_steps < facts.steps_or_window:  # the gaps of all steps are ranked
-        facts = replace(facts, replay=Replay(facts.trace, facts.gpu_timelines, facts.steps, len(facts.trace.device)))
+        facts = replace(facts, replay=replay_window(
+            facts.trace, facts.gpu_timelines, facts.steps, len(facts.trace.device)))
     waits = host_waits(facts.trace, limit_of("copies_pageable.bytes"))
     return {gpu: own.idle for gpu, own in cost_of_calls(facts, waits.calls).items()}
 
@@ -317,6 +320,8 @@ def _finding(cause: str, part: str, share: Mapping[str, float], findings: Sequen
     wanted = ids_by_idle_gap(cause)
     if cause == "dispatch" and share.get("after_copy", 0.0) >= _MIN_OVERLAP:
         wanted = (*ids_by_idle_gap("after_copy"), *wanted)
+    if share.get(_HELD_UP, 0.0) >= _MIN_OVERLAP:  # the others wait for it
+        wanted = (*ids_by_idle_gap(_HELD_UP), *wanted)
     if part == "launch":
         wanted = (*wanted, *ids_by_idle_gap("launching"))
     of = {id_: finding.id for finding in reversed(findings) for id_ in finding.ids}

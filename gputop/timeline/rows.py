@@ -11,13 +11,13 @@ from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.host.tf_data import ITERATOR, iterator_paths
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import BATCH_WAIT
-from gputop.text.units import printable
+from gputop.text.units import printable, ranges
 from gputop.timeline.counter_spans import counter_rows
 from gputop.timeline.layer_spans import NamedSpans, layer_spans
 from gputop.timeline.model import KINDS, Row, RowKind
 from gputop.trace.intervals import Spans, merge, subtract, union
 from gputop.trace.lookups import name_mask
-from gputop.trace.model import I64, U8, Kind, Trace
+from gputop.trace.model import I64, U8, Kind, Line, Trace
 from gputop.trace.nesting import depths, nesting_order
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, labels, role
 
@@ -96,9 +96,8 @@ def rows_of(trace: Trace, steps: Steps | None = None) -> Rows:
     for line in order:
         if line in bounds:
             first, last = bounds[line]
-            name = trace.lines[line].host
-            out.add("thread", out.threads[line], f"Host {name}".rstrip(), None, before + first, before + last,
-                    int(host_depth[first:last].max()))
+            out.add("thread", out.threads[line], _host_group(trace, trace.lines[line]), None, before + first,
+                    before + last, int(host_depth[first:last].max()))
     _add_stages(trace, out)
     layers = layer_spans(trace, steps)
     first = len(out.of_device) + len(out.of_host) + len(out.of_stage)
@@ -116,6 +115,16 @@ def rows_of(trace: Trace, steps: Steps | None = None) -> Rows:
     flat = np.zeros(len(out.of_stage), np.uint16)
     out.depth = np.concatenate((device_depth, host_depth, flat, out.spans.depth))
     return out
+
+
+def _host_group(trace: Trace, thread: Line) -> str:
+    """The heading of a thread's host: "Host node1"; of a job of several ranks "Host node1 rank 2, GPU 2"."""
+    words = ["Host", thread.host] if thread.host else ["Host"]
+    if len({line.rank for line in trace.lines}) > 1:
+        gpus = [gpu_number(trace, i) for i, gpu in enumerate(trace.gpus) if (gpu.host, gpu.rank) == (
+            thread.host, thread.rank)]
+        words.append(f"rank {thread.rank}" + (f", GPU{'s' if len(gpus) > 1 else ''} {ranges(gpus)}" if gpus else ""))
+    return " ".join(words)
 
 
 def _kinds(trace: Trace) -> tuple[U8, U8]:
@@ -140,13 +149,13 @@ def _device_order(trace: Trace) -> list[int]:
 
 
 def _host_order(trace: Trace) -> list[int]:
-    """Lines of threads: by host, those that launch most first, then by role, then by time in events."""
+    """Lines of threads: by host and rank, those that launch most first, then by role, then by time in events."""
     host, launch = trace.host, trace.device.launch_line
     launches = np.bincount(launch[launch >= 0], minlength=len(trace.lines))
     busy = np.bincount(host.line, weights=host.end_ns - host.start_ns, minlength=len(trace.lines))
     return sorted(np.unique(host.line).tolist(), key=lambda line: (
-        trace.lines[line].host, -launches[line], _ROLES.index(role(trace.lines[line].name)), -busy[line],
-        trace.lines[line].name, line))
+        trace.lines[line].host, trace.lines[line].rank, -launches[line], _ROLES.index(role(trace.lines[line].name)),
+        -busy[line], trace.lines[line].name, line))
 
 
 def _sorted(

@@ -30,7 +30,7 @@ from gputop.trace.model import (
 from gputop.trace.parallel import pool
 
 # The beginning of the names of host events that readers drop: up to 97 % of a host's events
-# (docs/TRACE_NOTES.md, "The profiler server").
+# (docs/contributing/trace-notes.md, "The profiler server").
 IGNORED_EVENT = "ThreadpoolListener"
 _MIX = 0x5851F42D4C957F2D  # Knuth's multiplier for 64-bit linear congruences
 MAX_GPUS = 1024  # of one host; a larger number is damage

@@ -1,8 +1,8 @@
 """Which lines of a GPU are its streams, and which a viewer has derived from them.
 
 XProf and TensorBoard, and in older TensorFlow the profiling program itself, add lines to a GPU's plane in which every
-event repeats time of its streams (docs/TRACE_NOTES.md, "Derived lines"). Counted with them, a GPU seems several
-times as busy as it is.
+event repeats time of its streams (docs/contributing/trace-notes.md, "Derived lines"). Counted with them, a GPU seems
+several times as busy as it is.
 """
 
 from __future__ import annotations

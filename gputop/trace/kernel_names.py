@@ -2,7 +2,7 @@
 
 The tensor-core test was checked by eye on 514 real kernel names of cuBLAS, cuDNN, CUTLASS,
 XLA and flash attention; a name that says nothing gives "unknown" and None, never a guess
-(docs/TRACE_NOTES.md, "Device events by name").
+(docs/contributing/trace-notes.md, "Device events by name").
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ _RIGHTS = re.compile(r"INSUFFICIENT_PRIVILEGES|RestrictProfiling|insufficient pr
 _DROPPED = re.compile(r"\bdropp|not all .{1,40} events might have been collected", re.IGNORECASE)
 _LAUNCH = re.compile(r"^(cu|cuda|hip(Ext)?)(Module)?(Graph)?(Launch|Mem(cpy|set))")
 
-# CUPTI keeps 2 Mi activity and 2 Mi callback records for all GPUs of a process together (docs/TRACE_NOTES.md,
-# "CUPTI limits"). Where nine tenths of that are used, an early end of the device events is due to the limit.
+# CUPTI keeps 2 Mi activity and 2 Mi callback records for all GPUs of a process together
+# (docs/contributing/trace-notes.md, "CUPTI limits"). Where nine tenths of that are used, an early end of the device
+# events is due to the limit.
 _CUPTI_RECORDS = 2 << 20
 _FULL_SHARE = 0.9
 _MISSING_TAIL_SHARE = 0.02  # of the capture

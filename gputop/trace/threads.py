@@ -38,13 +38,16 @@ _KINETO = re.compile(r"thread -?\d+ \((.+)\)$")
 
 def labels(trace: Trace, lines: Iterable[int]) -> dict[int, str]:
     """Short names for people of these lines, which are threads: those of one name and host are numbered in their order,
-    in place of the system's numbers: "python 1", "tf_data 3"."""
+    in place of the system's numbers: "python 1", "tf_data 3". Of a job of several ranks with the rank: "rank 2 python".
+    """
     members: dict[tuple[str, str], list[int]] = {}
+    ranks = {line.rank for line in trace.lines}
     for i in lines:
         line = trace.lines[i]
         kineto = _KINETO.match(line.name)
         name = kineto[1] if kineto is not None else _ID.sub("", line.name)
         name = "tf_data" if name == "tf_data_private_threadpool" else name or "thread"
+        name = f"rank {line.rank} {name}" if len(ranks) > 1 else name
         members.setdefault((line.host, name), []).append(i)
     return {i: f"{name} {number}" if len(own) > 1 else name
             for (_, name), own in members.items() for number, i in enumerate(own, 1)}

@@ -16,6 +16,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError, NoDataError
+from gputop.render.palette import DIM
 from gputop.session.session import Change, Session
 from gputop.tui import open_screens
 from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, STACKS_TELL, commands
@@ -25,6 +26,7 @@ from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.layout import SIZE_CLASSES, layout
 from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.monitor.stacked_lanes import unread_lanes
 from gputop.tui.terminal.first_frame import ENDING_SIGNALS, FirstFrame
 from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.terminal.terminal_app import TerminalApp
@@ -73,6 +75,8 @@ class GputopApp(TerminalApp):
         self._postponed: tuple[float, CaptureQuestion] | None = None  # when it came up
         self._terminal_size = self.size
         self._fitted_processes = 0  # that the layout is for
+        self._unread: frozenset[str] = frozenset()  # lanes for which the layout has a line only
+        self._table_lines = 0  # that are shown
         self._attaching: str | None = None
         self._refused: NoDataError | None = None  # why there was nothing to capture from when it was asked for
         self.error: GputopError | None = None
@@ -81,6 +85,8 @@ class GputopApp(TerminalApp):
         # Attributes, because a query by name for each sample costs as much as drawing some of them.
         self._header, self._host, self._job = (LinesWidget(id=name) for name in ("header", "host", "job"))
         self._table = GpuTable(id="gpus")
+        self._table_box = VerticalScroll(id="gpus-box", can_focus=False)
+        self._more = LinesWidget(id="more")  # of the GPUs that the screen has no room for
         self._actions, self._processes = ActionsPanel(id="actions"), ProcessPanel(id="processes")
         self._keys: KeyLine | None = None
 
@@ -88,8 +94,9 @@ class GputopApp(TerminalApp):
 
     def compose(self) -> ComposeResult:
         yield self._header
-        with VerticalScroll(id="gpus-box", can_focus=False):
+        with self._table_box:
             yield self._table
+        yield self._more
         yield self._host
         yield self._job
         with Container(id="panels"):
@@ -107,6 +114,7 @@ class GputopApp(TerminalApp):
         table = self._table
         table.metric = self.preferences.metric or table.metric
         table.span_s = self.preferences.span_s or table.span_s
+        self.watch(self._table_box, "scroll_y", self._show_hidden, init=False)
         self.session.listen(self._session_changed)
         self.session.start()
         self.call_after_refresh(self._after_first_frame)
@@ -165,14 +173,24 @@ class GputopApp(TerminalApp):
         """Lay the main screen out for the size of the terminal."""
         session = self.session
         self._fitted_processes = len(session.sample.processes) if session.sample else 0
-        fitted = layout(*self._terminal_size, gpus=len(session.known_gpus.gpus) if session.known_gpus else 8,
-                        processes=self._fitted_processes)
+        gpus = session.known_gpus.gpus if session.known_gpus else ()
+        self._unread = unread_lanes(gpus)
+        fitted = layout(*self._terminal_size, gpus=len(gpus) if session.known_gpus else 8,
+                        processes=self._fitted_processes, unread=self._unread)
         for size in SIZE_CLASSES:
             self.screen_stack[0].set_class(size.name in fitted.classes, size.name)
-        self._table.resize_rows(fitted.lines_per_gpu, fitted.has_axis)
+        self._table.take_layout(fitted)
         self._processes.styles.height = fitted.process_lines
         self._processes.set_class(fitted.bare_processes, "bare")
-        self.query_one("#gpus-box").styles.max_height = fitted.max_table_lines
+        self._table_lines = self._table_box.styles.max_height = fitted.table_lines
+        self._more.display = bool(fitted.hidden_gpus)
+        self._show_hidden()
+
+    def _show_hidden(self) -> None:
+        """How many GPUs are above and below those that the screen has room for."""
+        above, below = self._table.hidden(self._table_box.scroll_offset.y, self._table_lines)
+        runs = [(f"{above} more ↑", DIM)] * bool(above) + [(f"{below} more ↓", DIM)] * bool(below)
+        self._more.show([[(" ", DIM), *[part for run in runs for part in (run, ("   ", DIM))]]])
 
     def _refresh_all(self) -> None:
         session = self.session
@@ -187,7 +205,8 @@ class GputopApp(TerminalApp):
         update_screen = getattr(self.screen, "update_view", None)  # of a box over the monitor that shows live figures
         if update_screen is not None:
             update_screen()
-        if self._table.sample is None or len(sample.processes) != self._fitted_processes:
+        if (self._table.sample is None or len(sample.processes) != self._fitted_processes
+                or len(sample.gpus) != len(self._table.gpus) or unread_lanes(sample.gpus) != self._unread):
             self._fit()
         self._table.interval_s = session.interval_s
         self._table.update_view(sample, session.history, session.events)
@@ -197,7 +216,7 @@ class GputopApp(TerminalApp):
         attached = frozenset(s.pid for s in session.servers if s.pid is not None)
         reasons = {g.processes_reason for g in sample.gpus if g.processes_reason}
         none = "no process holds a GPU" if sample.gpus else "no process with a profiler server on this node"
-        self._processes.update_view(sample.processes, attached, "; ".join(sorted(reasons)) or none)
+        self._processes.update_view(sample, attached, "; ".join(sorted(reasons)) or none)
         self._refresh_actions()
 
     def _refresh_actions(self) -> None:
@@ -215,10 +234,13 @@ class GputopApp(TerminalApp):
                  else messages.refused(self._refused, self.no_server_hint()))
         panel = self._actions
         panel.numbers = session.gpu_numbers
-        panel.update_view(session.findings, title, intro,
+        reserved = [finding for finding in session.findings if finding.id in messages.OF_MEMORY_COLUMN]
+        self._table.note_reserved({gpu for finding in reserved for gpu in finding.gpus})
+        panel.update_view(tuple(f for f in session.findings if f not in reserved), title, intro,
                           {} if found is None else found.known, None if record is None else record.step_s,
                           record is not None, analysis.what_if if analysis is not None else (),
-                          answer=self._refused is not None)
+                          answer=self._refused is not None,
+                          not_judged=analysis is not None and bool(analysis.abstained))
 
     def no_server_hint(self) -> tuple[str, ...]:
         """What to do while no profiler server is known."""
@@ -378,7 +400,12 @@ class GputopApp(TerminalApp):
         self._actions.focus()
 
     def on_actions_panel_opened(self, message: ActionsPanel.Opened) -> None:
-        (open_screens.copy_snippet if message.copy else open_screens.open_finding)(self, message.finding)
+        if message.finding is None:
+            open_screens.open_not_judged(self)
+        elif message.copy:
+            open_screens.copy_finding(self, message.finding, as_markdown=message.copy == "markdown")
+        else:
+            open_screens.open_finding(self, message.finding)
 
     def on_gpu_table_opened(self, message: GpuTable.Opened) -> None:
         open_screens.open_gpu(self, message.gpu)
@@ -457,6 +484,10 @@ class GputopApp(TerminalApp):
             self.session.player.toggle_pause()
         else:
             self.paused = not self.paused
+        covered = not all(screen.is_modal for screen in self.screen_stack[1:])
+        if covered:  # what it holds is not to be seen
+            halted = self.paused if self.session.player is None else self.session.player.paused
+            self.notify("The monitor is frozen: p goes on." if halted else "The monitor goes on.")
         self._refresh_all()
 
     def action_scroll(self, by: int) -> None:

@@ -39,7 +39,7 @@ GROUPS: dict[str, list[Binding]] = {
         key("J", "open('captures')", "captures", "all captures: open, compare, delete"),
         key("A", "open('mark')", "mark as A", "mark as A, before a change"),
         key("B", "open('comparison')", "compare with A", "compare: what changed since A"),
-        key("s", "snapshot", "snapshot", "snapshot for a ticket: html, svg, text"),
+        key("s", "snapshot", "snapshot", "export a snapshot for a ticket: html, svg, text"),
     ],
     "Time": [
         key("m", "metric(1)", "next metric", "next metric in the lanes"),
@@ -53,7 +53,7 @@ GROUPS: dict[str, list[Binding]] = {
         key("right_square_bracket", "zoom(-1)", "zoom in", "show less time"),
         key("end", "scroll_to_now", "back to now", "back to now"),
         key("escape", "step_back", "step back", "back to now, or show all processes again"),
-        key("space", "pause", "pause", "freeze the screen; in a replay: pause"),
+        key("p,space", "pause", "freeze", "freeze the screen, sampling goes on; in a replay: pause"),
         key("plus,equals_sign", "interval(-1)", "sample more often", "sample, or replay, faster"),
         key("minus", "interval(1)", "sample less often", "sample, or replay, slower"),
         key("comma", "seek(-60)", "back in the recording", "a minute back in a replay"),
@@ -79,19 +79,19 @@ MONITOR: list[BindingType] = [binding for group in GROUPS.values() for binding i
 _ALWAYS = (("question_mark", "help"), ("q", "quit"))
 FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
     "start": (("S", "stacks"), ("c", "capture"), ("a", "attach"), ("J", "captures"), ("l", "output"), ("m", "metric"),
-              ("v", "cursor"), ("s", "snapshot"), ("h", "host"), *_ALWAYS),
+              ("v", "cursor"), ("s", "snapshot"), ("h", "host"), ("p", "freeze"), *_ALWAYS),
     "waiting": (("escape", "capture now"), ("x", "cancel"), ("l", "output"), ("m", "metric"), ("v", "cursor"),
                 ("h", "host"), ("i", "job"), *_ALWAYS),
     "capturing": (("x", "stop"), ("l", "output"), ("m", "metric"), ("v", "cursor"), ("h", "host"), ("i", "job"),
                   *_ALWAYS),
     "captured": (("S", "stacks"), ("c", "capture again"), ("t", "timeline"), ("T", "tables"), ("D", "cure"),
                  ("J", "captures"), ("l", "output"), ("B", "compare"), ("s", "snapshot"), ("m", "metric"),
-                 ("v", "cursor"), *_ALWAYS),
+                 ("v", "cursor"), ("p", "freeze"), *_ALWAYS),
     "cursor": (("left,right", "move"), ("left_square_bracket,right_square_bracket", "zoom"), ("escape", "back to now"),
                ("m", "metric"), ("shift+left,shift+right", "ten slices"), *_ALWAYS),
     "past": (("left,right", "scroll"), ("left_square_bracket,right_square_bracket", "zoom"),
              ("escape", "back to now"), ("v", "cursor"), ("m", "metric"), *_ALWAYS),
-    "replay": (("space", "pause"), ("plus,minus", "speed"), ("comma,full_stop", "a minute"), ("left,right", "scroll"),
+    "replay": (("p", "pause"), ("plus,minus", "speed"), ("comma,full_stop", "a minute"), ("left,right", "scroll"),
                ("v", "cursor"), ("m", "metric"), *_ALWAYS),
     "snapshot": (("left,right", "scroll"), ("t", "its capture"), ("T", "tables"), ("v", "cursor"), ("m", "metric"),
                  *_ALWAYS),
@@ -105,7 +105,7 @@ FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
 STACKS_TELL = frozenset({"collective_hang", "spinning", "idle_gpu"})
 
 # Actions that change the main screen; they have no effect while another screen covers it.
-MAIN_VIEW_ACTIONS = frozenset({"metric", "interval", "pause", "scroll", "scroll_to_now", "zoom", "seek", "sort",
+MAIN_VIEW_ACTIONS = frozenset({"metric", "interval", "scroll", "scroll_to_now", "zoom", "seek", "sort",
                                "filter", "cursor", "recommendations", "step_back"})
 
 _NUMBER = re.compile(r"\(-?\d+\)$")

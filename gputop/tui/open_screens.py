@@ -20,6 +20,7 @@ from gputop.tui.monitor.messages import begun_as_sentence, no_capture
 from gputop.tui.terminal.clipboard import CopyingApp
 
 if TYPE_CHECKING:
+    from gputop.profiler.capture.records import CaptureRecord
     from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest
     from gputop.session.session import Session
     from gputop.timeline.model import Range
@@ -62,7 +63,24 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
 
     numbers = None if app.session.replayed_snapshot is not None else app.session.gpu_numbers
     record = app.session.last_capture
-    app.push_screen(FindingPopup(chosen, go, numbers, record.step_s if record is not None else None))
+    app.push_screen(FindingPopup(chosen, go, numbers, record.step_s if record is not None else None,
+                                 simulated=app.session.source.simulated, no_line=_no_line(chosen, record)))
+
+
+def _no_line(finding: Finding, record: CaptureRecord | None) -> str:
+    """How to learn the line of Python of a finding about the host; "" if it is known, or the finding is of the GPU."""
+    from gputop.advice.registry import ids_by_part
+    from gputop.core.extras import install_command
+
+    about_host = ids_by_part("host") | ids_by_part("input") | {"time_outside_steps"}
+    analysis = record.analysis if record is not None else None
+    if (finding.origin != "trace" or finding.id not in about_host or analysis is None
+            or any(culprit.kind == "line" for culprit in finding.culprits)
+            or (analysis.stacks is not None and analysis.stacks.flame)):
+        return ""
+    if analysis.stacks is not None and analysis.stacks.reason:
+        return f"Which line of Python it is: not known. {analysis.stacks.reason}"
+    return f"Which line of Python it is: {install_command('stacks')}, then c again."
 
 
 def open_timeline(
@@ -276,7 +294,7 @@ def open_tables(app: MonitorApp) -> None:
 
         open_timeline(app, place=lambda timeline: place_of_row(timeline, table, row))
 
-    app.push_screen(TablesScreen(record, go))
+    app.push_screen(TablesScreen(record, go, app.session.options.logdir))
 
 
 def open_comparison(app: MonitorApp) -> None:
@@ -331,11 +349,30 @@ def run_next_job(app: MonitorApp) -> None:
     app.run_worker(run, group="next job", thread=True)
 
 
-def copy_snippet(app: CopyingApp, chosen: Finding | None) -> None:
-    """The code of a finding into the clipboard of the terminal."""
+def copy_finding(app: MonitorApp, chosen: Finding, *, as_markdown: bool) -> None:
+    """The code of a finding, or where it has none or that is asked for the finding as Markdown, into the clipboard of
+    the terminal."""
+    from gputop.render.finding_markdown import finding_markdown
     from gputop.tui.terminal.clipboard import copy
 
-    if chosen is None or not chosen.snippet:
-        app.notify("Nothing to copy: no finding with code is selected.")
-    else:
+    if chosen.snippet and not as_markdown:
         copy(app, chosen.snippet, "The code of the finding")
+        return
+    record = app.session.last_capture
+    step_s = record.step_s if record is not None and chosen.origin == "trace" else None
+    copy(app, finding_markdown(chosen, step_s, simulated=app.session.source.simulated), "The finding as Markdown")
+
+
+def open_not_judged(app: MonitorApp) -> None:
+    """The causes that the last capture does not let judge, by what is missing for them."""
+    from gputop.diagnosis.report import missing_figures
+    from gputop.tui.screens.dialogs import Popup
+
+    record = app.session.last_capture
+    if record is None or record.analysis is None:
+        return
+    out = Text()
+    for what, ids in missing_figures(record.analysis).items():
+        out.append(", ".join(ids) + "\n", "bold")
+        out.append(f"  needs {printable(what)}\n")
+    app.push_screen(Popup("Causes that could not be judged", out))

@@ -286,7 +286,7 @@ def test_one_that_fails_is_said_and_the_rest_goes_on(monkeypatch: pytest.MonkeyP
 
 def test_the_example_of_the_documentation_finds_and_its_limit_can_be_set(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    example = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "RULES.md").read_text(), re.DOTALL)
+    example = re.search(r"```python\n(.*?)```", (ROOT / "docs/reference/rules-in-python.md").read_text(), re.DOTALL)
     assert example is not None
     module: dict[str, Any] = {"__name__": __name__}
     exec(example[1], module)

@@ -3,8 +3,8 @@
     python -m tests.campaign.soak --minutes 60 [--gpus 8] [--rows 20]
 
 Prints a table over time: memory, descriptors, threads and CPU of each process, and how many of the samples that were
-due have come. Ends with 1 where memory grew by more than docs/COST.md allows, descriptors or threads became more, or
-samples did not come.
+due have come. Ends with 1 where memory grew by more than docs/project/cost.md allows, descriptors or threads
+became more, or samples did not come.
 
 The memory that counts is what nobody shares (VmRSS less file and shared pages). What the history may take is known:
 ``History.reserved_bytes``, filled within a day and for the greater part within an hour. All else has to stay level.
@@ -37,7 +37,7 @@ from tests.records import replace
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERVAL_S = 0.1
-# docs/COST.md, "Memory over time".
+# docs/project/cost.md, "Memory over time".
 HISTORY_BYTES_PER_GPU = 3.3e6  # full after a day; 2 MB of it within the first hour at 10 Hz
 MISSED_RATIO = 0.05  # of the samples that are due; half a percent on a loaded machine
 OTHER_GROWTH_BYTES = 8e6  # what allocators, caches and the recording's dictionary may take after the first minute

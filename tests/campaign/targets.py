@@ -201,7 +201,7 @@ dcgm-watch = false
 
 
 def _rule_files(_: Path) -> list[bytes]:
-    blocks = re.findall(r"```toml\n(.*?)```", (DATA.parents[1] / "docs/RULES.md").read_text(), re.S)
+    blocks = re.findall(r"```toml\n(.*?)```", (DATA.parents[1] / "docs/tasks/custom-rules.md").read_text(), re.S)
     return [block.encode() for block in blocks]
 
 

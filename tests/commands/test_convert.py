@@ -137,12 +137,12 @@ def test_duckdb_reads_a_recording_and_finds_the_same(tmp_path: Path) -> None:
 
 
 def test_the_document_lists_every_table_and_column() -> None:
-    document = (ROOT / "docs" / "CONVERT.md").read_text()
+    document = (ROOT / "docs" / "tasks" / "convert.md").read_text()
     for table in (*TRACE_TABLES, SAMPLES):
         told = ", ".join(f"`{column.name}`" for column in table.columns[:5 if table is SAMPLES else None])
         rest = ", metrics, `simulated`" if table is SAMPLES else ""
         line = f"| `{table.name}` | {table.rows} | {told}{rest} |"
-        assert line in document, f"docs/CONVERT.md lacks\n{line}"
+        assert line in document, f"docs/tasks/convert.md lacks\n{line}"
 
 
 def test_without_pyarrow_nothing_is_written(

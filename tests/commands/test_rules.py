@@ -1,4 +1,4 @@
-"""``gputop rules``, the cookbook of docs/RULES.md, and where rules of one's own are seen."""
+"""``gputop rules``, the cookbook of docs/tasks/custom-rules.md, and where rules of one's own are seen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.records import replace
 from tests.tui.scenes import capture_of
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "RULES.md").read_text(encoding="utf-8"), re.S)
+BLOCKS = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/tasks/custom-rules.md").read_text(encoding="utf-8"), re.S)
 RULES = '''[[rule]]
 id = "slow_loader"
 on = "trace"
@@ -145,6 +145,21 @@ def test_wrong_usage(file: Path, words: list[str]) -> None:
     assert main(["rules", *words]) == 2
 
 
+@pytest.mark.parametrize(("word", "near"), [
+    ("inputbound", "input_bound"), ("Input_Bound", "input_bound"), ("idle", "idle_gpu or held_idle"),
+    ("wait", "collective_waiting"), ("xyz", "gputop rules list has all")])
+def test_near_ids_are_suggested(file: Path, capsys: pytest.CaptureFixture[str], word: str, near: str) -> None:
+    assert main(["rules", "explain", word]) == 2
+    assert near in capsys.readouterr().err
+
+
+def test_an_explanation_has_the_limits_that_count(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "explain", "input_bound"]) == 0
+    assert "input_bound.share = 0.05 ratio" in capsys.readouterr().out
+    assert main(["rules", "explain", "input_bound", "--rules", "r.toml"]) == 0
+    assert "input_bound.share = 0.1 ratio" in capsys.readouterr().out
+
+
 def test_alone_it_lists(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rules"]) == 0
     alone = capsys.readouterr().out
@@ -163,9 +178,10 @@ def test_lists_and_explanations(file: Path, capsys: pytest.CaptureFixture[str]) 
     for id_, expected in (("slow_loader", "mean length of a step"), ("input_bound", "input_bound.steps = 2 count")):
         assert main(["rules", "explain", id_, "--rules", "r.toml"]) == 0
         assert expected in capsys.readouterr().out
-    for rule in BUILT_IN:  # a sentence on what it finds, beside its limits
-        assert main(["rules", "explain", rule.id]) == 0
-        assert re.search(r"^  [A-Z][^=\n]+[.:,a-z]$", capsys.readouterr().out, re.MULTILINE), rule.id
+    for id_ in {id_ for rule in BUILT_IN for id_ in rule.ids}:
+        assert main(["rules", "explain", id_]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(f"{id_}: ") and "\nWhen it is wrong\n" in out and "](" not in out
     assert main(["rules", "names"]) == 0
     assert capsys.readouterr().out.strip() == "\n".join(names_table()).strip()
 

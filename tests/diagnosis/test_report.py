@@ -7,15 +7,17 @@ import pytest
 
 from gputop.advice.trace.replayed import Cures
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.diagnosis.report import limit_of, text_report
+from gputop.diagnosis.report import limit_of, short_report, text_report
 from gputop.diagnosis.wall_text import not_enough, wall_rows
 from gputop.diagnosis.worker import REPORT_WIDTH
+from gputop.render.step_bar import plain_step_lines
 from gputop.render.step_parts import PART_BY_ID
 from gputop.trace.model import Kind
 from tests.advice.trace.traces import STEP, STEPS, fill, healthy, input_bound, job, launch_bound, uneven
 from tests.analysis.host.traces_of_epochs import TRAIN, train
 from tests.records import replace
 from tests.trace.build import Builder, keras_steps
+from tests.tui.scenes import capture_of
 
 
 def flat(text):
@@ -214,3 +216,28 @@ def test_periods_that_may_be_layers_are_not_called_training_steps():
     rows = {row.name: row.often for row in wall_rows(found.wall_time)}
     assert rows["repeated kernels"] == f"{found.steps.count} periods" and "training steps" not in rows
     assert "no verdict" in not_enough(found)
+
+
+@pytest.mark.parametrize("scenario", ["gpu0-oversubscribed", "input-bound", "healthy"])
+@pytest.mark.parametrize("width", [60, 100, 120])
+def test_the_short_report_is_the_verdict_on_one_screen(scenario: str, width: int) -> None:
+    analysis = capture_of(scenario).analysis
+    assert analysis is not None
+    text = short_report(analysis, width)
+    lines = text.splitlines()
+    assert len(lines) <= 25 + (width < 100) * 8 and all(len(line) <= width or "/" in line for line in lines)
+    assert lines[0].startswith("SIMULATED") and "Step time" in text and "█" in text
+    assert "--full" in lines[-1] + lines[-2]
+    for finding in analysis.findings:
+        assert finding.id in text
+    assert "Kernels" not in text and "Memory" not in text
+    if scenario == "healthy":
+        assert "too few for a verdict" in " ".join(text.split()), "without findings it says how far to trust that"
+
+
+def test_the_bar_has_a_sign_for_each_part() -> None:
+    bar, legend = plain_step_lines({"compute": 0.6, "input": 0.3, "host": 0.1}, 76, 1.0)
+    counts = [bar.count(sign) for sign in "█▓▒"]
+    assert counts == sorted(counts, reverse=True) and sum(counts) == len(bar) - len(" Step time 1.00 s ")
+    assert legend.split() == ["█", "compute", "60%", "▓", "input", "wait", "30%", "▒", "host", "10%"]
+    assert plain_step_lines({}, 60) == []

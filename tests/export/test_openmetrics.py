@@ -175,4 +175,4 @@ def test_promtool_finds_no_fault(name: str) -> None:
 
 def test_the_document_lists_every_metric() -> None:
     table = "\n".join(f"| `{f.name}` | {f.type} | {', '.join(f.labels)} | {f.help} |" for f in families())
-    assert table in (ROOT / "docs" / "EXPORT.md").read_text(), f"docs/EXPORT.md has another table than\n{table}"
+    assert table in (ROOT / "docs" / "reference" / "metrics.md").read_text(), f"another table than\n{table}"

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.advice.registry import rule_of
+from gputop.advice.verdict import Explanation, Verdict, finding
 from gputop.core.findings import Culprit, Gain
 from gputop.render.evidence_words import evidence, evidence_label
-from gputop.render.finding_text import culprits_text, gain_texts, what_if_text
+from gputop.render.finding_text import culprits_text, gain_basis, gain_texts, what_if_text
 from tests.records import replace
 from tests.tui.found import COMBINED, HEAVY, SMALL
 
@@ -107,3 +109,22 @@ def test_culprits_fit_a_line_and_are_printable() -> None:
     assert culprits_text(apart, 80).startswith("Ops in net/model: 0x/Conv2D 10.0 ms, 1x/Conv2D 10.0 ms per step")
     layer = replace(HEAVY, culprits=(Culprit("model/encoder/block_*/attention/*", "layer", 0.01),))
     assert culprits_text(layer, 42) == "Layers: …coder/block_*/attention/* 10.0 ms"
+
+
+def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
+    wait = Verdict(gpus=(), share=0.4, frees_cpus=True)
+    words = Explanation(title="", why="", evidence={}, action="", gain="at most: the wait, if it were gone", source="")
+    rule = rule_of("retracing", "trace")
+    assert rule is not None
+    least = finding(rule, wait, words)
+    assert least.gain.at_least and gain_texts(least) == ("saves at least 40 % of the step", "saves at least 40 %")
+    assert gain_basis(least) == ("A lower bound. The wait, if it were gone. The fix also frees CPUs for the rest of "
+                                 "the step, so it can save more.")
+    either = finding(rule, replace(wait, best_case=True), words)
+    assert either.gain.estimate and gain_texts(either)[1] == "saves about 40 %"
+    assert gain_basis(either) == (
+        "An estimate. The wait, if it were gone. The fix can leave some of this time, and it also frees CPUs for the "
+        "rest of the step: it can save less or more.")
+    most = finding(rule, replace(wait, gpus=(0,)), words)  # the step runs on a GPU, which needs no CPU
+    assert not most.gain.at_least and gain_texts(most)[1] == "saves up to 40 %"
+    assert gain_basis(most) == "An upper bound. At most: the wait, if it were gone."

@@ -12,7 +12,7 @@ from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.session import saved_captures
-from gputop.session.saved_captures import NOT_ANALYZED, delete_capture, listed, run_of
+from gputop.session.saved_captures import NOT_ANALYZED, delete_capture, listed, rename_capture, run_of
 from gputop.trace.readers.capture_file import FILE, CaptureFile, write_capture
 from tests.analyses import make_analysis
 from tests.comparison.sides import finding
@@ -99,3 +99,19 @@ def test_an_opened_capture_is_shown_as_the_last_one_and_a_deleted_one_is_forgott
 def test_a_capture_that_could_not_be_analyzed_says_so() -> None:
     record = CaptureRecord("a:1", Path("x.xplane.pb"), 0.0, 1.0, 1.0, problem=GputopError("no events", ""))
     assert listed(record).first == "not analyzed: no events"
+
+
+def test_a_name_stays_with_the_capture_and_is_found(tmp_path: Path) -> None:
+    folder = run(tmp_path, "2026_01_01_00_00_00", "a.xplane.pb", about=CaptureFile(
+        files={"a.xplane.pb": None}, address="h:1", job="train.py", step_s=0.25))
+    [one] = saved_captures.saved_captures(tmp_path)
+    rename_capture(one.record, " before\x1b[2J prefetch ")
+    [named] = saved_captures.saved_captures(tmp_path)
+    assert named.name == "before\ufffd[2J prefetch" and named.record == one.record, "all else stays"
+    assert named.contains("PREFETCH") and named.contains("train") and not named.contains("evaluation")
+    rename_capture(one.record, "")
+    assert [again.name for again in saved_captures.saved_captures(tmp_path)] == [""]
+    (folder / "gputop.capture.json").write_text("not ours")
+    with pytest.raises(GputopError, match="takes no name"):
+        rename_capture(one.record, "x")
+    assert (folder / "gputop.capture.json").read_text() == "not ours"

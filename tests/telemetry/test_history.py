@@ -488,3 +488,14 @@ def test_means_of_whole_slices_are_those_of_a_lane() -> None:
     assert all(math.isnan(mean) for mean in history.slice_means("sm_active", 7.0, 2)[1][0])
     assert history.slice_means("sm_active", 1.0, 4)[1][0] == pytest.approx(
         history.lane(0, "sm_active", end_s=history.newest_s, slice_s=1.0, slices=4).mean)
+
+
+def test_the_lane_of_the_host_s_cpus_has_the_mean_of_each_slice() -> None:
+    history = History(**SMALL)  # type: ignore[arg-type]
+    for tick in range(20):
+        ratio = Reading.missing("ratio", "the test says so") if tick == 3 else Reading(tick / 20, "ratio")
+        history.append(NodeSample(START_S + tick, (), HostSample("test", {"cpu_ratio": ratio})))
+    lane = history.host_cpu_lane(end_s=START_S + 20, slice_s=2.0, slices=12)
+    assert lane.count == [0, 0, 2, 1, *[2] * 8] and lane.full_scale == 1.0
+    assert lane.mean[2:5] == pytest.approx([0.025, 0.1, 0.225]) and lane.mean[-1] == pytest.approx(0.925)
+    assert math.isnan(lane.mean[0]) and lane.levels[-1] == [0.0] * 7 + [1.0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gputop.advice.trace.facts import TraceFacts
-from gputop.analysis.what_if.replay import Replay
+from gputop.analysis.what_if.replay import replay_window
 from gputop.diagnosis.diagnose import examine
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
@@ -254,7 +254,7 @@ def test_a_gpu_that_never_rests_has_no_place():
 
 def test_gaps_beyond_the_replayed_steps_belong_to_their_finding_too() -> None:
     facts = examine(fetching(4, 400).build())
-    part = dataclasses.replace(facts, replay=Replay(facts.trace, facts.gpu_timelines, facts.steps, 200))
+    part = dataclasses.replace(facts, replay=replay_window(facts.trace, facts.gpu_timelines, facts.steps, 200))
     assert part.replayed_steps < facts.replayed_steps == facts.steps_or_window
     found = find_idle_gaps(part)
     assert found == find_idle_gaps(facts) and sum(gap.finding == "sync_copies" for gap in found) >= 4 * 5

@@ -50,7 +50,7 @@ from gputop.tui.timeline.screen import TimelineScreen
 from tests.cluster.fleets import StillAsker, fleet, job, node
 from tests.ranks.test_stack_groups import LOADS, WAITS, rank
 from tests.records import replace
-from tests.tui.scenes import Scene, recorded, with_mig
+from tests.tui.scenes import Scene, capture_of, recorded, with_mig
 from tests.tui.textual_private import message_text
 
 Differs = Callable[[Any, Any], bool]
@@ -177,6 +177,17 @@ def monitor_session() -> AskedSession:
     session = AskedSession(change=divided_and_lost)
     session.capture("input-bound", 90.0)
     session.capture("gpu0-oversubscribed")
+    return session
+
+
+def two_savings() -> AskedSession:
+    """With a capture of which two findings have a saving by replay."""
+    session = AskedSession()
+    record, second = capture_of("gpu0-oversubscribed"), capture_of("input-bound")
+    assert record.analysis is not None
+    findings = (*record.findings, *second.findings)
+    session.capture_ended(replace(record, time_s=session.now_s - 12.0, analysis=structs.replace(
+        record.analysis, findings=findings)), session.servers)
     return session
 
 
@@ -424,12 +435,14 @@ STAGES: dict[type, Stage] = {
     ActionsPanel: Stage(moves(lambda app: actions(app).findings.index(actions(app).selected)) | {
         "details": Effect(screen, to(FindingPopup)),
         "choose": Effect(lambda app: actions(app).chosen, other, ("up",) * 9),
-        "copy": Effect(copied, other, ("up",) * 9)}, focus=ActionsPanel),
+        "copy": Effect(copied, other, ("up",) * 9),
+        "copy(True)": Effect(copied, other, ("up",) * 9)}, focus=ActionsPanel, session=two_savings),
     ProcessPanel: Stage(moves(lambda app: processes(app)._processes.index(processes(app).selected)) | {
         "details": Effect(screen, to(ProcessPopup)),
         "signal": Effect(screen, to(SignalScreen)),
         "tree": Effect(lambda app: processes(app).as_tree, other)}, focus=ProcessPanel),
     FindingPopup: Stage({
+        "markdown": Effect(copied, other),
         "place": Effect(lambda app: isinstance(app.screen, TimelineScreen) and app.screen._canvas.selected is not None,
                         to(True)),
         "app.open('stacks')": Effect(notes, other)},
@@ -496,6 +509,9 @@ STAGES: dict[type, Stage] = {
         "mark('A')": Effect(on_screen(lambda s: s._list.marks.get("A")), other),
         "mark('B')": Effect(on_screen(lambda s: s._list.marks.get("B")), other),
         "delete": Effect(screen, to(Confirm)),
+        "name": Effect(title, to("Name of the capture")),
+        "filter": Effect(title, to("Filter captures")),
+        "step_back": CLOSES,
         "app.help": HELPS,
         "dismiss": CLOSES}, ("J",)),
     SavedCaptures: Stage(moves(of(SavedCaptures, lambda c: c.index)) | {
@@ -508,7 +524,10 @@ STAGES: dict[type, Stage] = {
         "timeline": Effect(screen, to(TimelineScreen)),
         "turn(1)": Effect(on_screen(lambda s: s._index), by(1), ("1",)),
         "turn(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("3",)),
-        **{f"table({n})": Effect(on_screen(lambda s: s._index), to(n), ("2" if n == 0 else "1",)) for n in range(10)},
+        **{f"table({n})": Effect(on_screen(lambda s: s._index), to(n), ("2" if n == 0 else "1",)) for n in range(13)},
+        "table(13)": Effect(notes, other),  # no stacks
+        "export": Effect(notes, other),
+        "step_back": CLOSES,
         "unfold": Effect(on_screen(lambda s: s._rows), other, ("9",)),
         "move(1)": Effect(on_screen(lambda s: s.query_one(DataTable).cursor_row), by(1), ("1",)),
         "move(-1)": Effect(on_screen(lambda s: s.query_one(DataTable).cursor_row), by(-1), ("1", "j")),

@@ -146,6 +146,28 @@ def with_sixteen(sample: NodeSample) -> NodeSample:
     return replace(sample, gpus=(*sample.gpus, *more))
 
 
+def with_only(count: int) -> Change:
+    """The first GPUs alone, and the job on them."""
+    def change(sample: NodeSample) -> NodeSample:
+        processes = tuple(replace(process, started_s=START_S - 7500.0,
+                                  gpus={index: on for index, on in process.gpus.items() if index < count})
+                          for process in sample.processes)
+        return replace(sample, gpus=sample.gpus[:count], processes=processes)
+
+    return change
+
+
+def with_coarse(sample: NodeSample) -> NodeSample:
+    """One GPU whose driver has nothing finer than the utilization."""
+    def change(gpu: GpuSample) -> GpuSample:
+        why = "needs GPM, which begins with Hopper"
+        fine = {m: Reading.missing(r.unit, why, r.source) for m, r in gpu.readings.items() if m.endswith("_active")}
+        return replace(gpu, readings={**gpu.readings, **fine})
+
+    only = with_only(1)(sample)
+    return replace(only, gpus=tuple(map(change, only.gpus)))
+
+
 def with_mig(sample: NodeSample) -> NodeSample:
     """Two GPUs, the first divided into three instances, of which two have a process."""
     first, second = sample.gpus[:2]

@@ -37,8 +37,10 @@ from tests.tui.scenes import (
     recorded,
     snapshot_of,
     trace_of,
+    with_coarse,
     with_faults,
     with_mig,
+    with_only,
     with_sixteen,
     without_gpus,
 )
@@ -58,6 +60,9 @@ MORE_FORMS = {"console": Preferences(colors="16", glyphs="console"), **FORMS,
               "light-16": Preferences("gputop-light", "16")}
 
 
+FEW = {"one": with_only(1), "two": with_only(2), "four": with_only(4), "coarse": with_coarse}
+
+
 @cache
 def node(name: str) -> Scene:
     """The sessions; screens that change nothing in them share one."""
@@ -68,6 +73,8 @@ def node(name: str) -> Scene:
     if name in ("waiting", "no-gpu", "mig", "sixteen"):
         change = {"mig": with_mig, "sixteen": with_sixteen, "no-gpu": without_gpus}.get(name, lambda sample: sample)
         return Scene(change=change, watched=name != "waiting")
+    if name in FEW:
+        return Scene("input-bound", FEW[name])
     scene = Scene({"faulty": "gpu0-oversubscribed", "lost": "input-bound"}.get(name, name),
                   with_faults if name == "lost" else lambda sample: sample)
     if name != "lost":
@@ -163,6 +170,11 @@ SCREENS = {
     "healthy": Screen("healthy", sizes=(USUAL, WIDE)),
     "lost": Screen("lost", sizes=SIZES),
     "sixteen": Screen("sixteen", sizes=SIZES),
+    "one": Screen("one", sizes=(USUAL, WIDE, HUGE), forms=FEW_FORMS, in_forms=(USUAL,)),
+    "two": Screen("two", sizes=(USUAL, WIDE, HUGE)),
+    "four": Screen("four", sizes=(USUAL, WIDE, HUGE)),
+    "coarse": Screen("coarse", sizes=(USUAL, WIDE)),
+    "one-metric": Screen("one", (*"mm", "v", *["left"] * 9), (WIDE,), anew=True),
     "mig": Screen("mig", sizes=(SMALL, USUAL, WIDE)),
     "no-gpu": Screen("no-gpu", sizes=(TINY, USUAL, WIDE)),
     "waiting": Screen("waiting", sizes=(TINY, USUAL)),

@@ -41,7 +41,8 @@ class List:
 
 LISTS: dict[type[Widget], List] = {
     ActionsPanel: List(lambda p: p.selected.id, screen,
-                       lambda p: p._line_ids.index(next(o for o in p._line_ids if o and o != p.selected.id))),
+                       lambda p: p._line_ids.index(next(o for o in p._line_ids if o and o != p.selected.id)),
+                       size=(120, 60)),
     ProcessPanel: List(lambda p: p.selected.pid, screen, lambda _: 2),
     SignalList: List(lambda s: s.index, lambda app: app.screen.query_one(SignalList).asked, lambda _: 4, ("tab", "K")),
     CaptureList: List(lambda c: c.index, on_screen(lambda s: (s._a, s._b)), lambda _: 0, ("B",),
@@ -100,7 +101,7 @@ async def test_clicks_select_and_open_and_the_wheel_goes_on(kind: type[Widget], 
 
 async def test_a_double_click_opens_the_finding_it_selects(tmp_path: Path) -> None:
     async with monitor(Stage({}), tmp_path) as (app, pilot):
-        await pilot.resize_terminal(120, 40)
+        await pilot.resize_terminal(120, 60)
         await pilot.pause()
         panel = app.query_one(ActionsPanel)
         panel.focus()

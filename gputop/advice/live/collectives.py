@@ -38,8 +38,7 @@ def judge_collective_hang(view: NodeView) -> CollectiveHang | Missing | None:
     job = [p for p in view.processes if not here or any(p is q or same_job(p, q) for q in here)]
     return CollectiveHang(
         gpus=tuple(sorted({gpu.info.index for p in job for gpu in view.compute_gpus(p)})),
-        severity="high" if unchanged_s >= limit("collective_hang.long_s") or absence.silent else "medium",
-        unchanged_s=unchanged_s, absence=absence, nccl=report.last.nccl,
+        severity="high", unchanged_s=unchanged_s, absence=absence, nccl=report.last.nccl,
         pids=tuple(p.local_pid or p.pid for p in absent),
     )
 

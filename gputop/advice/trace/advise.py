@@ -25,9 +25,10 @@ from gputop.advice.trace.job import Job
 from gputop.advice.trace.own_rules import with_own_rules
 from gputop.advice.trace.replayed import Cures
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.advice.verdict import Explanation, Missing, Verdict, finding, of_type
+from gputop.advice.verdict import Explanation, Missing, Verdict, bound, finding, of_type
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
-from gputop.core.findings import MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
+from gputop.core.findings import LARGE_SHARE, MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
+from gputop.text.units import percent
 from gputop.trace.lookups import numbered
 from gputop.trace.model import Kind
 from gputop.trace.parallel import pool
@@ -68,7 +69,10 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     of_type(verdict, Verdict, "judge")
     replayed, reason = cures.saved(verdict)
     if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
-        return None
+        most = bound(verdict) or 0.0
+        return None if most < LARGE_SHARE else Abstained(
+            rule.id, f"proof that the {facts.basis} waits for it: it is {percent(most)} of the {facts.basis}, but a "
+                     f"replay without it saves {percent(replayed)}")
     words = of_type(rule.function("describe")(verdict, job), Explanation, "describe")
     # Lines and events of the gaps within steps are no culprits of what lies around the steps.
     culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)

@@ -18,6 +18,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.analysis.what_if.host_waits import HostWaits, before_steps, host_waits
+from gputop.analysis.what_if.replay import idle_saved
 from gputop.text.units import count, percent
 from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
 from gputop.trace.model import I64, Kind, MemoryKind
@@ -221,8 +222,8 @@ def cost_of_calls(facts: TraceFacts, calls: Calls) -> dict[int, IdleOfCalls]:
         return {}
     cure = Cure(calls=calls, assumes="")
     saved_ns = max(round(replay.saved(cure) * replay.spans.total), 0)
-    input_waits = merge(EMPTY, *(loop.waits for loop in replay.loops))
-    idle = replay.idle_saved(cure) if saved_ns else {}
+    input_waits = merge(EMPTY, *(loop.waits for loop in replay.graph.loops))
+    idle = idle_saved(replay.graph, cure) if saved_ns else {}
     return {timeline.gpu: IdleOfCalls(subtract(
         intersect(idle[timeline.gpu], replay.spans),
         merge(input_waits, before_steps(trace, timeline, facts.steps))), saved_ns)

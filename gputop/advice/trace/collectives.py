@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.blocking_copies import pinned_rate
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, on_host
+from gputop.advice.trace.host_work import SELDOM_WORK, WORK, known_work, named_work
 from gputop.advice.trace.job import Job
+from gputop.advice.trace.snippets import LOADER
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.collectives import by_operation, of_gpus
+from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
+from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.layers.culprits import Events
-from gputop.analysis.results import CollectiveOp
+from gputop.analysis.results import CollectiveOp, GapWork
+from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.replay import TOLERANCE
-from gputop.core.findings import MIN_SHARE
+from gputop.core.findings import MIN_SHARE, Culprit
 from gputop.text.units import percent, ranges, rate, seconds
-from gputop.trace.model import I64, Kind
+from gputop.trace.intervals import EMPTY, intersect, merge
+from gputop.trace.model import I64, Kind, Trace
 
 # By tf.distribute's strategy, and by framework. Arguments are of the object that the job has already.
 _OVERLAP = {
@@ -43,6 +52,13 @@ _MERGE = {
     "ddp": "bucket_cap_mb=100  # to DistributedDataParallel",
 }
 _DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
+_WORTH_NAMING = 0.02  # of the delay
+_MOST = 0.5  # of the delay
+_SILENT = 0.1  # of the delay: so much without an event is said
+# Of the wait: a replay that saves less does not express what delays the last GPU. Without its host the replay moves no
+# more than the begin of collectives, which the late GPU's own work before them outlasts.
+_EXPRESSED, _EXPRESSED_TOGETHER = 0.5, 0.05
+_STACK = "py-spy dump --pid PID  # of the late rank's process, several times"
 _NUMA = ("numactl --cpunodebind=0 --membind=0 python train.py  # per process: the node `nvidia-smi topo -m` "
          "names")
 
@@ -170,6 +186,17 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
 
 # -- collective_waiting -----------------------------------------------------------------------------
 
+class HeldUp(Struct, frozen=True):
+    """The hosts that delay their GPUs, and with these the others."""
+
+    held_up_s: float  # per step, by which collectives begin later
+    processes: tuple[str, ...]  # that these GPUs belong to, "rank 1"; none: the trace is of one process
+    work: Sequence[GapWork]  # of those hosts in the delay, longest first
+    silent_s: float  # per step, of the delay without an event of the host
+    gaps_s: float  # per step, that these GPUs had no work
+    input: bool  # mostly a wait for a batch
+
+
 class CollectiveWaiting(Verdict, frozen=True, kw_only=True):
     late_s: float  # per step, by which the last GPUs were late
     waiting_s: float  # per step and GPU: exposed waiting inside collectives
@@ -181,6 +208,7 @@ class CollectiveWaiting(Verdict, frozen=True, kw_only=True):
     collectives: int
     waiting_gpus: int
     of_collectives: float | None  # share of all time in collectives that is waiting
+    held_up: HeldUp | None = None  # the host is why the last GPU is late
 
 
 def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing | None:
@@ -197,19 +225,128 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     alone = waits.late_s[latest] >= limit("collective_waiting.one") * late
     gpus = (latest,) if alone else tuple(sorted(gpu for gpu in by_lateness if waits.late_s[gpu] >= 0.1 * late))
     found = facts.analysis.collectives
+    numbers = tuple(sorted(waits.held_up_s)) if not alone else (latest,)
+    held_up, culprits = _held_up(facts, waits, late, numbers)
+    fix = Cure(together=True, assumes="The last GPU comes to each collective together with the others (their median).")
+    if held_up is not None:
+        by_number = {gpu_number(facts.trace, timeline.gpu): timeline.gpu for timeline in facts.gpu_timelines}
+        gpus = tuple(gpu for gpu in gpus if gpu in waits.held_up_s) or gpus
+        fix = Cure(host={by_number[gpu]: spans for gpu, spans in waits.held_up.items()},
+                   assumes="The late host launches as early as the others do.")
     return CollectiveWaiting(
         gpus=gpus, share=share, late_s=late, waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s),
         latest=latest, latest_part=waits.late_s[latest] / late, alone=alone,
         late_by_host=waits.late_by_host_s / late, last_to_arrive=waits.late_times.get(latest, 0),
         collectives=waits.count, waiting_gpus=len(waits.waiting_s),
         of_collectives=None if found is None else found.waiting,
-        events=Events(np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE), timed=False),
-        cure=Cure(together=True, assumes=(
-            "The last GPU comes to each collective together with the others (their median).")),
+        events=None if culprits else Events(np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE), timed=False),
+        culprits=culprits, held_up=held_up, cure=fix,
+        expressed=_EXPRESSED_TOGETHER if held_up is None else _EXPRESSED,
     )
 
 
+def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: Sequence[int],
+             ) -> tuple[HeldUp | None, tuple[Culprit, ...]]:
+    """What the hosts of these late GPUs (the job's numbers) did while the GPUs had no work, where that is most of why
+    collectives begin late."""
+    held_up_s = sum(waits.held_up_s.get(gpu, 0.0) for gpu in numbers)
+    if held_up_s < limit("causes.late_by_host") * late_s:
+        return None, ()
+    trace, totals, loops = facts.trace, dict[str, tuple[int, int]](), training_loops(facts.trace)
+    silent_ns = gaps_ns = input_ns = 0
+    for timeline in facts.gpu_timelines:
+        number = gpu_number(trace, timeline.gpu)
+        gaps = waits.held_up.get(number, EMPTY)
+        if number not in numbers or not len(gaps.start):
+            continue
+        lines, host = _launching_lines(trace, timeline), trace.gpus[timeline.gpu].host
+        work, silent = work_in(trace, gaps, lines)
+        for name, (time, events) in work.items():
+            before = totals.get(name, (0, 0))
+            totals[name] = before[0] + time, before[1] + events
+        # While one of its threads has an event the host has one.
+        silent_ns += max(silent - (int(lines.sum()) - 1) * gaps.total, 0)
+        gaps_ns += gaps.total
+        fed_by = [loop.waits for loop in loops if (lines[loop.line] if loop.line >= 0 else loop.host == host)]
+        input_ns += intersect(gaps, merge(EMPTY, *fed_by)).total
+    per = facts.steps_or_window
+    ranked = [work for work in ranked_work(totals, per) if work.s_per_step * per * 1e9 >= _WORTH_NAMING * gaps_ns]
+    return (HeldUp(held_up_s, _processes(facts, numbers), ranked, silent_ns / per / 1e9,
+                   gaps_ns / per / 1e9, input=input_ns >= _MOST * gaps_ns),
+            on_host(facts, ranked, merge(EMPTY, *(waits.held_up[gpu] for gpu in numbers if gpu in waits.held_up))))
+
+
+def _launching_lines(trace: Trace, timeline: GpuTimeline) -> npt.NDArray[np.bool_]:
+    """Which threads launch to the GPU; shape (lines,)."""
+    out = np.zeros(len(trace.lines), bool)
+    launching = np.unique(trace.device.launch_line[timeline.rows])
+    out[launching[launching >= 0]] = True
+    return out
+
+
+def _processes(facts: TraceFacts, numbers: Sequence[int]) -> tuple[str, ...]:
+    """The processes of these GPUs (the job's numbers) by rank, and by host where there are several hosts."""
+    gpus = facts.trace.gpus
+    if len({(gpu.host, gpu.rank) for gpu in gpus}) < 2:
+        return ()
+    several_hosts = len({gpu.host for gpu in gpus}) > 1
+    chosen = [gpus[timeline.gpu] for timeline in facts.gpu_timelines
+              if gpu_number(facts.trace, timeline.gpu) in numbers]
+    return tuple(dict.fromkeys(f"rank {gpu.rank}{f' on {gpu.host}' if several_hosts else ''}" for gpu in chosen))
+
+
 def describe_collective_waiting(v: CollectiveWaiting, job: Job) -> Explanation:
+    words = _waiting_words(v, job)
+    return words if v.held_up is None else _held_up_words(v, v.held_up, words, job)
+
+
+def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, job: Job) -> Explanation:
+    """The same where the hosts of the last GPUs are why these are late."""
+    others = "the other GPU waits" if v.waiting_gpus == 2 else "the others wait"
+    gpus = f"GPU {v.latest}" if v.alone else f"GPUs {ranges(v.gpus)}"
+    who = _ranks(held_up.processes[:1] if v.alone else held_up.processes)
+    host = f"The host{'' if v.alone else 's'}{f' of {who}' if who else ''}"
+    title = f"{host} {'delays' if v.alone else 'delay'} {gpus}{'' if v.alone else ' by turns'}: {others}"
+    why = (f"{host} {'leaves' if v.alone else 'together leave'} {gpus} without work for {seconds(held_up.gaps_s)} per "
+           f"{job.basis}.")
+    most = _MOST * held_up.gaps_s
+    if held_up.work:
+        why += f" In that time {'the host runs' if v.alone else 'the hosts run'} {named_work(held_up.work)}."
+    if held_up.silent_s >= _SILENT * held_up.gaps_s:
+        why += (f" For {seconds(held_up.silent_s)} of that time the trace has no event of the host: Python runs or "
+                "waits.")
+    why += f" {words.why}"
+    action, snippet, known = words.action, words.snippet, known_work((*WORK, *SELDOM_WORK), held_up.work, most)
+    late = who or "this process"
+    if held_up.input:
+        action = (f"Make the input of {late} as fast as that of the others: more workers, and an equal share of the "
+                  "data.")
+        snippet = LOADER if job.framework == "pytorch" else None
+    elif known is not None:
+        action, snippet = known[0].action, known[0].snippets.get(job.loop)
+    elif held_up.work and held_up.work[0].s_per_step >= most:
+        action = (f"Look at {held_up.work[0].name} on {late}: do it less often, in the background, or on all ranks at "
+                  "the same time.")
+        snippet = _STACK
+    elif held_up.silent_s >= most:
+        action = ("Find what Python does then, and move it out of the step or into another thread. Work that one rank "
+                  "alone does (logging, saving, evaluation) delays all ranks.")
+        snippet = _STACK
+    return structs.replace(
+        words, title=f"{title} {percent(v.share)} of the {job.basis}", why=why, action=action, snippet=snippet,
+        evidence={**words.evidence, "held_up_s": held_up.held_up_s, "no_event_s": held_up.silent_s},
+        gain="at most: the wait for these GPUs, if their hosts launched as early as the others'")
+
+
+def _ranks(processes: Sequence[str]) -> str:
+    """As words: "rank 1", "ranks 0-3"; of several hosts each rank by itself."""
+    numbers = [process.removeprefix("rank ") for process in processes]
+    if len(numbers) > 1 and all(number.isdecimal() for number in numbers):
+        return f"ranks {ranges(int(number) for number in numbers)}"
+    return ", ".join(processes)
+
+
+def _waiting_words(v: CollectiveWaiting, job: Job) -> Explanation:
     who = f"GPU {v.latest} arrives last" if v.alone else f"GPUs {ranges(v.gpus)} take turns to arrive last"
     others = "other GPU waits" if v.waiting_gpus == 2 else "others wait"
     why = (f"{who}{f' at {v.last_to_arrive} of {v.collectives} collectives' if v.alone else ''}, and the {others} "

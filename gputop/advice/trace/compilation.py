@@ -99,8 +99,8 @@ def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     ever = [use.tracing_count for use in functions.functions
             if use.name == again.name and use.tracing_count is not None and not again.made]
     return Retracing(
-        gpus=facts.active_numbers, share=share, function=again.name, tracing_s=host.tracing_s, count=again.built,
-        calls=again.calls, made=again.made or None, ever=max(ever) if ever else None,
+        gpus=facts.active_numbers, share=share, frees_cpus=True, function=again.name, tracing_s=host.tracing_s,
+        count=again.built, calls=again.calls, made=again.made or None, ever=max(ever) if ever else None,
         compilations=functions.xla_compilations, compile_s=functions.xla_compile_s,
         young_s=age_s if young else None, severity=at_most(severity_of(share), "medium") if young else None,
         culprits=(Culprit(again.name, "host", host.tracing_s, facts.basis, at_s=next(iter(begins.values()), None)),),
@@ -202,7 +202,7 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
         return None
     begins = longest_on_host(facts.trace, {op.name for op in ops.eager}, waits_for_host(facts, "eager"))
     return EagerExecution(
-        gpus=facts.active_numbers, share=share, wait_s=host.eager_s, eager_ratio=ops.eager_share,
+        gpus=facts.active_numbers, share=share, frees_cpus=True, wait_s=host.eager_s, eager_ratio=ops.eager_share,
         ops_per_step=ops.eager_ops_per_step,
         culprits=tuple(Culprit(op.name, "host", op.seconds / facts.steps_or_window, facts.basis,
                                at_s=begins.get(op.name)) for op in ops.eager),

@@ -118,13 +118,13 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                            "next request")
         recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
         if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
-            return Missing("what pauses the loop: its pauses come at another place in each step, as those of a thread "
-                           "that has no CPU do; gputop records the CPUs of a job that it captures on its own machine")
+            return Missing("the cause of the pauses: they come in another part of each step, as those of a thread "
+                           "without a CPU do. gputop records the CPUs of a job that it captures on its own machine")
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
     work = tuple(own for own in host.gap_main if own.s_per_step >= _WORTH_NAMING * host.gap_s)
-    return StepGapHost(gpus=facts.active_numbers, share=share, gap_s=host.gap_s,
+    return StepGapHost(gpus=facts.active_numbers, share=share, frees_cpus=True, best_case=True, gap_s=host.gap_s,
                        severity="low" if paced else None, saving_unknown=paced, input_s=input_s if paced else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
                        culprits=on_host(facts, work, waits_for_host(facts, "gap")),
@@ -180,7 +180,7 @@ def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
     known = known_work(WORK, (*v.work, *v.executor_work), most)
     if known is not None:
         found, named = known
-        return f"{found.what} ({_named(named)})", found.action, found.snippets.get(loop)
+        return f"{found.what} ({named_work(named)})", found.action, found.snippets.get(loop)
     what = _gap_content(v, loop, most)
     if loop in _KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
@@ -209,7 +209,7 @@ def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
 
 def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
     """What fills a gap of which no known kind of work fills most."""
-    silent, shown = v.silent_s or 0.0, _named(v.work)
+    silent, shown = v.silent_s or 0.0, named_work(v.work)
     if silent >= most or not shown:
         python = ("first of all the wait for the DataLoader, which Nsight does not record; else logging, metrics"
                   if v.loader_unseen and loop == PYTORCH else "callbacks, logging, data handling")
@@ -219,7 +219,7 @@ def _gap_content(v: StepGapHost, loop: str, most: float) -> str:
         f", and {seconds(silent)} without any event, which means Python" if silent >= 0.1 * v.gap_s else "")
 
 
-def _named(work: Iterable[GapWork]) -> str:
+def named_work(work: Iterable[GapWork]) -> str:
     return ", ".join(f"{w.name} {seconds(w.s_per_step)}"
                      + (f" ({w.count_per_step:.0f}×)" if w.count_per_step >= 1.5 else "") for w in list(work)[:3])
 

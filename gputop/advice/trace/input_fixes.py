@@ -62,7 +62,11 @@ _PYTHON_MAP = ("The map's function is Python (py_function or numpy_function), an
                "for storage or network.")
 _MOST = 0.5  # of the time waited, or of a function's
 _CROWD = 2  # threads for each CPU, from which they are said to be too many
-_CACHED = "the stage's results are cached; this is the most to expect"
+# Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
+# each of many small elements.
+_EXPLAINS = 1.25
+MOST_TO_EXPECT = "; this is the most to expect"
+_CACHED = f"the stage's results are cached{MOST_TO_EXPECT}"
 _CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
 _PARALLEL_STAGE = re.compile(r"Parallel|MapAndBatch")
 _MAPS = re.compile(r"(?:Parallel)?Map|MapAndBatch|Filter")
@@ -95,6 +99,7 @@ class InputFix(Struct, frozen=True):
     numbers: Mapping[str, float] | None = None
     stage: str = ""  # the path of the stage that bounds the pipeline
     at_most: bool = False  # ``how`` is the best case
+    frees_cpus: bool = False  # the work is not done elsewhere
     beside_s: float | None = None  # what a step's batches take, where they are made beside the step, behind a buffer
 
 
@@ -165,18 +170,22 @@ class _Bottleneck(Struct, frozen=True):
         return any(pattern.match(above.name) for above in _above(self.stages, self.stage))
 
     def fix(self, action: str, snippet: str, left_s: float, how: str, *, most_s: float | None = None,
-            removes: bool = False, at_most: bool = False) -> InputFix:
+            removes: bool = False, at_most: bool = False, frees_cpus: bool = False) -> InputFix:
         """``left_s`` is what the segment still takes, ``most_s`` what can go at most, where that is not its own cost;
-        ``removes``: the work is gone, and not done elsewhere or at another time. ``at_most``: in the best case."""
+        ``removes``: the work is gone, and not done elsewhere or at another time. ``at_most``: in the best case.
+        ``frees_cpus``: what removes the work takes no time to speak of."""
         floor_s, job = 0.0, self.job
         if not removes:
             floor_s = self.step_s * job.used / job.free if job is not None and job.used is not None else 0.0
             how += _cpu_clause(job)
         if most_s is None:
             most_s = self.cost_s - left_s if self.apart else self.cost_s
+            if self.wait_s > _EXPLAINS * self.pipeline_s:
+                most_s, left_s, floor_s, at_most = self.wait_s, 0.0, 0.0, True
+                how += "; the stages' own times do not explain the wait, so it can go as a whole"
         expected_s = max(self.rest_s, left_s, self.others_s, floor_s, self.step_s - most_s)
         return InputFix(action, snippet, min(expected_s, self.step_s), how, self._sentences(), self._evidence(),
-                        self.stage.path, at_most or (job is None and not removes),
+                        self.stage.path, at_most or (job is None and not removes), frees_cpus,
                         self.pipeline_s if self.apart else None)
 
     def _sentences(self) -> str:
@@ -260,7 +269,7 @@ def _use_threads(found: _Bottleneck) -> InputFix | None:
         if _PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
             return found.fix("The map is parallel already, but the trace does not tell on how many threads. Let "
                              "tf.data choose their number, and cache what is the same in every epoch.", _CACHE,
-                             found.cost_s - found.stage_s, _CACHED, removes=True)
+                             found.cost_s - found.stage_s, _CACHED, removes=True, frees_cpus=True)
         of = f", of {found.cpus:.3g} CPUs" if found.cpus else ""
         action = ("Run the map in parallel (now on 1 thread)" if stage.workers == 1 else
                   f"Let tf.data choose the number of the map's threads (now {stage.workers}{of})")
@@ -289,9 +298,10 @@ def _do_less(found: _Bottleneck) -> InputFix:
             "No CPU is free for more threads")
     if found.pipeline.batches and max(stage.calls, fed) >= 2 * found.pipeline.batches:
         return found.fix(f"{crowd}{full}. Do it on whole batches instead of single elements, and cache what is the "
-                         "same in every epoch.", _ONCE_OR_WHOLE, left_s, _CACHED, removes=True)
+                         "same in every epoch.", _ONCE_OR_WHOLE, left_s, _CACHED, removes=True, frees_cpus=True)
     return found.fix(f"{crowd}{full}. Cache what is the same in every epoch, or do it once and store it.",
-                     f"{_CACHE}\n{_THREADS.format(4 * round(found.threads))}", left_s, _CACHED, removes=True)
+                     f"{_CACHE}\n{_THREADS.format(4 * round(found.threads))}", left_s, _CACHED, removes=True,
+                     frees_cpus=True)
 
 
 def _cpu_clause(job: JobCpus | None) -> str:
@@ -328,7 +338,7 @@ def keras_workers(fix: InputFix, pipeline: Pipeline | None, keras: int) -> Input
                     f"generator has none, so make it a {what} first. Threads help if Python waits for storage, "
                     "processes (use_multiprocessing) if it computes.",
         snippet=_WORKERS[keras], at_most=True,
-        how="workers make the batches ahead of the steps; this is the most to expect")
+        how=f"workers make the batches ahead of the steps{MOST_TO_EXPECT}")
 
 
 def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix:

@@ -8,7 +8,13 @@ import numpy as np
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts, on_host, waits_for_input
-from gputop.advice.trace.input_fixes import InputFix, keras_workers, suggest_fix, suggest_fix_by_name
+from gputop.advice.trace.input_fixes import (
+    MOST_TO_EXPECT,
+    InputFix,
+    keras_workers,
+    suggest_fix,
+    suggest_fix_by_name,
+)
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import KERAS2, KERAS3, training_loop
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -62,7 +68,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         assumes = f"{fix.how[:1].upper()}{fix.how[1:]}: {percent(1 - left)} less waiting for batches."
     return InputBound(
         culprits=_culprits(facts, fix, stage),
-        gpus=facts.active_numbers, share=share, saving=saving, wait_ratio=waited.wait_ratio, fix=fix,
+        gpus=facts.active_numbers, share=share, saving=saving, frees_cpus=fix.frees_cpus,
+        best_case=fix.at_most,
+        wait_ratio=waited.wait_ratio, fix=fix,
         slowest_stage=None if stage is None else (stage, waited.stages[stage]),
         cure=Cure(input_left=left, assumes=assumes, at_most=fix.at_most),
     )
@@ -174,7 +182,8 @@ def describe_input_bound(v: InputBound, job: Job) -> Explanation:
     evidence.update(v.fix.numbers or {})
     gain = "all input wait while no GPU works, if every batch were ready in time"
     if v.fix.step_s is not None:
-        gain = f"the step then takes as long as its slowest remaining part, assuming that {v.fix.how}"
+        how = v.fix.how.replace(MOST_TO_EXPECT, "") if v.frees_cpus and not v.gpus else v.fix.how
+        gain = f"the step then takes as long as its slowest remaining part, assuming that {how}"
     return Explanation(
         title=f"Input wait takes {percent(v.share)} of the {basis}", why=why, evidence=evidence,
         action=v.fix.action, snippet=v.fix.snippet, gain=gain, per="recording" if v.open_s else "step",

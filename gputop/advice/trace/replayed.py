@@ -10,7 +10,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.verdict import Verdict, bound
 from gputop.analysis.what_if.cure import Cure, combined
 from gputop.analysis.what_if.replay import TOLERANCE
-from gputop.core.findings import MIN_SHARE, CombinedGain, Finding
+from gputop.core.findings import LARGE_SHARE, MIN_SHARE, CombinedGain, Finding
 from gputop.text.units import percent
 
 _MOST_COMBINED = 5  # findings of which every set is replayed: 31
@@ -39,13 +39,18 @@ class Cures:
         raw = self._replay.saved(verdict.cure)
         self._alone[id(verdict.cure)] = verdict.cure, raw
         saved = max(raw, 0.0)
-        if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0) if self._replay.unclear else saved
+        if_waiting = saved
+        if self._replay.ambiguous_wait_ratio:
+            if_waiting = max(self._replay.saved_if_waiting(verdict.cure), 0.0)
         if abs(min(saved, most) - min(if_waiting, most)) >= MIN_SHARE:
             return None, (f"The trace does not show whether the host waits for the GPUs in its pauses: a replay saves "
                           f"{percent(if_waiting)} if it does and {percent(saved)} if it is busy.")
         if saved - most >= MIN_SHARE:
             return None, (f"A replay of the recorded {self._facts.basis} saves more ({percent(saved)}), but part of "
                           "that time does not belong to this finding.")
+        if most >= LARGE_SHARE and saved < verdict.expressed * most:
+            return None, (f"A replay of the recorded {self._facts.basis} saves only {percent(saved)}: it cannot "
+                          "express the whole fix.")
         return saved, ""
 
     def rest(self, effect: str, cause: str) -> float | None:
@@ -60,7 +65,7 @@ class Cures:
         alone = {f.id: f.gain.step_time or 0.0 for f in several if f.gain.by == "replay" and f.id in self.by_finding}
         if self._replay is None:
             return several, ()
-        cost = self._replay.cost * (2 if self._replay.unclear else 1)
+        cost = self._replay.cost * (2 if self._replay.ambiguous_wait_ratio else 1)
         saved = combinations_saved(alone, self._saved_together, _MAX_COST // max(cost, 1))
         ids = list(alone)
         together = {own: saved[tuple(ids[:i + 1])] for i, own in enumerate(ids)}
@@ -75,7 +80,7 @@ class Cures:
         cures = [self.by_finding[id_] for id_ in ids]
         cure = cures[0] if len(cures) == 1 else combined(cures)
         _, saved = self._alone.get(id(cure)) or (cure, self._replay.saved(cure))
-        return min(saved, self._replay.saved_if_waiting(cure)) if self._replay.unclear else saved
+        return min(saved, self._replay.saved_if_waiting(cure)) if self._replay.ambiguous_wait_ratio else saved
 
 
 def combinations_saved(

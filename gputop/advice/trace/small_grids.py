@@ -100,7 +100,7 @@ def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
         action=f"{batch} In kernels of your own, use smaller tiles or split the sum (split-K), so that the grid has at "
                "least one block for each SM.",
         snippet=_snippet(job),
-        gain="not known: the empty part is no saving, as only a test shows how far these kernels can be spread",
+        gain="not known: the empty part is not a saving, as only a test shows how far these kernels can be spread",
         source=f"{source('small_grids.share', 'small_grids.high')}; {_GUIDES}",
     )
 

@@ -127,8 +127,17 @@ def idle_by_gpu(
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
     starved = _starved(trace, gpu_timelines, training_loops(trace))
-    return IdleByGpu(starved, {own.gpu: _late_by_host(own, gpu_timelines, within, starved[own.gpu])
-                               for own in gpu_timelines})
+    return IdleByGpu(starved, {own.gpu: _late_by_host(own, of_one_process(trace, gpu_timelines, own.gpu), within,
+                                                      starved[own.gpu]) for own in gpu_timelines})
+
+
+def of_one_process(trace: Trace, gpu_timelines: Sequence[GpuTimeline], gpu: int) -> list[GpuTimeline]:
+    """The GPUs of the process that this one belongs to. Only among these one waits for another without a collective: of
+    another process the host knows nothing."""
+    def process(number: int) -> tuple[str, int]:
+        return trace.gpus[number].host, trace.gpus[number].rank
+
+    return [timeline for timeline in gpu_timelines if process(timeline.gpu) == process(gpu)]
 
 
 def _late_by_host(timeline: GpuTimeline, gpu_timelines: list[GpuTimeline], within: Spans, waiting: Spans) -> Spans:

@@ -20,6 +20,11 @@ from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import F64, I64, Trace
 
+# A collective is held up by the host where its last GPU had no work for this long more than the others had: a launch
+# takes a tenth of it.
+_HELD_UP_NS = 100_000
+_MAIN_GAPS, _MOST_OF_DELAY = 0.1, 0.5  # gaps of a tenth of a delay are its gaps, if they are half of it together
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveWaits:
@@ -32,9 +37,10 @@ class CollectiveWaits:
     ``late_s`` is how much earlier the collectives would have begun had the last GPU come when the others did (the
     median of them), as far as that was exposed, by the GPU that was last; ``late_times`` counts in how many
     collectives each was. ``late_by_host_s`` is the part of it for which the last GPU had waited for its host longer
-    than the others since the collective before. ``count`` is of matched collectives; ``durations_s`` are the
-    transfers of AllReduces one by one, ``allreduce_exposed`` the share of their time that is bare. ``unmatched`` says
-    why some operations are not in here, by operation.
+    than the others since the collective before. ``held_up_s`` is that part by the GPU that was last, its host's waits
+    for a batch included, and ``held_up`` when that GPU had no work for it. ``count`` is of matched collectives;
+    ``durations_s`` are the transfers of AllReduces one by one, ``allreduce_exposed`` the share of their time that is
+    bare. ``unmatched`` says why some operations are not in here, by operation.
 
     Where only one GPU ran collectives (the trace of one rank) nothing can be matched: ``alone_s`` is its exposed time
     in them, transfer and waiting together (None: several GPUs ran some), and ``durations_s`` are of its AllReduces
@@ -54,6 +60,8 @@ class CollectiveWaits:
     waiting: Mapping[int, Spans]
     alone_s: float | None = None
     allreduce_s: Mapping[int, float] = field(default_factory=dict)
+    held_up_s: Mapping[int, float] = field(default_factory=dict)
+    held_up: Mapping[int, Spans] = field(default_factory=dict)
 
 
 def collective_waits(
@@ -68,7 +76,10 @@ def collective_waits(
         return _of_one_rank(trace, ran[0], rows[0], steps)
     if idle is None:
         idle = idle_by_gpu(trace, gpu_timelines, steps.bounds_ns if steps is not None else (trace.window_ns,))
-    sums = _Sums(trace, ran, [idle.late.get(timeline.gpu, EMPTY) for timeline in ran])
+    late = [idle.late.get(timeline.gpu, EMPTY) for timeline in ran]
+    sums = _Sums(trace, ran, late, [
+        merge(spans, idle.starved.get(timeline.gpu, EMPTY), _before_first_launch(trace, timeline, steps))
+        for timeline, spans in zip(ran, late, strict=True)])
     unmatched: dict[str, str] = {}
     for name, own in by_operation(trace, rows).items():
         there = [i for i, r in enumerate(own) if len(r)]
@@ -86,9 +97,13 @@ def collective_waits(
 class _Sums:
     """What the matched collectives of all operations add up to, by the GPUs that ran some (places in ``timelines``)."""
 
-    def __init__(self, trace: Trace, timelines: Sequence[GpuTimeline], waits_for_host: Sequence[Spans]) -> None:
+    def __init__(self, trace: Trace, timelines: Sequence[GpuTimeline], waits_for_host: Sequence[Spans],
+                 without_work: Sequence[Spans]) -> None:
+        """``without_work``: when each GPU waits for its host or for a batch."""
         self._numbers = [gpu_number(trace, timeline.gpu) for timeline in timelines]
-        self._waits_for_host = waits_for_host
+        self._waits_for_host, self._without_work = waits_for_host, without_work
+        self._held_up: list[list[Spans]] = [[EMPTY] for _ in timelines]
+        self._held_up_ns = np.zeros(len(timelines))
         self._beside = [merge(own.compute, own.h2d, own.d2h, own.other) for own in timelines]
         self._waits: list[list[Spans]] = [[EMPTY] for _ in timelines]
         self._moves: list[list[Spans]] = [[EMPTY] for _ in timelines]
@@ -118,6 +133,13 @@ class _Sums:
         last = np.argmax(start, axis=1)
         behind = _behind_by_host([self._waits_for_host[i] for i in there], start, begun, last)
         self._late_by_host_ns += float((np.minimum(behind, begun - ahead) * exposed).sum())
+        without_work = [self._without_work[i] for i in there]
+        held_ns = np.minimum(_behind_by_host(without_work, start, begun, last), begun - ahead) * exposed
+        since = _since_collective_before(without_work, begun)
+        for j, i in enumerate(there):
+            mine = np.flatnonzero((last == j) & (held_ns >= _HELD_UP_NS))
+            self._held_up_ns[i] += float(held_ns[mine].sum())
+            self._held_up[i].append(_holding_up(without_work[j], since[mine], start[mine, j], held_ns[mine]))
         np.add.at(self._late_ns, np.array(there)[last], (begun - ahead) * exposed)
         np.add.at(self._late_times, np.array(there)[last[whole > 0]], 1)
         if operation == "AllReduce":
@@ -148,6 +170,8 @@ class _Sums:
             allreduce_exposed=self._allreduce_bare_ns / self._allreduce_ns if self._allreduce_ns else 0.0,
             unmatched=unmatched, waiting=waiting,
             allreduce_s={n: exposed(i, self._allreduces[i]).total / per / 1e9 for i, n in enumerate(numbers)},
+            held_up_s={n: float(ns) / per / 1e9 for n, ns in zip(numbers, self._held_up_ns, strict=True) if ns > 0},
+            held_up={n: merge(*self._held_up[i]) for i, n in enumerate(numbers) if self._held_up_ns[i] > 0},
         )
 
 
@@ -174,6 +198,14 @@ def _of_one_rank(trace: Trace, timeline: GpuTimeline, rows: I64, steps: Steps | 
     )
 
 
+def _before_first_launch(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> Spans:
+    """From the begin of the steps to the GPU's first event, where that was launched later."""
+    first = timeline.rows[:1]
+    if steps is None or not len(first) or trace.device.launch_ns[first[0]] < steps.bounds_ns[0][0]:
+        return EMPTY
+    return union([steps.bounds_ns[0][0]], trace.device.start_ns[first])
+
+
 def _begun_in_steps(begun_ns: I64, steps: Steps) -> I64:
     """Places of the collectives that began within steps; matched ones are nearly in order of time, not quite."""
     order = np.argsort(begun_ns, kind="stable")
@@ -185,12 +217,34 @@ def _behind_by_host(waits: Sequence[Spans], start: I64, begun: I64, last: I64) -
 
     ``waits`` is when each GPU did, ``start`` of shape (collectives, GPUs) when it arrived, ``last`` who came last.
     """
-    order = np.argsort(begun, kind="stable")
-    since = np.empty_like(begun)
-    since[order] = np.append(min((own.start[0] for own in waits if len(own.start)), default=0), begun[order[:-1]])
+    since = _since_collective_before(waits, begun)
     waited = np.stack([coverage(own, np.minimum(since, start[:, j]), start[:, j]) for j, own in enumerate(waits)], 1)
     rows = np.arange(len(last))
     own = waited[rows, last].astype(np.float64)
     others = waited.astype(np.float64)
     others[rows, last] = np.nan
     return np.maximum(own - np.nanmedian(others, axis=1), 0.0)
+
+
+def _since_collective_before(waits: Sequence[Spans], begun: I64) -> I64:
+    """When the collective before each began; before the first, when a GPU first waited."""
+    order = np.argsort(begun, kind="stable")
+    since = np.empty_like(begun)
+    since[order] = np.append(min((own.start[0] for own in waits if len(own.start)), default=0), begun[order[:-1]])
+    return since
+
+
+def _holding_up(without_work: Spans, since: I64, arrived: I64, delay_ns: F64) -> Spans:
+    """The gaps of one GPU that delay collectives: those between ``since`` and ``arrived`` of each. Where few long gaps
+    are most of the delay, without the short ones, which the other GPUs have as well."""
+    order = np.argsort(arrived, kind="stable")
+    since, arrived, delay_ns = since[order], arrived[order], delay_ns[order]
+    gaps = intersect(without_work, union(since, arrived))
+    if not len(gaps.start):
+        return EMPTY
+    of = np.minimum(np.searchsorted(arrived, gaps.end), len(arrived) - 1)
+    length = gaps.end - gaps.start
+    long = length >= _MAIN_GAPS * delay_ns[of]
+    in_long = np.bincount(of[long], length[long], len(arrived))
+    kept = long | (in_long < _MOST_OF_DELAY * delay_ns)[of]
+    return Spans(gaps.start[kept], gaps.end[kept])

@@ -22,7 +22,7 @@ from gputop.trace.lookups import alphabetical, distinct
 from gputop.trace.model import I64, Kind, Trace
 
 # A collective ends on all GPUs together, 7 µs apart as measured; ends further apart mean a wrong match
-# (docs/TRACE_NOTES.md, "Definitions of the figures").
+# (docs/contributing/trace-notes.md, "Definitions of the figures").
 _END_TOLERANCE_NS = 1_000_000
 # At the window's edges, where dense collectives lie closer than that: real ones end within 10 µs of each other.
 _EDGE_SLACKS_NS = (_END_TOLERANCE_NS, 200_000, 50_000)

@@ -2,7 +2,7 @@
 
 XLA's op names (JAX) say ``jit(step)/jvp(Model)/Dense_0/dot_general`` for the forward pass, ``transpose(jvp(Model))/…``
 for the backward pass and ``rematted_computation`` for what is computed again. TensorFlow's say ``model/dense/MatMul``
-and ``gradient_tape/model/dense/MatMul/MatMul_1`` (docs/TRACE_NOTES.md, "Phases and layers").
+and ``gradient_tape/model/dense/MatMul/MatMul_1`` (docs/contributing/trace-notes.md, "Phases and layers").
 """
 
 from __future__ import annotations

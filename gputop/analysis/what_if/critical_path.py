@@ -17,7 +17,8 @@ import numpy.typing as npt
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.results import CriticalPath, PathKind, PathSegment, Slack
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.what_if.graph import EVER, LONG_AGO
+from gputop.analysis.what_if.dependencies import NEG_INF, POS_INF
+from gputop.analysis.what_if.graph import Graph
 from gputop.analysis.what_if.host_waits import SYNCHRONIZE
 from gputop.analysis.what_if.replay import TOLERANCE, Replay
 from gputop.render.step_parts import PATH_KINDS
@@ -57,150 +58,163 @@ def _together(several: list[_Times]) -> _Times:
                   ) if several else _Times(*[np.empty(0, np.int64)] * 5)
 
 
-def critical_path(replay: Replay, steps: Steps | None) -> CriticalPath | None:
-    """None without steps, or where no GPU ran in them."""
-    if steps is None or not len(replay.rows):
+def critical_path(replay: Replay | None, steps: Steps | None) -> CriticalPath | None:
+    """The critical path of a typical step; None without steps, or where no GPU ran in them.
+
+    1. Choose the step whose length is nearest to the median (:func:`_typical`).
+    2. Walk back from the event that ends last in the step after it (:class:`_Walk`), and cut the path to the step.
+    3. Of what is not on the path compute the slack (:func:`slack`).
+    """
+    if steps is None or replay is None:
         return None
-    step, lo, hi, horizon = _typical(replay, steps)
-    ends = _begun_last(replay, horizon)
+    graph = replay.graph
+    step, lo, hi, horizon = _typical(graph, steps)
+    ends = _begun_last(graph, horizon)
     if not len(ends):
         return None
     if replay.error > TOLERANCE:
         return CriticalPath(step, lo, hi, reason=(
             f"A replay of the unchanged {steps.times.unit}s misses their time by {percent(replay.error)}: the trace "
             "does not show all that the GPUs wait for."))
-    walk = _Walk(replay, lo, hi)
-    path = walk.back_from(int(ends[np.argmax(replay.end[ends])]))
-    rest, room = _off_path(replay, walk, lo, hi, ends)
-    (path, rest), places, names = _texts(replay.trace, path, rest)
+    walk = _Walk(graph, lo, hi)
+    path = walk.back_from(int(ends[np.argmax(graph.events.end[ends])]))
+    rest, room = _off_path(graph, walk, lo, hi, ends)
+    (path, rest), places, names = _texts(graph.trace, path, rest)
     return CriticalPath(
         step, lo, hi, tuple(_by_kind(path, rest, room)), tuple(_segments(path, places, names, lo, hi)),
         tuple(_slack_rows(rest, room, places, names)),
-        reason="" if not replay.unclear else (
-            f"In {percent(replay.unclear)} of the time the trace does not tell whether the host waits for the GPUs or "
-            "is busy: the path takes it for busy."))
+        reason="" if not replay.ambiguous_wait_ratio else (
+            f"In {percent(replay.ambiguous_wait_ratio)} of the time the trace does not tell whether the host waits for "
+            "the GPUs or is busy: the path takes it for busy."))
 
 
-def _typical(replay: Replay, steps: Steps) -> tuple[int, int, int, int]:
+def _typical(graph: Graph, steps: Steps) -> tuple[int, int, int, int]:
     """The step whose length, and that of the one after it, is nearest to the median: its number, begin and end, and
     the end of the one after it, its own where none follows at once."""
     edges = steps.edges_ns
-    inside = np.flatnonzero((edges[:, 0] >= replay.spans.start[0]) & (edges[:, 1] <= replay.spans.end[-1]))
+    inside = np.flatnonzero((edges[:, 0] >= graph.spans.start[0]) & (edges[:, 1] <= graph.spans.end[-1]))
     apart = np.abs((edges[:, 1] - edges[:, 0])[inside] - steps.times.median_s * 1e9)
     follows = np.append(edges[inside[1:], 0] == edges[inside[:-1], 1], False)
     worst = np.maximum(apart, np.append(apart[1:], 0))
-    at = int(np.argmin(np.where(follows, worst, EVER) if follows.any() else apart))
-    step = int(inside[at])
-    return step, int(edges[step, 0]), int(edges[step, 1]), int(edges[step + int(follows[at]), 1])
+    nearest = int(np.argmin(np.where(follows, worst, POS_INF) if follows.any() else apart))
+    step = int(inside[nearest])
+    return step, int(edges[step, 0]), int(edges[step, 1]), int(edges[step + int(follows[nearest]), 1])
 
 
-def _begun_last(replay: Replay, at: int) -> I64:
-    """Of each stream the last event that began before an instant (places)."""
-    begun = np.flatnonzero(replay.start < at)
-    return begun[np.append(replay.lane[begun][1:] != replay.lane[begun][:-1], True)] if len(begun) else begun
+def _begun_last(graph: Graph, instant: int) -> I64:
+    """Of each stream the last event that began before an instant."""
+    begun = np.flatnonzero(graph.events.start < instant)
+    stream = graph.events.stream[begun]
+    return begun[np.append(stream[1:] != stream[:-1], True)] if len(begun) else begun
 
 
 class _Walk:
     """Follows the path back from an event to the dependency that came last, and so on to the begin of the step."""
 
-    def __init__(self, replay: Replay, lo: int, hi: int) -> None:
-        self._replay, self._lo, self._hi = replay, lo, hi
-        n = len(replay.rows)
-        launched = np.where(replay.launch > LONG_AGO, replay.launch + replay.launched, LONG_AGO)
-        self._goes_on = (replay.source < 0) & (replay.before > LONG_AGO) & (launched < replay.before + replay.paused)
+    def __init__(self, graph: Graph, lo: int, hi: int) -> None:
+        self._graph, self._lo, self._hi = graph, lo, hi
+        events, launches, delays, meets = graph.events, graph.launches, graph.delays, graph.collectives.of_event
+        n = len(events.row)
+        launched = np.where(launches.begin > NEG_INF, launches.begin + delays.after_launch, NEG_INF)
+        self._follows = (delays.source < 0) & (events.previous_end > NEG_INF) & (
+            launched < events.previous_end + delays.after_previous)
         # The last event up to each one that did not just follow the one before it, or that waited for other GPUs.
-        self._run = np.maximum.accumulate(np.where(self._goes_on & (replay.collective < 0), 0, np.arange(n)))
-        within = np.flatnonzero(replay.end > lo)
-        lanes, first = np.unique(replay.lane[within], return_index=True)
-        self._first = dict(zip(lanes.tolist(), within[first].tolist(), strict=True))
-        members = np.flatnonzero(replay.collective >= 0)
-        self._by_collective = members[np.argsort(replay.collective[members], kind="stable")]
-        self._collective = replay.collective[self._by_collective]
-        self._out: list[_Times] = []
+        self._run_begin = np.maximum.accumulate(np.where(self._follows & (meets < 0), 0, np.arange(n)))
+        within = np.flatnonzero(events.end > lo)
+        streams, first = np.unique(events.stream[within], return_index=True)
+        self._first = dict(zip(streams.tolist(), within[first].tolist(), strict=True))
+        members = np.flatnonzero(meets >= 0)
+        self._by_collective = members[np.argsort(meets[members], kind="stable")]
+        self._collective = meets[self._by_collective]
+        self._path: list[_Times] = []
         self.on_path = np.zeros(n, bool)
-        events = replay.trace.host
-        self.host_rows = np.flatnonzero(events.end_ns[:np.searchsorted(events.start_ns, hi)] > lo)
+        host = graph.trace.host
+        self.host_rows = np.flatnonzero(host.end_ns[:np.searchsorted(host.start_ns, hi)] > lo)
         self.host: dict[int, list[tuple[int, int]]] = {}  # by lane when the path is with it
 
     def back_from(self, last: int) -> _Times:
-        """The stretches of the path, in order of time. They fill the step."""
-        replay, at, end = self._replay, last, int(self._replay.end[last])
-        if end < self._hi:  # nothing more was begun by then: the rest of the step is its host's
-            lane = int(replay.host[last])
-            waits = replay.waits
-            own = np.flatnonzero((waits.lane == lane) & (waits.end <= self._hi))
-            if len(own):
-                at = self._through_host(lane, self._hi, int(own[-1]))
+        """The stretches of the path, in order of time. They fill the step.
+
+        1. Where nothing more was begun by the end of the step, the rest of it is its host's.
+        2. From an event go back through those that it followed at once, then to what the first of these waited for.
+        3. Where that is the host, go back to its last wait, and on from what it waited for.
+        4. Name what the host did meanwhile.
+        """
+        graph, event, end = self._graph, last, int(self._graph.events.end[last])
+        if end < self._hi:
+            waits = graph.waits
+            earlier = np.flatnonzero((waits.lane == int(graph.launches.lane[last])) & (waits.end <= self._hi))
+            if len(earlier):
+                event = self._through_host(int(graph.launches.lane[last]), self._hi, int(earlier[-1]))
             else:
                 self._add(end, self._hi, _IDLE)
-        for _ in range(2 * len(replay.rows)):
-            if at < 0 or replay.end[at] <= self._lo:
+        for _ in range(2 * len(graph.events.row)):
+            if event < 0 or graph.events.end[event] <= self._lo:
                 break
-            at = self._at_end(at)
+            event = self._through_events(event)
         for lane, spans in self.host.items():
-            self._out.append(host_time(replay, lane, union(*zip(*spans, strict=True)), self.host_rows))
-        path = _together(self._out)
+            self._path.append(host_time(graph, lane, union(*zip(*spans, strict=True)), self.host_rows))
+        path = _together(self._path)
         return path.chosen(np.argsort(path.start, kind="stable"))
 
     def _add(self, begin: int, end: int, kind: int, line: int = -1, name: int = -1) -> None:
         begin, end = max(begin, self._lo), min(end, self._hi)
         if end > begin:
-            self._out.append(_Times(*(np.array([value], np.int64) for value in (begin, end, kind, line, name))))
+            self._path.append(_Times(*(np.array([value], np.int64) for value in (begin, end, kind, line, name))))
 
-    def _at_end(self, at: int) -> int:
+    def _through_events(self, event: int) -> int:
         """Add the event to the path, and those right before it in its stream that each followed at once. Returns the
         event that the first of these waited for, -1 where that is before the step."""
-        replay, device = self._replay, self._replay.trace.device
-        number = int(replay.collective[at])
-        if number >= 0 and replay.begun[number] < replay.end[at]:
-            row = replay.rows[at]
-            self._add(int(replay.begun[number]), int(replay.end[at]), _COLLECTIVE, int(device.line[row]),
+        graph, events, device = self._graph, self._graph.events, self._graph.trace.device
+        number = int(graph.collectives.of_event[event])
+        if number >= 0 and graph.collectives.begun[number] < events.end[event]:
+            row = events.row[event]
+            self._add(int(graph.collectives.begun[number]), int(events.end[event]), _COLLECTIVE, int(device.line[row]),
                       int(device.name[row]))
             members = self._by_collective[slice(*np.searchsorted(self._collective, (number, number + 1)))]
             self.on_path[members] = True
-            return self._before(int(members[np.argmax(replay.start[members])]))
-        first = min(max(int(self._run[at]), self._first[int(replay.lane[at])]), at)
-        stops = first < at and replay.collective[first] >= 0
-        run = np.arange(first + stops, at + 1)
-        rows = replay.rows[run]
+            return self._before(int(members[np.argmax(events.start[members])]))
+        first = min(max(int(self._run_begin[event]), self._first[int(events.stream[event])]), event)
+        stops = first < event and graph.collectives.of_event[first] >= 0
+        run = np.arange(first + stops, event + 1)
         self.on_path[run] = True
         follows = run if stops else run[1:]
-        for begin, end, kind, own in (
-            (replay.start[run], replay.end[run], _OF_DEVICE[device.kind[rows]], rows),
-            (replay.before[follows], replay.start[follows], np.full(len(follows), _IDLE), replay.rows[follows]),
+        for begin, end, kind, of in (
+            (events.start[run], events.end[run], _OF_DEVICE[events.kind[run]], run),
+            (events.previous_end[follows], events.start[follows], np.full(len(follows), _IDLE), follows),
         ):
             begin, end = np.maximum(begin, self._lo), np.minimum(end, self._hi)
-            name = np.where(kind == _IDLE, -1, device.name[own])
-            self._out.append(_Times(begin, end, kind, device.line[own], name).chosen(end > begin))
+            name = np.where(kind == _IDLE, -1, events.name[of])
+            self._path.append(_Times(begin, end, kind, device.line[events.row[of]], name).chosen(end > begin))
         return first if stops else self._before(first)
 
-    def _before(self, at: int) -> int:
+    def _before(self, event: int) -> int:
         """What an event's begin waited for."""
-        replay = self._replay
-        begin = int(replay.start[at])
-        line = int(replay.trace.device.line[replay.rows[at]])
-        if replay.source[at] >= 0:
-            source = int(replay.source[at])
-            self._add(int(replay.end[source]), begin, _IDLE, line)
+        events, launches, delays = self._graph.events, self._graph.launches, self._graph.delays
+        begin = int(events.start[event])
+        line = int(self._graph.trace.device.line[events.row[event]])
+        if delays.source[event] >= 0:
+            source = int(delays.source[event])
+            self._add(int(events.end[source]), begin, _IDLE, line)
             return source
-        if self._goes_on[at]:
-            self._add(int(replay.before[at]), begin, _IDLE, line)
-            return at - 1
-        launch, lane = int(replay.launch[at]), int(replay.host[at])
-        if launch == LONG_AGO:
+        if self._follows[event]:
+            self._add(int(events.previous_end[event]), begin, _IDLE, line)
+            return event - 1
+        launch, lane = int(launches.begin[event]), int(launches.lane[event])
+        if launch == NEG_INF:
             self._add(self._lo, begin, _IDLE, line)
             return -1
-        shown = begin - int(replay.unexplained[at])
+        shown = begin - int(delays.unexplained[event])
         self._add(shown, begin, _IDLE, line)
         self._add(launch, shown, _LAUNCH, line)
         if lane < 0:
             self._add(self._lo, launch, _IDLE, line)
             return -1
-        return self._through_host(lane, launch, int(replay.after[at]))
+        return self._through_host(lane, launch, int(self._graph.pieces.after_wait[event]))
 
     def _through_host(self, lane: int, until: int, wait: int) -> int:
         """Back through what the host did since its last wait to the event that it waited for."""
-        replay, waits = self._replay, self._replay.waits
+        graph, waits = self._graph, self._graph.waits
         ended = int(waits.end[wait])
         begin, until = max(ended, self._lo), min(until, self._hi)
         if until > begin:
@@ -209,7 +223,8 @@ class _Walk:
             return -1
         if waits.on[wait] >= 0:
             source = int(waits.on[wait])
-            self._add(int(replay.end[source]), ended, _SYNC, int(replay.trace.device.launch_line[replay.rows[source]]))
+            self._add(int(graph.events.end[source]), ended, _SYNC,
+                      int(graph.trace.device.launch_line[graph.events.row[source]]))
             return source
         # A batch that was waited for was in the making since the one before it came, whatever the loop did meanwhile.
         self._add(self._lo, ended, _INPUT)
@@ -219,51 +234,64 @@ class _Walk:
 # -- the host ---------------------------------------------------------------------------------------------
 
 
-def host_time(replay: Replay, lane: int, within: Spans, rows: I64) -> _Times:
-    """What the threads of a host lane did within these spans: up to each launch the thread that launches next, and of
-    its events, among ``rows``, the innermost."""
-    trace, host = replay.trace, replay.trace.host
+def host_time(graph: Graph, lane: int, within: Spans, rows: I64) -> _Times:
+    """What the threads of a host lane did within these spans, of its events among ``rows``.
+
+    1. Up to each launch it is the thread that launches next (a turn).
+    2. In a turn cut the time where an event of the thread begins or ends, and where it launches or fetches a batch.
+    3. Each part is the innermost event then; launching, synchronizing and fetching go before other kinds.
+    """
+    trace, host = graph.trace, graph.trace.host
     if not len(within.start):
         return _together([])
     lo, hi = int(within.start[0]), int(within.end[-1])
-    near = (replay.launch >= 2 * lo - hi) & (replay.launch <= 2 * hi - lo)  # and as long before and after
-    mine = np.flatnonzero(near & (replay.host == lane))
-    mine = mine[np.argsort(replay.launch[mine], kind="stable")]
-    launch, called = replay.launch[mine], np.maximum.accumulate(replay.called[mine])
-    thread = trace.device.launch_line[replay.rows[mine]].astype(np.int64)
-    seen = thread >= 0  # others were launched by calls that the trace does not have
-    launch, called, thread = launch[seen], called[seen], thread[seen]
+    launch, called, thread = _launches_near(graph, lane, lo, hi)
     if not len(launch):
         return _Times(within.start, within.end, np.full(len(within.start), _HOST), *[
             np.full(len(within.start), -1, np.int64)] * 2)
-    batch = union(*replay.with_loop[1:, replay.with_loop[0] == lane])
+    fetches = union(*graph.fetches.of_lane(lane))
     sync = name_mask(trace, SYNCHRONIZE)
     turn = np.flatnonzero(thread[1:] != thread[:-1])
-    turns = np.concatenate(([LONG_AGO], np.minimum(called[turn], launch[turn + 1]), [EVER]))
-    of_turn = thread[np.append(turn, len(thread) - 1)]
+    turn_edges = np.concatenate(([NEG_INF], np.minimum(called[turn], launch[turn + 1]), [POS_INF]))
+    thread_of_turn = thread[np.append(turn, len(thread) - 1)]
     out = []
-    for own in np.unique(of_turn).tolist():
-        spans = intersect(union(turns[:-1][of_turn == own], turns[1:][of_turn == own]), within)
+    for line in np.unique(thread_of_turn).tolist():
+        mine = thread_of_turn == line
+        spans = intersect(union(turn_edges[:-1][mine], turn_edges[1:][mine]), within)
         if not len(spans.start):
             continue
-        at, event = _innermost(trace, rows[host.line[rows] == own])
-        edges = np.unique(np.concatenate((spans.start, spans.end, at, launch[thread == own], called[thread == own],
-                                          batch.start, batch.end)))
-        edges = edges[(edges >= lo) & (edges <= hi)]
-        edges = edges[coverage(spans, edges, edges + 1) > 0]
-        end = np.append(edges[1:], hi)
-        end = np.minimum(end, spans.end[np.searchsorted(spans.start, edges, side="right") - 1])
-        shown = np.append(-1, event)[np.searchsorted(at, edges, side="right")]
-        name = np.full(len(edges), -1)
+        since, event = _innermost(trace, rows[host.line[rows] == line])
+        begin = np.unique(np.concatenate((
+            spans.start, spans.end, since, launch[thread == line], called[thread == line], fetches.start,
+            fetches.end)))
+        begin = begin[(begin >= lo) & (begin <= hi)]
+        begin = begin[coverage(spans, begin, begin + 1) > 0]
+        end = np.append(begin[1:], hi)
+        end = np.minimum(end, spans.end[np.searchsorted(spans.start, begin, side="right") - 1])
+        shown = np.append(-1, event)[np.searchsorted(since, begin, side="right")]
+        name = np.full(len(begin), -1)
         open_ = np.flatnonzero(shown >= 0)
-        open_ = open_[host.end_ns[shown[open_]] > edges[open_]]
+        open_ = open_[host.end_ns[shown[open_]] > begin[open_]]
         name[open_] = host.name[shown[open_]]
-        last = np.searchsorted(launch, edges, side="right") - 1
-        launching = (last >= 0) & (edges < called[last]) & (thread[last] == own)
-        fetching = coverage(batch, edges, edges + 1) > 0
+        last = np.searchsorted(launch, begin, side="right") - 1
+        launching = (last >= 0) & (begin < called[last]) & (thread[last] == line)
+        fetching = coverage(fetches, begin, begin + 1) > 0
         kind = np.select((launching, sync[name], fetching), (_LAUNCH, _SYNC, _INPUT), _HOST)
-        out.append(_Times(edges, end, kind, np.full(len(edges), own), name))
+        out.append(_Times(begin, end, kind, np.full(len(begin), line), name))
     return _together(out)
+
+
+def _launches_near(graph: Graph, lane: int, lo: int, hi: int) -> tuple[I64, I64, I64]:
+    """The launches of a lane between two instants, and as long before and after: begin, the end of the latest call so
+    far, and thread (line). Those of calls that the trace does not have are left out."""
+    launches = graph.launches
+    near = (launches.begin >= 2 * lo - hi) & (launches.begin <= 2 * hi - lo)
+    mine = np.flatnonzero(near & (launches.lane == lane))
+    mine = mine[np.argsort(launches.begin[mine], kind="stable")]
+    called = np.maximum.accumulate(launches.end[mine])
+    thread = graph.trace.device.launch_line[graph.events.row[mine]].astype(np.int64)
+    seen = thread >= 0
+    return launches.begin[mine][seen], called[seen], thread[seen]
 
 
 def _innermost(trace: Trace, rows: I64) -> tuple[I64, I64]:
@@ -274,111 +302,142 @@ def _innermost(trace: Trace, rows: I64) -> tuple[I64, I64]:
     start, end, line, name = host.start_ns[rows], host.end_ns[rows], host.line[rows], host.name[rows]
     parent = nest(line, start, end, name, trace.names).parent
     rank = np.arange(len(rows))
-    at = np.concatenate((end, start))
+    since = np.concatenate((end, start))
     event = np.concatenate((np.append(rows, -1)[parent], rows))
-    sequence = np.lexsort((np.concatenate((-rank, rank)), np.repeat((0, 1), len(rows)), at))
-    at, event = at[sequence], event[sequence]
-    last = np.append(at[1:] != at[:-1], True)[:len(at)]
-    return at[last], event[last]
+    sequence = np.lexsort((np.concatenate((-rank, rank)), np.repeat((0, 1), len(rows)), since))
+    since, event = since[sequence], event[sequence]
+    last = np.append(since[1:] != since[:-1], True)[:len(since)]
+    return since[last], event[last]
 
 
 # -- slack ------------------------------------------------------------------------------------------------
 
 
-def slack(replay: Replay, ends: I64) -> tuple[I64, I64, I64]:
-    """By how much each event (place) can end later, each be launched later, and each host lane go on later after each
-    of its waits, before the last of the events ``ends``, one of each stream, ends later. ns; :data:`EVER` and more:
-    by any time."""
-    room = np.where(replay.before > LONG_AGO, replay.start - replay.before - replay.paused, 0)
-    before = np.cumsum(room)  # within a piece an event may be later by the pauses between it and the last one as well
-    in_time = np.where(replay.launch > LONG_AGO, replay.start - replay.launch - replay.launched, EVER)
-    at_end = np.full(len(replay.rows), EVER, np.int64)  # what the last events leave to those before them in their piece
+class _Room(NamedTuple):
+    """By how much pieces can be later before what they wait for is; ns, lists by piece.
+
+    ``head``: the pause before the head that is not needed. ``to_tail``: the sum of such pauses after the head.
+    ``launch``: the least that a launch of the piece can be later if its end is not to be, and ``launch_at_end`` if the
+    last events of the streams are not to be. ``head_at_end``: how much later the head can begin for the same.
+    ``source``: how much later the source of the head can end.
+    """
+
+    head: list[int]
+    to_tail: list[int]
+    launch: list[int]
+    launch_at_end: list[int]
+    head_at_end: list[int]
+    source: list[int]
+
+
+def slack(graph: Graph, ends: I64) -> tuple[I64, I64, I64]:
+    """By how much each event can end later, each be launched later, and each host lane go on later after each of its
+    waits, before the last of the events ``ends``, one of each stream, ends later. ns; :data:`POS_INF` and more: by any
+    time.
+
+    1. Reduce each piece to the pauses in it that are not needed, and to its tightest launch.
+    2. Go back through all nodes in the reverse of the replay's order: each hands the room that it has to what it
+       waited for (:func:`_rooms_backward`).
+    3. Within a piece an event has the room of the piece's end and of the pauses after it.
+    """
+    events, launches, delays, pieces = graph.events, graph.launches, graph.delays, graph.pieces
+    pause = np.where(events.previous_end > NEG_INF, events.start - events.previous_end - delays.after_previous, 0)
+    pauses = np.cumsum(pause)
+    in_time = np.where(launches.begin > NEG_INF, events.start - launches.begin - delays.after_launch, POS_INF)
+    at_end = np.full(len(events.row), POS_INF, np.int64)  # what the last events leave to those before them in a piece
     for last in ends.tolist():
-        own = slice(replay.head[replay.piece[last]], last + 1)
-        at_end[own] = replay.end[ends].max() - replay.end[last] + before[last] - before[own]
-    to_tail = before[replay.tail] - before[replay.head]
-    nearest = (np.minimum.reduceat(in_time - before, replay.head) + before[replay.tail]).tolist()
-    nearest_at_end = np.minimum.reduceat(in_time + at_end, replay.head).tolist()
-    to_tail, head_at_end, head_room = to_tail.tolist(), at_end[replay.head].tolist(), room[replay.head].tolist()
-    since_source = (replay.start - replay.since_source)[replay.head]
-    source_room = np.where(replay.source[replay.head] >= 0, since_source - replay.end[replay.source[replay.head]], 0
-                           ).tolist()
-    head_start, begun = replay.start[replay.head].tolist(), replay.begun.tolist()
-    waits = replay.waits
-    count, pieces = len(waits.lane), len(replay.head)
-    end_room, host = [EVER] * pieces, [EVER] * (count + 1)
+        before = slice(pieces.head[pieces.of_event[last]], last + 1)
+        at_end[before] = events.end[ends].max() - events.end[last] + pauses[last] - pauses[before]
+    head, tail = pieces.head, pieces.tail
+    source = delays.source[head]
+    room = _Room(
+        pause[head].tolist(), (pauses[tail] - pauses[head]).tolist(),
+        launch=(np.minimum.reduceat(in_time - pauses, head) + pauses[tail]).tolist(),
+        launch_at_end=np.minimum.reduceat(in_time + at_end, head).tolist(), head_at_end=at_end[head].tolist(),
+        source=np.where(source >= 0, (events.start - delays.since_source)[head] - events.end[source], 0).tolist())
+    end_room, lane_room, collective_room = _rooms_backward(graph, room)
+    later = np.minimum(end_room[pieces.of_event] + pauses[tail][pieces.of_event] - pauses, at_end)
+    arrives = later.copy()
+    members = np.flatnonzero(graph.collectives.of_event >= 0)
+    number = graph.collectives.of_event[members]
+    arrives[members] = collective_room[number] + graph.collectives.begun[number] - events.start[members]
+    return later, in_time + arrives, lane_room
+
+
+def _rooms_backward(graph: Graph, room: _Room) -> tuple[I64, I64, I64]:
+    """The backward pass: by how much each piece can end later, each host lane go on later after each of its waits, and
+    each collective begin later (ns)."""
+    waits, pieces, begun = graph.waits, graph.pieces, graph.collectives.begun.tolist()
+    count, number_of_pieces = len(waits.lane), len(pieces.head)
+    head_start = graph.events.start[pieces.head].tolist()
+    end_room, lane_room = [POS_INF] * number_of_pieces, [POS_INF] * (count + 1)
     waited = (waits.end - waits.begin).tolist()
-    collective = [EVER] * len(begun)  # by how much all can come later
+    collective = [POS_INF] * len(begun)
     members: list[list[int]] = [[] for _ in begun]
-    for p, number in enumerate(replay.piece_collective):
+    for p, number in enumerate(pieces.collective):
         if number >= 0:
             members[number].append(p)
     first_waits = np.append(True, waits.lane[1:] != waits.lane[:-1]).tolist()
-    for node in reversed(replay.order):
+    for node in reversed(pieces.order):
         if node < count:
-            on = replay.wait_on[node]
+            on = pieces.wait_on[node]
             if on >= 0:
-                end_room[on] = min(end_room[on], host[node])
+                end_room[on] = min(end_room[on], lane_room[node])
             if not first_waits[node]:
-                host[node - 1] = min(host[node - 1], host[node] + waited[node])
-        elif node < count + pieces:
+                lane_room[node - 1] = min(lane_room[node - 1], lane_room[node] + waited[node])
+        elif node < count + number_of_pieces:
             p = node - count
-            number = replay.piece_collective[p]
+            number = pieces.collective[p]
             if number < 0:
-                left = min(end_room[p] + to_tail[p], head_at_end[p])
-                launch = min(end_room[p] + nearest[p], nearest_at_end[p])
+                left = min(end_room[p] + room.to_tail[p], room.head_at_end[p])
+                launch = min(end_room[p] + room.launch[p], room.launch_at_end[p])
             else:
                 left = collective[number] + begun[number] - head_start[p]
-                launch = left + nearest[p]
-            if p and replay.piece_lane[p - 1] == replay.piece_lane[p]:
-                end_room[p - 1] = min(end_room[p - 1], left + head_room[p])
-            source, wait = replay.piece_source[p], replay.piece_wait[p]
+                launch = left + room.launch[p]
+            if p and pieces.stream[p - 1] == pieces.stream[p]:
+                end_room[p - 1] = min(end_room[p - 1], left + room.head[p])
+            source, wait = pieces.source[p], pieces.wait[p]
             if source >= 0:
-                end_room[source] = min(end_room[source], left + source_room[p])
-            host[wait] = min(host[wait], launch)
+                end_room[source] = min(end_room[source], left + room.source[p])
+            lane_room[wait] = min(lane_room[wait], launch)
         else:
-            own = node - count - pieces
-            collective[own] = min(min(end_room[p], head_at_end[p]) for p in members[own])
-    later = np.minimum(np.array(end_room, np.int64)[replay.piece] + before[replay.tail][replay.piece] - before, at_end)
-    arrives = later.copy()
-    place = np.flatnonzero(replay.collective >= 0)
-    number = replay.collective[place]
-    arrives[place] = np.array(collective, np.int64)[number] + replay.begun[number] - replay.start[place]
-    return later, in_time + arrives, np.array(host[:count], np.int64)
+            number = node - count - number_of_pieces
+            collective[number] = min(min(end_room[p], room.head_at_end[p]) for p in members[number])
+    return np.array(end_room, np.int64), np.array(lane_room[:count], np.int64), np.array(collective, np.int64)
 
 
-def _off_path(replay: Replay, walk: _Walk, lo: int, hi: int, ends: I64) -> tuple[_Times, I64]:
+def _off_path(graph: Graph, walk: _Walk, lo: int, hi: int, ends: I64) -> tuple[_Times, I64]:
     """What the step's GPUs and hosts did that is not on the path, and the slack of each (ns)."""
-    device = replay.trace.device
-    later, launch_later, goes_on_later = slack(replay, ends)
-    places = np.flatnonzero((replay.end > lo) & (replay.start < hi) & (replay.work > 0) & ~walk.on_path)
-    rows = replay.rows[places]
-    out = [_Times(np.maximum(replay.start[places], lo), np.minimum(replay.end[places], hi),
-                  _OF_DEVICE[device.kind[rows]], device.line[rows], device.name[rows])]
-    room = [later[places]]
-    waits = replay.waits
-    for lane in range(replay.host_lanes):
-        own = np.flatnonzero(waits.lane == lane)
-        busy = subtract(union([lo], [hi]), union(waits.begin[own[1:]], waits.end[own[1:]]))
+    device, events, waits = graph.trace.device, graph.events, graph.waits
+    later, launch_later, goes_on_later = slack(graph, ends)
+    off = np.flatnonzero((events.end > lo) & (events.start < hi) & (events.work > 0) & ~walk.on_path)
+    rows = events.row[off]
+    out = [_Times(np.maximum(events.start[off], lo), np.minimum(events.end[off], hi), _OF_DEVICE[device.kind[rows]],
+                  device.line[rows], device.name[rows])]
+    room = [later[off]]
+    for lane in range(graph.lanes.size):
+        of_lane = waits.of_lane(lane)
+        busy = subtract(union([lo], [hi]), union(waits.begin[of_lane[1:]], waits.end[of_lane[1:]]))
         on_path = union(*zip(*walk.host[lane], strict=True)) if lane in walk.host else EMPTY
-        found = host_time(replay, lane, subtract(busy, on_path), walk.host_rows)
-        found = found.chosen((found.kind != _HOST) | (found.name >= 0))  # what shows nothing may be doing nothing
-        out.append(found)
-        room.append(_host_slack(replay, lane, own, found.end, launch_later, goes_on_later))
+        times = host_time(graph, lane, subtract(busy, on_path), walk.host_rows)
+        times = times.chosen((times.kind != _HOST) | (times.name >= 0))  # what shows nothing may be doing nothing
+        out.append(times)
+        room.append(_host_slack(graph, lane, times.end, launch_later, goes_on_later))
     return _together(out), np.concatenate(room)
 
 
-def _host_slack(replay: Replay, lane: int, waits: I64, at: I64, launch_later: I64, goes_on_later: I64) -> I64:
+def _host_slack(graph: Graph, lane: int, instants: I64, launch_later: I64, goes_on_later: I64) -> I64:
     """By how much a host lane can be later from these instants on: its launches until its next wait, and that wait."""
-    mine = np.flatnonzero((replay.host == lane) & (launch_later < _FAR))
-    mine = mine[np.argsort(replay.launch[mine], kind="stable")]
-    launch, turn = replay.launch[mine], replay.after[mine] - waits[0]
+    waits, launches, of_lane = graph.waits, graph.launches, graph.waits.of_lane(lane)
+    mine = np.flatnonzero((launches.lane == lane) & (launch_later < _FAR))
+    mine = mine[np.argsort(launches.begin[mine], kind="stable")]
+    turn = graph.pieces.after_wait[mine] - of_lane[0]
     # The least from each launch on to the last one before the next wait: those after later waits count for more.
     least = np.minimum(launch_later[mine], _FAR) + turn * 2 * _FAR
-    least = np.append(np.minimum.accumulate(least[::-1])[::-1], EVER)
-    own = np.searchsorted(replay.waits.end[waits], at, side="right") - 1
-    until = np.append(replay.waits.end[waits][1:] - replay.waits.begin[waits][1:] + goes_on_later[waits[1:]], EVER)[own]
-    return np.minimum(least[np.searchsorted(launch, at)] - own * 2 * _FAR, until)
+    least = np.append(np.minimum.accumulate(least[::-1])[::-1], POS_INF)
+    wait = np.searchsorted(waits.end[of_lane], instants, side="right") - 1
+    until = np.append((waits.end - waits.begin + goes_on_later)[of_lane[1:]], POS_INF)[wait]
+    return np.minimum(least[np.searchsorted(launches.begin[mine], instants)] - wait * 2 * _FAR, until)
 
 
 # -- the record -------------------------------------------------------------------------------------------
@@ -437,7 +496,7 @@ def _slack_rows(rest: _Times, room: I64, places: list[str], names: list[str]) ->
     distinct, what = np.unique(np.stack((rest.kind, rest.line, rest.name)), axis=1, return_inverse=True)
     what = what.ravel()
     count, time = np.bincount(what), np.bincount(what, weights=rest.end - rest.start)
-    least = np.full(len(count), EVER, np.int64)
+    least = np.full(len(count), POS_INF, np.int64)
     np.minimum.at(least, what, room)
     for own in np.argsort(-time, kind="stable")[:_MOST_ROWS].tolist():
         kind, line, name = distinct[:, own].tolist()

@@ -10,8 +10,9 @@ The same idea: Zhu et al., Daydream (USENIX ATC 2020); ByteDance's what-if analy
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from copy import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -20,320 +21,421 @@ import numpy.typing as npt
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.what_if.cure import Cure
-from gputop.analysis.what_if.graph import LATENCY_NS, LONG_AGO, MAX_EVENTS, RETURNS_NS, Graph
+from gputop.analysis.what_if.dependencies import LATENCY_NS, NEG_INF, RETURNS_NS, Flags
+from gputop.analysis.what_if.graph import MAX_EVENTS, Graph, build_graph, with_ambiguous_waits
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import I64, Trace
 
 TOLERANCE = 0.03  # of the step; Daydream's own errors are of this size
-MIN_UNCLEAR = 0.01  # of the step
+MIN_AMBIGUOUS = 0.01  # of the step
 _LAUNCHING_GAP_NS = 1_000_000  # as of the breakdown's part "launch"
 
-
-class _Durations(NamedTuple):
-    """By place: an event's ``work``, the pause before it and it (``add``), and the sum of all until its end (``done``).
-    ``by_launch`` is its end by its launch alone, less ``done``; ``since`` the time from the end of an event of another
-    stream that it waits for. All as the cure leaves them."""
-
-    work: I64
-    add: I64
-    done: I64
-    by_launch: I64
-    since: I64
+_Removed = Mapping[int, Spans]  # by host lane the time that it no longer needs
 
 
-class _Run(NamedTuple):
-    """The result of a replay, in ns.
+@dataclass(frozen=True)
+class Replay:
+    """The graph of one trace and what replays of the unchanged steps give: ``recorded_ns`` is their time, and
+    ``modeled_ns`` that which the graph alone gives, with usual latencies."""
 
-    ``removed`` is by host lane the time that it no longer needs. ``ends`` is when each piece ends, ``earlier`` by how
-    much earlier than ``durations.by_launch`` its events were launched. ``sooner`` is by how much a host lane is ahead
-    of the recording after each wait, ``gained`` what it gains in addition by collectives before its next wait.
-    """
+    graph: Graph
+    recorded_ns: int
+    modeled_ns: int
 
-    durations: _Durations
-    removed: dict[int, Spans]
-    ends: I64
-    earlier: I64
-    sooner: I64
-    gained: I64
-
-
-class Replay(Graph):
-    """The graph of one trace, replayed. ``recorded_ns`` is the time of all steps; ``modeled_ns`` that which the graph
-    alone gives, with usual latencies."""
-
-    def __init__(self, trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
-                 max_events: int = MAX_EVENTS) -> None:
-        super().__init__(trace, gpu_timelines, steps, max_events)
-        self.recorded_ns = self.modeled_ns = 0
-        self._waiting: Replay | None = None
-        if len(self.rows):
-            self.recorded_ns = self._steps_time(self._run(None, exact=True))
-            self.modeled_ns = self._steps_time(self._run(None, exact=False))
+    @property
+    def spans(self) -> Spans:
+        """The time that is replayed."""
+        return self.graph.spans
 
     @property
     def error(self) -> float:
         """By how much of the steps the graph alone, with usual latencies, misses the recorded time (ratio)."""
-        return abs(self.modeled_ns - self.recorded_ns) / max(self.spans.total, 1) if len(self.rows) else 1.0
+        return abs(self.modeled_ns - self.recorded_ns) / max(self.spans.total, 1)
 
     @property
-    def unclear(self) -> float:
+    def ambiguous_wait_ratio(self) -> float:
         """Share of the steps in which the trace does not tell whether the host waits for the GPUs or is busy, where it
         counts; else 0."""
-        share = self.unclear_ns / max(self.spans.total, 1)
-        return share if share >= MIN_UNCLEAR else 0.0
+        share = self.graph.ambiguous_ns / max(self.spans.total, 1)
+        return share if share >= MIN_AMBIGUOUS else 0.0
 
     @property
     def cost(self) -> int:
         """What one replay takes, in units of about 0.07 µs: each event, and each piece or wait that is gone through."""
-        return len(self.rows) + 15 * len(self.order) if len(self.rows) else 0
+        return len(self.graph.events.row) + 15 * len(self.graph.pieces.order)
 
     def saved(self, cure: Cure) -> float:
         """Share of the step that the cure saves."""
-        return (self.recorded_ns - self._steps_time(self._run(cure, exact=True))) / max(self.spans.total, 1)
+        return (self.recorded_ns - steps_time_ns(self.graph, run_replay(self.graph, cure))) / max(self.spans.total, 1)
 
     def saved_if_waiting(self, cure: Cure) -> float:
         """The same where the host, in each pause in which the GPUs ran out of work, waited for them to do so: such a
         pause looks the same whether the host waits, in a call that is not recorded, or is busy."""
-        if self._waiting is None:
-            waiting = copy(self)
-            waiting.waits = waiting._find_waits(unclear=True)
-            waiting._cut()
-            waiting.recorded_ns = waiting._steps_time(waiting._run(None, exact=True))
-            self._waiting = waiting  # complete: rules ask from several threads
         return self._waiting.saved(cure)
 
-    def times(self, cure: Cure | None) -> tuple[I64, I64]:
-        """When each event begins and ends with the cure, by place."""
-        run, heads = self._run(cure, exact=True), self.head
-        work, add, done, by_launch, since = run.durations
-        before = np.append(LONG_AGO, run.ends[:-1])[:len(heads)]
-        before[self._first[heads]] = LONG_AGO
-        source = self.source[heads]
-        by_source = np.where(source >= 0, run.ends[self.piece[source]] + (since - add + work)[heads], LONG_AGO)
-        first = np.maximum(before, by_source) - (done - add)[heads]
-        end = done + np.maximum(first[self.piece], self._latest_so_far(by_launch) - run.earlier[self.piece])
-        begin = end - work
-        end[self.collective >= 0] = run.ends[self.piece[self.collective >= 0]]
-        return begin, end
+    @cached_property
+    def _waiting(self) -> Replay:
+        return _replay_of(with_ambiguous_waits(self.graph), self.modeled_ns)
 
-    def _latest_so_far(self, values: I64) -> I64:
-        """The greatest of each piece's values up to each one."""
-        order = np.argsort(values, kind="stable")
-        rank = np.empty_like(order)
-        rank[order] = np.arange(len(order))
-        before = self.piece * len(order)
-        return values[order[np.maximum.accumulate(rank + before) - before]]
 
-    def idle_saved(self, cure: Cure) -> dict[int, Spans]:
-        """By GPU (index into ``Trace.gpus``) the part of its idle gaps that it does not have with the cure: of each gap
-        the first."""
-        begin, end = self.times(cure)
-        gpu, out = self.trace.device.gpu[self.rows], {}
-        for own in np.unique(gpu).tolist():
-            here = np.flatnonzero((gpu == own) & (self.work > 0))
-            here = here[np.lexsort((self.end[here], self.start[here]))]
-            done = np.maximum.accumulate(self.end[here])[:-1]
-            idle = np.maximum(self.start[here][1:] - done, 0)
-            left = np.maximum(begin[here][1:] - np.maximum.accumulate(end[here])[:-1], 0)
-            out[own] = union(done, done + np.maximum(idle - left, 0))
-        return out
+def replay_window(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None,
+                  max_events: int = MAX_EVENTS) -> Replay | None:
+    """The replay of a trace's steps, or of its window; None where no device event runs in it."""
+    graph = build_graph(trace, gpu_timelines, steps, max_events)
+    return None if graph is None else replay_graph(graph)
 
-    # -- a replay -------------------------------------------------------------------------------------
 
-    def _run(self, cure: Cure | None, *, exact: bool) -> _Run:
-        """``exact``: with the recorded latencies, else with the usual ones."""
-        waits = self.waits
-        left, removed = self._left(cure), self._removed(cure)
-        durations = self._durations(cure, left, removed, exact)
-        work, add, done, by_launch, since = durations
-        # Ends within a piece: the latest over its launches of the launch and all work from there on.
-        latest = np.maximum.reduceat(by_launch, self.head) + done[self.tail]
-        launched = latest.tolist()
-        whole = done[self.tail] - done[self.head] + add[self.head]
-        gone = self._gone(cure)
-        begin = waits.begin - self._removed_until(removed, waits.lane, waits.begin)
-        end = waits.end - self._removed_until(removed, waits.lane, waits.end)
-        begin = np.where(gone, np.minimum(begin + self.usual_call, end), begin)
-        returns = waits.end - np.where(waits.on >= 0, self.end[waits.on], waits.end)
-        returns = returns if exact else np.minimum(returns, RETURNS_NS)
-        ends, sooner, gained = self._solve(
-            launched, whole.tolist(), (add - work)[self.head].tolist(), since[self.head].tolist(),
-            _scaled(self.transfer, left)[self.head].tolist(), begin.tolist(), end.tolist(), returns.tolist(),
-            gone.tolist(), self._supplied(cure), cure is not None and cure.together)
-        return _Run(durations, removed, np.array(ends, np.int64), latest - np.array(launched, np.int64),
-                    np.array(sooner, np.int64), np.array(gained, np.int64))
+def replay_graph(graph: Graph) -> Replay:
+    return _replay_of(graph, steps_time_ns(graph, run_replay(graph, None, exact=False)))
 
-    def _durations(self, cure: Cure | None, left: npt.NDArray[np.float64] | None, removed: dict[int, Spans],
-                   exact: bool) -> _Durations:
-        paused = self.paused if exact else self._usual_paused
-        launched = self.launched if exact else self._usual_launched
-        if cure is not None and cure.pauses:
-            paused = np.where(paused <= 2 * LATENCY_NS, 0, paused)
-            launched = np.minimum(launched, LATENCY_NS)
-        launch = self.launch - self._removed_until(removed, self.host, self.launch) if removed else self.launch
-        work = _scaled(self.work, left)
-        add = np.where(self._first, 0, paused) + work
-        done = np.cumsum(add)
-        by_launch = np.where(self.launch > LONG_AGO, launch + launched + work - done, LONG_AGO)
-        return _Durations(work, add, done, by_launch,
-                          self.since_source if exact else np.minimum(self.since_source, LATENCY_NS))
 
-    def _solve(
-        self, latest: list[int], whole: list[int], first_pause: list[int], since: list[int], moved: list[int],
-        begin: list[int], end: list[int], returns: list[int], gone: list[bool], supplied: list[int], together: bool,
-    ) -> tuple[list[int], list[int], list[int]]:
-        """When each piece ends, by how much each host lane is ahead after each of its waits, and how much more it is
-        by collectives that came after the wait and before the next. ``latest``, each piece's end by its launches, is
-        brought to that with what its host lane is ahead."""
-        count, pieces = len(begin), len(latest)
-        lane_of, wait_of, source, collective = (
-            self.piece_lane, self.piece_wait, self.piece_source, self.piece_collective)
-        piece_host = self._piece_host
-        on, host_lane = self.wait_on, self.waits.lane.tolist()
-        ended, ends = [LONG_AGO] * self.lanes, [LONG_AGO] * pieces
-        sooner, ahead = [0] * (count + 1), [0] * (self.host_lanes + 1)
-        arrived: list[list[tuple[int, int]]] = [[] for _ in range(self.collectives)]
-        # What the lane of a GPU gains that no longer comes last to collectives; in all, and until each wait.
-        gained, until = [0] * (self.host_lanes + 1), [0] * (count + 1)
-        for node in self.order:
-            if node < count:
-                lane = host_lane[node]
-                at = begin[node] - ahead[lane]
-                if on[node] >= 0:
-                    ready = LONG_AGO if gone[node] else ends[on[node]] + returns[node]
-                else:
-                    ready = supplied[node]
-                sooner[node] = ahead[lane] = end[node] - (ready if ready > at else at)
-                until[node] = gained[lane]
-            elif node < count + pieces:
-                p = node - count
-                lane = lane_of[p]
-                time = ended[lane] + whole[p]
-                latest[p] = launched = latest[p] - sooner[wait_of[p]] - gained[piece_host[p]] + until[wait_of[p]]
-                if launched > time:
-                    time = launched
-                if source[p] >= 0:
-                    other = ends[source[p]] + since[p] + whole[p] - first_pause[p]
-                    if other > time:
-                        time = other
-                if collective[p] >= 0:
-                    arrived[collective[p]].append((time - whole[p] + first_pause[p], p))
-                ended[lane] = ends[p] = time
+def _replay_of(graph: Graph, modeled_ns: int) -> Replay:
+    return Replay(graph, steps_time_ns(graph, run_replay(graph, None)), modeled_ns)
+
+
+# -- a replay -----------------------------------------------------------------------------------------------
+
+
+class _Durations(NamedTuple):
+    """By event, in ns: its ``work``, the pause before it and it (``added``), and the sum of all until its end
+    (``elapsed``). ``by_launch`` is its end by its launch alone, less ``elapsed``; ``since_source`` the time from the
+    end of the event of another stream that it waits for. All as the cure leaves them."""
+
+    work: I64
+    added: I64
+    elapsed: I64
+    by_launch: I64
+    since_source: I64
+
+
+class _PieceTimes(NamedTuple):
+    """By piece, in ns: its end by its launches alone, were its host lane as recorded (``launched``), its length, the
+    pause before its head, the time since the source of its head, and the transfer of its collective."""
+
+    launched: list[int]
+    length: list[int]
+    head_pause: list[int]
+    since_source: list[int]
+    transfer: list[int]
+
+
+class _WaitTimes(NamedTuple):
+    """By wait of a host lane, in ns: its begin and end less the host time that is removed before them, how long after
+    the end of its event it returns, whether its call is canceled, and when the batch that it waits for is ready."""
+
+    begin: list[int]
+    end: list[int]
+    returns: list[int]
+    canceled: list[bool]
+    input_ready: list[int]
+
+
+class _Solution(NamedTuple):
+    """In ns: when each piece ends, its end by its launches alone (``launched``), by how much a host lane is ahead of
+    the recording after each wait (``ahead``), and what it gains in addition by collectives before its next wait
+    (``gained``)."""
+
+    ends: list[int]
+    launched: list[int]
+    ahead: list[int]
+    gained: list[int]
+
+
+class Run(NamedTuple):
+    """A replay, in ns. ``ends`` is when each piece ends, ``earlier`` by how much earlier than ``durations.by_launch``
+    its events were launched; ``ahead`` and ``gained`` are as in :class:`_Solution`."""
+
+    durations: _Durations
+    removed: _Removed
+    ends: I64
+    earlier: I64
+    ahead: I64
+    gained: I64
+
+
+def run_replay(graph: Graph, cure: Cure | None, *, exact: bool = True) -> Run:
+    """Go through the graph with a cure. ``exact``: with the recorded latencies, else with the usual ones.
+
+    1. Scale the events' durations, remove the host's time, cancel its calls.
+    2. Reduce each piece to its length and to its end by its launches alone.
+    3. Solve for the pieces' ends and the host lanes' waits (:func:`_solve`).
+    """
+    waits, pieces = graph.waits, graph.pieces
+    ratio, removed = _ratio_left(graph, cure), _removed_time(graph, cure)
+    durations = _durations(graph, cure, ratio, removed, exact)
+    work, added, elapsed, by_launch, since_source = durations
+    head, tail = pieces.head, pieces.tail
+    launched = np.maximum.reduceat(by_launch, head) + elapsed[tail]
+    canceled = _canceled(graph, cure)
+    begin = waits.begin - _removed_before(removed, waits.lane, waits.begin)
+    end = waits.end - _removed_before(removed, waits.lane, waits.end)
+    begin = np.where(canceled, np.minimum(begin + graph.launches.usual_call_ns, end), begin)
+    returns = waits.end - np.where(waits.on >= 0, graph.events.end[waits.on], waits.end)
+    returns = returns if exact else np.minimum(returns, RETURNS_NS)
+    solution = _solve(
+        graph,
+        _PieceTimes(launched.tolist(), (elapsed[tail] - elapsed[head] + added[head]).tolist(),
+                    (added - work)[head].tolist(), since_source[head].tolist(),
+                    _scaled(graph.collectives.transfer, ratio)[head].tolist()),
+        _WaitTimes(begin.tolist(), end.tolist(), returns.tolist(), canceled.tolist(), _input_ready(graph, cure)),
+        together=cure is not None and cure.together)
+    return Run(durations, removed, np.array(solution.ends, np.int64),
+               launched - np.array(solution.launched, np.int64), np.array(solution.ahead, np.int64),
+               np.array(solution.gained, np.int64))
+
+
+def _durations(graph: Graph, cure: Cure | None, ratio: npt.NDArray[np.float64] | None, removed: _Removed, exact: bool,
+               ) -> _Durations:
+    events, launches, delays = graph.events, graph.launches, graph.delays
+    pause = delays.after_previous if exact else delays.usual_after_previous
+    latency = delays.after_launch if exact else delays.usual_after_launch
+    if cure is not None and cure.pauses:
+        pause = np.where(pause <= 2 * LATENCY_NS, 0, pause)
+        latency = np.minimum(latency, LATENCY_NS)
+    launch = launches.begin - _removed_before(removed, launches.lane, launches.begin) if removed else launches.begin
+    work = _scaled(events.work, ratio)
+    added = np.where(events.first, 0, pause) + work
+    elapsed = np.cumsum(added)
+    by_launch = np.where(launches.begin > NEG_INF, launch + latency + work - elapsed, NEG_INF)
+    return _Durations(work, added, elapsed, by_launch,
+                      delays.since_source if exact else np.minimum(delays.since_source, LATENCY_NS))
+
+
+def _solve(graph: Graph, times: _PieceTimes, waits: _WaitTimes, *, together: bool) -> _Solution:
+    """Go through waits, pieces and collectives in the order of their recorded times.
+
+    1. A wait: the lane goes on when what it waits for is ready, no sooner than it came to the wait. What it then has
+       gained on the recording is how much it is ahead.
+    2. A piece: it ends its length after the end of the one before it in its stream, no sooner than its launches, less
+       what their lane is ahead, and its source allow.
+    3. A collective: all members end a transfer after the last has come. ``together``: the last comes with the median
+       of the others, and its lane is ahead by as much from then on.
+    """
+    pieces = graph.pieces
+    count, number_of_pieces = len(waits.begin), len(times.launched)
+    begin, end, returns, canceled, input_ready = waits
+    _, length, head_pause, since_source, transfer = times
+    launched = times.launched.copy()
+    stream_of, lane_of, wait_of, source, collective = (
+        pieces.stream, pieces.lane, pieces.wait, pieces.source, pieces.collective)
+    on, wait_lane = pieces.wait_on, graph.waits.lane.tolist()
+    stream_end, ends = [NEG_INF] * graph.events.streams, [NEG_INF] * number_of_pieces
+    ahead, lane_ahead = [0] * (count + 1), [0] * (graph.lanes.size + 1)
+    arrivals: list[list[tuple[int, int]]] = [[] for _ in range(len(graph.collectives.begun))]
+    # What the lane of a GPU gains that no longer comes last to collectives; in all, and until each wait.
+    lane_gained, gained_until = [0] * (graph.lanes.size + 1), [0] * (count + 1)
+    for node in pieces.order:
+        if node < count:
+            lane = wait_lane[node]
+            came = begin[node] - lane_ahead[lane]
+            if on[node] >= 0:
+                ready = NEG_INF if canceled[node] else ends[on[node]] + returns[node]
             else:
-                c = node - count - pieces
-                came = arrived[c]
-                begun, last = max(came)
-                if together and len(came) > 1:
-                    others = sorted(came)[:-1]
-                    late, begun = begun, (others[(len(others) - 1) // 2][0] + others[len(others) // 2][0]) // 2
-                    lane = piece_host[last]
-                    if lane >= 0:
-                        gained[lane] += late - begun
-                        ahead[lane] += late - begun
-                for _, p in came:
-                    ended[lane_of[p]] = ends[p] = begun + moved[p]
-        last_wait = dict(zip(host_lane, range(count), strict=True))
-        ends_of_lanes = set(last_wait.values())
-        for lane, wait in last_wait.items():
-            until[wait] = gained[lane] - until[wait]
-        return ends, sooner, [until[wait] if wait in ends_of_lanes else 0 for wait in range(count)]
-
-    def _steps_time(self, run: _Run) -> int:
-        """The time from edge to edge of the steps: an edge is when the GPUs have done what they had begun by then and,
-        where calls of the host mark the steps, the host was there."""
-        events = self._edge_events
-        reached = np.where(events >= 0, run.ends[self.piece[events]], LONG_AGO).max(axis=1)
-        waits = self.waits
-        for lane in range(self.host_lanes if self._by_host else 0):
-            own = np.flatnonzero(waits.lane == lane)
-            wait = own[np.searchsorted(waits.end[own], self._edges, side="right") - 1]
-            gained = run.gained[wait] * (self._edges > self._edges[0])
-            reached = np.maximum(reached, self._edges - run.sooner[wait] - gained - self._removed_until(
-                run.removed, np.full(len(self._edges), lane), self._edges))
-        begun = np.where(reached > LONG_AGO // 2, reached, self._edges)
-        return int((begun[1::2] - begun[::2]).sum())
-
-    # -- a cure ---------------------------------------------------------------------------------------
-
-    def _left(self, cure: Cure | None) -> npt.NDArray[np.float64] | None:
-        """What is left of each event's duration (ratio); None: all."""
-        if cure is None or not cure.scaled:
-            return None
-        left = np.ones(len(self.rows))
-        for rows, ratio in cure.scaled:
-            place = self._place[rows]
-            inside = place >= 0
-            left[place[inside]] *= ratio[inside] if isinstance(ratio, np.ndarray) else ratio
-        return left
-
-    def _removed(self, cure: Cure | None) -> dict[int, Spans]:
-        """By host lane the time that it no longer needs, waits left out."""
-        if cure is None:
-            return {}
-        parts: dict[int, list[Spans]] = {}
-        for gpu, spans in cure.host.items():
-            if gpu in self.host_of_gpu:
-                parts.setdefault(self.host_of_gpu[gpu], []).append(spans)
-        if cure.launching:
-            for lane, launches in enumerate(self.launches):
-                near = np.flatnonzero(np.diff(launches) <= _LAUNCHING_GAP_NS)
-                parts.setdefault(lane, []).append(union(launches[near], launches[near + 1]))
-        for lane, line, begin, end in self._calls(cure):
-            begin = self._last_launch(lane, begin, end) + self.usual_call
-            held = self._launches_next(lane, end) == line  # else the lane went on in another thread
-            parts.setdefault(lane, []).append(union(np.minimum(begin, end)[held], end[held]))
-        if cure.input_left < 1.0:
-            for lane in np.unique(self.with_loop[0]).tolist():
-                _, begin, end = self.with_loop[:, self.with_loop[0] == lane]
-                begin = begin + (cure.input_left * (end - begin)).astype(np.int64)
-                parts.setdefault(lane, []).append(union(begin, end))
-        waits, out = self.waits, {}
-        replayed = union(self.spans.start[:1], self.spans.end[-1:])
-        for lane, several in parts.items():
-            own = (waits.lane == lane) & (waits.end > LONG_AGO)
-            out[lane] = intersect(subtract(merge(EMPTY, *several), union(waits.begin[own], waits.end[own])), replayed)
-        return {lane: spans for lane, spans in out.items() if len(spans.start)}
-
-    def _calls(self, cure: Cure | None) -> Iterator[tuple[int, I64, I64, I64]]:
-        """By host lane the calls that are no longer made, in order of their ends: thread, begin and end."""
-        if cure is None or not len(cure.calls.line):
-            return
-        line, start, end = cure.calls
-        lanes = self.host_of_line[line]
-        for lane in range(self.host_lanes):
-            own = np.flatnonzero(lanes == lane)
-            own = own[np.argsort(end[own], kind="stable")]
-            yield lane, line[own], start[own], end[own]
-
-    def _gone(self, cure: Cure | None) -> npt.NDArray[np.bool_]:
-        """Whether each wait ends in a call that is no longer made."""
-        waits = self.waits
-        out = np.zeros(len(waits.lane), bool)
-        for lane, _, begin, end in self._calls(cure):
-            own = np.flatnonzero((waits.lane == lane) & (waits.on >= 0))
-            within = union(begin, end + LATENCY_NS)
-            out[own] = coverage(within, waits.end[own] - 1, waits.end[own]) > 0
-        return out
-
-    def _removed_until(self, removed: dict[int, Spans], lane: I64, t: I64) -> I64:
-        """How much of a lane's removed time lies before each instant."""
-        out = np.zeros(len(t), np.int64)
-        for own, spans in removed.items():
-            mine = np.flatnonzero(lane == own)
-            out[mine] = coverage(spans, np.full(len(mine), LONG_AGO), t[mine])
-        return out
-
-    def _supplied(self, cure: Cure | None) -> list[int]:
-        """For each wait for a batch when the batch is there: as recorded, less what all batches until then come
-        sooner."""
-        waits = self.waits
-        out = waits.end.copy()
-        if cure is not None and cure.input_left < 1.0:
-            for lane in range(self.host_lanes):
-                own = np.flatnonzero((waits.lane == lane) & (waits.on < 0) & (waits.end > LONG_AGO))
-                out[own] -= np.cumsum((1 - cure.input_left) * (waits.end[own] - waits.begin[own])).astype(np.int64)
-        return out.tolist()
+                ready = input_ready[node]
+            ahead[node] = lane_ahead[lane] = end[node] - (ready if ready > came else came)
+            gained_until[node] = lane_gained[lane]
+        elif node < count + number_of_pieces:
+            p = node - count
+            stream = stream_of[p]
+            time = stream_end[stream] + length[p]
+            launched[p] = by_launch = (
+                launched[p] - ahead[wait_of[p]] - lane_gained[lane_of[p]] + gained_until[wait_of[p]])
+            if by_launch > time:
+                time = by_launch
+            if source[p] >= 0:
+                by_source = ends[source[p]] + since_source[p] + length[p] - head_pause[p]
+                if by_source > time:
+                    time = by_source
+            if collective[p] >= 0:
+                arrivals[collective[p]].append((time - length[p] + head_pause[p], p))
+            stream_end[stream] = ends[p] = time
+        else:
+            arrived = arrivals[node - count - number_of_pieces]
+            begun, last = max(arrived)
+            if together and len(arrived) > 1:
+                others = sorted(arrived)[:-1]
+                late, begun = begun, (others[(len(others) - 1) // 2][0] + others[len(others) // 2][0]) // 2
+                lane = lane_of[last]
+                if lane >= 0:
+                    lane_gained[lane] += late - begun
+                    lane_ahead[lane] += late - begun
+            for _, p in arrived:
+                stream_end[stream_of[p]] = ends[p] = begun + transfer[p]
+    last_wait = dict(zip(wait_lane, range(count), strict=True))
+    gained = [0] * count
+    for lane, wait in last_wait.items():
+        gained[wait] = lane_gained[lane] - gained_until[wait]
+    return _Solution(ends, launched, ahead, gained)
 
 
-def _scaled(times: I64, left: npt.NDArray[np.float64] | None) -> I64:
-    return times if left is None else (times * left).astype(np.int64)
+def steps_time_ns(graph: Graph, run: Run) -> int:
+    """The time from boundary to boundary of the steps: there the GPUs have done what they had begun by then and, where
+    calls of the host mark the steps, the host has come."""
+    at, last_event = graph.boundaries
+    reached = np.where(last_event >= 0, run.ends[graph.pieces.of_event[last_event]], NEG_INF).max(axis=1)
+    for lane in range(graph.lanes.size if graph.marks.by_host else 0):
+        of_lane = graph.waits.of_lane(lane)
+        wait = of_lane[np.searchsorted(graph.waits.end[of_lane], at, side="right") - 1]
+        gained = run.gained[wait] * (at > at[0])
+        reached = np.maximum(reached, at - run.ahead[wait] - gained - _removed_before(
+            run.removed, np.full(len(at), lane), at))
+    begun = np.where(reached > NEG_INF // 2, reached, at)
+    return int((begun[1::2] - begun[::2]).sum())
+
+
+# -- events -------------------------------------------------------------------------------------------------
+
+
+def event_times(graph: Graph, cure: Cure | None) -> tuple[I64, I64]:
+    """When each event begins and ends with the cure (ns), shape (events,).
+
+    1. The first event of a piece ends after the one before it in its stream and after its source.
+    2. The others end as much later as their durations take, no sooner than the latest of their launches allows.
+    3. The events of a collective end with their pieces.
+    """
+    run, pieces, head = run_replay(graph, cure), graph.pieces, graph.pieces.head
+    work, added, elapsed, by_launch, since_source = run.durations
+    previous_end = np.append(NEG_INF, run.ends[:-1])[:len(head)]
+    previous_end[graph.events.first[head]] = NEG_INF
+    source = graph.delays.source[head]
+    by_source = np.where(source >= 0, run.ends[pieces.of_event[source]] + (since_source - added + work)[head], NEG_INF)
+    first = np.maximum(previous_end, by_source) - (elapsed - added)[head]
+    end = elapsed + np.maximum(first[pieces.of_event],
+                               _latest_so_far(by_launch, pieces.of_event) - run.earlier[pieces.of_event])
+    begin = end - work
+    meets = graph.collectives.of_event >= 0
+    end[meets] = run.ends[pieces.of_event[meets]]
+    return begin, end
+
+
+def _latest_so_far(values: I64, group: I64) -> I64:
+    """The greatest of each group's values up to each one; groups are numbered in order."""
+    order = np.argsort(values, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    offset = group * len(order)
+    return values[order[np.maximum.accumulate(rank + offset) - offset]]
+
+
+def idle_saved(graph: Graph, cure: Cure) -> dict[int, Spans]:
+    """By GPU (index into ``Trace.gpus``) the part of its idle gaps that it does not have with the cure: of each gap
+    the first."""
+    begin, end = event_times(graph, cure)
+    events, out = graph.events, {}
+    for gpu in np.unique(events.gpu).tolist():
+        of_gpu = np.flatnonzero((events.gpu == gpu) & (events.work > 0))
+        of_gpu = of_gpu[np.lexsort((events.end[of_gpu], events.start[of_gpu]))]
+        busy_until = np.maximum.accumulate(events.end[of_gpu])[:-1]
+        idle = np.maximum(events.start[of_gpu][1:] - busy_until, 0)
+        left = np.maximum(begin[of_gpu][1:] - np.maximum.accumulate(end[of_gpu])[:-1], 0)
+        out[gpu] = union(busy_until, busy_until + np.maximum(idle - left, 0))
+    return out
+
+
+# -- a cure -------------------------------------------------------------------------------------------------
+
+
+def _scaled(times: I64, ratio: npt.NDArray[np.float64] | None) -> I64:
+    return times if ratio is None else (times * ratio).astype(np.int64)
+
+
+def _ratio_left(graph: Graph, cure: Cure | None) -> npt.NDArray[np.float64] | None:
+    """What is left of each event's duration (ratio); None: all."""
+    if cure is None or not cure.scaled:
+        return None
+    left = np.ones(len(graph.events.row))
+    for rows, ratio in cure.scaled:
+        event = graph.events.of_row[rows]
+        replayed = event >= 0
+        left[event[replayed]] *= ratio[replayed] if isinstance(ratio, np.ndarray) else ratio
+    return left
+
+
+def _removed_time(graph: Graph, cure: Cure | None) -> _Removed:
+    """By host lane the time that it no longer needs, within the replayed time and without its waits.
+
+    1. What the cure removes of the threads that launch to a GPU.
+    2. With ``launching`` the time from one launch to the next, where they follow one another closely.
+    3. Calls that are no longer made, from the lane's last launch in them, unless it goes on in another thread.
+    4. With ``input_left`` that part of its fetches.
+    """
+    if cure is None:
+        return {}
+    parts: dict[int, list[Spans]] = {}
+    for gpu, spans in cure.host.items():
+        if gpu in graph.lanes.of_gpu:
+            parts.setdefault(graph.lanes.of_gpu[gpu], []).append(spans)
+    if cure.launching:
+        for lane, launches in enumerate(graph.launches.by_lane):
+            near = np.flatnonzero(np.diff(launches) <= _LAUNCHING_GAP_NS)
+            parts.setdefault(lane, []).append(union(launches[near], launches[near + 1]))
+    for lane, line, begin, end in _canceled_calls(graph, cure):
+        begin = graph.launches.last_before(lane, begin, end) + graph.launches.usual_call_ns
+        held = _next_launching_line(graph, lane, end) == line
+        parts.setdefault(lane, []).append(union(np.minimum(begin, end)[held], end[held]))
+    if cure.input_left < 1.0:
+        for lane in np.unique(graph.fetches.lane).tolist():
+            begin, end = graph.fetches.of_lane(lane)
+            begin = begin + (cure.input_left * (end - begin)).astype(np.int64)
+            parts.setdefault(lane, []).append(union(begin, end))
+    waits, out = graph.waits, {}
+    replayed = union(graph.spans.start[:1], graph.spans.end[-1:])
+    for lane, several in parts.items():
+        of_lane = waits.of_lane(lane)[1:]
+        out[lane] = intersect(subtract(
+            merge(EMPTY, *several), union(waits.begin[of_lane], waits.end[of_lane])), replayed)
+    return {lane: spans for lane, spans in out.items() if len(spans.start)}
+
+
+def _next_launching_line(graph: Graph, lane: int, at: I64) -> I64:
+    """The threads (lines) that launch next in a host lane after each instant, -1: none."""
+    launches = graph.launches
+    of_lane = np.flatnonzero((launches.lane == lane) & (launches.begin > NEG_INF))
+    of_lane = of_lane[np.argsort(launches.begin[of_lane], kind="stable")]
+    line = np.append(graph.trace.device.launch_line[graph.events.row[of_lane]].astype(np.int64), -1)
+    return line[np.searchsorted(launches.begin[of_lane], at)]
+
+
+def _canceled_calls(graph: Graph, cure: Cure | None) -> Iterator[tuple[int, I64, I64, I64]]:
+    """By host lane the calls that are no longer made, in order of their ends: lane, threads, begins and ends."""
+    if cure is None or not len(cure.calls.line):
+        return
+    line, start, end = cure.calls
+    lanes = graph.lanes.of_line[line]
+    for lane in range(graph.lanes.size):
+        of_lane = np.flatnonzero(lanes == lane)
+        of_lane = of_lane[np.argsort(end[of_lane], kind="stable")]
+        yield lane, line[of_lane], start[of_lane], end[of_lane]
+
+
+def _canceled(graph: Graph, cure: Cure | None) -> Flags:
+    """Whether each wait ends in a call that is no longer made."""
+    waits = graph.waits
+    out = np.zeros(len(waits.lane), bool)
+    for lane, _, begin, end in _canceled_calls(graph, cure):
+        of_lane = np.flatnonzero((waits.lane == lane) & (waits.on >= 0))
+        within = union(begin, end + LATENCY_NS)
+        out[of_lane] = coverage(within, waits.end[of_lane] - 1, waits.end[of_lane]) > 0
+    return out
+
+
+def _removed_before(removed: _Removed, lane: I64, t: I64) -> I64:
+    """How much of a lane's removed time lies before each instant (ns)."""
+    out = np.zeros(len(t), np.int64)
+    for number, spans in removed.items():
+        of_lane = np.flatnonzero(lane == number)
+        out[of_lane] = coverage(spans, np.full(len(of_lane), NEG_INF), t[of_lane])
+    return out
+
+
+def _input_ready(graph: Graph, cure: Cure | None) -> list[int]:
+    """For each wait for a batch when the batch is there: as recorded, less what all batches until then come
+    sooner."""
+    waits = graph.waits
+    out = waits.end.copy()
+    if cure is not None and cure.input_left < 1.0:
+        for lane in range(graph.lanes.size):
+            of_lane = np.flatnonzero((waits.lane == lane) & (waits.on < 0) & (waits.end > NEG_INF))
+            out[of_lane] -= np.cumsum((1 - cure.input_left) * (waits.end[of_lane] - waits.begin[of_lane])).astype(
+                np.int64)
+    return out.tolist()

@@ -40,7 +40,8 @@ _PROGRESS_PERIOD_S = 0.125  # between two reports of progress
 _TERMINATE_TIMEOUT_S = 5.0
 _MAX_SECONDS = 3600.0
 _TRACER_LEVELS = (2, 1, 0)  # host, device, Python: the Python tracer slows the job down
-_OVERVIEW_LEVELS = (1, 0, 0)  # steps and calls of the host alone (docs/TRACE_NOTES.md, "The profiler server")
+# Steps and calls of the host alone (docs/contributing/trace-notes.md, "The profiler server").
+_OVERVIEW_LEVELS = (1, 0, 0)
 # Gathering what was recorded took three times as long as recording it on a job of tiny
 # operations (TensorFlow 2.21); both limits below leave room for that.
 _DEADLINE_FACTOR, _DEADLINE_EXTRA_S = 5.0, 60.0

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from gputop.core.codec import convert, encode, parse
 from gputop.core.counters import GpuCounters
@@ -19,6 +19,7 @@ from gputop.core.files import read_regular, replacing
 from gputop.core.findings import Finding
 from gputop.core.job_cpus import JobCpus
 from gputop.core.live_steps import LiveSteps
+from gputop.text.units import printable
 
 FILE = "gputop.capture.json"
 OVERVIEW = ".overview.pb"  # ending of the overview beside a trace (gputop.trace.readers.overview_file)
@@ -27,6 +28,7 @@ _MAX_BYTES = 16 << 20
 _MAX_CPUS = 1 << 16
 _MAX_THREADS = 1 << 20
 _MAX_USERS = 64
+MAX_NAME = 120
 _MAX_TIME_S = 4e9  # the year 2096
 
 
@@ -36,7 +38,7 @@ class CaptureFile(Struct, frozen=True):
     ``job`` is the command line of the job, its secrets hidden; ``time_s`` the Unix time at which the capture ended,
     ``step_s`` the median step time, ``counters_by_file`` the samples of the GPUs where several workers were captured,
     ``live_steps`` the step period in the minutes before, by the live signal, ``ended`` in a sentence what ended the
-    recording early.
+    recording early. ``name`` is what the user calls it ("before prefetch"), at most :data:`MAX_NAME` characters.
     """
 
     schema: str = _SCHEMA
@@ -50,6 +52,7 @@ class CaptureFile(Struct, frozen=True):
     counters_by_file: Mapping[str, GpuCounters] = field(default_factory=dict)
     live_steps: LiveSteps | None = None
     ended: str = ""
+    name: str = ""
 
 
 def write_capture(folder: Path, about: CaptureFile) -> None:
@@ -63,10 +66,18 @@ def read_capture(folder: Path, max_bytes: int = _MAX_BYTES) -> CaptureFile:
     with contextlib.suppress(OSError, ValueError):
         found = convert(parse(read_regular(folder / FILE, max_bytes)), CaptureFile)
         times_s = (found.time_s or 0.0, found.step_s or 0.0)
-        if (found.schema == _SCHEMA and all(map(_plausible, found.files.values()))
+        if (found.schema == _SCHEMA and all(map(_plausible, found.files.values())) and len(found.name) <= MAX_NAME
                 and all(0 <= time_s < _MAX_TIME_S for time_s in times_s)):
             return found
     return CaptureFile()
+
+
+def name_capture(folder: Path, name: str) -> None:
+    """Keep what the user calls the capture in a folder. Raises OSError, also if what is known of it cannot be read."""
+    known = read_capture(folder)
+    if known == CaptureFile() and (folder / FILE).exists():
+        raise OSError(f"{FILE} cannot be read")
+    write_capture(folder, structs.replace(known, name=printable(name).strip()[:MAX_NAME]))
 
 
 def capture_of(paths: Sequence[str]) -> CaptureFile:

@@ -2,7 +2,7 @@
 
 It lies beside the traces; other tools ignore it. For each trace file, in nanoseconds: how far the host's
 clock is ahead of the capturing machine's, the error of that, and when the recording began by the capturing
-machine's clock, for servers that do not write that into the trace (docs/TRACE_NOTES.md, "Clocks").
+machine's clock, for servers that do not write that into the trace (docs/contributing/trace-notes.md, "Clocks").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An Nsight Systems report, exported to SQLite, into a Trace. The file is only ever read.
 
 Which tables and columns exist depends on the version and on what was traced, so each is optional
-(docs/TRACE_NOTES.md, "Nsight Systems SQLite").
+(docs/contributing/trace-notes.md, "Nsight Systems SQLite").
 """
 
 from __future__ import annotations

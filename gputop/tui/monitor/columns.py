@@ -15,9 +15,6 @@ from gputop.tui.monitor.status_lines import bar
 
 ACTIVITY = "activity"  # the main lane's default: SM active, or coarse utilization where that is all there is
 METRICS: tuple[str, ...] = (ACTIVITY, *(m for m in LANE_METRICS if m != "sm_active"))
-MAX_LINES_PER_GPU = 8  # as many bands of levels as two halves of each show
-PANEL_LINES = 10
-AXIS_FROM_HEIGHT = 20  # lower screens have no line for it
 SECOND = "/2"  # key of a column's second line
 _TONES = {"strong": BOLD, "text": PLAIN, "dim": DIM, "warn": WARN, "bad": BAD}
 
@@ -103,21 +100,6 @@ def title_texts(fields: Iterable[Field], main_title: str, now: str = "now") -> I
         x = field.x + field.title_width
 
 
-def lines_per_gpu(height: int, gpus: int) -> int:
-    """How many lines a GPU gets on a screen of this height, once the panels have what they need.
-
-    Above four, as long as all GPUs together take no more than half of the screen.
-    """
-    gpus = max(1, gpus)
-    spare = height - 5 - has_axis(height) - PANEL_LINES  # header, title, host, job, footer
-    return min(MAX_LINES_PER_GPU, max(1, min(spare // gpus, max(4, height // 2 // gpus))))
-
-
-def has_axis(height: int) -> bool:
-    """Whether a screen of this height has a line for the axis of time and its marks."""
-    return height >= AXIS_FROM_HEIGHT
-
-
 def figures_of(gpu: GpuSample, metric: str, fields: Mapping[str, Field]) -> dict[str, StyledText]:
     """The figures of one GPU by column, as text with its style; ``metric`` is that of the main lane."""
     # A MIG instance stands under its GPU, and "0:1" begins a column further left than " 0".
@@ -127,12 +109,12 @@ def figures_of(gpu: GpuSample, metric: str, fields: Mapping[str, Field]) -> dict
         if message == gpu.message:  # else it says the state itself
             message = f"{gpu.state}: {message}" if message else gpu.state
         return {"gpu": (label, BAD), "message": (printable(message), BAD)}
-    out = {column.id: _styled(column.figure_of(gpu, "screen")) for column in _FIGURES if column.id in fields}
+    out = {column.id: styled(column.figure_of(gpu, "screen")) for column in _FIGURES if column.id in fields}
     out["gpu"] = (label, BOLD if gpu.info.mig is None else PLAIN)
     if "bar" in fields:
-        out["bar"] = _bar(gpu, metric, fields["bar"].width - 1)
+        out["bar"] = bar_of(gpu, metric, fields["bar"].width - 1)
     if metric != ACTIVITY:
-        out["now"] = _styled(_figure(gpu, metric))
+        out["now"] = styled(_figure(gpu, metric))
     for key, form in _NARROW_FORMS.items():
         if key in out:
             text, style = out[key]
@@ -140,7 +122,7 @@ def figures_of(gpu: GpuSample, metric: str, fields: Mapping[str, Field]) -> dict
     return out
 
 
-def _bar(gpu: GpuSample, metric: str, cells: int) -> StyledText:
+def bar_of(gpu: GpuSample, metric: str, cells: int) -> StyledText:
     """The present value of the main lane's metric as a share of its full scale; blank where either is not known."""
     now = gpu.activity()[1] if metric == ACTIVITY else gpu[metric]
     scale = GPU_METRICS["sm_active" if metric == ACTIVITY else metric].full_scale
@@ -150,7 +132,8 @@ def _bar(gpu: GpuSample, metric: str, cells: int) -> StyledText:
     return bar(now.value / most, cells)
 
 
-def _styled(figure: Figure) -> StyledText:
+def styled(figure: Figure) -> StyledText:
+    """A figure in the colors of the terminal."""
     return figure[0], _TONES[figure[1]]
 
 
@@ -178,7 +161,7 @@ _NARROW_FORMS: dict[str, Callable[[str], str]] = {
 }
 
 
-def _mean_text(gpu: GpuSample, metric: str, mean: float, full_scale: float | None) -> str:
+def mean_text(gpu: GpuSample, metric: str, mean: float, full_scale: float | None) -> str:
     """The mean of what a lane shows, a share of its full height, in the metric's unit, in five cells."""
     known = GPU_METRICS["sm_active" if metric == ACTIVITY else metric]
     scale = known.full_scale
@@ -199,7 +182,7 @@ def second_line(
     if gpu.state != OK:
         return out
     if mean is not None:
-        out["now" + SECOND] = (f"ø {_mean_text(gpu, metric, mean, full_scale)}", DIM)
+        out["now" + SECOND] = (f"ø {mean_text(gpu, metric, mean, full_scale)}", DIM)
     limit, clock_max = gpu["power_limit_w"].value, gpu["sm_clock_max_hz"].value
     if limit is not None:
         out["power" + SECOND] = (f"/{limit:.0f}W", DIM)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from textual import events
 from textual.binding import BindingType
@@ -67,15 +67,16 @@ class ActionsPanel(DrawnLines, can_focus=True):
         key("up,k", "move(-1)", "up", "select the one above"),
         key("down,j", "move(1)", "down", "select the one below"),
         key("enter", "details", "details", "evidence, code to paste, source"),
-        key("space", "choose", "what if", "mark findings: estimate the step with their cures"),
-        key("y", "copy", "copy", "copy its code (OSC 52)"),
+        key("w", "choose", "what if", "mark findings: estimate the step with their fixes"),
+        key("y", "copy", "copy", "copy its code, or without code itself as Markdown (OSC 52)"),
+        key("Y", "copy(True)", "copy as Markdown", "copy the finding as Markdown"),
     ]
     PANEL = "What to do"
 
     class Opened(Message):
-        """The details of a finding are wanted, or its code is to be copied."""
+        """The details of a finding are wanted, or of what could not be judged (None); or it is to be copied."""
 
-        def __init__(self, finding: Finding, copy: bool = False) -> None:
+        def __init__(self, finding: Finding | None, copy: Literal["", "code", "markdown"] = "") -> None:
             super().__init__()
             self.finding, self.copy = finding, copy
 
@@ -86,7 +87,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         self.answer = False
         self.breakdown: Mapping[str, float | None] = {}
         self.step_s: float | None = None
-        self.captured = False
+        self.captured = self.not_judged = False
         self.numbers = GpuNumbers()  # what the GPUs of the last capture are on this node
         self.selected_id: str | None = None
         self.chosen: frozenset[str] = frozenset()  # ids of the findings whose cures are tried
@@ -103,11 +104,13 @@ class ActionsPanel(DrawnLines, can_focus=True):
 
     def update_view(self, findings: tuple[Finding, ...], title: str, lead: tuple[str, ...] = (),
                     breakdown: Mapping[str, float | None] | None = None, step_s: float | None = None,
-                    captured: bool = False, what_if: tuple[CombinedGain, ...] = (), answer: bool = False) -> None:
+                    captured: bool = False, what_if: tuple[CombinedGain, ...] = (), answer: bool = False,
+                    not_judged: bool = False) -> None:
         """``lead`` is said before the findings (what there is to say where nothing is wrong);
         ``breakdown`` of the step is drawn below them where there is room. ``step_s``: the step time of the capture,
         ``captured``: whether there is one, ``what_if``: what it saves to cure several of its findings at once.
-        ``answer``: the lead answers a key, and is shown whole."""
+        ``answer``: the lead answers a key, and is shown whole. ``not_judged``: some causes could not be judged."""
+        self.not_judged = not_judged
         self.captured, self._what_if = captured, what_if
         self.chosen &= {finding.id for finding in findings if finding.gain.by == "replay"}
         self.findings, self.lead, self.breakdown, self.step_s = findings, lead, breakdown or {}, step_s
@@ -150,9 +153,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
         room = height - len(step)
         keys = [f"{hidden} more: ↑ ↓"] if hidden > 0 else []
         keys += ["esc: close"] if self.answer else []
-        keys += ["enter: details"] if self.findings else []
+        keys += ["enter: details"] if self.findings else ["enter: what was not judged"] if self.not_judged else []
         keys += ["t: timeline", "T: tables", "B: compare"] if self.captured else []
-        keys += ["space: what if"] if self.check_action("choose", ()) else []
+        keys += ["w: what if"] if self.check_action("choose", ()) else []
         while keys and len("   ".join(keys)) > width - 6:
             keys.pop()
         subtitle = "   ".join(keys)
@@ -198,9 +201,10 @@ class ActionsPanel(DrawnLines, can_focus=True):
             self.draw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Space is the monitor's where there is nothing to mark."""
+        """With one saving there is nothing to add up."""
         if action == "choose":
-            return self.selected is not None and self.selected.gain.by == "replay"
+            savings = sum(finding.gain.by == "replay" for finding in self.findings)
+            return self.selected is not None and self.selected.gain.by == "replay" and savings > 1
         return super().check_action(action, parameters)
 
     def action_choose(self) -> None:
@@ -209,12 +213,12 @@ class ActionsPanel(DrawnLines, can_focus=True):
             self.draw()
 
     def action_details(self) -> None:
-        if self.selected is not None:
+        if self.selected is not None or self.not_judged:
             self.post_message(self.Opened(self.selected))
 
-    def action_copy(self) -> None:
+    def action_copy(self, markdown: bool = False) -> None:
         if self.selected is not None:
-            self.post_message(self.Opened(self.selected, copy=True))
+            self.post_message(self.Opened(self.selected, "markdown" if markdown else "code"))
 
     def on_mouse_scroll_down(self) -> None:
         self.action_move(1)

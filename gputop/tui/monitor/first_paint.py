@@ -20,10 +20,18 @@ from gputop.tui.monitor.columns import (
     ACTIVITY,
     Field,
     figures_of,
-    has_axis,
-    lines_per_gpu,
     plan,
     title_texts,
+)
+from gputop.tui.monitor.layout import layout
+from gputop.tui.monitor.stacked_lanes import (
+    LANES,
+    MAIN,
+    fields_of,
+    figure_key,
+    figures_of_gpu,
+    main_name,
+    unread_lanes,
 )
 from gputop.tui.terminal.color_support import TerminalPalette
 from gputop.tui.terminal.first_frame import ENTER, FirstFrame, ansi_text, ended_by_signals
@@ -65,14 +73,28 @@ def paint(sample: NodeSample, interval_s: float, width: int, height: int, palett
 
 
 def _lines(sample: NodeSample, interval_s: float, width: int, height: int) -> list[list[StyledText]]:
-    fields = plan(width)
-    blank_lines = lines_per_gpu(height, len(sample.gpus)) - 1
+    pids = {process.pid for gpu in sample.gpus for process in gpu.processes}
+    fitted = layout(width, height, len(sample.gpus), len(pids), unread_lanes(sample.gpus))
+    stacked = len(fitted.lanes) > 1
+    fields = fields_of(width) if stacked else plan(width)
     title = "".join(title_texts(fields, "SM active"))
     lines: list[list[StyledText]] = [status_lines.header(sample, interval_s, False, width), [(title, DIM)]]
-    lines += [[]] if has_axis(height) else []
+    lines += [[]] if fitted.has_axis else []
     shown = {field.key: field for field in fields}
-    for gpu in sample.gpus:
-        lines += [_gpu_line(fields, figures_of(gpu, ACTIVITY, shown), width), *([] for _ in range(blank_lines))]
+    for gpu in sample.gpus[:len(sample.gpus) - fitted.hidden_gpus]:
+        if not stacked:
+            lines.append(_gpu_line(fields, figures_of(gpu, ACTIVITY, shown), width))
+            lines += [[]] * (fitted.lines_per_gpu - 1)
+            continue
+        places = [lane for lane, _ in fitted.lanes]
+        figures = figures_of_gpu(gpu, ACTIVITY, places, shown)
+        for lane, height_of_lane in fitted.lanes:
+            own = {field.key: figures[key] for field in fields if (key := figure_key(lane, field.key)) in figures}
+            own["name"] = (main_name(ACTIVITY, gpu) if lane == MAIN else LANES[lane].name, DIM)
+            if "message" in figures and lane == MAIN:
+                own["message"] = figures["message"]
+            lines.append(_gpu_line(fields, own, width))
+            lines += [[]] * (height_of_lane - 1)
     return lines
 
 
@@ -85,7 +107,7 @@ def _gpu_line(fields: list[Field], figures: dict[str, StyledText], width: int) -
             out.append((" " * (field.x - x), PLAIN))
         if field.is_lane:
             out.append((BLANK * field.width, BLANK_STYLE))
-        elif message and field.key != "gpu":
+        elif message and field.draw != "label":
             return [*out, (fit(" " + message[0], width - field.x), message[1])]
         else:
             text, style = figures.get(field.key, ("", PLAIN))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
@@ -15,27 +16,31 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gputop.core.samples import GpuSample, NodeSample
+from gputop.core.samples import OK, GpuSample, HostSample, NodeSample
 from gputop.render.gpu_columns import COLUMNS
 from gputop.render.palette import ACCENT, DIM, PLAIN
 from gputop.render.styled_text import StyledText, crop, wrap
 from gputop.render.time_slices import slice_for
 from gputop.session.event_log import EventLog
-from gputop.text.units import fit, printable, rate_gb
+from gputop.text.units import fit, printable, rate_gb, ratio
 from gputop.tui.keys import key
-from gputop.tui.monitor import time_axis
+from gputop.tui.monitor import stacked_lanes, time_axis
 from gputop.tui.monitor.columns import (
     ACTIVITY,
     SECOND,
     Field,
     Part,
     figures_of,
+    mean_text,
     parts,
     plan,
     second_line,
     title_texts,
 )
 from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, TimeView, Window, common_scale
+from gputop.tui.monitor.layout import LaneLines, Layout
+from gputop.tui.monitor.stacked_lanes import HOST, MAIN, figure_key
+from gputop.tui.monitor.status_lines import bar
 from gputop.tui.monitor.time_cursor import TimeCursor
 from gputop.tui.terminal.escape_codes import MAX_SHIFT_COLUMNS
 from gputop.tui.widgets.cached_lines import CachedLinesWidget
@@ -50,6 +55,7 @@ _LANES = {column.id: column for column in COLUMNS if column.draw == "spectrogram
 _MOVE_SHARE, _MOVE_LATEST_S = 0.25, 5.0
 # Of the time in view, at least: to show all of it, slices of twice the length would leave half a lane empty.
 _COVERED = 0.8
+_NAMED_FROM = 8  # cells before a lane: the number of the GPU and the name of the lane
 _PARTS = 6  # three lanes, each followed by its newest slice and figures
 
 
@@ -89,7 +95,10 @@ class GpuTable(Widget, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.metric = ACTIVITY
+        self._stack: tuple[LaneLines, ...] = (LaneLines(MAIN, 1),)  # the lanes of each GPU
         self.rows_per_gpu = 1
+        self._rows: list[tuple[str, int]] = [(MAIN, 0)]  # of each line of a GPU: which lane it belongs to, and its row
+        self._host_lines = 0  # of the lane of the host's CPUs
         self.axis_lines = 0  # 1 with the axis of time and its marks
         self.span_s = DEFAULT_SPAN_S
         self.interval_s = 1.0  # between samples
@@ -100,6 +109,7 @@ class GpuTable(Widget, can_focus=True):
         self.time = TimeCursor()  # with a cursor the figures are those of the slice under it
         self.selected = 0
         self.sample: NodeSample | None = None
+        self._reserved: frozenset[int] = frozenset()  # GPUs whose memory is reserved, so that its use is not known
         self._history: History | None = None
         self._marks: EventLog | None = None
         self._width = 0
@@ -111,7 +121,7 @@ class GpuTable(Widget, can_focus=True):
         self._title = self._no_gpu = ""
         self._axis: list[StyledText] = []
         self._axis_of: tuple[object, ...] = ()  # what it was made of
-        self._full_scale: float | None = None
+        self._full_scales: dict[str, float | None] = {}  # 100 % of each lane whose metric has no scale of its own
         self._picture: tuple[object, ...] = ()  # what the lanes were last drawn for
 
     def compose(self) -> Iterable[Widget]:
@@ -125,7 +135,19 @@ class GpuTable(Widget, can_focus=True):
 
     @property
     def lines(self) -> int:
-        return self._top + max(1, len(self.gpus)) * self.rows_per_gpu
+        return self._top + max(1, len(self.gpus)) * self.rows_per_gpu + self._host_lines
+
+    @property
+    def _is_stacked(self) -> bool:
+        """Whether each GPU has further lanes."""
+        return len(self._stack) > 1
+
+    def hidden(self, scrolled: int, shown: int) -> tuple[int, int]:
+        """How many GPUs are above and below the ``shown`` lines of the table, ``scrolled`` lines down."""
+        lines = self.rows_per_gpu
+        above = max(0, -((self._top - scrolled) // lines)) if scrolled > self._top else 0
+        below = len(self.gpus) - (scrolled + shown - self._top) // lines
+        return above, max(0, below)
 
     @property
     def _top(self) -> int:
@@ -152,8 +174,9 @@ class GpuTable(Widget, can_focus=True):
 
     def metrics_of(self, gpu: GpuSample) -> tuple[str, ...]:
         """The metric of the main lane for this GPU, after the ladder."""
-        if self.metric != ACTIVITY:
-            return (self.metric,)
+        return self._activity_of(gpu) if self.metric == ACTIVITY else (self.metric,)
+
+    def _activity_of(self, gpu: GpuSample) -> tuple[str]:
         which, now = gpu.activity()
         uuid = gpu.info.uuid
         if now.value is not None:
@@ -164,11 +187,18 @@ class GpuTable(Widget, can_focus=True):
             self._activity[uuid] = "gpu_util" if all(v != v for v in fine) else "sm_active"
         return (self._activity.get(uuid, which),)
 
-    def resize_rows(self, rows_per_gpu: int, with_axis: bool = False) -> None:
-        """Give each GPU this many lines, and the axis one."""
-        if (rows_per_gpu, with_axis) != (self.rows_per_gpu, bool(self.axis_lines)):
-            self.rows_per_gpu, self.axis_lines = rows_per_gpu, int(with_axis)
+    def take_layout(self, fitted: Layout) -> None:
+        """Give each GPU its lanes, the host its own, and the axis a line."""
+        shape = (fitted.lanes, fitted.host_lines, int(fitted.has_axis))
+        if shape != (self._stack, self._host_lines, self.axis_lines):
+            self._stack, self._host_lines, self.axis_lines = shape
+            self._rows = [(lane, row) for lane, lines in self._stack for row in range(lines)]
+            self.rows_per_gpu = len(self._rows)
             self._lay_out()
+
+    def note_reserved(self, gpus: Collection[int]) -> None:
+        """Say of the memory of these GPUs that it is reserved; with the next sample."""
+        self._reserved = frozenset(gpus)
 
     def update_view(self, sample: NodeSample | None, history: History | None, marks: EventLog | None = None) -> None:
         """Take over the newest sample and repaint what differs from the screen."""
@@ -182,7 +212,7 @@ class GpuTable(Widget, can_focus=True):
         """Columns for the present width, and which pane draws which."""
         if not self._width:
             return
-        fields = plan(self._width)
+        fields = stacked_lanes.fields_of(self._width) if self._is_stacked else plan(self._width)
         self._fields = {f.key: f for f in fields}
         self._figures.clear()
         self._lanes.clear()
@@ -203,9 +233,7 @@ class GpuTable(Widget, can_focus=True):
             return
         self._lanes_end_s = self._lanes_end()
         self._update_cursor()
-        self._full_scale = None
-        if self.metric != ACTIVITY and self._history is not None:
-            self._full_scale = common_scale(self._history, self.metric, self.span_shown_s, self.end_s)
+        self._full_scales = self._common_scales()
         now = "now" if self.time.slice is None else "mean"
         title = "".join(title_texts(self._fields.values(), self._main_title(), now))
         if self.sample is not None and not self.gpus:
@@ -215,31 +243,61 @@ class GpuTable(Widget, can_focus=True):
             self._refresh_line(0)
         if self.axis_lines:
             self._update_axis()
-        lanes = [f for f in self._fields.values() if f.is_lane]
-        views = {f.key: self._view_of(f) for f in lanes}
-        picture = (views, self._lanes_end_s, self._full_scale, self.metric, self._history,
+        views = {f.key: self._view_of(f) for f in self._fields.values() if f.is_lane}
+        picture = (views, self._lanes_end_s, self._full_scales, self.metric, self._history,
                    self.rows_per_gpu, [gpu.info.uuid for gpu in self.gpus])
         moved, self._picture = picture != self._picture, picture
         dirty: dict[Pane, list[Region]] = {pane: [] for pane in self._panes if pane.part is not None}
-        for i, gpu in enumerate(self.gpus):
-            y = self._top + i * self.rows_per_gpu
-            drawn = {f.key: self._update_lane(gpu, f, views[f.key]) if moved else 0 for f in lanes}
-            figures = self._figures_of(gpu)
-            shown = self._figures.get(gpu.info.uuid, {})
-            self._figures[gpu.info.uuid] = figures
-            message_changed = figures.get("message") != shown.get("message")
-            for pane, regions in dirty.items():
-                assert pane.part is not None
-                columns = drawn[pane.part.lane.key]
-                if message_changed or (columns > 1 and not pane.part.newest):
-                    regions.append(Region(0, y, pane.part.width, self.rows_per_gpu))
-                elif pane.part.newest:
-                    if columns:
-                        regions.append(Region(0, y, 1, self.rows_per_gpu))
-                    regions += self._changed_figures(pane.part, y, figures, shown)
+        y = self._top
+        for gpu in self.gpus:
+            drawn = self._update_lanes(gpu, views) if moved else dict.fromkeys(views, 0)
+            self._note_changes(dirty, y, self.rows_per_gpu, gpu.info.uuid, drawn, self._figures_of(gpu))
+            y += self.rows_per_gpu
+        if self._host_lines and self.gpus and self.sample is not None:
+            columns = self._update_host_lane(views[MAIN]) if moved else 0
+            self._note_changes(dirty, y, self._host_lines, HOST, {MAIN: columns}, self._host_figures(self.sample.host))
         for pane, regions in dirty.items():
             if regions:
                 pane.refresh(*regions)
+
+    def _note_changes(self, dirty: dict[Pane, list[Region]], y: int, lines: int, device: str, drawn: dict[str, int],
+                      figures: dict[str, StyledText]) -> None:
+        """Note what differs from the screen in the ``lines`` from ``y`` on, those of one GPU or of the host.
+
+        ``drawn``: how many columns at the right of each of its lanes look different.
+        """
+        shown = self._figures.get(device, {})
+        self._figures[device] = figures
+        message_changed = figures.get("message") != shown.get("message")
+        for pane, regions in dirty.items():
+            assert pane.part is not None
+            columns = drawn.get(pane.part.lane.key, 0)
+            if message_changed or (columns > 1 and not pane.part.newest):
+                regions.append(Region(0, y, pane.part.width, lines))
+            elif pane.part.newest:
+                if columns:
+                    regions.append(Region(0, y, 1, lines))
+                regions += self._changed_figures(pane.part, y, device, figures, shown)
+
+    def _common_scales(self) -> dict[str, float | None]:
+        """100 % of the lanes whose metric has no scale of its own."""
+        history = self._history
+        if history is None:
+            return {}
+        metrics: dict[str, tuple[str, ...]] = {MAIN: (self.metric,) if self.metric != ACTIVITY else ()}
+        metrics |= {lane: stacked_lanes.LANES[lane].metrics for lane, _ in self._stack[1:]}
+        scales: dict[str, float | None] = {}
+        for lane, own in metrics.items():
+            known = [scale for metric in own
+                     if (scale := common_scale(history, metric, self.span_shown_s, self.end_s)) is not None]
+            if known:
+                scales[lane] = max(known)
+        return scales
+
+    @property
+    def _full_scale(self) -> float | None:
+        """Of the main lane."""
+        return self._full_scales.get(MAIN)
 
     def _lanes_end(self) -> float | None:
         """The newest sample that the lanes are to show; they move by some seconds at a time."""
@@ -261,29 +319,103 @@ class GpuTable(Widget, can_focus=True):
         for pane in self._panes:
             pane.refresh(Region(0, y, pane.size.width, 1))
 
-    def _changed_figures(
-        self, part: Part, y: int, new: dict[str, StyledText], old: dict[str, StyledText],
-    ) -> Iterator[Region]:
-        for row, mark in enumerate(("", SECOND)[:self.rows_per_gpu]):
-            changed = [f for f in part.fields if new.get(f.key + mark) != old.get(f.key + mark)]
+    def _changed_figures(self, part: Part, y: int, device: str, new: dict[str, StyledText],
+                         old: dict[str, StyledText]) -> Iterator[Region]:
+        for line, mark in self._figure_lines(device):
+            changed = [f for f in part.fields if new.get(mark(f.key)) != old.get(mark(f.key))]
             if changed:
                 x, end = changed[0].x - part.x, changed[-1].x + changed[-1].width - part.x
-                yield Region(x, y + row, end - x, 1)
+                yield Region(x, y + line, end - x, 1)
+
+    def _figure_lines(self, device: str) -> Iterator[tuple[int, Callable[[str], str]]]:
+        """The lines of a device that have figures, and the key in its figures of a field there."""
+        rows = [(HOST, row) for row in range(self._host_lines)] if device == HOST else self._rows
+        for line, (lane, row) in enumerate(rows):
+            if row <= 1:
+                yield line, partial(figure_key, lane, mark=SECOND if row else "")
 
     def _figures_of(self, gpu: GpuSample) -> dict[str, StyledText]:
         gpu = self.time.at_cursor(gpu)
+        reserved = gpu.info.index in self._reserved
+        if self._is_stacked:
+            figures = self._stacked_figures(gpu)
+            key = figure_key("memory", "note")
+            if reserved and key in figures:
+                figures[key] = fit(" GiB reserved", self._fields["note"].width), DIM
+            return figures
         figures = figures_of(gpu, self.metric, self._fields)
         if self.rows_per_gpu > 1:
-            figures |= second_line(gpu, self._lanes[gpu.info.uuid, "main"].mean(), self.metric, self._full_scale)
+            figures |= second_line(gpu, self._lanes[gpu.info.uuid, MAIN].mean(), self.metric, self._full_scale)
+            if reserved and "memory" in figures:
+                figures["memory" + SECOND] = ("reserved", DIM)
         return figures
 
-    def _update_lane(self, gpu: GpuSample, field: Field, view: TimeView) -> int:
-        """Bring a lane to the newest sample; how many columns at its right look different."""
-        metrics = _LANES[field.key].metrics or self.metrics_of(gpu)
-        cache = self._lanes.setdefault((gpu.info.uuid, field.key), LaneCache(muted=_LANES[field.key].muted))
-        return cache.update(self._history, gpu.info.uuid, metrics, view, field.width, self.rows_per_gpu,
-                            self._full_scale if field.key == "main" else None, self._longest_interval_s,
-                            self._lanes_end_s)
+    def _stacked_figures(self, gpu: GpuSample) -> dict[str, StyledText]:
+        """The figures next to each lane of a GPU, by :func:`figure_key`."""
+        out = stacked_lanes.figures_of_gpu(gpu, self.metric, [lane for lane, _ in self._stack], self._fields)
+        if gpu.state != OK:
+            return out
+        for place, lines in self._stack:
+            mean = self._lanes[gpu.info.uuid, place].mean() if lines > 1 else None
+            if mean is not None:
+                lane = stacked_lanes.lane_shown(place, self.metric)
+                metric = self.metric if place == MAIN else (stacked_lanes.LANES[lane].metrics or (ACTIVITY,))[0]
+                text = mean_text(gpu, metric, mean, self._full_scales.get(place))
+                out[figure_key(place, "value", SECOND)] = (f"mean {text}", DIM)
+        return out
+
+    def _host_figures(self, host: HostSample) -> dict[str, StyledText]:
+        """The figures next to the lane of the host's CPUs; those of the slice under the cursor, where there is one."""
+        after = [f for f in self._parts_of(MAIN)[1].fields if f.key not in ("bar", self._value_key)]
+        figures = stacked_lanes.host_figures(host, sum(field.width for field in after))
+        level = host["cpu_ratio"].value
+        if (cursor := self._cursor_in(self._fields[MAIN])) is not None:
+            level = self._lanes[HOST, HOST].mean_at(cursor)
+            figures["value"] = ("N/A" if level is None else ratio(level), PLAIN)
+        out = {figure_key(HOST, self._value_key): figures["value"]}
+        if level is not None and "bar" in self._fields:
+            out[figure_key(HOST, "bar")] = bar(level, self._fields["bar"].width - 1)
+        note = figures.get("note")
+        if note is not None and after:  # over the columns of a GPU that the host has no figures for
+            text = note[0]
+            for field in after:
+                out[figure_key(HOST, field.key)] = (text[:field.width].ljust(field.width), note[1])
+                text = text[field.width:]
+        return out
+
+    @property
+    def _value_key(self) -> str:
+        """The field with the main lane's newest value."""
+        return "value" if self._is_stacked else "now"
+
+    def _parts_of(self, lane: str) -> list[Part]:
+        return [pane.part for pane in self._panes if pane.part is not None and pane.part.lane.key == lane]
+
+    def _update_lanes(self, gpu: GpuSample, views: Mapping[str, TimeView]) -> dict[str, int]:
+        """Bring the lanes of a GPU to the newest sample; how many columns at the right of each field look different."""
+        if not self._is_stacked:
+            return {key: self._update_lane(gpu, key, _LANES[key].metrics or self.metrics_of(gpu), view,
+                                           self.rows_per_gpu, _LANES[key].muted) for key, view in views.items()}
+        drawn = 0
+        for place, lines in self._stack:
+            lane = stacked_lanes.lane_shown(place, self.metric)
+            metrics = self.metrics_of(gpu) if place == MAIN else (
+                stacked_lanes.LANES[lane].metrics or self._activity_of(gpu))
+            muted = place != MAIN and stacked_lanes.LANES[lane].muted
+            drawn = max(drawn, self._update_lane(gpu, place, metrics, views[MAIN], lines, muted))
+        return {MAIN: drawn}
+
+    def _update_lane(self, gpu: GpuSample, key: str, metrics: tuple[str, ...], view: TimeView, lines: int,
+                     muted: bool) -> int:
+        field = self._fields[MAIN if self._is_stacked else key]
+        cache = self._lanes.setdefault((gpu.info.uuid, key), LaneCache(muted=muted))
+        return cache.update(self._history, gpu.info.uuid, metrics, view, field.width, lines,
+                            self._full_scales.get(key), self._longest_interval_s, self._lanes_end_s)
+
+    def _update_host_lane(self, view: TimeView) -> int:
+        cache = self._lanes.setdefault((HOST, HOST), LaneCache(muted=True))
+        return cache.update(self._history, HOST, (), view, self._main_width, self._host_lines, None,
+                            self._longest_interval_s, self._lanes_end_s)
 
     def _view_of(self, field: Field) -> TimeView:
         """A narrow lane shows the same span as the main one, in longer slices."""
@@ -387,9 +519,11 @@ class GpuTable(Widget, can_focus=True):
             return [(self._title[part.x:part.x + part.width], DIM if self.time.slice is None else ACCENT)]
         if y < self._top:
             return crop(self._axis, part.x, part.width)
-        index, row = divmod(y - self._top, self.rows_per_gpu)
+        index, line = divmod(y - self._top, self.rows_per_gpu)
         if index >= len(self.gpus):
-            if self.gpus or y != self._top:
+            if self.gpus:
+                return self._host_runs(part, y - self._top - len(self.gpus) * self.rows_per_gpu)
+            if y != self._top:
                 return []
             text = self._no_gpu if self.sample is not None else "  waiting for the first sample…"
             return [(text[part.x:part.x + part.width], DIM)]
@@ -398,30 +532,61 @@ class GpuTable(Widget, can_focus=True):
         message = figures.get("message")
         start = self._fields["main"].x + self._main_width
         # A GPU without values: its state takes the place of the figures.
-        state_text = fit(" " + message[0], self._width - start) if message and row == 0 else ""
+        state_text = fit(" " + message[0], self._width - start) if message and line == 0 else ""
         if message and part.lane.key != "main":
             return [(state_text[part.x - start:part.x - start + part.width], message[1])]
-        cache = self._lanes.get((gpu.info.uuid, part.lane.key))
+        place, row = self._rows[line]
+        cache = self._lanes.get((gpu.info.uuid, place if self._is_stacked else part.lane.key))
+        row = row if self._is_stacked else line
         if cache is None or not cache.columns or len(cache.columns) != part.lane.width:
             return []
         cursor = self._cursor_in(part.lane)
         if not part.newest:
-            return [self._index(gpu, figures, index, part.lane.x - part.x, row), *cache.row(row, cursor)]
+            runs = [self._index(gpu, figures, index, part.lane.x - part.x, line)]
+            reason = stacked_lanes.reason_text(gpu, stacked_lanes.lane_shown(place, self.metric)) if (
+                place != MAIN and row == 0 and gpu.state == OK) else ""
+            if reason:
+                return [*runs, Segment(fit(reason, part.lane.width - 1), DIM)]
+            return [*runs, *cache.row(row, cursor)]
         if message:
             return [cache.newest(row, cursor), Segment(state_text[:part.width - 1], message[1])]
-        return [cache.newest(row, cursor), *self._figure_runs(part, figures, row)]
+        mark = SECOND if row else ""
+        return [cache.newest(row, cursor),
+                *self._figure_runs(part, figures, place, mark, row <= 1)]
 
-    def _index(self, gpu: GpuSample, figures: dict[str, StyledText], index: int, width: int, row: int) -> Segment:
-        """What stands before a lane: the GPU's number and, where the table has the focus, a pointer."""
-        text, style = figures.get("gpu", ("", PLAIN)) if row == 0 and width > 1 else ("", PLAIN)
+    def _host_runs(self, part: Part, row: int) -> list[StyledText] | list[Segment]:
+        """A line of the lane of the host's CPUs."""
+        cache = self._lanes.get((HOST, HOST))
+        if part.lane.key != MAIN or not 0 <= row < self._host_lines or cache is None \
+                or len(cache.columns) != part.lane.width:
+            return []
+        cursor = self._cursor_in(part.lane)
+        if part.newest:
+            return [cache.newest(row, cursor),
+                    *self._figure_runs(part, self._figures.get(HOST, {}), HOST, SECOND if row else "", row <= 1)]
+        width = part.lane.x - part.x
+        name = ("CPU" if width < _NAMED_FROM else "    CPUs") if row == 0 else ""
+        return [Segment(fit(name[:width], width), DIM), *cache.row(row, cursor)]
+
+    def _index(self, gpu: GpuSample, figures: dict[str, StyledText], index: int, width: int, line: int) -> Segment:
+        """What stands before a lane: the GPU's number and, where the table has the focus, a pointer; in a stack the
+        name of the lane."""
+        text, style = figures.get("gpu", ("", PLAIN)) if line == 0 and width > 1 else ("", PLAIN)
         if text and index == self.selected and self.has_focus:
             text, style = f"›{gpu.info.label}", ACCENT
+        place, row = self._rows[line]
+        if self._is_stacked and row == 0 and width > self._fields["gpu"].width:
+            name = (stacked_lanes.main_name(self.metric, gpu) if place == MAIN
+                    else stacked_lanes.LANES[stacked_lanes.lane_shown(place, self.metric)].name)
+            text = text.ljust(self._fields["gpu"].width) + name
+            style = style if line == 0 else DIM
         return Segment(fit(text, width), style)
 
-    def _figure_runs(self, part: Part, figures: dict[str, StyledText], row: int) -> list[Segment]:
+    def _figure_runs(self, part: Part, figures: dict[str, StyledText], place: str, mark: str,
+                     shown: bool) -> list[Segment]:
         out = []
-        for field in part.fields if row <= 1 else ():
-            text, style = figures.get(field.key + (SECOND if row else ""), ("", PLAIN))
+        for field in part.fields if shown else ():
+            text, style = figures.get(figure_key(place, field.key, mark), ("", PLAIN))
             out.append(Segment(fit(text, field.width, right=field.draw != "flags"), style))
         return out
 

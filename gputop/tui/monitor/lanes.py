@@ -144,7 +144,7 @@ class LaneCache:
         Of several ``metrics`` the larger level of each slice is drawn (both directions of a
         full-duplex link: the busier one is what saturates). ``full_scale`` is 100 % of a metric
         that has no scale of its own. A sample fills the slices of the ``interval_s`` before it, and
-        half as much again, because ticks jitter.
+        half as much again, because ticks jitter. Without ``metrics`` it is the lane of the host's CPUs.
         """
         filled = int(1.5 * interval_s / view.slice_s)
         key = (gpu, tuple(metrics), view, width, rows, full_scale, filled, history is None)
@@ -167,8 +167,10 @@ class LaneCache:
             # The newest slice may have been incomplete when it was drawn: it is drawn again.
             count, newest = behind + 1, self.columns.pop()
             self._means.pop()
-        self._extend([history.lane(gpu, metric, end_s=(index + 1) * view.slice_s, slice_s=view.slice_s, slices=count,
-                                   full_scale=full_scale) for metric in metrics], rows, filled)
+        lane_end_s = (index + 1) * view.slice_s
+        self._extend([history.lane(gpu, metric, end_s=lane_end_s, slice_s=view.slice_s, slices=count,
+                                   full_scale=full_scale) for metric in metrics]
+                     or [history.host_cpu_lane(end_s=lane_end_s, slice_s=view.slice_s, slices=count)], rows, filled)
         if behind:
             return width
         return 0 if self.columns[-1] == newest else 1
@@ -190,6 +192,11 @@ class LaneCache:
         """Mean level 0-1 over what is shown; None where nothing was measured."""
         known = [m for m in self._means if m == m]
         return sum(known) / len(known) if known else None
+
+    def mean_at(self, column: int) -> float | None:
+        """Mean level 0-1 of one slice; None where nothing was measured."""
+        mean = self._means[column] if 0 <= column < len(self._means) else math.nan
+        return mean if mean == mean else None
 
     def newest(self, y: int, cursor: int | None = None) -> Segment:
         """Row ``y`` of the newest slice; ``cursor`` is the column it is on."""

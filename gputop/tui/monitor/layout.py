@@ -1,10 +1,18 @@
-"""What of the monitor fits a terminal of which size. Pure."""
+"""What of the monitor fits a terminal of which size, and how many lines each part gets. Pure.
+
+Each line of the screen belongs to a part. A GPU is a line of figures with its lane before them, as on a node with
+many GPUs, or a stack of lanes, one for each metric, as on a node with few. What a screen has beyond that goes to the
+processes, to the recommendations and to the lane of the host's CPUs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from gputop.tui.monitor.columns import has_axis, lines_per_gpu
+from gputop.tui.monitor.stacked_lanes import FURTHER_LANES, MAIN
+
+MAX_LANE_LINES = 8  # as many bands of levels as two halves of each line show
 
 
 class SizeClass(NamedTuple):
@@ -23,26 +31,46 @@ SIZE_CLASSES = (
     SizeClass("short", 0, 20, 7),
     _NARROW := SizeClass("narrow", 120, 0, None),
 )
-RESERVED_LINES = 13
+_AXIS_FROM = 20  # lines; lower screens have none for the axis of time
+_OTHER_LINES = 5  # header, title of the table, host, job, keys
 _LINES_WITHOUT_GPUS = 6  # header, why there is no GPU, host, job, keys
-# Of the process panel where it is below the recommendations: what it needs, and at most this share of the lines left.
-# Where frame and heading would leave it no more rows than these, it has the rows without them, and so has one process
-# beside GPUs.
-_PROCESS_FRAME_LINES, _BARE_ROWS, _MAX_PROCESS_SHARE = 3, 2, 2 / 5
-_OTHER_LINES = 4  # header, host, job, keys
-_LEAST_ADVICE_LINES = 5  # the frame and a recommendation: title, why, what to do
 # Columns; on a narrower screen a single process would take them from the recommendations. Without GPUs there are lines.
 _ONE_PROCESS_BESIDE_FROM = 160
+# The recommendations: so many on a screen of 24 lines, one more for each eight further ones, between these. The least
+# is the frame and a recommendation: title, why, what to do.
+_ADVICE_LINES, _LEAST_ADVICE_LINES, _MAX_ADVICE_LINES = 9, 7, 14
+# Of the process panel below the recommendations: its frame and heading, the rows it has without them on a low screen,
+# and, without GPUs, the most of the lines left.
+_PROCESS_FRAME_LINES, _BARE_ROWS, _MAX_PROCESS_SHARE = 3, 2, 2 / 5
+_PANEL_LINES = 10  # of the recommendations and the processes on a screen that is too low for all of this
+_BANDS_FROM = 3  # lines of a lane that shows bands of levels: up to there the recommendations give it their lines
+_STACKED_FROM = 2 + 5  # lines of a GPU, from which on its metrics have lanes of their own
+_ALL_LANES_FROM = 24  # lines of a GPU, from which on it has each of FURTHER_LANES that can be read
+_FIRST_LANES = 5
+_HOST_SHARE, _MAX_HOST_LINES = 12, 4  # one line in twelve for the host's CPUs; the most beside GPUs in one line each
+
+
+class LaneLines(NamedTuple):
+    """A lane of each GPU and its height."""
+
+    lane: str  # of :mod:`gputop.tui.monitor.stacked_lanes`
+    lines: int
 
 
 class Layout(NamedTuple):
     """The main screen at one size."""
 
     classes: frozenset[str]
-    lines_per_gpu: int
+    lanes: tuple[LaneLines, ...]  # of each GPU, top to bottom; a single one has the figures next to it
+    host_lines: int  # of the lane of the host's CPUs below the GPUs
     has_axis: bool
-    max_table_lines: int  # of the GPU table; the GPUs beyond them can be scrolled to
-    process_lines: int | None  # None: as high as the recommendations beside it
+    table_lines: int  # of the GPU table that are shown; it can be scrolled
+    hidden_gpus: int  # below them; the line after the table counts them
+    process_lines: int | None  # None: as high as the recommendations next to it
+
+    @property
+    def lines_per_gpu(self) -> int:
+        return sum(lane.lines for lane in self.lanes)
 
     @property
     def bare_processes(self) -> bool:
@@ -50,25 +78,88 @@ class Layout(NamedTuple):
         return self.process_lines is not None and self.process_lines <= _BARE_ROWS
 
 
-def layout(columns: int, lines: int, gpus: int, processes: int) -> Layout:
-    """The layout for a terminal of this size on a node with so many GPUs and processes on them."""
+def layout(columns: int, lines: int, gpus: int, processes: int, unread: frozenset[str] = frozenset()) -> Layout:
+    """The layout for a terminal of this size on a node with so many GPUs and processes on them.
+
+    ``unread``: further lanes whose metric no GPU can read; the first have a line for the reason.
+    """
     below = (processes <= 1 or not gpus) and columns < _ONE_PROCESS_BESIDE_FROM
-    found = [size for size in SIZE_CLASSES
-             if columns < size.below_columns or lines < size.below_lines or (below and size is _NARROW)]
-    reserved = next((size.reserved_lines for size in found if size.reserved_lines is not None), RESERVED_LINES)
-    classes = frozenset(size.name for size in found)
-    per_gpu, axis = lines_per_gpu(lines, gpus) if gpus else 1, bool(gpus) and has_axis(lines)
-    process_lines = _process_lines(lines, gpus, processes) if "narrow" in classes else None
-    # Where the processes are below the recommendations, high lanes would leave these no line.
-    while per_gpu > 1 and process_lines is not None and (
-            lines - _OTHER_LINES - 1 - axis - gpus * per_gpu - process_lines < _LEAST_ADVICE_LINES):
-        per_gpu -= 1
-    return Layout(classes, per_gpu, axis, max(2, lines - reserved), process_lines)
+    applying = [size for size in SIZE_CLASSES
+                if columns < size.below_columns or lines < size.below_lines or (below and size is _NARROW)]
+    classes = frozenset(size.name for size in applying)
+    if gpus and not classes.intersection(("tiny", "short")):
+        return _with_panels(classes, lines, gpus, processes, unread)
+    reserved = next((size.reserved_lines for size in applying if size.reserved_lines is not None), 0)
+    axis = bool(gpus) and lines >= _AXIS_FROM
+    per_gpu = _between(1, (lines - _OTHER_LINES - axis - _PANEL_LINES) // max(1, gpus), MAX_LANE_LINES)
+    whole = 1 + axis + max(1, gpus) * (per_gpu if gpus else 1)
+    shown = min(whole, max(2, lines - reserved)) if gpus else whole
+    process_lines = None
+    if "narrow" in classes:
+        process_lines = _BARE_ROWS if gpus else _process_lines_without_gpus(lines, processes)
+    hidden = max(0, gpus - max(0, shown - 1 - axis) // per_gpu)
+    return Layout(classes, (LaneLines(MAIN, per_gpu if gpus else 1),), 0, axis, shown, hidden, process_lines)
 
 
-def _process_lines(lines: int, gpus: int, processes: int) -> int:
-    free = lines - RESERVED_LINES if gpus else lines - _LINES_WITHOUT_GPUS
-    most = int(free * _MAX_PROCESS_SHARE)
-    if processes <= bool(gpus) or most <= _BARE_ROWS + _PROCESS_FRAME_LINES:
-        return max(1, min(processes, _BARE_ROWS))
+def _with_panels(classes: frozenset[str], lines: int, gpus: int, processes: int, unread: frozenset[str]) -> Layout:
+    room = lines - _OTHER_LINES - 1  # without the axis
+    advice = _between(_LEAST_ADVICE_LINES, _ADVICE_LINES + (lines - 24) // 8, _MAX_ADVICE_LINES)
+    bare = framed = 0
+    if "narrow" in classes:
+        bare = _between(1, processes, _BARE_ROWS)
+        framed = _PROCESS_FRAME_LINES + _between(1, processes, lines // 8)
+    for process_lines in (framed, bare):
+        rows = room - advice - process_lines
+        if rows // gpus >= _STACKED_FROM:
+            lanes, host_lines = _stacked(rows, gpus, unread)
+            break
+    else:
+        least = min(_BANDS_FROM, (room - _LEAST_ADVICE_LINES - bare) // gpus)
+        per_gpu = max(1, least, (room - advice - bare) // gpus)
+        lanes, host_lines = (LaneLines(MAIN, per_gpu),), 0
+        spare = room - per_gpu * gpus
+        if spare < _LEAST_ADVICE_LINES + bare:  # with one line each
+            shown = max(1, room - _LEAST_ADVICE_LINES - bare - 1)
+            return Layout(classes, lanes, 0, True, 2 + shown, gpus - shown, bare or None)
+        process_lines = framed if spare - framed >= _ADVICE_LINES else bare
+        spare -= process_lines
+        host_lines = _between(0, spare - advice, max(_MAX_HOST_LINES, spare - lines // 3))
+    table_lines = 2 + gpus * sum(lane.lines for lane in lanes) + host_lines
+    return Layout(classes, lanes, host_lines, True, table_lines, 0, process_lines or None)
+
+
+def _stacked(rows: int, gpus: int, unread: frozenset[str]) -> tuple[tuple[LaneLines, ...], int]:
+    """The lanes of each GPU, and the lines of the host's lane, which together take ``rows`` or little less."""
+    host_lines = min(rows // _HOST_SHARE, rows - _STACKED_FROM * gpus)
+    per_gpu = (rows - host_lines) // gpus
+    further = FURTHER_LANES[:_FIRST_LANES]
+    if per_gpu >= _ALL_LANES_FROM:
+        further += tuple(lane for lane in FURTHER_LANES[_FIRST_LANES:] if lane not in unread)
+    readable = [lane for lane in further if lane not in unread]
+    heights = dict.fromkeys(further, 1)
+    heights.update(dict.fromkeys(readable, max(1, per_gpu // (len(readable) + 3))))  # the main one as three of them
+    main = min(MAX_LANE_LINES, per_gpu - sum(heights.values()))
+    spare = per_gpu - main - sum(heights.values())
+    while spare and (low := _lowest(readable, heights)):
+        heights[low] += 1
+        spare -= 1
+    lanes = (LaneLines(MAIN, main), *(LaneLines(lane, lines) for lane, lines in heights.items()))
+    used = gpus * sum(lane.lines for lane in lanes)
+    return lanes, min(MAX_LANE_LINES, rows - used)
+
+
+def _lowest(lanes: Sequence[str], heights: dict[str, int]) -> str:
+    """The first of the lowest lanes that can still grow; "" where there is none."""
+    low = min(lanes, key=lambda lane: heights[lane], default="")
+    return low if low and heights[low] < MAX_LANE_LINES else ""
+
+
+def _process_lines_without_gpus(lines: int, processes: int) -> int:
+    most = int((lines - _LINES_WITHOUT_GPUS) * _MAX_PROCESS_SHARE)
+    if not processes or most <= _BARE_ROWS + _PROCESS_FRAME_LINES:
+        return _between(1, processes, _BARE_ROWS)
     return min(processes + _PROCESS_FRAME_LINES, most)
+
+
+def _between(least: int, value: int, most: int) -> int:
+    return max(least, min(value, most))

@@ -13,6 +13,9 @@ from gputop.text.units import printable, seconds
 NO_SERVER = ("No profiler server found; a capture needs one.",
              "gputop attach PID starts one in the running job, gputop run -- python … starts a job with one. ?: more.")
 OFFER = "c starts one in the running job, after a question. ?: other ways."
+
+# Findings that say how to read the column of the memory, and nothing to do: they are a word there.
+OF_MEMORY_COLUMN = frozenset({"memory_preallocated"})
 FAILURE_SHOWN_S = 30.0  # how long a failed capture is told
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from msgspec import Struct
 from textual import events
@@ -11,18 +11,20 @@ from textual.binding import BindingType
 from textual.content import Content
 from textual.message import Message
 
-from gputop.core.samples import ProcessSample
+from gputop.core.samples import NodeSample, ProcessSample
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.text.commands import short_command
-from gputop.text.units import bytes_, devices, fit, printable, rate, ratio
+from gputop.text.units import NA, bytes_, devices, fit, printable, rate, ratio
 from gputop.tui.keys import key as bind
+from gputop.tui.monitor.status_lines import bar
 from gputop.tui.widgets.cached_lines import DrawnLines
 
 SORTS = ("gpu memory", "sm", "cpu", "pid")
 _SORTS_WITHOUT_GPU = ("pid", "cpu")
 # From these widths of the panel on, these columns are shown beside the command.
-_IO_FROM, _CONTAINER_FROM = 100, 110
+_TIME_FROM, _LABELED_TIME_FROM, _BAR_FROM, _IO_FROM, _CONTAINER_FROM = 70, 110, 90, 100, 110
+_TIME_WIDTH, _BAR_WIDTH, _IO_WIDTH = 6, 9, 9
 _CONTAINER_WIDTH = 23  # "containerd 0123456789ab"
 
 
@@ -82,6 +84,29 @@ def tree(processes: Sequence[ProcessSample]) -> list[Branch]:
     return out
 
 
+def run_time(duration_s: float) -> str:
+    """How long a process has run, in its two largest units and at most five cells: <1m, 12m, 3h05, 2d04h."""
+    minutes = int(max(0.0, duration_s) // 60)
+    if minutes < 60:
+        return f"{minutes}m" if minutes else "<1m"
+    hours, minutes = divmod(minutes, 60)
+    days, rest = divmod(hours, 24)
+    return f"{hours}h{minutes:02}" if not days else f"{days}d{rest:02}h" if days < 100 else f"{days}d"
+
+
+class Columns(NamedTuple):
+    """The cells of each column of the table; 0: it is not shown."""
+
+    pid: int
+    user: int
+    gpu: int
+    bar: int
+    io: int
+    time: int
+    container: int
+    labeled: bool  # without a heading: each figure says what it is
+
+
 class ProcessPanel(DrawnLines, can_focus=True):
     """A table of processes; up and down select, enter asks for the details."""
 
@@ -112,6 +137,8 @@ class ProcessPanel(DrawnLines, can_focus=True):
         self._rows: list[Branch] = []
         self._processes: tuple[ProcessSample, ...] = ()
         self._attached_pids: frozenset[int] = frozenset()
+        self._memory_bytes: dict[int, float] = {}  # of each whole GPU
+        self._now_s = 0.0
         self._reason = ""
         self._titles = ("", "")
 
@@ -121,10 +148,12 @@ class ProcessPanel(DrawnLines, can_focus=True):
         shown = [b.process for b in self._rows if b.process is not None]
         return next((p for p in shown if p.pid == self.selected_pid), shown[0] if shown else None)
 
-    def update_view(self, processes: tuple[ProcessSample, ...], attached: frozenset[int],
-                    reason: str = "") -> None:
+    def update_view(self, sample: NodeSample, attached: frozenset[int], reason: str = "") -> None:
         """``attached`` are pids with a profiler server; ``reason`` why no process is listed, should there be none."""
-        self._processes, self._attached_pids, self._reason = processes, attached, reason
+        self._processes, self._attached_pids, self._reason = sample.processes, attached, reason
+        self._now_s = sample.time_s
+        self._memory_bytes = {gpu.info.index: total for gpu in sample.gpus
+                              if gpu.info.mig is None and (total := gpu["memory_total_bytes"].value) is not None}
         self.draw()
 
     def draw(self) -> None:
@@ -146,16 +175,19 @@ class ProcessPanel(DrawnLines, can_focus=True):
             self._titles = (title, subtitle)
             self.border_title, self.border_subtitle = Content(title), subtitle  # as Content: the pattern is not markup
         # The command is what tells processes apart: the other columns take what they need and no more.
-        pid_width = max([5, *(len(str(p.pid)) for p in found)])
-        gpu_width = max([3, *(len(devices(p)) for p in found)]) if on_gpus else 0
-        user_width = 9 if width >= 60 else 0
-        io_width = 9 if width >= _IO_FROM else 0
         named = [len(printable(p.container)) for p in found if p.container] if width >= _CONTAINER_FROM else []
-        container_width = min(_CONTAINER_WIDTH, max([9, *named])) if named else 0
-        head = (f" {'pid':>{pid_width}} {'user':<9}"[:pid_width + 2 + user_width]
-                + (f"{'GPU':<{gpu_width}} {'mem':>5} {'sm':>4}" if on_gpus else f"{'RAM':>5}") + f" {'cpu':>5}"
-                + (f" {'I/O':>{io_width}}" if io_width else "")
-                + (f"  {'container':<{container_width}}" if container_width else "") + "  command")
+        time_from = _TIME_FROM if heads else _LABELED_TIME_FROM
+        columns = Columns(
+            pid=max([5, *(len(str(p.pid)) for p in found)]), user=9 if width >= 60 else 0,
+            gpu=max([3, *(len(devices(p)) for p in found)]) if on_gpus else 0,
+            bar=_BAR_WIDTH if on_gpus and width >= _BAR_FROM else 0, io=_IO_WIDTH if width >= _IO_FROM else 0,
+            time=_TIME_WIDTH if width >= time_from and any(p.started_s is not None for p in found) else 0,
+            container=min(_CONTAINER_WIDTH, max([9, *named])) if named else 0, labeled=not heads)
+        head = (f" {'pid':>{columns.pid}} {'user':<9}"[:columns.pid + 2 + columns.user]
+                + (f"{'GPU':<{columns.gpu}} {'mem':>5} {'':{columns.bar}}{'sm':>4}" if on_gpus else f"{'RAM':>5}")
+                + f" {'cpu':>5}" + (f" {'I/O':>{columns.io}}" if columns.io else "")
+                + (f" {'time':>{columns.time}}" if columns.time else "")
+                + (f"  {'container':<{columns.container}}" if columns.container else "") + "  command")
         lines: list[list[StyledText]] = [[(fit(head, width), DIM)]][:heads]
         if not rows:
             text = "no process matches the filter: / changes it" if self.pattern and self._processes else self._reason
@@ -163,40 +195,56 @@ class ProcessPanel(DrawnLines, can_focus=True):
         chosen = self.selected
         at = next((i for i, b in enumerate(rows) if b.process is chosen), 0)
         self._top = max(0, min(max(self._top, at - (height - heads - 1)), at, len(rows) - (height - heads)))
-        widths = (pid_width, user_width, gpu_width, io_width, container_width)
         for b in rows[self._top:self._top + room]:
             # Without a frame nothing else says that there are more, or of a filter.
             more = ""
             if not heads and b is rows[-1 if hidden <= 0 else self._top + room - 1]:
                 more = f" {hidden} more" if hidden > 0 else ""
                 more += f" with “{printable(self.pattern)}”" if self.pattern else ""
-            lines.append([*self._row(b, width - len(more), widths, b.process is chosen and self.has_focus),
+            lines.append([*self._row(b, width - len(more), columns, b.process is chosen and self.has_focus),
                           (more, DIM)])
         self.show(lines)
 
-    def _row(self, branch: Branch, width: int, widths: tuple[int, int, int, int, int], here: bool) -> list[StyledText]:
-        pid_width, user_width, gpu_width, io_width, container_width = widths
+    def _row(self, branch: Branch, width: int, columns: Columns, here: bool) -> list[StyledText]:
         p = branch.process
         if p is None:
-            text = f" {branch.parent_pid:>{pid_width}} parent of these" + ", uses no GPU" * bool(gpu_width)
+            text = f" {branch.parent_pid:>{columns.pid}} parent of these" + ", uses no GPU" * bool(columns.gpu)
             return [(fit(text, width), DIM)]
-        memory, sm, cpu = p.gpu_memory_bytes, p.mean_sm_ratio, p.cpu_cores.value
-        user = fit(printable(p.user or "?"), user_width - 1) + " " if user_width else ""
-        io = p.io_bytes_per_s
-        rss = p.rss_bytes.value
-        of_gpus = (f"{devices(p):<{gpu_width}} {'N/A' if memory is None else bytes_(memory):>5}"
-                   f" {'N/A' if sm is None else ratio(sm):>4}")
-        figures = (f"{p.pid:>{pid_width}} {user}"
-                   + (of_gpus if gpu_width else f"{'N/A' if rss is None else bytes_(rss):>5}")
-                   + f" {'N/A' if cpu is None else ratio(cpu):>5}"
-                   + (f" {'N/A' if io is None else rate(io):>{io_width}}" if io_width else "")
-                   + (f"  {fit(printable(p.container or ''), container_width)}" if container_width else "") + "  ")
+        sm, io, rss = p.mean_sm_ratio, p.io_bytes_per_s, p.rss_bytes.value
+        user = fit(printable(p.user or "?"), columns.user - 1) + " " if columns.user else ""
+        labels = ("GPU ", "SM ", "CPU ") if columns.labeled else ("", "", "")
+        begin = f"{p.pid:>{columns.pid}} {user}"
+        share: StyledText = ("", PLAIN)
+        if columns.gpu:
+            memory = p.gpu_memory_bytes
+            begin += f"{labels[0]}{devices(p):<{columns.gpu}} {NA if memory is None else bytes_(memory):>5} "
+            share = self._memory_bar(p, columns.bar)
+            middle = f"{labels[1]}{NA if sm is None else ratio(sm):>4}"
+        else:
+            middle = f"{NA if rss is None else bytes_(rss):>5}"
+        cpu = p.cpu_cores.value
+        figures = (middle + f" {labels[2]}{NA if cpu is None else ratio(cpu):>5}"
+                   + (f" {NA if io is None else rate(io):>{columns.io}}" if columns.io else "")
+                   + (f" {'up ' * columns.labeled}{self._run_time(p):>{columns.time}}" if columns.time else "")
+                   + (f"  {fit(printable(p.container or ''), columns.container)}" if columns.container else "") + "  ")
         mark = "● " if (p.local_pid or p.pid) in self._attached_pids else ""  # servers are found by the PID in here
         command = f"N/A: {p.reason or 'command unknown'}" if p.command is None else (
             "ended: " * (p.reason is not None) + short_command(p.command))
-        room = max(0, width - 1 - len(figures) - len(branch.lead) - len(mark))
-        return [("›" if here else " ", ACCENT), (figures, PLAIN), (branch.lead, DIM), (mark, ACCENT),
-                (fit(printable(command), room), BOLD if mark or here else PLAIN)]
+        room = max(0, width - 1 - len(begin) - len(share[0]) - len(figures) - len(branch.lead) - len(mark))
+        return [("›" if here else " ", ACCENT), (begin, PLAIN), share, (figures, PLAIN), (branch.lead, DIM),
+                (mark, ACCENT), (fit(printable(command), room), BOLD if mark or here else PLAIN)]
+
+    def _memory_bar(self, process: ProcessSample, cells: int) -> StyledText:
+        """The memory it holds, as a share of that of its GPUs; blank where either is not known."""
+        most = sum(self._memory_bytes.get(index, 0.0) for index, on in process.gpus.items() if on.mig is None)
+        memory = process.gpu_memory_bytes
+        if not cells or memory is None or not most:
+            return " " * cells, PLAIN
+        text, style = bar(memory / most, cells - 1)
+        return text + " ", style
+
+    def _run_time(self, process: ProcessSample) -> str:
+        return NA if process.started_s is None else run_time(self._now_s - process.started_s)
 
     def action_move(self, by: int) -> None:
         shown = [b.process for b in self._rows if b.process is not None]

@@ -60,7 +60,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     source = printable(sample.source).replace("SIMULATED: ", "demo: ", 1) if sample.gpus else ""
     cost = "" if sample.own_cpu_ratio is None else f"gputop itself {100 * sample.own_cpu_ratio:.1f}% CPU"
     used = sum(len(t) for t, _ in (*left, *right))
-    for extra in (f" {source} ", f" every {interval_s:g} s ", f" {cost} "):
+    for extra in (f" {source} ", f" every {interval_s:.4g} s ", f" {cost} "):
         if extra.strip() and used + len(extra) < width:
             left.append((extra, DIM))
             used += len(extra)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+from rich.style import Style
 from rich.text import Text
 from textual import events, work
 from textual.app import ComposeResult
@@ -18,12 +20,19 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText
-from gputop.session.saved_captures import ListedCapture, delete_capture, listed, run_of, saved_captures
+from gputop.session.saved_captures import (
+    ListedCapture,
+    delete_capture,
+    listed,
+    rename_capture,
+    run_of,
+    saved_captures,
+)
 from gputop.session.session import Session
 from gputop.text.commands import command_of, short_command, short_description
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
-from gputop.tui.screens.dialogs import Confirm
+from gputop.tui.screens.dialogs import Ask, Confirm
 from gputop.tui.widgets.cached_lines import DrawnLines
 from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 
@@ -92,7 +101,7 @@ class SavedCaptures(DrawnLines, can_focus=True):
             rest = max(0, width - 5 - len(left) - len(job))
             lines.append([("›" if here else " ", ACCENT), (mark, ACCENT), (" ● " if is_shown else "   ", ACCENT),
                           (left, BOLD if here else PLAIN), (job, DIM),
-                          (fit(printable(one.first), rest), PLAIN if here else DIM)])
+                          *_named(one, rest, PLAIN if here else DIM)])
         self.show(lines)
 
     def action_move(self, by: int) -> None:
@@ -117,6 +126,12 @@ class SavedCaptures(DrawnLines, can_focus=True):
             self.action_move(chosen - self.index)
 
 
+def _named(one: ListedCapture, width: int, style: Style) -> list[StyledText]:
+    """The name that the user gave it, then its first finding."""
+    name = f"“{fit(printable(one.name), min(len(printable(one.name)), width // 2))}” " if one.name else ""
+    return [(name, BOLD), (fit(printable(one.first), max(0, width - len(name))), style)]
+
+
 class CapturesScreen(ModalScreen[None]):
     """The list, which grows while the logdir is read, and what is known of the selected capture."""
 
@@ -124,9 +139,12 @@ class CapturesScreen(ModalScreen[None]):
         key("enter", "open", "open", "open the selected capture: findings, timeline, tables; it may be analyzed first"),
         key("a,A", "mark('A')", "is A", "the selected capture is A, from before the change"),
         key("b,B", "mark('B')", "is B", "the selected capture is B, from after the change; A and B are then compared"),
+        key("n", "name", "name…", "name the selected capture, such as “before prefetch”"),
+        key("slash", "filter", "filter", "show only captures whose name, job or finding has a text"),
         key("d,delete", "delete", "delete…", "delete the selected capture from disk, after a question"),
         key("question_mark,f1", "app.help", "help", "the keys of this screen"),
-        key("escape,q,J", "dismiss", "close", "back to the monitor"),
+        key("escape", "step_back", "step back", "show all captures again; with all of them, back to the monitor"),
+        key("q,J", "dismiss", "close", "back to the monitor"),
     ]
     HELP = ("The captures of this session and those in the folder of --logdir, those of TensorBoard and automatic ones "
             "included. ● is the one whose findings are shown. A capture is analyzed when it is opened.\n")
@@ -139,11 +157,12 @@ class CapturesScreen(ModalScreen[None]):
             self._list.marks["A"] = session.baseline
         self._saved: dict[Path, ListedCapture] = {}  # of the logdir, by the run's folder
         self._own: tuple[object, ...] = ()  # what of the session is shown
+        self._pattern = ""
         self._stop = threading.Event()
         self._reading = session.replayed_snapshot is None
 
     def compose(self) -> ComposeResult:
-        keys = "enter: open", "a b: compare", "d: delete", "↑↓ select", "esc: close"
+        keys = "enter: open", "a b: compare", "n: name", "/: filter", "d: delete", "↑↓ select", "esc: close"
         with DialogFrame("Captures", *keys, id="captures-box", can_focus=False):
             yield self._list
             yield WrappedText(self._about, id="about")
@@ -194,9 +213,11 @@ class CapturesScreen(ModalScreen[None]):
         chosen = self._list.selected
         found = dict(self._saved)
         for one in map(listed, (*session.taken, *session.captures)):
-            if one.record.analysis is not None or _place(one) not in found:
-                found[_place(one)] = one
-        self._list.captures = sorted(found.values(), key=lambda one: -one.record.time_s)
+            saved = found.get(_place(one))
+            if one.record.analysis is not None or saved is None:
+                found[_place(one)] = one if saved is None else replace(one, name=saved.name)
+        self._list.captures = sorted((one for one in found.values() if one.contains(self._pattern)),
+                                     key=lambda one: -one.record.time_s)
         places = [_place(one) for one in self._list.captures]
         if chosen is not None and _place(chosen) in places:
             self._list.index = places.index(_place(chosen))
@@ -206,6 +227,8 @@ class CapturesScreen(ModalScreen[None]):
     def _about(self, width: int) -> Text:
         """Below the list: the selected capture, or why there is none."""
         one, out = self._list.selected, Text()
+        if one is None and self._pattern:
+            return out.append(f"No capture contains “{printable(self._pattern)}”: / changes the filter.", DIM)
         if one is None:
             logdir = printable(str(self._session.options.logdir))
             return out.append(f"Reading {logdir} …" if self._reading else
@@ -252,6 +275,42 @@ class CapturesScreen(ModalScreen[None]):
 
         self._session.compare_captures(marks["A"], marks["B"])
         self.app.switch_screen(CompareScreen(self._session, marks["B"]))
+
+    def action_name(self) -> None:
+        one = self._list.selected
+        if one is None:
+            return
+
+        def apply(name: str | None) -> None:
+            if name is None:
+                return
+            try:
+                rename_capture(one.record, name)
+            except GputopError as error:
+                self.notify(printable(f"{error.message}\n{error.fix}"), severity="warning")
+            else:
+                self._add([replace(one, name=name.strip())])
+
+        hint = "what differs in it; empty takes the name away"
+        self.app.push_screen(Ask("Name of the capture", hint, one.name), apply)
+
+    def action_filter(self) -> None:
+        def apply(pattern: str | None) -> None:
+            if pattern is not None:
+                self._show_matching(pattern)
+
+        self.app.push_screen(Ask("Filter captures", "part of a name, job or finding; empty shows all", self._pattern),
+                             apply)
+
+    def action_step_back(self) -> None:
+        if self._pattern:
+            self._show_matching("")
+        else:
+            self.dismiss()
+
+    def _show_matching(self, pattern: str) -> None:
+        self._pattern, self._own = pattern, ()
+        self.update_view()
 
     def action_delete(self) -> None:
         one = self._list.selected

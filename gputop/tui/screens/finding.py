@@ -27,20 +27,32 @@ class FindingPopup(Popup):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("t", "place", "on the timeline", "show its place on the timeline"),
         key("S", "app.open('stacks')", "stacks", "stacks: the code line where each rank is"),
+        key("Y", "markdown", "copy as Markdown", "copy the finding as Markdown"),
     ]
 
     def __init__(self, finding: Finding, go: Callable[[Finding], None], numbers: GpuNumbers | None = None,
-                 step_s: float | None = None) -> None:
+                 step_s: float | None = None, *, simulated: bool = False, no_line: str = "") -> None:
+        """``no_line``: why the finding names no line of Python, or how it would."""
         keys = ["t: on the timeline"] if finding.origin == "trace" else []
         keys += ["S: stacks"] if finding.id in _ON_STACKS else []
         keys += ["y: copy the code"] if finding.snippet else ["y: copy the command"] if finding.ncu else []
-        super().__init__(finding.title, *finding_parts(finding, numbers, step_s), keys=keys)
-        self._finding, self._go = finding, go
+        keys += ["Y: as Markdown"]
+        hint = [Text(f"\n{printable(no_line)}\n", DIM)] if no_line else []
+        super().__init__(finding.title, *finding_parts(finding, numbers, step_s), *hint, keys=keys)
+        self._finding, self._go, self._simulated = finding, go, simulated
+        self._step_s = step_s if finding.origin == "trace" else None
 
     def copied(self) -> tuple[str, str]:
         if self._finding.snippet or not self._finding.ncu:
             return self._finding.snippet or "", "The code"
         return printable(self._finding.ncu), "The command"
+
+    def action_markdown(self) -> None:
+        from gputop.render.finding_markdown import finding_markdown
+        from gputop.tui.terminal.clipboard import copy
+
+        copy(self.app, finding_markdown(self._finding, self._step_s, simulated=self._simulated),
+             "The finding as Markdown")
 
     def action_place(self) -> None:
         if self._finding.origin == "trace":

@@ -4,6 +4,7 @@ limit, ranks, critical path."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
@@ -14,11 +15,13 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable
 
+from gputop.core.errors import GputopError
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText, justify, wrap
-from gputop.text.units import printable, seconds
+from gputop.text.units import counted, printable, seconds
 from gputop.tui.keys import key
+from gputop.tui.monitor.status_lines import SIMULATED_STYLE
 from gputop.tui.screens.dialogs import Ask, Code, Part, Popup
 from gputop.tui.screens.tables import Table, Value, arranged, cell_lines, sentence_lines, tables, widths
 from gputop.tui.terminal.clipboard import copy
@@ -27,9 +30,12 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 _HEAD_LINES = 2  # the line of the capture, and that of the columns' names
 _NARROW = 64  # columns: less has no room for the name of the capture
 _KEYS = {  # by the columns that leave room for the capture before them
-    100: "enter whole row  t timeline  o sort  / filter  ? help  esc back",
-    _NARROW: "o sort  / filter  ? help  esc back", 0: "? help  esc back"}
+    116: "enter whole row  t timeline  o sort  / filter  e CSV  ? help  esc back",
+    _NARROW: "o sort  / filter  e CSV  ? help  esc back", 0: "? help  esc back"}
 _MIN_NOTE_LINES = 2
+# The keys of the tables, in their order: digits, then letters of their names.
+TAB_KEYS = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "0", "R", "P", "W", "L")
+_SHORT_NAMES = {"By op": "Op", "Host ops": "Host", "Functions": "Func"}
 _LINES_PER_LINE_OF_TABS = 6  # of the screen; a note may have as many lines as the tabs
 
 
@@ -44,18 +50,16 @@ class Tabs(LinesWidget):
 
     def __init__(self, found: Sequence[Table]) -> None:
         super().__init__(id="tabs")
-        # The numbers are the keys of the first ten.
-        self._names = [f"{(i + 1) % 10} {t.name}" if i < 10 else t.name for i, t in enumerate(found)]
+        self._names = [(TAB_KEYS[i], t.name) for i, t in enumerate(found)]
         self._has_rows = [bool(t.rows) for t in found]
         self._ends: list[tuple[int, int, int]] = []  # line, the column after it, table
         self.lines_high = 0
 
     def draw(self, index: int, about: str) -> None:
-        wide = 3 * len(self._names) + sum(map(len, self._names)) <= self.size.width
-        gap = 3 if wide else 2
+        names, gap = self._forms()
         lines: list[list[StyledText]] = [[]]
         ends: list[tuple[int, int, int]] = []  # line, the column after it, table
-        for i, name in enumerate(self._names):
+        for i, name in enumerate(names):
             used = sum(len(part) for part, _ in lines[-1])
             if lines[-1] and used + gap + len(name) > self.size.width:
                 lines.append([])
@@ -74,6 +78,15 @@ class Tabs(LinesWidget):
         self.styles.height = self.lines_high
         self.show([*lines, *(notes or [[]])])
 
+    def _forms(self) -> tuple[list[str], int]:
+        """The names with their keys, and the cells between two: the widest form that takes one line, where one does."""
+        spaced, close = ([f"{key}{mark}{name}" for key, name in self._names] for mark in (" ", ":"))
+        short = [f"{key}:{_SHORT_NAMES.get(name, name)}" for key, name in self._names]
+        for names, gap in ((spaced, 3), (spaced, 2), (close, 2), (close, 1), (short, 1)):
+            if gap - 1 + sum(map(len, names)) + gap * (len(names) - 1) <= self.size.width:
+                return names, gap
+        return spaced, 2
+
     def on_click(self, event: events.Click) -> None:
         at = event.get_content_offset(self)
         if at is None:
@@ -91,8 +104,8 @@ class TablesScreen(Screen[None]):
         key("shift+tab,left_curly_bracket", "turn(-1)", "previous table", "the previous table"),
         key("j", "move(1)", "down", "the row below"),
         key("k", "move(-1)", "up", "the row above"),
-        key("1", "table(0)", "first table", "the table with that number: 1 to 9, 0"),
-        *(key(str(n % 10), f"table({n - 1})", f"table {n}", "") for n in range(2, 11)),
+        key("1", "table(0)", "first table", "the table with that key: 1 to 9, 0, R, P, W, L"),
+        *(key(own, f"table({i})", f"table {own}", "") for i, own in enumerate(TAB_KEYS) if i),
         key("o", "sort(1)", "sort", "sort by the next column, or click its head"),
         key("O", "reverse", "reverse", "reverse the order"),
         key("slash", "filter", "filter rows", "show only the rows that contain a text"),
@@ -101,15 +114,19 @@ class TablesScreen(Screen[None]):
         key("y", "copy", "copy", "copy the Nsight Compute command for this kernel"),
         key("t", "timeline", "timeline", "the timeline, at the place of this row"),
         key("question_mark,f1", "app.help", "help", "the keys of this screen"),
-        key("escape,q,T", "close", "back", "back to the monitor"),
+        key("e", "export", "export as CSV", "export this table as a CSV file"),
+        key("escape", "step_back", "step back", "show all rows again; with all of them, back to the monitor"),
+        key("q,T", "close", "back", "back to the monitor"),
     ]
     HELP = ("The line above a table says what its numbers mean: mostly per step and GPU, as a mean over the window. If "
             "steps do not fill the window, they are for the whole window. N/A: the trace does not tell. Numbers sort "
             "from the largest.\n")
 
-    def __init__(self, record: CaptureRecord, go: Callable[[str, Sequence[Value]], None]) -> None:
-        """``go`` opens the timeline at the place of a row of the table of that name."""
+    def __init__(self, record: CaptureRecord, go: Callable[[str, Sequence[Value]], None],
+                 folder: Path = Path()) -> None:
+        """``go`` opens the timeline at the place of a row of the table of that name; exports go to ``folder``."""
         super().__init__()
+        self._folder = folder
         self._go = go
         self._record = record
         self._tables = tables(record.analysis)
@@ -145,10 +162,11 @@ class TablesScreen(Screen[None]):
         self._rows = ([table.branch(i, self._open) for i in self._places] if as_tree else
                       arranged(table, self._pattern, self._by, self._reverse))
         record = self._record
+        badge = [(" SIMULATED ", SIMULATED_STYLE)] * (record.analysis is not None and record.analysis.simulated)
         step = "" if record.step_s is None else f"{seconds(record.step_s)}/step  "
         self.query_one("#tables-head", LinesWidget).show([justify(
-            [(" Last capture  ", BOLD), (step, PLAIN), (printable(record.path.name), DIM)] if width >= _NARROW else
-            [(" " + step.strip(), PLAIN)],
+            [(" gputop ", BOLD), *badge, (" tables  ", BOLD), (step, PLAIN), (printable(record.path.name), DIM)]
+            if width >= _NARROW else [*badge, (" " + step.strip(), PLAIN)],
             [(f" {next(keys for columns, keys in _KEYS.items() if width >= columns)} ", DIM)], width)])
         about = table.note
         if self._pattern:
@@ -183,6 +201,9 @@ class TablesScreen(Screen[None]):
         self.action_table((self._index + by) % len(self._tables))
 
     def action_table(self, index: int) -> None:
+        if index >= len(self._tables):
+            self.notify("No Python lines: py-spy was not asked for stacks. With gputop-tf[stacks] it is.")
+            return
         self._index, self._by, self._reverse = index, None, False
         self._open = set(self.table.open_first)
         self._draw()
@@ -257,6 +278,29 @@ class TablesScreen(Screen[None]):
                 self._draw()
 
         self.app.push_screen(Ask("Filter rows", "part of a name; empty shows all", self._pattern), apply)
+
+    def action_export(self) -> None:
+        """The table as it is shown, all columns, in base units, into a file in the folder of the captures."""
+        from gputop.core.files import write_new_files
+        from gputop.export.csv_text import csv_text
+
+        rows = [*map(list, self._rows)]
+        text = csv_text([column.title for column in self.table.columns], rows)
+        name = self.table.name.lower().replace(" ", "-")
+        simulated = "-SIMULATED" if self._record.analysis is not None and self._record.analysis.simulated else ""
+        try:
+            [path] = write_new_files(self._folder, f"gputop-{name}{simulated}", {".csv": text.encode()})
+        except GputopError as error:
+            self.notify(printable(f"{error.message}\n{error.fix}"), severity="warning")
+        else:
+            self.notify(f"{counted(len(rows), 'row')} in {printable(str(path))}", title="Table written")
+
+    def action_step_back(self) -> None:
+        if self._pattern:
+            self._pattern = ""
+            self._draw()
+        else:
+            self.action_close()
 
     def action_close(self) -> None:
         self.dismiss()

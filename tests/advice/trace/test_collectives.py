@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.diagnosis.diagnose import analyze
-from gputop.trace.model import Kind
-from tests.advice.trace.traces import KERNEL, NCCL, STEP, STEPS, abstained, fill, findings, job, reducing, verdict
+from gputop.diagnosis.diagnose import analyze, examine
+from gputop.timeline.rows import rows_of
+from gputop.trace.model import Kind, Trace
+from tests.advice.trace.traces import (
+    KERNEL,
+    NCCL,
+    STEP,
+    STEPS,
+    abstained,
+    analyzed,
+    fill,
+    findings,
+    job,
+    reducing,
+    verdict,
+)
+from tests.records import replace
+from tests.timeline.make import find_idle_gaps
 from tests.trace.build import Builder
 from tests.trace.shares import NEEDS_SHARED, SHARED
 
@@ -143,3 +158,116 @@ def test_kernels_of_expert_parallelism_are_exposed_communication():
     assert first.id == "communication_exposed" and first.evidence["share_ratio"] == pytest.approx(0.67, abs=0.01)
     assert found.collectives is not None and [op.operation for op in found.collectives.operations] == ["AllToAll"]
     assert found.collectives.count_per_step == pytest.approx(16)
+
+
+# -- a rank that its own host delays --------------------------------------------------------------------
+
+def one_process_each(trace: Trace) -> Trace:
+    """The same with a process for each GPU, as with one file a rank."""
+    return replace(
+        trace, gpus=[replace(gpu, rank=i) for i, gpu in enumerate(trace.gpus)],
+        lines=[replace(line, rank=line.gpu if line.gpu >= 0 else int(line.name[-1]) if line.name[-1].isdigit() else 0)
+               for line in trace.lines])
+
+
+def delayed(late_gpu: int | None, *, every: int = 1, gpus: int = 4, steps: int = 8, host: str | None = None,
+            heavier: bool = False, late: float = 8_000, format: str = "xspace") -> Trace:
+    """Steps of 10 ms, and of 18 ms in which the late GPU's host does something else for 8 ms before it launches, or in
+    which it has so much more to compute (``heavier``). Each host waits for its GPU at the end of a step."""
+    b, begin = Builder(gpus=gpus, format=format), 100.0
+    for i in range(steps):
+        slow = late_gpu is not None and i % every == 0
+        length = 10_000 + (late if slow else 0)
+        b.host("train_step", begin, length - 50, line="launch 0", is_func=1, step_num=i)
+        for gpu in range(gpus):
+            behind = late if slow and gpu == late_gpu else 0.0
+            if behind and host is not None:
+                b.host(host, begin + 20, behind, line=f"launch {gpu}")
+            start = begin + 100 + (0 if heavier else behind)
+            work = 7_000 + (behind if heavier else 0)
+            b.run(gpu, start, work, KERNEL, launch=start - 20, launch_length=10)
+            end = begin + length - 300
+            b.run(gpu, start + work + 10, end - start - work - 10, NCCL, kind=Kind.COLLECTIVE, launch=start, stream=2)
+            b.host("cudaStreamSynchronize", start + 20, end - start - 15, line=f"launch {gpu}")
+        begin += length
+    return one_process_each(b.build())
+
+
+@pytest.mark.parametrize("late_gpu", [0, 1, 3])
+def test_a_rank_that_its_host_delays_is_named_and_its_delay_is_the_gain(late_gpu):
+    found = analyzed(delayed(late_gpu)).findings
+    f = found[0]
+    assert f.id == "collective_waiting" and f.gpus == (late_gpu,) and f.severity == "high"
+    assert f"The host of rank {late_gpu} delays GPU {late_gpu}" in f.title
+    assert f.gain.step_time == pytest.approx(8 / 18, abs=0.03) and f.gain.by == "replay"
+    assert "no event of the host: Python runs or waits" in f.why
+    assert f.evidence["no_event_s"] == pytest.approx(8e-3, rel=0.05)
+
+
+@pytest.mark.parametrize("format", ["chrome", "nsys"])
+def test_the_format_does_not_matter(format):
+    f = findings(delayed(2, format=format))["collective_waiting"]
+    assert "The host of rank 2 delays GPU 2" in f.title and f.gain.step_time == pytest.approx(8 / 18, abs=0.03)
+
+
+def test_the_gap_of_the_late_gpu_belongs_to_the_finding_and_its_host_has_the_rank():
+    trace = delayed(1)
+    facts = examine(trace)
+    gaps = find_idle_gaps(facts)
+    late = [gap for gap in gaps if gap.gpus == (1,) and gap.end_ns - gap.start_ns > 7_000_000]
+    assert len(late) >= 7 and {gap.finding for gap in late} == {"collective_waiting"}
+    groups = {row.label: row.group for row in rows_of(trace).rows if row.kind == "thread"}
+    groups = {row.label: row.group for row in rows_of(trace).rows if row.kind == "thread"}
+    assert groups["rank 1 launch 1"] == "Host node rank 1, GPU 1"
+
+
+def test_what_the_late_host_ran_is_named():
+    f = findings(delayed(2, host="save_metrics"))["collective_waiting"]
+    assert "the host runs save_metrics 8.0 ms" in f.why and "Look at save_metrics on rank 2" in f.action
+    assert [c.name for c in f.culprits] == ["save_metrics"] and "no event" not in f.why
+
+
+def test_a_late_checkpoint_has_its_own_advice():
+    f = findings(delayed(2, host="SaveV2"))["collective_waiting"]
+    assert "Save less often" in f.action
+
+
+def test_a_rank_that_is_late_every_few_steps_costs_these_steps_share():
+    found = findings(delayed(1, every=4, steps=16))
+    f = found["collective_waiting"]
+    assert "The host of rank 1 delays GPU 1" in f.title and f.gain.step_time == pytest.approx(8 / 48, abs=0.03)
+    assert "long_steps" not in found
+
+
+@pytest.mark.parametrize("job", [delayed(None), delayed(1, heavier=True)])
+def test_even_ranks_and_one_with_more_work_are_not_delayed_by_a_host(job):
+    waiting = verdict(job, "collective_waiting")
+    assert waiting is None or waiting.held_up is None
+    assert not any("host of rank" in f.title for f in findings(job).values())
+
+
+def test_gpus_of_one_process_have_no_rank():
+    trace = delayed(1, late=900)
+    one = replace(trace, gpus=[replace(gpu, rank=0) for gpu in trace.gpus],
+                  lines=[replace(line, rank=0) for line in trace.lines])
+    f = findings(one)["collective_waiting"]
+    assert f.title.startswith("The host delays GPU 1") and "rank" not in f.title
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
+@pytest.mark.parametrize(("name", "rank", "least", "most"), [
+    ("cases/ddp_sleep", 1, 0.6, 0.7), ("cases/ddp_sleepfirst", 1, 0.65, 0.71), ("cases/ddp_input", 2, 0.6, 0.66),
+    ("torchrec_4v100", 2, 0.88, 0.92)])
+def test_real_sets_of_ranks_name_the_one_that_its_host_delays(name, rank, least, most):
+    found = analyze([str(path) for path in sorted((SHARED / name).glob("*.gz"))]).findings
+    assert found[0].id == "collective_waiting" and found[0].gpus == (rank,)
+    assert f"The host of rank {rank} delays GPU {rank}" in found[0].title
+    assert least <= (found[0].gain.step_time or 0.0) <= most
+    assert "input_bound" not in {f.id for f in found}
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
+@pytest.mark.parametrize("name", ["cases/ddp_healthy", "cases/ddp_gcall", "cases/ddp_sigterm"])
+def test_real_sets_whose_hosts_are_alike_name_none(name):
+    found = analyze([str(path) for path in sorted((SHARED / name).glob("*.gz"))]).findings
+    assert not any("held_up_s" in f.evidence for f in found)

@@ -134,9 +134,16 @@ def test_of_a_trace_that_tells_no_cpus_the_saving_is_the_most_to_expect():
     (("Map", 0.0023, 1),), (("Prefetch", 0, 1), ("Map", 0.0023, 1)),
     (("Prefetch", 0, 1), ("ParallelMapV2", 0.0023, 2)), (("Prefetch", 0, 1), ("Generator", 0.0023, 1)),
 ])
-def test_a_stage_saves_no_more_than_it_costs(stages):
+def test_where_the_wait_is_longer_than_the_stages_take_the_wait_is_the_bound(stages):
+    """Of many small elements tf.data's own time is most: a batched map brought 93 % where its function took 9 %."""
     c = cured(pipeline(*stages), 0.0185, 0.0137)
-    assert c.step_s is not None and 0.0185 - c.step_s <= 0.0023 + 1e-9
+    assert c.step_s == pytest.approx(0.0185 - 0.0137) and c.at_most and not c.frees_cpus
+    assert "the stages' own times do not explain the wait" in c.how
+
+
+def test_a_wait_that_its_stage_explains_saves_no_more_than_the_stage_costs():
+    c = cured(pipeline(("Prefetch", 0, 1), ("Map", 0.0137, 1)), 0.0185, 0.0137)
+    assert c.step_s is not None and 0.0185 - c.step_s <= 0.0137 + 1e-9 and "do not explain" not in c.how
 
 
 def test_python_gains_nothing_from_more_threads_whatever_cpus_are_free():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from gputop.analysis.gpu.collective_waits import CollectiveWaits, collective_waits
+from gputop.analysis.gpu.collective_waits import CollectiveWaits, _holding_up, collective_waits
 from gputop.analysis.gpu.device_time import timelines
+from gputop.trace.intervals import union
 from gputop.trace.model import Kind
 from tests.trace.build import Builder
 
@@ -72,3 +74,15 @@ def test_lateness_by_late_launches_is_distinguished_from_lateness_by_more_work(h
     w = waits(b)
     assert sum(w.late_s.values()) == pytest.approx(300e-6)
     assert w.late_by_host_s == pytest.approx(295e-6 if held_up else 0, abs=6e-6)
+    assert w.held_up_s == (pytest.approx({1: 295e-6}, abs=6e-6) if held_up else {})
+    assert {gpu: spans.total for gpu, spans in w.held_up.items()} == ({1: 300_000} if held_up else {})
+
+
+def test_of_the_gaps_of_a_late_gpu_the_long_ones_hold_it_up_unless_there_are_only_short_ones():
+    us = 1_000
+    gaps = union([0, 100 * us, 900 * us], [2 * us, 700 * us, 905 * us])
+    one = _holding_up(gaps, np.array([0]), np.array([1_000 * us]), np.array([550.0 * us]))
+    assert list(zip(one.start.tolist(), one.end.tolist(), strict=True)) == [(100 * us, 700 * us)]
+    many = union(np.arange(100) * 10 * us, np.arange(100) * 10 * us + 5 * us)
+    assert _holding_up(many, np.array([0]), np.array([1_000 * us]), np.array([400.0 * us])).total == 500 * us
+    assert not _holding_up(gaps, np.array([0]), np.array([0]), np.array([0.0])).total

@@ -12,8 +12,9 @@ from gputop.analysis.results import Analysis, CriticalPath
 from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.what_if import critical_path as path
 from gputop.analysis.what_if.critical_path import _segments, _Times
-from gputop.analysis.what_if.graph import EVER, LONG_AGO
-from gputop.analysis.what_if.replay import Replay
+from gputop.analysis.what_if.dependencies import NEG_INF, POS_INF
+from gputop.analysis.what_if.graph import Graph
+from gputop.analysis.what_if.replay import replay_window
 from gputop.trace.model import I64, Kind, Trace
 from tests.analyses import make_analysis
 from tests.analysis.what_if.test_replay import NCCL, STEP, STEPS, gpu_paced, host_paced
@@ -22,7 +23,7 @@ from tests.trace.build import Builder, keras_steps
 
 def found(trace: Trace) -> CriticalPath:
     steps = find_steps(trace)
-    out = path.critical_path(Replay(trace, timelines(trace), steps), steps)
+    out = path.critical_path(replay_window(trace, timelines(trace), steps), steps)
     assert out is not None
     return out
 
@@ -32,34 +33,37 @@ def times(found: CriticalPath) -> dict[str, float]:
     return {kind.id: round(1e3 * kind.time_s, 1) for kind in found.kinds if kind.time_s > 5e-5}
 
 
-def ends_with(replay: Replay, ends: I64, event: dict[int, int], launch: dict[int, int], wait: dict[int, int]) -> int:
+def ends_with(graph: Graph, ends: I64, event: dict[int, int], launch: dict[int, int], wait: dict[int, int]) -> int:
     """When the last of the events ``ends`` ends if some events, launches or returns of waits come later (ns)."""
-    waits, n = replay.waits, len(replay.rows)
-    order = np.lexsort((np.repeat((0, 1, 2), (len(waits.lane), n, replay.collectives)), np.concatenate(
-        (waits.end, replay.start, replay.begun))))
+    events, launches, delays, collectives, waits = (
+        graph.events, graph.launches, graph.delays, graph.collectives, graph.waits)
+    n, count = len(events.row), len(waits.lane)
+    order = np.lexsort((np.repeat((0, 1, 2), (count, n, len(collectives.begun))), np.concatenate(
+        (waits.end, events.start, collectives.begun))))
     start, end = [0] * n, [0] * n
-    late, lane_late = [0] * (len(waits.lane) + 1), [0] * replay.host_lanes
+    late, lane_late = [0] * (count + 1), [0] * graph.lanes.size
     for node in order.tolist():
-        if node < len(waits.lane):
-            on, at = int(waits.on[node]), int(waits.begin[node]) + lane_late[waits.lane[node]]
-            ready = int(waits.end[node]) if on < 0 else end[on] + int(waits.end[node] - replay.end[on])
-            late[node] = max(at, ready) - int(waits.end[node]) + wait.get(node, 0)
+        if node < count:
+            on, came = int(waits.on[node]), int(waits.begin[node]) + lane_late[waits.lane[node]]
+            ready = int(waits.end[node]) if on < 0 else end[on] + int(waits.end[node] - events.end[on])
+            late[node] = max(came, ready) - int(waits.end[node]) + wait.get(node, 0)
             lane_late[waits.lane[node]] = late[node]
-        elif node < len(waits.lane) + n:
-            i = node - len(waits.lane)
-            came = [LONG_AGO]
-            if replay.launch[i] > LONG_AGO:
-                came.append(int(replay.launch[i] + replay.launched[i]) + late[replay.after[i]] + launch.get(i, 0))
-            if i and replay.lane[i] == replay.lane[i - 1]:
-                came.append(end[i - 1] + int(replay.paused[i]))
-            if replay.source[i] >= 0:
-                came.append(end[replay.source[i]] + int(replay.since_source[i]))
-            start[i] = max(came)
-            end[i] = start[i] + int(replay.work[i]) + event.get(i, 0)
+        elif node < count + n:
+            i = node - count
+            since = [NEG_INF]
+            if launches.begin[i] > NEG_INF:
+                since.append(int(launches.begin[i] + delays.after_launch[i]) + late[graph.pieces.after_wait[i]]
+                             + launch.get(i, 0))
+            if i and events.stream[i] == events.stream[i - 1]:
+                since.append(end[i - 1] + int(delays.after_previous[i]))
+            if delays.source[i] >= 0:
+                since.append(end[delays.source[i]] + int(delays.since_source[i]))
+            start[i] = max(since)
+            end[i] = start[i] + int(events.work[i]) + event.get(i, 0)
         else:
-            members = np.flatnonzero(replay.collective == node - len(waits.lane) - n).tolist()
+            members = np.flatnonzero(collectives.of_event == node - count - n).tolist()
             for i in members:
-                end[i] = max(start[j] for j in members) + int(replay.transfer[i]) + event.get(i, 0)
+                end[i] = max(start[j] for j in members) + int(collectives.transfer[i]) + event.get(i, 0)
     return max(end[i] for i in ends)
 
 
@@ -96,31 +100,33 @@ def any_job(seed: int) -> Trace:
 def test_what_has_slack_may_be_later_by_it_and_no_more(seed: int) -> None:
     trace, rng = any_job(seed), random.Random(seed)
     steps = find_steps(trace)
-    replay = Replay(trace, timelines(trace), steps)
-    _, lo, hi, horizon = path._typical(replay, steps)
-    ends = path._begun_last(replay, horizon)
-    last = int(replay.end[ends].max())
-    assert ends_with(replay, ends, {}, {}, {}) == last
-    walk = path._Walk(replay, lo, hi)
-    walk.back_from(int(ends[np.argmax(replay.end[ends])]))
-    near = np.flatnonzero((replay.end > lo) & (replay.start < horizon))
-    slack = path.slack(replay, ends)
-    waits = np.flatnonzero((replay.waits.end > lo) & (replay.waits.end < hi))
-    assert replay.collectives > 3 and (replay.source >= 0).any() and len(waits) > 2
-    on_path = near[walk.on_path[near] & (replay.work[near] > 0)].tolist()
+    replay = replay_window(trace, timelines(trace), steps)
+    assert steps is not None and replay is not None
+    graph = replay.graph
+    _, lo, hi, horizon = path._typical(graph, steps)
+    ends = path._begun_last(graph, horizon)
+    last = int(graph.events.end[ends].max())
+    assert ends_with(graph, ends, {}, {}, {}) == last
+    walk = path._Walk(graph, lo, hi)
+    walk.back_from(int(ends[np.argmax(graph.events.end[ends])]))
+    near = np.flatnonzero((graph.events.end > lo) & (graph.events.start < horizon))
+    slack = path.slack(graph, ends)
+    waits = np.flatnonzero((graph.waits.end > lo) & (graph.waits.end < hi))
+    assert len(graph.collectives.begun) > 3 and (graph.delays.source >= 0).any() and len(waits) > 2
+    on_path = near[walk.on_path[near] & (graph.events.work[near] > 0)].tolist()
     for i in rng.sample(on_path, min(len(on_path), 12)):
-        less = int(replay.work[i]) // 2
-        assert last - less <= ends_with(replay, ends, {i: -less}, {}, {}) <= last
+        less = int(graph.events.work[i]) // 2
+        assert last - less <= ends_with(graph, ends, {i: -less}, {}, {}) <= last
     checked = 0
-    for what, rows in enumerate((near, near[replay.launch[near] > LONG_AGO], waits)):
+    for what, rows in enumerate((near, near[graph.launches.begin[near] > NEG_INF], waits)):
         for i in rng.sample(rows.tolist(), min(len(rows), 25)):
             changes: list[dict[int, int]] = [{}, {}, {}]
             left = int(slack[what][i])
             changes[what][i] = min(left, 10 ** 9)
-            assert ends_with(replay, ends, *changes) == last
-            if left < EVER // 2:
+            assert ends_with(graph, ends, *changes) == last
+            if left < POS_INF // 2:
                 changes[what][i] = left + 1_000
-                assert ends_with(replay, ends, *changes) == last + 1_000
+                assert ends_with(graph, ends, *changes) == last + 1_000
                 checked += 1
     assert checked > 40
 

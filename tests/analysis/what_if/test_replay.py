@@ -8,16 +8,19 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from gputop.advice.rule import Rule
+from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.replayed import Cures, combinations_saved
-from gputop.advice.verdict import Verdict
+from gputop.advice.trace_rules import TRACE_RULES
+from gputop.advice.verdict import Verdict, bound
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import Analysis
 from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.what_if.cure import Cure, combined
 from gputop.analysis.what_if.host_waits import host_waits
-from gputop.analysis.what_if.replay import TOLERANCE, Replay
+from gputop.analysis.what_if.replay import TOLERANCE, Replay, event_times, idle_saved, replay_window
 from gputop.core.findings import Gain, with_cures
-from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.diagnose import analyze_trace, examine
 from gputop.trace.intervals import union
 from gputop.trace.model import Kind, Trace
 from tests.analyses import make_analysis
@@ -30,7 +33,9 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>
 
 
 def replay(trace: Trace) -> Replay:
-    return Replay(trace, timelines(trace), find_steps(trace))
+    found = replay_window(trace, timelines(trace), find_steps(trace))
+    assert found is not None
+    return found
 
 
 def kernels(trace: Trace, ratio: float) -> Cure:
@@ -111,6 +116,34 @@ def test_what_saves_more_than_its_bound_is_an_upper_bound() -> None:
     assert cures.saved(Verdict(gpus=(0,), share=0.6, cure=kernels(trace, 0.5)))[0] == pytest.approx(0.45, abs=0.02)
     saved, why = cures.saved(Verdict(gpus=(0,), share=0.2, cure=kernels(trace, 0.5)))
     assert saved is None and "saves more (45 %)" in why
+
+
+def test_a_replay_that_cannot_express_the_fix_leaves_its_bound() -> None:
+    trace = gpu_paced()
+    some = Verdict(gpus=(0,), share=0.6, cure=kernels(trace, 0.9), expressed=0.5)
+    saved, why = Cures(examine(trace)).saved(some)
+    assert saved is None and "saves only 9 %: it cannot express the whole fix" in why
+    most = replace(some, cure=kernels(trace, 0.5))
+    assert Cures(examine(trace)).saved(most)[0] == pytest.approx(0.45, abs=0.02)
+
+
+def test_what_is_judged_large_does_not_vanish_because_a_replay_saves_nothing() -> None:
+    analysis = analyze_trace(host_paced())
+    kept = {id_ for finding in analysis.findings for id_ in finding.ids}
+    kept |= {abstained.id for abstained in analysis.abstained}
+    assert {rule.id for rule in large_verdicts(host_paced())} <= kept
+
+
+def large_verdicts(trace: Trace) -> list[Rule]:
+    """The rules that judge a tenth of the step and more."""
+    facts = examine(trace)
+    out = []
+    for rule in TRACE_RULES:
+        if not any(MISSING[need](facts) for need in rule.needs):
+            verdict = rule.function("judge")(facts)
+            if isinstance(verdict, Verdict) and (bound(verdict) or 0.0) >= 0.1:
+                out.append(rule)
+    return out
 
 
 def test_a_copy_in_a_call_that_waits_for_another_stream_comes_sooner_with_it() -> None:
@@ -241,10 +274,10 @@ def any_job(seed: int, renamed: bool = False) -> Builder:
 def test_nothing_changed_changes_nothing(seed: int) -> None:
     found = replay(any_job(seed).build())
     assert found.saved(Cure(assumes="")) == 0.0
-    begin, end = found.times(None)
-    assert (begin == found.start).all() and (end == found.end).all()
-    assert not any(spans.total for spans in found.idle_saved(Cure(assumes="")).values())
-    calls = host_waits(found.trace, 0).calls
+    begin, end = event_times(found.graph, None)
+    assert (begin == found.graph.events.start).all() and (end == found.graph.events.end).all()
+    assert not any(spans.total for spans in idle_saved(found.graph, Cure(assumes="")).values())
+    calls = host_waits(found.graph.trace, 0).calls
     assert found.saved(Cure(assumes="", launching=True, pauses=True, calls=calls)) >= 0.0
 
 
@@ -254,8 +287,9 @@ def test_the_order_of_events_in_a_file_and_their_names_do_not_count(seed: int) -
         found = replay(trace)
         cures = [kernels(trace, 0.5), Cure(assumes="", launching=True),
                  Cure(assumes="", calls=host_waits(trace, 0).calls)]
-        idle = {gpu: spans.total for gpu, spans in found.idle_saved(cures[-1]).items()}
-        return [found.recorded_ns, found.modeled_ns, found.unclear, idle, *map(found.saved, [*cures, combined(cures)])]
+        idle = {gpu: spans.total for gpu, spans in idle_saved(found.graph, cures[-1]).items()}
+        return [found.recorded_ns, found.modeled_ns, found.ambiguous_wait_ratio, idle,
+                *map(found.saved, [*cures, combined(cures)])]
 
     expected = figures(any_job(seed).build())
     assert figures(any_job(seed).build(shuffle=seed + 1)) == expected
@@ -310,7 +344,7 @@ def test_what_the_first_findings_save_at_once_is_their_gain_together() -> None:
 
 def test_sets_of_cures_save_the_lesser_where_it_is_unclear_what_the_host_does(monkeypatch: pytest.MonkeyPatch) -> None:
     cures = Cures(examine(paused([15_000] * 12, [5_000] * 12, waits=True)))
-    assert cures._replay is not None and 0.2 < cures._replay.unclear <= 1.0
+    assert cures._replay is not None and 0.2 < cures._replay.ambiguous_wait_ratio <= 1.0
     cures.by_finding = {"a": Cure(assumes=""), "b": Cure(assumes="")}
     findings = [replace(HEAVY, id=id_, gain=Gain(0.1, "", by="replay")) for id_ in cures.by_finding]
     for busy, waiting, least in ((0.3, 0.2, 0.2), (0.2, 0.3, 0.2), (0.05, 0.3, 0.1)):

@@ -1,45 +1,101 @@
-"""What fits a terminal of which size."""
+"""What fits a terminal of which size: each line of the screen belongs to a part, and no part is an empty box."""
 
 from __future__ import annotations
 
 import pytest
 
-from gputop.tui.monitor.layout import layout
+from gputop.tui.monitor.layout import MAX_LANE_LINES, Layout, layout
+from gputop.tui.monitor.stacked_lanes import FURTHER_LANES, MAIN
+
+GPUS = (1, 2, 4, 8, 16)
+COLUMNS = (80, 100, 119, 120, 159, 160, 200, 240)
+FIXED = 4  # header, host, job, keys
+LEAST_ADVICE = 7
+
+
+def advice_lines(found: Layout, lines: int) -> int:
+    """What the recommendations are left with."""
+    return lines - FIXED - found.table_lines - bool(found.hidden_gpus) - (found.process_lines or 0)
+
+
+@pytest.mark.parametrize("processes", [0, 1, 2, 8, 100])
+@pytest.mark.parametrize("gpus", GPUS)
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_every_line_has_a_use_at_every_size(columns: int, gpus: int, processes: int) -> None:
+    for lines in range(24, 71):
+        found = layout(columns, lines, gpus, processes)
+        advice = advice_lines(found, lines)
+        assert LEAST_ADVICE <= advice <= lines / 3 + 1, (lines, found)
+        if "narrow" in found.classes:
+            assert found.process_lines is not None
+            rows = found.process_lines - (0 if found.bare_processes else 3)
+            assert 1 <= rows <= max(1, processes), "no row of the process table is empty"
+        else:
+            assert found.process_lines is None
+
+
+@pytest.mark.parametrize("gpus", GPUS)
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_no_gpu_is_hidden_without_a_count(columns: int, gpus: int) -> None:
+    for lines in range(24, 71):
+        found = layout(columns, lines, gpus, processes=3)
+        shown = (found.table_lines - 1 - found.has_axis - found.host_lines) / found.lines_per_gpu
+        assert shown + found.hidden_gpus == gpus
+        assert not found.hidden_gpus or (found.lines_per_gpu == 1 and not found.host_lines), (lines, found)
+        assert gpus > 8 or not found.hidden_gpus
+
+
+@pytest.mark.parametrize("unread", [frozenset(), frozenset({"tensor", "dram"}), frozenset(FURTHER_LANES)])
+@pytest.mark.parametrize("gpus", GPUS)
+def test_lanes_are_as_high_as_they_can_show_and_the_main_one_is_the_highest(gpus: int, unread: frozenset[str]) -> None:
+    for lines in range(24, 71):
+        found = layout(120, lines, gpus, processes=1, unread=unread)
+        heights = dict(found.lanes)
+        assert len(heights) == len(found.lanes) and found.lanes[0].lane == MAIN
+        assert all(1 <= height <= heights[MAIN] <= MAX_LANE_LINES for height in heights.values())
+        assert found.host_lines <= MAX_LANE_LINES
+        assert all(heights.get(lane, 1) == 1 for lane in unread), "a reason takes one line"
+
+
+def test_sixteen_gpus_on_a_small_screen_are_counted() -> None:
+    found = layout(80, 24, gpus=16, processes=1)
+    assert (found.hidden_gpus, found.table_lines, found.process_lines) == (7, 11, 1)
+
+
+@pytest.mark.parametrize(("columns", "lines", "gpus", "lanes"), [
+    (80, 24, 1, 6), (80, 24, 2, 1), (120, 40, 1, 6), (120, 40, 2, 6), (120, 40, 4, 1), (120, 40, 8, 1), (200, 50, 1, 9),
+    (200, 50, 2, 6), (200, 50, 4, 6), (200, 50, 8, 1), (240, 70, 1, 9), (240, 70, 4, 6), (240, 70, 16, 1)])
+def test_few_gpus_have_a_lane_for_each_metric(columns: int, lines: int, gpus: int, lanes: int) -> None:
+    assert len(layout(columns, lines, gpus, processes=1).lanes) == lanes
+
+
+def test_what_cannot_be_read_leaves_its_lines_to_the_others() -> None:
+    coarse = layout(120, 40, 1, 1, unread=frozenset({"tensor", "dram", "nvlink"}))
+    heights, of_all = dict(coarse.lanes), dict(layout(120, 40, 1, 1).lanes)
+    assert heights["tensor"] == heights["dram"] == 1 and heights["power"] > of_all["power"]
+    assert "nvlink" not in heights
 
 
 @pytest.mark.parametrize(("columns", "lines", "classes", "table_lines", "process_lines"), [
-    (200, 60, set(), 47, None),
-    (119, 60, {"narrow"}, 47, 6),
-    (200, 19, {"short"}, 12, None),
+    (200, 19, {"short"}, 9, None),
     (200, 13, {"short", "low"}, 8, None),
-    (80, 24, {"narrow"}, 11, 2),
-    (200, 11, {"short", "low", "tiny"}, 10, None),
-    (39, 60, {"narrow", "tiny"}, 59, 6),
+    (200, 11, {"short", "low", "tiny"}, 9, None),
+    (39, 60, {"narrow", "tiny"}, 42, 2),
     (20, 2, {"narrow", "short", "low", "tiny"}, 2, 2),
 ])
 def test_smaller_terminals_hide_panels_and_leave_the_table_fewer_lines(
         columns: int, lines: int, classes: set[str], table_lines: int, process_lines: int | None) -> None:
     found = layout(columns, lines, gpus=8, processes=3)
-    assert (found.classes, found.max_table_lines, found.process_lines) == (classes, table_lines, process_lines)
+    assert (found.classes, found.table_lines, found.process_lines) == (classes, table_lines, process_lines)
 
 
 def test_one_process_takes_a_line_and_no_columns_from_the_recommendations() -> None:
-    assert layout(120, 40, gpus=8, processes=1)[::4] == ({"narrow"}, 1)
-    assert layout(120, 40, gpus=8, processes=2)[::4] == (set(), None)
-    assert layout(160, 40, gpus=8, processes=1)[::4] == (set(), None)
+    assert layout(120, 40, gpus=8, processes=1).process_lines == 1
+    assert layout(120, 40, gpus=8, processes=2).process_lines is None
+    assert layout(160, 40, gpus=8, processes=1).process_lines is None
     assert layout(39, 11, gpus=8, processes=1).classes == layout(39, 11, gpus=8, processes=2).classes
 
 
-def test_the_processes_take_what_they_need_and_at_most_two_fifths() -> None:
-    assert layout(100, 60, gpus=8, processes=1).process_lines == 1
-    assert layout(100, 60, gpus=8, processes=100).process_lines == 18
-
-
-@pytest.mark.parametrize("processes", [1, 2, 8, 100])
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
-@pytest.mark.parametrize("lines", range(24, 80, 2))
-def test_above_the_processes_there_is_room_for_a_recommendation(lines: int, gpus: int, processes: int) -> None:
-    found = layout(110, lines, gpus, processes)
-    assert found.process_lines is not None
-    table = min(1 + found.has_axis + gpus * found.lines_per_gpu, found.max_table_lines)
-    assert lines - 4 - table - found.process_lines >= 5  # header, host, job, keys; its frame and three lines
+def test_without_gpus_the_lines_are_for_the_processes_and_the_recommendations() -> None:
+    found = layout(120, 40, gpus=0, processes=30)
+    assert (found.process_lines, found.has_axis, found.hidden_gpus) == (13, False, 0)

@@ -6,10 +6,10 @@ from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
 from gputop.sources.host.proc_files import ENDED
 from gputop.tui.app import GputopApp
-from gputop.tui.monitor.process_panel import ProcessPanel, arrange, tree
+from gputop.tui.monitor.process_panel import ProcessPanel, arrange, run_time, tree
 from gputop.tui.screens.details import gpu_text
 from gputop.tui.screens.process_screens import ProcessPopup
-from tests.fakes import StillSession
+from tests.fakes import StillSession, node_sample
 from tests.records import replace
 
 
@@ -65,9 +65,9 @@ async def lines_of(width: int, process: ProcessSample, attached: frozenset[int] 
     if alone:
         assert session.sample is not None
         session.sample = replace(session.sample, gpus=(), processes=(process,))
-    async with GputopApp(session).run_test(size=(width, 40)) as pilot:
+    async with GputopApp(session).run_test(size=(width, 62)) as pilot:
         panel = pilot.app.query_one(ProcessPanel)
-        panel.update_view((process,), attached)
+        panel.update_view(replace(node_sample(1), processes=(process,)), attached)
         return ["".join(text for text, _ in line).rstrip() for line in panel._lines]
 
 
@@ -86,6 +86,21 @@ async def test_a_wide_panel_shows_io_and_container_and_mig_instances() -> None:
     head, row = await lines_of(119, A)
     assert "container" not in head, "no column for what nobody has"
     assert row.split() == ["1", "ana", "0-1", "20B", "50%", "300%", "N/A", "a.py"]
+
+
+async def test_a_wide_panel_has_a_bar_of_the_memory_and_the_run_time() -> None:
+    now_s = node_sample(1).time_s
+    half = GpuProcess(1, "C", Reading(79.6 * 2**29, "bytes"), Reading(0.5, "ratio"))
+    head, row = await lines_of(119, replace(A, gpus={0: half}, started_s=now_s - 7500))
+    assert head.split() == ["pid", "user", "GPU", "mem", "sm", "cpu", "I/O", "time", "command"]
+    assert row.split() == ["1", "ana", "0", "39.8G", "████", "50%", "300%", "N/A", "2h05", "a.py"]
+
+
+@pytest.mark.parametrize(("duration_s", "text"), [
+    (-3.0, "<1m"), (59.0, "<1m"), (61.0, "1m"), (3599.0, "59m"), (11_100.0, "3h05"), (86_400.0, "1d00h"),
+    (200 * 86_400.0, "200d")])
+def test_run_times_are_short(duration_s: float, text: str) -> None:
+    assert run_time(duration_s) == text
 
 
 async def test_without_gpus_their_columns_make_room_for_the_memory_of_the_process() -> None:

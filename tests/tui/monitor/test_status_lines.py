@@ -6,7 +6,6 @@ import pytest
 
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.telemetry.step_period import TOO_FAST, StepPeriodEstimate
-from gputop.tui.monitor.columns import MAX_LINES_PER_GPU, lines_per_gpu
 from gputop.tui.monitor.status_lines import host, job, replay_line
 from gputop.tui.screens.details import _period
 from tests.analyses import make_analysis
@@ -91,10 +90,3 @@ def test_a_replay_shows_how_far_it_is(width: int) -> None:
     assert abs(2 * half.count("█") - shown(200.0, 200.0).count("█")) <= 1
     assert shown(3800.0, 7384.0).startswith(" Recording  1:03:20 of 2:03:04")
     assert "0:00 of 0:00" in shown(0.0, 0.0), "of a single sample"
-
-
-@pytest.mark.parametrize(("height", "gpus", "lines"), [
-    (24, 8, 1), (24, 1, 8), (24, 2, 4), (40, 16, 1), (40, 8, 3), (40, 4, 5), (40, 1, 8), (60, 16, 2), (60, 8, 4),
-    (60, 4, 7), (12, 8, 1), (5, 1, 1), (40, 64, 1), (40, 0, 8)])
-def test_rows_grow_with_the_screen_and_leave_room_for_the_panels(height: int, gpus: int, lines: int) -> None:
-    assert lines_per_gpu(height, gpus) == lines <= MAX_LINES_PER_GPU

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -231,7 +233,11 @@ async def test_keys_and_mouse_of_the_tables() -> None:
                                   "Input", "Layers", "Limit")):
             await pilot.press(str((n + 1) % 10))
             assert screen.table.name == name
-        screen._pattern = ""
+        await pilot.press("escape")
+        assert app.screen is screen and screen._pattern == "", "escape shows all rows first"
+        for key, name in zip("RPW", ("Ranks", "Path", "Time"), strict=True):
+            await pilot.press(key)
+            assert screen.table.name == name
         await pilot.press("9", "down", "space")
         assert [str(row[-1]).strip()[0] for row in screen._rows] == ["▾", "▾", "M", "n"]
         await pilot.press("space", "up", "space")
@@ -242,6 +248,32 @@ async def test_keys_and_mouse_of_the_tables() -> None:
         assert "show only the rows" in box_text(app)
         await pilot.press("escape", "escape")
         assert app.screen is app.screen_stack[0]
+
+
+async def test_a_table_is_written_as_csv(tmp_path: Path) -> None:
+    session = TabledSession()
+    session.options = replace(session.options, logdir=tmp_path)
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("T", "1", "e")
+        await pilot.pause()
+        [path] = tmp_path.glob("gputop-kernels*.csv")
+        screen = app.screen
+        assert isinstance(screen, TablesScreen)
+        head, *rows = path.read_text().splitlines()
+        assert head.split(",") == [column.title for column in screen.table.columns]
+        assert len(rows) == len(screen._rows) and path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("width", [120, 200])
+async def test_all_tabs_fit_one_line_and_name_their_keys(width: int) -> None:
+    app = GputopApp(TabledSession())
+    async with app.run_test(size=(width, 40)) as pilot:
+        await pilot.press("T")
+        await pilot.pause()
+        tabs = text_of(app.screen.query_one(Tabs)).splitlines()[0]
+        assert len(tabs) <= width
+        assert re.findall(r"(?:^| )(\S)[ :](?=[A-Z])", tabs) == [*"1234567890RPW"]
 
 
 async def test_without_a_capture_the_key_says_what_to_do() -> None:

@@ -1,7 +1,7 @@
 """Chrome trace JSON into a Trace: of PyTorch's kineto, and exports of TensorBoard and JAX.
 
 Times are microseconds, as floats. Several files are the ranks of one job. Files are streamed: the memory needed
-grows with the number of events, not with the text (docs/TRACE_NOTES.md, "Chrome and kineto JSON").
+grows with the number of events, not with the text (docs/contributing/trace-notes.md, "Chrome and kineto JSON").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""XSpaces of the profiler servers of TensorFlow and JAX into a Trace (docs/TRACE_NOTES.md, "XSpace")."""
+"""XSpaces of the profiler servers of TensorFlow and JAX into a Trace (docs/contributing/trace-notes.md, "XSpace")."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ class _XSpace:
     def _clock(self, planes: Sequence[XPlane]) -> tuple[int, bool, tuple[int, int] | None]:
         """What to add to the lines' times, whether the result is Unix time, and the recording's window.
 
-        See "Clocks" in docs/TRACE_NOTES.md.
+        See "Clocks" in docs/contributing/trace-notes.md.
         """
         stats = next((p.stats for p in planes if p.name == "Task Environment"), {})
         start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")

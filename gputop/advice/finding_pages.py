@@ -1,0 +1,77 @@
+"""The page of a finding: its prose (``pages/<id>.md``) and what its records say, as Markdown.
+
+``gputop rules explain ID`` prints it, and ``docs/findings`` holds the same text. A page has the sections of
+:data:`SECTIONS`, in that order, and then the facts of the rules that make the finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+
+from gputop.advice.registry import FINDING_IDS, LIMITS, RULES
+from gputop.advice.rule import Limit, Rule
+from gputop.core.framework import LABELS
+
+SECTIONS = ("What it means", "How to confirm it", "Fix", "Example", "When it is wrong")
+_WHERE = {"trace": "in a trace", "live": "live, in the history of samples", "fleet": "in a cluster's metrics"}
+_SEVERITY = {
+    "by_share": "high from 15% of the step, medium from 5%, otherwise low",
+    "by_share_capped": "high from 15% of the step, medium from 5%, otherwise low; at most medium on a small sample",
+    "own": "decided by the rule itself",
+}
+
+
+def rules_of(finding_id: str) -> tuple[Rule, ...]:
+    """The rules that can make findings of this id."""
+    return tuple(rule for rule in RULES if finding_id in rule.ids)
+
+
+def prose(finding_id: str) -> str:
+    """The prose of a finding, a title first; raises KeyError for an id that has none."""
+    if finding_id not in FINDING_IDS:
+        raise KeyError(finding_id)
+    return files("gputop.advice").joinpath("pages").joinpath(f"{finding_id}.md").read_text(encoding="utf-8")
+
+
+def title(finding_id: str) -> str:
+    """The title of a finding's page: what it means in a few words."""
+    return prose(finding_id).partition("\n")[0].removeprefix("# ")
+
+
+def page(finding_id: str, limit: Callable[[str], Limit] = LIMITS.__getitem__) -> str:
+    """The whole page of a finding as Markdown; raises KeyError for an id that no rule has.
+
+    ``limit`` gives the record of a threshold: the one built in, or the user's.
+    """
+    head, _, body = prose(finding_id).partition("\n")
+    facts = "\n".join(line for rule in rules_of(finding_id) for line in _facts(rule, limit))
+    return f"# {finding_id}: {head.removeprefix('# ')}\n\n{body.strip()}\n\n## How gputop decides\n\n{facts}"
+
+
+def _facts(rule: Rule, limit: Callable[[str], Limit]) -> Iterator[str]:
+    yield f"Judged {_WHERE[rule.origin]}. Severity: {_SEVERITY[rule.severity]}."
+    if not rule.costs_time:
+        yield "It explains a value or names a limit, and counts as no lost time."
+    yield ""
+    if rule.needs:
+        yield f"- Needs: {', '.join(need.replace('_', ' ').replace('gpu', 'GPU') for need in rule.needs)}."
+    if rule.silent_for:
+        yield f"- Not judged for: {', '.join(LABELS[name] for name in rule.silent_for)}."
+    if rule.follows_from:
+        causes = dict.fromkeys(cause.id for cause in rule.follows_from)
+        yield f"- Is folded under: {', '.join(f'`{id_}`' for id_ in causes)}, if that explains it."
+    if rule.yields_to:
+        yield f"- Leaves out GPUs that these explain: {', '.join(f'`{id_}`' for id_ in rule.yields_to)}."
+    if rule.needs or rule.silent_for or rule.follows_from or rule.yields_to:
+        yield ""
+    limits = [limit(id_) for id_ in (*(own.id for own in rule.limits), *rule.shared_limits)]
+    if limits:
+        yield "| threshold | value | source |"
+        yield "|---|---|---|"
+        yield from map(_limit_row, limits)
+        yield ""
+
+
+def _limit_row(limit: Limit) -> str:
+    return f"| `{limit.id}` | {limit.value:g} {limit.unit} | {limit.source} |"

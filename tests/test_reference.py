@@ -1,0 +1,130 @@
+"""The pages that are made from the code are those on disk, and say all of it. `make reference` makes them anew."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from gputop.advice.finding_pages import SECTIONS, page, prose, title
+from gputop.advice.registry import FINDING_IDS
+from gputop.commands.arguments import COMMANDS
+from gputop.text.markdown_text import plain_lines
+
+ROOT = Path(__file__).resolve().parents[1]
+WORDS = ROOT / "tests" / "advice" / "words"
+PROSE = sorted((ROOT / "gputop" / "advice" / "pages").glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "tools" / "make_reference.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pages_on_disk_are_those_that_are_made(tool: ModuleType) -> None:
+    made = tool.pages()
+    stale = [str(path) for path, text in made.items()
+             if not (ROOT / "docs" / path).is_file() or (ROOT / "docs" / path).read_text("utf-8") != text]
+    assert not stale, f"make reference: {stale}"
+    on_disk = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs" / "findings").glob("*.md")}
+    assert on_disk == {path for path in made if path.parts[0] == "findings"}
+
+
+def test_all_commands_keys_and_variables_are_in_them(tool: ModuleType) -> None:
+    commands = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    assert all(f"## gputop {name}\n" in commands for name in COMMANDS)
+    assert {module for module, _ in tool.modules_with_keys()} == {*tool._SCREENS}
+    code = "\n".join(path.read_text() for path in (ROOT / "gputop").rglob("*.py"))
+    read = {name for name in re.findall(r"GPUTOP_[A-Z]+(?:_[A-Z]+)*", code) if name != "GPUTOP_PROMETHEUS"}
+    assert read == {name for name in tool.ENVIRONMENT if name.startswith("GPUTOP_")}
+    assert not [name for name in tool.ENVIRONMENT if name.split("_")[-1] not in code]
+
+
+# -- the pages of findings --------------------------------------------------------------------------
+
+
+def test_each_finding_has_a_page_and_each_page_a_finding() -> None:
+    assert {path.stem for path in PROSE} == FINDING_IDS
+    with pytest.raises(KeyError):
+        prose("no_such")
+
+
+@pytest.mark.parametrize("finding_id", sorted(FINDING_IDS))
+def test_a_page_has_all_sections(finding_id: str) -> None:
+    text = prose(finding_id)
+    assert tuple(re.findall(r"^## (.+)$", text, re.M)) == SECTIONS
+    sections = re.split(r"^## .+$", text, flags=re.M)[1:]
+    assert all(len(section.split()) >= 6 for section in sections[:2] + sections[4:]) and sections[2].strip()
+    assert title(finding_id) == text.splitlines()[0].removeprefix("# ")
+    lines = list(plain_lines(page(finding_id), 72))
+    assert "How gputop decides" in lines and not any("](" in line or "```" in line for line in lines)
+    assert all(len(line) <= 72 or line.startswith("      ") or " " not in line.strip("- >") for line in lines)
+
+
+def _titles(finding_id: str) -> Iterator[list[str]]:
+    """The titles of the rules' golden words, without figures and names."""
+    for path in WORDS.glob("*.txt"):
+        own = path.stem.partition("-")[2]
+        if finding_id == own or (own, finding_id) in (("tensor_cores_unused", "sixteen_bit_unused"),
+                                                      ("replica_imbalance", "gpu0_oversubscribed")):
+            yield from (_plain(text.splitlines()[0]) for text in path.read_text().split("\n----\n"))
+
+
+def _plain(text: str) -> list[str]:
+    return [word for word in re.sub(r"<[^>]*>|\S*\d\S*|[%×:,.()]", " ", text).lower().split()
+            if word not in ("gpu", "gpus", "step", "steps", "window", "the", "of", "s", "min", "ms")]
+
+
+# Titles that a verdict chooses among more than the golden words show.
+_OTHER_TITLES = {"sixteen_bit_unused": "Matrix kernels in TF32 take 48 % of the kernel time",
+                 "hardware_error": "GPU 5 had memory errors that ECC could not correct"}
+
+
+@pytest.mark.parametrize("finding_id", sorted(FINDING_IDS))
+def test_the_example_is_what_the_rule_prints(finding_id: str) -> None:
+    (example,) = re.findall(r"^> (.+)$", prose(finding_id), re.M)
+    titles = [*_titles(finding_id), *(_plain(text) for id_, text in _OTHER_TITLES.items() if id_ == finding_id)]
+    best = max(difflib.SequenceMatcher(None, _plain(example), words).ratio() for words in titles)
+    assert best >= 0.6, (example, titles)
+
+
+_BLOCKS: list[Any] = [
+    pytest.param(found[1], found[2], id=f"{path.stem}:{path.read_text().count(chr(10), 0, found.start()) + 1}")
+    for path in PROSE for found in re.finditer(r"^```(\w+)\n(.*?)^```", path.read_text(), re.M | re.S)]
+
+
+@pytest.mark.parametrize(("language", "code"), [p for p in _BLOCKS if p.values[0] == "python"])
+def test_the_code_of_a_fix_names_what_exists(language: str, code: str) -> None:
+    """It is a part of a job's own code: it is parsed, and what it takes from a framework is there."""
+    tree = ast.parse(code)
+    names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for name in sorted(names):
+        root, *rest = name.split(".")
+        if root not in ("tf", "keras", "torch", "jax", "gc") or "(" in name:
+            continue
+        module = {"tf": "tensorflow"}.get(root, root)
+        if importlib.util.find_spec(module) is None:
+            continue
+        value: Any = importlib.import_module(module)
+        for i, attribute in enumerate(rest):
+            if not hasattr(value, attribute):
+                value = importlib.import_module(".".join((module, *rest[:i + 1])))
+            else:
+                value = getattr(value, attribute)
+
+
+def test_the_languages_of_the_pages_are_known() -> None:
+    assert {p.values[0] for p in _BLOCKS} == {"python", "sh"}

@@ -1,0 +1,375 @@
+"""Makes the pages of docs/findings and docs/reference that come from the code: `make reference`.
+
+`tests/test_reference.py` holds that what is on disk is what this makes. Nothing here depends on the width of a
+terminal or on how a version of argparse lays out its help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from textual.binding import Binding
+
+import gputop.tui
+from gputop.advice.finding_pages import page, title
+from gputop.advice.registry import RULES
+from gputop.commands.arguments import COMMANDS, parser
+from gputop.commands.rules import names_table
+from gputop.commands.settings import SETTINGS, Value
+from gputop.core.metrics import ADAPTER_METRICS, GPU_METRICS, HOST_METRICS, Metric
+from gputop.export.openmetrics import families
+from gputop.export.schemas import SCHEMAS, json_schema
+from gputop.simulation.scenarios import SCENARIOS
+from gputop.tui import keys
+
+DOCS = Path(__file__).parents[1] / "docs"
+_MADE = "<!-- Made from the code by tools/make_reference.py: make reference. -->\n\n"
+_ORIGINS = (
+    ("trace", "From a trace", "These come from `gputop capture`, `c` in the monitor, or `gputop analyze`."),
+    ("live", "Live", "These come from the samples of the last seconds to minutes, without a trace."),
+    ("fleet", "Of a cluster", "`gputop cluster` reports these for the jobs of many nodes."),
+)
+
+# Each variable that gputop reads, and what for. The test compares the names of gputop with the code.
+ENVIRONMENT: Mapping[str, str] = {
+    "GPUTOP_PROMETHEUS_TOKEN": "bearer token for the Prometheus of `gputop cluster`",
+    "GPUTOP_PROMETHEUS_USER": "user name for it, instead of a token",
+    "GPUTOP_PROMETHEUS_PASSWORD": "password of that user",
+    "GPUTOP_PROMETHEUS_CA": "file with the certificates that signed the server's certificate",
+    "GPUTOP_WEBHOOK_URL": "where `--notify webhook` sends its documents",
+    "GPUTOP_WEBHOOK_TOKEN": "bearer token for it",
+    "GPUTOP_PORT": "port of the profiler server in a job that `gputop run` or its `PYTHONPATH` prepares",
+    "GPUTOP_LISTEN": "`all`: that server listens on all addresses, and not only on the loopback",
+    "GPUTOP_RUN": "set by `gputop run` for its job; not for users",
+    "NCCL_RAS_ADDR": "address of NCCL's RAS service (`localhost:28028`)",
+    "CUDA_VISIBLE_DEVICES": "the GPUs of `--gpus visible`; from a job's environment, the numbers that the job uses",
+    "TF_CONFIG": "the workers of a job, for `--profiler-port`",
+    "SLURM_JOB_NODELIST": "the nodes of a job, for `--profiler-port`",
+    "SLURM_JOB_ID": "the job that `gputop cluster` shows by default",
+    "XDG_CONFIG_HOME": "folder of the settings and rules (`~/.config`, and in it `gputop`)",
+    "XDG_CACHE_HOME": "folder that holds crash reports (`~/.cache`)",
+    "NO_COLOR": "no colors",
+    "TMPDIR": "folder of temporary files",
+}
+
+
+def pages() -> dict[Path, str]:
+    """All pages that are made, by their path in docs."""
+    made = {Path("findings") / f"{id_}.md": _MADE + page(id_).rstrip() + "\n" for id_ in finding_ids()}
+    for name, lines in (("findings/README.md", _findings()), ("reference/commands.md", _commands()),
+                        ("reference/keys.md", _keys()), ("reference/settings.md", _settings()),
+                        ("reference/metrics.md", _metrics()), ("reference/json.md", _json()),
+                        ("reference/rule-names.md", _rule_names())):
+        made[Path(name)] = _MADE + "\n".join(lines).rstrip() + "\n"
+    return made
+
+
+def finding_ids() -> tuple[str, ...]:
+    """The ids of all findings, in the order of their rules."""
+    return tuple(dict.fromkeys(id_ for rule in RULES for id_ in rule.ids))
+
+
+def _cell(text: object) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    yield from (f"| {' | '.join(map(_cell, row))} |" for row in rows)
+    yield ""
+
+
+def _findings() -> Iterator[str]:
+    yield "# Findings"
+    yield ""
+    yield ("Each finding has a page: what it means, how to confirm it, the fix, an example, and when it is wrong. "
+           "`gputop rules explain ID` prints the same.")
+    yield ""
+    yield "[How gputop decides](../concepts/how-it-decides.md) explains severity, savings and abstaining."
+    yield ""
+    for origin, heading, text in _ORIGINS:
+        yield f"## {heading}"
+        yield ""
+        yield text
+        yield ""
+        yield from _table(("finding", "what it means"), (
+            (f"[`{id_}`]({id_}.md)", title(id_)) for rule in RULES if rule.origin == origin for id_ in rule.ids))
+
+
+# -- commands ---------------------------------------------------------------------------------------
+
+
+def _commands() -> Iterator[str]:
+    main = parser()
+    yield "# Commands"
+    yield ""
+    yield ("Each command explains its options with `--help`. Options of the monitor may stand before or after a "
+           "command that shares them.")
+    yield ""
+    yield from _table(("command", "what it does"), [
+        ("[`gputop`](#gputop)", "the live monitor"),
+        *((f"[`gputop {name}`](#gputop-{name})", command.summary) for name, command in COMMANDS.items())])
+    yield "Exit status: 0 done; 1 failed, and the message says why and what to do; 2 wrong usage."
+    yield "3: nothing to show (no GPU, no profiler server, no trace events), or a gate that could not be judged."
+    yield "4: a gate failed (`--fail-on`)."
+    yield ""
+    yield ("With `--json` a command prints one document on stdout and messages on stderr: "
+           f"{', '.join(f'`{name}`' for name in sorted(_with_json(main)))}. [JSON](json.md) lists the keys.")
+    yield ""
+    yield "## gputop"
+    yield ""
+    yield main.description or ""
+    yield ""
+    yield from _options(main, skip=frozenset())
+    yield "Scenarios of `--demo`:"
+    yield ""
+    yield from _table(("scenario", "what it simulates"), (
+        (f"`{name}`", scenario.description) for name, scenario in SCENARIOS.items()))
+    shared = frozenset(main._option_string_actions)
+    for name, command in COMMANDS.items():
+        own = main._commands.choices[name]  # type: ignore[attr-defined]
+        yield f"## gputop {name}"
+        yield ""
+        yield command.description
+        yield ""
+        yield "```sh"
+        yield command.example
+        yield "```"
+        yield ""
+        yield from _options(own, shared)
+
+
+def _with_json(main: argparse.ArgumentParser) -> Iterator[str]:
+    return (name for name, own in main._commands.choices.items()  # type: ignore[attr-defined]
+            if "--json" in own._option_string_actions)
+
+
+def _options(own: argparse.ArgumentParser, skip: frozenset[str]) -> Iterator[str]:
+    """A table of what is the command's own, and the names of the options that it shares with the monitor."""
+    rows, shared = [], []
+    for action in own._actions:
+        if isinstance(action, argparse._SubParsersAction | argparse._HelpAction) or action.help == argparse.SUPPRESS:
+            continue
+        if action.option_strings and skip >= {*action.option_strings}:
+            shared.append(action.option_strings[0])
+        else:
+            rows.append((_invocation(action), (action.help or "").replace("%%", "%").lstrip("; ")))
+    if rows:
+        yield from _table(("option", "what it does"), rows)
+    if shared:
+        yield f"It also takes these [options of the monitor](#gputop): {', '.join(f'`{name}`' for name in shared)}."
+        yield ""
+
+
+def _invocation(action: argparse.Action) -> str:
+    value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else
+                               action.dest.upper())
+    takes = action.nargs != 0
+    value = f" {value}" if takes and action.nargs != "?" else f" [{value}]" if takes else ""
+    return ", ".join(f"`{name}{value}`" for name in action.option_strings) or f"`{value.strip()}`"
+
+
+# -- keys -------------------------------------------------------------------------------------------
+
+_SCREENS = {  # the class that has the keys, and what it is called
+    "gputop.tui.monitor.findings_panel": "The panel What to do", "gputop.tui.monitor.gpu_table": "The panel GPUs",
+    "gputop.tui.monitor.process_panel": "The panel Processes", "gputop.tui.timeline.screen": "The timeline",
+    "gputop.tui.timeline.canvas": "The timeline: moving", "gputop.tui.timeline.idle_gap_list": "The idle gaps",
+    "gputop.tui.screens.tables_screen": "The tables", "gputop.tui.screens.captures": "The captures",
+    "gputop.tui.screens.compare": "The comparison", "gputop.tui.screens.finding": "A finding",
+    "gputop.tui.screens.process_screens": "A process", "gputop.tui.screens.stacks": "The stacks",
+    "gputop.tui.screens.choose_job": "The question which job",
+    "gputop.tui.screens.workers": "The question which workers",
+    "gputop.tui.screens.start_server": "The question before a server is started",
+    "gputop.tui.screens.dialogs": "Dialogs", "gputop.tui.cluster.screen": "The screen of gputop cluster",
+    "gputop.tui.run_app": "The monitor of gputop run",
+    "gputop.tui.terminal.terminal_app": "Everywhere",
+}
+
+
+def modules_with_keys() -> Iterator[tuple[str, list[Binding]]]:
+    """Modules of the interface whose classes have keys that the help explains, with these keys."""
+    for found in pkgutil.walk_packages(gputop.tui.__path__, "gputop.tui."):
+        module = importlib.import_module(found.name)
+        own = [value for value in vars(module).values() if isinstance(value, type)
+               and value.__module__ == module.__name__ and "BINDINGS" in vars(value)]
+        bindings = [b for value in own for b in value.BINDINGS  # type: ignore[attr-defined]
+                    if isinstance(b, Binding) and b.tooltip]
+        if bindings and not {*bindings} <= {*keys.MONITOR}:
+            yield module.__name__, [b for b in bindings if b not in keys.MONITOR]
+
+
+def _keys() -> Iterator[str]:
+    yield "# Keys"
+    yield ""
+    yield "`?` on any screen lists its keys, and `ctrl+p` all commands. The mouse selects, and a second click opens."
+    yield "`esc` steps back: it closes what is open, returns to now, or ends a filter."
+    yield ""
+    yield "## The monitor"
+    yield ""
+    for heading, group in keys.GROUPS.items():
+        yield f"### {heading}"
+        yield ""
+        yield from _key_table(group)
+    of = dict(modules_with_keys())
+    for module, heading in _SCREENS.items():
+        if module in of:
+            yield f"## {heading}"
+            yield ""
+            yield from _key_table(of[module])
+
+
+def _key_table(bindings: Iterable[Binding]) -> Iterator[str]:
+    yield from _table(("key", "what it does"), (
+        (" ".join(f"`{keys.name(key)}`" for key in binding.key.split(",")).replace("`|`", "`\\|`"), binding.tooltip)
+        for binding in bindings))
+
+
+# -- settings, metrics, JSON, names -----------------------------------------------------------------
+
+
+def _toml(value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else "[]" if value == () else f"{value:g}"
+
+
+def _settings() -> Iterator[str]:
+    yield "# Settings and environment variables"
+    yield ""
+    yield "Settings are in `~/.config/gputop/config.toml`. `gputop config` prints them all, each explained."
+    yield "The command line has priority over the file. A value that cannot be used is left out, with a warning."
+    yield ""
+    yield "## Settings"
+    yield ""
+    yield from _table(("setting", "default", "what it does", "option"), (
+        (f"`{s.key}`", f"`{_toml(s.default)}`", s.help, f"`{s.option}`" if s.option else "")
+        for s in SETTINGS.values()))
+    yield "## Environment variables"
+    yield ""
+    yield from _table(("variable", "what gputop reads it for"), (
+        (f"`{name}`", text) for name, text in ENVIRONMENT.items()))
+    yield "## Files"
+    yield ""
+    yield from _table(("file", "what it holds"), [
+        ("`~/.config/gputop/config.toml`", "settings"),
+        ("`~/.config/gputop/rules.toml`", "your custom rules, thresholds and budgets"),
+        ("`./gputop.toml`", "those of the project in this folder"),
+        ("`./gputop-traces/`", "captures, snapshots and baselines (`--logdir`), a TensorBoard logdir"),
+        ("`./gputop-traces/black-box/`", "automatic captures (`--on-dip`)"),
+        ("`~/.cache/gputop/`", "crash reports, ten at most")])
+
+
+def _metrics() -> Iterator[str]:
+    yield "# Metrics"
+    yield ""
+    yield "[Where metrics come from](../concepts/metrics.md) explains sources and GPU generations."
+    yield ""
+    yield "## Metrics of Prometheus"
+    yield ""
+    yield "`gputop export` and `gputop --export PORT` serve these."
+    yield "[Prometheus and Grafana](../tasks/prometheus.md) is the guide."
+    yield ""
+    yield "| metric | type | labels | what |"
+    yield "|---|---|---|---|"
+    yield from (f"| `{f.name}` | {f.type} | {', '.join(f.labels)} | {f.help} |" for f in families())
+    yield ""
+    yield "## Metrics of the monitor"
+    yield ""
+    yield "Snapshots, recordings, JSON and custom rules use these ids. A lane can show a metric that has a history."
+    yield ""
+    for heading, table in (("GPU", GPU_METRICS), ("Host", HOST_METRICS), ("RDMA adapter", ADAPTER_METRICS)):
+        yield f"### {heading}"
+        yield ""
+        yield from _metric_rows(table)
+
+
+def _metric_rows(table: Mapping[str, Metric]) -> Iterator[str]:
+    yield from _table(("id", "label", "unit", "lane", "what"), (
+        (f"`{m.id}`", m.label, m.unit, "yes" if m.lane else "", m.help) for m in table.values()))
+
+
+def _json() -> Iterator[str]:
+    yield "# JSON documents"
+    yield ""
+    yield "Values are in base units: seconds, bytes, watts, ratios 0–1. `null` means that a value is unknown."
+    yield "`gputop schema NAME` prints the whole JSON Schema. Keys may be added in later versions; those here stay."
+    yield ""
+    for name in SCHEMAS:
+        schema = json_schema(name)
+        yield f"## {name}"
+        yield ""
+        yield from _table(("key", "type"), ((f"`{key}`", _type(value)) for key, value in _properties(schema).items()))
+    yield "## Types"
+    yield ""
+    yield "The types that the tables above name, and those that these name."
+    yield ""
+    definitions = {name: node for schema in map(json_schema, SCHEMAS) for name, node in schema["$defs"].items()
+                   if node.get("properties")}
+    named = {_type({"$ref": f"/{name}"}): node for name, node in definitions.items()}
+    for name in sorted(named):
+        yield f"### {name}"
+        yield ""
+        yield from _table(("key", "type"), (
+            (f"`{key}`", _type(value)) for key, value in named[name]["properties"].items()))
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    node = schema
+    while "$ref" in node:
+        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    found: Mapping[str, Any] = node.get("properties", {})
+    return found
+
+
+def _type(node: Mapping[str, Any]) -> str:
+    if "$ref" in node:
+        return re.sub(r"(?<!^)(?=[A-Z])", " ", node["$ref"].rpartition("/")[2].rpartition(".")[2]).lower().strip("_")
+    if "anyOf" in node:
+        return " or ".join(dict.fromkeys(map(_type, node["anyOf"])))
+    if "enum" in node:
+        return ", ".join(f"`{value}`" for value in node["enum"])
+    if "const" in node:
+        return f"`{node['const']}`"
+    if node.get("type") == "array":
+        items = node.get("items")
+        return f"list of {_type(items)}" if isinstance(items, Mapping) and items else "list"
+    if node.get("type") == "object":
+        values = node.get("additionalProperties")
+        return f"object of {_type(values)}" if isinstance(values, Mapping) and values else "object"
+    return {"number": "number", "integer": "whole number", "string": "text", "boolean": "true or false",
+            "null": "null"}.get(str(node.get("type")), "any")
+
+
+def _rule_names() -> Iterator[str]:
+    yield "# Names in custom rules"
+    yield ""
+    yield "`gputop rules names` prints this list. [Custom rules](../tasks/custom-rules.md) is the guide."
+    yield ""
+    yield "```text"
+    yield from names_table()
+    yield "```"
+
+
+def main() -> int:
+    made = pages()
+    for old in (DOCS / "findings").glob("*.md"):
+        if old.relative_to(DOCS) not in made:
+            old.unlink()
+    for path, text in made.items():
+        (DOCS / path).parent.mkdir(parents=True, exist_ok=True)
+        (DOCS / path).write_text(text, encoding="utf-8")
+    print(f"{DOCS}: {len(made)} pages")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Copies docs to build/pages for the site: `make docs`. Links that leave docs lead to copies, or to the repository.
+
+Pages in docs are plain Markdown whose links hold in a clone. The generator only knows what is below its folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS, PAGES = ROOT / "docs", ROOT / "build" / "pages"
+REPOSITORY = "https://github.com/gputop/gputop-tf/blob/main/"
+# Files and folders beyond docs that the site has as well, and where.
+COPIED = {"CONTRIBUTING.md": "contributing/README.md", "screenshots": "screenshots"}
+_LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+
+
+def rewritten(text: str, source: Path, target: Path) -> str:
+    """The text of a page with its links as they hold at ``target``, a path below the pages; ``source`` is its file."""
+    def link(found: re.Match[str]) -> str:
+        path, hash_, anchor = found[2].partition("#")
+        if not path or "://" in path:
+            return found[0]
+        to = Path(os.path.normpath(source.parent / path)).relative_to(ROOT)
+        first = to.parts[0]
+        if first == "docs":
+            place = to.relative_to("docs")
+        elif first in COPIED:
+            place = Path(COPIED[first], *to.parts[1:])
+        else:
+            return f"{found[1]}{REPOSITORY}{to}{hash_}{anchor}{found[3]}"
+        return f"{found[1]}{os.path.relpath(place, target.parent)}{hash_}{anchor}{found[3]}"
+
+    return _LINK.sub(link, text)
+
+
+def main() -> int:
+    shutil.rmtree(PAGES, ignore_errors=True)
+    shutil.copytree(DOCS, PAGES)
+    for name, place in COPIED.items():
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, PAGES / place, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        else:
+            shutil.copy(ROOT / name, PAGES / place)
+    for page in PAGES.rglob("*.md"):
+        target = page.relative_to(PAGES)
+        source = next((ROOT / name for name, place in COPIED.items() if Path(place) == target), DOCS / target)
+        page.write_text(rewritten(page.read_text("utf-8"), source, target), "utf-8")
+    print(f"{PAGES}: {sum(1 for _ in PAGES.rglob('*.md'))} pages")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
