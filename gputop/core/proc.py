@@ -7,6 +7,7 @@ it nothing.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from typing import NamedTuple
 COMMAND_BYTES = 1 << 16  # a command line is cut there
 ENVIRON_BYTES = 1 << 20
 MAPS_BYTES = 64 << 20  # a large job maps some ten thousand regions of a hundred bytes
+_STATUS_BYTES = 1 << 20  # a process may be in 65,536 groups
 _PART_BYTES = 1 << 16
 
 
@@ -33,6 +35,11 @@ def read(path: str, limit: int = 4096) -> bytes:
 def read_maps(pid: int | str, proc: Path = Path("/proc")) -> bytes:
     """Its /proc/PID/maps up to a bound. Raises OSError."""
     return read(f"{proc}/{pid}/maps", MAPS_BYTES)
+
+
+def status_fields(pid: int | str, proc: Path = Path("/proc")) -> dict[bytes, bytes]:
+    """Names and values of its /proc/PID/status. Raises OSError."""
+    return dict(re.findall(rb"^(\w+):[ \t]*(.*)$", read(f"{proc}/{pid}/status", _STATUS_BYTES), re.MULTILINE))
 
 
 class Mapping(NamedTuple):
