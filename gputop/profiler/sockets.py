@@ -11,7 +11,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -32,6 +32,7 @@ _ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: length, type
 _SHOW_NAME, _NAME = 1, 0
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _NETLINK_TIMEOUT_S = 1.0
+_ETHERNET = "1"  # ARPHRD_ETHER in linux/if_arp.h: those of containers are, tunnels are not
 # A network's own user fills its tables at will: a line of tcp has 150 bytes, so that this holds 100,000 connections.
 _TABLE_BYTES = 16 << 20
 _IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -301,9 +302,60 @@ def _links(folder: str) -> list[str]:
 
 
 def addresses_of(proc: Path, pid: int) -> list[str]:
-    """IPv4 addresses of the process's network, loopback left out: how a container is reached."""
+    """IPv4 addresses of the process's network at which this machine reaches it, loopback left out.
+
+    A container can claim any address, that of another machine, too. Only those count that this machine's routes send
+    out over an interface that stays in it, such as a container's bridge.
+    """
     try:
         text = read(f"{proc}/{pid}/net/fib_trie", _TABLE_BYTES).decode("ascii", "replace")
+        own = set(_LOCAL_ADDRESS.findall(read(f"{proc}/net/fib_trie", _TABLE_BYTES).decode("ascii", "replace")))
+        routes = _routes(read(f"{proc}/net/route", _TABLE_BYTES).decode("ascii", "replace"))
     except OSError:
         return []
-    return [a for a in dict.fromkeys(_LOCAL_ADDRESS.findall(text)) if not a.startswith("127.")]
+    return [a for a in dict.fromkeys(_LOCAL_ADDRESS.findall(text))
+            if not a.startswith("127.") and a not in own and _stays(a, own, routes, proc.parent / "sys/class/net")]
+
+
+class _Route(NamedTuple):
+    """A line of /proc/net/route; addresses are numbers."""
+
+    interface: str
+    destination: int
+    mask: int
+    metric: int
+    gateway: int
+
+
+def _routes(table: str) -> list[_Route]:
+    """The best first."""
+    routes = []
+    for line in table.splitlines()[1:]:
+        columns = line.split()
+        with contextlib.suppress(ValueError, IndexError):
+            destination, gateway, mask = (
+                int.from_bytes(_network_order(bytes.fromhex(columns[n])), "big") for n in (1, 2, 7))
+            routes.append(_Route(columns[0], destination, mask, int(columns[6]), gateway))
+    return sorted(routes, key=lambda route: (-route.mask, route.metric))
+
+
+def _stays(address: str, own: Collection[str], routes: Sequence[_Route], interfaces: Path) -> bool:
+    """Whether what is sent to an address does not leave this machine: the best route to it leads to no other machine,
+    and over no physical interface."""
+    number = int(ipaddress.ip_address(address))
+    best = next((route for route in routes if number & route.mask == route.destination), None)
+    if best is None or (best.gateway and str(ipaddress.ip_address(best.gateway)) not in own):
+        return False
+    return _is_internal(interfaces, best.interface)
+
+
+def _is_internal(interfaces: Path, name: str, depth: int = 4) -> bool:
+    """Whether an interface and those below it, as of a bridge, a bond or a VLAN, are neither devices nor tunnels."""
+    folder = interfaces / name
+    try:
+        if not depth or (folder / "type").read_text().strip() != _ETHERNET or (folder / "device").exists():
+            return False
+        below = [entry.name.removeprefix("lower_") for entry in folder.iterdir() if entry.name.startswith("lower_")]
+    except OSError:
+        return False
+    return all(_is_internal(interfaces, other, depth - 1) for other in below)
