@@ -225,12 +225,16 @@ def unix_names(proc: Path, pid: int) -> dict[int, bytes]:
 def _kernel_names() -> dict[int, bytes] | None:
     """None where the kernel does not say."""
     names = {}
+    left = _TABLE_BYTES
     try:
         for message in _messages(_UNIX_QUERY.pack(socket.AF_UNIX, 0, 0xffffffff, 0, _SHOW_NAME)):
             length, kind = _ATTRIBUTE.unpack_from(message, _UNIX_ANSWER.size) if len(message) > 16 else (0, -1)
             if kind == _NAME:
                 name = message[_UNIX_ANSWER.size + _ATTRIBUTE.size:_UNIX_ANSWER.size + length]
                 names[_UNIX_ANSWER.unpack_from(message)[0]] = name if name[:1] == b"\0" else name.rstrip(b"\0")
+            left -= len(message)
+            if left < 0:  # not None: the table can be forged
+                break
     except (OSError, struct.error):
         return None
     return names

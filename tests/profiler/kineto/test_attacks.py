@@ -236,3 +236,27 @@ def test_many_clients_of_one_user_are_not_all_looked_at(place):
             assert 0 < len(ours) <= 64
         finally:
             os.killpg(process.pid, 9)
+
+
+_NETWORK = """
+import ctypes, os, signal, socket, sys
+ctypes.CDLL(None).unshare(0x40000000)  # CLONE_NEWNET
+stream, forging, client = socket.socket(), socket.socket(1, 2), socket.socket(1, 2)
+inode = os.fstat(stream.fileno()).st_ino
+forging.bind(f"\\0x{inode}\\n0: 00000002 00000000 00000000 0002 01 {inode} {sys.argv[1]}/f/dynoconfigclient1")
+client.bind(f"{sys.argv[1]}/dynoconfigclient0")
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@_needs_root
+def test_names_in_another_network_are_the_kernel_s_too(place):
+    own = os.stat("/proc/thread-self/ns/net").st_ino  # noqa: PTH116
+    with subprocess.Popen([sys.executable, "-c", _NETWORK, str(place)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            assert found(process).folder == PurePosixPath(place)
+        finally:
+            process.kill()
+    assert os.stat("/proc/thread-self/ns/net").st_ino == own  # noqa: PTH116
