@@ -24,6 +24,7 @@ from gputop.core.proc import status_fields
 
 T = TypeVar("T")
 _CLONE_FS = 0x200  # linux/sched.h
+_CAPABILITY_VERSION = 0x20080522  # linux/capability.h, version 3
 _SETGROUPS = {"x86_64": 116, "aarch64": 159}  # of asm/unistd.h: the C library's own would change all threads
 
 
@@ -53,6 +54,8 @@ def _in_thread(pid: int, uid: int, call: Callable[[], T], *, elsewhere: bool) ->
                 os.chroot(f"/proc/{pid}/root")
             if other_user:
                 _take_file_rights(uid, gid, groups)
+            if elsewhere:
+                _drop_capabilities()
             results.append(call())
         except BaseException as error:  # noqa: BLE001  raised below
             failures.append(error)
@@ -104,6 +107,13 @@ def _take_file_rights(uid: int, gid: int, groups: list[int]) -> None:
     libc.setfsuid(uid)
     if (libc.setfsgid(-1), libc.setfsuid(-1)) != (gid, uid):  # they return the one before, and no errors
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def _drop_capabilities() -> None:
+    """Of this thread: a container's root may not follow /proc/1/root out of it, this machine's may (ptrace(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.capset((ctypes.c_uint * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint * 6)()) != 0:
+        _raise_errno()
 
 
 def _raise_errno() -> None:

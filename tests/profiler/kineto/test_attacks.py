@@ -260,3 +260,38 @@ def test_names_in_another_network_are_the_kernel_s_too(place):
         finally:
             process.kill()
     assert os.stat("/proc/thread-self/ns/net").st_ino == own  # noqa: PTH116
+
+
+_CONTAINER = """
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None)
+libc.unshare(0x20000)  # CLONE_NEWNS
+libc.mount(None, b"/", None, 0x44000, None)  # MS_PRIVATE | MS_REC
+assert libc.mount(b"proc", (sys.argv[1] + "/proc").encode(), b"proc", 0, None) == 0
+os.chroot(sys.argv[1])
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@_needs_root
+def test_a_container_s_root_does_not_lead_out_by_proc(place, of_root):
+    """With the host's PIDs in it /proc/PID/root is the host. Its own root may not go there, the host's may."""
+    root = place / "container"
+    for name in ("proc", "tmp/f"):
+        (root / name).mkdir(parents=True)
+    with subprocess.Popen([sys.executable, "-c", _CONTAINER, str(root)], stdout=subprocess.PIPE,
+                          text=True) as process, \
+            subprocess.Popen(["sleep", "60"]) as of_host:
+        try:
+            if process.stdout is None or process.stdout.readline() != "ready\n":
+                pytest.skip("no such mount here")
+            with SocketFolder.open(process.pid, PurePosixPath("/tmp/f"), 0) as folder:
+                (root / "tmp/f").rename(root / "tmp/moved")
+                (root / "tmp/f").symlink_to(f"/proc/{of_host.pid}/root{of_root}")
+                with pytest.raises(GputopError, match="no socket can be made"):
+                    folder.bind()
+        finally:
+            process.kill()
+            of_host.kill()
+    assert [path.name for path in of_root.iterdir()] == ["kept"]
