@@ -51,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "call each other over gRPC")
     parser.add_argument("--yes", action="store_true",
                         help="do not ask before a PID's process is made ready for captures, as gputop attach does it")
+    parser.set_defaults(pids=[])
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--full", action="store_true", help="print all figures of the trace, not only the verdict")
     shown.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(pids=[])
 
 
 def run(args: argparse.Namespace) -> int:

@@ -126,6 +126,7 @@ complete -c gputop -n '_shtab_gputop_using capture' -l seconds -x -d 'length of 
 complete -c gputop -n '_shtab_gputop_using capture' -l force -d 'record all of --seconds in detail without a probe, even if it slows the job and the node'
 complete -c gputop -n '_shtab_gputop_using capture' -l all-workers -d 'capture all workers that --attach names, at most 64; without it, of more than 8 only three: those with lowest, median and highest activity, where that is known (--worker-figures), else the first, the middle and the last'
 complete -c gputop -n '_shtab_gputop_using capture' -l accept-risk -d 'capture although it may end the job, as TensorFlow 2.21'"'"'s profiler may where workers call each other over gRPC'
+complete -c gputop -n '_shtab_gputop_using capture' -l yes -d 'do not ask before a PID'"'"'s process is made ready for captures, as gputop attach does it'
 complete -c gputop -n '_shtab_gputop_using capture' -l full -d 'print all figures of the trace, not only the verdict'
 complete -c gputop -n '_shtab_gputop_using capture' -l json -d 'print one JSON document'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a analyze -d 'Find what slows the GPUs down in a trace of TensorFlow, JAX, PyTorch or Nsight Systems.'

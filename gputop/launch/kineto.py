@@ -131,6 +131,8 @@ def _raise_unless_on(pid: int, state: str, detail: str) -> None:
     reasons = {
         "absent": (f"process {pid} has not imported torch", "Give the Python process that trains, not its launcher."),
         "importing": (f"process {pid} is importing torch", "Try again in a moment."),
+        "no CUDA yet": (f"process {pid} has not begun to use its GPU, and the profiler would begin it for the job",
+                        "Try again once it trains on the GPU."),
         "profiling": (f"torch.profiler records process {pid} now", "Try again when it has written its trace."),
         "used": (f"process {pid} has used torch.profiler before: only that can record it, and holds the job for half a "
                  "second per 25,000 events", f"gputop capture {pid} asks first. Or: {PASTE}"),

@@ -260,7 +260,7 @@ def _in_network(pid: int, call: Callable[[], T | None]) -> T | None:
 def _table_names(table: bytes) -> dict[int, bytes]:
     names: dict[int, bytes] = {}
     said: set[int] = set()
-    for line in table.split(b"\n")[1:]:
+    for line in table.split(b"\n"):
         columns = line.split(b" ", 6)  # the number of blanks before an inode varies, and a path may hold some
         text, _, name = columns[-1].strip().partition(b" ")
         if len(columns) < 7 or not text.isdigit():

@@ -47,7 +47,7 @@ def test_numbers_in_their_units():
     (["localhost:6009"], "Did you mean gputop --attach localhost:6009?"),
     (["snapshot", "node1:6009"], "gputop snapshot takes no argument node1:6009. Did you mean --attach node1:6009?"),
     (["capture", "node1:6009", "trace"], "gputop capture takes no argument node1:6009."),
-    (["capture", "10"], "Did you mean --seconds 10?"), (["export", "9810"], "Did you mean --listen 9810?"),
+    (["export", "9810"], "Did you mean --listen 9810?"),
     (["snapshot", "node.html"], "Did you mean --output node.html?"),
     (["cluster", "http://p:9090"], "Did you mean --prometheus http://p:9090?"), (["cluster", "7"], "--job 7?"),
     (["attach", "localhost:6009"], "for a server at an address: gputop --attach localhost:6009"),

@@ -238,3 +238,27 @@ def test_the_version_is_read_from_the_process_s_own_files(tmp_path):
                              check=True).stdout.strip()
     with _job(tmp_path) as (_, (pid,)):
         assert jobs.torch_version(pid) == version
+
+
+def test_with_a_gpu_nothing_is_begun_before_the_job_itself_uses_cuda(tmp_path):
+    """As the job would have it on a node with a GPU: the driver is there, and CUDA is used later."""
+    code = """
+import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import torch
+import gputop_kineto
+gputop_kineto._DRIVER, gputop_kineto._POLL_S = "/dev/null", 0.01
+torch.version.cuda = "12.0"
+used = []
+torch.cuda.is_initialized = lambda: bool(used)
+told = []
+gputop_kineto.listen(lambda: True, lambda version: told.append(threading.current_thread() is threading.main_thread()))
+print(gputop_kineto._switch_on("/tmp/x")[0], told)
+used.append(1)
+while not told:
+    pass
+print(told)
+"""
+    run = subprocess.run([_PYTHON, "-c", code, str(environment.INSIDE)], capture_output=True, text=True, timeout=120,
+                         env=clean_environment(), check=False)
+    assert run.stdout == "no CUDA yet []\n[True]\n", run.stderr

@@ -25,6 +25,8 @@ _FLAG = "KINETO_USE_DAEMON"
 _IS_SET, _INIT = "_ZN9libkineto17isDaemonEnvVarSetEv", "_ZN5torch18global_kineto_initEv"
 _DETAIL_CHARS = 300
 _POLL_S, _ANSWER_S = 1.0, 0.5
+_DRIVER = "/dev/nvidiactl"
+_kept: list[object] = []  # what Python may call later
 BASE_CONFIG = "ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n"  # kineto polls every 5 s otherwise
 # They import torch as well, and train nothing.
 _LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"}
@@ -113,9 +115,42 @@ def _report(folder: str, token: str, state: str, detail: str = "") -> None:
 def listen(claimed: Any, announce: Any) -> None:
     """Once torch is imported: have it listen in a new folder, if this process is the one that ``claimed()`` says is
     captured; ``announce`` is then called with torch's version. Not by KINETO_USE_DAEMON during the import: there torch
-    2.6 hangs, and 2.7 to 2.9 may crash."""
+    2.6 hangs, and 2.7 to 2.9 may crash.
+
+    With a GPU it is done once the job itself uses CUDA: kineto counts the devices, and that would fix which ones are
+    visible, and keep children that are forked from using them.
+    """
     if os.environ.get(_FLAG) or _LAUNCHERS & {word.rpartition("/")[2] for word in _command()} or not claimed():
         return
+    torch = sys.modules["torch"]
+    if not _cuda_untouched(torch):
+        _listen(announce)
+        return
+    # In the main thread, as a request of gputop's is.
+    call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: _listen(announce))
+    _kept.append(call)
+
+    def wait() -> None:
+        while _cuda_untouched(torch):
+            time.sleep(_POLL_S)
+        ctypes.pythonapi.Py_AddPendingCall(call, None)
+
+    threading.Thread(target=wait, name="gputop", daemon=True).start()
+
+
+def _cuda_untouched(torch: Any) -> bool:
+    """Whether there is a GPU that the process could use and has not begun to use."""
+    return torch.version.cuda is not None and os.path.exists(_DRIVER) and not torch.cuda.is_initialized()  # noqa: PTH110
+
+
+def _listen(announce: Any) -> int:
+    """Switch daemon mode on in a new folder. Raises nothing; returns 0, as a pending call does."""
+    with contextlib.suppress(Exception):
+        _listen_in_new_folder(announce)
+    return 0
+
+
+def _listen_in_new_folder(announce: Any) -> None:
     folder = f"/tmp/gputop-kineto-{os.urandom(6).hex()}"
     os.mkdir(folder, 0o700)  # noqa: PTH102
     try:
@@ -162,6 +197,8 @@ def _switch_on(folder: str, importing: bool = False) -> tuple[str, str]:
         return "importing", ""
     version = str(getattr(torch, "__version__", ""))
     try:
+        if _cuda_untouched(torch):
+            return "no CUDA yet", version
         if torch._C._autograd._profiler_enabled():
             return "profiling", version
         # Those of torch's own process, not a second copy.
