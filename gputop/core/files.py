@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _COPY_BYTES = 1 << 20
 _MAX_HOLDER_BYTES = 200
+_MAX_DEPTH = 64  # of folders that are removed: each is held open meanwhile
 _MAX_LINKS = 40  # as the kernel: path_resolution(7)
 
 
@@ -244,9 +246,10 @@ class Folder:
             return False
         return True
 
-    def names(self) -> list[str]:
-        """The names in it; raises OSError."""
-        return os.listdir(self.fd)  # noqa: PTH208  a descriptor is no path
+    def names(self, most: int | None = None) -> list[str]:
+        """The names in it, of many the first ``most``; raises OSError."""
+        with os.scandir(self.fd) as entries:
+            return [entry.name for entry in itertools.islice(entries, most)]
 
     def state(self, name: str) -> os.stat_result:
         """The status of the entry of that name; of a link the link's own. Raises OSError."""
@@ -262,16 +265,17 @@ class Folder:
         with contextlib.suppress(OSError):
             os.rmdir(name, dir_fd=self.fd)
 
-    def remove_tree(self, name: str) -> None:
-        """Remove a folder in it with all that it holds, as far as that can be done. No link is followed."""
+    def remove_tree(self, name: str, depth: int = _MAX_DEPTH) -> None:
+        """Remove a folder in it with all that it holds, as far as that can be done, down to ``depth`` folders. No link
+        is followed, but a mount is: not for a folder that another user can mount in."""
         try:
             inside = self.enter(name)
         except OSError:
             return
         with inside, contextlib.suppress(OSError):
             for entry in inside.names():
-                if stat.S_ISDIR(inside.state(entry).st_mode):
-                    inside.remove_tree(entry)
+                if depth and stat.S_ISDIR(inside.state(entry).st_mode):
+                    inside.remove_tree(entry, depth - 1)
                 else:
                     inside.remove(entry)
         self.remove_folder(name)

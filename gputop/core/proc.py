@@ -7,6 +7,7 @@ it nothing.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import NamedTuple
 COMMAND_BYTES = 1 << 16  # a command line is cut there
 ENVIRON_BYTES = 1 << 20
 MAPS_BYTES = 64 << 20  # a large job maps some ten thousand regions of a hundred bytes
+_STATUS_BYTES = 1 << 20  # a process may be in 65,536 groups
 _PART_BYTES = 1 << 16
 
 
@@ -54,6 +56,11 @@ def started_s(pid: int, proc: Path = Path("/proc")) -> float | None:
         return None if booted_s is None else booted_s + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
+
+
+def status_fields(pid: int | str, proc: Path = Path("/proc")) -> dict[bytes, bytes]:
+    """Names and values of its /proc/PID/status. Raises OSError."""
+    return dict(re.findall(rb"^(\w+):[ \t]*(.*)$", read(f"{proc}/{pid}/status", _STATUS_BYTES), re.MULTILINE))
 
 
 class Mapping(NamedTuple):

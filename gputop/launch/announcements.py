@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gputop.core.codec import parse
+from gputop.profiler.addresses import process_of
 from gputop.text.units import printable
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -66,13 +67,15 @@ class Announcements:
 
     def _next(self) -> Announcement | None:
         data, ancillary, _, _ = self._socket.recvmsg(_LONGEST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
-        senders = [_CREDENTIALS.unpack(value)[1] for level, kind, value in ancillary
+        senders = [_CREDENTIALS.unpack(value)[:2] for level, kind, value in ancillary
                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)]
-        if not senders or senders[0] not in self._users:
+        if not senders or senders[0][1] not in self._users:
             return None
         try:
             message = parse(data)
             address = message["address"]
+            if isinstance(address, str) and process_of(address) is not None:
+                address = f"pid:{senders[0][0]}"  # in a PID namespace of its own it knows another number
             return Announcement(None if address is None else printable(str(address)), printable(str(message["line"])))
         except (ValueError, KeyError, TypeError):
             return None

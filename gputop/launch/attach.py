@@ -9,7 +9,6 @@ The request is made by Python's remote execution where it has that (3.14, :mod:`
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from gputop.launch.elf import addresses_in
 from gputop.launch.inject import call_with_text
 from gputop.profiler import sockets
 from gputop.profiler.discovery import find_servers
+from gputop.profiler.kineto import as_process
 from gputop.profiler.xprof.probe import probe
 
 ANSWER_TIMEOUT_S = 30.0  # the request lapses after this time
@@ -95,11 +95,9 @@ def _script(process: target.Target, text: str) -> Iterator[Path]:
         try:
             # Kept open: after the process has ended there is no other way into its container.
             folder = stack.enter_context(folder_of_process(process.pid, _SCRIPTS))
-            file = folder.create(name)
+            file = as_process.with_rights(process.pid, process.uid, lambda: folder.create(name))
             stack.callback(folder.remove, name)
             with open(file, "w") as script:  # noqa: PTH123  a descriptor
-                if os.geteuid() == 0:
-                    os.fchown(file, process.uid, -1)
                 script.write(text)
         except OSError as error:
             raise GputopError(f"no script can be put into {_SCRIPTS} of process {process.pid}: {error.strerror}",

@@ -237,7 +237,7 @@ class Finder:
         """One attempt to find out whether a socket is a profiler server's."""
         pid = state.holders[0]
         state.attempts_left -= 1
-        problem = "its address is not known"
+        problem = "none of its addresses is of a network inside this machine"
         for host in hosts:
             address = f"{host}:{listener.port}"
             try:

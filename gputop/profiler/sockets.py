@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import ipaddress
 import os
 import re
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gputop.core.proc import read
 
+T = TypeVar("T")
 _LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
 # sock_diag(7), include/uapi/linux/inet_diag.h: all TCP sockets of a family in a state, and what is told of each.
 _SOCK_DIAG, _DIAG_BY_FAMILY, _REQUEST, _DUMP, _ERROR, _DONE = 4, 20, 0x1, 0x300, 2, 3
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _QUERY = struct.Struct("=BBxxI48x")  # struct inet_diag_req_v2: family, protocol, states
 _ANSWER = struct.Struct("=B3x2s2x16s40xII")  # struct inet_diag_msg: family, port, address, user, inode
+# include/uapi/linux/unix_diag.h: all UNIX sockets, with their names.
+_UNIX_QUERY = struct.Struct("=BBxxIII8x")  # struct unix_diag_req: family, protocol, states, inode, what is shown
+_UNIX_ANSWER = struct.Struct("=4xI8x")  # struct unix_diag_msg: inode
+_ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: length, type
+_SHOW_NAME, _NAME = 1, 0
+_CLONE_NEWNET = 0x40000000  # linux/sched.h
 _NETLINK_TIMEOUT_S = 1.0
+_ETHERNET = "1"  # ARPHRD_ETHER in linux/if_arp.h: those of containers are, tunnels are not
 # A network's own user fills its tables at will: a line of tcp has 150 bytes, so that this holds 100,000 connections.
 _TABLE_BYTES = 16 << 20
 _IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -124,22 +134,25 @@ def _kernel_rows() -> list[_Row] | None:
     """The sockets that listen in gputop's own network; None where the kernel does not say."""
     rows = []
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-            kernel.settimeout(_NETLINK_TIMEOUT_S)
-            for family in (socket.AF_INET, socket.AF_INET6):
-                query = _QUERY.pack(family, socket.IPPROTO_TCP, 1 << int(_LISTEN, 16))
-                kernel.send(_HEADER.pack(_HEADER.size + len(query), _DIAG_BY_FAMILY, _REQUEST | _DUMP, 0, 0) + query)
-                for message in _messages(kernel):
-                    kind, port, address, uid, inode = _ANSWER.unpack_from(message)
-                    address = address[:4] if kind == socket.AF_INET else address
-                    rows.append(_Row(address, int.from_bytes(port, "big"), uid, inode))
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for message in _messages(_QUERY.pack(family, socket.IPPROTO_TCP, 1 << int(_LISTEN, 16))):
+                kind, port, address, uid, inode = _ANSWER.unpack_from(message)
+                address = address[:4] if kind == socket.AF_INET else address
+                rows.append(_Row(address, int.from_bytes(port, "big"), uid, inode))
     except (OSError, struct.error):
         return None
     return rows
 
 
-def _messages(kernel: socket.socket) -> Iterator[bytes]:
+def _messages(query: bytes) -> Iterator[bytes]:
     """What the kernel answers to one query for all sockets of a kind. Raises OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+        kernel.settimeout(_NETLINK_TIMEOUT_S)
+        kernel.send(_HEADER.pack(_HEADER.size + len(query), _DIAG_BY_FAMILY, _REQUEST | _DUMP, 0, 0) + query)
+        yield from _answers(kernel)
+
+
+def _answers(kernel: socket.socket) -> Iterator[bytes]:
     while True:
         answer, at = kernel.recv(1 << 16), 0
         while at < len(answer):
@@ -194,13 +207,71 @@ def _network_order(words: bytes) -> bytes:
 
 def bound(proc: Path, name: str) -> set[int]:
     """Inodes of the sockets of this machine bound to a path, or to an abstract name after a zero (unix(7))."""
-    inodes = set()
-    for line in os.fsdecode(read(f"{proc}/net/unix", _TABLE_BYTES)).splitlines()[1:]:
-        columns = line.split(" ", 6)  # the number of blanks before an inode varies, and a path may hold some
-        inode, _, path = columns[-1].strip().partition(" ")
-        if path == name.replace("\0", "@") and inode.isdecimal():
-            inodes.add(int(inode))
-    return inodes
+    return {inode for inode, other in unix_names(proc, os.getpid()).items() if other == os.fsencode(name)}
+
+
+def unix_names(proc: Path, pid: int) -> dict[int, bytes]:
+    """Inodes and names of the UNIX sockets of a process's network that have one: a path, or an abstract name after a
+    zero. Raises OSError.
+
+    Who binds a socket may put line ends into its name, and with them whole lines of other sockets into the table of
+    /proc. The kernel gives each name with its length to who may enter that network; of the table only what is not
+    claimed twice is taken.
+    """
+    names = _in_network(pid, _kernel_names) if proc == Path("/proc") else None
+    return _table_names(read(f"{proc}/{pid}/net/unix", _TABLE_BYTES)) if names is None else names
+
+
+def _kernel_names() -> dict[int, bytes] | None:
+    """None where the kernel does not say."""
+    names = {}
+    left = _TABLE_BYTES
+    try:
+        for message in _messages(_UNIX_QUERY.pack(socket.AF_UNIX, 0, 0xffffffff, 0, _SHOW_NAME)):
+            length, kind = _ATTRIBUTE.unpack_from(message, _UNIX_ANSWER.size) if len(message) > 16 else (0, -1)
+            if kind == _NAME:
+                name = message[_UNIX_ANSWER.size + _ATTRIBUTE.size:_UNIX_ANSWER.size + length]
+                names[_UNIX_ANSWER.unpack_from(message)[0]] = name if name[:1] == b"\0" else name.rstrip(b"\0")
+            left -= len(message)
+            if left < 0:  # not None: the table can be forged
+                break
+    except (OSError, struct.error):
+        return None
+    return names
+
+
+def _in_network(pid: int, call: Callable[[], T | None]) -> T | None:
+    """What ``call`` returns in the network of a process; None where gputop may not enter it. Raises OSError."""
+    if network_namespace(Path("/proc"), pid) == network_namespace(Path("/proc"), os.getpid()):
+        return call()
+    results: list[T | None] = []
+
+    def work() -> None:  # in a thread of its own: setns(2) is for one thread
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/ns/net") as network:  # noqa: PTH123
+            if ctypes.CDLL(None).setns(network.fileno(), _CLONE_NEWNET) == 0:
+                results.append(call())
+
+    thread = threading.Thread(target=work, name="gputop-network")
+    thread.start()
+    thread.join()
+    return results[0] if results else None
+
+
+def _table_names(table: bytes) -> dict[int, bytes]:
+    names: dict[int, bytes] = {}
+    claimed: set[int] = set()
+    for line in table.split(b"\n"):
+        columns = line.split(b" ", 6)  # the number of blanks before an inode varies, and a path may hold some
+        text, _, name = columns[-1].strip().partition(b" ")
+        if len(columns) < 7 or not text.isdigit():
+            continue
+        inode = int(text)
+        if name and inode not in claimed:
+            names[inode] = b"\0" + name[1:] if name[:1] == b"@" else name
+        elif inode in claimed:
+            names.pop(inode, None)
+        claimed.add(inode)
+    return names
 
 
 def holders(proc: Path, inodes: set[int]) -> dict[int, list[int]]:
@@ -235,9 +306,60 @@ def _links(folder: str) -> list[str]:
 
 
 def addresses_of(proc: Path, pid: int) -> list[str]:
-    """IPv4 addresses of the process's network, loopback left out: how a container is reached."""
+    """IPv4 addresses of the process's network at which this machine reaches it, loopback left out.
+
+    A container can claim any address, that of another machine, too. Only those count that this machine's routes send
+    out over an interface that stays in it, such as a container's bridge.
+    """
     try:
         text = read(f"{proc}/{pid}/net/fib_trie", _TABLE_BYTES).decode("ascii", "replace")
+        own = set(_LOCAL_ADDRESS.findall(read(f"{proc}/net/fib_trie", _TABLE_BYTES).decode("ascii", "replace")))
+        routes = _routes(read(f"{proc}/net/route", _TABLE_BYTES).decode("ascii", "replace"))
     except OSError:
         return []
-    return [a for a in dict.fromkeys(_LOCAL_ADDRESS.findall(text)) if not a.startswith("127.")]
+    return [a for a in dict.fromkeys(_LOCAL_ADDRESS.findall(text))
+            if not a.startswith("127.") and a not in own and _stays(a, own, routes, proc.parent / "sys/class/net")]
+
+
+class _Route(NamedTuple):
+    """A line of /proc/net/route; addresses are numbers."""
+
+    interface: str
+    destination: int
+    mask: int
+    metric: int
+    gateway: int
+
+
+def _routes(table: str) -> list[_Route]:
+    """The best first."""
+    routes = []
+    for line in table.splitlines()[1:]:
+        columns = line.split()
+        with contextlib.suppress(ValueError, IndexError):
+            destination, gateway, mask = (
+                int.from_bytes(_network_order(bytes.fromhex(columns[n])), "big") for n in (1, 2, 7))
+            routes.append(_Route(columns[0], destination, mask, int(columns[6]), gateway))
+    return sorted(routes, key=lambda route: (-route.mask, route.metric))
+
+
+def _stays(address: str, own: Collection[str], routes: Sequence[_Route], interfaces: Path) -> bool:
+    """Whether what is sent to an address does not leave this machine: the best route to it leads to no other machine,
+    and over no physical interface."""
+    number = int(ipaddress.ip_address(address))
+    best = next((route for route in routes if number & route.mask == route.destination), None)
+    if best is None or (best.gateway and str(ipaddress.ip_address(best.gateway)) not in own):
+        return False
+    return _is_internal(interfaces, best.interface)
+
+
+def _is_internal(interfaces: Path, name: str, depth: int = 4) -> bool:
+    """Whether an interface and those below it, as of a bridge, a bond or a VLAN, are neither devices nor tunnels."""
+    folder = interfaces / name
+    try:
+        if not depth or (folder / "type").read_text().strip() != _ETHERNET or (folder / "device").exists():
+            return False
+        below = [entry.name.removeprefix("lower_") for entry in folder.iterdir() if entry.name.startswith("lower_")]
+    except OSError:
+        return False
+    return all(_is_internal(interfaces, other, depth - 1) for other in below)

@@ -22,7 +22,7 @@ from gputop.trace.readers.capture_file import name_capture, read_capture
 NOT_ANALYZED = "not analyzed yet"
 MAX_RUNS = 256  # of each folder; a run is three round trips on a network file system
 _MAX_ABOUT_BYTES = 1 << 20  # of gputop.capture.json for a list; findings of an analysis take some ten kB
-_TRACE = ".xplane.pb"
+_TRACE = (".xplane.pb", ".pt.trace.json")  # of servers, and of kineto
 
 
 @dataclass(frozen=True, slots=True)

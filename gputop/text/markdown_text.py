@@ -1,4 +1,4 @@
-"""Markdown of gputop's own pages as plain text for a terminal: paragraphs wrapped, code as it stands."""
+"""Markdown: gputop's own pages as plain text for a terminal, and text of others so that it brings no marks along."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from gputop.text.units import printable
 from gputop.text.wrapping import wrap
 
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+# A word with one of these might be taken for a mark, a link, or the name of a person or an issue.
+_RISKY = re.compile(r"[\\`*{}\[\]<>#|@~&]|^_|_$|__|://|^www\.|^:\w+:$")
 _RULE_OF_TABLE = re.compile(r"\|[|\- ]+")
 
 
@@ -45,3 +47,14 @@ def plain_lines(markdown: str, width: int) -> Iterator[str]:
 def _row(line: str, width: int) -> Iterator[str]:
     name, value, *rest = (cell.strip() for cell in line.strip("| ").split(" | "))
     yield from wrap("   ".join((f"{name.strip('`')} = {value}", *rest)), width, "  ", "      ")
+
+
+def without_marks(text: str) -> str:
+    """The text, with each word that Markdown, HTML or a chat could take for a mark as code."""
+    return " ".join(as_code(word) if _RISKY.search(word) else word for word in printable(text).split(" "))
+
+
+def as_code(word: str) -> str:
+    """A word as code, between more backticks than it has in a row."""
+    longest = max(map(len, re.findall("`+", word)), default=0)
+    return f"{'`' * (longest + 1)} {word} {'`' * (longest + 1)}" if longest else f"`{word}`"

@@ -24,7 +24,7 @@ from gputop.comparison.gates import (
     gates_of_comparison,
     parse_gates,
 )
-from gputop.comparison.markdown import _plain, markdown
+from gputop.comparison.markdown import markdown
 from gputop.comparison.sides import Side
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK, GputopError
 from gputop.core.findings import Abstained
@@ -33,6 +33,7 @@ from gputop.rules.rule_file import read_rules
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
+from gputop.text.markdown_text import without_marks
 
 TRACE = str(Path(__file__).parents[1] / "data" / "keras3_slow_input.xplane.pb.gz")
 SECOND = 10**9
@@ -200,4 +201,4 @@ def test_markdown_holds_nothing_that_others_could_write_as_markup(folder: Path) 
     ("a``b", "``` a``b ```"), ("x *y* #12", "x `*y*` `#12`"),
 ])
 def test_words_that_could_be_marks_are_code(text: str, plain: str) -> None:
-    assert _plain(text) == plain
+    assert without_marks(text) == plain

@@ -377,8 +377,9 @@ def test_nothing_else_makes_folders_and_files() -> None:
                       r"|\bmake_folders\(")
     found = {str(file.relative_to(package)) for file in package.rglob("*.py")
              for line in file.read_text().splitlines() if past.search(line)}
-    # The simulated server is a profiler server, and writes where it is told to as TensorFlow's does.
-    assert found == {"core/files.py", "simulation/server.py"}
+    # The simulated server is a profiler server, and writes where it is told to as TensorFlow's does. The other one is
+    # the job's: what runs inside it, as its user.
+    assert found == {"core/files.py", "simulation/server.py", "launch/inside/gputop_kineto.py"}
 
 
 @pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}", "/dev/stdout"])

@@ -32,6 +32,15 @@ def test_announcements_arrive_and_malformed_ones_do_not():
     assert received.empty()
 
 
+def test_which_process_it_is_says_the_kernel():
+    """Not the process: in a container it has another number there, which is somebody else's here."""
+    token = new_token()
+    announcements = Announcements(token, lambda _: None)
+    _tell(token, json.dumps({"address": "pid:1", "line": "one"}).encode())
+    assert announcements.receive(30) == Announcement(f"pid:{os.getpid()}", "one")
+    announcements.close()
+
+
 def test_no_announcement_is_none():
     announcements = Announcements(new_token(), lambda _: None)
     assert announcements.receive(0.0) is None

@@ -232,9 +232,49 @@ FIB_TRIE = """Main:
 """
 
 
+# /proc/net/route: a default route over eth0, 10.0.0.0/8 over it, 10.9.0.0/16 over the tunnel wg0, 172.17.0.0/16 over
+# docker0, 10.8.0.0/16 over the bridge br0, 10.7.0.0/16 by the machine 172.17.0.9, 10.6.0.0/16 by 172.17.0.1 itself.
+_ROUTES = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT
+eth0 00000000 0100000A 0003 0 0 0 00000000 0 0 0
+eth0 0000000A 00000000 0001 0 0 0 000000FF 0 0 0
+wg0 0000090A 00000000 0001 0 0 0 0000FFFF 0 0 0
+docker0 000011AC 00000000 0001 0 0 0 0000FFFF 0 0 0
+br0 0000080A 00000000 0001 0 0 0 0000FFFF 0 0 0
+docker0 0000070A 090011AC 0003 0 0 0 0000FFFF 0 0 0
+docker0 0000060A 010011AC 0003 0 0 0 0000FFFF 0 0 0
+cut
+"""
+
+
+def _interface(folder: Path, name: str, *entries: str, kind: str = "1") -> None:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "type").write_text(f"{kind}\n")
+    for entry in entries:
+        (folder / name / entry).touch()
+
+
+@pytest.mark.parametrize(("claimed", "counts"), [
+    ("172.17.0.3", True), ("10.6.0.3", True), ("10.7.0.3", False), ("10.1.2.3", False), ("8.8.8.8", False),
+    ("10.9.0.3", False), ("10.8.0.3", False), ("172.17.0.1", False), ("127.0.0.2", False)])
+def test_a_container_cannot_claim_the_address_of_another_machine(proc, claimed, counts):
+    """Nor one of this machine's own. The bridge br0 has a card of this machine in it."""
+    interfaces = proc.parent / "sys/class/net"
+    _interface(interfaces, "eth0", "device")
+    _interface(interfaces, "wg0", kind="65534")
+    _interface(interfaces, "br0", "lower_eth0", "lower_veth1")
+    (proc / "77" / "net" / "fib_trie").write_text(FIB_TRIE.replace("172.17.0.2", claimed))
+    assert sockets.addresses_of(proc, 77) == [claimed] * counts
+
+
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
     """A /proc with ourselves and one TensorFlow process, 77, in a container of its own."""
+    _interface(tmp_path / "sys/class/net", "docker0", "lower_veth1")
+    _interface(tmp_path / "sys/class/net", "veth1")
+    tmp_path = tmp_path / "proc"
+    (tmp_path / "net").mkdir(parents=True)
+    (tmp_path / "net" / "fib_trie").write_text(FIB_TRIE.replace("172.17.0.2", "172.17.0.1"))
+    (tmp_path / "net" / "route").write_text(_ROUTES)
     site = "/usr/lib/python3/dist-packages"
     header = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
     listening = "   0: 00000000000000000000000000000000:1779 0:0 0A 0:0 00:0 0 0 0 4711 1 0 100 0 0 10 0\n"

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from gputop.core.findings import Finding, Gain
 from gputop.render.finding_markdown import finding_markdown
 
@@ -10,7 +13,15 @@ FINDING = Finding(id="input_bound", severity="high", title="Input *wait* takes 5
 
 def test_a_finding_pastes_as_markdown_and_brings_no_marks_of_its_own() -> None:
     text = finding_markdown(FINDING, 0.342, simulated=True)
-    assert text.startswith("**Input \\*wait\\* takes 52 %** (high, GPU 0-1, saves 52 % (342 → 164 ms)) SIMULATED")
-    assert "waits \\<b\\>" in text and "What to do: Let tf.data choose." in text
+    assert text.startswith("**Input `*wait*` takes 52 %** (high, GPU 0-1, saves 52 % (342 → 164 ms)) SIMULATED")
+    assert "waits `<b>.`" in text and "What to do: Let tf.data choose." in text
     assert "````\nds.map(f)  # ```\n````" in text, "a fence longer than those of the code"
     assert text.endswith("gputop, rule `input_bound`\n")
+
+
+def test_names_of_a_trace_mention_nobody_and_lead_nowhere() -> None:
+    """Whoever wrote the trace is not who pastes it."""
+    hostile = "@everyone <!channel> https://evil.example @org/team `@x` ![a](https://evil.example)"
+    text = finding_markdown(replace(FINDING, title=hostile, why=hostile, action=hostile, id="`@everyone"))
+    outside = re.sub(r"(`+) ?.*?[^`]\1(?!`)", "", text)
+    assert "everyone" in text and not re.search(r"@|<!|://|!\[", outside)

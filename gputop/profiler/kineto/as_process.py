@@ -1,9 +1,12 @@
-"""Binding a socket as a process of another user or container would: with its root and its file rights.
+"""Using files as a process of another user or container would: with its file rights, and with its root.
+
+Whatever a user puts in the way of root's gputop, a link or in a mount namespace of their own a mount, leads to nothing
+that they could not reach themselves. A thread of gputop's takes the rights, for this one call, and ends. They are a
+thread's own: credentials(7), setfsuid(2), unshare(2) with CLONE_FS.
 
 The name that a socket is bound with is the one that its peers see. kineto ends the job (std::terminate) at a datagram
-from a name that does not begin with its folder, so the name must be the job's, and cannot lead through /proc.
-A thread of gputop's takes the job's root and its user's file rights, for this one call, and ends. Both are a thread's
-own: credentials(7), setfsuid(2), unshare(2) with CLONE_FS.
+from a name that does not begin with its folder, so the name must be the job's, and cannot lead through /proc:
+:func:`run` takes the job's root, too.
 """
 
 from __future__ import annotations
@@ -11,30 +14,50 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import platform
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+from gputop.core.proc import status_fields
+
+T = TypeVar("T")
 _CLONE_FS = 0x200  # linux/sched.h
+_CAPABILITY_VERSION = 0x20080522  # linux/capability.h, version 3
+_SETGROUPS = {"x86_64": 116, "aarch64": 159}  # of asm/unistd.h: the C library's own would change all threads
 
 
-def run(pid: int, uid: int, call: Callable[[], None]) -> None:
-    """Call ``call`` where paths are those of process ``pid``, with the file rights of ``uid``. Raises OSError."""
-    elsewhere, other_user = not _shares_root(pid), uid != os.geteuid()
+def run(pid: int, uid: int, call: Callable[[], T]) -> T:
+    """What ``call`` returns where paths are those of process ``pid`` of ``uid``, with its file rights. Raises what
+    ``call`` raises, and OSError."""
+    return _in_thread(pid, uid, call, elsewhere=not _shares_root(pid))
+
+
+def with_rights(pid: int, uid: int, call: Callable[[], T]) -> T:
+    """As :func:`run`, where paths are gputop's own."""
+    return _in_thread(pid, uid, call, elsewhere=False)
+
+
+def _in_thread(pid: int, uid: int, call: Callable[[], T], *, elsewhere: bool) -> T:
+    other_user = uid != os.geteuid()
     if not elsewhere and not other_user:
-        call()
-        return
-    failures: list[OSError] = []
+        return call()
+    results: list[T] = []
+    failures: list[BaseException] = []
 
     def work() -> None:
         try:
+            gid, groups = _groups(pid, uid) if other_user else (0, [])
             if elsewhere:
                 _unshare_file_system()
                 os.chroot(f"/proc/{pid}/root")
             if other_user:
-                _take_file_rights(uid)
-            call()
-        except OSError as error:
+                _take_file_rights(uid, gid, groups)
+            if elsewhere:
+                _drop_capabilities()
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001  raised below
             failures.append(error)
 
     thread = threading.Thread(target=work, name="gputop-as-process")
@@ -42,6 +65,7 @@ def run(pid: int, uid: int, call: Callable[[], None]) -> None:
     thread.join()
     if failures:
         raise failures[0]
+    return results[0]
 
 
 def fix(error: OSError) -> str:
@@ -57,16 +81,41 @@ def _shares_root(pid: int) -> bool:
     return (process / "ns/mnt").samefile("/proc/self/ns/mnt") and (process / "root").samefile("/")
 
 
+def _groups(pid: int, uid: int) -> tuple[int, list[int]]:
+    """The group of a process and its further ones. Raises OSError where it has ended or is another user's."""
+    try:
+        status = status_fields(pid)
+        if int(status[b"Uid"].split()[1]) != uid:
+            raise ValueError
+        return int(status[b"Gid"].split()[1]), [int(group) for group in status[b"Groups"].split()]
+    except (ValueError, KeyError, IndexError):
+        raise OSError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+
+
 def _unshare_file_system() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_FS) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        _raise_errno()
 
 
-def _take_file_rights(uid: int) -> None:
+def _take_file_rights(uid: int, gid: int, groups: list[int]) -> None:
     """Those of this thread; the kernel takes root's right to enter and change everything from it, too."""
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_SETGROUPS.get(platform.machine(), -1), len(groups), (ctypes.c_uint * len(groups))(*groups)) != 0:
+        _raise_errno()
+    libc.setfsgid(gid)
     libc.setfsuid(uid)
-    if libc.setfsuid(-1) != uid:  # it returns the one before, and no errors
+    if (libc.setfsgid(-1), libc.setfsuid(-1)) != (gid, uid):  # they return the one before, and no errors
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def _drop_capabilities() -> None:
+    """Of this thread: a container's root may not follow /proc/1/root out of it, this machine's may (ptrace(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.capset((ctypes.c_uint * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint * 6)()) != 0:
+        _raise_errno()
+
+
+def _raise_errno() -> None:
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number))

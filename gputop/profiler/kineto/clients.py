@@ -6,20 +6,20 @@ A client's socket is bound to DIR/dynoconfigclient<uuid>, or to such an abstract
 from __future__ import annotations
 
 import contextlib
-import re
+import os
+from collections import Counter
 from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
-from gputop.core.proc import read
+from gputop.core.proc import status_fields
 from gputop.profiler import sockets
-from gputop.profiler.kineto.protocol import CLIENT_PREFIX, HOLDING_PREFIX, is_client_name
+from gputop.profiler.kineto.protocol import HOLDING_PREFIX, is_client_name
 from gputop.profiler.stale_files import lives
 
 _PROC = Path("/proc")
-_TABLE_BYTES = 16 << 20  # of /proc/PID/net/unix: a line of a hundred bytes for each socket of the network
-_STATUS_BYTES = 1 << 14
-_ABSTRACT = "@"
+_ABSTRACT = "\0"
+_MAX_OF_USER = 64  # processes: each costs a look at all that it and its parent have open
 
 
 class Client(Struct, frozen=True):
@@ -36,46 +36,57 @@ class Client(Struct, frozen=True):
 
 
 def client_of(pid: int, proc: Path = _PROC) -> Client | None:
-    """The client that a process is; None where it is none, has ended, or may not be read.
-
-    A forked child has its parent's socket open, too, and is no client: kineto's thread is not in it.
-    """
+    """The client that a process is; None where it is none, has ended, or may not be read."""
     try:
-        bound = _client_sockets(pid, proc)
-        if not bound:
-            return None
-        inodes = bound.keys() & sockets.open_inodes(proc, pid)
-        fields = sockets.stat_fields(proc, pid)
-        if not inodes or fields is None:
-            return None
-        inodes -= sockets.open_inodes(proc, fields[0])
-        status = dict(re.findall(rb"^(\w+):\s*(.*)$", read(f"{proc}/{pid}/status", _STATUS_BYTES), re.MULTILINE))
-        uid, own_pid = int(status[b"Uid"].split()[1]), int(status.get(b"NSpid", b"%d" % pid).split()[-1])
-    except (OSError, ValueError, KeyError, IndexError):
+        return _client(pid, proc, _client_sockets(pid, proc))
+    except OSError:
         return None
-    paths = sorted({bound[inode] for inode in inodes})
-    if not paths:
-        return None
-    named = [path for path in paths if not path.startswith(_ABSTRACT)]
-    folder = PurePosixPath(named[0]).parent if len(named) == len(paths) else None
-    return Client(pid, own_pid, uid, folder, all(HOLDING_PREFIX in path for path in paths), fields[1])
 
 
 def find_clients(proc: Path = _PROC) -> list[Client]:
-    """The clients of this machine that may be seen, by PID; a few files read where there are none."""
+    """The clients of this machine that may be seen, by PID, of each user at most 64; a few files read where there are
+    none."""
     namespaces: dict[int, int] = {}
     for pid in sorted(sockets.process_ids(proc)):
         with contextlib.suppress(OSError):
             namespaces.setdefault(sockets.network_namespace(proc, pid), pid)
-    inodes: set[int] = set()
+    bound: dict[int, str] = {}
     for pid in namespaces.values():
         with contextlib.suppress(OSError):
-            inodes |= _client_sockets(pid, proc).keys()
-    if not inodes:
+            bound |= _client_sockets(pid, proc)
+    if not bound:
         return []
-    holders = sockets.holders(proc, inodes).values()
-    found = {pid: client_of(pid, proc) for pids in holders for pid in pids[:1]}
-    return [client for _, client in sorted(found.items()) if client is not None]
+    clients: dict[int, Client] = {}
+    tried: Counter[int] = Counter()
+    for pid in sorted({pids[0] for pids in sockets.holders(proc, set(bound)).values() if pids}):
+        with contextlib.suppress(OSError):
+            uid = os.stat(f"{proc}/{pid}").st_uid  # noqa: PTH116
+            tried[uid] += 1
+            if tried[uid] <= _MAX_OF_USER and (client := _client(pid, proc, bound)) is not None:
+                clients[pid] = client
+    return list(clients.values())
+
+
+def _client(pid: int, proc: Path, bound: dict[int, str]) -> Client | None:
+    """The client that a process is; ``bound``: the sockets with a client's name. Raises OSError.
+
+    A forked child has its parent's socket open, too, and is no client: kineto's thread is not in it.
+    """
+    inodes = bound.keys() & sockets.open_inodes(proc, pid) if bound else frozenset[int]()
+    fields = sockets.stat_fields(proc, pid)
+    if not inodes or fields is None:
+        return None
+    paths = sorted({bound[inode] for inode in inodes - sockets.open_inodes(proc, fields[0])})
+    if not paths:
+        return None
+    try:
+        status = status_fields(pid, proc)
+        uid, own_pid = int(status[b"Uid"].split()[1]), int(status.get(b"NSpid", b"%d" % pid).split()[-1])
+    except (ValueError, KeyError, IndexError):
+        return None
+    named = [path for path in paths if not path.startswith(_ABSTRACT)]
+    folder = PurePosixPath(named[0]).parent if len(named) == len(paths) else None
+    return Client(pid, own_pid, uid, folder, all(HOLDING_PREFIX in path for path in paths), fields[1])
 
 
 def is_same(client: Client) -> bool:
@@ -88,14 +99,8 @@ def is_same(client: Client) -> bool:
 def _client_sockets(pid: int, proc: Path) -> dict[int, str]:
     """Inode and name of the sockets with a client's name in the process's network. Raises OSError."""
     found = {}
-    marker = CLIENT_PREFIX.encode()
-    for line in read(f"{proc}/{pid}/net/unix", _TABLE_BYTES).split(b"\n"):
-        if marker not in line:
-            continue
-        columns = line.split(None, 7)  # proc_net_unix: num, refcount, protocol, flags, type, state, inode, path
-        if len(columns) < 8 or not columns[6].isdigit():
-            continue
-        name = columns[7].decode("utf-8", "surrogateescape")
-        if is_client_name(name.removeprefix(_ABSTRACT).rpartition("/")[2].rstrip(_ABSTRACT)):
-            found[int(columns[6])] = name
+    for inode, name in sockets.unix_names(proc, pid).items():
+        text = os.fsdecode(name)
+        if is_client_name(text.strip(_ABSTRACT) if text.startswith(_ABSTRACT) else text.rpartition("/")[2]):
+            found[inode] = text
     return found

@@ -18,7 +18,7 @@ import time
 from pathlib import Path, PurePosixPath
 
 from gputop.core.errors import GputopError
-from gputop.core.files import Folder, folder_of_process
+from gputop.core.files import Folder, UnsafeFile, folder_of_process
 from gputop.profiler.kineto import as_process
 from gputop.profiler.kineto.protocol import CLIENT_PREFIX, DAEMON_NAME, MAX_FOLDER_CHARS
 
@@ -44,17 +44,22 @@ class SocketFolder:
     def create(cls, pid: int, uid: int) -> SocketFolder:
         """A new one in the root of process ``pid``, whose user is ``uid``. Raises GputopError."""
         name = f"{_PREFIX}{secrets.token_hex(6)}"
-        try:
+
+        def make() -> Folder:
             with folder_of_process(pid, Path(PLACE)) as place:
                 folder = place.make(name)
             try:
                 with os.fdopen(folder.create(CONFIG_NAME, 0o644), "wb") as config:
                     config.write(_BASE_CONFIG)
-                if uid != os.geteuid():
-                    os.fchown(folder.fd, uid, -1)  # last: from now on it is the job's
+                if os.fstat(folder.fd).st_uid != uid:
+                    raise UnsafeFile("somebody exchanged it", name)
             except OSError:
                 folder.close()
                 raise
+            return folder
+
+        try:
+            folder = as_process.with_rights(pid, uid, make)
         except OSError as error:
             raise GputopError(f"no folder for a socket can be made in {PLACE} of process {pid}: "
                               f"{error.strerror or error}",
@@ -75,9 +80,10 @@ class SocketFolder:
                               f"{error.strerror or error}",
                               "It was removed or is a link; only a restart of the job makes it usable.") from None
         state = os.fstat(folder.fd)
-        if state.st_uid not in (uid, 0) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if state.st_uid != uid or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             folder.close()
-            raise GputopError(f"other users could answer the kineto of process {pid}: they can write to {path}",
+            raise GputopError(f"other users could answer the kineto of process {pid}: {path} is theirs, or they can "
+                              "write to it",
                               "Let KINETO_IPC_SOCKET_DIR be a folder with mode 0700, or start the job with gputop run.")
         return cls(path, folder, pid, uid)
 
@@ -154,14 +160,14 @@ class SocketFolder:
         with contextlib.suppress(OSError):
             if not self._answers(DAEMON_NAME):
                 self.folder.remove(DAEMON_NAME)
-            for name in self.folder.names()[:_MAX_ENTRIES]:
+            for name in self.folder.names(_MAX_ENTRIES):
                 if name.startswith(TRACE_PREFIX):
                     self.folder.remove(name)
 
     def in_use(self) -> bool:
         """Whether a job has a socket here; an empty folder that is young counts, its job may be starting."""
         try:
-            clients = [name for name in self.folder.names()[:_MAX_ENTRIES] if name.startswith(CLIENT_PREFIX)]
+            clients = [name for name in self.folder.names(_MAX_ENTRIES) if name.startswith(CLIENT_PREFIX)]
             if not clients:
                 return time.time() - os.fstat(self.folder.fd).st_mtime < _UNUSED_MAX_AGE_S
             return any(self._answers(name) for name in clients)
@@ -169,10 +175,13 @@ class SocketFolder:
             return True
 
     def remove(self) -> None:
-        """Remove it with all that it holds, as far as possible."""
-        with contextlib.suppress(OSError), Folder(f"/proc/self/fd/{self.folder.fd}/..") as above:
-            if os.path.samestat(above.state(self.path.name), os.fstat(self.folder.fd)):
-                above.remove_tree(self.path.name)
+        """Remove it with the files in it, as far as possible; no folder in it, which may be a mount of the user's."""
+        with contextlib.suppress(OSError):
+            for name in self.folder.names(_MAX_ENTRIES):
+                self.folder.remove(name)
+            with self.folder.enter("..") as above:
+                if os.path.samestat(above.state(self.path.name), os.fstat(self.folder.fd)):
+                    above.remove_folder(self.path.name)
 
     def _answers(self, name: str) -> bool:
         """Whether a process has the socket of that name open."""
@@ -211,4 +220,4 @@ def sweep(place: Path = Path(PLACE)) -> None:
                     continue
                 stale.sweep()
                 if not stale.in_use():
-                    above.remove_tree(name)
+                    stale.remove()

@@ -20,7 +20,7 @@ from gputop.trace.readers.stacks_file import FILE as STACKS
 MARK = "gputop.black-box.json"
 MAX_RUNS = 20
 MAX_BYTES = 2 * 2**30
-_TRACES = (".xplane.pb", OVERVIEW)
+_TRACES = (".xplane.pb", ".pt.trace.json", OVERVIEW)
 _MAX_NOTE_BYTES = 1 << 20
 _SCHEMA = "gputop.black-box/1"
 

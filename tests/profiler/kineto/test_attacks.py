@@ -1,0 +1,297 @@
+"""What a hostile user of the node tries against the gputop of root that captures from their process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.launch import attach, target
+from gputop.profiler import sockets
+from gputop.profiler.kineto import as_process
+from gputop.profiler.kineto.clients import client_of, find_clients
+from gputop.profiler.kineto.folder import SocketFolder, sweep
+from tests.profiler.kineto.jobs import fake_job, found
+
+_USER = 12345
+_needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
+# A process of that user, in namespaces of its own: there it may mount what it sees over what it likes.
+_MOUNTING = """
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+os.setgroups([]); os.setgid(12345); os.setuid(12345)
+if libc.unshare(0x10020000) != 0: print("no namespaces", flush=True); sys.exit()  # CLONE_NEWUSER | CLONE_NEWNS
+print("ready", flush=True)
+for line in sys.stdin:
+    source, over = line.split()
+    print(libc.mount(source.encode(), over.encode(), None, 4096, None), flush=True)  # MS_BIND
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="gk-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+class _Mounting:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.pid = process, process.pid
+
+    def mount(self, source: Path, over: Path | PurePosixPath) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{source} {over}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "0\n"
+
+
+@pytest.fixture
+def mounting() -> Iterator[_Mounting]:
+    with subprocess.Popen([sys.executable, "-c", _MOUNTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as process:
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                pytest.skip("users may make no namespaces here")
+            yield _Mounting(process)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def of_root(place: Path) -> Path:
+    """A folder that only root may write to."""
+    folder = place / "root"
+    folder.mkdir(mode=0o755)
+    (folder / "kept").mkdir()
+    (folder / "kept" / "file").write_text("kept")
+    return folder
+
+
+@_needs_root
+def test_nothing_is_made_in_a_folder_of_root_s_that_is_mounted_over_tmp(mounting, of_root):
+    mounting.mount(of_root, Path("/tmp"))
+    with pytest.raises(GputopError, match="no folder for a socket"):
+        SocketFolder.create(mounting.pid, _USER)
+    job = target.Target(mounting.pid, "", _USER, "", 0, True)
+    with pytest.raises(GputopError, match="no script can be put"), attach._script(job, "text"):
+        pass
+    assert [path.name for path in of_root.iterdir()] == ["kept"]
+
+
+@_needs_root
+def test_what_is_mounted_in_the_folder_is_not_removed_with_it(mounting, of_root):
+    with SocketFolder.create(mounting.pid, _USER) as folder:
+        inside = Path(f"/proc/{mounting.pid}/root{folder.path}/inside")
+        inside.mkdir()
+        mounting.mount(of_root, folder.path / "inside")
+        assert (inside / "kept").exists()
+        folder.remove()
+        assert (of_root / "kept" / "file").exists()
+        mounting.process.kill()
+        mounting.process.wait()
+        Path(folder.path, "inside").rmdir()
+        folder.remove()
+        assert not Path(folder.path).exists()
+
+
+@_needs_root
+def test_a_folder_of_root_s_is_no_folder_of_a_user_s_socket(of_root):
+    """Its name is the user's claim: it was bound in a mount namespace, where that was another folder."""
+    (of_root / "dynolog").write_text("a program")
+    with pytest.raises(GputopError, match="other users could answer"):
+        SocketFolder.open(os.getpid(), PurePosixPath(of_root), _USER)
+    assert (of_root / "dynolog").exists()
+
+
+@_needs_root
+def test_root_s_groups_do_not_help_a_user(place):
+    """The thread that binds has the user's rights, not those of root's groups."""
+    before = os.getgroups()
+    group = place / "group"
+    group.mkdir()
+    group.chmod(0o770)
+    process = subprocess.Popen(["sleep", "60"], user=_USER, group=_USER, extra_groups=[_USER + 1])
+    try:
+        for own, allowed in ((os.getgid(), False), (_USER, True), (_USER + 1, True)):
+            os.chown(group, 0, own)
+            file = group / f"{own}"
+            with contextlib.suppress(PermissionError):
+                as_process.run(process.pid, _USER, file.touch)
+            assert file.exists() == allowed
+    finally:
+        process.kill()
+        process.wait()
+    assert os.getgroups() == before
+
+
+def _bound(name: str) -> socket.socket:
+    own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    own.bind(name)
+    return own
+
+
+def _forged(inode: int, name: str) -> socket.socket:
+    """A socket whose name has a whole line of /proc/net/unix in it."""
+    return _bound(f"\0x{inode}\n0: 00000002 00000000 00000000 0002 01 {inode} {name}")
+
+
+def test_a_name_with_a_line_end_makes_no_client_of_another_process(place):
+    with socket.socket() as stream:
+        inode = os.fstat(stream.fileno()).st_ino
+        with _forged(inode, f"{place}/dynoconfigclient0"):
+            assert client_of(os.getpid()) is None
+            assert os.getpid() not in [client.pid for client in find_clients()]
+
+
+def test_a_name_with_a_line_end_does_not_call_a_job_unsafe(place):
+    with fake_job(place) as process:
+        inode = next(iter(sockets.open_inodes(Path("/proc"), process.pid)))
+        with _forged(inode, "@dynoconfigclient0"):
+            assert found(process).folder == PurePosixPath(place)
+
+
+def test_a_name_with_a_line_end_does_not_answer_for_a_server(place):
+    with socket.socket() as stream:
+        inode = os.fstat(stream.fileno()).st_ino
+        with _forged(inode, f"{place}/server"):
+            assert inode not in sockets.bound(Path("/proc"), f"{place}/server")
+        with _bound(f"{place}/server") as own:
+            assert sockets.bound(Path("/proc"), f"{place}/server") == {os.fstat(own.fileno()).st_ino}
+
+
+def _nest(folder: Path, depth: int) -> None:
+    """Folders in each other, deeper than a path can name."""
+    def work() -> None:
+        os.chdir(folder)
+        for _ in range(depth):
+            os.mkdir("d")  # noqa: PTH102
+            os.chdir("d")
+        os._exit(0)
+
+    child = os.fork()
+    if child == 0:
+        work()
+    os.waitpid(child, 0)
+
+
+def test_a_deep_folder_in_a_left_one_does_not_end_the_next_capture(place):
+    left = place / "gputop-kineto-deep"
+    left.mkdir()
+    _bound(f"{left}/dynoconfigclient0").close()
+    _nest(left, 3000)
+    try:
+        sweep(place)
+        assert (left / "d").exists()
+    finally:
+        subprocess.run(["rm", "-rf", str(left)], check=True)
+
+
+def test_a_descriptor_that_a_job_sends_along_is_not_kept(place):
+    from gputop.profiler.kineto import daemon
+
+    with SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder, daemon.serving(folder), \
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client, tempfile.TemporaryFile(dir=place) as sent:
+        before = os.fstat(sent.fileno()).st_ino
+        client.connect(str(place / "dynolog"))
+        for _ in range(20):
+            socket.send_fds(client, [b"x" * 64], [sent.fileno()] * 3)
+        with daemon.serving(folder) as server, server.events_of(os.getpid()) as events:
+            own = _bound(str(place / "dynoconfigclient0"))
+            own.sendto((16).to_bytes(8, "little") + b"req".ljust(32, b"\0") + bytes(16), str(place / "dynolog"))
+            events.get(timeout=10)  # all before it have been read
+            own.close()
+        held = [fd for fd in os.listdir("/proc/self/fd")  # noqa: PTH208
+                if os.path.exists(f"/proc/self/fd/{fd}") and os.stat(f"/proc/self/fd/{fd}").st_ino == before]  # noqa: PTH110, PTH116
+        assert len(held) <= 1
+
+
+_MANY = """
+import os, signal, socket, sys
+for n in range(int(sys.argv[2])):
+    if os.fork() == 0:
+        own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        own.bind(f"{sys.argv[1]}/dynoconfigclient{n}")
+        print(n, flush=True)
+        signal.pause()
+signal.pause()
+"""
+
+
+def test_many_clients_of_one_user_are_not_all_looked_at(place):
+    with subprocess.Popen([sys.executable, "-c", _MANY, str(place), "80"], stdout=subprocess.PIPE, text=True,
+                          start_new_session=True) as process:
+        try:
+            assert process.stdout is not None and len([process.stdout.readline() for _ in range(80)]) == 80
+            ours = [client for client in find_clients() if client.folder == PurePosixPath(place)]
+            assert 0 < len(ours) <= 64
+        finally:
+            os.killpg(process.pid, 9)
+
+
+_NETWORK = """
+import ctypes, os, signal, socket, sys
+ctypes.CDLL(None).unshare(0x40000000)  # CLONE_NEWNET
+stream, forging, client = socket.socket(), socket.socket(1, 2), socket.socket(1, 2)
+inode = os.fstat(stream.fileno()).st_ino
+forging.bind(f"\\0x{inode}\\n0: 00000002 00000000 00000000 0002 01 {inode} {sys.argv[1]}/f/dynoconfigclient1")
+client.bind(f"{sys.argv[1]}/dynoconfigclient0")
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@_needs_root
+def test_names_in_another_network_are_the_kernel_s_too(place):
+    own = os.stat("/proc/thread-self/ns/net").st_ino  # noqa: PTH116
+    with subprocess.Popen([sys.executable, "-c", _NETWORK, str(place)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            assert found(process).folder == PurePosixPath(place)
+        finally:
+            process.kill()
+    assert os.stat("/proc/thread-self/ns/net").st_ino == own  # noqa: PTH116
+
+
+_CONTAINER = """
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None)
+libc.unshare(0x20000)  # CLONE_NEWNS
+libc.mount(None, b"/", None, 0x44000, None)  # MS_PRIVATE | MS_REC
+assert libc.mount(b"proc", (sys.argv[1] + "/proc").encode(), b"proc", 0, None) == 0
+os.chroot(sys.argv[1])
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@_needs_root
+def test_a_container_s_root_does_not_lead_out_by_proc(place, of_root):
+    """With the host's PIDs in it /proc/PID/root is the host. Its own root may not go there, the host's may."""
+    root = place / "container"
+    for name in ("proc", "tmp/f"):
+        (root / name).mkdir(parents=True)
+    with subprocess.Popen([sys.executable, "-c", _CONTAINER, str(root)], stdout=subprocess.PIPE,
+                          text=True) as process, \
+            subprocess.Popen(["sleep", "60"]) as of_host:
+        try:
+            if process.stdout is None or process.stdout.readline() != "ready\n":
+                pytest.skip("no such mount here")
+            with SocketFolder.open(process.pid, PurePosixPath("/tmp/f"), 0) as folder:
+                (root / "tmp/f").rename(root / "tmp/moved")
+                (root / "tmp/f").symlink_to(f"/proc/{of_host.pid}/root{of_root}")
+                with pytest.raises(GputopError, match="no socket can be made"):
+                    folder.bind()
+        finally:
+            process.kill()
+            of_host.kill()
+    assert [path.name for path in of_root.iterdir()] == ["kept"]
