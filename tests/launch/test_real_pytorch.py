@@ -63,7 +63,7 @@ def train():
         optimizer.step()
         time.sleep(0.01)  # a recording of a tighter loop takes long to write on a loaded machine
         if step == 1:
-            os.write(1, f"ready {os.getpid()}\n".encode())  # whole, where several ranks have one standard output
+            os.write(1, f"ready {os.getpid()}\\n".encode())  # whole, where several ranks have one standard output
         yield step, float(loss.detach())
 
 def wait():
