@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
@@ -33,6 +34,7 @@ def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
                        "its own machine")
     if len(facts.trace.paths) > 1 and cpus.ranks is None:
         return Missing("which processes of the node belong to the job's other ranks")
+    cpus = _with_few_workers(cpus)
     host = 1.0  # without a GPU all of the step is the CPUs' work
     if facts.active:
         host = sum((facts.shares or {}).get(part, 0.0) for part in _OF_HOST)
@@ -42,6 +44,16 @@ def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
         gpus=facts.active_numbers, share=_lost(facts, cpus, host), allowed=cpus.allowed, used=cpus.used,
         programs=cpus.programs, children=cpus.children, held_up=cpus.held_up,
         busiest=tuple(user for user in cpus.busiest if user.cpus >= limit("cpu_contention.named") * cpus.programs))
+
+
+def _with_few_workers(cpus: JobCpus) -> JobCpus:
+    """The same with the processes that the job started, such as a DataLoader's workers, as part of the job; unless they
+    are most of what keeps the CPUs busy next to it: then they are the finding."""
+    if cpus.children is None or cpus.used is None or cpus.others is None or not cpus.programs or (
+            cpus.children >= _MOSTLY * cpus.programs):
+        return cpus
+    return replace(cpus, used=cpus.used + cpus.children, others=cpus.others - cpus.children, children=0.0,
+                   busiest=tuple(user for user in cpus.busiest if not user.child))
 
 
 def others_take(cpus: JobCpus | None) -> bool:

@@ -63,6 +63,16 @@ def test_the_job_s_own_processes_are_told_apart():
     assert "started by the job" in f.why and "Other programs" not in f.title
 
 
+def test_a_few_workers_are_part_of_the_job():
+    hog, worker = CpuUser(7, "mypy", 0.9), CpuUser(8, "pt_data_worker", 0.8, child=True)
+    mixed = JobCpus(2.0, used=0.2, others=1.8, children=0.8, ranks=0.0, gputop=0.0, busiest=(hog, worker))
+    v = verdict(recorded(on_cpu(), mixed), "cpu_contention")
+    assert (v.programs, v.used, v.busiest) == (pytest.approx(1.0), pytest.approx(1.0), (hog,))
+    assert "worker" not in findings(recorded(on_cpu(), mixed))["cpu_contention"].why
+    little = JobCpus(2.0, used=1.5, others=0.5, children=0.24, ranks=0.0, gputop=0.0, busiest=(worker,))
+    assert "cpu_contention" not in findings(recorded(on_cpu(), little)), "0.26 of 2 CPUs are others'"
+
+
 def test_what_the_main_thread_does_is_held_up_no_more_than_it_waited():
     held_up = JobCpus(2.0, used=0.9, others=1.1, held_up=0.1)
     b = Builder(gpus=0)
