@@ -28,13 +28,12 @@ class CpuContention(Verdict, frozen=True, kw_only=True):
 
 def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
     """No CPU is idle, other processes take a good part of them, and the job's host has work that takes time."""
-    cpus = facts.trace.job_cpus
+    cpus = _with_few_workers(facts.trace.job_cpus)
     if cpus is None or cpus.used is None or cpus.programs is None:
         return Missing("the CPU time of the job and of other programs, which gputop records when it captures a job on "
                        "its own machine")
     if len(facts.trace.paths) > 1 and cpus.ranks is None:
         return Missing("which processes of the node belong to the job's other ranks")
-    cpus = _with_few_workers(cpus)
     host = 1.0  # without a GPU all of the step is the CPUs' work
     if facts.active:
         host = sum((facts.shares or {}).get(part, 0.0) for part in _OF_HOST)
@@ -46,10 +45,10 @@ def judge_cpu_contention(facts: TraceFacts) -> CpuContention | Missing | None:
         busiest=tuple(user for user in cpus.busiest if user.cpus >= limit("cpu_contention.named") * cpus.programs))
 
 
-def _with_few_workers(cpus: JobCpus) -> JobCpus:
+def _with_few_workers(cpus: JobCpus | None) -> JobCpus | None:
     """The same with the processes that the job started, such as a DataLoader's workers, as part of the job; unless they
     are most of what keeps the CPUs busy next to it: then they are the finding."""
-    if cpus.children is None or cpus.used is None or cpus.others is None or not cpus.programs or (
+    if cpus is None or cpus.children is None or cpus.used is None or cpus.others is None or not cpus.programs or (
             cpus.children >= _MOSTLY * cpus.programs):
         return cpus
     return replace(cpus, used=cpus.used + cpus.children, others=cpus.others - cpus.children, children=0.0,
