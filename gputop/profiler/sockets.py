@@ -267,7 +267,9 @@ def _table_names(table: bytes) -> dict[int, bytes]:
             continue
         inode = int(text)
         if name and inode not in claimed:
-            names[inode] = b"\0" + name[1:] if name[:1] == b"@" else name
+            # The table shows a zero as "@": kineto's names end with one.
+            names[inode] = b"\0" + name[1:].removesuffix(b"@") + b"\0" * name[1:].endswith(b"@") if (
+                name[:1] == b"@") else name
         elif inode in claimed:
             names.pop(inode, None)
         claimed.add(inode)

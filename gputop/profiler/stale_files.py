@@ -11,11 +11,9 @@ unknown to other hosts.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import platform
 import re
-import secrets
 import time
 from pathlib import Path
 
@@ -30,7 +28,7 @@ _MAX_RUNS = 256  # only the newest are examined: each is a round trip on a netwo
 
 def probe_name() -> str:
     """A new name for a folder of a probe's trace."""
-    return f".gputop-probe-{secrets.token_hex(4)}.{_owner()}"
+    return f".gputop-probe-{os.urandom(4).hex()}.{_owner()}"
 
 
 def partial_name(host: str) -> str:
@@ -109,7 +107,7 @@ def _owner() -> str:
     with contextlib.suppress(OSError):
         if place is not None:
             return f"{place}-{os.getpid()}-{_state('self')[1]}"
-    return f"{secrets.token_hex(6)}-0-0"
+    return f"{os.urandom(6).hex()}-0-0"
 
 
 def _place() -> str | None:
@@ -121,5 +119,7 @@ def _place() -> str | None:
         times = own / "ns" / "time"  # in another one the starts of processes count from another moment
         parts = (platform.node(), (_PROC / "sys/kernel/random/boot_id").read_text(), (own / "ns" / "pid").readlink(),
                  times.readlink() if times.is_symlink() else "")
+        import hashlib  # OpenSSL's 5 MB come with the first capture, not with the search for servers
+
         return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:12]
     return None

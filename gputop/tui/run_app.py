@@ -84,7 +84,7 @@ class RunApp(GputopApp):
             return ("The job has ended: l shows its output.",)
         if self.job.problem is not None:
             return ("The job's profiler server did not start, so it cannot be captured. l: why.",)
-        return ("c captures a trace after the job has imported TensorFlow or JAX.",)
+        return ("c captures a trace after the job has imported TensorFlow, JAX or PyTorch.",)
 
     def _refresh_job(self) -> None:
         status = self.session.status

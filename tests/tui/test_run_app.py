@@ -56,7 +56,7 @@ async def _until(pilot, condition) -> None:
 async def test_the_job_line_tells_of_the_job_until_it_serves(job):
     app = RunApp(StillSession(), job)
     async with app.run_test(size=(160, 40)) as pilot:
-        await _until(pilot, lambda: f"pid {job.pid} runs, no TensorFlow or JAX imported yet" in _line(app))
+        await _until(pilot, lambda: f"pid {job.pid} runs, no TensorFlow, JAX or PyTorch imported yet" in _line(app))
         job.set_server(None, "no profiler server in process 1: RuntimeError: why")
         await _until(pilot, lambda: "RuntimeError: why" in _line(app))
         job.set_server("127.0.0.1:6009", "")
@@ -74,7 +74,8 @@ async def test_the_job_line_tells_of_the_job_until_it_serves(job):
 async def test_without_a_server_the_panel_says_what_is_waited_for(job):
     app = RunApp(StillSession(), job)
     async with app.run_test(size=(160, 40)) as pilot:
-        await _until(pilot, lambda: "c captures a trace after the job has imported TensorFlow or JAX" in _panel(app))
+        waits = "c captures a trace after the job has imported TensorFlow, JAX or PyTorch"
+        await _until(pilot, lambda: waits in _panel(app))
         job.set_server(None, "no profiler server in process 1: RuntimeError: why")
         await _until(pilot, lambda: "profiler server did not start" in _panel(app))
         job.send(signal.SIGTERM)

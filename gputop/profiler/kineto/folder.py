@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import socket
 import stat
 import time
@@ -43,7 +42,7 @@ class SocketFolder:
     @classmethod
     def create(cls, pid: int, uid: int) -> SocketFolder:
         """A new one in the root of process ``pid``, whose user is ``uid``. Raises GputopError."""
-        name = f"{_PREFIX}{secrets.token_hex(6)}"
+        name = f"{_PREFIX}{os.urandom(6).hex()}"
 
         def make() -> Folder:
             with folder_of_process(pid, Path(PLACE)) as place:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import re
-import secrets
 import socket
 import threading
 import time
@@ -152,7 +151,7 @@ class _Take:
         """Raises GputopError."""
         pid, seconds, folder = self.client.pid, self.recording.seconds, self.daemon.folder
         start_ms = round((self.recording.start_ns or 0) / 1e6)
-        config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{secrets.token_hex(6)}.json",
+        config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json",
                                  max(1, round(1000 * seconds)), start_ms)
         file = config.written(self.client.own_pid)
         sent_s, began = time.time(), time.monotonic()
