@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.storage import TRACE
@@ -151,5 +151,10 @@ class Recorder(Protocol):
     def window_ns(self, path: Path) -> tuple[int, int] | None:
         """When that recording began and ended, Unix time by the job's clock; None where the trace does not say."""
 
+
+@runtime_checkable
+class JoinsOverviews(Protocol):
+    """What a recorder whose ``limits.overview`` says that it records overviews can do as well."""
+
     def join(self, parts: Sequence[Path]) -> bytes:
-        """One trace of several overviews, oldest first; raises OSError. Called only where ``limits.overview``."""
+        """One trace of several overviews, oldest first; raises OSError."""

@@ -15,7 +15,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture import plan
 from gputop.profiler.capture.job_memory import MemoryGrowthGuard, Watch
 from gputop.profiler.capture.plan import Plan
-from gputop.profiler.recording import Progress, Recorder, Recording
+from gputop.profiler.recording import JoinsOverviews, Progress, Recorder, Recording
 from gputop.profiler.storage import TRACE, RunFolder
 from gputop.text.units import size
 from gputop.trace.readers.capture_file import OVERVIEW
@@ -111,6 +111,7 @@ def _save(parts: list[Path], recorder: Recorder, trace: Path, joined: Path) -> N
     """One file of the parts beside the trace. Raises GputopError, OSError."""
     source = parts[0]
     if len(parts) > 1:
+        assert isinstance(recorder, JoinsOverviews)
         joined.write_bytes(recorder.join(parts))
         source = joined
     folder = RunFolder.create(trace.parents[3], trace.name.removesuffix(TRACE), trace.parent.name, OVERVIEW)

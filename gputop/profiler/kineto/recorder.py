@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -105,9 +105,6 @@ class KinetoRecorder:
                 return window_ns(file)
         except OSError:
             return None
-
-    def join(self, parts: Sequence[Path]) -> bytes:
-        raise NotImplementedError("kineto records no overview")
 
     def _client(self) -> Client:
         """Raises GputopError where the process cannot be recorded now."""

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,9 +54,6 @@ class FileRecorder:
 
     def window_ns(self, path: Path) -> tuple[int, int] | None:
         return None
-
-    def join(self, parts: Sequence[Path]) -> bytes:
-        raise AssertionError("there is no overview to join")
 
 
 def ignore(_: object) -> None:
