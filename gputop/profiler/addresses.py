@@ -116,8 +116,8 @@ def is_local(address: str) -> bool:
         return True
     import psutil
 
-    own = {a.address.partition("%")[0] for interface in psutil.net_if_addrs().values() for a in interface}
-    return bool(own & {str(a).partition("%")[0] for a in addresses})
+    here = {a.address.partition("%")[0] for interface in psutil.net_if_addrs().values() for a in interface}
+    return bool(here & {str(a).partition("%")[0] for a in addresses})
 
 
 def machine_name(address: str) -> str:

@@ -135,9 +135,9 @@ def host_causes(
     gap_s = parts["gap"] / unit
     slow = _slow_host(late)
     if slow is not None:
-        own = [one for one in late if one.process == slow]
-        gap_s = sum(one.by_cause["gap"].total for one in own) / len(own) / len(bounds) / 1e9
-        gaps = merge(*(one.by_cause["gap"] for one in own))
+        of_slow = [one for one in late if one.process == slow]
+        gap_s = sum(one.by_cause["gap"].total for one in of_slow) / len(of_slow) / len(bounds) / 1e9
+        gaps = merge(*(one.by_cause["gap"] for one in of_slow))
     main, executor, silent = _work(trace, gaps, len(bounds), of_hosts if slow is None else [hosts[slow]])
     return HostCauses(
         tracing_s=parts["tracing"] / unit, eager_s=parts["eager"] / unit,
@@ -167,14 +167,14 @@ def late_by_cause(
              for process in {process for process, _, _ in late}}
     out = []
     for process, line, left in late:
-        own = hosts[process]
-        knows_calls = bool(len(own.calls.start))
-        in_calls = own.calls if knows_calls else left
-        if steps is not None and line is None and own.short_ops is not None:
-            in_calls = subtract(in_calls, intersect(own.short_ops, _behind_calls(steps)))
+        spans = hosts[process]
+        knows_calls = bool(len(spans.calls.start))
+        in_calls = spans.calls if knows_calls else left
+        if steps is not None and line is None and spans.short_ops is not None:
+            in_calls = subtract(in_calls, intersect(spans.short_ops, _behind_calls(steps)))
         by_cause = {}
-        for cause, instants in (("tracing", own.tracing), ("eager", own.eager),
-                                ("placement", intersect(own.placed, in_calls))):
+        for cause, instants in (("tracing", spans.tracing), ("eager", spans.eager),
+                                ("placement", intersect(spans.placed, in_calls))):
             by_cause[cause] = intersect(left, instants)
             left = subtract(left, by_cause[cause])
         by_cause["gap"] = subtract(left, in_calls) if knows_calls else EMPTY

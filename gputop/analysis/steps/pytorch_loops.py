@@ -229,8 +229,8 @@ def _begins_by_sequence(ops: Ops, begin: I64, stop: I64, end_ns: I64) -> list[in
         kept = 0 if not len(within) or before.sum() >= behind.sum() else lead
     else:
         kept = 0
-    own = length - kept  # ops of a step before its optimizer is called
-    out = [first - own if 0 < own <= first and (ops.name[first - own:first] == usual[kept:]).all() else -1]
+    ahead = length - kept  # ops of a step before its optimizer is called
+    out = [first - ahead if 0 < ahead <= first and (ops.name[first - ahead:first] == usual[kept:]).all() else -1]
     for low, high in zip(begin.tolist(), stop.tolist(), strict=True):
         place = min(low + kept, high)
         if length and high - low > length:
@@ -286,12 +286,12 @@ def batch_steps(trace: Trace) -> LoopSteps | None:
         return LoopSteps(f"{what}, without a backward pass", "medium", start[:-1], start[:-1], start)
     evaluates = ~trains & (np.searchsorted(ops.forward_ns, start[1:]) > np.searchsorted(ops.forward_ns, start[:-1]))
     if trains.sum() < FEWEST <= evaluates.sum():
-        own = start[:-1][evaluates]
-        return LoopSteps(f"{what}, which evaluate", "medium", own, own, start, phase=EVALUATION)
-    own, loops = start[:-1][trains], dict[str, Spans]()
+        step_starts = start[:-1][evaluates]
+        return LoopSteps(f"{what}, which evaluate", "medium", step_starts, step_starts, start, phase=EVALUATION)
+    step_starts, loops = start[:-1][trains], dict[str, Spans]()
     if evaluates.any():
         loops[EVALUATION] = union(start[:-1][evaluates], behind[:-1][evaluates])
-    return LoopSteps(what, "medium", own, own, start, other_loops=loops)
+    return LoopSteps(what, "medium", step_starts, step_starts, start, other_loops=loops)
 
 
 def op_sequence(trace: Trace) -> LoopSteps | None:

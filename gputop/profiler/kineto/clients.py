@@ -98,9 +98,9 @@ def is_same(client: Client) -> bool:
 
 def _client_sockets(pid: int, proc: Path) -> dict[int, str]:
     """Inode and name of the sockets with a client's name in the process's network. Raises OSError."""
-    found = {}
+    client_sockets = {}
     for inode, name in sockets.unix_names(proc, pid).items():
         text = os.fsdecode(name)
         if is_client_name(text.strip(_ABSTRACT) if text.startswith(_ABSTRACT) else text.rpartition("/")[2]):
-            found[inode] = text
-    return found
+            client_sockets[inode] = text
+    return client_sockets

@@ -178,11 +178,11 @@ def serving(folder: SocketFolder, stopped: Callable[[], bool] = lambda: False) -
 
 def _start(folder: SocketFolder) -> Daemon:
     """Raises GputopError."""
-    own = folder.duplicate()  # who came first may leave first; the lock is that of the open folder
+    kept_folder = folder.duplicate()  # who came first may leave first; the lock is that of the open folder
     try:
-        own.sweep()
-        return Daemon(own, own.bind())
+        kept_folder.sweep()
+        return Daemon(kept_folder, kept_folder.bind())
     except BaseException:
-        own.close()
+        kept_folder.close()
         folder.unlock()
         raise
