@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.pytorch_loops import outer_ops
+from gputop.analysis.steps.pytorch_ops import outer_ops
 from gputop.trace.intervals import Spans
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import Trace

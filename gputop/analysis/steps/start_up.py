@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ import numpy as np
 
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
 from gputop.text.units import seconds
-from gputop.trace.intervals import EMPTY, Spans, joined, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, host_rows, name_mask, numbered
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.recorded import part_of
@@ -32,6 +33,8 @@ _TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with
 _STARTS = 0.5  # of the time from the recording's begin on is such work: the job starts
 _WORTH_SAYING = 0.05  # of the recording
 _PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
+_FEW_STEPS = 3  # of fewer each may be the first
+START_UP_SHARE = 0.5  # of a step: such work, or compilation alone, that fills it. gputop's own figure
 _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
@@ -149,6 +152,43 @@ def _joined(a: _Found, b: _Found) -> _Found:
 def past_start(trace: Trace) -> bool:
     """Whether the job is known to have run for so long that what it does is no start: as gputop's captures tell."""
     return trace.job_cpus is not None and (trace.job_cpus.age_s or 0.0) > _PAST_START_S
+
+
+def tries_ns(trace: Trace) -> I64:
+    """When the kernels begin with which cuDNN's algorithms are tried out, in order."""
+    mask = name_mask(trace, TRIES)
+    return trace.device.start_ns[mask[trace.device.name]] if mask.any() else np.empty(0, np.int64)
+
+
+def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
+    """What of a job's start ran in every one of these steps, for a sentence; empty: nothing known, or the job is past
+    its start. ``bounds_ns`` has the shape (steps, 2).
+
+    A function that is compiled in two or more calls is no start: it returns.
+    """
+    if past_start(trace):
+        return ""
+    tries = tries_ns(trace)
+    in_each = np.searchsorted(tries, bounds_ns[:, 1]) - np.searchsorted(tries, bounds_ns[:, 0])
+    if (in_each > 0).all():
+        return f"autotuning, in which cuDNN tries out its algorithms ({in_each.sum()} kernels that check its results)"
+    if len(bounds_ns) == 1 and _one_after_the_other(trace, *bounds_ns[0].tolist()):
+        return "replicas that begin one after the other"
+    may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
+    rows = host_rows(trace, COMPILE) if may_be_first else np.empty(0, np.int64)
+    compiling = coverage(union(trace.host.start_ns[rows], trace.host.end_ns[rows]), bounds_ns[:, 0], bounds_ns[:, 1])
+    if (compiling > START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0])).all():
+        return f"compilation by XLA ({seconds(compiling.sum() / 1e9)})"
+    return ""
+
+
+def _one_after_the_other(trace: Trace, begin_ns: int, end_ns: int) -> bool:
+    """Whether each GPU begins its first kernel after another one's last, as where each sets up in its turn."""
+    device = trace.device
+    rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (device.start_ns >= begin_ns) & (device.start_ns < end_ns))
+    spans = sorted((int(device.start_ns[kernels].min()), int(device.end_ns[kernels].max())) for kernels in (
+        rows[device.gpu[rows] == gpu] for gpu in np.unique(device.gpu[rows])))
+    return len(spans) > 1 and all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
