@@ -81,9 +81,9 @@ def _longest_names(spans: Spans, calls: _Found) -> I64:
     """Of each span the name of the longest event that begins in it, or before it and reaches into it."""
     names = np.full(len(spans.start), -1, np.int64)
     if len(names) and len(calls[0]):
-        at = np.minimum(np.searchsorted(spans.end, calls[0], side="right"), len(names) - 1)
+        span_index = np.minimum(np.searchsorted(spans.end, calls[0], side="right"), len(names) - 1)
         order = np.argsort(calls[1] - calls[0], kind="stable")
-        names[at[order]] = calls[2][order]  # of several for one place the last one stays
+        names[span_index[order]] = calls[2][order]  # of several for one place the last one stays
     return names
 
 
@@ -111,8 +111,8 @@ def _loading(trace: Trace) -> _Found:
     if ((~first).sum() < _REPEATED * len(launched) or in_first < _WORTH_NAMING_NS
             or in_first < _IN_FIRST * int(length[long].sum())):
         return loads
-    at = launched[long & first]
-    launches = device.launch_ns[at], device.launch_end_ns[at], device.name[at].astype(np.int64)
+    events = launched[long & first]
+    launches = device.launch_ns[events], device.launch_end_ns[events], device.name[events].astype(np.int64)
     return _joined(loads, launches)
 
 
@@ -125,12 +125,12 @@ def _tried(trace: Trace) -> _Found:
 
 def _built(trace: Trace) -> tuple[_Found, _Found]:
     """What XLA compiles, and what Python traces: inside of calls and outside of any, without what returns."""
-    host, found = trace.host, builds(trace)
-    again = {one.name for one in rebuilt(trace, found)}
-    returns = np.array([function_name(trace.names[name]) in again for name in host.name[found.rows].tolist()], bool)
-    start, built = host.start_ns[found.rows], found.built_ns
+    host, calls = trace.host, builds(trace)
+    again = {one.name for one in rebuilt(trace, calls)}
+    returns = np.array([function_name(trace.names[name]) in again for name in host.name[calls.rows].tolist()], bool)
+    start, built = host.start_ns[calls.rows], calls.built_ns
     outer = ~returns & (built > np.concatenate(([-1], np.maximum.accumulate(built)[:-1])))
-    names = np.append(host.name[found.rows[outer]], -1).astype(np.int64)
+    names = np.append(host.name[calls.rows[outer]], -1).astype(np.int64)
     found_by = {}
     for kind, pattern in ((COMPILING, COMPILE), (TRACED, TRACING)):
         rows = host_rows(trace, pattern)
@@ -140,7 +140,7 @@ def _built(trace: Trace) -> tuple[_Found, _Found]:
         # Outside of calls nothing tells the function: where one is built again and again it may be that one.
         keep = in_call >= 0 if again else np.ones(len(rows), bool)
         found_by[kind] = begin[keep], host.end_ns[rows][keep], names[in_call[keep]]
-    once = start[~returns], built[~returns], host.name[found.rows[~returns]].astype(np.int64)
+    once = start[~returns], built[~returns], host.name[calls.rows[~returns]].astype(np.int64)
     return found_by[COMPILING], _joined(found_by[TRACED], once)
 
 
@@ -214,9 +214,10 @@ def what_started(spans: Sequence[StartUpSpan], until_ns: int) -> str:
         if span.start_ns < until_ns:
             of_kind.setdefault(span.kind, []).append(span)
     parts = []
-    for kind, own in sorted(of_kind.items(), key=lambda item: -_length(item[1])):
-        name = re.split(r"[(<]", max(own, key=lambda span: span.end_ns - span.start_ns).what)[0].removeprefix("void ")
-        parts.append(f"{_TEXTS[kind]} ({f'{name[:_NAME_CHARS]}, ' if name else ''}{seconds(_length(own) / 1e9)})")
+    for kind, alike in sorted(of_kind.items(), key=lambda item: -_length(item[1])):
+        longest = max(alike, key=lambda span: span.end_ns - span.start_ns)
+        name = re.split(r"[(<]", longest.what)[0].removeprefix("void ")
+        parts.append(f"{_TEXTS[kind]} ({f'{name[:_NAME_CHARS]}, ' if name else ''}{seconds(_length(alike) / 1e9)})")
     return " and ".join(parts)
 
 
