@@ -182,6 +182,8 @@ def _merge_retraced(trace: Trace, rows: I64, function: I64) -> I64:
 def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str) -> Anchors | None:
     """The calls of a loop, by the rules above, of these calls of functions (indices into ``Trace.names``); ``name`` has
     a place for the function's. None where no function is called often enough."""
+    if not len(rows):
+        return None
     host = trace.host
     functions, counts = np.unique(function, return_counts=True)
     often = np.isin(function, functions[counts >= _MIN_LOOP_CALLS])

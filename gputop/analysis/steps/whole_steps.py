@@ -113,7 +113,7 @@ def _count_start_up(trace: Trace, bounds: I64, start_up: Sequence[StartUpSpan]) 
 def _count_warm_up(bounds: I64, most: int | None) -> int:
     """How many leading steps are warm-up (5); 0 where that is more than ``most``.
 
-    Where long steps come again and again (a function traced anew) the first one is no warm-up.
+    Long steps behind one like those kept are none: a function that is traced anew, after the recording's begin.
     """
     length = bounds[:, 1] - bounds[:, 0]
     count = 0
