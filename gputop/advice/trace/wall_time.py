@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import LOADER
@@ -58,12 +58,21 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
+    if steps is None and all(part.kind == "unknown" for part in parts):
+        return Missing(f"what the host does while no GPU works{HOST_EVENTS}")
+    if steps is None and _one_short_pause(parts):
+        return Missing("a second pause of the GPUs of that length, as one can be chance: capture longer")
     return TimeOutsideSteps(
         gpus=facts.active_numbers, share=share, parts=sorted(parts, key=lambda part: -part.time_s),
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
-        between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / steps.count
+        between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / (wall.steps or steps.count)
                             if steps is not None else None),
         culprits=_culprits(parts))
+
+
+def _one_short_pause(parts: Sequence[WallPart]) -> bool:
+    """Whether all of the time is one pause that is no loss by its length alone."""
+    return sum(part.count for part in parts) == 1 and parts[0].longest_s < limit("time_outside_steps.once")
 
 
 def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:

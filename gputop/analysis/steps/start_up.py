@@ -27,6 +27,11 @@ TRIES = r"(?i).*redzone"
 # thread has lost its CPU, may be that of any launch: most of the time of all such calls must be in first launches.
 _FAR_LONGER, _LOADING_NS, _IN_FIRST = 50.0, 1_000_000, 0.9
 _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices of a CPU
+# Calls of CUDA's and HIP's runtime and driver. The first one creates the context, whichever it is, and others load
+# modules or reserve memory. Those that wait for the GPU, or for room in its queue, may take long in any job.
+_API = r"(?:cuda|hip|cu)(?=[A-Z])\w+$"
+_API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|Free|Unregister|"
+              r"Unmap|Destroy|Unload|Profiler)")
 _REPEATED = 0.5  # of the launches are not the first of their kernel, so that "the first" means something
 _TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
 _STARTS = 0.5  # of the time from the recording's begin on is such work: the job starts
@@ -61,8 +66,8 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     out: list[StartUpSpan] = []
     taken = EMPTY
     compiled, traced = _built(trace)
-    for kind, calls in ((LOADING, _loading(trace)), (AUTOTUNING, _tried(trace)), (COMPILING, compiled),
-                        (TRACED, traced)):
+    loaded = _joined(_loading(trace), _set_up(trace))
+    for kind, calls in ((LOADING, loaded), (AUTOTUNING, _tried(trace)), (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
         names = _longest_names(new, calls)
@@ -72,6 +77,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
 
 
 _Found = tuple[I64, I64, I64]  # begin, end, and name (index into the trace's names, -1: none)
+_NOTHING: _Found = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 def _longest_names(spans: Spans, calls: _Found) -> I64:
@@ -111,6 +117,25 @@ def _loading(trace: Trace) -> _Found:
     at = launched[long & first]
     launches = device.launch_ns[at], device.launch_end_ns[at], device.name[at].astype(np.int64)
     return _joined(loads, launches)
+
+
+def _set_up(trace: Trace) -> _Found:
+    """Calls before a rank's first event on a GPU that take long: they create the context, load modules, reserve memory.
+
+    Calls that wait by their nature are left out: work that was launched before the recording leaves no event.
+    """
+    host, device = trace.host, trace.device
+    rows = host_rows(trace, _API)
+    if not len(rows) or not len(device):
+        return _NOTHING
+    waits = name_mask(trace, _API_WAITS)
+    rows = rows[(host.end_ns[rows] - host.start_ns[rows] >= _WORTH_NAMING_NS) & ~waits[host.name[rows]]]
+    of_gpu = np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu]
+    first_ns = {rank: int(device.start_ns[of_gpu == rank].min()) for rank in np.unique(of_gpu).tolist()}
+    until_ns = np.array([first_ns.get(line.rank, 0) for line in trace.lines], np.int64)[host.line[rows]]
+    before = host.start_ns[rows] < until_ns
+    rows, until_ns = rows[before], until_ns[before]
+    return host.start_ns[rows], np.minimum(host.end_ns[rows], until_ns), host.name[rows].astype(np.int64)
 
 
 def _tried(trace: Trace) -> _Found:

@@ -115,14 +115,13 @@ def find_steps(trace: Trace) -> Steps | None:
     return None
 
 
-def find_overview_steps(trace: Trace, steps: Steps | None) -> Steps | None:
-    """The steps of ``trace.overview``, of the same kind as those of the trace itself where it has some: with none where
-    the overview shows no whole one. None where the two cannot be told to be alike.
+def find_overview_steps(trace: Trace, overview: Trace, steps: Steps | None) -> Steps | None:
+    """The steps of an overview of ``trace``, of the same kind as those of the trace itself where it has some: with none
+    where the overview shows no whole one. None where the two cannot be told to be alike.
 
     An overview has calls but no ops: which function trains and which evaluates is known from the trace.
     """
-    overview = trace.overview
-    if overview is None or not len(overview.host):
+    if not len(overview.host):
         return None
     found = find_steps(replace(overview, function_phases=_function_phases(trace)))
     if steps is None:

@@ -317,7 +317,7 @@ def two_grains(detail: Builder, overview: Builder, by_s: float) -> Trace:
     trace = detail.build()
     end = trace.window_ns[1]
     return replace(trace, rank_windows_ns={0: (0, end)}, profile_window_ns=(0, end),
-                   overview=overview_of(overview, by_s))
+                   overviews={0: overview_of(overview, by_s)})
 
 
 def test_an_overview_is_divided_like_the_trace():
@@ -333,7 +333,8 @@ def test_an_overview_is_divided_like_the_trace():
     (steps,) = (part for part in wall.parts if part.id == "steps")
     assert steps.count == 30 + 33
     assert wall.per_step_s == pytest.approx((0.3 + 0.32 + 0.08 + 1.2) / 63, rel=0.05)
-    assert len(wall.pauses_s) == 29 + 32
+    assert len(wall.pauses_s) == 29 and wall.overview is not None and wall.steps == 63
+    assert len(wall.overview.pauses_s) + 1 == len(wall.overview.durations_s) == 33
 
 
 def test_steps_that_only_the_overview_shows():
