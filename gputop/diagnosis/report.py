@@ -297,7 +297,7 @@ def limit_of(a: Analysis) -> str:
 def _limit_of_host(a: Analysis) -> tuple[bool, str]:
     """Of a trace without work on a GPU whether nothing is wrong with it, and what limits the job."""
     if a.input is None:
-        return False, "Nothing to advise from this trace: it shows neither GPU work nor an input pipeline."
+        return True, "this trace shows neither GPU work nor an input pipeline."
     if any(abstained.id == "input_bound" for abstained in a.abstained):
         return False, ("This trace shows no GPU work, and whether the job is bound by its input could not be judged: "
                        f"the calls for a batch take {percent(a.input.wait_ratio)} of the "

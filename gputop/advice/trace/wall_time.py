@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from gputop.advice.registry import limit, source
+from gputop.advice.trace.cpu_contention import may_be_others
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.job import Job
@@ -62,6 +63,9 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         return Missing(f"what the host does while no GPU works{HOST_EVENTS}")
     if steps is None and _one_short_pause(parts):
         return Missing("a second pause of the GPUs of that length, as one can be chance: capture longer")
+    others = _of_others(facts, max(parts, key=lambda part: part.time_s), share)
+    if others is not None:
+        return Missing(others)
     return TimeOutsideSteps(
         gpus=facts.active_numbers, share=share, parts=sorted(parts, key=lambda part: -part.time_s),
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
@@ -73,6 +77,13 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
 def _one_short_pause(parts: Sequence[WallPart]) -> bool:
     """Whether all of the time is one pause that is no loss by its length alone."""
     return sum(part.count for part in parts) == 1 and parts[0].longest_s < limit("time_outside_steps.once")
+
+
+def _of_others(facts: TraceFacts, part: WallPart, share: float) -> str | None:
+    """Why other processes may have made this part so long: nothing but its length speaks for the job's own Python."""
+    if part.kind not in _UNNAMED or part.every_steps is not None:
+        return None
+    return may_be_others(facts, share, silent=part.kind == "python")
 
 
 def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
@@ -137,6 +148,8 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
         return _ENDS_OF_EPOCHS, None
     if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run
         return "Capture longer: that shows whether such a step comes again, and what takes longer in it.", None
+    if part.kind == "line" and "/" in part.what.partition(":")[0]:  # its package is shown of a library alone
+        return "Find out what the library waits for there; its other threads may show it.", _MEASURED
     if part.what:
         return "Move this work out of the training loop, to a thread, or do it less often.", None
     return "Find out what the host does there; then move it out of the loop, or do it less often.", _MEASURED
@@ -228,6 +241,9 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
     share = part.time_s / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
+    others = _of_others(facts, part, share)
+    if others is not None:
+        return Missing(others)
     return UnfinishedStep(gpus=facts.active_numbers, share=share, part=part, recorded_s=wall.recorded_s,
                           severity="medium" if share >= limit("unfinished_step.medium") else "low",
                           usual_s=steps.median_s, culprits=_culprits([part]))

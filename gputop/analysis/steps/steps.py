@@ -57,6 +57,9 @@ _FEW = 3  # steps; of fewer each may be the first
 _START_UP_SHARE = 0.5  # of a step that goes into compilation, or other work of a start
 _BY_KERNELS = ", by their kernels: the host runs ahead"
 _LOOP_APART = 3.0  # median pauses between the calls of one loop that are still its own. gputop's own figure
+# Two calls that take this share of the recording, each so long that it hardly holds more, are its steps. gputop's own
+# figures.
+_LONG_CALLS, _LONG_CALL_NS = 0.5, 10**9
 _MIN_LOOP_CALLS = 3  # calls of one name, to be taken for those of a loop
 
 
@@ -84,8 +87,8 @@ def find_steps(trace: Trace) -> Steps | None:
     """The steps of the window by the most trusted anchor there is, or None where nothing is sure enough."""
     finders: tuple[Callable[[Trace], _Anchors | None], ...] = (
         _profiler_steps, _step_markers, _keras_functions, _numbered, _rebuilt_executions, _jax_executions,
-        _root_functions, _few_calls, _viewer_steps, _eager_loop, _optimizer_calls, _batches, _kernel_sequence,
-        _op_sequence,
+        _root_functions, _few_calls, _long_calls, _viewer_steps, _eager_loop, _optimizer_calls, _batches,
+        _kernel_sequence, _op_sequence,
     )
     start_up, again = start_up_spans(trace), rebuilt(trace)
     for finder in finders:
@@ -466,6 +469,25 @@ def _few_calls(trace: Trace) -> _Anchors | None:
         bounds = np.array([[start[0], max(int(end[0]), int(device.end_ns[own].max(initial=0)))]])
     return _Anchors(what, "low", start, end, start, min_steps=1, packs_iterations=True, phase=phase,
                     left_out_s=left_out, bounds_ns=bounds, other_loops=loops)
+
+
+def _long_calls(trace: Trace) -> _Anchors | None:
+    """Two calls of one tf.function that take half of the recording: steps too long for more of them."""
+    host = trace.host
+    rows, op = _calls_of_functions(trace)
+    if not len(rows):
+        return None
+    op = np.asarray(_one_for_retraced(trace, rows, op), np.int64)
+    length = host.end_ns[rows] - host.start_ns[rows]
+    own = op == _longest(trace, op, length)
+    begin, end = trace.window_ns
+    rows = rows[own]
+    if len(rows) != 2 or length[own].min() < _LONG_CALL_NS or length[own].sum() < _LONG_CALLS * (end - begin):
+        return None
+    start, ends = host.start_ns[rows], host.end_ns[rows]
+    name = int(op[own][0])
+    return _Anchors(f"calls of the tf.function {trace.names[name]}", "low", start, ends, start, min_steps=1,
+                    phase=TRAINING if phases(trace, rows, op[own]).get(name) == TRAINING else UNKNOWN)
 
 
 def _viewer_steps(trace: Trace) -> _Anchors | None:
