@@ -151,6 +151,11 @@ class WallTime(Struct, frozen=True):
         """The whole steps in detail and overview together, of the rank with most of them."""
         return sum(part.count for part in self.parts if part.id in ("steps", "periods"))
 
+    def pauses_show(self, mean_step_s: float) -> bool:
+        """Whether ``per_step_s`` is longer than the steps alone by 2 % and more: of a recording in which no pause lies
+        between two steps it is not."""
+        return self.per_step_s is not None and self.per_step_s > 1.02 * mean_step_s
+
     def share(self, *ids: str) -> float:
         """The parts of these ids as a share of the recorded time."""
         return sum(part.time_s for part in self.parts if part.id in ids) / self.recorded_s if self.recorded_s else 0.0

@@ -141,7 +141,7 @@ def _recorded(a: Analysis, width: int) -> Iterator[str]:
         head = f"  {row.name:<16}{seconds(row.time_s):>9} {row.share:>6.1%}  "
         fits = 0 < max(map(len, text.split()), default=0) <= width - len(head)
         yield from wrap(text, width, head) if fits else (head.rstrip(), *wrap(text, width, "    "))
-    if wall.per_step_s is not None and a.steps is not None and wall.per_step_s > 1.02 * a.steps.mean_s:
+    if wall.per_step_s is not None and a.steps is not None and wall.pauses_show(a.steps.mean_s):
         yield from wrap(f"{seconds(wall.per_step_s)} of wall time per training step, {seconds(a.steps.mean_s)} of it "
                         "in the step itself", width, "  ")
 

@@ -38,6 +38,7 @@ class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
     recorded_s: float
     steps: int  # 0: none were found
     per_step_s: float | None  # time from step to step, with what lies between
+    pauses_show: bool  # it is longer than the steps alone
     between_per_step_s: float | None  # of it what lies between; None: no steps were found
 
 
@@ -69,6 +70,7 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     return TimeOutsideSteps(
         gpus=facts.active_numbers, share=share, parts=sorted(parts, key=lambda part: -part.time_s),
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
+        pauses_show=steps is not None and wall.pauses_show(steps.mean_s),
         between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / (wall.steps or steps.count)
                             if steps is not None else None),
         culprits=_culprits(parts))
@@ -104,7 +106,7 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     between = "between training steps" if v.steps else "while no GPU works and no step is found"
     why = f"{seconds(time_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}) pass {between}: "
     why += "; ".join(f"{seconds(part.time_s)} {_what(part)}{_often(part)}" for part in v.parts[:3]) + "."
-    if v.per_step_s is not None and v.steps:
+    if v.per_step_s is not None and v.pauses_show:
         why += f" With it a training step takes {seconds(v.per_step_s)} of wall time."
     if sum(part.count for part in v.parts) == 1:
         why += " It was seen once: a longer capture shows how often it comes."
