@@ -32,6 +32,7 @@ _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices o
 _API = r"(?:cuda|hip|cu)(?=[A-Z])\w+$"
 _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|Free|Unregister|"
               r"Unmap|Destroy|Unload|Profiler)")
+_API_RESERVES = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap)"
 _REPEATED = 0.5  # of the launches are not the first of their kernel, so that "the first" means something
 _TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
 _STARTS = 0.5  # of the time from the recording's begin on is such work: the job starts
@@ -120,7 +121,8 @@ def _loading(trace: Trace) -> _Found:
 
 
 def _set_up(trace: Trace) -> _Found:
-    """Calls before a rank's first event on a GPU that take long: they create the context, load modules, reserve memory.
+    """Calls that take long before a rank's first event on a GPU, and later the first of a name that reserves no memory:
+    they create the context or load modules.
 
     Calls that wait by their nature are left out: work that was launched before the recording leaves no event.
     """
@@ -128,14 +130,17 @@ def _set_up(trace: Trace) -> _Found:
     rows = host_rows(trace, _API)
     if not len(rows) or not len(device):
         return _NOTHING
-    waits = name_mask(trace, _API_WAITS)
-    rows = rows[(host.end_ns[rows] - host.start_ns[rows] >= _WORTH_NAMING_NS) & ~waits[host.name[rows]]]
+    rows = rows[~name_mask(trace, _API_WAITS)[host.name[rows]]]
     of_gpu = np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu]
     first_ns = {rank: int(device.start_ns[of_gpu == rank].min()) for rank in np.unique(of_gpu).tolist()}
     until_ns = np.array([first_ns.get(line.rank, 0) for line in trace.lines], np.int64)[host.line[rows]]
-    before = host.start_ns[rows] < until_ns
-    rows, until_ns = rows[before], until_ns[before]
-    return host.start_ns[rows], np.minimum(host.end_ns[rows], until_ns), host.name[rows].astype(np.int64)
+    rank = np.array([line.rank for line in trace.lines], np.int64)[host.line[rows]]
+    first = np.zeros(len(rows), bool)
+    first[np.unique(rank * len(trace.names) + host.name[rows], return_index=True)[1]] = True
+    long = host.end_ns[rows] - host.start_ns[rows] >= _WORTH_NAMING_NS
+    reserves = name_mask(trace, _API_RESERVES)[host.name[rows]]
+    rows = rows[long & ((host.start_ns[rows] < until_ns) | (first & ~reserves))]
+    return host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
 
 
 def _tried(trace: Trace) -> _Found:

@@ -96,8 +96,13 @@ def test_calls_that_may_wait_for_work_from_before_the_recording_are_no_start(nam
     assert not kinds(after_a_call(name).build())
 
 
-def test_a_long_call_behind_work_of_the_gpu_is_no_start():
-    assert not kinds(after_a_call("cudaMalloc", gpu_before=True).build())
+@pytest.mark.parametrize(("name", "loads"), [("cudaDeviceGetStreamPriorityRange", True), ("cudaMalloc", False),
+                                             ("cudaHostRegister", False), ("cudaStreamCreate", True)])
+def test_behind_work_of_the_gpu_only_the_first_call_that_reserves_no_memory_is_a_start(name, loads):
+    b = after_a_call(name, gpu_before=True)
+    assert kinds(b.build()) == ({"loading": pytest.approx(40.0)} if loads else {})
+    again = b.host(name, 50_000_000, 40_000, line="launch 0")
+    assert kinds(again.build()) == ({"loading": pytest.approx(40.0)} if loads else {}), "the second is none"
 
 
 def test_calls_that_load_modules_are_a_start_wherever_they_are():
