@@ -149,13 +149,15 @@ def _whose(wall: WallTime | RankWallTime) -> str:
 
 
 def _seen(wall: WallTime | RankWallTime) -> str:
-    rows = [row for row in sorted(wall_rows(wall), key=lambda row: -row.time_s) if row.name != WALL_PARTS[_STEPS][0]]
-    large = [row for row in rows if row.share >= WORTH_SAYING] or rows
-    listed = ", ".join(map(_named, large[:2]))
+    """The largest parts besides the steps, as shares of what was recorded."""
+    apart = (WALL_PARTS[_STEPS][0], WALL_PARTS["unrecorded"][0])
+    rows = [row for row in sorted(wall_rows(wall), key=lambda row: -row.time_s) if row.name not in apart]
+    large = [row for row in rows if row.time_s >= WORTH_SAYING * wall.recorded_s] or rows
+    listed = ", ".join(_named(row, row.time_s / wall.recorded_s) for row in large[:2])
     return f"The rest: {listed}." if listed else ""
 
 
-def _named(row: WallRow) -> str:
+def _named(row: WallRow, share: float) -> str:
     if row.name == WALL_PARTS["no_steps"][0]:
-        return f"{row.what} {percent(row.share)}"
-    return f"{row.name} {percent(row.share)}" + (f" ({row.what})" if row.what else "")
+        return f"{row.what} {percent(share)}"
+    return f"{row.name} {percent(share)}" + (f" ({row.what})" if row.what else "")

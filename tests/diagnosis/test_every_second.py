@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gputop.analysis.results import Analysis, RankWallTime, WallPart, WallTime
+from gputop.analysis.results import Analysis, RankWallTime, TraceNote, WallPart, WallTime
 from gputop.diagnosis.diagnose import analyze, analyze_trace
 from gputop.diagnosis.report import limit_of, short_report, text_report
 from gputop.diagnosis.wall_text import ENOUGH_STEPS, WORTH_SAYING, not_enough, unnamed_parts, wall_rows, wall_sentence
@@ -83,6 +83,15 @@ def test_a_trace_without_a_gpu_and_without_an_input_pipeline_is_judged_by_its_ti
     train(few, 0, 5)
     assert limit_of(analyze_trace(few.build())).startswith("4 whole steps were seen")
     assert limit_of(clean()).startswith("Nothing to advise: this trace shows neither GPU work nor an input pipeline")
+
+
+def test_what_ended_the_recording_is_said_in_the_verdict() -> None:
+    a = clean()
+    ended = "gputop ended the recording after 2.9 of 10 s, because the job's memory had grown by 460 MiB."
+    a = structs.replace(a, trace=structs.replace(a.trace, quality=(*a.trace.quality, TraceNote("ended_early", ended))))
+    assert limit_of(a).endswith(ended)
+    for text in (text_report(a, 10_000), short_report(a, 10_000)):
+        assert text.count(ended) == 1
 
 
 def test_what_no_finding_names_is_unnamed() -> None:
