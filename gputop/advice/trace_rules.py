@@ -18,7 +18,7 @@ _COMPUTE = frozenset({"compute"})
 TRACE_RULES: tuple[Rule, ...] = (
     Rule(
         id="input_bound", module="trace.input_wait", origin="trace", severity="by_share_capped",
-        needs=("batch_waits", "idle_gpus_in_waits"),
+        needs=("batch_waits", "idle_gpus_in_waits"), shared_limits=("cpu_contention.full", "cpu_contention.others"),
         parts=("input",), idle_gaps={"input": 1}, events=frozenset({"input"}),
         follows_from=(_DELAYED_RANK,),
         limits=(
@@ -311,13 +311,15 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="time_outside_steps", module="trace.wall_time", origin="trace", severity="by_share_capped",
-        shared_limits=("host.steps",), idle_gaps={"gap": 3},
+        shared_limits=("host.steps", "cpu_contention.full", "cpu_contention.others"), idle_gaps={"gap": 3},
         # Steps that hold the same work are long, and launches that are late leave the GPUs idle where no step is found.
         follows_from=(Cause("long_steps", "long_by_host"), Cause("input_bound", "not_in_steps"),
                       Cause("launch_bound", "not_in_steps"), Cause("eager_execution", "not_in_steps")),
         limits=(
             Limit("time_outside_steps.share", 0.05, "ratio", f"contract of severities: 5 % is medium; {OWN}smaller "
                                                              "pauses of any loop are not reported"),
+            Limit("time_outside_steps.once", 0.2, "s", f"{OWN}without steps a single shorter pause may be chance, as "
+                                                       "the one between two steps"),
         ),
     ),
     Rule(
@@ -331,7 +333,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="unfinished_step", module="trace.wall_time", origin="trace", shared_limits=("time_outside_steps.share",),
+        id="unfinished_step", module="trace.wall_time", origin="trace",
+        shared_limits=("time_outside_steps.share", "cpu_contention.full", "cpu_contention.others"),
         follows_from=(Cause("long_steps", wholly=True), Cause("input_bound", wholly=True),
                       Cause("time_outside_steps", wholly=True)),
         limits=(

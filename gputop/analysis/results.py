@@ -88,9 +88,10 @@ class WallPart(Struct, frozen=True):
     """A part of a recording (ids: ``WALL_PARTS`` of :mod:`gputop.render.step_parts`). Times are the mean of the ranks.
 
     ``kind`` says what the host did in it (``HOST_KINDS`` there; "" where the id says it all), ``what`` names it: a line
-    of Python, an op, a function. ``count`` is how many stretches of time it sums, ``longest_s`` the longest and
-    ``at_s`` when that begins, since the trace's origin. ``every_steps``: so many training steps lie between one and the
-    next, None where that differs or is not known. ``work`` are the names that take most of it, ``silent_s`` is the time
+    of Python, an op, a function. ``count`` is how many stretches of time it sums (without steps: how many of its gaps
+    are at least half as long as the longest), ``longest_s`` the longest and ``at_s`` when that begins, since the
+    trace's origin. ``every_steps``: so many training steps lie between one and the next, None where that differs or is
+    not known. ``work`` are the names that take most of it, ``silent_s`` is the time
     in which the training loop's thread shows no event; None where that thread is not known.
     """
 
@@ -104,6 +105,14 @@ class WallPart(Struct, frozen=True):
     every_steps: int | None = None
     work: tuple[HostWork, ...] = ()
     silent_s: float | None = None
+
+
+class StepSeries(Struct, frozen=True):
+    """Training steps of one recording, and what lies between each of them and the next one, without what was not
+    recorded."""
+
+    durations_s: tuple[float, ...]
+    pauses_s: tuple[float, ...]
 
 
 class RankWallTime(Struct, frozen=True):
@@ -124,7 +133,8 @@ class WallTime(Struct, frozen=True):
     ``known_by`` says what begin and end rest on: the "profiler" wrote them, or they are the first and last of the
     "events". ``per_step_s`` is the time from one training step to the next with all that lies between them
     (evaluations, ends of epochs), None without two steps in a row. ``pauses_s`` is what lies between each training step
-    and the next one, without what was not recorded; empty where ``per_step_s`` is None.
+    and the next one, without what was not recorded, empty where no two are in a row; ``overview`` has the steps and
+    pauses of the capture's overview, of several ranks those of the one with most steps.
     """
 
     total_s: float
@@ -134,6 +144,17 @@ class WallTime(Struct, frozen=True):
     per_step_s: float | None = None
     pauses_s: tuple[float, ...] = ()
     ranks: tuple[RankWallTime, ...] = ()
+    overview: StepSeries | None = None
+
+    @property
+    def steps(self) -> int:
+        """The whole steps in detail and overview together, of the rank with most of them."""
+        return sum(part.count for part in self.parts if part.id in ("steps", "periods"))
+
+    def pauses_show(self, mean_step_s: float) -> bool:
+        """Whether ``per_step_s`` is longer than the steps alone by 2 % and more: of a recording in which no pause lies
+        between two steps it is not."""
+        return self.per_step_s is not None and self.per_step_s > 1.02 * mean_step_s
 
     def share(self, *ids: str) -> float:
         """The parts of these ids as a share of the recorded time."""

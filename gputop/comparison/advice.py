@@ -146,7 +146,7 @@ def _wall_of_recorded(side: Side) -> float | None:
     wall, steps = (analysis.wall_time, analysis.steps) if analysis is not None else (None, None)
     if wall is None or steps is None or wall.per_step_s is None or wall.recorded_s <= 0:
         return None
-    return min(1.0, wall.per_step_s * steps.count / wall.recorded_s)
+    return min(1.0, wall.per_step_s * (wall.steps or steps.count) / wall.recorded_s)
 
 
 def _with_consequences(findings: Iterable[Finding]) -> dict[str, Finding]:

@@ -25,6 +25,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from gputop.analysis.results import StepSeries
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import BLOCKS, Drift, Interval, ratio, student_quantile
 from gputop.trace.model import F64
@@ -60,17 +61,27 @@ class Walls:
         for own in (side, *side.repeats):
             analysis = own.analysis
             times, wall = (analysis.steps, analysis.wall_time) if analysis is not None else (None, None)
-            if times is None or wall is None or wall.per_step_s is None or not (
-                    len(wall.pauses_s) + 1 == len(times.durations_s) == times.count
-                    and min(times.durations_s) > 0 and min(wall.pauses_s, default=0.0) >= 0):
+            if times is None or wall is None or wall.per_step_s is None:
                 return None
-            behind = np.array([*wall.pauses_s, 0.0])
-            at = np.flatnonzero(behind >= _LONG * times.median_s)
-            pauses.append(behind[at])
-            apart.append(np.diff(at))
-            behind[at] = 0.0
-            usual.append((np.array(times.durations_s) + behind) / own.iterations)
-            steps += times.count * own.iterations
+            recordings = [StepSeries(times.durations_s, wall.pauses_s), wall.overview]
+            of_capture = []
+            for series in recordings:
+                if series is None or not series.pauses_s:
+                    continue
+                if not (len(series.pauses_s) + 1 == len(series.durations_s) and min(series.durations_s) > 0
+                        and min(series.pauses_s) >= 0):
+                    return None
+                behind = np.array([*series.pauses_s, 0.0])
+                at = np.flatnonzero(behind >= _LONG * times.median_s)
+                pauses.append(behind[at])
+                apart.append(np.diff(at))
+                behind[at] = 0.0
+                of_capture.append((np.array(series.durations_s) + behind) / own.iterations)
+                steps += len(behind) * own.iterations
+            if not of_capture:
+                return None
+            # One series: steps of the detail are longer than those of the overview by what recording them takes.
+            usual.append(np.concatenate(of_capture))
             open_s = max([open_s, *(part.time_s for part in wall.parts if part.id == _OPEN and part.kind != _PROFILER
                                     and part.time_s >= _OPEN_SHARE * wall.recorded_s)])
         return cls(tuple(usual), steps, side.iterations, np.concatenate(pauses), np.concatenate(apart), open_s)

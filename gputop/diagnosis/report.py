@@ -23,6 +23,7 @@ from gputop.trace.readers.registry import WRITERS
 # close together alone, so the part "host" is none of its.)
 _TO_EXPLAIN = ("launch", "host", "idle", "collectives")
 _BAR = 24
+_ENDED = "ended_early"  # the note on what ended the recording
 
 
 def text_report(analysis: Analysis, width: int = 80, *, findings: bool = True, verbose: bool = False) -> str:
@@ -55,7 +56,7 @@ def short_report(analysis: Analysis, width: int = 80) -> str:
     if a.wall_time is not None and worth_saying(a.wall_time):
         lines += wrap(wall_sentence(a.wall_time), width)
     lines += [""]
-    if not any(f.severity in ("high", "medium") for f in a.findings):
+    if _has_verdict(a):
         lines += wrap(limit_of(a), width)
     step_s = a.steps.median_s if a.steps is not None else None
     for number, finding in enumerate(a.findings, 1):
@@ -109,7 +110,8 @@ def _head(a: Analysis, width: int) -> Iterator[str]:
 
 def _quality(a: Analysis, width: int) -> Iterator[str]:
     for note in a.trace.quality:
-        yield from wrap(note.message, width, "Note     ")
+        if note.id != _ENDED or not _has_verdict(a):  # the verdict says it
+            yield from wrap(note.message, width, "Note     ")
 
 
 def _steps(a: Analysis, width: int) -> Iterator[str]:
@@ -141,7 +143,7 @@ def _recorded(a: Analysis, width: int) -> Iterator[str]:
         head = f"  {row.name:<16}{seconds(row.time_s):>9} {row.share:>6.1%}  "
         fits = 0 < max(map(len, text.split()), default=0) <= width - len(head)
         yield from wrap(text, width, head) if fits else (head.rstrip(), *wrap(text, width, "    "))
-    if wall.per_step_s is not None and a.steps is not None and wall.per_step_s > 1.02 * a.steps.mean_s:
+    if wall.per_step_s is not None and a.steps is not None and wall.pauses_show(a.steps.mean_s):
         yield from wrap(f"{seconds(wall.per_step_s)} of wall time per training step, {seconds(a.steps.mean_s)} of it "
                         "in the step itself", width, "  ")
 
@@ -211,7 +213,7 @@ def _memory(a: Analysis, width: int) -> Iterator[str]:
 
 
 def _advice(a: Analysis, width: int) -> Iterator[str]:
-    if not any(f.severity in ("high", "medium") for f in a.findings):
+    if _has_verdict(a):
         yield from wrap(limit_of(a), width)
         if a.findings:
             yield ""
@@ -289,15 +291,23 @@ def limit_of(a: Analysis) -> str:
     clean, text = _limit_of_gpus(a, active) if active else _limit_of_host(a)
     doubt = not_enough(a) if clean else ""
     if doubt:
-        return f"{doubt} {text[:1].upper()}{text[1:]}".rstrip()
-    lead = ("Nothing to advise: " if not active else "No large problem found: " if a.findings else "No problem found: ")
-    return lead + text if clean else text
+        text = f"{doubt} {text[:1].upper()}{text[1:]}".rstrip()
+    elif clean:
+        text = ("Nothing to advise: " if not active else "No large problem found: " if a.findings else
+                "No problem found: ") + text
+    ended = next((note.message for note in a.trace.quality if note.id == _ENDED), "")
+    return f"{text} {ended}".rstrip()
+
+
+def _has_verdict(a: Analysis) -> bool:
+    """Whether the report has :func:`limit_of`: no finding of weight says it."""
+    return not any(f.severity in ("high", "medium") for f in a.findings)
 
 
 def _limit_of_host(a: Analysis) -> tuple[bool, str]:
     """Of a trace without work on a GPU whether nothing is wrong with it, and what limits the job."""
     if a.input is None:
-        return False, "Nothing to advise from this trace: it shows neither GPU work nor an input pipeline."
+        return True, "this trace shows neither GPU work nor an input pipeline."
     if any(abstained.id == "input_bound" for abstained in a.abstained):
         return False, ("This trace shows no GPU work, and whether the job is bound by its input could not be judged: "
                        f"the calls for a batch take {percent(a.input.wait_ratio)} of the "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gputop.analysis.results import Analysis, WallPart, WallTime
+from gputop.analysis.results import Analysis, RankWallTime, WallPart, WallTime
 from gputop.render.step_parts import HOST_KINDS, WALL_PARTS
 from gputop.text.units import counted, percent, printable, seconds
 
@@ -18,6 +18,16 @@ _SENTENCE_PARTS = 4
 _STEPS, _PERIODS = "steps", "periods"
 _NO_NEWS = (_STEPS, _PERIODS, "edges", "profiler")  # of every job, or of none
 _UNTOLD = ("between", "open", "no_steps", "gpu_work", "iterations", "start")
+# The findings that name a part, if any does: of steps and pauses, those that say what takes their time.
+_IN_PAUSES = ("time_outside_steps", "long_steps", "step_gap_host", "input_bound")
+_NAMED_BY: dict[str, tuple[str, ...]] = {
+    "between": _IN_PAUSES,
+    "open": (*_IN_PAUSES, "unfinished_step"),
+    "no_steps": (*_IN_PAUSES, "eager_execution", "launch_bound", "retracing"),
+    "evaluation": ("evaluation_share",),
+    "prediction": ("evaluation_share",),
+    "start": ("retracing",),
+}
 SEE_MORE = "A longer recording shows it (key C, or gputop capture --seconds 60)."
 
 
@@ -33,7 +43,7 @@ class WallRow(NamedTuple):
     longest_s: float
 
 
-def wall_rows(wall: WallTime) -> Iterator[WallRow]:
+def wall_rows(wall: WallTime | RankWallTime) -> Iterator[WallRow]:
     for part in wall.parts:
         share = part.time_s / wall.total_s
         if share >= _WORTH_A_ROW:
@@ -72,7 +82,7 @@ def wall_sentence(wall: WallTime) -> str:
     """"10.0 s recorded: training steps 5.0 s, evaluation 3.0 s, between steps 2.0 s (train.py:11 Save.on_epoch_end)."
     """
     rows = sorted(wall_rows(wall), key=lambda row: -row.time_s)
-    shown = [row for row in rows[:_SENTENCE_PARTS] if row.share >= 0.01]
+    shown = [row for i, row in enumerate(rows) if row.share >= (0.01 if i < _SENTENCE_PARTS else WORTH_SAYING)]
     listed = ", ".join(f"{row.name} {seconds(row.time_s)}" + (f" ({row.what})" if row.what else "") for row in shown)
     return f"{seconds(wall.recorded_s)} recorded: {listed}."
 
@@ -83,10 +93,22 @@ def worth_saying(wall: WallTime | None) -> bool:
                                     for part in wall.parts)
 
 
-def steps_share(wall: WallTime) -> float:
-    """The part of the recording in whole training steps, of the rank with least of it."""
-    ranks = wall.ranks or (wall,)
-    return min(sum(part.time_s for part in rank.parts if part.id == _STEPS) / rank.recorded_s for rank in ranks)
+def unnamed_parts(a: Analysis) -> list[WallPart]:
+    """The parts that have to be named and that no finding names."""
+    wall, ids = a.wall_time, {id_ for finding in a.findings for id_ in finding.ids}
+    return [] if wall is None else [
+        part for part in wall.parts if part.id not in _NO_NEWS and part.time_s >= WORTH_SAYING * wall.recorded_s
+        and ids.isdisjoint(_NAMED_BY.get(part.id, ()))]
+
+
+def steps_share(wall: WallTime | RankWallTime) -> float:
+    """The part of a recording in whole training steps."""
+    return sum(part.time_s for part in wall.parts if part.id == _STEPS) / wall.recorded_s
+
+
+def _untold_share(wall: WallTime | RankWallTime) -> float:
+    """The part of a recording that is around the steps and not of any job, small pieces of it together."""
+    return sum(part.time_s for part in wall.parts if part.id in _UNTOLD) / wall.recorded_s
 
 
 def not_enough(a: Analysis) -> str:
@@ -104,27 +126,38 @@ def not_enough(a: Analysis) -> str:
     if steps.unit == "period":
         return (f"No training step is marked in the {recorded}: a sequence of kernels repeats "
                 f"{counted(steps.count, 'time')}, which may be a step or a layer. That is no verdict on the job.")
-    share = steps_share(wall)
+    ranks: tuple[WallTime | RankWallTime, ...] = wall.ranks or (wall,)
+    share = min(map(steps_share, ranks))
     several = counted(steps.count, "whole step")
     if steps.start_up:
         return f"The {recorded} are the job's start ({steps.start_up}), so this is no verdict on the job."
-    untold = [part for part in wall.parts if part.id in _UNTOLD and part.time_s >= WORTH_SAYING * wall.recorded_s]
+    untold = max(ranks, key=_untold_share)
     if steps.count < ENOUGH_STEPS:
         seen = "was" if steps.count == 1 else "were"
         return (f"{several} {seen} seen ({percent(share)} of the {recorded}): too few for a verdict. What happens "
                 f"every N steps is not judged. {SEE_MORE}")
-    if share < _MOST or untold:
-        return f"Training steps are {percent(share)} of the {recorded}. {_seen(wall)}"
+    if _untold_share(untold) >= WORTH_SAYING:
+        return f"Training steps are {percent(steps_share(untold))} of the {recorded}{_whose(untold)}. {_seen(untold)}"
+    if share < _MOST:
+        least = min(ranks, key=steps_share)
+        return f"Training steps are {percent(share)} of the {recorded}{_whose(least)}. {_seen(least)}"
     return ""
 
 
-def _seen(wall: WallTime) -> str:
-    rows = [row for row in sorted(wall_rows(wall), key=lambda row: -row.time_s) if row.name != WALL_PARTS[_STEPS][0]]
-    listed = ", ".join(_named(row) for row in rows[:2] if row.share >= WORTH_SAYING)
+def _whose(wall: WallTime | RankWallTime) -> str:
+    return f" by rank {wall.rank}" if isinstance(wall, RankWallTime) else ""
+
+
+def _seen(wall: WallTime | RankWallTime) -> str:
+    """The largest parts besides the steps, as shares of what was recorded."""
+    apart = (WALL_PARTS[_STEPS][0], WALL_PARTS["unrecorded"][0])
+    rows = [row for row in sorted(wall_rows(wall), key=lambda row: -row.time_s) if row.name not in apart]
+    large = [row for row in rows if row.time_s >= WORTH_SAYING * wall.recorded_s] or rows
+    listed = ", ".join(_named(row, row.time_s / wall.recorded_s) for row in large[:2])
     return f"The rest: {listed}." if listed else ""
 
 
-def _named(row: WallRow) -> str:
+def _named(row: WallRow, share: float) -> str:
     if row.name == WALL_PARTS["no_steps"][0]:
-        return f"{row.what} {percent(row.share)}"
-    return f"{row.name} {percent(row.share)}" + (f" ({row.what})" if row.what else "")
+        return f"{row.what} {percent(share)}"
+    return f"{row.name} {percent(share)}" + (f" ({row.what})" if row.what else "")

@@ -112,6 +112,7 @@ class CaptureWorker(Struct):
     path: str | None
     took_s: float | None
     began_s: float | None
+    overview_s: float
     clock_offset_s: float | None
     clock_error_s: float | None
     cost: CaptureCost | None

@@ -125,5 +125,5 @@ HOST_KINDS: dict[str, str] = {
     "line": "Python",
     "op": "host ops",
     "python": "Python (no events)",
-    "unknown": "unknown",
+    "unknown": "host not recorded",
 }

@@ -48,7 +48,7 @@ def listed(record: CaptureRecord) -> ListedCapture:
 
 
 def _first(findings: tuple[Finding, ...] | None) -> str:
-    return NOT_ANALYZED if findings is None else findings[0].title if findings else "no problem found"
+    return NOT_ANALYZED if findings is None else findings[0].title if findings else "no finding"
 
 
 def saved_captures(logdir: Path) -> Iterator[ListedCapture]:

@@ -264,9 +264,9 @@ class Trace:
     # By pattern, what :func:`gputop.trace.lookups.name_mask` has found.
     name_masks: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict, repr=False, compare=False)
     occupancy_is: str = "theoretical"  # or "estimated": bounded by the grid's blocks per SM too (kineto)
-    # What gputop recorded before or after it at little cost, for what is seldom: events of one process of the host
-    # alone, its steps among them where the framework marks them there; on the origin of this trace.
-    overview: Trace | None = None
+    # By rank what gputop recorded after it at little cost, for what is seldom: events of the rank's host alone, its
+    # steps among them where the framework marks them there; on the origin of this trace.
+    overviews: Mapping[int, Trace] = field(default_factory=dict)
     # Of functions by name the phase (gputop.analysis.steps.phases), as another trace of the job shows it.
     function_phases: Mapping[str, str] = field(default_factory=dict, repr=False)
 

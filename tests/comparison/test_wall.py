@@ -13,6 +13,7 @@ from gputop.comparison.sides import Side, side_of_trace
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK
 from gputop.diagnosis.diagnose import compared_trace, examine
 from gputop.trace.model import F64
+from tests.analysis.host.test_wall_time import two_grains
 from tests.analysis.host.traces_of_epochs import MS, evaluate, train
 from tests.comparison.sides import changed, finding, side
 from tests.records import replace
@@ -74,6 +75,32 @@ def test_a_shorter_end_of_epochs_is_faster_by_wall_time():
     assert "less of the recorded time; measured 70 % less of the wall time per training step" in " ".join(
         text_report(c).split())
     assert (status(c), status(compare_sides(b, a))) == (EXIT_OK, EXIT_GATE)
+
+
+def with_overview(step_ms: float, pause_ms: float, epochs: int = 6) -> Side:
+    """As :func:`job`, of which the detail shows no end of an epoch."""
+    overview, detail, at = Builder(gpus=0), Builder(gpus=0), 0.0
+    for _ in range(epochs):
+        at = evaluate(overview, train(overview, at, 8, step_ms * MS) + 100, 4) + pause_ms * MS
+    train(overview, at, 2, step_ms * MS)
+    train(detail, 0, 10, step_ms * MS)
+    trace = two_grains(detail, overview, by_s=1.0)
+    facts = examine(trace)
+    return side_of_trace("x.xplane.pb", facts.analysis, compared_trace(facts))
+
+
+def test_what_only_the_overview_shows_is_compared():
+    a, b = with_overview(16, 20), with_overview(8, 20 + 8 * 8.05)
+    assert a.analysis is not None and a.analysis.wall_time is not None
+    c = compare_sides(a, b)
+    assert wall(c).a == pytest.approx(a.analysis.wall_time.per_step_s)
+    assert c.step is not None and c.step.verdict == "better"
+    assert wall(c).b == pytest.approx(wall(c).a, rel=0.1)
+    assert c.verdict != "better", c.headline
+    faster = compare_sides(with_overview(10, 300), with_overview(10, 20))
+    assert faster.verdict == "better" and "of wall time per training step" in faster.headline
+    (entry,) = (e for e in faster.advice if e.id == "time_outside_steps")
+    assert entry.fulfilled == "kept"
 
 
 def test_work_that_moved_to_the_end_of_the_epoch_is_no_improvement():

@@ -113,8 +113,9 @@ def test_notifications() -> None:
 def test_captures_of_several_workers() -> None:
     analysis = Scene("input-bound").capture().analysis
     assert analysis is not None
-    failed = {"address": "b:1", "path": None, "took_s": None, "began_s": None, "clock_offset_s": None,
-              "clock_error_s": None, "cost": None, "error": {"message": "refused", "fix": "start it"}}
+    failed = {"address": "b:1", "path": None, "took_s": None, "began_s": None, "overview_s": 0.0,
+              "clock_offset_s": None, "clock_error_s": None, "cost": None,
+              "error": {"message": "refused", "fix": "start it"}}
     facts = {"address": "a:1", "path": "/t", "time_s": 1.0, "asked_s": 10.0, "took_s": 9.0, "notes": [],
              "workers": [failed]}
     assert not problems("capture", {**analysis.to_json(), "capture": facts})

@@ -44,7 +44,7 @@ def test_the_newest_first_with_what_is_known_of_each_and_none_is_read(tmp_path: 
     (tmp_path / "plugins" / "profile" / "2026_01_01_00_00_07").write_text("no folder")
     found = list(saved_captures.saved_captures(tmp_path))
     assert [run_of(one.record).name[-1] for one in found] == list("64321")
-    assert [one.first for one in found] == [NOT_ANALYZED, NOT_ANALYZED, "no problem found", NOT_ANALYZED, SAID[0].title]
+    assert [one.first for one in found] == [NOT_ANALYZED, NOT_ANALYZED, "no finding", NOT_ANALYZED, SAID[0].title]
     record = found[-1].record
     assert (record.job, record.address, record.time_s, record.step_s) == ("train.py", "a:1", 2e9, 0.5)
     assert found[0].record.time_s == 1e9, "that of the file"

@@ -33,7 +33,7 @@ from gputop.tui.timeline.trace_file import TraceFile
 from tests.fakes import START_S
 from tests.records import replace
 
-TRACE_S = 2.0
+TRACE_S, EPOCH_S = 2.0, 10.0
 ADDRESS = "127.0.0.1:6009"
 Change = Callable[[NodeSample], NodeSample]
 
@@ -68,9 +68,9 @@ class Scene(Session):
             *_, newest = self.simulation.backfill(self.now_s + 1, 1.0)
             self._taken(newest)
 
-    def capture(self, scenario: str = "", ago_s: float = 12.0) -> CaptureRecord:
-        """Keep a capture of the node, or of another scenario's."""
-        record = replace(capture_of(scenario or scenario_of(self)), time_s=self.now_s - ago_s)
+    def capture(self, scenario: str = "", ago_s: float = 12.0, *, epoch: bool = False) -> CaptureRecord:
+        """Keep a capture of the node, or of another scenario's; ``epoch``: of ten seconds around an epoch's end."""
+        record = replace(capture_of(scenario or scenario_of(self), epoch=epoch), time_s=self.now_s - ago_s)
         self.capture_ended(record, self.servers)
         return record
 
@@ -80,14 +80,15 @@ def scenario_of(scene: Scene) -> str:
 
 
 @cache
-def _trace(scenario: str) -> tuple[bytes, dict[str, Any], str, str]:
-    """The file of a timeline, and what the analysis says, of :data:`TRACE_S` of a scenario's job."""
+def _trace(scenario: str, *, epoch: bool = False) -> tuple[bytes, dict[str, Any], str, str]:
+    """The file of a timeline, and what the analysis says, of :data:`TRACE_S` of a scenario's job, or of
+    :data:`EPOCH_S` in which an epoch ends."""
     source = SimulatedSource(scenario, clock=lambda: START_S)
     source.open()
-    begin_ns = int((START_S - 20) * 1e9)
+    begin_ns, length_s = (int((START_S - 120) * 1e9), EPOCH_S) if epoch else (int((START_S - 20) * 1e9), TRACE_S)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "demo-node.xplane.pb"
-        path.write_bytes(source.capture(begin_ns, begin_ns + int(TRACE_S * 1e9)))
+        path.write_bytes(source.capture(begin_ns, begin_ns + int(length_s * 1e9)))
         facts = examine(load([str(path)]))
         with tempfile.TemporaryFile() as file:
             build(facts, file)
@@ -99,10 +100,11 @@ def _trace(scenario: str) -> tuple[bytes, dict[str, Any], str, str]:
 
 
 @cache
-def capture_of(scenario: str) -> CaptureRecord:
+def capture_of(scenario: str, *, epoch: bool = False) -> CaptureRecord:
     """A capture of a scenario's job; its file is no longer there, as after a cleaning up."""
-    _, analysis, report, limit = _trace(scenario)
-    return CaptureRecord(ADDRESS, Path(f"traces/{scenario}/demo-node.xplane.pb"), START_S, 2.0, 2.1,
+    _, analysis, report, limit = _trace(scenario, epoch=epoch)
+    length_s = EPOCH_S if epoch else TRACE_S
+    return CaptureRecord(ADDRESS, Path(f"traces/{scenario}/demo-node.xplane.pb"), START_S, length_s, length_s + 0.1,
                          analysis=analysis, report=report, limit=limit)
 
 

@@ -110,6 +110,14 @@ def compared(_: Path) -> Scene:
     return scene
 
 
+def epoch_ended(_: Path) -> Scene:
+    """A capture of the healthy job in which an epoch ends: with an evaluation, and a checkpoint that all GPUs wait for.
+    """
+    scene = Scene("healthy")
+    scene.capture(epoch=True)
+    return scene
+
+
 def hanging(_: Path) -> Scene:
     """A job of which NCCL has told for a minute and a half that a rank does not come."""
     scene = Scene("hang")
@@ -168,6 +176,7 @@ def with_stacks(app: GputopApp) -> None:
 SCREENS = {
     "main": Screen("faulty", sizes=SIZES, forms=MORE_FORMS),
     "healthy": Screen("healthy", sizes=(USUAL, WIDE)),
+    "epoch": Screen(epoch_ended, sizes=(USUAL, WIDE)),
     "lost": Screen("lost", sizes=SIZES),
     "sixteen": Screen("sixteen", sizes=SIZES),
     "one": Screen("one", sizes=(USUAL, WIDE, HUGE), forms=FEW_FORMS, in_forms=(USUAL,)),
@@ -218,6 +227,7 @@ SCREENS = {
     "tables-kernels": Screen("faulty", ("T", "1"), SIZES, FORMS),
     "tables-row": Screen("faulty", ("T", "1", "enter")),
     "tables-time": Screen("input-bound", ("T", "shift+tab"), (USUAL, WIDE)),
+    "tables-time-epoch": Screen(epoch_ended, ("T", "shift+tab"), (USUAL, WIDE)),
     "tables-path": Screen("input-bound", ("T", "shift+tab", "shift+tab"), (USUAL, WIDE)),
     "tables-python": Screen("input-bound", ("T", "shift+tab"), (SMALL, USUAL, WIDE), prepare=with_stacks,
                             anew=True),

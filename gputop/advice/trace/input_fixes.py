@@ -101,6 +101,7 @@ class InputFix(Struct, frozen=True):
     at_most: bool = False  # ``how`` is the best case
     frees_cpus: bool = False  # the work is not done elsewhere
     beside_s: float | None = None  # what a step's batches take, where they are made beside the step, behind a buffer
+    fast_enough: bool = False  # on average: only batches that come late now and then are waited for
 
 
 def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, budget: int | None,
@@ -236,9 +237,10 @@ def _fill_buffers(found: _Bottleneck) -> InputFix | None:
             min(found.cost_s, found.rest_s), "the buffer is never filled again",
             most_s=found.wait_s * min(1.0, refill_s / pipeline.wait_s))
     if last is not None and found.apart and found.pipeline_s <= found.rest_s and (last.buffer_empty or 0.0) < 0.5:
-        return found.fix(
+        return replace(found.fix(
             "The pipeline is fast enough on average, but its buffer is sometimes empty. Prefetch more batches.",
-            _DEEPER, found.cost_s, "the buffer has enough batches while slow ones are made", most_s=found.wait_s)
+            _DEEPER, found.cost_s, "the buffer has enough batches while slow ones are made", most_s=found.wait_s),
+            fast_enough=True)
     if not found.apart and found.cost_s <= found.rest_s:
         return found.fix("Prefetch: make the next batch while the step runs.", _PREFETCH, found.cost_s,
                          "a batch is made while the step before it runs")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from gputop.advice.registry import limit, source
+from gputop.advice.trace.cpu_contention import may_be_others
 from gputop.advice.trace.facts import TraceFacts, on_host, waits_for_input
 from gputop.advice.trace.input_fixes import (
     MOST_TO_EXPECT,
@@ -59,6 +60,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     if share < limit("input_bound.share"):
         return None
     fix = _input_fix(facts, share * facts.period_s)
+    others = may_be_others(facts, share, silent=False) if fix.fast_enough else None
+    if others is not None:
+        return Missing(others)
     saving = None if fix.step_s is None else min(max(1 - fix.step_s / facts.period_s, 0.0), share)
     stage = _slowest_by_name(waited.stages) if not fix.tells else None
     left, assumes = 0.0, "Each batch is ready when the loop asks for it."

@@ -90,10 +90,11 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
         work=work, culprits=on_host(facts, named, _outside_work(facts, found.indices), "long step"),
         kernel=_kernel(facts, found.indices, usual),
     )
-    by_host = max(parts, key=parts.__getitem__, default="host") in _HOST
-    if by_host and found.every is None and _known_work(verdict) is None:
+    most = max(parts, key=parts.__getitem__, default="host")
+    if found.every is None and (most == "input" or (most in _HOST and _known_work(verdict) is None)):
         shown_s = sum(own.s_per_step for own in work)
-        others = may_be_others(facts, share, silent=shown_s < limit("long_steps.named") * verdict.more_s)
+        silent = most != "input" and shown_s < limit("long_steps.named") * verdict.more_s
+        others = may_be_others(facts, share, silent=silent)
         if others is not None:
             return Missing(others)
     return verdict

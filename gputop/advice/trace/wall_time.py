@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.cpu_contention import may_be_others
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
 from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.snippets import LOADER
@@ -37,6 +38,7 @@ class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
     recorded_s: float
     steps: int  # 0: none were found
     per_step_s: float | None  # time from step to step, with what lies between
+    pauses_show: bool  # it is longer than the steps alone
     between_per_step_s: float | None  # of it what lies between; None: no steps were found
 
 
@@ -58,12 +60,32 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
+    if steps is None and all(part.kind == "unknown" for part in parts):
+        return Missing(f"what the host does while no GPU works{HOST_EVENTS}")
+    if steps is None and _one_short_pause(parts):
+        return Missing("a second pause of the GPUs of that length, as one can be chance: capture longer")
+    others = _of_others(facts, max(parts, key=lambda part: part.time_s), share)
+    if others is not None:
+        return Missing(others)
     return TimeOutsideSteps(
         gpus=facts.active_numbers, share=share, parts=sorted(parts, key=lambda part: -part.time_s),
         recorded_s=wall.recorded_s, steps=steps.count if steps is not None else 0, per_step_s=wall.per_step_s,
-        between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / steps.count
+        pauses_show=steps is not None and wall.pauses_show(steps.mean_s),
+        between_per_step_s=(sum(part.time_s for part in parts if part.id == _OUTSIDE) / (wall.steps or steps.count)
                             if steps is not None else None),
         culprits=_culprits(parts))
+
+
+def _one_short_pause(parts: Sequence[WallPart]) -> bool:
+    """Whether all of the time is one pause that is no loss by its length alone."""
+    return sum(part.count for part in parts) == 1 and parts[0].longest_s < limit("time_outside_steps.once")
+
+
+def _of_others(facts: TraceFacts, part: WallPart, share: float) -> str | None:
+    """Why other processes may have made this part so long: nothing but its length speaks for the job's own Python."""
+    if part.kind not in _UNNAMED or part.every_steps is not None:
+        return None
+    return may_be_others(facts, share, silent=part.kind == "python")
 
 
 def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
@@ -84,7 +106,7 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     between = "between training steps" if v.steps else "while no GPU works and no step is found"
     why = f"{seconds(time_s)} of the {seconds(v.recorded_s)} recorded ({percent(v.share)}) pass {between}: "
     why += "; ".join(f"{seconds(part.time_s)} {_what(part)}{_often(part)}" for part in v.parts[:3]) + "."
-    if v.per_step_s is not None and v.steps:
+    if v.per_step_s is not None and v.pauses_show:
         why += f" With it a training step takes {seconds(v.per_step_s)} of wall time."
     if sum(part.count for part in v.parts) == 1:
         why += " It was seen once: a longer capture shows how often it comes."
@@ -128,6 +150,8 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
         return _ENDS_OF_EPOCHS, None
     if part.id == _OPEN and part.kind == "op" and job.framework == "pytorch":  # an op that any step may run
         return "Capture longer: that shows whether such a step comes again, and what takes longer in it.", None
+    if part.kind == "line" and "/" in part.what.partition(":")[0]:  # its package is shown of a library alone
+        return "Find out what the library waits for there; its other threads may show it.", _MEASURED
     if part.what:
         return "Move this work out of the training loop, to a thread, or do it less often.", None
     return "Find out what the host does there; then move it out of the loop, or do it less often.", _MEASURED
@@ -219,6 +243,9 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
     share = part.time_s / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
+    others = _of_others(facts, part, share)
+    if others is not None:
+        return Missing(others)
     return UnfinishedStep(gpus=facts.active_numbers, share=share, part=part, recorded_s=wall.recorded_s,
                           severity="medium" if share >= limit("unfinished_step.medium") else "low",
                           usual_s=steps.median_s, culprits=_culprits([part]))

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ from gputop.analysis.host.python_libraries import PASS_ON, is_library, is_librar
 from gputop.analysis.host.python_stacks import PythonStacks
 from gputop.analysis.host.stack_lines import Lines, gap_lines, process_lines
 from gputop.analysis.host.work_kinds import MANY_VARIABLES, PATTERN_OF_KIND, READ_VARIABLE, WORK_KINDS
-from gputop.analysis.results import HostWork, RankWallTime, StackLine, WallPart, WallTime
+from gputop.analysis.results import HostWork, RankWallTime, StackLine, StepSeries, WallPart, WallTime
 from gputop.analysis.steps.long_steps import period_of
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION
@@ -70,10 +70,15 @@ _CLIPPED = "clipped"  # the note of a trace whose GPU events stop before the rec
 _AT_WORK = 0.5  # of a wait that had not ended: tf.data's threads work meanwhile
 _PHASES = (EVALUATION, PREDICTION)
 _OF_STEPS = ("steps", "periods")  # their parts come first
+_NO_STEPS = "no_steps"
+_HALF = 0.5  # of the longest gap: another one of its kind
 _KERAS = "Keras"  # in the anchor of steps that are its
 _PROFILER = "profiler"  # a kind of host work that is a part of its own: the job has no such time otherwise
 _CLEANS_UP = ("freeing", "iterator")  # kinds of host work at the end of an evaluation, and at its begin
 _SETS_UP = (*_CLEANS_UP, "compilation", "op", "line", "python", "unknown")
+
+
+T = TypeVar("T")
 
 
 class _Stretch(NamedTuple):
@@ -114,25 +119,35 @@ def wall_time(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     """The division of the recorded time; None where the trace has no time. ``python``: the stacks of its processes,
     ``start``: when they did what a job does once, at its start.
 
-    Of one rank the overview is divided like the trace, and what lies between the two was not recorded.
+    A rank's overview is divided like its trace, and what lies between the two was not recorded.
     """
-    in_overview = find_overview_steps(trace, steps)
-    if steps is None and in_overview is not None:
-        steps = Steps((), in_overview.times)
+    in_overviews = {number: find_overview_steps(trace, overview, steps) for number, overview in trace.overviews.items()}
+    if steps is None:
+        steps = next((Steps((), found.times) for found in in_overviews.values() if found is not None), None)
     ranks = [rank for rank in _ranks(trace, gpu_timelines, steps, python) if rank.window.total]
     if not ranks:
         return None
-    divided = [_of_rank(rank.number, rank.host, _parts(trace, steps, rank, start)) for rank in ranks]
-    recordings = [(trace, steps)]
-    if len(ranks) == 1 and trace.overview is not None and in_overview is not None:
-        recordings.append((trace.overview, in_overview))
-        divided = [_with_overview(divided[0], ranks[0].window, trace.overview, in_overview, python)]
+    divided = []
+    longest: tuple[Trace, Steps] | None = None
+    for place, rank in enumerate(ranks):
+        rank_time = _of_rank(rank.number, rank.host, _parts(trace, steps, rank, start))
+        overview, in_overview = trace.overviews.get(rank.number), in_overviews.get(rank.number)
+        if overview is not None and in_overview is not None:
+            if longest is None or in_overview.count > longest[1].count:
+                longest = overview, in_overview
+            rank_time = _with_overview(rank_time, rank.window, overview, in_overview,
+                                       _of_process(python, place, len(ranks)))
+        divided.append(rank_time)
     total_s, recorded_s = (sum(times) / len(divided) for times in zip(
         *((rank_time.total_s, rank_time.recorded_s) for rank_time in divided), strict=True))
     parts = divided[0].parts if len(divided) == 1 else _mean(divided)
-    per_step_s, pauses_s = _per_step(recordings)
-    return WallTime(total_s, recorded_s, parts, "profiler" if trace.rank_windows_ns else "events", per_step_s, pauses_s,
-                    tuple(divided) if len(divided) > 1 else ())
+    in_trace, in_longest = _series(trace, steps), _series(*longest) if longest is not None else None
+    series = [one for one in (in_trace, in_longest) if one is not None]
+    count = sum(len(one.durations_s) for one in series)
+    return WallTime(
+        total_s, recorded_s, parts, "profiler" if trace.rank_windows_ns else "events",
+        math.fsum(s for one in series for s in (*one.durations_s, *one.pauses_s)) / count if count else None,
+        in_trace.pauses_s if in_trace is not None else (), tuple(divided) if len(divided) > 1 else (), in_longest)
 
 
 def _with_overview(detail: RankWallTime, window: Spans, overview: Trace, steps: Steps,
@@ -149,26 +164,26 @@ def _with_overview(detail: RankWallTime, window: Spans, overview: Trace, steps: 
     return _of_rank(detail.rank, detail.host, parts)
 
 
+def _of_process(python: Sequence[T], place: int, ranks: int) -> Sequence[T]:
+    """The Python of one rank's process. Of several ranks it is known where each has some."""
+    if ranks == 1:
+        return python
+    return python[place:place + 1] if len(python) == ranks else ()
+
+
 def _of_rank(number: int, host: str, parts: tuple[WallPart, ...]) -> RankWallTime:
     total_s = math.fsum(part.time_s for part in parts)
     missing_s = math.fsum(part.time_s for part in parts if part.id == "unrecorded")
     return RankWallTime(number, host, total_s, total_s - missing_s, parts)
 
 
-def _per_step(recordings: Iterable[tuple[Trace, Steps | None]]) -> tuple[float | None, tuple[float, ...]]:
-    """From the first step's begin to the last one's end by the number of steps, and from the end of each to the begin
-    of the next; both without what was not recorded."""
-    recorded_ns, count, pauses_s = 0, 0, list[float]()
-    for trace, steps in recordings:
-        if steps is None or steps.count < 2 or steps.times.phase in _PHASES:
-            continue
-        starts, ends = steps.edges_ns.T
-        unrecorded = _spans(trace.unrecorded_ns)
-        recorded_ns += int(ends[-1] - starts[0] - coverage(unrecorded, starts[:1], ends[-1:])[0])
-        count += steps.count
-        pauses_ns = starts[1:] - ends[:-1] - coverage(unrecorded, ends[:-1], starts[1:])
-        pauses_s += (pauses_ns / 1e9).tolist()
-    return recorded_ns / count / 1e9 if count else None, tuple(pauses_s)
+def _series(trace: Trace, steps: Steps | None) -> StepSeries | None:
+    """The steps of one recording, where two are in a row and train."""
+    if steps is None or steps.count < 2 or steps.times.phase in _PHASES:
+        return None
+    starts, ends = steps.edges_ns.T
+    pauses_ns = starts[1:] - ends[:-1] - coverage(_spans(trace.unrecorded_ns), ends[:-1], starts[1:])
+    return StepSeries(steps.times.durations_s, tuple((pauses_ns / 1e9).tolist()))
 
 
 def _spans(pairs: Iterable[tuple[int, int]]) -> Spans:
@@ -199,7 +214,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
             number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy,
             merge(busy, _computed_on_cpu(trace, lines)), lines,
             _loop_lines(trace, lines, calls), waits,
-            [processes[place]] if len(processes) == len(numbers) else processes))
+            _of_process(processes, place, len(numbers))))
     return out
 
 
@@ -341,7 +356,7 @@ def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
 def _stretches(left: Spans, rank: _Rank, steps: Steps | None, known: tuple[int, int]) -> list[_Stretch]:
     """What is left, each stretch up to the next step or loop."""
     if steps is None:
-        return [_Stretch("no_steps", int(left.start[0]), int(left.end[-1]), subtract(left, rank.busy))] if len(
+        return [_Stretch(_NO_STEPS, int(left.start[0]), int(left.end[-1]), subtract(left, rank.busy))] if len(
             left.start) else []
     usual_ns = steps.times.median_s * 1e9
     idle = subtract(left, rank.busy)
@@ -546,13 +561,23 @@ def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[WallPart]
                 work[name] = before[0] + time, before[1] + count
         most = sorted(work.items(), key=lambda item: (-item[1][0], item[0]))[:_NAMES]
         silent = [one.silent_ns for one in stretches if one.silent_ns is not None]
+        count, longest_ns, start_ns = len(stretches), longest.stretch.idle.total, longest.stretch.start_ns
+        if id_ == _NO_STEPS:
+            count, longest_ns, start_ns = _longest_gaps(longest.stretch.idle)
         out.append(WallPart(
-            id_, sum(one.stretch.idle.total for one in stretches) / 1e9, len(stretches), kind, longest.what,
-            longest.stretch.idle.total / 1e9, longest.stretch.start_ns / 1e9,
+            id_, sum(one.stretch.idle.total for one in stretches) / 1e9, count, kind, longest.what, longest_ns / 1e9,
+            start_ns / 1e9,
             _every(np.array([one.stretch.start_ns for one in stretches]), steps) if id_ == "between" else None,
             tuple(HostWork(name, time / 1e9, count) for name, (time, count) in most),
             sum(silent) / 1e9 if silent else None))
     return out
+
+
+def _longest_gaps(idle: Spans) -> tuple[int, int, int]:
+    """How many gaps are at least half as long as the longest one, and the length and the begin of that."""
+    length = idle.end - idle.start
+    longest = int(length.argmax())
+    return int((length >= _HALF * length[longest]).sum()), int(length[longest]), int(idle.start[longest])
 
 
 def _mean(ranks: Sequence[RankWallTime]) -> tuple[WallPart, ...]:

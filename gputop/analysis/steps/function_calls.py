@@ -42,6 +42,9 @@ _KERAS_OPS = rf"__inference_{_KERAS}_\d+$"
 _KERAS_EVENTS = rf"{_KERAS}$"
 _TRACING_NUMBER = re.compile(r"_\d+$")  # TensorFlow gives each tracing of a function the next one
 _MIN_LOOP_CALLS = 3  # calls of one function, to be taken for those of a loop
+# Two calls that take this share of the recording, each so long that it hardly holds more, are its steps. gputop's own
+# figures.
+_LONG_CALLS_SHARE, _LONG_CALL_NS = 0.5, 10**9
 _MIN_REBUILD_SHARE = 0.5  # of the recording goes into building one function anew. gputop's own figure
 
 
@@ -145,6 +148,25 @@ def function_calls(trace: Trace) -> Anchors | None:
         rows, _ = host_stat(trace.host, "tf_function_call")
         anchors = repeating_calls(trace, rows, trace.host.name[rows], name)
     return anchors
+
+
+def long_calls(trace: Trace) -> Anchors | None:
+    """Two calls of one tf.function that take half of the recording: steps too long for more of them."""
+    host = trace.host
+    rows, function = calls_of_functions(trace)
+    if not len(rows):
+        return None
+    function = np.asarray(_merge_retraced(trace, rows, function), np.int64)
+    length_ns = host.end_ns[rows] - host.start_ns[rows]
+    longest = longest_function(trace, function, length_ns)
+    calls, length_ns = rows[function == longest], length_ns[function == longest]
+    begin, end = trace.window_ns
+    if len(calls) != 2 or length_ns.min() < _LONG_CALL_NS or length_ns.sum() < _LONG_CALLS_SHARE * (end - begin):
+        return None
+    start = host.start_ns[calls]
+    trains = phases(trace, calls, np.full(2, longest)).get(longest) == TRAINING
+    return Anchors(f"calls of the tf.function {trace.names[longest]}", "low", start, host.end_ns[calls], start,
+                   phase=TRAINING if trains else UNKNOWN)
 
 
 def eager_batches(trace: Trace) -> Anchors | None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from gputop.analysis.results import StepTimes, TraceNote
 from gputop.text.units import seconds
-from gputop.trace.intervals import in_order, union
+from gputop.trace.intervals import Spans, in_order, union
 from gputop.trace.lookups import Mask, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import INPUT, lines_of
@@ -33,18 +33,21 @@ _XLA_RUNS = (r"\w*Executable::Execute|ThunkExecutor::|.*:(?:XlaLaunch|_XlaRun|XL
 def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
     """The phase of each function in ``key`` (indices into the trace's names) called at ``rows`` of the host's events.
 
-    By what runs during its calls: backward ops say training; other ops of a model and no XLA say
+    By what runs in the same process during its calls: backward ops say training; other ops of a model and no XLA say
     evaluation, or prediction by the name. UNKNOWN where no op is traced.
     """
     named = {phase: name_mask(trace, pattern) for phase, pattern in _NAMED}
-    times = [_times(trace, name_mask(trace, pattern)) for pattern in (_BACKWARD, _FORWARD, _XLA_RUNS)]
+    times = [_times_by_rank(trace, name_mask(trace, pattern)) for pattern in (_BACKWARD, _FORWARD, _XLA_RUNS)]
+    rank_of_line = np.array([line.rank for line in trace.lines], np.int64)
     order = np.argsort(key, kind="stable")
     functions, first = np.unique(key[order], return_index=True)
     out = {}
     for function, calls in zip(functions.tolist(), np.split(rows[order], first)[1:], strict=True):
-        spans = union(trace.host.start_ns[calls], trace.host.end_ns[calls])
-        backward, forward, xla = (bool((np.searchsorted(op_ns, spans.end) > np.searchsorted(op_ns, spans.start)).any())
-                                  for op_ns in times)
+        rank_of_call = rank_of_line[trace.host.line[calls]]
+        spans = {rank: union(trace.host.start_ns[called], trace.host.end_ns[called]) for rank, called in (
+            (rank, calls[rank_of_call == rank]) for rank in np.unique(rank_of_call).tolist())}
+        backward, forward, xla = (any(_within(by_rank.get(rank), of_rank) for rank, of_rank in spans.items())
+                                  for by_rank in times)
         by_name = next((phase for phase, mask in named.items() if mask[function]),
                        trace.function_phases.get(trace.names[function], UNKNOWN))
         out[function] = by_name
@@ -73,9 +76,18 @@ def evaluation_note(steps: StepTimes) -> list[TraceNote]:
     return []
 
 
-def _times(trace: Trace, mask: Mask) -> I64:
-    """When such ops start on threads other than tf.data's, or are launched to a GPU, in order."""
+def _within(times_ns: I64 | None, spans: Spans) -> bool:
+    """Whether one of the times lies in one of the spans."""
+    return times_ns is not None and bool(
+        (np.searchsorted(times_ns, spans.end) > np.searchsorted(times_ns, spans.start)).any())
+
+
+def _times_by_rank(trace: Trace, mask: Mask) -> dict[int, I64]:
+    """By rank when such ops start on threads other than tf.data's, or are launched to a GPU, in order."""
     host, device = trace.host, trace.device
     on_host = mask[host.name] & ~lines_of(trace, INPUT)[host.line] if len(host) else np.zeros(0, bool)
     on_gpu = (mask[device.tf_op] | mask[device.name]) & (device.launch_ns >= 0)
-    return in_order(np.concatenate((host.start_ns[on_host], device.launch_ns[on_gpu])))
+    times = np.concatenate((host.start_ns[on_host], device.launch_ns[on_gpu]))
+    rank = np.concatenate((np.array([line.rank for line in trace.lines], np.int64)[host.line[on_host]],
+                           np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu[on_gpu]]))
+    return {number: in_order(times[rank == number]) for number in np.unique(rank).tolist()}

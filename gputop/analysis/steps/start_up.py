@@ -28,6 +28,12 @@ TRIES = r"(?i).*redzone"
 # thread has lost its CPU, may be that of any launch: most of the time of all such calls must be in first launches.
 _FAR_LONGER, _LOADING_NS, _IN_FIRST = 50.0, 1_000_000, 0.9
 _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices of a CPU
+# Calls of CUDA's and HIP's runtime and driver. The first one creates the context, whichever it is, and others load
+# modules or reserve memory. Those that wait for the GPU, or for room in its queue, may take long in any job.
+_API = r"(?:cuda|hip|cu)(?=[A-Z])\w+$"
+_API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|Free|Unregister|"
+              r"Unmap|Destroy|Unload|Profiler)")
+_API_RESERVES = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap)"
 _REPEATED = 0.5  # of the launches are not the first of their kernel, so that "the first" means something
 _TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
 _STARTS = 0.5  # of the time from the recording's begin on is such work: the job starts
@@ -64,8 +70,8 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     out: list[StartUpSpan] = []
     taken = EMPTY
     compiled, traced = _built(trace)
-    for kind, calls in ((LOADING, _loading(trace)), (AUTOTUNING, _tried(trace)), (COMPILING, compiled),
-                        (TRACED, traced)):
+    loaded = _joined(_loading(trace), _set_up(trace))
+    for kind, calls in ((LOADING, loaded), (AUTOTUNING, _tried(trace)), (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
         names = _longest_names(new, calls)
@@ -75,6 +81,7 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
 
 
 _Found = tuple[I64, I64, I64]  # begin, end, and name (index into the trace's names, -1: none)
+_NOTHING: _Found = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 def _longest_names(spans: Spans, calls: _Found) -> I64:
@@ -114,6 +121,29 @@ def _loading(trace: Trace) -> _Found:
     events = launched[long & first]
     launches = device.launch_ns[events], device.launch_end_ns[events], device.name[events].astype(np.int64)
     return _joined(loads, launches)
+
+
+def _set_up(trace: Trace) -> _Found:
+    """Calls that take long before a rank's first event on a GPU, and later the first of a name that reserves no memory:
+    they create the context or load modules.
+
+    Calls that wait by their nature are left out: work that was launched before the recording leaves no event.
+    """
+    host, device = trace.host, trace.device
+    rows = host_rows(trace, _API)
+    if not len(rows) or not len(device):
+        return _NOTHING
+    rows = rows[~name_mask(trace, _API_WAITS)[host.name[rows]]]
+    of_gpu = np.array([gpu.rank for gpu in trace.gpus], np.int64)[device.gpu]
+    first_ns = {rank: int(device.start_ns[of_gpu == rank].min()) for rank in np.unique(of_gpu).tolist()}
+    until_ns = np.array([first_ns.get(line.rank, 0) for line in trace.lines], np.int64)[host.line[rows]]
+    rank = np.array([line.rank for line in trace.lines], np.int64)[host.line[rows]]
+    first = np.zeros(len(rows), bool)
+    first[np.unique(rank * len(trace.names) + host.name[rows], return_index=True)[1]] = True
+    long = host.end_ns[rows] - host.start_ns[rows] >= _WORTH_NAMING_NS
+    reserves = name_mask(trace, _API_RESERVES)[host.name[rows]]
+    rows = rows[long & ((host.start_ns[rows] < until_ns) | (first & ~reserves))]
+    return host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
 
 
 def _tried(trace: Trace) -> _Found:

@@ -33,6 +33,7 @@ from gputop.analysis.steps.function_calls import (
     function_calls,
     jax_calls,
     keras_calls,
+    long_calls,
     rebuilt_calls,
 )
 from gputop.analysis.steps.host_ahead import steps_on_gpu
@@ -90,6 +91,8 @@ STEP_DETECTORS = (
                  "three calls of it, by `EagerExecute` or `tf_function_call`", min_steps=2),
     StepDetector("one Keras call", few_keras_calls, "Keras: a recording of one or two steps",
                  "one call of a step function", min_steps=1, packs_iterations=True),
+    StepDetector("two long calls", long_calls, "TensorFlow: a recording of one or two steps of a custom loop",
+                 "two calls of a tf.function, a second or longer each", min_steps=1),
     StepDetector("XProf's steps", viewer_steps, "any: XProf has opened and saved the file", "its line of steps",
                  min_steps=1),
     StepDetector("eager batches", eager_batches, "TensorFlow: a loop runs ops without a function",
@@ -119,14 +122,13 @@ def find_steps(trace: Trace) -> Steps | None:
     return None
 
 
-def find_overview_steps(trace: Trace, steps: Steps | None) -> Steps | None:
-    """The steps of ``trace.overview``, of the same kind as those of the trace itself where it has some: with none where
-    the overview shows no whole one. None where the two cannot be told to be alike.
+def find_overview_steps(trace: Trace, overview: Trace, steps: Steps | None) -> Steps | None:
+    """The steps of an overview of ``trace``, of the same kind as those of the trace itself where it has some: with none
+    where the overview shows no whole one. None where the two cannot be told to be alike.
 
     An overview has calls but no ops: which function trains and which evaluates is known from the trace.
     """
-    overview = trace.overview
-    if overview is None or not len(overview.host):
+    if not len(overview.host):
         return None
     overview_steps = find_steps(replace(overview, function_phases=_function_phases(trace)))
     if steps is None:

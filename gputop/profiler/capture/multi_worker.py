@@ -62,6 +62,7 @@ class _Worker:
         self.growth_limits = GrowthLimits()
         self.growth_guard: MemoryGrowthGuard | None = None
         self.overview_s = self.overview_call_s = 0.0
+        self.overview_ended = ""
 
     def attempt(self, step: Callable[[], None]) -> None:
         """Run a phase; what goes wrong is this worker's own."""
@@ -91,13 +92,12 @@ class _Worker:
         self.result = self.recorder.record(replace(recording, host_name=self.name, start_ns=start_ns), growth_guard,
                                            growth_guard.halt)
 
-    def record_overview(self, chosen: Plan, scratch: Path, stop: threading.Event) -> Plan:
+    def record_overview(self, chosen: Plan, workers: int, scratch: Path, stop: threading.Event) -> None:
         assert self.result is not None
         done, self.overview_call_s = record_overview(
             self.recorder, self.result.path, replace(chosen, probe=self.probe),
-            Watch(self.memory, self.growth_limits, stop), scratch)
-        self.overview_s = done.overview_s
-        return replace(done, probe=chosen.probe)
+            Watch(self.memory, self.growth_limits, stop), scratch, workers)
+        self.overview_s, self.overview_ended = done.overview_s, done.ended
 
     def outcome(self, length_s: float) -> Outcome:
         result, clock, began_s, cost = self.result, None, None, None
@@ -115,7 +115,7 @@ class _Worker:
                 cost = replace(cost, call_s=max(cost.recorded_s, result.took_s - max(0.0, began_s - result.sent_s)))
             cost = replace(cost, call_s=cost.call_s + self.overview_call_s,
                            recorded_s=cost.recorded_s + self.overview_s)
-        return Outcome(self.address, self.name, result, self.plan, cost, self.error, clock, began_s)
+        return Outcome(self.address, self.name, result, self.plan, cost, self.error, clock, began_s, self.overview_s)
 
     def _bounds(self, result: CaptureResult) -> ClockBounds | None:
         window_ns = self.recorder.window_ns(result.path)
@@ -126,9 +126,9 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
                     on_plan: Callable[[Plan], None], stop: threading.Event) -> MultiWorkerCapture:
     """Capture at most ``request.seconds`` from all ``recorders`` into one run folder. Blocks.
 
-    ``on_progress`` is called from several threads, one at a time, with where the slowest worker stands. One worker
-    alone has an overview, the first of the servers that is captured: workers wait for each other at every step, so
-    what holds up one of them shows there, too, and the others are left in peace.
+    ``on_progress`` is called from several threads, one at a time, with where the slowest worker stands. Each worker
+    has an overview, all of them recorded at once: only its own one tells what a worker does while the others wait for
+    it, and as they wait at every step, an overview of one would cost the job as much time.
     Raises GputopError where no worker could be captured.
     """
     seconds = request.seconds
@@ -161,13 +161,24 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
                 return _probes(workers, seconds, logdir, run)
             _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir))
             chosen = record(shortest_plan(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error]))
-            first = next((w for w in workers if w.result is not None), None)
-            if chosen.overview_s and first is not None:
-                chosen = first.record_overview(chosen, folder, stop)
+            if chosen.overview_s:
+                _run_phase(threads, workers, lambda w: w.record_overview(
+                    chosen, len(workers), folder / "overviews" / w.name, stop))
+                chosen = _with_overviews(chosen, workers)
             return _finish(workers, chosen, run, chosen.chosen_s)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)  # who wants to quit at once need not wait for the servers
         run.discard()
+
+
+def _with_overviews(chosen: Plan, workers: Sequence[_Worker]) -> Plan:
+    """The plan as it was carried out: with the shortest of the overviews, and what ended it."""
+    recorded = [w for w in workers if w.result is not None]
+    if not recorded:
+        return replace(chosen, overview_s=0.0)
+    shortest = min(recorded, key=lambda w: w.overview_s)
+    ended = f"{shortest.address}: {shortest.overview_ended}" if shortest.overview_ended else ""
+    return replace(chosen, overview_s=shortest.overview_s, ended=ended)
 
 
 def max_safe_duration(recorders: Sequence[Recorder], *, seconds: float, logdir: Path,

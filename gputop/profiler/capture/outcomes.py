@@ -16,7 +16,8 @@ from gputop.trace.readers.clock_file import HostClock
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome for one worker: ``result`` or ``error``. ``began_s`` is Unix time by gputop's clock."""
+    """The outcome for one worker: ``result`` or ``error``. ``began_s`` is Unix time by gputop's clock, ``overview_s``
+    the length of its overview."""
 
     address: str
     name: str  # of its trace in the run folder, without the ending
@@ -26,12 +27,13 @@ class Outcome:
     error: GputopError | None = None
     clock: HostClock | None = None
     began_s: float | None = None
+    overview_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         result, clock, error = self.result, self.clock, self.error
         return {
             "address": self.address, "path": str(result.path) if result else None,
-            "took_s": result.took_s if result else None, "began_s": self.began_s,
+            "took_s": result.took_s if result else None, "began_s": self.began_s, "overview_s": self.overview_s,
             "clock_offset_s": clock.offset_ns / 1e9 if clock else None,
             "clock_error_s": clock.error_ns / 1e9 if clock else None,
             "cost": self.cost.to_json() if self.cost else None,
@@ -64,8 +66,9 @@ class MultiWorkerCapture:
             errors = [o.clock.error_ns / 1e9 for o in self.captured if o.clock is not None]
             lines.append(f"{len(self.captured)} workers began within {duration(self.start_spread_s)} of each other"
                          + (f", clocks known to {duration(max(errors))}" if any(errors) else ""))
-        if self.plan.overview_s and len(self.captured) > 1:
-            lines.append(f"the overview of {self.plan.overview_s:g} s is of {self.captured[0].address} alone")
+        longest = max(self.captured, key=lambda o: o.overview_s, default=None)
+        if longest is not None and longest.overview_s > self.plan.overview_s:
+            lines.append(f"the overviews of the workers are {self.plan.overview_s:g} to {longest.overview_s:g} s long")
         lines += [f"the clock of {o.address} differs by {o.clock.offset_ns / 1e9:+.3f} s: corrected"
                   for o in self.captured if o.clock is not None and o.clock.offset_ns]
         return tuple(lines)

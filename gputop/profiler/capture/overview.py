@@ -32,16 +32,18 @@ class _Overview:
     why_ended: str = ""
 
 
-def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch,
-                    scratch: Path) -> tuple[Plan, float]:
+def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch, scratch: Path,
+                    workers: int = 1) -> tuple[Plan, float]:
     """Record ``chosen.overview_s`` beside the detail, as far as that goes; blocks. Raises nothing of its own.
 
     Returns the plan as it was carried out, with the reason where the overview is shorter, and the time of the calls.
-    ``detail`` is its trace. ``scratch``: a folder of the capture's own, removed by its owner.
+    ``detail`` is its trace. ``scratch``: a folder of this overview's own, removed by its owner. ``workers``: so many
+    share what an analysis bears.
     """
     made = _Overview()
+    most_events = plan.overview_events(chosen.asked_s, workers)
     try:
-        _record_parts(made, recorder, chosen, watch, scratch / "overview")
+        _record_parts(made, recorder, chosen, watch, scratch / "overview", most_events)
     except GputopError as error:
         made.why_ended = error.message
     if made.parts:
@@ -57,11 +59,11 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
     return replace(chosen, overview_s=done_s, ended=ended), made.call_s
 
 
-def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path) -> None:
+def _record_parts(made: _Overview, recorder: Recorder, chosen: Plan, watch: Watch, scratch: Path,
+                  most_events: float) -> None:
     """Raises GputopError where a part cannot be recorded; those before it are kept."""
     assert chosen.probe is not None
     rate = plan.OVERVIEW_SHARE * chosen.probe.host_events / chosen.probe.seconds
-    most_events = plan.overview_events(chosen.asked_s)
     grown = watch.memory.growth or 0
     while (left_s := chosen.overview_s - made.seconds) >= plan.MIN_OVERVIEW_S and not watch.stop.is_set():
         part_s = min(left_s, (most_events - made.events) / rate if rate else left_s)
@@ -112,6 +114,7 @@ def _save(parts: list[Path], recorder: Recorder, trace: Path, joined: Path) -> N
     source = parts[0]
     if len(parts) > 1:
         assert isinstance(recorder, JoinsOverviews)
+        joined.parent.mkdir(parents=True, exist_ok=True)
         joined.write_bytes(recorder.join(parts))
         source = joined
     folder = RunFolder.create(trace.parents[3], trace.name.removesuffix(TRACE), trace.parent.name, OVERVIEW)

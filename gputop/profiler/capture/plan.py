@@ -37,8 +37,8 @@ _GUARD_S = 10.0
 _SHORT_SHARE, _SHORT_BYTES, _SHORT_PART = 0.1, 2**30, 1 / 8
 SERVER_LIMITS = RecorderLimits()
 # An event of the overview costs the job about 7 µs (TensorFlow 2.21: 0.12 s of CPU a second at 17 k events/s), so that
-# this many cost a third of what the detail of a default capture does (0.64 s of CPU). They are granted for each ten
-# seconds asked for, and never more than an analysis bears.
+# this many cost a third of what the detail of a default capture does (0.64 s of CPU). They are granted to each worker
+# for each ten seconds asked for, and to all workers together never more than an analysis bears.
 _OVERVIEW_EVENTS, _MAX_OVERVIEW_EVENTS = 30_000, 4 * TARGET_EVENTS
 # The overview makes 1 to 10 times fewer events than the detail: so the length of its first part is a guess.
 OVERVIEW_SHARE = 1 / 4
@@ -169,9 +169,9 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
     return Plan(asked_s, least_s, least_why, probe, free.unknown, enough and fits, overview_s)
 
 
-def overview_events(asked_s: float) -> float:
-    """How many events the overview of a capture of ``asked_s`` may have."""
-    return min(_OVERVIEW_EVENTS * max(1.0, asked_s / 10), _MAX_OVERVIEW_EVENTS)
+def overview_events(asked_s: float, workers: int = 1) -> float:
+    """How many events the overview of each of so many workers may have, in a capture of ``asked_s``."""
+    return min(_OVERVIEW_EVENTS * max(1.0, asked_s / 10), _MAX_OVERVIEW_EVENTS / workers)
 
 
 def _enough(probe: Probe) -> float:

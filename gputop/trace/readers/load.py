@@ -14,7 +14,7 @@ from gputop.trace.model import QualityNote, Trace
 from gputop.trace.readers.capture_file import CaptureFile, capture_of, tightest
 from gputop.trace.readers.content import digest, listed, read_prefix, size_bytes
 from gputop.trace.readers.find_files import files_at
-from gputop.trace.readers.overview_file import overview_of
+from gputop.trace.readers.overview_file import overviews_of
 from gputop.trace.readers.registry import ACCEPTED, FORMATS, Format
 from gputop.trace.readers.stacks_file import stacks_of
 
@@ -55,8 +55,8 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
     if captured.ended:
         trace.quality.append(QualityNote("ended_early", limits.cut_text(printable(captured.ended))))
     if format_.overviews:
-        trace.overview, about_overview = overview_of(trace, format_.read)
-        trace.quality += about_overview
+        trace.overviews, about_overviews = overviews_of(trace, format_.read)
+        trace.quality += about_overviews
     trace.job_cpus = tightest(captured.files)
     trace.counters = captured.counters or _counters_of_workers(trace, captured)
     trace.live_steps, trace.job = captured.live_steps, command_of(captured.job)

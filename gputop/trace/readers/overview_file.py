@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import GputopError, NoDataError
 from gputop.trace import limits
 from gputop.trace.model import AllocatorEvents, DeviceEvents, QualityNote, StepEvents, Trace
 from gputop.trace.readers.capture_file import OVERVIEW
@@ -27,38 +27,46 @@ _LIMITING = ("truncated", "left_out", "unnamed_events", "dropped_events")  # not
 Read = Callable[[Sequence[Path]], Trace]
 
 
-def overview_of(trace: Trace, read: Read) -> tuple[Trace | None, list[QualityNote]]:
-    """The overview beside a trace, on the clock and the origin of the trace, and what limits it.
+def overviews_of(trace: Trace, read: Read) -> tuple[dict[int, Trace], list[QualityNote]]:
+    """By rank the overview beside its trace, on the clock and the origin of the trace, and what limits them.
 
-    Of several workers one has an overview. None where there is none, or none that can be used: the notes say why.
+    A rank without an overview that can be used is left out; a note says why, if another rank has one.
     """
+    overviews: dict[int, Trace] = {}
+    notes: list[QualityNote] = []
     for rank, path in enumerate(map(Path, trace.paths)):
         beside = path.with_name(path.name.removesuffix(".gz").removesuffix(_TRACE) + OVERVIEW)
         if path.name.removesuffix(".gz").endswith(_TRACE) and os.path.lexists(beside):
             try:
-                return _placed(read([beside]), trace, rank, path)
+                overviews[rank], limited = _placed(read([beside]), trace, rank, path)
+                notes += limited
             except GputopError as error:
-                return None, [_unusable(error.message)]
-    return None, []
+                whose = f"the trace of {_host(trace, rank)}" if len(trace.paths) > 1 else "this trace"
+                notes.append(_note(f"The overview beside {whose} cannot be used: {error.message}"))
+    without = [_host(trace, rank) for rank in range(len(trace.paths)) if rank not in overviews]
+    if overviews and without:
+        notes.insert(0, _note(f"No overview of {len(without)} of {len(trace.paths)} workers: what they did after the "
+                              f"detail is not known ({', '.join(without)})."))
+    return overviews, notes
 
 
-def _placed(overview: Trace, trace: Trace, rank: int, path: Path) -> tuple[Trace | None, list[QualityNote]]:
-    """The host's events of an overview, its times relative to the origin of the trace."""
+def _placed(overview: Trace, trace: Trace, rank: int, path: Path) -> tuple[Trace, list[QualityNote]]:
+    """The host's events of an overview, its times relative to the origin of the trace; raises GputopError."""
     if not len(overview.host):
-        return None, [_unusable("it has no event of the host.")]
+        raise NoDataError("it has no event of the host.", "")
     if not overview.origin_ns or not trace.origin_ns:
-        return None, [_unusable("it or the trace does not say when it was recorded.")]
+        raise NoDataError("it or the trace does not say when it was recorded.", "")
     clock = read_clocks(path.parent).get(path.name.removesuffix(".gz")) if len(trace.paths) > 1 else None
     by_ns = overview.origin_ns - trace.origin_ns - (clock.offset_ns if clock is not None else 0)
     if abs(by_ns) > _MAX_APART_NS:
-        return None, [_unusable("it was recorded at another time.")]
+        raise NoDataError("it was recorded at another time.", "")
 
     def moved(span: tuple[int, int]) -> tuple[int, int]:
         return span[0] + by_ns, span[1] + by_ns
 
     host = overview.host
     host.start_ns, host.end_ns = host.start_ns + np.int64(by_ns), host.end_ns + np.int64(by_ns)
-    name = trace.hosts[rank] if len(trace.hosts) == len(trace.paths) else overview.hosts[0]
+    name = _host(trace, rank) or overview.hosts[0]
     window = overview.profile_window_ns and moved(overview.profile_window_ns)
     placed = replace(
         overview, origin_ns=trace.origin_ns, hosts=[name], gpus=[], device=DeviceEvents.empty(),
@@ -67,16 +75,13 @@ def _placed(overview: Trace, trace: Trace, rank: int, path: Path) -> tuple[Trace
         rank_windows_ns={rank: window} if window is not None else {},
         profile_window_ns=window,
         unrecorded_ns=tuple(map(moved, overview.unrecorded_ns)))
-    notes = [_note(f"Of the overview beside this trace: {note.message}") for note in overview.quality
-             if note.id in _LIMITING]
-    if len(trace.paths) > 1:
-        notes.insert(0, _note(f"Only the worker {name} has an overview. After the detail the other workers were not "
-                              "recorded, so that time is not divided into its parts."))
-    return placed, notes
+    whose = f"the trace of {name}" if len(trace.paths) > 1 else "this trace"
+    return placed, [_note(f"Of the overview beside {whose}: {note.message}") for note in overview.quality
+                    if note.id in _LIMITING]
 
 
-def _unusable(why: str) -> QualityNote:
-    return _note(f"The overview beside this trace cannot be used: {why}")
+def _host(trace: Trace, rank: int) -> str:
+    return trace.hosts[rank] if len(trace.hosts) == len(trace.paths) else ""
 
 
 def _note(message: str) -> QualityNote:

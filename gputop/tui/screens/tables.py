@@ -428,7 +428,7 @@ def _wall_time(found: Analysis) -> Table:
                  for row in wall_rows(wall))
     note = wall_title(wall)
     note += f", mean of {len(wall.ranks)} ranks." if wall.ranks else "."
-    if wall.per_step_s is not None:
+    if wall.per_step_s is not None and found.steps is not None and wall.pauses_show(found.steps.mean_s):
         note += f" {seconds(wall.per_step_s)} of wall time per training step, with what lies between."
     return Table("Time", columns, rows, "", note)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.advice.trace.input_fixes import InputFix
+from gputop.advice.verdict import Missing
 from gputop.core.job_cpus import CpuUser, JobCpus
 from gputop.trace.model import Trace
 from tests.advice.trace.host_jobs import gap
 from tests.advice.trace.test_long_steps import COUNT, job
-from tests.advice.trace.traces import abstained, findings, verdict
+from tests.advice.trace.traces import abstained, findings, input_bound, verdict
+from tests.analysis.host.traces_of_epochs import MS, train
 from tests.trace.build import Builder, keras_steps
 
 HOGS = (CpuUser(71, "mypy", 0.9), CpuUser(72, "python", 0.7, True))
@@ -98,6 +101,43 @@ def test_steps_that_others_lengthen_are_not_put_down_to_python(cpus, blamed):
     (LONG, "gc"), (LONG, "SaveV2"), (dict.fromkeys(range(2, COUNT, 5), 7_000.0), "")])
 def test_long_steps_with_evidence_of_their_own_stay(long, name):
     assert "long_steps" in findings(recorded(job(long, name)))
+
+
+@pytest.mark.parametrize(("cpus", "blamed"), [(None, True), (TAKEN, False),
+                                              (JobCpus(2.0, used=0.4, others=1.6, held_up=0.001), True)])
+def test_silence_at_an_edge_that_others_may_have_made_is_no_unfinished_step(cpus, blamed):
+    b = Builder(gpus=0)
+    end = train(b, 0, 500)
+    trace = recorded(b, cpus)
+    trace.rank_windows_ns = {0: (0, round((end + 1_500 * MS) * 1000))}
+    assert ("unfinished_step" in findings(trace)) == blamed
+    if not blamed:
+        assert "other processes kept 1.6 of 2 CPUs" in abstained(trace)["unfinished_step"]
+
+
+@pytest.mark.parametrize(("cpus", "blamed"), [(None, True), (TAKEN, False)])
+@pytest.mark.parametrize("events", [(), ("SaveV2",)])
+def test_silence_between_steps_now_and_then_may_be_that_of_others(cpus, blamed, events):
+    b, at = Builder(gpus=0), 0.0
+    for count in (30, 17, 40):
+        at = train(b, at, count)
+        for name in events:
+            b.host(name, at + 100, 120 * MS)
+        at += 150 * MS
+    train(b, at, 3)
+    judged = verdict(recorded(b, cpus), "time_outside_steps")
+    assert isinstance(judged, Missing) != (blamed or bool(events))
+
+
+def test_batches_that_are_late_now_and_then_may_be_so_by_others(monkeypatch):
+    def slow(fast_enough: bool) -> InputFix:
+        return InputFix("Prefetch more batches.", "", None, "", fast_enough=fast_enough)
+
+    b = input_bound()
+    for fast_enough in (True, False):
+        monkeypatch.setattr("gputop.advice.trace.input_wait._input_fix", lambda *_, own=fast_enough: slow(own))
+        assert ("input_bound" in findings(recorded(b, TAKEN))) == (not fast_enough)
+        assert "input_bound" in findings(recorded(b, None))
 
 
 @pytest.mark.parametrize(("share", "job_of", "blamed"), [

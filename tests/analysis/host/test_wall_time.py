@@ -221,8 +221,9 @@ def test_warm_up_steps_are_the_start():
     assert parts["start"] == pytest.approx(1.0)
 
 
-def test_each_rank_has_its_own_division():
-    trace = epochs().build()
+def two_ranks(job: Builder) -> Trace:
+    """The job on two hosts that do the same at the same time."""
+    trace = job.build()
     lines = [*trace.lines, *(replace(line, rank=1, host="other") for line in trace.lines)]
     two = trace.host
     both = type(two)(
@@ -233,8 +234,11 @@ def test_each_rank_has_its_own_division():
     place = np.argsort(order)
     both.stats = {name: (np.sort(np.concatenate([place[rows], place[rows + len(two)]])), np.repeat(values, 2))
                   for name, (rows, values) in two.stats.items()}
-    wall = divided(replace(trace, lines=lines, host=both, hosts=["node", "other"],
-                           rank_windows_ns={1: (0, int(3e9))}))
+    return replace(trace, lines=lines, host=both, hosts=["node", "other"])
+
+
+def test_each_rank_has_its_own_division():
+    wall = divided(replace(two_ranks(epochs()), rank_windows_ns={1: (0, int(3e9))}))
     assert [rank.rank for rank in wall.ranks] == [0, 1] and wall.ranks[1].recorded_s == 3.0
     for rank in wall.ranks:
         assert sum(part.time_s for part in rank.parts) == pytest.approx(rank.total_s, abs=1e-12)
@@ -317,7 +321,7 @@ def two_grains(detail: Builder, overview: Builder, by_s: float) -> Trace:
     trace = detail.build()
     end = trace.window_ns[1]
     return replace(trace, rank_windows_ns={0: (0, end)}, profile_window_ns=(0, end),
-                   overview=overview_of(overview, by_s))
+                   overviews={0: overview_of(overview, by_s)})
 
 
 def test_an_overview_is_divided_like_the_trace():
@@ -333,7 +337,45 @@ def test_an_overview_is_divided_like_the_trace():
     (steps,) = (part for part in wall.parts if part.id == "steps")
     assert steps.count == 30 + 33
     assert wall.per_step_s == pytest.approx((0.3 + 0.32 + 0.08 + 1.2) / 63, rel=0.05)
-    assert len(wall.pauses_s) == 29 + 32
+    assert len(wall.pauses_s) == 29 and wall.overview is not None and wall.steps == 63
+    assert len(wall.overview.pauses_s) + 1 == len(wall.overview.durations_s) == 33
+
+
+def of_rank(overview: Trace, rank: int) -> Trace:
+    return replace(overview, lines=[replace(line, rank=rank) for line in overview.lines],
+                   rank_windows_ns={rank: overview.rank_windows_ns[0]})
+
+
+def test_each_rank_has_the_overview_of_its_own():
+    """One saves between its steps, the other waits for it within a step, as in any collective."""
+    saving, waiting, detail = epochs(events=("SaveV2",)), Builder(gpus=0), Builder(gpus=0)
+    at = 0.0
+    for _ in range(4):
+        at = train(waiting, at, 7)
+        at = train(waiting, at + 100, 1, 330 * MS) + 100
+    train(waiting, at, 2)
+    train(detail, 0, 30)
+    trace = two_ranks(detail)
+    end = trace.window_ns[1]
+    overviews = {0: of_rank(overview_of(saving, by_s=0.5), 0), 1: of_rank(overview_of(waiting, by_s=0.5), 1)}
+    wall = divided(replace(trace, rank_windows_ns={0: (0, end), 1: (0, end)}, overviews=overviews))
+    by_rank = [{(part.id, part.kind): part.time_s for part in rank.parts} for rank in wall.ranks]
+    assert by_rank[0]["between", "checkpoint"] == pytest.approx(1.2, rel=0.02)
+    assert ("between", "checkpoint") not in by_rank[1] and by_rank[1]["steps", ""] > 1.5
+    assert all(rank[("unrecorded", "")] == pytest.approx(0.2, rel=0.02) for rank in by_rank)
+    for one in (wall, *wall.ranks):
+        assert sum(part.time_s for part in one.parts) == pytest.approx(one.total_s, rel=1e-12)
+    assert wall.overview is not None and len(wall.overview.durations_s) == 33, "of one rank: both show the same steps"
+    alone = divided(replace(trace, rank_windows_ns={0: (0, end), 1: (0, end)}, overviews={1: overviews[1]}))
+    assert alone.ranks[0].total_s == pytest.approx(0.3, rel=0.02) and alone.ranks[1].total_s > 1.5
+
+
+def test_the_python_of_one_process_names_nothing_of_another_rank():
+    trace = two_ranks(epochs())
+    one = with_stacks(trace, 11)
+    assert not any("train.py:11" in part.what for part in divided(one).parts), "of which rank is not known"
+    both = replace(one, stacks=one.stacks * 2)
+    assert any("train.py:11" in part.what for part in divided(both).parts)
 
 
 def test_steps_that_only_the_overview_shows():

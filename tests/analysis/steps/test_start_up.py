@@ -65,6 +65,46 @@ def test_a_recording_in_which_each_kernel_runs_once_tells_no_first_launch():
     assert not kinds(launches((1_300_000.0,), kernels=200).build())
 
 
+def after_a_call(name: str, first: float = 1_000.0, gpu_before: bool = False) -> Builder:
+    """Steps of a GPU behind one call of 40 s."""
+    b = Builder(gpus=1)
+    if gpu_before:
+        b.run(0, 0, 20, "kernel_0", launch=0)
+    b.host(name, first, 40_000_000, line="launch 0")
+    for i in range(20):
+        at = first + 40_001_000 + 100 * i
+        b.run(0, at + 10, 80, f"kernel_{i % 2}", launch=at)
+    return b
+
+
+@pytest.mark.parametrize("name", ["cudaDeviceGetStreamPriorityRange", "cudaStreamCreateWithPriority", "cudaMalloc",
+                                  "cudaGetDeviceCount", "hipGetDeviceCount", "cuInit", "cudaFuncGetAttributes",
+                                  "cudaHostAlloc_v3020"])
+def test_a_long_call_before_any_work_of_a_gpu_is_a_start(name):
+    trace = after_a_call(name).build()
+    assert [(s.kind, s.what) for s in start_up_spans(trace)] == [("loading", name)]
+    assert start_end_ns(trace, start_up_spans(trace)) == 40_001_000_000
+    a = analyze_trace(trace)
+    assert "time_outside_steps" not in {f.id for f in a.findings}
+    assert any(note.id == "start" and name in note.message for note in a.trace.quality)
+    assert a.wall_time is not None and a.wall_time.share("start") > 0.99
+
+
+@pytest.mark.parametrize("name", ["cudaDeviceSynchronize", "cudaLaunchKernel", "cudaEventRecord", "cudaMemcpyAsync",
+                                  "cudaStreamWaitEvent", "cudaFree", "cuda_device_count", "cudnn_something"])
+def test_calls_that_may_wait_for_work_from_before_the_recording_are_no_start(name):
+    assert not kinds(after_a_call(name).build())
+
+
+@pytest.mark.parametrize(("name", "loads"), [("cudaDeviceGetStreamPriorityRange", True), ("cudaMalloc", False),
+                                             ("cudaHostRegister", False), ("cudaStreamCreate", True)])
+def test_behind_work_of_the_gpu_only_the_first_call_that_reserves_no_memory_is_a_start(name, loads):
+    b = after_a_call(name, gpu_before=True)
+    assert kinds(b.build()) == ({"loading": pytest.approx(40.0)} if loads else {})
+    again = b.host(name, 50_000_000, 40_000, line="launch 0")
+    assert kinds(again.build()) == ({"loading": pytest.approx(40.0)} if loads else {}), "the second is none"
+
+
 def test_calls_that_load_modules_are_a_start_wherever_they_are():
     b = launches(()).host("cuLibraryLoadData", 5_000, 40_000).host("cuModuleLoadData", 6_000, 1_000)
     spans = start_up_spans(b.build())

@@ -147,6 +147,20 @@ def test_custom_loop_by_its_root_function():
     assert steps.count == 7
 
 
+@pytest.mark.parametrize(("calls", "length_s", "count"), [(2, 20.0, 2), (2, 0.4, 0), (1, 20.0, 0), (3, 20.0, 3)])
+def test_two_long_calls_of_a_function_are_steps(calls, length_s, count):
+    b = Builder(gpus=0).host("x", 0, 1)
+    for i in range(calls):
+        b.host("EagerExecute", 100 + i * length_s * 1e6, length_s * 1e6 - 50, is_func=1, eager_op="__inference_step_7")
+    b.host("x", 200 + calls * length_s * 1e6, length_s * 1e6)
+    found = find_steps(b.build())
+    assert (found.count if found is not None else 0) in (count, max(count - 1, 0))
+    assert (found is None) == (count == 0)
+    if count == 2:
+        assert found is not None and found.count == 2 and found.times.confidence == "low"
+        assert found.times.median_s == pytest.approx(length_s, rel=0.01)
+
+
 def test_two_calls_of_a_function_are_no_loop():
     b = Builder(gpus=0)
     for i in range(2):

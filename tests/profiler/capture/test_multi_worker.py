@@ -162,12 +162,13 @@ def test_the_busiest_job_decides_for_all(logdir):
     assert [s.requests[1].duration_ms for s in servers] == [200, 200]
 
 
-def test_an_overview_of_one_of_several_workers_is_told_as_such():
-    of_a, of_b = (Outcome(address, address, result=object()) for address in ("a:1", "b:1"))
-    plan = Plan(10.0, 2.0, "of a test", overview_s=8.0)
-    assert MultiWorkerCapture(Path(), plan, (of_a, of_b)).notes() == ("the overview of 8 s is of a:1 alone",)
-    assert MultiWorkerCapture(Path(), plan, (of_a,)).notes() == ()
-    assert MultiWorkerCapture(Path(), replace(plan, overview_s=0.0), (of_a, of_b)).notes() == ()
+def test_overviews_of_several_workers_of_different_lengths_are_told():
+    of_a, of_b = (Outcome(address, address, result=object(), overview_s=length) for address, length in (
+        ("a:1", 8.0), ("b:1", 3.1)))
+    chosen = Plan(10.0, 2.0, "of a test", overview_s=3.1)
+    assert MultiWorkerCapture(Path(), chosen, (of_a, of_b)).notes() == (
+        "the overviews of the workers are 3.1 to 8 s long",)
+    assert MultiWorkerCapture(Path(), chosen, (of_b,)).notes() == ()
 
 
 def test_stopped_during_the_probes_keeps_the_probes(logdir, monkeypatch):

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from gputop.profiler.capture import job_memory, overview, safe_capture
-from gputop.profiler.capture.plan import GrowthLimits, Plan
+from gputop.profiler.capture.plan import GrowthLimits, Plan, overview_events
 from gputop.profiler.recording import Progress
 from gputop.profiler.storage import RunFolder
 from tests.profiler.capturing import capture_with_probe, capture_workers
@@ -162,13 +162,32 @@ def test_forced_it_is_all_detail(logdir):
     assert plan.overview_s == 0 and plan.chosen_s == 0.3
 
 
-def test_of_several_workers_the_first_has_an_overview(logdir):
+def test_each_of_several_workers_has_an_overview(logdir):
     with serve(FakeProfiler(on_call=two_grains)) as first, serve(FakeProfiler(on_call=two_grains)) as second:
         done = capture_workers([(first.address, None), (second.address, None)], seconds=0.4, logdir=logdir)
-    assert [len(s.requests) for s in (first, second)] == [4, 2]
-    assert (done.plan.chosen_s, done.plan.overview_s) == (0.1, 0.3)
-    (beside,) = done.run_dir.glob("*.overview.pb")
-    assert beside.name == f"{done.outcomes[0].name}.overview.pb"
-    assert [o.cost.recorded_s for o in done.outcomes] == pytest.approx([0.4, 0.1])
+    assert [len(s.requests) for s in (first, second)] == [4, 4]
+    assert (done.plan.chosen_s, done.plan.overview_s, done.plan.ended) == (0.1, 0.3, "")
+    assert sorted(path.name for path in done.run_dir.glob("*.overview.pb")) == sorted(
+        f"{outcome.name}.overview.pb" for outcome in done.outcomes)
+    assert [o.cost.recorded_s for o in done.outcomes] == pytest.approx([0.4, 0.4])
+    assert [o.overview_s for o in done.outcomes] == [0.3, 0.3] and "overview" not in " ".join(done.notes())
+    assert set(names_below(logdir)) == {f"{o.name}{ending}" for o in done.outcomes for ending in (
+        ".overview.pb", ".xplane.pb")} | {"gputop.clocks.json"}
 
 
+def test_a_worker_that_refuses_its_overview_takes_none_from_the_others(logdir):
+    def refuse(server: FakeProfiler, number: int) -> None:
+        two_grains(server, number)
+        server.refuse = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.") if number >= 2 else None
+
+    with serve(FakeProfiler(on_call=two_grains)) as first, serve(FakeProfiler(on_call=refuse)) as second:
+        done = capture_workers([(first.address, None), (second.address, None)], seconds=0.4, logdir=logdir)
+    assert [o.overview_s for o in done.outcomes] == [0.3, 0.0] and all(o.error is None for o in done.outcomes)
+    assert done.plan.overview_s == 0 and len(list(done.run_dir.glob("*.overview.pb"))) == 1
+    assert done.plan.ended.startswith(f"{second.address}: There is no overview of the 0.3 s after the detail: ")
+    assert "the overviews of the workers are 0 to 0.3 s long" in done.notes()
+
+
+def test_many_workers_share_what_an_analysis_bears():
+    assert overview_events(10, 8) == overview_events(10)
+    assert overview_events(600, 100) == overview_events(600, 50) / 2 < overview_events(600)

@@ -36,6 +36,12 @@ def saved(folder: Path, overview: bytes | None = OVERVIEW, host: str = "node", d
     return path
 
 
+def overview_of(trace: Trace) -> Trace:
+    """The overview of the only rank."""
+    assert list(trace.overviews) == [0]
+    return trace.overviews[0]
+
+
 def notes_of(trace: Trace) -> list[str]:
     return [note.message for note in trace.quality if note.id == "overview"]
 
@@ -45,33 +51,47 @@ def test_it_is_on_the_origin_of_the_trace(tmp_path: Path) -> None:
     trace = load([path])
     assert trace.paths == [str(path)] and len(trace.host) == 5, "it is no host of the job"
     assert load([tmp_path]).paths == [str(path)]
-    overview = trace.overview
-    assert overview is not None and len(overview.host) == 9 and not notes_of(trace)
+    overview = overview_of(trace)
+    assert len(overview.host) == 9 and not notes_of(trace)
     assert overview.origin_ns == trace.origin_ns == BEGAN_NS + 1_000
     assert overview.host.start_ns[0] == 3 * 10**9 and (overview.host.end_ns >= overview.host.start_ns).all()
     assert overview.profile_window_ns == (3 * 10**9 - 1_000, 10**10 - 1_000)
-    assert not len(overview.device) and not overview.gpus and overview.overview is None
+    assert not len(overview.device) and not overview.gpus and not overview.overviews
     assert {line.host for line in overview.lines} == set(overview.hosts) == set(trace.hosts)
 
 
 def test_of_several_parts_the_time_between_is_unrecorded(tmp_path: Path) -> None:
     second = make_xspace(2, window_ns=(LATER[1] + 10**9, LATER[1] + 2 * 10**9))
-    overview = load([saved(tmp_path, join_recordings([second, OVERVIEW]))]).overview
-    assert overview is not None and len(overview.host) == 11
+    overview = overview_of(load([saved(tmp_path, join_recordings([second, OVERVIEW]))]))
+    assert len(overview.host) == 11
     assert overview.unrecorded_ns == ((10**10 - 1_000, 11 * 10**9 - 1_000),)
 
 
-def test_of_several_workers_it_is_on_the_clock_of_its_own(tmp_path: Path) -> None:
-    """Whose host is a second ahead of the machine that captured."""
+def two_workers(folder: Path, first: bytes | None, second: bytes | None) -> Trace:
+    """The trace of two hosts with these overviews; the second host is a second ahead of the machine that captured."""
     ahead = make_xspace(5, window_ns=(BEGAN_NS + 10**9, BEGAN_NS + 3 * 10**9))
-    paths = [saved(tmp_path, None, "a", make_xspace(6, window_ns=(BEGAN_NS, BEGAN_NS + 2 * 10**9))),
-             saved(tmp_path, OVERVIEW, "b", ahead)]
-    write_clocks(tmp_path, {path.name: HostClock(offset_ns=10**9 * at) for at, path in enumerate(paths)})
-    trace = load([tmp_path])
-    assert trace.overview is not None and trace.overview.host.start_ns[0] == 2 * 10**9
-    assert trace.overview.hosts == [trace.hosts[1]] and len(trace.hosts) == 2
-    (note,) = notes_of(trace)
-    assert note.startswith(f"Only the worker {trace.hosts[1]} has an overview.") and "is not divided" in note
+    paths = [saved(folder, first, "a", make_xspace(6, window_ns=(BEGAN_NS, BEGAN_NS + 2 * 10**9))),
+             saved(folder, second, "b", ahead)]
+    write_clocks(folder, {path.name: HostClock(offset_ns=10**9 * rank) for rank, path in enumerate(paths)})
+    return load([folder])
+
+
+def test_of_several_workers_each_is_on_the_clock_of_its_own(tmp_path: Path) -> None:
+    trace = two_workers(tmp_path, make_xspace(7, window_ns=LATER), OVERVIEW)
+    assert [len(overview.host) for overview in trace.overviews.values()] == [7, 9] and not notes_of(trace)
+    assert [overview.host.start_ns[0] for overview in trace.overviews.values()] == [3 * 10**9, 2 * 10**9]
+    for rank, overview in trace.overviews.items():
+        assert overview.hosts == [trace.hosts[rank]]
+        assert {(line.host, line.rank) for line in overview.lines} == {(trace.hosts[rank], rank)}
+
+
+@pytest.mark.parametrize("other", [None, b"{}"])
+def test_a_worker_without_an_overview_is_said(tmp_path: Path, other: bytes | None) -> None:
+    trace = two_workers(tmp_path, other, OVERVIEW)
+    assert list(trace.overviews) == [1]
+    note, *more = notes_of(trace)
+    assert note.startswith("No overview of 1 of 2 workers: ") and trace.hosts[0] in note
+    assert len(more) == (other is not None) and all(f"beside the trace of {trace.hosts[0]} cannot" in m for m in more)
     assert note in " ".join(text_report(analyze_trace(trace), 10_000).split())
 
 
@@ -83,14 +103,14 @@ def test_of_several_workers_it_is_on_the_clock_of_its_own(tmp_path: Path) -> Non
 ])
 def test_one_that_cannot_be_used_is_a_note(tmp_path: Path, overview: bytes, said: str) -> None:
     trace = load([saved(tmp_path, overview)])
-    assert trace.overview is None and len(trace.host) == 5
+    assert not trace.overviews and len(trace.host) == 5
     (note,) = notes_of(trace)
     assert note.startswith("The overview beside this trace cannot be used: ") and said in note
 
 
 def test_what_is_left_of_a_cut_one_is_taken_with_a_note(tmp_path: Path) -> None:
     trace = load([saved(tmp_path, OVERVIEW + b"\x0a\xff\x01")])
-    assert trace.overview is not None and len(trace.overview.host) == 9
+    assert len(overview_of(trace).host) == 9
     (note,) = notes_of(trace)
     assert note.startswith("Of the overview beside this trace: ") and "cut off or damaged" in note
 
@@ -98,7 +118,7 @@ def test_what_is_left_of_a_cut_one_is_taken_with_a_note(tmp_path: Path) -> None:
 def test_it_is_read_as_a_trace_where_it_is_asked_for_itself(tmp_path: Path) -> None:
     saved(tmp_path)
     trace = load([tmp_path / "node.overview.pb"])
-    assert len(trace.host) == 9 and trace.overview is None
+    assert len(trace.host) == 9 and not trace.overviews
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "link to nothing", "itself"])
@@ -112,7 +132,7 @@ def test_what_is_no_file_is_a_note(tmp_path: Path, kind: str) -> None:
     else:
         beside.symlink_to("gone" if kind == "link to nothing" else beside.name)
     trace = load([path])
-    assert trace.overview is None and len(notes_of(trace)) == 1
+    assert not trace.overviews and len(notes_of(trace)) == 1
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -123,8 +143,8 @@ def test_flipped_bytes_never_harm_the_trace(tmp_path: Path, changes: list[tuple[
         data[at] = value
     trace = load([saved(tmp_path, bytes(data))])
     assert len(trace.host) == 5 and trace.profile_window_ns == (-1_000, 2 * 10**9 - 1_000)
-    if trace.overview is not None:
-        assert abs(int(trace.overview.host.start_ns[0])) < 1 << 62
+    for overview in trace.overviews.values():
+        assert abs(int(overview.host.start_ns[0])) < 1 << 62
 
 
 def test_what_ended_the_recording_is_a_note_of_the_analysis(tmp_path: Path) -> None:

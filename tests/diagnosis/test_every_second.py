@@ -1,0 +1,100 @@
+"""No clean bill while time of the recording is unnamed: of all shared real traces, and of the smallest cases."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from gputop.analysis.results import Analysis, RankWallTime, TraceNote, WallPart, WallTime
+from gputop.diagnosis.diagnose import analyze, analyze_trace
+from gputop.diagnosis.report import limit_of, short_report, text_report
+from gputop.diagnosis.wall_text import ENOUGH_STEPS, WORTH_SAYING, not_enough, unnamed_parts, wall_rows, wall_sentence
+from tests.advice.trace.traces import healthy
+from tests.analysis.host.test_wall_time import DATA, shared_inputs
+from tests.analysis.host.traces_of_epochs import MS, train
+from tests.trace.build import Builder, keras_steps
+
+CLEAN = ("No problem found", "No large problem found", "Nothing to advise")
+# What every recording has: whole steps, those that its edges cut, and the profiler's own time.
+OF_EVERY_RECORDING = ("steps", "periods", "edges", "profiler")
+
+
+def input_name(files: list[str]) -> str:
+    return "/".join(Path(files[0]).parts[-2:])
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared real traces are not on this machine")
+@pytest.mark.parametrize("files", shared_inputs() if DATA.is_dir() else [], ids=input_name)
+def test_no_clean_bill_and_no_silence_over_time_that_is_unnamed(files: list[str]) -> None:
+    a = analyze(files)
+    wall = a.wall_time
+    assert wall is not None and wall.recorded_s > 0
+    for one in (wall, *wall.ranks):
+        assert math.fsum(part.time_s for part in one.parts) == pytest.approx(one.total_s, rel=1e-9)
+        outside_s = math.fsum(part.time_s for part in one.parts if part.id not in (*OF_EVERY_RECORDING, "evaluation",
+                                                                                   "prediction", "unrecorded"))
+        if outside_s > WORTH_SAYING * one.recorded_s:
+            assert not limit_of(a).startswith(CLEAN)
+    # Whatever has no finding of its own stands in the table and in the sentence, with its name and its share.
+    text = " ".join(text_report(a, 10_000).split())
+    names = {row.name for row in wall_rows(wall) if row.share >= WORTH_SAYING}
+    assert all(name in text for name in names)
+    sentence = " ".join(short_report(a, 10_000).split())
+    assert not unnamed_parts(a) or wall_sentence(wall) in sentence
+    if a.steps is None or a.steps.count < ENOUGH_STEPS:
+        assert not limit_of(a).startswith(CLEAN)
+
+
+def clean() -> Analysis:
+    a = analyze_trace(keras_steps(Builder(gpus=0), 200, 10 * MS, 9.9 * MS).build())
+    assert not a.findings
+    return a
+
+
+def with_parts(a: Analysis, **shares: float) -> Analysis:
+    """The analysis, its recording divided so; the rest are steps."""
+    parts = tuple(WallPart(id_, share, 1, "python") for id_, share in shares.items())
+    steps = WallPart("steps", 1 - sum(shares.values()), 200)
+    return structs.replace(a, wall_time=WallTime(1.0, 1.0, (steps, *parts)))
+
+
+def test_small_pieces_that_are_much_together_are_no_clean_bill() -> None:
+    a = clean()
+    assert not_enough(with_parts(a, between=0.02, open=0.02)) == ""
+    doubt = not_enough(with_parts(a, between=0.03, open=0.03))
+    assert "Training steps are 94 %" in doubt and "between steps 3 %" in doubt
+
+
+def test_one_rank_that_does_something_else_is_no_clean_bill() -> None:
+    a = with_parts(clean(), between=0.04)
+    assert a.wall_time is not None
+    ranks = tuple(RankWallTime(rank, f"n{rank}", 1.0, 1.0, with_parts(a, between=share).wall_time.parts)
+                  for rank, share in enumerate((0.0, 0.0, 0.0, 0.16)))
+    assert not_enough(a) == ""
+    doubt = not_enough(structs.replace(a, wall_time=structs.replace(a.wall_time, ranks=ranks)))
+    assert "Training steps are 84 % of the 1.00 s recorded by rank 3" in doubt and "between steps 16 %" in doubt
+
+
+def test_a_trace_without_a_gpu_and_without_an_input_pipeline_is_judged_by_its_time() -> None:
+    few = Builder(gpus=0)
+    train(few, 0, 5)
+    assert limit_of(analyze_trace(few.build())).startswith("4 whole steps were seen")
+    assert limit_of(clean()).startswith("Nothing to advise: this trace shows neither GPU work nor an input pipeline")
+
+
+def test_what_ended_the_recording_is_said_in_the_verdict() -> None:
+    a = clean()
+    ended = "gputop ended the recording after 2.9 of 10 s, because the job's memory had grown by 460 MiB."
+    a = structs.replace(a, trace=structs.replace(a.trace, quality=(*a.trace.quality, TraceNote("ended_early", ended))))
+    assert limit_of(a).endswith(ended)
+    for text in (text_report(a, 10_000), short_report(a, 10_000)):
+        assert text.count(ended) == 1
+
+
+def test_what_no_finding_names_is_unnamed() -> None:
+    a = with_parts(clean(), open=0.3, gpu_work=0.06, evaluation=0.01)
+    assert [part.id for part in unnamed_parts(a)] == ["open", "gpu_work"]
+    assert unnamed_parts(analyze_trace(healthy().build())) == []
