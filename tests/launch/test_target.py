@@ -5,11 +5,12 @@ import platform
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gputop.core.errors import EXIT_NO_DATA, GputopError
-from gputop.launch import target
+from gputop.launch import serve, target
 from gputop.ranks import tracing_rights
 from tests.launch.jobs import GPUTOP
 
@@ -56,6 +57,15 @@ def test_a_process_of_pytorch_is_told_how_to_get_a_trace(tmp_path):
         process.communicate()
     assert "trains with PyTorch, which has no profiler server" in refusal.message
     assert "torch.profiler" in refusal.fix and "gputop analyze" in refusal.fix
+
+
+def test_a_process_that_has_got_the_pid_since_the_question_is_not_meant(sleeper):
+    started = target._started(Path("/proc") / str(sleeper.pid))
+    for meant, word in ((started, "neither TensorFlow nor JAX"), (started - 1, "another one has its PID")):
+        with pytest.raises(GputopError, match=word):
+            target.examine(sleeper.pid, started=meant)
+        with pytest.raises(GputopError, match=word):
+            serve.make_ready(sleeper.pid, started=meant)
 
 
 def test_no_process_and_one_that_has_ended():

@@ -46,12 +46,9 @@ def client_of(pid: int, proc: Path = _PROC) -> Client | None:
 def find_clients(proc: Path = _PROC) -> list[Client]:
     """The clients of this machine that may be seen, by PID, of each user at most 64; a few files read where there are
     none."""
-    namespaces: dict[int, int] = {}
-    for pid in sorted(sockets.process_ids(proc)):
-        with contextlib.suppress(OSError):
-            namespaces.setdefault(sockets.network_namespace(proc, pid), pid)
+    networks, _ = sockets.networks(proc, sorted(sockets.process_ids(proc)))
     bound: dict[int, str] = {}
-    for pid in namespaces.values():
+    for pid in networks.values():
         with contextlib.suppress(OSError):
             bound |= _client_sockets(pid, proc)
     if not bound:

@@ -12,13 +12,14 @@ import pytest
 
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
+from gputop.profiler import storage
 from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.kineto import daemon, jobs, recorder
 from gputop.profiler.kineto.folder import SocketFolder
 from gputop.profiler.kineto.recorder import KinetoRecorder
-from gputop.profiler.recording import Recording
+from gputop.profiler.recording import Progress, Recording
 from gputop.profiler.ways import recorder_of
 from gputop.trace.readers.load import load
 from tests.profiler.kineto.jobs import fake_job
@@ -105,6 +106,24 @@ def test_what_is_no_trace_is_not_taken(folder, tmp_path, mode, message):
         _record(process, tmp_path)
     assert raised.value.fix
     assert not list(tmp_path.rglob("*.json")) and not (folder / "dynolog").exists()
+
+
+def test_the_copy_of_a_large_trace_can_be_stopped(folder, tmp_path, monkeypatch):
+    """Its size is the job's choice. What is not copied stays with the job, as gputop says."""
+    monkeypatch.setattr(storage, "_REPORT_PERIOD_S", 0.0)
+    stop, reported = threading.Event(), []
+
+    def on_progress(progress: Progress) -> None:
+        reported.append(progress.phase)
+        if reported.count("saving") == 3:
+            stop.set()
+
+    with fake_job(folder, "large") as process, pytest.raises(GputopError, match="stopped") as raised:
+        _record(process, tmp_path, on_progress=on_progress, stop=stop)
+    assert reported.count("saving") == 3
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    (left,) = folder.glob("gputop-trace-*")
+    assert left.name in raised.value.fix
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make another user's file")
