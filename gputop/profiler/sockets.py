@@ -35,6 +35,8 @@ _ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: length, type
 _SHOW_NAME, _NAME = 1, 0
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _NETLINK_TIMEOUT_S = 1.0
+_KERNEL = 0  # its address (netlink(7))
+_MAX_FOREIGN = 100  # messages that are not the kernel's
 _ETHERNET = "1"  # ARPHRD_ETHER in linux/if_arp.h: those of containers are, tunnels are not
 _MAX_NETWORKS = 64  # of one user: each costs a thread and some tables
 _MAX_CLAIMED = 256  # addresses of a container that are looked at
@@ -186,8 +188,15 @@ def _messages(query: bytes) -> Iterator[bytes]:
 
 
 def _answers(kernel: socket.socket) -> Iterator[bytes]:
+    """The messages of the kernel alone: who owns a network may send others to any socket in it (netlink(7))."""
+    foreign = 0
     while True:
-        answer, at = kernel.recv(1 << 16), 0
+        (answer, (sender, _)), at = kernel.recvfrom(1 << 16), 0
+        if sender != _KERNEL:
+            foreign += 1
+            if foreign > _MAX_FOREIGN:  # no error: what is used without the kernel can be forged
+                return
+            continue
         while at < len(answer):
             length, kind, _, _, _ = _HEADER.unpack_from(answer, at)
             if kind == _DONE:

@@ -47,19 +47,21 @@ def find_clients(proc: Path = _PROC) -> list[Client]:
     """The clients of this machine that may be seen, by PID, of each user at most 64; a few files read where there are
     none."""
     networks, _ = sockets.networks(proc, sorted(sockets.process_ids(proc)))
-    bound: dict[int, str] = {}
-    for pid in networks.values():
+    bound: dict[int, dict[int, str]] = {}  # by network: its owner can say what they like of sockets elsewhere
+    for network, pid in networks.items():
         with contextlib.suppress(OSError):
-            bound |= _client_sockets(pid, proc)
-    if not bound:
+            bound[network] = _client_sockets(pid, proc)
+    inodes = {inode for names in bound.values() for inode in names}
+    if not inodes:
         return []
     clients: dict[int, Client] = {}
     tried: Counter[int] = Counter()
-    for pid in sorted({pids[0] for pids in sockets.holders(proc, set(bound)).values() if pids}):
+    for pid in sorted({pids[0] for pids in sockets.holders(proc, inodes).values() if pids}):
         with contextlib.suppress(OSError):
             uid = os.stat(f"{proc}/{pid}").st_uid  # noqa: PTH116
             tried[uid] += 1
-            if tried[uid] <= _MAX_OF_USER and (client := _client(pid, proc, bound)) is not None:
+            names = bound.get(sockets.network_namespace(proc, pid), {})
+            if tried[uid] <= _MAX_OF_USER and (client := _client(pid, proc, names)) is not None:
                 clients[pid] = client
     return list(clients.values())
 

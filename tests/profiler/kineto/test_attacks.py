@@ -363,6 +363,64 @@ def test_names_in_another_network_are_the_kernel_s_too(place):
     assert os.stat("/proc/thread-self/ns/net").st_ino == own  # noqa: PTH116
 
 
+_FORGING = """
+import os, signal, socket, struct, sys
+os.setgroups([]); os.setgid(12345); os.setuid(12345)
+import ctypes
+if ctypes.CDLL(None).unshare(0x50000000) != 0: print("no namespaces", flush=True); sys.exit()  # CLONE_NEWUSER | NEWNET
+inode, gputop, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()
+name = struct.pack("=HH", 4 + len(path), 0) + path
+body = struct.pack("=4xI8x", inode) + name
+message = struct.pack("=IHHII", 16 + len(body), 20, 2, 0, 0) + body
+kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)
+kernel.setblocking(False)
+print("ready", flush=True)
+while True:
+    try:
+        kernel.sendto(message.ljust(len(message) + 3 & ~3, b"\\0"), (gputop, 0))
+    except OSError:
+        pass
+"""
+
+
+@_needs_root
+def test_who_owns_a_network_does_not_answer_for_its_kernel(place):
+    """There they may send messages to gputop's own socket: names for sockets of any process on the machine."""
+    with socket.socket() as stream:
+        inode = os.fstat(stream.fileno()).st_ino
+        with subprocess.Popen([sys.executable, "-c", _FORGING, str(inode), str(os.getpid()),
+                               f"{place}/dynoconfigclient0"], stdout=subprocess.PIPE, text=True) as process:
+            try:
+                if process.stdout is None or process.stdout.readline() != "ready\n":
+                    pytest.skip("users may make no namespaces here")
+                for _ in range(200):
+                    assert inode not in sockets.unix_names(Path("/proc"), process.pid)
+            finally:
+                process.kill()
+
+
+class _Kernel:
+    """A socket to the kernel that others write to as well."""
+
+    def __init__(self, *answers: tuple[bytes, int]) -> None:
+        self._answers = list(answers)
+
+    def recvfrom(self, _: int) -> tuple[bytes, tuple[int, int]]:
+        answer, sender = self._answers.pop(0)
+        return answer, (sender, 0)
+
+
+def _netlink(kind: int, body: bytes) -> bytes:
+    return sockets._HEADER.pack(sockets._HEADER.size + len(body), kind, 0, 0, 0) + body
+
+
+def test_messages_of_others_are_no_answers_and_not_waited_for():
+    done = _netlink(3, b""), 0
+    answers = sockets._answers(_Kernel((_netlink(20, b"forged--"), 4711), (_netlink(20, b"kernel's"), 0), done))  # type: ignore[arg-type]
+    assert list(answers) == [b"kernel's"]
+    assert not list(sockets._answers(_Kernel(*[(_netlink(20, b"forged--"), 4711)] * 1000, done)))  # type: ignore[arg-type]
+
+
 _CONTAINER = """
 import ctypes, os, signal, sys
 libc = ctypes.CDLL(None)
