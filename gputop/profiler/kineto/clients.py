@@ -54,14 +54,19 @@ def find_clients(proc: Path = _PROC) -> list[Client]:
     inodes = {inode for names in bound.values() for inode in names}
     if not inodes:
         return []
+    candidates: dict[int, dict[int, str]] = {}  # PID → the names in its network
+    for inode, pids in sockets.holders(proc, inodes).items():
+        with contextlib.suppress(OSError):
+            names = bound.get(sockets.network_namespace(proc, pids[0]), {}) if pids else {}
+            if inode in names:
+                candidates[pids[0]] = names
     clients: dict[int, Client] = {}
     tried: Counter[int] = Counter()
-    for pid in sorted({pids[0] for pids in sockets.holders(proc, inodes).values() if pids}):
+    for pid in sorted(candidates):
         with contextlib.suppress(OSError):
             uid = os.stat(f"{proc}/{pid}").st_uid  # noqa: PTH116
             tried[uid] += 1
-            names = bound.get(sockets.network_namespace(proc, pid), {})
-            if tried[uid] <= _MAX_OF_USER and (client := _client(pid, proc, names)) is not None:
+            if tried[uid] <= _MAX_OF_USER and (client := _client(pid, proc, candidates[pid])) is not None:
                 clients[pid] = client
     return list(clients.values())
 
