@@ -107,6 +107,7 @@ def test_each_user_has_a_turn_and_gputops_own_first(monkeypatch):
     monkeypatch.setattr(discovery, "_effective_uid", lambda proc, pid: {7: 4242, 8: 4343, 9: os.geteuid()}[pid])
     monkeypatch.setattr(discovery, "_mapped_libraries", lambda proc, pid: ["/x/tensorflow/a.so"])
     asked: list[str] = []
+    monkeypatch.setattr(sockets, "arrives_in", lambda *_: True)
     monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
     finder._probe_listeners(listening, named=False)
     of = [pids[int(address.rpartition(":")[2])] for address in asked]

@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import socket
+import struct
 import sys
 import time
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 _RANKS = ("LOCAL_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _LINE_CHARS = 1000  # of what is told on the job's stderr
-_TELL_S = 1.0  # where others fill gputop's socket
+_TELL_S = 1  # where others fill gputop's socket
 _LISTENING = "0A"  # TCP_LISTEN in include/net/tcp_states.h
 
 _claim: socket.socket | None = None  # the socket whose name says that this process serves; gone with the process
@@ -231,7 +232,8 @@ def _tell(line: str, token: str, address: str | None) -> None:
         pass
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
-            teller.settimeout(_TELL_S)
+            # By the kernel: Python would ask again and again, as poll(2) knows no peer's queue.
+            teller.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _TELL_S, 0))
             teller.sendto(json.dumps({"address": address, "line": line}).encode(), socket_name("run", token))
     except OSError:  # nobody listens
         pass

@@ -364,9 +364,8 @@ def test_names_in_another_network_are_the_kernel_s_too(place):
 
 
 _FORGING = """
-import os, signal, socket, struct, sys
+import ctypes, os, socket, struct, sys
 os.setgroups([]); os.setgid(12345); os.setuid(12345)
-import ctypes
 if ctypes.CDLL(None).unshare(0x50000000) != 0: print("no namespaces", flush=True); sys.exit()  # CLONE_NEWUSER | NEWNET
 inode, gputop, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()
 name = struct.pack("=HH", 4 + len(path), 0) + path
