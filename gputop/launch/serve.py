@@ -55,7 +55,7 @@ def make_ready(pid: int, stop: threading.Event | None = None, *, hold: bool = Fa
         client = kineto.switch_on(pid, stop, hold=hold, started=started)
         folder = printable(str(client.folder))
         return Ready(f"pid:{pid}", f"PyTorch's profiler in process {pid} waits for gputop in {folder}")
-    started = attach.start_server(target.examine(pid, started=started), port)
-    if started.address is None:
-        raise GputopError(started.line, "The job itself goes on.")
-    return Ready(started.address, started.line)
+    announced = attach.start_server(target.examine(pid, started=started), port)
+    if announced.address is None:
+        raise GputopError(announced.line, "The job itself goes on.")
+    return Ready(announced.address, announced.line)
