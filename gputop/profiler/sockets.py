@@ -353,7 +353,7 @@ def addresses_of(proc: Path, pid: int) -> list[str]:
     """IPv4 addresses of the process's network at which this machine reaches it, loopback left out.
 
     A container can claim any address, that of another machine, too. Only those count that this machine's routes send
-    out over an interface that stays in it, such as a container's bridge. There it may still claim a neighbour's: see
+    out over an interface that stays in it, such as a container's bridge. There it may still claim a neighbor's: see
     :func:`arrives_in`. Of very many claimed addresses the first ones are looked at.
     """
     try:

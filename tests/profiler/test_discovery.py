@@ -415,13 +415,13 @@ def two_containers() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and ip")
-def test_a_container_cannot_claim_the_address_of_its_neighbour(two_containers):
-    claiming, neighbour = two_containers
+def test_a_container_cannot_claim_the_address_of_its_neighbor(two_containers):
+    claiming, neighbor = two_containers
     proc = Path("/proc")
     assert set(sockets.addresses_of(proc, claiming)) == {"10.231.77.2", "10.231.77.3"}
     arrives = [(pid, n) for pid in two_containers for n in (2, 3)
                if sockets.arrives_in(proc, pid, f"10.231.77.{n}", 6009, 10.0)]
-    assert arrives == [(claiming, 2), (neighbour, 3)]
+    assert arrives == [(claiming, 2), (neighbor, 3)]
 
 
 def test_made_up_proc_is_read_as_meant(proc):
