@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.yes and not agreed(args.pid, process.user, process.command):
         say("nothing was done")
         return EXIT_OK
-    console.write_text(f"{make_ready(args.pid, port=args.port).line}; gputop finds it")
+    console.write_text(f"{make_ready(args.pid, port=args.port, started=process.started).line}; gputop finds it")
     return EXIT_OK
 
 

@@ -151,11 +151,11 @@ def _ready(pid: int, *, yes: bool) -> str:
     if not yes and not agreed(pid, process.user, process.command):
         raise GputopError("nothing was done", "")
     try:
-        ready = make_ready(pid)
+        ready = make_ready(pid, started=process.started)
     except UsedBefore as error:
         if not yes and not confirmed(error.message, "Record it all the same? [y/N] "):
             raise
-        ready = make_ready(pid, hold=True)
+        ready = make_ready(pid, hold=True, started=process.started)
     say(ready.line)
     return ready.address
 

@@ -45,7 +45,8 @@ class UnsafeFile(OSError):
 
 def open_regular(path: str | Path, max_bytes: int | None = None, *, follow_links: bool = True,
                  owners: frozenset[int] | None = None, folder_fd: int | None = None) -> BinaryIO:
-    """Open a regular file for reading, in binary and buffered. Never blocks.
+    """Open a regular file for reading, in binary and buffered. Never blocks, and opens nothing else: a device does
+    things when it is opened, and a job's user may mount one over a file.
 
     ``max_bytes`` bounds its size; a larger file is refused, a sparse one, too. ``follow_links``: whether the last
     part of the name may be a symbolic link. ``owners``: user ids that the file may belong to. ``folder_fd``: a
@@ -53,14 +54,11 @@ def open_regular(path: str | Path, max_bytes: int | None = None, *, follow_links
 
     Raises :class:`UnsafeFile`, or OSError as ``open`` does.
     """
+    entry = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW), dir_fd=folder_fd)
     try:
-        descriptor = os.open(path, _READ | (0 if follow_links else os.O_NOFOLLOW), dir_fd=folder_fd)
-    except OSError as error:
-        if not follow_links and error.errno == errno.ELOOP:
-            raise UnsafeFile("it is a symbolic link", path) from None
-        raise
-    try:
-        state = os.fstat(descriptor)
+        state = os.fstat(entry)
+        if not follow_links and stat.S_ISLNK(state.st_mode):
+            raise UnsafeFile("it is a symbolic link", path)
         if not stat.S_ISREG(state.st_mode):
             raise UnsafeFile(f"it is {_KINDS.get(stat.S_IFMT(state.st_mode), 'no file')}, not a regular file", path)
         if owners is not None and state.st_uid not in owners:
@@ -68,10 +66,17 @@ def open_regular(path: str | Path, max_bytes: int | None = None, *, follow_links
         if max_bytes is not None and state.st_size > max_bytes:
             raise UnsafeFile(
                 f"it is too large ({state.st_size / 1e6:,.0f} MB; at most {max_bytes / 1e6:,.0f} MB are read)", path)
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
+        return os.fdopen(_reopened(entry, _READ, path), "rb")
+    finally:
+        os.close(entry)
+
+
+def _reopened(entry: int, flags: int, path: str | Path) -> int:
+    """A descriptor for reading or writing of what was opened by O_PATH and judged. Raises OSError, of ``path``."""
+    try:
+        return os.open(f"/proc/self/fd/{entry}", flags)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def read_regular(path: str | Path, max_bytes: int, *, follow_links: bool = True) -> bytes:
@@ -180,6 +185,31 @@ class Folder:
             os.close(descriptor)
             if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                 return None
+            raise
+        return descriptor
+
+    def take(self, name: str, uid: int) -> int:
+        """A descriptor that locks a file of that name in it until it is closed or the process ends, however it does.
+
+        The file is private and ``uid``'s: whoever can read the folder could lock the folder itself. Raises
+        BlockingIOError where another process has the lock, and OSError, on a file system without locks, too.
+        """
+        import fcntl  # not for the first frame
+
+        try:
+            descriptor = self.create(name)
+            if os.fstat(descriptor).st_uid != uid:
+                os.fchown(descriptor, uid, -1)
+        except FileExistsError:
+            with open_regular(name, follow_links=False, owners=frozenset({uid}), folder_fd=self.fd) as file:
+                # For writing, which flock(2) needs on NFS; nothing is written.
+                descriptor = _reopened(file.fileno(), os.O_WRONLY | os.O_CLOEXEC, self.path / name)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(self.state(name), os.fstat(descriptor)):  # its holder removed it meanwhile
+                raise BlockingIOError(errno.EAGAIN, "it was just released", str(self.path / name))
+        except OSError:
+            os.close(descriptor)
             raise
         return descriptor
 

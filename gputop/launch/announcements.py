@@ -9,13 +9,18 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from gputop.core.codec import parse
-from gputop.profiler.addresses import process_of
+from gputop.core.errors import GputopError
+from gputop.launch.inside.gputop_serve import socket_name
+from gputop.profiler import sockets
+from gputop.profiler.addresses import parse_address, process_of, split_address
 from gputop.text.units import printable
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _LONGEST_BYTES = 4096
+_LOOPBACK, _PROC = "127.0.0.1", Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,8 @@ class Announcements:
     """Receives what :mod:`gputop.launch.inside.gputop_serve` tells under ``token``, on a thread of its own.
 
     The socket has a name in the kernel, so no file is left behind. The kernel authenticates the sender;
-    announcements of users other than root and ``user`` (default: gputop's own user) are ignored.
+    announcements of users other than root and ``user`` (default: gputop's own user) are ignored, and those of servers
+    that the sender's user does not have.
     """
 
     def __init__(self, token: str, on_announcement: Callable[[Announcement], None], user: int | None = None) -> None:
@@ -38,7 +44,7 @@ class Announcements:
         self._users = {0, os.getuid() if user is None else user}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._socket.bind(f"\0gputop-run-{token}")
+        self._socket.bind(socket_name("run", token))
 
     def start(self) -> None:
         threading.Thread(target=self._receive, name="gputop-announcements", daemon=True).start()
@@ -76,6 +82,18 @@ class Announcements:
             address = message["address"]
             if isinstance(address, str) and process_of(address) is not None:
                 address = f"pid:{senders[0][0]}"  # in a PID namespace of its own it knows another number
+            elif address is not None and not _is_served_by(address, senders[0][1]):
+                return None
             return Announcement(None if address is None else printable(str(address)), printable(str(message["line"])))
         except (ValueError, KeyError, TypeError):
             return None
+
+
+def _is_served_by(address: object, uid: int) -> bool:
+    """Whether a user listens at an address of this machine's loopback: gputop captures there without a question, and a
+    job may announce the server of another user, or another machine."""
+    try:
+        host, port = split_address(parse_address(str(address)))
+    except (GputopError, ValueError):
+        return False
+    return host == _LOOPBACK and sockets.listening_uids(_PROC, host, port) == {uid}

@@ -42,19 +42,21 @@ class UsedBefore(GputopError):
     """The process has used torch.profiler: only torch.profiler itself can record it, which holds it."""
 
 
-def switch_on(pid: int, stop: threading.Event | None = None, *, hold: bool = False) -> Client:
+def switch_on(pid: int, stop: threading.Event | None = None, *, hold: bool = False,
+              started: int | None = None) -> Client:
     """The client that a process is or, after this, has become. Blocks for up to 30 s.
 
     ``hold``: one that has used torch.profiler may be recorded by it. Raises GputopError with the reason why it cannot
-    become a client, UsedBefore where ``hold`` would help; nothing has changed in it then.
+    become a client, UsedBefore where ``hold`` would help; nothing has changed in it then. ``started``: see
+    :func:`gputop.launch.target.examine`.
     """
     existing = clients.client_of(pid)
-    if existing is not None:
+    if existing is not None and started in (None, existing.started):
         if existing.folder is None:
             raise unsafe(pid)
         return existing
     sweep()
-    process = target.examine(pid, frameworks=FRAMEWORKS)
+    process = target.examine(pid, frameworks=FRAMEWORKS, started=started)
     try:
         return _switch_on(process, "switch_on_now", stop or threading.Event())
     except UsedBefore:

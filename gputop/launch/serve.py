@@ -10,6 +10,7 @@ from gputop.core.errors import GputopError
 from gputop.core.framework import loaded_frameworks
 from gputop.core.proc import read_maps
 from gputop.launch import attach, kineto, target
+from gputop.text.units import printable
 
 _SERVED = frozenset({"tensorflow", "jax"})
 
@@ -30,9 +31,12 @@ def is_pytorch(pid: int) -> bool:
     return "pytorch" in loaded and not loaded & _SERVED
 
 
-def examine(pid: int) -> target.Target:
-    """Inspect a process without touching it; raises GputopError with the reason why it cannot be made ready."""
-    return target.examine(pid, frameworks=kineto.FRAMEWORKS) if is_pytorch(pid) else target.examine(pid)
+def examine(pid: int, started: int | None = None) -> target.Target:
+    """Inspect a process without touching it; raises GputopError with the reason why it cannot be made ready.
+
+    ``started``: see :func:`gputop.launch.target.examine`."""
+    frameworks = kineto.FRAMEWORKS if is_pytorch(pid) else _SERVED
+    return target.examine(pid, frameworks=frameworks, started=started)
 
 
 def what_it_does(pid: int) -> str:
@@ -40,15 +44,18 @@ def what_it_does(pid: int) -> str:
     return kineto.WHAT_SWITCHING_ON_DOES if is_pytorch(pid) else target.WHAT_STARTING_DOES
 
 
-def make_ready(pid: int, stop: threading.Event | None = None, *, hold: bool = False, port: int = 0) -> Ready:
+def make_ready(pid: int, stop: threading.Event | None = None, *, hold: bool = False, port: int = 0,
+               started: int | None = None) -> Ready:
     """Start a profiler server in a process, or have its PyTorch listen; blocks for up to 30 s. Raises GputopError.
 
-    ``hold``: see :func:`gputop.launch.kineto.switch_on`; ``port`` 0 is any.
+    ``hold``: see :func:`gputop.launch.kineto.switch_on`; ``port`` 0 is any. ``started``: of the process that somebody
+    agreed to, see :func:`gputop.launch.target.examine`.
     """
     if is_pytorch(pid):
-        client = kineto.switch_on(pid, stop, hold=hold)
-        return Ready(f"pid:{pid}", f"PyTorch's profiler in process {pid} waits for gputop in {client.folder}")
-    started = attach.start_server(target.examine(pid), port)
-    if started.address is None:
-        raise GputopError(started.line, "The job itself goes on.")
-    return Ready(started.address, started.line)
+        client = kineto.switch_on(pid, stop, hold=hold, started=started)
+        folder = printable(str(client.folder))
+        return Ready(f"pid:{pid}", f"PyTorch's profiler in process {pid} waits for gputop in {folder}")
+    announced = attach.start_server(target.examine(pid, started=started), port)
+    if announced.address is None:
+        raise GputopError(announced.line, "The job itself goes on.")
+    return Ready(announced.address, announced.line)

@@ -13,6 +13,7 @@ from gputop.core.framework import loaded_frameworks
 from gputop.core.proc import COMMAND_BYTES, read, read_maps
 from gputop.profiler import sockets
 from gputop.ranks.tracing_rights import YAMA, check_rights, user_name
+from gputop.text import redaction
 from gputop.text.units import printable
 
 WHAT_STARTING_DOES = (
@@ -28,7 +29,7 @@ class Target:
     """A process that can be asked to start a server."""
 
     pid: int
-    command: str
+    command: str  # its secrets hidden
     uid: int
     user: str
     started: int  # field 22 of /proc/PID/stat: with the pid, the process's identity
@@ -36,14 +37,15 @@ class Target:
 
 
 def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
-            frameworks: frozenset[str] = _SERVED) -> Target:
+            frameworks: frozenset[str] = _SERVED, started: int | None = None) -> Target:
     """Inspect a process without touching it. Raises GputopError with the reason why it cannot be a target.
 
-    ``frameworks``: those of :mod:`gputop.core.framework` that it must have loaded one of."""
+    ``frameworks``: those of :mod:`gputop.core.framework` that it must have loaded one of. ``started``: when the process
+    began that is meant, by an earlier :class:`Target`: by now the PID may be another's."""
     folder = proc / str(pid)
     try:
         status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
-        command = printable(read(f"{folder}/cmdline", COMMAND_BYTES).replace(b"\0", b" ").strip())
+        command = redaction.command(printable(read(f"{folder}/cmdline", COMMAND_BYTES).replace(b"\0", b" ").strip()))
         uid = folder.stat().st_uid
     except OSError:
         raise NoDataError(f"there is no process {pid}",
@@ -68,9 +70,11 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
     check_rights(pid, folder, uid, "attach", _ALTERNATIVE, proc, yama)
     try:
         loaded = loaded_frameworks(read_maps(pid, proc))
-        started = _started(folder)
+        process_started = _started(folder)
     except OSError:
         raise GputopError(f"process {pid} has ended", "") from None
+    if started not in (None, process_started):
+        raise GputopError(f"process {pid} has ended, and another one has its PID", "Nothing was done.")
     if loaded == {"pytorch"} and "pytorch" not in frameworks:
         raise GputopError(f"process {pid} ({command[:60]}) trains with PyTorch, which has no profiler server",
                           "Record some steps with torch.profiler, write them with export_chrome_trace, and run gputop "
@@ -83,7 +87,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = YAMA, *,
     same_network = True
     with contextlib.suppress(OSError):
         same_network = sockets.network_namespace(proc, pid) == sockets.network_namespace(proc, os.getpid())
-    return Target(pid, command, uid, user, started, same_network)
+    return Target(pid, command, uid, user, process_started, same_network)
 
 
 def check_same(process: Target, proc: Path = Path("/proc")) -> None:

@@ -167,22 +167,13 @@ class Finder:
 
     def _listening(self, wanted: set[int] | None) -> tuple[dict[Listener, list[str]], list[str]]:
         """Listening sockets with the hosts where they can be reached, and notes on processes of others."""
-        notes: list[str] = []
-        representative: dict[int, int] = {}
-        for pid in sorted(sockets.process_ids(self._proc) if wanted is None else wanted):
-            try:
-                representative.setdefault(sockets.network_namespace(self._proc, pid), pid)
-            except PermissionError:
-                if wanted is not None:
-                    notes.append(
-                        f"process {pid} belongs to {self._user(pid) or 'another user'}: its sockets may not be read. "
-                        "Run gputop as that user or root, or attach to HOST:PORT."
-                    )
-            except OSError:  # gone
-                continue
+        networks, refused = sockets.networks(
+            self._proc, sorted(sockets.process_ids(self._proc) if wanted is None else wanted))
+        notes = [f"process {pid} belongs to {self._user(pid) or 'another user'}: its sockets may not be read. "
+                 "Run gputop as that user or root, or attach to HOST:PORT." for pid in refused if wanted is not None]
         own = sockets.network_namespace(self._proc, os.getpid())
         listening: dict[Listener, list[str]] = {}
-        for namespace, pid in representative.items():
+        for namespace, pid in networks.items():
             hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)[:_MAX_HOSTS]
             found = sockets.own_listeners(namespace) if namespace == own and self._proc == Path("/proc") else None
             for listener in sockets.listeners(self._proc, pid, namespace) if found is None else found:
@@ -240,6 +231,9 @@ class Finder:
         problem = "none of its addresses is of a network inside this machine"
         for host in hosts:
             address = f"{host}:{listener.port}"
+            if hosts is not _OWN_HOSTS and not sockets.arrives_in(self._proc, pid, host, listener.port, _TIMEOUT_S):
+                problem = f"what is sent to {address} does not arrive there"
+                continue
             try:
                 check_http2(address, _TIMEOUT_S, listen_only=True)
                 probe(address, _TIMEOUT_S)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ipaddress
+import itertools
 import os
 import re
 import socket
 import struct
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +35,12 @@ _ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: length, type
 _SHOW_NAME, _NAME = 1, 0
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _NETLINK_TIMEOUT_S = 1.0
+_KERNEL = 0  # its address (netlink(7))
+_MAX_FOREIGN = 100  # messages that are not the kernel's
 _ETHERNET = "1"  # ARPHRD_ETHER in linux/if_arp.h: those of containers are, tunnels are not
+_MAX_NETWORKS = 64  # of one user: each costs a thread and some tables
+_MAX_CLAIMED = 256  # addresses of a container that are looked at
+_ARRIVALS, _ARRIVAL_PERIOD_S = 20, 0.01  # looks for a connection on the other side, which has it at once
 # A network's own user fills its tables at will: a line of tcp has 150 bytes, so that this holds 100,000 connections.
 _TABLE_BYTES = 16 << 20
 _IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -84,6 +92,33 @@ def with_children(proc: Path, pids: Iterable[int]) -> set[int]:
 def network_namespace(proc: Path, pid: int) -> int:
     """Raises OSError: PermissionError where the process belongs to someone else."""
     return os.stat(f"{proc}/{pid}/ns/net").st_ino  # noqa: PTH116  asked of every process
+
+
+def networks(proc: Path, pids: Iterable[int]) -> tuple[dict[int, int], list[int]]:
+    """A process of each network among some: by the network's inode the first PID, gputop's own network first, and the
+    PIDs that may not be looked at. Of each user but root at most 64 networks: whoever makes thousands is not waited
+    for."""
+    own_network: int | None = None
+    with contextlib.suppress(OSError):
+        own_network = network_namespace(proc, os.getpid())
+    first_pids: dict[int, int] = {}
+    refused: list[int] = []
+    of_user: Counter[int] = Counter()
+    for pid in pids:
+        try:
+            inode = network_namespace(proc, pid)
+            if inode in first_pids:
+                continue
+            user = os.stat(f"{proc}/{pid}").st_uid  # noqa: PTH116
+        except PermissionError:
+            refused.append(pid)
+        except OSError:  # gone
+            continue
+        else:
+            of_user[user] += inode != own_network
+            if not user or of_user[user] <= _MAX_NETWORKS:
+                first_pids[inode] = pid
+    return dict(sorted(first_pids.items(), key=lambda item: item[0] != own_network)), refused
 
 
 class _Row(NamedTuple):
@@ -153,8 +188,15 @@ def _messages(query: bytes) -> Iterator[bytes]:
 
 
 def _answers(kernel: socket.socket) -> Iterator[bytes]:
+    """The messages of the kernel alone: who owns a network may send others to any socket in it (netlink(7))."""
+    foreign = 0
     while True:
-        answer, at = kernel.recv(1 << 16), 0
+        (answer, (sender, _)), at = kernel.recvfrom(1 << 16), 0
+        if sender != _KERNEL:
+            foreign += 1
+            if foreign > _MAX_FOREIGN:  # no error: what is used without the kernel can be forged
+                return
+            continue
         while at < len(answer):
             length, kind, _, _, _ = _HEADER.unpack_from(answer, at)
             if kind == _DONE:
@@ -311,7 +353,8 @@ def addresses_of(proc: Path, pid: int) -> list[str]:
     """IPv4 addresses of the process's network at which this machine reaches it, loopback left out.
 
     A container can claim any address, that of another machine, too. Only those count that this machine's routes send
-    out over an interface that stays in it, such as a container's bridge.
+    out over an interface that stays in it, such as a container's bridge. There it may still claim a neighbor's: see
+    :func:`arrives_in`. Of very many claimed addresses the first ones are looked at.
     """
     try:
         text = read(f"{proc}/{pid}/net/fib_trie", _TABLE_BYTES).decode("ascii", "replace")
@@ -319,8 +362,49 @@ def addresses_of(proc: Path, pid: int) -> list[str]:
         routes = _routes(read(f"{proc}/net/route", _TABLE_BYTES).decode("ascii", "replace"))
     except OSError:
         return []
-    return [a for a in dict.fromkeys(_LOCAL_ADDRESS.findall(text))
+    claimed = dict.fromkeys(match[1] for match in itertools.islice(_LOCAL_ADDRESS.finditer(text), _MAX_CLAIMED))
+    return [a for a in claimed
             if not a.startswith("127.") and a not in own and _stays(a, own, routes, proc.parent / "sys/class/net")]
+
+
+def arrives_in(proc: Path, pid: int, host: str, port: int, timeout_s: float) -> bool:
+    """Whether what is sent to an IPv4 address and port arrives in the network of a process, which claims that address.
+
+    A connection is made, and looked for in that network's own table. One that was there before is no proof: a container
+    could hold some for each port that the connection may come from.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        connection.bind(("", 0))
+        ends = (ipaddress.ip_address(host), port, connection.getsockname()[1])
+        if ends in _connections(proc, pid, port):
+            return False
+        try:
+            connection.connect((host, port))
+        except OSError:
+            return False
+        for _ in range(_ARRIVALS):
+            if ends in _connections(proc, pid, port):
+                return True
+            time.sleep(_ARRIVAL_PERIOD_S)
+    return False
+
+
+def _connections(proc: Path, pid: int, port: int) -> Iterator[tuple[_IpAddress, int, int]]:
+    """Local address, local port and remote port of the connections to ``port`` in a process's network."""
+    wanted = f":{port:04X}"
+    for table in ("tcp", "tcp6"):
+        try:
+            text = read(f"{proc}/{pid}/net/{table}", _TABLE_BYTES).decode("ascii", "replace")
+        except OSError:  # no IPv6 there, or the process is gone
+            continue
+        for line in text.splitlines()[1:]:
+            columns = line.split(None, 4)
+            if len(columns) > 3 and columns[3] != _LISTEN and columns[1].endswith(wanted):
+                with contextlib.suppress(ValueError):
+                    address = ipaddress.ip_address(_network_order(bytes.fromhex(columns[1].partition(":")[0])))
+                    mapped = address.ipv4_mapped if address.version == 6 else None
+                    yield mapped or address, port, int(columns[2].rpartition(":")[2], 16)
 
 
 class _Route(NamedTuple):

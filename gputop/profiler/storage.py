@@ -16,6 +16,8 @@ import os
 import re
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -39,10 +41,32 @@ _RESERVE_BYTES = 64 * 1024
 # A server's own file is copied up to this size and up to the free space. TensorFlow up to 2.20 serializes its trace
 # into one protobuf message of at most 2 GiB.
 MAX_COPY_BYTES = 4 << 30
+_COPY_AFTER_STOP_S = 60.0  # for the trace of a recording that was stopped early
+_REPORT_PERIOD_S = 0.125
 
 
 def _never() -> bool:
     return False
+
+
+def stops_copy(stop: threading.Event, report: Callable[[], None] = lambda: None) -> Callable[[], bool]:
+    """Whether a copy is to end: ``stop`` was set while it went on, or so long before that it takes too long.
+
+    A recording that was stopped early is kept: then ``stop`` is set before its copy begins. ``report`` is called about
+    eight times a second, and may be what sets ``stop``.
+    """
+    ended_early, begun_s = stop.is_set(), time.monotonic()
+    reported_s = begun_s
+
+    def stopped() -> bool:
+        nonlocal reported_s
+        now_s = time.monotonic()
+        if now_s - reported_s >= _REPORT_PERIOD_S:
+            reported_s = now_s
+            report()
+        return stop.is_set() and (not ended_early or now_s - begun_s > _COPY_AFTER_STOP_S)
+
+    return stopped
 
 
 @dataclass

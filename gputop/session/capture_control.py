@@ -271,7 +271,7 @@ class CaptureControl:
 
         name = f"process {pid}"
         try:
-            ready = make_ready(pid, self._stop_capture, hold=request.hold)
+            ready = make_ready(pid, self._stop_capture, hold=request.hold, started=request.process_started)
             self.server_watch.update()
             server = next((s for s in self.servers if ready.address == s.address or s.pid == pid), None)
             if server is not None and not server.asked:

@@ -77,13 +77,24 @@ def parse_ways(texts: Sequence[str]) -> Ways:
 
 def _webhook() -> tuple[str, str]:
     url, token = os.environ.get(URL, ""), os.environ.get(TOKEN, "")
-    if not url.startswith(("https://", "http://")) or not url.isprintable() or " " in url:
+    if not url.startswith(("https://", "http://")) or not url.isprintable() or " " in url or not _has_host(url):
         raise GputopError(f"--notify webhook needs the address in {URL}", f"export {URL}=https://… (and {TOKEN}, where "
                           "the receiver wants a bearer token)", EXIT_USAGE)
     if not token.isprintable():
         raise GputopError(f"{TOKEN} has a character that an HTTP header cannot hold",
                           "Set it again, without a line end.", EXIT_USAGE)
     return url, token
+
+
+def _has_host(url: str) -> bool:
+    """Whether the address names a host, and a port that there can be."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 class Notifier:

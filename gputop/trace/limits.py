@@ -10,6 +10,9 @@ from __future__ import annotations
 # Of one file. Traces of 8 GPUs have 20 planes and some hundred lines; JAX on many host threads some thousand lines.
 MAX_PLANES = 1024
 MAX_LINES = 1 << 16
+# Of a Chrome trace, where a line takes a hundred bytes and no more: PyTorch's have a hundred for a rank. Some analyses
+# look at all events once for each.
+MAX_CHROME_LINES = 1 << 12
 MAX_PLANE_STATS = 1 << 12
 MAX_METADATA = 1 << 20  # entries of a plane's table of names; large XLA programs have 10^5
 MAX_MESSAGES = 1000  # errors, warnings and host names, of each so many are looked at

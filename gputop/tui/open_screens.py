@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from signal import Signals
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec.structs import replace
 from rich.text import Text
 
 from gputop.core.errors import GputopError
@@ -202,9 +203,11 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool
         if pid == NAME_AN_ADDRESS:
             app.ask_address()
         elif pid is not None:
-            app.session.start_server(pid, request or app.session.capture_request())
+            capture = request or app.session.capture_request()
+            app.session.start_server(pid, replace(capture, process_started=screen.started[pid]))
 
-    app.push_screen(StartServer(processes, obsolete), answered)
+    screen = StartServer(processes, obsolete)
+    app.push_screen(screen, answered)
     return True
 
 

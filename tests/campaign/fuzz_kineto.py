@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import shutil
+import socket
 import struct
 from pathlib import Path, PurePosixPath
 
+from gputop.core.files import Folder
 from gputop.launch.kineto import read_report
 from gputop.profiler.kineto import protocol
 from gputop.profiler.kineto.clients import client_of, find_clients
+from gputop.profiler.kineto.daemon import Daemon
+from gputop.profiler.kineto.folder import SocketFolder
 from gputop.profiler.kineto.jobs import torch_version
 from gputop.profiler.kineto.recorder import KinetoRecorder
 from gputop.text import console
@@ -19,6 +25,7 @@ from tests.profiler.kineto.fake_client import trace
 
 _TOKEN = "0123456789abcdef"
 _POLL = struct.pack("=Q32s", 28, b"req") + struct.pack("=iiq3i", 3, 3, 0, 7, 6, 1)
+_DAEMON, _ANSWER_S = f"kineto/{protocol.DAEMON_NAME}", 60.0
 _REPORT = json.dumps({"token": _TOKEN, "state": "on", "detail": "2.13.0+cpu"}).encode()
 _TABLE = (b"Num       RefCount Protocol Flags    Type St Inode Path\n"
           b"0000000000000000: 00000002 00000000 00000000 0002 01 41 /tmp/kineto-0/dynoconfigclient717f161b-ee8f\n"
@@ -26,7 +33,36 @@ _TABLE = (b"Num       RefCount Protocol Flags    Type St Inode Path\n"
           b"0000000000000000: 00000003 00000000 00000000 0001 03 43\n")
 
 
+@functools.cache
+def _daemon() -> tuple[Daemon, socket.socket]:
+    """A daemon, and a client of it that polls. In the folder that the process works in: names of sockets are short."""
+    place = Path("kineto")
+    place.mkdir(mode=0o700)
+    folder = SocketFolder(PurePosixPath(place), Folder(place), os.getpid(), os.geteuid())
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    client.bind(f"{place}/dynoconfigclient0")
+    client.settimeout(_ANSWER_S)
+    return Daemon(folder, folder.bind()), client
+
+
+def _served(data: bytes) -> None:
+    """A process sends this to the daemon, which then still answers a poll with the config that is registered."""
+    daemon, client = _daemon()
+    for name in ("", "kineto/dynoconfigclient1"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):  # it is too long
+            sender.bind(name)
+            sender.sendto(data, _DAEMON)
+    Path("kineto/dynoconfigclient1").unlink(missing_ok=True)
+    client.sendto(_POLL, _DAEMON)
+    assert client.recv(4096)[40:] == b""  # all before it has been handled
+    config = protocol.RecordingConfig(PurePosixPath("/tmp/x.json"), len(data))
+    daemon.register(os.getpid(), config)
+    client.sendto(_POLL, _DAEMON)
+    assert client.recv(4096)[40:].decode() == config.text()
+
+
 def _datagram(_: Path, data: bytes) -> None:
+    _served(data)
     message = protocol.decode(data)
     if message is None:
         return

@@ -55,6 +55,42 @@ def test_what_is_no_regular_file_is_refused_at_once(kind: str, word: str, tmp_pa
     assert isinstance(caught.value, IsADirectoryError) or word in str(caught.value)
 
 
+def test_what_is_no_regular_file_is_not_even_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device does things when it is opened: a watchdog restarts the machine. A job's user may mount one over a file
+    that gputop expects, in a mount namespace of their own."""
+    os.mkfifo(tmp_path / "p")
+    (tmp_path / "l").symlink_to("/dev/zero")
+    opened = []
+    real = os.open
+
+    def noted(path: str | Path, flags: int, *arguments: int, **options: int | None) -> int:
+        opened.append(flags)
+        return real(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", noted)
+    for path in (tmp_path / "p", tmp_path / "l", Path("/dev/zero")):
+        with pytest.raises(UnsafeFile):
+            open_regular(path)
+    assert len(opened) == 3 and all(flags & os.O_PATH for flags in opened)
+
+
+@ROOT
+def test_a_file_that_may_not_be_read_is_named_by_its_own_path(secret: Path) -> None:
+    secret.chmod(0o600)
+    for folder in (secret.parent, *secret.parent.parents[:-2]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(12345)
+            open_regular(secret)
+        except PermissionError as error:
+            os._exit(7 if error.filename == str(secret) else 1)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
 def test_a_link_is_followed_only_where_that_is_meant(secret: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(secret)

@@ -198,13 +198,14 @@ class HostEngine:
         self.other_groups.clear()
 
     def watched(self) -> set[tuple[int, int]]:
-        """(GPU, field); a GPU instance has its number from :data:`INSTANCES` on."""
+        """(GPU, field); a GPU instance has its number from :data:`INSTANCES` on. A late call of another thread may
+        destroy groups meanwhile."""
         own = {
             (number(kind, entity), i)
-            for client in self.clients
-            for group, fields in client.watches
-            for kind, entity in client.groups[group]
-            for i in client.field_groups[fields][1]
+            for client in list(self.clients)
+            for group, fields in list(client.watches)
+            for kind, entity in client.groups.get(group, ())
+            for i in client.field_groups.get(fields, ("", ()))[1]
         }
         return own | self.others
 

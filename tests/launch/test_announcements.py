@@ -1,33 +1,46 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from gputop.launch.announcements import Announcement, Announcements
 from gputop.launch.environment import new_token
+from gputop.launch.inside import gputop_serve
+from gputop.launch.inside.gputop_serve import socket_name
 
 
 def _tell(token: str, data: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
-        teller.sendto(data, f"\0gputop-run-{token}")
+        teller.sendto(data, socket_name("run", token))
 
 
-def test_announcements_arrive_and_malformed_ones_do_not():
+@pytest.fixture
+def server() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_announcements_arrive_and_malformed_ones_do_not(server):
     token, received = new_token(), queue.Queue()
     announcements = Announcements(token, received.put)
     announcements.start()
-    for nonsense in (b"", b"\xff", b"[]", b"{}", b'{"address": 1}'):
+    for nonsense in (b"", b"\xff", b"[]", b"{}", b'{"address": 1}',
+                     b'{"address": "[", "line": ""}'):
         _tell(token, nonsense)
     _tell(token, json.dumps({"address": None, "line": "none"}).encode())
-    _tell(token, json.dumps({"address": "127.0.0.1:1", "line": "one"}).encode())
+    _tell(token, json.dumps({"address": server, "line": "one"}).encode())
     assert received.get(timeout=30) == Announcement(None, "none")
-    assert received.get(timeout=30) == Announcement("127.0.0.1:1", "one")
+    assert received.get(timeout=30) == Announcement(server, "one")
     announcements.close()
     assert received.empty()
 
@@ -39,6 +52,27 @@ def test_which_process_it_is_says_the_kernel():
     _tell(token, json.dumps({"address": "pid:1", "line": "one"}).encode())
     assert announcements.receive(30) == Announcement(f"pid:{os.getpid()}", "one")
     announcements.close()
+
+
+@pytest.mark.parametrize("address", ["10.9.8.7:6009", "host.example:6009", "unix:/tmp/x", "127.0.0.1:1", "nothing"])
+def test_a_server_that_the_job_does_not_have_is_not_announced(address, server):
+    """gputop would capture there without a question: it may be another user's, or on another machine."""
+    token = new_token()
+    with contextlib.closing(Announcements(token, lambda _: None)) as announcements:
+        _tell(token, json.dumps({"address": address, "line": "one"}).encode())
+        _tell(token, json.dumps({"address": server, "line": "two"}).encode())
+        assert announcements.receive(30) == Announcement(server, "two")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_server_of_another_user_is_not_announced(server):
+    token = new_token()
+    code = ("import json, os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
+            f"s.sendto(json.dumps({{'address': {server!r}, 'line': ''}}).encode(), {socket_name('run', token)!r})")
+    with contextlib.closing(Announcements(token, lambda _: None, 65534)) as announcements:
+        subprocess.run([sys.executable, "-c", code], check=True)
+        _tell(token, json.dumps({"address": server, "line": "mine"}).encode())
+        assert announcements.receive(30) == Announcement(server, "mine")
 
 
 def test_no_announcement_is_none():
@@ -61,9 +95,76 @@ def test_other_users_are_not_listened_to_but_the_one_that_is_meant(user):
     token = new_token()
     announcements = Announcements(token, lambda _: None, user)
     code = (f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
-            f"s.sendto(b'{{\"address\": \"other:1\", \"line\": \"\"}}', chr(0) + 'gputop-run-{token}')")
+            f"s.sendto(b'{{\"address\": null, \"line\": \"other\"}}', {socket_name('run', token)!r})")
     subprocess.run([sys.executable, "-c", code], check=True)
-    _tell(token, json.dumps({"address": "127.0.0.1:1", "line": "mine"}).encode())
+    _tell(token, json.dumps({"address": None, "line": "mine"}).encode())
     heard = announcements.receive(30)
-    assert heard is not None and heard.address == ("127.0.0.1:1" if user is None else "other:1")
+    assert heard is not None and heard.line == ("mine" if user is None else "other")
     announcements.close()
+
+
+def test_no_name_that_others_see_shows_the_token(monkeypatch):
+    """Whoever knew it could bind the claims of a job's ranks before these do: none would be captured."""
+    token = new_token()
+    monkeypatch.setattr(gputop_serve, "_claim", None)
+    with contextlib.closing(Announcements(token, lambda _: None)):
+        assert gputop_serve._claimed(token)
+        assert token not in Path("/proc/self/net/unix").read_text(errors="replace")
+    gputop_serve._release()
+
+
+def test_a_process_that_nobody_named_claims_by_a_name_of_its_own(monkeypatch):
+    monkeypatch.delenv("GPUTOP_RUN", raising=False)
+    monkeypatch.setattr(gputop_serve, "_claim", None)
+    first = set()
+    for _ in range(2):
+        monkeypatch.setattr(gputop_serve, "_claim", None)
+        monkeypatch.delenv("GPUTOP_RUN", raising=False)
+        assert gputop_serve.claimed()
+        first.add(os.environ["GPUTOP_RUN"])
+        gputop_serve._release()
+    assert len(first) == 2 and not any(str(os.getpid()) == name.removeprefix("pid-") for name in first)
+
+
+_FLOOD = """
+import os, socket, sys
+os.setuid(65534)
+senders, sent = [], 1
+while sent:  # each takes a part of the queue
+    senders.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    senders[-1].setblocking(False)
+    sent = 0
+    try:
+        while True:
+            senders[-1].sendto(b"x", chr(0) + sys.argv[1])
+            sent += 1
+    except BlockingIOError:
+        pass
+print("full", flush=True)
+sys.stdin.read()
+"""
+
+
+def _is_sending(thread: threading.Thread) -> bool:
+    """Whether it waits in sendto(2)."""
+    with contextlib.suppress(OSError):  # it has ended
+        call = Path(f"/proc/self/task/{thread.native_id}/syscall").read_text().split()[0]
+        return call in {"44", "206"}  # of x86-64 and aarch64
+    return False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_another_user_who_fills_the_socket_does_not_silence_the_job(monkeypatch):
+    monkeypatch.setattr(gputop_serve, "_TELL_S", 60)
+    token = new_token()
+    with contextlib.closing(Announcements(token, lambda _: None)) as announcements, subprocess.Popen(
+            [sys.executable, "-c", _FLOOD, socket_name("run", token)[1:]], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "full\n"
+        teller = threading.Thread(target=gputop_serve._tell, args=("one", token, None))
+        teller.start()
+        while teller.is_alive() and not _is_sending(teller):
+            pass
+        assert announcements.receive(30) == Announcement(None, "one")
+        teller.join()
+        other.kill()

@@ -5,11 +5,12 @@ import platform
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gputop.core.errors import EXIT_NO_DATA, GputopError
-from gputop.launch import target
+from gputop.launch import serve, target
 from gputop.ranks import tracing_rights
 from tests.launch.jobs import GPUTOP
 
@@ -56,6 +57,24 @@ def test_a_process_of_pytorch_is_told_how_to_get_a_trace(tmp_path):
         process.communicate()
     assert "trains with PyTorch, which has no profiler server" in refusal.message
     assert "torch.profiler" in refusal.fix and "gputop analyze" in refusal.fix
+
+
+def test_a_process_that_has_got_the_pid_since_the_question_is_not_meant(sleeper):
+    started = target._started(Path("/proc") / str(sleeper.pid))
+    for meant, word in ((started, "neither TensorFlow nor JAX"), (started - 1, "another one has its PID")):
+        with pytest.raises(GputopError, match=word):
+            target.examine(sleeper.pid, started=meant)
+        with pytest.raises(GputopError, match=word):
+            serve.make_ready(sleeper.pid, started=meant)
+
+
+def test_the_secrets_of_a_command_are_not_shown():
+    with subprocess.Popen(["x", "-u", "-c", "print();input()", "--token=sk-live-4f8a9c2d7e1b"],
+                          executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"\n"
+        message = _refusal(process.pid).message
+        process.kill()
+    assert "4f8a9c2d7e1b" not in message and "(x -u -c print();input()" in message
 
 
 def test_no_process_and_one_that_has_ended():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import shutil
 import socket
@@ -106,6 +107,7 @@ def test_each_user_has_a_turn_and_gputops_own_first(monkeypatch):
     monkeypatch.setattr(discovery, "_effective_uid", lambda proc, pid: {7: 4242, 8: 4343, 9: os.geteuid()}[pid])
     monkeypatch.setattr(discovery, "_mapped_libraries", lambda proc, pid: ["/x/tensorflow/a.so"])
     asked: list[str] = []
+    monkeypatch.setattr(sockets, "arrives_in", lambda *_: True)
     monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
     finder._probe_listeners(listening, named=False)
     of = [pids[int(address.rpartition(":")[2])] for address in asked]
@@ -300,6 +302,7 @@ def proc(tmp_path: Path) -> Path:
 
 def test_container_is_reached_by_its_address(proc, monkeypatch):
     asked = []
+    monkeypatch.setattr(sockets, "arrives_in", lambda *_: True)
     monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: asked.append(address))
     monkeypatch.setattr(discovery, "probe", lambda address, *_: asked.append(address))
     (server,) = Finder(proc).find().servers
@@ -312,10 +315,113 @@ def test_container_out_of_reach_is_noted(proc, monkeypatch):
     def refuse(address: str, *_: object, **__: object) -> None:
         raise GputopError("no route")
 
+    monkeypatch.setattr(sockets, "arrives_in", lambda *_: True)
     monkeypatch.setattr(discovery, "check_http2", refuse)
     found = Finder(proc).find()
     assert found.servers == ()
     assert "process 77 listens on port 6009 inside a container" in found.notes[0] and "no route" in found.notes[0]
+
+
+def test_a_server_at_an_address_that_is_another_container_s_is_not_taken(proc, monkeypatch):
+    """Its bridge leads there, as it would to this one."""
+    monkeypatch.setattr(sockets, "arrives_in", lambda *_: False)
+    monkeypatch.setattr(discovery, "check_http2", lambda *_, **__: None)
+    monkeypatch.setattr(discovery, "probe", lambda *_: None)
+    found = Finder(proc).find()
+    assert found.servers == () and "172.17.0.2:6009 does not arrive there" in found.notes[0]
+
+
+def _connection(host: str, port: int, remote_port: int) -> str:
+    words = int.from_bytes(ipaddress.ip_address(host).packed, sys.byteorder)
+    return f"   0: {words:08X}:{port:04X} 00000000:{remote_port:04X} 01 0:0 00:0 0 0 0 4713 1 0 100 0 0 10 0\n"
+
+
+def test_a_connection_is_seen_on_the_side_where_it_arrives(proc):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert sockets.arrives_in(Path("/proc"), os.getpid(), "127.0.0.1", port, 10.0)
+        assert not sockets.arrives_in(proc, 77, "127.0.0.1", port, 10.0)
+        # A container that has one for each port that gputop's may come from.
+        (proc / "77" / "net" / "tcp").write_text("header\n" + "".join(
+            _connection("127.0.0.1", port, remote) for remote in range(1, 1 << 16)))
+        assert not sockets.arrives_in(proc, 77, "127.0.0.1", port, 10.0)
+    assert not sockets.arrives_in(Path("/proc"), os.getpid(), "127.0.0.1", port, 10.0)
+
+
+def test_very_many_claimed_addresses_cost_little(proc, monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(sockets, "_stays", lambda address, *_: looked_at.append(address) or False)
+    (proc / "77" / "net" / "fib_trie").write_text("".join(
+        f"     |-- 172.17.{n >> 8}.{n & 255}\n        /32 host LOCAL\n" for n in range(1 << 16)))
+    assert sockets.addresses_of(proc, 77) == [] and 0 < len(looked_at) <= 256
+
+
+def test_very_many_networks_of_a_user_are_not_all_looked_at(tmp_path):
+    pids = range(1, 101)
+    for pid in pids:
+        (tmp_path / str(pid) / "ns").mkdir(parents=True)
+        (tmp_path / str(pid) / "ns" / "net").touch()
+        if os.geteuid() == 0:
+            os.chown(tmp_path / str(pid), 12345 if pid < 90 else 12346, -1)
+    networks, refused = sockets.networks(tmp_path, pids)
+    others = 11 if os.geteuid() == 0 else 0
+    assert len(networks) == 64 + others and not refused
+    assert set(networks.values()) >= {1, *range(90, 90 + others)}
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def two_containers() -> Iterator[tuple[int, int]]:
+    """The PIDs of two processes, each in a network of its own at one bridge: 10.231.77.2 and .3; both listen at 6009,
+    and the first claims the second one's address, too."""
+    program = ("import socket, sys; sys.stdin.readline(); "
+               "own = socket.create_server(('', 6009)); print('ready', flush=True); sys.stdin.read()")
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(subprocess.Popen(
+            ["unshare", "--net", sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True)) for _ in range(2)]
+        for process in processes:
+            stack.callback(process.kill)
+        try:
+            _ip("link", "add", "gpbr0", "type", "bridge")
+            stack.callback(_ip, "link", "del", "gpbr0")
+            _ip("address", "add", "10.231.77.1/24", "dev", "gpbr0")
+            _ip("link", "set", "gpbr0", "up")
+            own = Path("/proc/self/ns/net").stat().st_ino
+            for n, process in enumerate(processes, 2):
+                while sockets.network_namespace(Path("/proc"), process.pid) == own:
+                    assert process.poll() is None
+                _ip("link", "add", f"gpv{n}", "type", "veth", "peer", "name", "eth0", "netns", str(process.pid))
+                _ip("link", "set", f"gpv{n}", "master", "gpbr0", "up")
+                inside = ["nsenter", "--net", "--target", str(process.pid), "ip"]
+                for words in (["address", "add", f"10.231.77.{n}/24", "dev", "eth0"], ["link", "set", "eth0", "up"],
+                              ["link", "set", "lo", "up"]):
+                    subprocess.run([*inside, *words], check=True, capture_output=True)
+            # On its loopback interface, so that it does not answer for it on the bridge either.
+            subprocess.run(["nsenter", "--net", "--target", str(processes[0].pid), "sh", "-c",
+                            "ip address add 10.231.77.3/32 dev lo; echo 1 > /proc/sys/net/ipv4/conf/eth0/arp_ignore"],
+                           check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("no networks can be made here")
+        for process in processes:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "ready\n"
+        yield processes[0].pid, processes[1].pid
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and ip")
+def test_a_container_cannot_claim_the_address_of_its_neighbor(two_containers):
+    claiming, neighbor = two_containers
+    proc = Path("/proc")
+    assert set(sockets.addresses_of(proc, claiming)) == {"10.231.77.2", "10.231.77.3"}
+    arrives = [(pid, n) for pid in two_containers for n in (2, 3)
+               if sockets.arrives_in(proc, pid, f"10.231.77.{n}", 6009, 10.0)]
+    assert arrives == [(claiming, 2), (neighbor, 3)]
 
 
 def test_made_up_proc_is_read_as_meant(proc):

@@ -206,11 +206,11 @@ class TestFilesOfServers:
 
     def test_a_recording_that_was_stopped_early_is_copied_all_the_same_but_not_for_ever(self, monkeypatch):
         stop = threading.Event()
-        going_on = client._copy_is_stopped(stop)
+        going_on = storage.stops_copy(stop)
         assert not going_on()
         stop.set()
         assert going_on()
-        after = client._copy_is_stopped(stop)
+        after = storage.stops_copy(stop)
         assert not after()
         monkeypatch.setattr(client.time, "monotonic", lambda: float("inf"))
         assert after()

@@ -224,6 +224,13 @@ def test_what_is_no_way_is_wrong_usage(way: str, says: str, monkeypatch: pytest.
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("url", ["http://[x", "https://", "http://host:99999/x", "http://host:0", "http://:80/x"])
+def test_an_address_without_a_host_is_no_webhook(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUTOP_WEBHOOK_URL", url)
+    with pytest.raises(GputopError, match="needs the address"):
+        parse_ways(["webhook"])
+
+
 def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUTOP_WEBHOOK_URL", "https://hooks.example/x")
     monkeypatch.setenv("GPUTOP_WEBHOOK_TOKEN", "s3cret")

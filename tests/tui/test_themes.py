@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gputop.commands.settings import load, save_setting
+from gputop.commands import settings
+from gputop.commands.settings import save_setting
 from gputop.core.findings import Advice
 from gputop.core.samples import GpuSample, NodeSample
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.render.palette import SCHEMES
+from gputop.trace.readers.load import load
 from gputop.tui.app import GputopApp
 from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal.terminal_app import LOW_BANDWIDTH_PERIOD_S
@@ -92,7 +96,7 @@ async def test_a_theme_chosen_in_the_palette_is_remembered_and_all_of_the_screen
         for theme in ("gputop-light", "gputop-contrast", "nord", DEFAULT_THEME):
             app.theme = theme
             await pilot.pause()
-            assert load(file)["theme"] == theme
+            assert settings.load(file)["theme"] == theme
             seen = app.export_screenshot()
             if theme == "gputop-light":
                 assert SCHEMES["light"].names["strong"] in seen
@@ -207,6 +211,52 @@ async def test_hostile_names_are_shown_literally_on_every_screen(keys: tuple[str
         text = "\n".join(shown(app))
         assert not {c for c in text if not c.isprintable() and c != "\n"}, "no control characters, no bidi overrides"
         assert "[bold red]" in text
+
+
+def _event(name: str, begin_us: float, duration_us: float, category: str, tid: int = 7,
+           **args: object) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 0 if "device" in args else 7, "tid": tid, "ts": begin_us,
+            "dur": duration_us, "args": args}
+
+
+@pytest.fixture(scope="module")
+def hostile_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a PyTorch job that chose the names of its steps, ops, kernels, groups of ranks, threads and GPU."""
+    events: list[dict[str, Any]] = [{"ph": "M", "name": name, "pid": 7, "tid": 7, "args": {"name": HOSTILE}}
+                                    for name in ("process_name", "thread_name")]
+    for step in range(40):
+        at = 1e12 + 1e4 * step
+        events += [_event(f"Optimizer.step#{HOSTILE}.step", at, 9000, "user_annotation"),
+                   _event(f"aten::{HOSTILE}", at + 10, 5000, "cpu_op"),
+                   _event(f"{HOSTILE}.py(3): {HOSTILE}", at + 5, 6000, "python_function", **{"Python id": step}),
+                   _event(f"{HOSTILE}_gemm", at + 50, 4000, "kernel", device=0, stream=7, correlation=step),
+                   _event(f"ncclDevKernel_AllReduce_{HOSTILE}", at + 5000, 3000, "kernel", 8, device=0, stream=8, **{
+                       "Collective name": HOSTILE, "Process Group Name": HOSTILE, "dtype": HOSTILE})]
+    path = tmp_path_factory.mktemp("hostile") / "host.pt.trace.json"
+    path.write_text(json.dumps({
+        "schemaVersion": 1, "baseTimeNanoseconds": 1790857026000000000,
+        "deviceProperties": [{"id": 0, "name": HOSTILE}],
+        "distributedInfo": {"backend": HOSTILE, "rank": 0, "world_size": 2}, "traceEvents": events}))
+    return path
+
+
+@pytest.mark.parametrize("keys", [
+    ("T",), ("T", "2"), ("T", "4"), ("T", "6"), ("T", "8"), ("T", "0"), ("T", "R"), ("T", "enter"), ("w",), ("J",),
+    ("i",), ("h",), ("enter", "y"), ("B",), ("S",)], ids=" ".join)
+async def test_hostile_names_of_a_trace_are_shown_literally_on_every_screen(keys: tuple[str, ...],
+                                                                            hostile_trace: Path) -> None:
+    session = Hostile()
+    assert session.last_capture is not None
+    session.last_capture = replace(session.last_capture, analysis=analyze_trace(load([hostile_trace])))
+    session.findings = session.last_capture.findings
+    app = GputopApp(session)
+    async with app.run_test(size=(180, 60), notifications=True) as pilot:
+        await pilot.pause()
+        await pilot.press(*keys)
+        await pilot.pause()
+        text = "\n".join(shown(app))
+        assert not {c for c in text if not c.isprintable() and c != "\n"}
+        assert "evil" in text or keys[0] != "T"
 
 
 @pytest.mark.parametrize("form", ["text", "json", "svg", "html"])

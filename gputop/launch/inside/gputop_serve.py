@@ -12,10 +12,12 @@ first process that serves, for its children).
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib
 import json
 import os
 import socket
+import struct
 import sys
 import time
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 _RANKS = ("LOCAL_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _LINE_CHARS = 1000  # of what is told on the job's stderr
+_TELL_S = 1  # where others fill gputop's socket
 _LISTENING = "0A"  # TCP_LISTEN in include/net/tcp_states.h
 
 _claim: socket.socket | None = None  # the socket whose name says that this process serves; gone with the process
@@ -32,7 +35,7 @@ _jax_servers: list[object] = []  # JAX stops a server that nothing refers to
 def serve(framework: str, token: str = "", port: int | None = None, listen: str | None = None) -> None:
     """Start the server of ``framework``, "tensorflow" or "jax", which is imported; unless another process of this
     job and rank has one. Raises nothing."""
-    run = token or os.environ.get("GPUTOP_RUN") or f"pid-{os.getpid()}"
+    run = token or os.environ.get("GPUTOP_RUN") or os.urandom(8).hex()
     try:
         if not _claimed(run):
             return
@@ -91,7 +94,7 @@ def _start_jax(_module: Any, port: int) -> None:
 
 def claimed() -> bool:
     """Whether this process is the one of its job and rank that is captured, whatever its framework is."""
-    run = os.environ.get("GPUTOP_RUN") or f"pid-{os.getpid()}"
+    run = os.environ.get("GPUTOP_RUN") or os.urandom(8).hex()
     if not _claimed(run):
         return False
     os.environ["GPUTOP_RUN"] = run  # for children: they are of this job
@@ -105,6 +108,12 @@ def announce_pytorch(version: str) -> None:
     _tell(f"PyTorch's profiler in process {pid} waits for gputop ({known})", os.environ["GPUTOP_RUN"], f"pid:{pid}")
 
 
+def socket_name(*parts: str) -> str:
+    """An abstract name for what is said between the processes of a job and gputop. Any user sees it, and may bind one
+    that is free: it does not show the token, so that nobody else knows the job's other names."""
+    return f"\0gputop-{parts[0]}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
+
+
 def _claimed(token: str) -> bool:
     """Whether this process is the one of its job and rank that serves. The claim is a socket name that the kernel
     gives to one process at a time and releases when the process ends."""
@@ -112,10 +121,9 @@ def _claimed(token: str) -> bool:
     if _claim is not None:
         return True
     ranks = [os.environ.get(name, "") for name in _RANKS] + [_task() or ""]
-    name = f"\0gputop-claim-{token}/{'/'.join(ranks)}"
     candidate = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        candidate.bind(name[:100])
+        candidate.bind(socket_name("claim", token, *ranks))
     except OSError:
         candidate.close()
         return False
@@ -224,7 +232,8 @@ def _tell(line: str, token: str, address: str | None) -> None:
         pass
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
-            teller.setblocking(False)
-            teller.sendto(json.dumps({"address": address, "line": line}).encode(), f"\0gputop-run-{token}")
+            # By the kernel: Python would ask again and again, as poll(2) knows no peer's queue.
+            teller.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _TELL_S, 0))
+            teller.sendto(json.dumps({"address": address, "line": line}).encode(), socket_name("run", token))
     except OSError:  # nobody listens
         pass

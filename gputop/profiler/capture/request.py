@@ -26,7 +26,7 @@ class CaptureRequest(Struct, frozen=True):
     ``workers``: the addresses of those of many that are meant, ``notices`` why these. ``ask_nodes``: how the nodes of
     many are asked for live figures first, where the options do not say so already. ``accept_risk``: even where a
     capture is known to end such jobs. ``hold``: even where torch.profiler holds the job at the end of it. ``process``:
-    one without a server, which is made ready first.
+    one without a server, which is made ready first; ``process_started``: when that began which was asked about.
     """
 
     seconds: float
@@ -41,6 +41,7 @@ class CaptureRequest(Struct, frozen=True):
     accept_risk: bool = False
     hold: bool = False
     process: int | None = None
+    process_started: int | None = None  # field 22 of /proc/PID/stat
 
 
 class Answer(Struct, frozen=True):

@@ -8,6 +8,7 @@ from gputop.core.errors import GputopError
 
 # A trace with more events is not read for its step time: it would hold the monitor up, and 150 MB.
 _MAX_EVENTS = 600_000
+_MAX_BYTES = 512 << 20  # an event of kineto's takes 300 to 800 bytes; what else a hostile file holds is not counted
 
 
 def step_time(path: Path, events: int) -> tuple[float, bool] | None:
@@ -23,8 +24,10 @@ def step_time(path: Path, events: int) -> tuple[float, bool] | None:
     from gputop.trace.readers.load import load
 
     try:
+        if path.stat().st_size > _MAX_BYTES:
+            return None
         steps = find_steps(load([path]))
-    except GputopError:
+    except (GputopError, OSError):
         return None
     if steps is None:
         return None

@@ -31,15 +31,16 @@ _SETGROUPS = {"x86_64": 116, "aarch64": 159}  # of asm/unistd.h: the C library's
 def run(pid: int, uid: int, call: Callable[[], T]) -> T:
     """What ``call`` returns where paths are those of process ``pid`` of ``uid``, with its file rights. Raises what
     ``call`` raises, and OSError."""
-    return _in_thread(pid, uid, call, elsewhere=not _shares_root(pid))
+    return _in_thread(pid, uid, call, elsewhere=not _shares_root(pid), capable=False)
 
 
 def with_rights(pid: int, uid: int, call: Callable[[], T]) -> T:
-    """As :func:`run`, where paths are gputop's own."""
-    return _in_thread(pid, uid, call, elsewhere=False)
+    """As :func:`run`, where paths are gputop's own, and may lead through the process's /proc/PID/root: for a call that
+    follows no link after that."""
+    return _in_thread(pid, uid, call, elsewhere=False, capable=True)
 
 
-def _in_thread(pid: int, uid: int, call: Callable[[], T], *, elsewhere: bool) -> T:
+def _in_thread(pid: int, uid: int, call: Callable[[], T], *, elsewhere: bool, capable: bool) -> T:
     other_user = uid != os.geteuid()
     if not elsewhere and not other_user:
         return call()
@@ -54,7 +55,7 @@ def _in_thread(pid: int, uid: int, call: Callable[[], T], *, elsewhere: bool) ->
                 os.chroot(f"/proc/{pid}/root")
             if other_user:
                 _take_file_rights(uid, gid, groups)
-            if elsewhere:
+            if not capable:
                 _drop_capabilities()
             results.append(call())
         except BaseException as error:  # noqa: BLE001  raised below
@@ -110,7 +111,8 @@ def _take_file_rights(uid: int, gid: int, groups: list[int]) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Of this thread: a container's root may not follow /proc/1/root out of it, this machine's may (ptrace(2))."""
+    """Of this thread: a user or a container's root may not follow /proc/PID/root of others, as this machine's root may
+    (ptrace(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.capset((ctypes.c_uint * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint * 6)()) != 0:
         _raise_errno()

@@ -46,23 +46,27 @@ def client_of(pid: int, proc: Path = _PROC) -> Client | None:
 def find_clients(proc: Path = _PROC) -> list[Client]:
     """The clients of this machine that may be seen, by PID, of each user at most 64; a few files read where there are
     none."""
-    namespaces: dict[int, int] = {}
-    for pid in sorted(sockets.process_ids(proc)):
+    networks, _ = sockets.networks(proc, sorted(sockets.process_ids(proc)))
+    bound: dict[int, dict[int, str]] = {}  # by network: its owner can say what they like of sockets elsewhere
+    for network, pid in networks.items():
         with contextlib.suppress(OSError):
-            namespaces.setdefault(sockets.network_namespace(proc, pid), pid)
-    bound: dict[int, str] = {}
-    for pid in namespaces.values():
-        with contextlib.suppress(OSError):
-            bound |= _client_sockets(pid, proc)
-    if not bound:
+            bound[network] = _client_sockets(pid, proc)
+    inodes = {inode for names in bound.values() for inode in names}
+    if not inodes:
         return []
+    candidates: dict[int, dict[int, str]] = {}  # PID → the names in its network
+    for inode, pids in sockets.holders(proc, inodes).items():
+        with contextlib.suppress(OSError):
+            names = bound.get(sockets.network_namespace(proc, pids[0]), {}) if pids else {}
+            if inode in names:
+                candidates[pids[0]] = names
     clients: dict[int, Client] = {}
     tried: Counter[int] = Counter()
-    for pid in sorted({pids[0] for pids in sockets.holders(proc, set(bound)).values() if pids}):
+    for pid in sorted(candidates):
         with contextlib.suppress(OSError):
             uid = os.stat(f"{proc}/{pid}").st_uid  # noqa: PTH116
             tried[uid] += 1
-            if tried[uid] <= _MAX_OF_USER and (client := _client(pid, proc, bound)) is not None:
+            if tried[uid] <= _MAX_OF_USER and (client := _client(pid, proc, candidates[pid])) is not None:
                 clients[pid] = client
     return list(clients.values())
 

@@ -178,11 +178,10 @@ def serving(folder: SocketFolder, stopped: Callable[[], bool] = lambda: False) -
 
 def _start(folder: SocketFolder) -> Daemon:
     """Raises GputopError."""
-    kept_folder = folder.duplicate()  # who came first may leave first; the lock is that of the open folder
+    kept_folder = folder.duplicate()  # who came first may leave first
     try:
         kept_folder.sweep()
         return Daemon(kept_folder, kept_folder.bind())
     except BaseException:
         kept_folder.close()
-        folder.unlock()
         raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import itertools
 import os
 import socket
 import stat
@@ -20,9 +20,11 @@ from gputop.core.errors import GputopError
 from gputop.core.files import Folder, UnsafeFile, folder_of_process
 from gputop.profiler.kineto import as_process
 from gputop.profiler.kineto.protocol import CLIENT_PREFIX, DAEMON_NAME, MAX_FOLDER_CHARS
+from gputop.text.units import printable
 
 PLACE = PurePosixPath("/tmp")  # in the job's root: newer kineto writes traces below it, whatever else is set
 CONFIG_NAME = "kineto.conf"
+_LOCK_NAME = ".gputop-lock"
 TRACE_PREFIX = "gputop-trace-"  # of the names of traces, until they are fetched
 _PREFIX = "gputop-kineto-"
 # The clients' base config: each poll is a file looked for, in a thread of kineto's. It polls every 5 s without it.
@@ -38,6 +40,7 @@ class SocketFolder:
     def __init__(self, path: PurePosixPath, folder: Folder, pid: int, uid: int) -> None:
         self.path, self.folder, self.pid, self.uid = path, folder, pid, uid
         self._bound: os.stat_result | None = None
+        self._lock = -1
 
     @classmethod
     def create(cls, pid: int, uid: int) -> SocketFolder:
@@ -47,14 +50,16 @@ class SocketFolder:
         def make() -> Folder:
             with folder_of_process(pid, Path(PLACE)) as place:
                 folder = place.make(name)
-            try:
-                with os.fdopen(folder.create(CONFIG_NAME, 0o644), "wb") as config:
-                    config.write(_BASE_CONFIG)
-                if os.fstat(folder.fd).st_uid != uid:
-                    raise UnsafeFile("somebody exchanged it", name)
-            except OSError:
-                folder.close()
-                raise
+                try:
+                    with os.fdopen(folder.create(CONFIG_NAME, 0o644), "wb") as config:
+                        config.write(_BASE_CONFIG)
+                    if os.fstat(folder.fd).st_uid != uid:
+                        raise UnsafeFile("somebody exchanged it", name)
+                except OSError:
+                    folder.remove(CONFIG_NAME)
+                    folder.close()
+                    place.remove_folder(name)
+                    raise
             return folder
 
         try:
@@ -69,9 +74,10 @@ class SocketFolder:
     def open(cls, pid: int, path: PurePosixPath, uid: int) -> SocketFolder:
         """That which process ``pid`` of user ``uid`` has its socket in. Raises GputopError, also where other users
         could bind a daemon's name there."""
-        if len(str(path)) > MAX_FOLDER_CHARS or not path.is_absolute():
-            raise GputopError(f"process {pid} has its kineto socket in {path}, a folder that gputop cannot use",
-                              f"KINETO_IPC_SOCKET_DIR must be absolute, with at most {MAX_FOLDER_CHARS} characters.")
+        if len(str(path)) > MAX_FOLDER_CHARS or not path.is_absolute() or not str(path).isprintable():
+            raise GputopError(f"process {pid} has its kineto socket in {printable(str(path))}, a folder that gputop "
+                              "cannot use", "KINETO_IPC_SOCKET_DIR must be absolute and printable, with at most "
+                              f"{MAX_FOLDER_CHARS} characters.")
         try:
             folder = folder_of_process(pid, Path(path))
         except OSError as error:
@@ -93,24 +99,34 @@ class SocketFolder:
         self.close()
 
     def close(self) -> None:
+        self.unlock()
         self.folder.close()
 
     def duplicate(self) -> SocketFolder:
-        """The same, to be closed by itself; a lock is held until both are closed."""
-        folder = self.folder.enter(".")
-        os.dup2(self.folder.fd, folder.fd, inheritable=False)
-        return SocketFolder(self.path, folder, self.pid, self.uid)
+        """The same, to be closed by itself; :meth:`lock` is from now on the duplicate's."""
+        folder = SocketFolder(self.path, self.folder.enter("."), self.pid, self.uid)
+        folder._lock, self._lock = self._lock, -1
+        return folder
 
     def unlock(self) -> None:
         """End :meth:`lock`."""
-        fcntl.flock(self.folder.fd, fcntl.LOCK_UN)
+        if self._lock >= 0:
+            self.folder.remove(_LOCK_NAME)
+            os.close(self._lock)
+            self._lock = -1
 
     def lock(self) -> bool:
-        """Whether this gputop is now the one that serves here, until the folder is closed or gputop ends."""
+        """Whether this gputop is now the one that serves here, until :meth:`unlock` or :meth:`close`, or gputop ends.
+
+        Others cannot hold it: its file can be opened by the job's user and root alone. Raises GputopError.
+        """
         try:
-            fcntl.flock(self.folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # held, or a file system without locks
+            self._lock = self.folder.take(_LOCK_NAME, self.uid)
+        except BlockingIOError:
             return False
+        except OSError as error:
+            raise GputopError(f"{self.path} of process {self.pid} cannot be locked: {error.strerror or error}",
+                              f"It needs room for a file, {_LOCK_NAME}, which must be the job's user's.") from None
         return True
 
     def bind(self) -> socket.socket:
@@ -166,9 +182,12 @@ class SocketFolder:
     def in_use(self) -> bool:
         """Whether a job has a socket here; an empty folder that is young counts, its job may be starting."""
         try:
-            clients = [name for name in self.folder.names(_MAX_ENTRIES) if name.startswith(CLIENT_PREFIX)]
+            names = self.folder.names(_MAX_ENTRIES)
+            clients = [name for name in names if name.startswith(CLIENT_PREFIX)]
             if not clients:
-                return time.time() - os.fstat(self.folder.fd).st_mtime < _UNUSED_MAX_AGE_S
+                # The folder's own time is that of the last lock.
+                made = self.folder.state(CONFIG_NAME) if CONFIG_NAME in names else os.fstat(self.folder.fd)
+                return time.time() - made.st_mtime < _UNUSED_MAX_AGE_S
             return any(self._answers(name) for name in clients)
         except OSError:
             return True
@@ -209,14 +228,20 @@ def sweep(place: Path = Path(PLACE)) -> None:
     Raises nothing, follows no link, and leaves alone what another gputop serves.
     """
     with contextlib.suppress(OSError), Folder(place) as above:
-        for name in [name for name in above.names() if name.startswith(_PREFIX)][:_MAX_SWEPT]:
-            with contextlib.suppress(OSError), above.enter(name) as folder:
+        with os.scandir(above.fd) as entries:
+            named = (entry.name for entry in entries if entry.name.startswith(_PREFIX))
+            left = list(itertools.islice(named, _MAX_SWEPT))
+        for name in left:
+            with contextlib.suppress(OSError, GputopError), above.enter(name) as folder:
                 uid = os.fstat(folder.fd).st_uid
                 if os.geteuid() not in (0, uid):
                     continue
                 stale = SocketFolder(PurePosixPath(place) / name, folder, os.getpid(), uid)
                 if not stale.lock():
                     continue
-                stale.sweep()
-                if not stale.in_use():
-                    stale.remove()
+                try:
+                    stale.sweep()
+                    if not stale.in_use():
+                        stale.remove()
+                finally:
+                    stale.unlock()

@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -30,7 +30,7 @@ from gputop.profiler.recording import (
     Recording,
     TraceLost,
 )
-from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder
+from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder, stops_copy
 
 ENDING = ".pt.trace.json"  # as torch.profiler's own handler for TensorBoard names them
 POLL_PERIOD_S = 5.0  # kineto's, unless a base config says otherwise, as gputop's does
@@ -79,7 +79,7 @@ class KinetoRecorder:
 
     def record(self, recording: Recording, on_progress: Callable[[Progress], None],
                stop: threading.Event) -> CaptureResult:
-        """``stop`` ends the wait for the job; a recording that has begun is waited for."""
+        """``stop`` ends the wait for the job, and the copy; a recording that has begun is waited for."""
         client = self._client()
         rank = (rank_of(environ_of(self.pid)) or "").replace(" ", "")[:32]
         host = recording.host_name or socket.gethostname()
@@ -141,6 +141,7 @@ class _Take:
     stop: threading.Event
     events: queue.SimpleQueue[Event]
     fetched_s: float = 0.0  # monotonic
+    begins_s: float = 0.0  # monotonic, when it was fetched: no clock that is set moves it
     busy_s: float = 0.0  # of the last poll that said that it records or builds
     polled: bool = False
 
@@ -159,19 +160,19 @@ class _Take:
         while not (self.fetched_s and folder.folder.has(file)):
             self._step(began)
             if self.fetched_s:
-                self._check_written(start_ms / 1000)
+                self._check_written()
             else:
                 self._check_fetched(began)
         took_s = time.monotonic() - began
-        self.on_progress(Progress("saving", took_s, seconds))
-        try:
-            with self._open(file) as source:
-                size = os.fstat(source.fileno()).st_size
-                path = run.adopt(source, Path(f"/proc/{pid}/root{folder.path}/{file}"))
-        finally:
-            folder.folder.remove(file)
+        saving = Progress("saving", took_s, seconds)
+        self.on_progress(saving)
+        stopped = stops_copy(self.stop, lambda: self.on_progress(saving))
+        with self._open(file) as source:
+            size = os.fstat(source.fileno()).st_size
+            path = run.adopt(source, Path(f"/proc/{pid}/root{folder.path}/{file}"), stopped)
+        folder.folder.remove(file)
         with open_regular(path, follow_links=False) as trace:
-            if count_events(trace) == (0, 0):
+            if not has_events(trace):
                 raise EmptyTrace(f"process {pid} did nothing in {seconds:g} s that PyTorch's profiler records",
                                  f"Capture again when it trains, or longer. The trace is kept: {path}", took_s)
         return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, seconds, took_s, size, False, "job's disk",
@@ -190,13 +191,13 @@ class _Take:
                 f"PyTorch's profiler in process {pid} does not ask for work, though its socket is open",
                 f"The job is stopped, or that thread hangs: py-spy dump --pid {pid} --native shows where.")
 
-    def _check_written(self, start_s: float) -> None:
+    def _check_written(self) -> None:
         """Raises TraceLost where the file will not come."""
         pid, seconds, now = self.client.pid, self.recording.seconds, time.monotonic()
         if not is_same(self.client):
             raise TraceLost(f"process {pid} ended before its trace was written",
                             "The trace is lost; capture earlier, or for a shorter time.")
-        due_s = max(self.fetched_s, now + start_s - time.time()) + seconds + POLL_PERIOD_S + _WRITE_TIMEOUT_S
+        due_s = self.begins_s + seconds + POLL_PERIOD_S + _WRITE_TIMEOUT_S
         if now > max(due_s, self.busy_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S) or now > due_s + _BUILD_TIMEOUT_S:
             raise TraceLost(f"process {pid} took the request and wrote no trace within {now - self.fetched_s:.0f} s",
                             "Its own torch.profiler was busy, or it cannot write to "
@@ -217,9 +218,10 @@ class _Take:
             self.polled = True
             if event.configured:
                 self.fetched_s = now
+                self.begins_s = now + max(0.0, (self.recording.start_ns or 0) / 1e9 - time.time())
             if not event.ready:
                 self.busy_s = now
-        over = self.fetched_s and time.time() * 1e9 > (self.recording.start_ns or 0) and now > self.fetched_s + seconds
+        over = self.fetched_s and now > self.begins_s + seconds
         phase: Phase = "receiving" if over else "recording" if self.fetched_s else "connecting"
         self.on_progress(Progress(phase, now - began, seconds))
         if self.stop.is_set() and not self.fetched_s:
@@ -235,21 +237,32 @@ class _Take:
                             "Somebody exchanged it." if isinstance(error, UnsafeFile) else "Capture again.") from None
 
 
+def has_events(file: BinaryIO) -> bool:
+    """Whether there is an event in kineto's JSON, which is read up to the first. Raises OSError."""
+    return any(_events(file))
+
+
 def count_events(file: BinaryIO) -> tuple[int, int]:
     """Events of the host and of devices in kineto's JSON, by their beginnings; not decoded. Raises OSError."""
     host = devices = 0
+    for category in _events(file):
+        if category in _DEVICE:
+            devices += 1
+        else:
+            host += 1
+    return host, devices
+
+
+def _events(file: BinaryIO) -> Iterator[bytes]:
+    """The categories of the events. Raises OSError."""
     rest = b""
     while data := file.read(_SCAN_BYTES):
         text = rest + data
         end = 0
         for match in _EVENT.finditer(text):
             end = match.end()
-            if match[1] in _DEVICE:
-                devices += 1
-            else:
-                host += 1
+            yield match[1]
         rest = text[max(end, len(text) - _OVERLAP):]
-    return host, devices
 
 
 def window_ns(file: BinaryIO) -> tuple[int, int] | None:

@@ -25,7 +25,7 @@ from gputop.profiler.recording import (
     Recording,
     TraceLost,
 )
-from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder
+from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder, stops_copy
 from gputop.profiler.xprof import messages
 from gputop.profiler.xprof.outline import Outline, map_file, map_open_file, outline, session_window_ns
 from gputop.profiler.xprof.probe import close_channel, load_grpc, no_profiler_service, open_channel, probe
@@ -47,7 +47,6 @@ _OVERVIEW_LEVELS = (1, 0, 0)
 _DEADLINE_FACTOR, _DEADLINE_EXTRA_S = 5.0, 60.0
 _GRACE_FACTOR, _GRACE_EXTRA_S = 5.0, 30.0
 _LATE_S = 1.0  # of our own clock after gRPC's
-_COPY_AFTER_STOP_S = 60.0  # for the trace of a recording that was stopped early
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +77,10 @@ class XProfRecorder:
             try:
                 response = call.run(on_progress, stop)
             except TraceLost as error:
-                return _trace_on_server_disk(call.recording, folder, disk, error, stop)
-            on_progress(Progress("saving", call.took_s, seconds))
-            return _save(call.recording, folder, disk, response, stop)
+                return _trace_on_server_disk(call.recording, folder, disk, error, stops_copy(stop))
+            saving = Progress("saving", call.took_s, seconds)
+            on_progress(saving)
+            return _save(call.recording, folder, disk, response, stops_copy(stop, lambda: on_progress(saving)))
         finally:
             folder.discard()
 
@@ -254,7 +254,7 @@ class _Saved(NamedTuple):
 
 
 def _save(recording: _Recording, run: RunFolder, disk: ServerDisk, response: Any,
-          stop: threading.Event) -> CaptureResult:
+          stopped: Callable[[], bool]) -> CaptureResult:
     """Save the trace, from the answer or from the server's disk; raises GputopError, EmptyTrace without an event."""
     if response.xspace:
         return _save_answer(recording, run, response)
@@ -266,7 +266,7 @@ def _save(recording: _Recording, run: RunFolder, disk: ServerDisk, response: Any
             raise _empty(address, None, (), recording.took_s) from None
         raise
     try:
-        path = run.adopt(trace.file, trace.path, _copy_is_stopped(stop))
+        path = run.adopt(trace.file, trace.path, stopped)
         saved = _outline_saved(run, path)
         left = disk.clean_up(trace)
     finally:
@@ -297,15 +297,6 @@ def _result(recording: _Recording, run: RunFolder, saved: _Saved, delivered: Lit
     )
 
 
-def _copy_is_stopped(stop: threading.Event) -> Callable[[], bool]:
-    """Whether a copy is to end: ``stop`` was set while it went on, or so long before that it takes too long.
-
-    A recording that was stopped early is kept: then ``stop`` is set before its copy begins.
-    """
-    ended_early, until_s = stop.is_set(), time.monotonic() + _COPY_AFTER_STOP_S
-    return lambda: stop.is_set() and (not ended_early or time.monotonic() > until_s)
-
-
 def save_response(
     address: str, run: RunFolder, response: Any, recorded_s: float, took_s: float, sent_s: float,
 ) -> CaptureResult:
@@ -316,7 +307,7 @@ def save_response(
 
 
 def _trace_on_server_disk(
-    recording: _Recording, run: RunFolder, disk: ServerDisk, lost: TraceLost, stop: threading.Event,
+    recording: _Recording, run: RunFolder, disk: ServerDisk, lost: TraceLost, stopped: Callable[[], bool],
 ) -> CaptureResult:
     """The trace a server wrote to its disk before it went away; raises ``lost`` where there is none."""
     try:
@@ -325,7 +316,7 @@ def _trace_on_server_disk(
         trace.close()
         if size == 0:
             raise lost
-        result = _save(recording, run, disk, messages.RawProfileResponse(), stop)
+        result = _save(recording, run, disk, messages.RawProfileResponse(), stopped)
     except (GputopError, OSError):
         raise lost from None
     return replace(result, warnings=(*result.warnings, f"{lost.message}; the server had written this trace by then"))

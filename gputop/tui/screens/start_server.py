@@ -40,12 +40,13 @@ class StartServer(ModalScreen[int | None]):
     def __init__(self, processes: Sequence[ProcessSample], obsolete: Callable[[], str] = lambda: "") -> None:
         """``obsolete``: why the question need not be answered any more, else ""."""
         super().__init__()
+        self.started: dict[int, int] = {}  # PID → when the process that is shown began (:class:`Target`)
         self._index, self._obsolete = 0, obsolete
         self._choices: list[tuple[ProcessSample, int, GputopError | None]] = []  # PID in here, why it cannot be
         for process in processes[:MAX_LISTED]:
             pid = process.local_pid or process.pid
             try:
-                examine(pid)
+                self.started[pid] = examine(pid).started
             except GputopError as error:
                 self._choices.append((process, pid, error))
             else:

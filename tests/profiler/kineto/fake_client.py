@@ -2,7 +2,8 @@
 
 It polls twenty times a second and says "ready" once its socket is bound. Modes:
 good; other-pids (claims to be PID 1); silent (never polls); busy (polls, takes nothing); no-file; link, hard-link,
-pipe, folder (in the trace's place); sparse (2 TB); dies (once it has the config); abstract (its name is).
+pipe, folder (in the trace's place); sparse (2 TB); large (the trace, then 64 MB of zeros);
+dies (once it has the config); abstract (its name is).
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def write(folder: Path, mode: str, config: dict[str, str]) -> None:
     else:
         partial = file.with_name(file.name + ".tmp")
         partial.write_text(trace(seconds))
+        if mode == "large":
+            os.truncate(partial, 64 << 20)
         partial.rename(file)
 
 

@@ -16,7 +16,7 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.launch import attach, target
 from gputop.profiler import sockets
-from gputop.profiler.kineto import as_process
+from gputop.profiler.kineto import as_process, daemon
 from gputop.profiler.kineto.clients import client_of, find_clients
 from gputop.profiler.kineto.folder import SocketFolder, sweep
 from tests.profiler.kineto.jobs import fake_job, found
@@ -134,6 +134,109 @@ def test_root_s_groups_do_not_help_a_user(place):
     assert os.getgroups() == before
 
 
+@_needs_root
+def test_a_link_of_a_user_leads_root_s_thread_through_nobody_s_proc(place):
+    """Root could follow it into another container, whose root no user may enter; anybody may write to a /tmp there."""
+    root = place / "container"
+    (root / "tmp").mkdir(parents=True)
+    (root / "tmp").chmod(0o777)
+    folder = place / "f"
+    folder.mkdir()
+    os.chown(folder, _USER, -1)
+    with subprocess.Popen([sys.executable, "-c", "import os, sys; os.chroot(sys.argv[1]); print('ready', flush=True); "
+                           "sys.stdin.read()", str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as of_root, subprocess.Popen(["sleep", "60"], user=_USER, group=_USER) as job:
+        try:
+            assert of_root.stdout is not None and of_root.stdout.readline() == "ready\n"
+            with SocketFolder.open(job.pid, PurePosixPath(folder), _USER) as opened:
+                folder.rename(place / "moved")
+                folder.symlink_to(f"/proc/{of_root.pid}/root/tmp")
+                with pytest.raises(GputopError, match="no socket can be made"):
+                    opened.bind()
+        finally:
+            of_root.kill()
+            job.kill()
+    assert not list((root / "tmp").iterdir())
+
+
+_LOCKING = """
+import fcntl, os, sys
+os.setgroups([]); os.setgid(12346); os.setuid(12346)
+folder = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(folder, fcntl.LOCK_EX)
+for flags in (os.O_RDONLY, os.O_WRONLY):
+    try:
+        print(os.open(sys.argv[1] + "/.gputop-lock", flags))
+    except OSError as error:
+        print(type(error).__name__, flush=True)
+sys.stdin.read()
+"""
+
+
+@_needs_root
+@pytest.mark.parametrize("uid", [0, _USER])
+def test_who_can_read_the_folder_cannot_lock_it(place, uid):
+    os.chown(place, uid, -1)
+    job = subprocess.Popen(["sleep", "60"], user=uid)
+    other: subprocess.Popen[str] | None = None
+    try:
+        with SocketFolder.open(job.pid, PurePosixPath(place), uid) as folder, daemon.serving(folder):
+            assert (place / ".gputop-lock").stat().st_uid == uid
+            other = subprocess.Popen([sys.executable, "-c", _LOCKING, str(place)], stdin=subprocess.PIPE,
+                                     stdout=subprocess.PIPE, text=True)
+            assert other.stdout is not None
+            assert [other.stdout.readline() for _ in range(2)] == ["PermissionError\n"] * 2
+        assert not (place / ".gputop-lock").exists()
+        with SocketFolder.open(job.pid, PurePosixPath(place), uid) as folder, daemon.serving(folder, lambda: True):
+            pass
+    finally:
+        for process in (job, other):
+            if process is not None:
+                process.kill()
+                process.wait()
+
+
+_KILLED = """
+import os, sys
+from pathlib import PurePosixPath
+from gputop.profiler.kineto import daemon
+from gputop.profiler.kineto.folder import SocketFolder
+with SocketFolder.open(os.getpid(), PurePosixPath(sys.argv[1]), os.getuid()) as folder, daemon.serving(folder):
+    print("serves", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_gputop_leaves_hinders_nobody(place):
+    """kill -9: its socket and its lock's file stay until the next one serves there."""
+    place.chmod(0o700)
+    with subprocess.Popen([sys.executable, "-c", _KILLED, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as killed:
+        assert killed.stdout is not None and killed.stdout.readline() == "serves\n"
+        with SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder:
+            assert not folder.lock()
+        killed.kill()
+    assert {path.name for path in place.iterdir()} == {"dynolog", ".gputop-lock"}
+    with SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder:
+        with daemon.serving(folder, lambda: True):
+            pass
+        assert not list(place.iterdir())
+
+
+@_needs_root
+def test_a_lock_that_is_root_s_by_a_mount_is_not_opened(mounting, of_root):
+    with SocketFolder.create(mounting.pid, _USER) as folder:
+        lock = Path(f"/proc/{mounting.pid}/root{folder.path}/.gputop-lock")
+        lock.touch()
+        mounting.mount(of_root / "kept" / "file", folder.path / lock.name)
+        with pytest.raises(GputopError, match="cannot be locked: it belongs to another user"):
+            folder.lock()
+        mounting.process.kill()
+        mounting.process.wait()
+        folder.remove()
+    assert (of_root / "kept" / "file").read_text() == "kept"
+
+
 def _bound(name: str) -> socket.socket:
     own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     own.bind(name)
@@ -197,8 +300,6 @@ def test_a_deep_folder_in_a_left_one_does_not_end_the_next_capture(place):
 
 
 def test_a_descriptor_that_a_job_sends_along_is_not_kept(place):
-    from gputop.profiler.kineto import daemon
-
     with SocketFolder.open(os.getpid(), PurePosixPath(place), os.getuid()) as folder, daemon.serving(folder), \
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client, tempfile.TemporaryFile(dir=place) as sent:
         before = os.fstat(sent.fileno()).st_ino
@@ -260,6 +361,63 @@ def test_names_in_another_network_are_the_kernel_s_too(place):
         finally:
             process.kill()
     assert os.stat("/proc/thread-self/ns/net").st_ino == own  # noqa: PTH116
+
+
+_FORGING = """
+import ctypes, os, socket, struct, sys
+os.setgroups([]); os.setgid(12345); os.setuid(12345)
+if ctypes.CDLL(None).unshare(0x50000000) != 0: print("no namespaces", flush=True); sys.exit()  # CLONE_NEWUSER | NEWNET
+inode, gputop, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()
+name = struct.pack("=HH", 4 + len(path), 0) + path
+body = struct.pack("=4xI8x", inode) + name
+message = struct.pack("=IHHII", 16 + len(body), 20, 2, 0, 0) + body
+kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)
+kernel.setblocking(False)
+print("ready", flush=True)
+while True:
+    try:
+        kernel.sendto(message.ljust(len(message) + 3 & ~3, b"\\0"), (gputop, 0))
+    except OSError:
+        pass
+"""
+
+
+@_needs_root
+def test_who_owns_a_network_does_not_answer_for_its_kernel(place):
+    """There they may send messages to gputop's own socket: names for sockets of any process on the machine."""
+    with socket.socket() as stream:
+        inode = os.fstat(stream.fileno()).st_ino
+        with subprocess.Popen([sys.executable, "-c", _FORGING, str(inode), str(os.getpid()),
+                               f"{place}/dynoconfigclient0"], stdout=subprocess.PIPE, text=True) as process:
+            try:
+                if process.stdout is None or process.stdout.readline() != "ready\n":
+                    pytest.skip("users may make no namespaces here")
+                for _ in range(200):
+                    assert inode not in sockets.unix_names(Path("/proc"), process.pid)
+            finally:
+                process.kill()
+
+
+class _Kernel:
+    """A socket to the kernel that others write to as well."""
+
+    def __init__(self, *answers: tuple[bytes, int]) -> None:
+        self._answers = list(answers)
+
+    def recvfrom(self, _: int) -> tuple[bytes, tuple[int, int]]:
+        answer, sender = self._answers.pop(0)
+        return answer, (sender, 0)
+
+
+def _netlink(kind: int, body: bytes) -> bytes:
+    return sockets._HEADER.pack(sockets._HEADER.size + len(body), kind, 0, 0, 0) + body
+
+
+def test_messages_of_others_are_no_answers_and_not_waited_for():
+    done = _netlink(3, b""), 0
+    answers = sockets._answers(_Kernel((_netlink(20, b"forged--"), 4711), (_netlink(20, b"kernel's"), 0), done))  # type: ignore[arg-type]
+    assert list(answers) == [b"kernel's"]
+    assert not list(sockets._answers(_Kernel(*[(_netlink(20, b"forged--"), 4711)] * 1000, done)))  # type: ignore[arg-type]
 
 
 _CONTAINER = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -218,3 +219,29 @@ def test_captures_in_one_folder_share_a_daemon(place):
             assert one is other
         assert (place / "dynolog").is_socket()
     assert not (place / "dynolog").exists()
+
+
+def test_a_full_disk_leaves_no_folder(monkeypatch):
+    made: list[str] = []
+    real = os.mkdir
+
+    def noted(path: str, *arguments: int, **options: int) -> None:
+        made.append(str(path))
+        real(path, *arguments, **options)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "mkdir", noted)
+    monkeypatch.setattr(os, "fdopen", full)
+    with pytest.raises(GputopError, match="No space left"):
+        SocketFolder.create(os.getpid(), os.geteuid())
+    (name,) = made
+    assert not Path("/tmp", name).exists()
+
+
+def test_a_path_that_is_no_line_of_text_is_not_used():
+    """It would stand in a message, and in the commands that one advises."""
+    with pytest.raises(GputopError, match="cannot use") as caught:
+        SocketFolder.open(os.getpid(), PurePosixPath("/tmp/x\nrm -rf ~"), os.geteuid())
+    assert caught.value.message.isprintable() and caught.value.fix.isprintable()

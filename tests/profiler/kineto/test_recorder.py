@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
+from gputop.profiler import sockets, storage
 from gputop.profiler.capture import safe_capture
 from gputop.profiler.capture.multi_worker import capture_workers
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.kineto import daemon, jobs, recorder
+from gputop.profiler.kineto.clients import Client
 from gputop.profiler.kineto.folder import SocketFolder
 from gputop.profiler.kineto.recorder import KinetoRecorder
-from gputop.profiler.recording import Recording
+from gputop.profiler.recording import Progress, Recording, TraceLost
 from gputop.profiler.ways import recorder_of
 from gputop.trace.readers.load import load
 from tests.profiler.kineto.jobs import fake_job
@@ -105,6 +110,43 @@ def test_what_is_no_trace_is_not_taken(folder, tmp_path, mode, message):
         _record(process, tmp_path)
     assert raised.value.fix
     assert not list(tmp_path.rglob("*.json")) and not (folder / "dynolog").exists()
+
+
+def test_the_copy_of_a_large_trace_can_be_stopped(folder, tmp_path, monkeypatch):
+    """Its size is the job's choice. What is not copied stays with the job, as gputop says."""
+    monkeypatch.setattr(storage, "_REPORT_PERIOD_S", 0.0)
+    stop, reported = threading.Event(), []
+
+    def on_progress(progress: Progress) -> None:
+        reported.append(progress.phase)
+        if reported.count("saving") == 3:
+            stop.set()
+
+    with fake_job(folder, "large") as process, pytest.raises(GputopError, match="stopped") as raised:
+        _record(process, tmp_path, on_progress=on_progress, stop=stop)
+    assert reported.count("saving") == 3
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    (left,) = folder.glob("gputop-trace-*")
+    assert left.name in raised.value.fix
+
+
+def test_a_clock_that_is_set_back_does_not_prolong_the_wait(folder, tmp_path, monkeypatch):
+    """The start that ranks have in common is a time of day."""
+    fields = sockets.stat_fields(Path("/proc"), os.getpid())
+    assert fields is not None
+    client = Client(os.getpid(), os.getpid(), os.geteuid(), PurePosixPath(folder), False, fields[1])
+    with (SocketFolder.open(os.getpid(), PurePosixPath(folder), os.geteuid()) as opened,
+          daemon.serving(opened) as serves):
+        take = recorder._Take(client, serves, Recording(1.0, tmp_path, start_ns=time.time_ns()), _ignore,
+                              threading.Event(), queue.SimpleQueue())
+        take.events.put(daemon.Event(os.getpid(), True, True))
+        take._step(0.0)
+        take._check_written()
+        now_s, day_s = time.time(), 86400.0
+        monkeypatch.setattr(recorder, "time", SimpleNamespace(
+            time=lambda: now_s - day_s, monotonic=lambda: take.begins_s + 60.0))
+        with pytest.raises(TraceLost, match="wrote no trace"):
+            take._check_written()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make another user's file")

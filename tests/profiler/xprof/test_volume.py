@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from gputop.profiler.capture.step_time import step_time
 from gputop.profiler.xprof import messages
 from gputop.profiler.xprof.volume import count_events
 from gputop.trace.model import Trace
+from gputop.trace.readers import load
 from tests.profiler.fake_server import make_xspace
 from tests.records import replace
 
@@ -43,13 +45,17 @@ def test_damage_never_raises_and_never_adds():
         assert sum(count_events(bytes(lying))) <= len(whole)
 
 
-def test_no_step_time_where_there_are_no_steps_or_too_much_to_read(tmp_path):
+def test_no_step_time_where_there_are_no_steps_or_too_much_to_read(tmp_path, monkeypatch):
     path = tmp_path / "h.xplane.pb"
     path.write_bytes(make_xspace(events=7))
     assert step_time(path, 7) is None
     path.write_bytes(b"\xff" * 100)
     assert step_time(path, 7) is None
     assert step_time(tmp_path / "never looked at", 10**7) is None
+    # Few events, as a hostile job has them counted, in a file of which half of the node's memory would be read.
+    os.truncate(path, 1 << 40)
+    monkeypatch.setattr(load, "load", pytest.fail)
+    assert step_time(path, 7) is None
 
 
 @pytest.mark.parametrize("trace", ["keras3_fast", "keras2_tf215", "tf_retracing", "jax_cpu"])

@@ -24,9 +24,10 @@ FORBIDDEN = GputopError("process 7 belongs to bob", "Run gputop as that user")
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> StillSession:
-    def examine(pid: int) -> None:
+    def examine(pid: int) -> target.Target:
         if pid == 7:
             raise FORBIDDEN
+        return target.Target(pid, "", 0, "", 900, True)
 
     monkeypatch.setattr(start_server, "examine", examine)
     session = StillSession()
@@ -43,8 +44,8 @@ def text(app: GputopApp) -> str:
 @pytest.mark.parametrize("keys", ["c", "a", "T", "B", "t"])
 async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSession,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    monkeypatch.setattr(session, "start_server", lambda pid, request: started.append(pid))
+    started: list[tuple[int, int | None]] = []
+    monkeypatch.setattr(session, "start_server", lambda pid, request: started.append((pid, request.process_started)))
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
@@ -57,7 +58,7 @@ async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSes
         await pilot.press("y", "up", "enter")
         assert not started and not isinstance(app.screen, StartServer), "only y where it is possible means yes"
         await pilot.press(keys, "y")
-        assert started == [7380]
+        assert started == [(7380, 900)], "the very process that was shown"
 
 
 async def test_a_job_of_pytorch_is_offered_its_own_way(session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +84,7 @@ def test_a_job_that_used_torch_profiler_is_captured_after_another_question(
         session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
     control = session.capture_control
 
-    def used(pid: int, stop: object, *, hold: bool) -> serve.Ready:
+    def used(pid: int, stop: object, *, hold: bool, started: int | None) -> serve.Ready:
         raise kineto.UsedBefore("it holds the job", "a way out")
 
     monkeypatch.setattr(serve, "make_ready", used)
@@ -147,14 +148,14 @@ def test_the_capture_follows_the_server_or_the_reason_is_told(session: StillSess
     captured: list[object] = []
     monkeypatch.setattr(control, "_run_capture", lambda servers, *_: captured.extend(servers))
     monkeypatch.setattr(control.server_watch, "update", lambda: setattr(control.server_watch, "servers", (server,)))
-    monkeypatch.setattr(target, "examine", lambda pid: pid)
+    monkeypatch.setattr(target, "examine", lambda pid, **_: pid)
     monkeypatch.setattr(attach, "start_server", lambda pid, port: Announcement(server.address, "profiler server at …"))
     statuses: list[CaptureStatus] = []
     monkeypatch.setattr(control._receiver, "capture_changed", statuses.append)
     control._start_server(7380, control.request())
     assert [s.phase for s in statuses] == ["connecting"] and captured == [server]
 
-    def refuse(pid: int) -> None:
+    def refuse(pid: int, **_: object) -> None:
         raise FORBIDDEN
 
     monkeypatch.setattr(target, "examine", refuse)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.core.errors import GputopError
-from gputop.trace import kernel_names
+from gputop.trace import kernel_names, limits
 from gputop.trace.builder import MAX_GPUS, TraceBuilder
 from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.launch_join import Launches, set_launches
@@ -125,7 +125,7 @@ class _Rank:
         return begin, end
 
     def read(self) -> None:
-        ordinal = self._ordinals()
+        ordinal = self._with_few_lines(self._ordinals())
         host, device = self._file.events[ordinal == _ON_HOST], self._file.events[ordinal >= 0]
         steps = self._file.events[ordinal == _STEPS]
         self._file.events = self._file.events[:0]
@@ -148,6 +148,21 @@ class _Rank:
             self._builder.device.append(out)
             if len(host):
                 _join(out, self._builder.host[-1], host["correlation"].copy())
+
+    def _with_few_lines(self, ordinal: I64) -> I64:
+        """Where the file has more threads and streams than are read, those with the fewest events are left out."""
+        events = self._file.events
+        if not len(events):
+            return ordinal
+        rows = np.maximum(np.where(ordinal >= 0, events["stream"], events["row"]), 0)
+        counts = np.bincount(rows)
+        if np.count_nonzero(counts) <= limits.MAX_CHROME_LINES:
+            return ordinal
+        kept = np.zeros(len(counts), bool)
+        kept[np.argsort(-counts, kind="stable")[:limits.MAX_CHROME_LINES]] = True
+        self._builder.note("left_out", f"The trace has {np.count_nonzero(counts):,} threads and streams. "
+                           f"{np.count_nonzero(~kept[rows]):,} events of those with the fewest are left out.")
+        return np.where(kept[rows], ordinal, _NEITHER)
 
     def list_gpus(self) -> int:
         """Add the GPUs that the file names, with events or without; returns their number."""

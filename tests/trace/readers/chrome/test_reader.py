@@ -10,6 +10,7 @@ import pytest
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze_trace
+from gputop.trace import limits
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.readers.chrome.reader import read_chrome
 from gputop.trace.readers.load import load
@@ -264,6 +265,19 @@ def test_senseless_values_do_not_crash():
     document["deviceProperties"] = {"a": 1}
     document["distributedInfo"] = [3]
     assert read(document).device.bytes.tolist() == [-1, 64]
+
+
+def test_of_very_many_threads_those_with_most_events_are_read(monkeypatch):
+    """Each costs an analysis a look at all events, and the file a hundred bytes."""
+    monkeypatch.setattr(limits, "MAX_CHROME_LINES", 3)
+    start = 1_700_000_000_000_000.0
+    busy = [event("cpu_op", "aten::mm", start + 10 * n, 5, tid=tid) for tid in (1, 2) for n in range(4)]
+    kernels = [event("kernel", "gemm", start + 10 * n, 5, pid=0, tid=7, device=0, stream=7) for n in range(3)]
+    others = [event("cpu_op", "aten::add", start + n, 1, tid=100 + n) for n in range(50)]
+    trace = read({"traceEvents": [*others, *busy, *kernels]})
+    assert len(trace.lines) == 3 and len(trace.host) == 8 and len(trace.device) == 3
+    (note,) = [note.message for note in trace.quality if note.id == "left_out"]
+    assert "53 threads and streams" in note and "50 events" in note
 
 
 def test_a_cut_file_keeps_the_events_before_the_damage():
