@@ -10,6 +10,7 @@ import numpy as np
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
 from gputop.analysis.host.functions import XLA_RUN
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
+from gputop.analysis.host.small_ops import small_ops
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
 from gputop.analysis.steps.torch_compilations import torch_builds
@@ -63,8 +64,8 @@ class HostSpans:
 
 
 def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None = None) -> HostSpans:
-    """``runs_eagerly``: the model itself does, so that Python from op to op counts as eager execution. ``rank``: only
-    what this process on the host did."""
+    """``runs_eagerly``: the model itself does, so that Python from op to op counts as eager execution; of PyTorch on a
+    CPU its small ops always do. ``rank``: only what this process on the host did."""
     here = np.array([line.host == host and line.gpu < 0 and rank in (None, line.rank) for line in trace.lines], bool)
     main = here & lines_of(trace, MAIN)
     not_input = here[trace.host.line] & ~of_input_pipeline(trace)
@@ -93,7 +94,9 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     for builds in torch_builds(trace, main):
         tracing = merge(tracing, union(builds.start_ns, builds.end_ns))
     eager = EMPTY
-    if runs_eagerly:
+    if short_ops is not None:
+        eager = small_ops(trace, main).spans
+    elif runs_eagerly:
         rows = _eager_rows(trace, main)
         of_jax = np.empty(0, np.int64) if len(rows) else _eager_rows_of_jax(trace, here)
         eager = subtract(joined(_union(trace, rows), EAGER_PAUSE_NS), calls)
