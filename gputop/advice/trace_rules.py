@@ -282,7 +282,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="anomaly_mode", module="trace.torch_settings", origin="trace", silent_for=("tensorflow", "jax"),
+        id="anomaly_mode", module="trace.torch_settings", origin="trace",
+        silent_for=("tensorflow", "jax"),
         parts=("host", "launch"), idle_gaps={"dispatch": 4},
         limits=(
             Limit("anomaly_mode.checked", 0.5, "ratio",
@@ -435,7 +436,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="eager_execution", module="trace.compilation", origin="trace", severity="by_share_capped",
-        needs=("eager_ops",), shared_limits=("launch_bound.recording_s",),
+        needs=("eager_ops",), shared_limits=("launch_bound.recording_s",), follows_from=(Cause("anomaly_mode"),),
         parts=("launch", "host"), idle_gaps={"eager": 1, "dispatch": 3},
         limits=(
             Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10 %"),

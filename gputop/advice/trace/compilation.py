@@ -191,6 +191,7 @@ _FUSED_UPDATE = ("optimizer = torch.optim.AdamW(model.parameters(), fused=True) 
                  "# optimizers without fused=: foreach=True")
 _WHOLE_TENSORS = ("loss = (x * w).sum(dim=1).square().sum()  # in place of a loop over the rows of x\n"
                   "model = torch.compile(model)  # fuses the small ops that are left")
+_MOSTLY_OPTIMIZER = 0.5  # of the time of small ops
 _MOSTLY_HELD_UP = 0.9  # of the time: what little a thread then runs is no measure
 _WORTH_SAYING = 0.1  # of the time: what the profiler itself takes of it
 
@@ -257,12 +258,14 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     optimizer = host_rows(trace, OPTIMIZER_CALL)
     in_optimizer = intersect(spans, union(trace.host.start_ns[optimizer], trace.host.end_ns[optimizer])).total
     work = ranked_work(work_in(trace, spans, main)[0], per)
+    ratio = in_optimizer / spans.total
     return EagerExecution(
-        gpus=(), share=share, wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of,
+        gpus=(), share=share, saving=share * ratio if ratio >= _MOSTLY_OPTIMIZER else None, frees_cpus=True,
+        best_case=True, wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of,
         ops_per_step=len(ops) / per,
         op_median_s=float(np.median(trace.host.end_ns[ops] - trace.host.start_ns[ops])) / 1e9,
         most_often=trace.names[names[counts.argmax()]], most_often_per_step=float(counts.max()) / per,
-        optimizer_ratio=in_optimizer / spans.total, recording_s=recording_s, culprits=on_host(facts, work, spans))
+        optimizer_ratio=ratio, recording_s=recording_s, culprits=on_host(facts, work, spans))
 
 
 def _held_up(facts: TraceFacts) -> float:
@@ -311,7 +314,9 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
                 "not counted.")
     action, snippet = ("Replace loops over rows, elements or layers by one op on the whole tensor, and compile what is "
                        "left: torch.compile fuses small ops."), _WHOLE_TENSORS
-    if v.optimizer_ratio >= 0.5:
+    gain = "the time of these ops and from one to the next, if a few ops on whole tensors did the same"
+    if v.optimizer_ratio >= _MOSTLY_OPTIMIZER:
+        gain = "the optimizer's part of this time, if one call updated all parameters"
         action, snippet = (f"{percent(v.optimizer_ratio)} of this time is the optimizer, which updates one parameter "
                            "after the other: let one call update all of them."), _FUSED_UPDATE
     elif job.compiled:
@@ -320,7 +325,7 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
     return Explanation(
         title=f"{ops} take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence, action=action,
         snippet=snippet,
-        gain="at most: the time of these ops and from one to the next, if a few ops on whole tensors did the same",
+        gain=gain,
         source=source("eager_execution.share", "launch_bound.recording_s"),
     )
 

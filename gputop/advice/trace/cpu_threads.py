@@ -36,7 +36,7 @@ def _cpus(facts: TraceFacts) -> JobCpus | None:
 class ThreadsUnused(Verdict, frozen=True, kw_only=True):
     large_ratio: float  # share of the step in large ops
     used: float
-    idle: float
+    idle_cpus: float
     allowed: float
     threads: int  # that the job could have, all ranks alike
 
@@ -73,7 +73,7 @@ def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
     per = facts.steps_or_window * processes
     name = host.name[longest]
     return ThreadsUnused(
-        gpus=(), share=share, large_ratio=ratio, used=cpus.used, idle=idle, allowed=cpus.limit, threads=threads,
+        gpus=(), share=share, large_ratio=ratio, used=cpus.used, idle_cpus=idle, allowed=cpus.limit, threads=threads,
         culprits=(Culprit(facts.trace.names[name], "host", float(inside[host.name[large] == name].sum()) / per / 1e9,
                           facts.basis, at_s=int(host.start_ns[longest]) / 1e9),))
 
@@ -81,12 +81,12 @@ def judge_threads_unused(facts: TraceFacts) -> ThreadsUnused | Missing | None:
 def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
     op = v.culprits[0].name if v.culprits else "an op"
     return Explanation(
-        title=f"One thread computes {percent(v.large_ratio)} of the {job.basis}, and {v.idle:.2g} CPUs are idle",
-        why=(f"The job kept {v.used:.2g} of {v.allowed:.3g} CPUs busy, nearly all by its main thread, and {v.idle:.2g} "
-             f"were idle. {percent(v.large_ratio)} of the {job.basis} are ops that PyTorch can divide between threads, "
+        title=f"One thread computes {percent(v.large_ratio)} of the {job.basis}, and {v.idle_cpus:.2g} CPUs are idle",
+        why=(f"The job kept {v.used:.2g} of {v.allowed:.3g} CPUs busy, nearly all by its main thread, and "
+             f"{v.idle_cpus:.2g} were idle. {percent(v.large_ratio)} of the {job.basis} are ops that PyTorch can divide between threads, "
              f"most of all {op}."),
-        evidence={"large_ops_ratio": v.large_ratio, "job_cpus": v.used, "idle_cpus": v.idle, "allowed_cpus": v.allowed,
-                  "share_ratio": v.share},
+        evidence={"large_ops_ratio": v.large_ratio, "job_cpus": v.used, "idle_cpus": v.idle_cpus,
+                  "allowed_cpus": v.allowed, "share_ratio": v.share},
         action=(f"Give PyTorch {v.threads} threads. torchrun sets OMP_NUM_THREADS=1 if nothing else does."),
         snippet=(f"torch.set_num_threads({v.threads})  # at the start of the script\n"
                  f"# or: OMP_NUM_THREADS={v.threads} torchrun …"),
@@ -128,11 +128,11 @@ def judge_thread_oversubscription(facts: TraceFacts) -> ThreadOversubscription |
 
 
 def describe_thread_oversubscription(v: ThreadOversubscription, job: Job) -> Explanation:
-    of_ranks = f" in each of {v.ranks} processes" if v.ranks > 1 else ""
+    of_ranks = f" in each of about {v.ranks} processes" if v.ranks > 1 else ""
     return Explanation(
         title=f"{v.working} threads{of_ranks} share {v.allowed:.3g} CPUs",
-        why=(f"{v.working} threads of the process had work{of_ranks}, and {v.waiting:.2g} of them waited for a CPU on "
-             f"average. The main thread had none for {percent(v.held_up)} of the time. An op is done when its last "
+        why=(f"{v.working} threads had work{of_ranks}, and {v.waiting:.2g} of them waited for a CPU on average. "
+             f"The main thread had none for {percent(v.held_up)} of the time. An op is done when its last "
              "thread is, so each op waits for threads without a CPU."),
         evidence={"working_threads": float(v.working), "waiting_threads": v.waiting, "allowed_cpus": v.allowed,
                   "main_thread_held_up_ratio": v.held_up},

@@ -15,8 +15,8 @@ from gputop.text.units import seconds, size
 from gputop.trace.lookups import TORCH_HOST_MEMORY
 from gputop.trace.model import I64, AllocatorEvents
 
-_DETACHED = ("losses.append(loss.item())  # a number; loss itself keeps its graph and all activations\n"
-             "total += loss.detach()")
+_DETACHED = ("losses.append(loss.item())  # a number; the tensor keeps its graph\n"
+             "outputs.append(output.detach())  # without detach: all activations behind it, until backward() is called")
 _HOUR_S = 3600.0
 _ONLY_RANK = re.compile(r"rank \d+: ")
 
@@ -30,7 +30,10 @@ class MemoryGrowth(Verdict, frozen=True, kw_only=True):
 
 
 def judge_memory_growth(facts: TraceFacts) -> MemoryGrowth | Missing | None:
-    """The least that an allocator holds in a step rises from each step to the next, at about one rate."""
+    """The least that an allocator holds in a step rises from each step to the next, at about one rate.
+
+    The first step is left out: what is freed in it may have been allocated before the records began.
+    """
     events, steps = facts.trace.allocator, facts.steps
     known = (events.allocator >= 0) & (events.in_use_bytes >= 0)
     if not known.any():
@@ -40,7 +43,8 @@ def judge_memory_growth(facts: TraceFacts) -> MemoryGrowth | Missing | None:
         return Missing(f"{limit('memory_growth.steps'):.0f} whole steps: capture longer")
     growth = {}
     for allocator in np.unique(events.allocator[known]).tolist():
-        per_step = _growth(_floors(events, np.flatnonzero(known & (events.allocator == allocator)), steps))
+        rows = np.flatnonzero(known & (events.allocator == allocator))
+        per_step = _growth(_floors(events, rows, steps)[1:])
         if per_step is not None:
             growth[facts.trace.names[allocator]] = per_step
     if not growth:
@@ -84,8 +88,8 @@ def describe_memory_growth(v: MemoryGrowth, job: Job) -> Explanation:
         why=(f"In {v.steps} steps of {seconds(job.period_s)} the {v.allocator} rose from each step to the next, by "
              f"{size(v.per_step_bytes)} in the median. Something keeps tensors of steps that are over."),
         evidence={"grows_bytes_per_step": v.per_step_bytes, "grows_bytes_per_s": v.bytes_per_s},
-        action=("Keep numbers of past steps, not tensors: a loss in a list, or added up, holds its whole graph. Look "
-                "for lists, dicts and attributes that grow in the loop."),
+        action=("Keep numbers of past steps, not tensors with their graphs. Look for lists, dicts and attributes that "
+                "grow in the loop: losses, outputs, a sum of losses."),
         snippet=_DETACHED, gain="none: this prevents an out-of-memory error and saves no time",
         source=source("memory_growth.rising", "memory_growth.steps"),
     )

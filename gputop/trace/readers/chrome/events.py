@@ -31,7 +31,8 @@ _COPY_ENDS = re.compile(r"\((\w+) -> (\w+)\)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>$")  # of the object whose method is called: another name for each
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|node)[_-]?(\d{1,6})", re.IGNORECASE)
 _GRADIENT, _REDUCES = "torch::autograd::AccumulateGrad", re.compile(r"nccl:(?:all_?reduce|_?reduce_scatter)")
-SLOW_CONVOLUTION = "aten::_slow_conv2d_forward"  # PyTorch's own on the CPU, without oneDNN
+# PyTorch's own convolutions on the CPU, without oneDNN.
+_OWN_CONVOLUTIONS = frozenset(("aten::_slow_conv2d_forward", "aten::_nnpack_spatial_convolution"))
 _MAX_DIMENSIONS = 64  # as many as a tensor of PyTorch can have
 _BATCH = 1 << 14
 _MAX_DEVICE = 1 << 20
@@ -240,7 +241,7 @@ class _Events:
             types = args.get("Input type")
             if isinstance(types, list) and "double" in types:
                 self._append_stat("float64", 1)
-            if name == SLOW_CONVOLUTION and (batch := _first_size(args.get("Input Dims"))) >= 0:
+            if name in _OWN_CONVOLUTIONS and (batch := _first_size(args.get("Input Dims"))) >= 0:
                 self._append_stat("batch", batch)
             self._batch.append((ts, dur, correlation, _step(name, args), -1, -1, row, row, index, -1, -1, -1, kind, 0,
                                 0))

@@ -162,7 +162,8 @@ class _Rank:
             self._builder.allocator.append(AllocatorEvents(
                 self._at_ns + np.rint((own["ts"] - self._start_us) * _NS_PER_US).astype(np.int64),
                 np.full(len(own), self._builder.names[name], np.int32), in_use, unknown, in_use.copy(),
-                np.full(len(own), -1, np.int32)))
+                np.full(len(own), -1, np.int32), np.zeros(len(own), bool), unknown, unknown.copy(),
+                np.full(len(own), np.nan), np.full(len(own), -1, np.int32)))
 
     def list_gpus(self) -> int:
         """Add the GPUs that the file names, with events or without; returns their number."""
