@@ -18,9 +18,9 @@ from gputop.analysis.host.host_causes import EAGER_OPS
 from gputop.analysis.host.small_ops import small_ops
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import Functions
-from gputop.analysis.steps.compilations import OVER, function_name, rebuilt
+from gputop.analysis.steps.compilations import function_name, rebuilt
 from gputop.analysis.steps.phases import TRAINING
-from gputop.analysis.steps.torch_compilations import torch_builds
+from gputop.analysis.steps.torch_compilations import built_again, torch_builds
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit, at_most, severity_of
 from gputop.text.units import percent, seconds
@@ -115,8 +115,7 @@ def _judge_recompiling(facts: TraceFacts) -> Retracing | None:
     """torch.compile compiles a function in two or more of its calls."""
     host, trace = facts.host, facts.trace
     again = next((one for one in torch_builds(trace, lines_of(trace, MAIN))
-                  if len(one.start_ns) >= limit("retracing.count") and trace.window_ns[1] - one.end_ns[-1]
-                  <= OVER * (one.end_ns[-1] - one.start_ns[0])), None)
+                  if len(one.start_ns) >= limit("retracing.count") and built_again(trace, one)), None)
     if again is None or host is None or host.tracing_s < limit("retracing.share") * facts.period_s:
         return None
     share = host.tracing_s / facts.period_s

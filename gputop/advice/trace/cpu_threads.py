@@ -83,8 +83,8 @@ def describe_threads_unused(v: ThreadsUnused, job: Job) -> Explanation:
     return Explanation(
         title=f"One thread computes {percent(v.large_ratio)} of the {job.basis}, and {v.idle_cpus:.2g} CPUs are idle",
         why=(f"The job kept {v.used:.2g} of {v.allowed:.3g} CPUs busy, nearly all by its main thread, and "
-             f"{v.idle_cpus:.2g} were idle. {percent(v.large_ratio)} of the {job.basis} are ops that PyTorch can divide between threads, "
-             f"most of all {op}."),
+             f"{v.idle_cpus:.2g} were idle. {percent(v.large_ratio)} of the {job.basis} are ops that PyTorch can "
+             f"divide between threads, most of all {op}."),
         evidence={"large_ops_ratio": v.large_ratio, "job_cpus": v.used, "idle_cpus": v.idle_cpus,
                   "allowed_cpus": v.allowed, "share_ratio": v.share},
         action=(f"Give PyTorch {v.threads} threads. torchrun sets OMP_NUM_THREADS=1 if nothing else does."),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gputop.analysis.results import Analysis
 from gputop.core.job_cpus import JobCpus
+from gputop.diagnosis.diagnose import analyze
 from gputop.trace.model import Trace
 from tests.advice.trace.traces import abstained, findings, verdict
 from tests.trace.build import Builder
 
+DATA = Path(__file__).parents[2] / "data"
 STEP, COUNT = 20_000.0, 10
 NODE = "autograd::engine::evaluate_function: MulBackward0"
 ALONE = JobCpus(8.0, used=1.0, others=0.1, children=0.0, ranks=0.0, gputop=0.05, held_up=0.01, waited=0.02, threads=1,
@@ -210,3 +214,32 @@ def test_memory_that_does_not_grow_without_end(job: Builder) -> None:
 
 def test_memory_is_not_judged_without_its_records() -> None:
     assert "profile_memory" in abstained(loop(large=12_000))["memory_growth"]
+
+
+# -- real jobs (tests/data/README.md) ---------------------------------------------------------------
+
+def real(name: str) -> Analysis:
+    return analyze(DATA / f"pytorch_{name}.pt.trace.json.gz")
+
+
+def test_a_real_job_that_keeps_its_outputs() -> None:
+    """8 KiB of activations and 1,280 bytes of output a step."""
+    f = findings(real("keeps_outputs"))["memory_growth"]
+    assert f.evidence["grows_bytes_per_step"] == pytest.approx(8192 + 1280, rel=0.01)
+
+
+def test_a_real_job_with_anomaly_detection() -> None:
+    f = findings(real("anomaly"))["anomaly_mode"]
+    assert f.evidence["checked_ratio"] > 0.5 and f.evidence["nodes_per_step"] == pytest.approx(71, abs=3)
+    assert f.gain.at_least and f.severity == "high"
+
+
+def test_the_start_of_a_real_job_that_compiles_by_torch_compile() -> None:
+    """Forward and backward, which compiles in its first call: two minutes. What is compiled runs, and compiles not."""
+    analysis = real("compile_start")
+    start = next(note.message for note in analysis.trace.quality if note.id == "start")
+    assert "torch.compile" in start and "XLA" not in start
+    assert analysis.wall_time is not None and analysis.steps is not None and analysis.steps.count > 40
+    parts = {(part.id, part.kind): part.time_s for part in analysis.wall_time.parts}
+    assert parts["start", ""] == pytest.approx(119, abs=1) and "compilation" not in {kind for _, kind in parts}
+    assert "retracing" not in findings(analysis)
