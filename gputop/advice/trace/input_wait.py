@@ -174,13 +174,14 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
     if name_mask(facts.trace, rf"{LOADER}_SingleProcess").any():
         return InputFix("Give the DataLoader workers, which load ahead while the model trains.", snippet, None, "",
                         tells=" The DataLoader loads each batch in the training process (num_workers=0).")
-    children = cpus.children if cpus is not None else None
-    if cpus is not None and children and cpus.busy is not None and cpus.busy >= _FULL * cpus.limit and (
-            children >= 0.5 * (cpus.programs or 0.0)):
+    if cpus is not None and cpus.busy is not None and cpus.busy >= _FULL * cpus.allowed:
+        children = cpus.children or 0.0
+        tells = (f" Its workers keep {children:.2g} of {cpus.allowed:.3g} CPUs busy, and no CPU is idle."
+                 if children >= 0.5 * (cpus.programs or 0.0) > 0 else f" None of the {cpus.allowed:.3g} CPUs is idle.")
         return InputFix(
             "More workers would wait for CPUs: make a sample cheaper (decode, tokenize and resize once, and store the "
             "result), or give the job more CPUs. More workers than CPUs only cost memory and switching.", snippet,
-            None, "", tells=f" Its workers keep {children:.2g} of {cpus.limit:.3g} CPUs busy, and no CPU is idle.")
+            None, "", tells=tells)
     return InputFix("Give the DataLoader more workers and let them run ahead.", snippet, None, "")
 
 

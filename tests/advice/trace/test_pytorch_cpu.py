@@ -13,6 +13,7 @@ from gputop.core.job_cpus import JobCpus
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.model import Trace
 from tests.advice.trace.traces import abstained, findings, verdict
+from tests.analysis.host.stack_samples import sampled
 from tests.trace.build import Builder
 
 DATA = Path(__file__).parents[2] / "data"
@@ -77,6 +78,18 @@ def test_what_torch_compile_has_compiled_is_no_small_op() -> None:
     for i in range(COUNT + 1):
         job.host("Torch-Compiled Region: 0/0", i * STEP + 5, 13_000)
     assert "eager_execution" not in findings(job)
+
+
+def test_small_ops_name_the_line_that_starts_them() -> None:
+    """The line runs in the large op and in the pauses as well: it is one loop's. Nine of ten samples have it."""
+    trace = loop(ops=1500, large=1_000).build()
+    trace.origin_ns = 1000 * 10 ** 9
+    around = "train.py:90 <module> > train.py:40 fit"
+    changes = [(at, f"{around} > model.py:{line} forward") for i in range(COUNT) for at, line in (
+        (i * STEP / 1e6, 7), ((i + 0.9) * STEP / 1e6, 9))]
+    trace.stacks = (sampled({"MainThread": changes}, COUNT * STEP / 1e6, rate_hz=1000.0),)
+    first = findings(trace)["eager_execution"].culprits[0]
+    assert (first.name, first.kind) == ("model.py:7 forward", "line")
 
 
 def test_a_thread_without_a_cpu_is_no_excuse_for_small_ops() -> None:
