@@ -297,8 +297,8 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("double_precision.saved", 0.5, "ratio",
                   "a register of a CPU holds twice as many numbers of 32 bits as of 64"),
             Limit("double_precision.products", 0.8, "ratio",
-                  f"{OWN}a part of the model that is meant to have 64 bits, as a loss, is no finding"),
-            Limit("double_precision.share", 0.05, "ratio", "contract of severities: 5 % is medium"),
+                  f"{OWN}a part of the model that is meant to have 64 bits, as a loss, makes none"),
+            Limit("double_precision.share", 0.05, "ratio", "same as time_outside_steps.share"),
         ),
     ),
     Rule(
@@ -307,7 +307,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("onednn_off.batch", 16, "count",
                   "PyTorch's Convolution.cpp: smaller batches may run without oneDNN on one thread"),
-            Limit("onednn_off.share", 0.1, "ratio", f"{OWN}a convolution that hardly counts is no finding"),
+            Limit("onednn_off.share", 0.1, "ratio", f"{OWN}a convolution that hardly counts makes none"),
         ),
     ),
     Rule(
@@ -418,7 +418,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("thread_oversubscription.threads", 1.5, "ratio",
                   f"{OWN}a thread or two that wait for the main one are no finding"),
-            Limit("thread_oversubscription.held_up", 0.05, "ratio", "contract of severities: 5 % is medium"),
+            Limit("thread_oversubscription.held_up", 0.05, "ratio", "same as time_outside_steps.share"),
         ),
     ),
     Rule(

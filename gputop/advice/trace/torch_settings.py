@@ -153,8 +153,8 @@ def describe_double_precision(v: DoublePrecision, job: Job) -> Explanation:
     return Explanation(
         title=f"Products in 64 bits take {percent(v.ratio)} of the {job.basis}",
         why=(f"{percent(v.of_products)} of the time of matrix products and convolutions has inputs of 64 bits "
-             "(torch.float64). 32 bits take half of the time and of the memory. Arrays of NumPy have 64 bits unless "
-             "told otherwise."),
+             "(torch.float64). 32 bits take half of the time and of the memory. NumPy makes arrays of 64 bits by "
+             "default."),
         evidence={"float64_ratio": v.ratio, "float64_products_ratio": v.of_products},
         action="Make model and batches torch.float32, unless the computation needs 64 bits.",
         snippet="x = torch.from_numpy(array).float()\nmodel = model.float()",
