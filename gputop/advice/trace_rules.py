@@ -282,6 +282,48 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="anomaly_mode", module="trace.torch_settings", origin="trace",
+        silent_for=("tensorflow", "jax"),
+        parts=("host", "launch"), idle_gaps={"dispatch": 4},
+        limits=(
+            Limit("anomaly_mode.checked", 0.5, "ratio",
+                  f"{OWN}a loss function that looks for NaN itself is in few nodes of the backward pass"),
+        ),
+    ),
+    Rule(
+        id="double_precision", module="trace.torch_settings", origin="trace", severity="by_share_capped",
+        silent_for=("tensorflow", "jax"), parts=("host",),
+        limits=(
+            Limit("double_precision.saved", 0.5, "ratio",
+                  "a register of a CPU holds twice as many numbers of 32 bits as of 64"),
+            Limit("double_precision.products", 0.8, "ratio",
+                  f"{OWN}a part of the model that is meant to have 64 bits, as a loss, makes none"),
+            Limit("double_precision.share", 0.05, "ratio", "same as time_outside_steps.share"),
+        ),
+    ),
+    Rule(
+        id="onednn_off", module="trace.torch_settings", origin="trace", severity="by_share_capped",
+        silent_for=("tensorflow", "jax"), parts=("host",),
+        limits=(
+            Limit("onednn_off.batch", 16, "count",
+                  "PyTorch's Convolution.cpp: smaller batches may run without oneDNN on one thread"),
+            Limit("onednn_off.share", 0.1, "ratio", f"{OWN}a convolution that hardly counts makes none"),
+        ),
+    ),
+    Rule(
+        id="memory_growth", module="trace.memory_growth", origin="trace", silent_for=("tensorflow", "jax"),
+        costs_time=False,
+        limits=(
+            Limit("memory_growth.steps", 8, "count", f"{OWN}caches and optimizers fill in the first steps; eight that "
+                                                     "all rise are none"),
+            Limit("memory_growth.rising", 0.9, "ratio", f"{OWN}a garbage collection now and then does not hide a leak"),
+            Limit("memory_growth.halves", 0.6, "ratio", "same as in gputop's report of recordings: both halves rise at "
+                                                        "about the rate of the whole"),
+            Limit("memory_growth.bytes_per_hour", 1 << 28, "bytes",
+                  "same as in gputop's report of recordings: 256 MiB"),
+        ),
+    ),
+    Rule(
         id="step_gap_host", module="trace.host_work", origin="trace", severity="by_share_capped",
         needs=("step_calls",), shared_limits=("host.steps", "input_bound.share", "input_bound.empty",
                                               "cpu_contention.full", "cpu_contention.others"),
@@ -360,6 +402,29 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="threads_unused", module="trace.cpu_threads", origin="trace", severity="by_share_capped",
+        silent_for=("tensorflow", "jax"),  # they start a thread for each CPU
+        parts=("host",),
+        limits=(
+            Limit("threads_unused.share", 0.1, "ratio",
+                  f"{OWN}ops that divide badly, and cores that others use now and then, make no finding"),
+            Limit("threads_unused.main", 0.8, "ratio", f"{OWN}threads that compute ops have as much work as the main "
+                                                       "thread; one that loads or records has little"),
+            Limit("threads_unused.idle", 0.25, "CPUs", f"{OWN}a CPU that is busy for a quarter of the time is as good "
+                                                       "as idle"),
+        ),
+    ),
+    Rule(
+        id="thread_oversubscription", module="trace.cpu_threads", origin="trace", severity="by_share_capped",
+        silent_for=("tensorflow", "jax"), shared_limits=("cpu_contention.full", "cpu_contention.others"),
+        parts=("host",),
+        limits=(
+            Limit("thread_oversubscription.threads", 1.5, "ratio",
+                  f"{OWN}a thread or two that wait for the main one are no finding"),
+            Limit("thread_oversubscription.held_up", 0.05, "ratio", "same as time_outside_steps.share"),
+        ),
+    ),
+    Rule(
         id="cpu_contention", module="trace.cpu_contention", origin="trace", severity="by_share_capped",
         parts=("input", "launch", "host"),
         limits=(
@@ -374,7 +439,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="eager_execution", module="trace.compilation", origin="trace", severity="by_share_capped",
-        needs=("eager_ops",), silent_for=("pytorch",),
+        needs=("eager_ops",), shared_limits=("launch_bound.recording_s",), follows_from=(Cause("anomaly_mode"),),
         parts=("launch", "host"), idle_gaps={"eager": 1, "dispatch": 3},
         limits=(
             Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10 %"),

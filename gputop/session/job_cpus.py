@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gputop.core.job_cpus import JobCpus
 from gputop.session.cpu_users import CpuUsers, Users
 from gputop.sources.host import proc_files
 from gputop.sources.host.cgroups import Cgroups
 from gputop.sources.host.cpu import CpuTimes, read_times
+from gputop.sources.host.numa import parse_cpus
 
 if TYPE_CHECKING:
     from gputop.profiler.recording import Progress
@@ -22,6 +23,13 @@ _MIN_S = 0.2  # the counters have steps of 10 ms
 # Threads' waits are one file each, about 10 µs to read: so often in a second, and not of a process with more threads.
 _THREADS_PERIOD_S = 0.5
 _MAX_THREADS = 1024
+_HAS_WORK = 0.1  # of the time in which a thread runs or wants to: less is a timer's or the profiler's
+_MAX_SIBLINGS_READ = 4096  # CPUs
+
+
+class _ThreadTime(NamedTuple):
+    ran_ns: int
+    waited_ns: int  # ready to run, but without a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +37,30 @@ class _Sample:
     time_s: float
     job_ticks: int
     node: CpuTimes
-    waited_ns: int | None  # by its main thread, ready to run but without a CPU
+    main: _ThreadTime | None  # of its main thread
     age_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class _ThreadWaits:
-    """How long each thread of the job, by its number, has been ready to run without a CPU; None: not known."""
+class _ThreadTimes:
+    """The time of each thread of the job so far, by its number; None: not known."""
 
     time_s: float
-    ns: dict[str, int] | None
+    threads: dict[str, _ThreadTime] | None
 
-    def since(self, first: _ThreadWaits) -> float | None:
-        """How many threads waited on average since ``first``; those that ended meanwhile are not counted."""
-        if self.ns is None or first.ns is None or self.time_s - first.time_s < _MIN_S:
+    def since(self, first: _ThreadTimes) -> tuple[float, int] | None:
+        """How many threads waited on average since ``first``, and how many had work for ``_HAS_WORK`` of the time;
+        those that ended meanwhile are not counted."""
+        if self.threads is None or first.threads is None or self.time_s - first.time_s < _MIN_S:
             return None
-        waited_ns = sum(max(0, ns - first.ns.get(thread, 0)) for thread, ns in self.ns.items())
-        return waited_ns / 1e9 / (self.time_s - first.time_s)
+        ns = 1e9 * (self.time_s - first.time_s)
+        waited, working = 0.0, 0
+        for thread, last in self.threads.items():
+            before = first.threads.get(thread, _ThreadTime(0, 0))
+            ran_ns, waited_ns = (max(0, now - then) for now, then in zip(last, before, strict=True))
+            waited += waited_ns / ns
+            working += ran_ns + waited_ns >= _HAS_WORK * ns
+        return waited, working
 
 
 class _Job:
@@ -54,14 +69,14 @@ class _Job:
     def __init__(self, pid: int, root: Path) -> None:
         self._pid, self._root = pid, root
         self._first = self._last = self._sample()
-        self._first_waits = self._last_waits = self._thread_waits()
+        self._first_times = self._last_times = self._thread_times()
 
     def sample(self, begin: bool) -> None:
         self._last = self._sample()
-        if begin or time.monotonic() - self._last_waits.time_s >= _THREADS_PERIOD_S:
-            self._last_waits = self._thread_waits()
+        if begin or time.monotonic() - self._last_times.time_s >= _THREADS_PERIOD_S:
+            self._last_times = self._thread_times()
         if begin:
-            self._first, self._first_waits = self._last, self._last_waits
+            self._first, self._first_times = self._last, self._last_times
 
     def _sample(self) -> _Sample | None:
         try:
@@ -71,26 +86,26 @@ class _Job:
         node = read_times(self._root)
         if stat is None or isinstance(node, str):
             return None
-        return _Sample(time.monotonic(), stat.cpu_ticks, node, self._waited_ns(), self._age_s(stat.start))
+        return _Sample(time.monotonic(), stat.cpu_ticks, node, self._thread_time(), self._age_s(stat.start))
 
-    def _waited_ns(self, thread: str = "") -> int | None:
-        """The second figure of /proc/PID/schedstat, or of a thread's; None where the kernel does not count it."""
+    def _thread_time(self, thread: str = "") -> _ThreadTime | None:
+        """The first two figures of /proc/PID/schedstat, or of a thread's; None where the kernel does not count them."""
         folder = f"{self._root}/proc/{self._pid}" + (f"/task/{thread}" if thread else "")
         try:
-            _, waited, *_ = proc_files.read(f"{folder}/schedstat").split()
-            return int(waited)
+            ran, waited, *_ = proc_files.read(f"{folder}/schedstat").split()
+            return _ThreadTime(int(ran), int(waited))
         except (OSError, ValueError):
             return None
 
-    def _thread_waits(self) -> _ThreadWaits:
+    def _thread_times(self) -> _ThreadTimes:
         try:
             threads = [task.name for task in Path(f"{self._root}/proc/{self._pid}/task").iterdir()]
         except OSError:
             threads = []
         if not 0 < len(threads) <= _MAX_THREADS:
-            return _ThreadWaits(time.monotonic(), None)
-        waited_ns = {thread: ns for thread in threads if (ns := self._waited_ns(thread)) is not None}
-        return _ThreadWaits(time.monotonic(), waited_ns or None)
+            return _ThreadTimes(time.monotonic(), None)
+        times = {thread: own for thread in threads if (own := self._thread_time(thread)) is not None}
+        return _ThreadTimes(time.monotonic(), times or None)
 
     def _age_s(self, start_ticks: int) -> float | None:
         try:
@@ -109,7 +124,7 @@ class _Job:
         except OSError:
             return None
         limit = Cgroups(time.monotonic, self._root).read(group, own=group == own)["cpu_limit_cores"].value
-        used = others = held_up = waited = None
+        used = others = held_up = waited = threads = main = None
         first, last = self._first, self._last
         if first is not None and last is not None and last.time_s - first.time_s >= _MIN_S:
             per_s = os.sysconf("SC_CLK_TCK") * (last.time_s - first.time_s)
@@ -117,9 +132,12 @@ class _Job:
             busy = sum(last.node.cores[n][0] - first.node.cores[n][0] for n in allowed
                        if n in last.node.cores and n in first.node.cores)
             others = max(0.0, busy / per_s - used)
-            waited = self._last_waits.since(self._first_waits)
-            if first.waited_ns is not None and last.waited_ns is not None:
-                held_up = min(1.0, max(0.0, (last.waited_ns - first.waited_ns) / 1e9 / (last.time_s - first.time_s)))
+            if (since := self._last_times.since(self._first_times)) is not None:
+                waited, threads = since
+            if first.main is not None and last.main is not None:
+                ran, held_up = (max(0.0, (now - then) / 1e9 / (last.time_s - first.time_s))
+                                for now, then in zip(last.main, first.main, strict=True))
+                held_up, main = min(1.0, held_up), min(1.0, ran)
         # Which of the node's CPUs a process used is not known: where the job may not use all of them, none is named.
         if users is None or others is None or first is None or len(allowed) < len(first.node.cores):
             users = None
@@ -127,7 +145,20 @@ class _Job:
             float(len(allowed)), limit, used, others, held_up=held_up, waited=waited,
             age_s=None if first is None else first.age_s,
             children=users and users.children, ranks=users and users.ranks, gputop=users and users.gputop,
-            busiest=users.busiest if users else ())
+            busiest=users.busiest if users else (), threads=threads, cores=_cores(allowed, self._root), main=main)
+
+
+def _cores(cpus: Collection[int], root: Path) -> int | None:
+    """How many cores these CPUs are, of which each may be several; None where the kernel does not tell."""
+    cores = set()
+    for cpu in sorted(cpus)[:_MAX_SIBLINGS_READ]:
+        try:
+            siblings = parse_cpus(proc_files.read(
+                f"{root}/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").decode("ascii", "replace"))
+        except OSError:
+            return None
+        cores.add(siblings or frozenset((cpu,)))
+    return len(cores) or None
 
 
 class JobCpusWatch:

@@ -22,6 +22,7 @@ COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaC
 # (multi_tensor_apply_kernel, which its fused and foreach optimizers run; torch._foreach_copy_ runs it to copy).
 _OPTIMIZER = (r"(?i).*(?:multi_tensor_apply(?!.*copy_?functor)|adam|adagrad|rm_?sprop|momentum|lamb_|\blars|\bsgd|"
               r"resourceapply|apply_?gradient|optax)")
+TORCH_HOST_MEMORY = "host memory of PyTorch"  # in the name of an allocator, behind the rank
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
 

@@ -34,9 +34,9 @@ from gputop.timeline.model import CAUSES
 ROOT = Path(__file__).parents[2]
 # Causes of idle gaps, and the two ways into which a host that launches is divided further.
 GAPS = {*CAUSES, "after_copy", "held_up", "launching"}
-# These cost no time at any place of their own: memory, kernels that could be fewer, and CPUs that others have.
-NO_PLACE = {"cpu_contention", "memory_pressure", "batch_size_headroom", "xla_off", "evaluation_share",
-            "unfinished_step"}
+# These cost no time at any place of their own: memory, kernels that could be fewer, CPUs, and how a CPU's ops compute.
+NO_PLACE = {"cpu_contention", "memory_pressure", "memory_growth", "batch_size_headroom", "xla_off", "evaluation_share",
+            "unfinished_step", "threads_unused", "thread_oversubscription", "double_precision", "onednn_off"}
 AROUND_STEPS = {"time_outside_steps", "evaluation_share", "unfinished_step"}  # no part of a step
 TRACE_IDS = {id_ for rule in TRACE_RULES for id_ in rule.ids}
 LIVE_IDS = {id_ for rule in LIVE_RULES for id_ in rule.ids}
@@ -59,7 +59,7 @@ def test_a_record_is_complete(rule: Rule) -> None:
         return
     assert not (rule.yields_to or rule.same_as or rule.hides_limit or rule.holds_up_job)
     assert set(rule.parts) <= set(PART_BY_ID) and set(rule.idle_gaps) <= GAPS
-    assert bool(rule.parts) == (rule.id not in {"memory_pressure", *AROUND_STEPS})
+    assert bool(rule.parts) == (rule.id not in {"memory_pressure", "memory_growth", *AROUND_STEPS})
     assert rule.idle_gaps or rule.events or rule.id in NO_PLACE
 
 
@@ -100,9 +100,9 @@ def test_every_limit_has_a_unit_and_a_source() -> None:
 
 
 def test_what_others_read_from_the_records() -> None:
-    assert {"dram_bound", "memory_preallocated", "no_fine_metrics", "unused_gpu"} == EXPLANATIONS
+    assert {"dram_bound", "memory_growth", "memory_preallocated", "no_fine_metrics", "unused_gpu"} == EXPLANATIONS
     assert ids_by_part("host") >= {"step_gap_host", "thread_contention"} and "launch_bound" not in ids_by_part("host")
-    assert ids_by_idle_gap("dispatch") == ("thread_contention", "staggered_launch", "eager_execution")
+    assert ids_by_idle_gap("dispatch") == ("thread_contention", "staggered_launch", "eager_execution", "anomaly_mode")
     assert ids_by_idle_gap("idle") == ()
 
 

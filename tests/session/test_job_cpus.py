@@ -54,13 +54,14 @@ def test_what_a_job_used_and_what_others_did_while_it_was_recorded(tmp_path: Pat
 
 
 def test_how_many_of_its_threads_waited_for_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One waits half of the time, one began meanwhile and waits a quarter, one ended."""
+    """One waits half of the time, one began meanwhile and waits a quarter, one ended; both CPUs are one core."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
     now_s = 100.0
     monkeypatch.setattr(job_cpus.time, "monotonic", lambda: now_s)
     tick = os.sysconf("SC_CLK_TCK")
 
     def tasks(**waited_s: float) -> None:
+        (tmp_path / f"proc/{PID}/schedstat").write_text(f"{round(waited_s.get('main', 0.0) / 4 * 1e9)} 0 5\n")
         shutil.rmtree(tmp_path / f"proc/{PID}/task", ignore_errors=True)
         for thread, seconds in waited_s.items():
             folder = tmp_path / f"proc/{PID}/task/{thread}"
@@ -78,6 +79,11 @@ def test_how_many_of_its_threads_waited_for_a_cpu(tmp_path: Path, monkeypatch: p
     found = watch.cpus("a:1")
     assert found is not None and found.waited == pytest.approx(0.75)
     assert found.used == 0.5 and found.stretch == pytest.approx(2.5)
+    assert found.threads == 2 and found.main == pytest.approx(0.125) and found.cores is None
+    for cpu in (0, 1):
+        (folder := tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology").mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text("0-1\n")
+    assert (found := watch.cpus("a:1")) is not None and found.cores == 1
     tasks()
     now_s = 105.0
     watch(Progress("recording", 5.0, 4.0))

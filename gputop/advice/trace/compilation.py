@@ -7,22 +7,25 @@ from collections.abc import Mapping
 import numpy as np
 
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, removed_host_time, waits_for_host
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, on_host, removed_host_time, waits_for_host
 from gputop.advice.trace.fusion import FUSED, by_stream, kernels_in_steps, time_in_rows
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.snippets import BUCKETS, xla_on_step
+from gputop.advice.trace.snippets import BUCKETS, GRAPH_BREAKS, xla_on_step
 from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.analysis.host.gaps import longest_on_host
+from gputop.analysis.host.gaps import longest_on_host, ranked_work, work_in
+from gputop.analysis.host.host_causes import EAGER_OPS
+from gputop.analysis.host.small_ops import small_ops
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import Functions
-from gputop.analysis.steps.compilations import OVER, function_name, rebuilt
+from gputop.analysis.steps.compilations import function_name, rebuilt
 from gputop.analysis.steps.phases import TRAINING
-from gputop.analysis.steps.torch_compilations import torch_builds
+from gputop.analysis.steps.torch_compilations import built_again, torch_builds
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit, at_most, severity_of
 from gputop.text.units import percent, seconds
-from gputop.trace.lookups import Mask, name_mask
+from gputop.trace.intervals import coverage, intersect, union
+from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -112,8 +115,7 @@ def _judge_recompiling(facts: TraceFacts) -> Retracing | None:
     """torch.compile compiles a function in two or more of its calls."""
     host, trace = facts.host, facts.trace
     again = next((one for one in torch_builds(trace, lines_of(trace, MAIN))
-                  if len(one.start_ns) >= limit("retracing.count") and trace.window_ns[1] - one.end_ns[-1]
-                  <= OVER * (one.end_ns[-1] - one.start_ns[0])), None)
+                  if len(one.start_ns) >= limit("retracing.count") and built_again(trace, one)), None)
     if again is None or host is None or host.tracing_s < limit("retracing.share") * facts.period_s:
         return None
     share = host.tracing_s / facts.period_s
@@ -184,15 +186,32 @@ _JIT_UPDATE = (
     "    return optax.apply_updates(params, updates), state, loss")
 
 
+_FUSED_UPDATE = ("optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # one call for all parameters\n"
+                 "# optimizers without fused=: foreach=True")
+_WHOLE_TENSORS = ("loss = (x * w).sum(dim=1).square().sum()  # in place of a loop over the rows of x\n"
+                  "model = torch.compile(model)  # fuses the small ops that are left")
+_MOSTLY_OPTIMIZER = 0.5  # of the time of small ops
+_MOSTLY_HELD_UP = 0.9  # of the time: what little a thread then runs is no measure
+_WORTH_SAYING = 0.1  # of the time: what the profiler itself takes of it
+
+
 class EagerExecution(Verdict, frozen=True, kw_only=True):
     wait_s: float  # per step: the GPU, or without one the step, waits for Python
-    eager_ratio: float  # share of the ops' time that is run eagerly
+    eager_ratio: float  # share of the ops' time that is run eagerly; of PyTorch the share of all ops that is small
     ops_per_step: float | None
+    # Of PyTorch's small ops.
+    op_median_s: float = 0.0
+    most_often: str = ""
+    most_often_per_step: float = 0.0
+    optimizer_ratio: float = 0.0  # share of wait_s in calls of the optimizer
+    recording_s: float = 0.0  # part of wait_s that the profiler took to record the ops, estimated
 
 
 def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
     """The model runs op by op from Python, which takes longer to start an op than the GPU to run it."""
     ops, host = facts.analysis.ops, facts.host
+    if facts.framework == "pytorch":
+        return _judge_small_ops(facts)
     if ops is None or host is None or ops.eager_share is None:
         return None
     if ops.eager_share < limit("eager_execution.share") or facts.period_s <= 0:
@@ -211,7 +230,53 @@ def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
     )
 
 
+def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
+    """PyTorch starts so many small ops that this takes a good part of the CPU's time; a GPU that waits for launches is
+    :func:`gputop.advice.trace.launch.judge_launch_bound`'s."""
+    host, trace = facts.host, facts.trace
+    if host is None or trace.gpus or facts.period_s <= 0:
+        return None
+    spans, per = waits_for_host(facts, "eager"), facts.steps_or_window * max(len(host.divided), 1)
+    main = lines_of(trace, MAIN)
+    small = small_ops(trace, main)
+    ops = small.rows
+    ops = ops[coverage(spans, trace.host.start_ns[ops], trace.host.start_ns[ops] + 1) > 0]
+    if len(ops) < EAGER_OPS * per:
+        return None
+    every_start = trace.host.start_ns[main[trace.host.line]]
+    recorded = int((np.searchsorted(every_start, spans.end) - np.searchsorted(every_start, spans.start)).sum())
+    recording_s = min(recorded / per * limit("launch_bound.recording_s"), host.eager_s)
+    # The step is shorter without the profiler's own part; other programs hold up ops as much as the rest of the step,
+    # and an op that was held up is not counted as small.
+    ran_s = facts.period_s * (1 - _held_up(facts)) - recording_s
+    share = min((host.eager_s - recording_s) / ran_s, 1.0) if ran_s > 0 else 0.0
+    if share < limit("eager_execution.share"):
+        return None
+    names, which = np.unique(trace.host.name[ops], return_inverse=True)
+    counts = np.bincount(which)
+    optimizer = host_rows(trace, OPTIMIZER_CALL)
+    in_optimizer = intersect(spans, union(trace.host.start_ns[optimizer], trace.host.end_ns[optimizer])).total
+    work = ranked_work(work_in(trace, spans, main)[0], per)
+    ratio = in_optimizer / spans.total
+    return EagerExecution(
+        gpus=(), share=share, saving=share * ratio if ratio >= _MOSTLY_OPTIMIZER else None, frees_cpus=True,
+        best_case=True, wait_s=host.eager_s, eager_ratio=len(small.rows) / small.of,
+        ops_per_step=len(ops) / per,
+        op_median_s=float(np.median(trace.host.end_ns[ops] - trace.host.start_ns[ops])) / 1e9,
+        most_often=trace.names[names[counts.argmax()]], most_often_per_step=float(counts.max()) / per,
+        optimizer_ratio=ratio, recording_s=recording_s, culprits=on_host(facts, work, spans))
+
+
+def _held_up(facts: TraceFacts) -> float:
+    """The share of the time in which the main thread had no CPU; 0 where that is not known, or hardly any is left."""
+    cpus = facts.trace.job_cpus
+    held_up = cpus.held_up if cpus is not None else None
+    return held_up if held_up is not None and held_up < _MOSTLY_HELD_UP else 0.0
+
+
 def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
+    if job.framework == "pytorch":
+        return _small_ops_of_pytorch(v, job)
     evidence = {"eager_wait_s": v.wait_s, "share_ratio": v.share, "eager_ratio": v.eager_ratio}
     each = "Ops"
     if v.ops_per_step is not None:
@@ -229,6 +294,38 @@ def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
         snippet=_EAGER_SNIPPETS.get(job.loop, _EAGER_CUSTOM),
         gain="at most: all of Python's time between ops, if a function launched the ops ahead of the GPU",
         source=source("eager_execution.share"),
+    )
+
+
+def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
+    per = "per step" if job.basis == "step" else f"per {job.basis}"
+    ops = "Small ops" if v.ops_per_step is None else f"{v.ops_per_step:,.0f} small ops {per}"
+    evidence = {"eager_wait_s": v.wait_s, "share_ratio": v.share, "op_median_s": v.op_median_s,
+                "optimizer_ratio": v.optimizer_ratio}
+    if v.ops_per_step is not None:
+        evidence["small_ops_per_step"] = v.ops_per_step
+    why = (f"Python starts {ops[:1].lower()}{ops[1:]}, each of {seconds(v.op_median_s)} in the median. Starting an op "
+           f"takes PyTorch 1 to 10 µs, so they hardly compute. {v.most_often} runs most often, "
+           f"{v.most_often_per_step:,.0f} times.")
+    if v.recording_s >= _WORTH_SAYING * v.wait_s:
+        evidence["recording_s"] = v.recording_s
+        why += (f" About {seconds(v.recording_s)} of their {seconds(v.wait_s)} is the profiler's own work, which is "
+                "not counted.")
+    action, snippet = ("Replace loops over rows, elements or layers by one op on the whole tensor, and compile what is "
+                       "left: torch.compile fuses small ops."), _WHOLE_TENSORS
+    gain = "the time of these ops and from one to the next, if a few ops on whole tensors did the same"
+    if v.optimizer_ratio >= _MOSTLY_OPTIMIZER:
+        gain = "the optimizer's part of this time, if one call updated all parameters"
+        action, snippet = (f"{percent(v.optimizer_ratio)} of this time is the optimizer, which updates one parameter "
+                           "after the other: let one call update all of them."), _FUSED_UPDATE
+    elif job.compiled:
+        action, snippet = ("Find what torch.compile leaves out: it compiles a part of the job already. Replace loops "
+                           "over rows or elements by one op on the whole tensor."), GRAPH_BREAKS
+    return Explanation(
+        title=f"{ops} take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence, action=action,
+        snippet=snippet,
+        gain=gain,
+        source=source("eager_execution.share", "launch_bound.recording_s"),
     )
 
 

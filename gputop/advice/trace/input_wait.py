@@ -24,18 +24,19 @@ from gputop.analysis.host.launch_threads import cpu_budget
 from gputop.analysis.host.tf_data import iterator_paths, python_s
 from gputop.analysis.results import WallTime
 from gputop.analysis.steps.membership import in_steps
-from gputop.analysis.steps.training_loops import training_loops
+from gputop.analysis.steps.training_loops import LOADER, training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.intervals import coverage
+from gputop.trace.lookups import name_mask
 from gputop.trace.threads import MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # of the waits
 _KERAS = {KERAS2: 2, KERAS3: 3}  # generations
-_LOADER = InputFix(
-    "Give the DataLoader more workers and let them run ahead.",
-    "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)", None, "")
+_LOADER = "DataLoader(..., num_workers={}, prefetch_factor=4, persistent_workers=True{})"
+_WORKERS = 8  # to begin with, where the CPUs are not known
+_FULL = 0.9  # of the CPUs busy: no further worker finds one
 
 
 class InputBound(Verdict, frozen=True, kw_only=True):
@@ -153,7 +154,7 @@ def _slowest_by_name(stages: Mapping[str, float]) -> str | None:
 def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     """By the pipeline waited for most; in general terms where the trace does not show its stages."""
     if facts.framework == "pytorch":
-        return _LOADER
+        return _loader_fix(facts)
     waited, steps = facts.analysis.input, facts.steps
     if waited is None:
         return suggest_fix_by_name(None)
@@ -167,6 +168,25 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
         stage.name.startswith("Prefetch") for own in waited.pipelines for stage in own.stages))
     keras = _KERAS.get(training_loop(facts))
     return found if keras is None else keras_workers(found, pipeline, keras)
+
+
+def _loader_fix(facts: TraceFacts) -> InputFix:
+    """PyTorch's DataLoader: workers where it has none, more of them where CPUs are free for them."""
+    cpus, pinned = facts.trace.job_cpus, ", pin_memory=True" if facts.trace.gpus else ""
+    workers = _WORKERS if cpus is None else max(1, min(_WORKERS, int(cpus.limit)))
+    snippet = _LOADER.format(workers, pinned)
+    if name_mask(facts.trace, rf"{LOADER}_SingleProcess").any():
+        return InputFix("Give the DataLoader workers, which load ahead while the model trains.", snippet, None, "",
+                        tells=" The DataLoader loads each batch in the training process (num_workers=0).")
+    if cpus is not None and cpus.busy is not None and cpus.busy >= _FULL * cpus.allowed:
+        children = cpus.children or 0.0
+        tells = (f" Its workers keep {children:.2g} of {cpus.allowed:.3g} CPUs busy, and no CPU is idle."
+                 if children >= 0.5 * (cpus.programs or 0.0) > 0 else f" None of the {cpus.allowed:.3g} CPUs is idle.")
+        return InputFix(
+            "More workers would wait for CPUs: make a sample cheaper (decode, tokenize and resize once, and store the "
+            "result), or give the job more CPUs. More workers than CPUs only cost memory and switching.", snippet,
+            None, "", tells=tells)
+    return InputFix("Give the DataLoader more workers and let them run ahead.", snippet, None, "")
 
 
 def describe_input_bound(v: InputBound, job: Job) -> Explanation:

@@ -74,7 +74,8 @@ def _launch_threads(facts: TraceFacts) -> str | None:
 
 def _eager_ops(facts: TraceFacts) -> str | None:
     ops = facts.analysis.ops
-    if facts.framework == "jax":  # calls of its ops are always recorded where calls of functions are
+    # JAX's calls of ops are always recorded where calls of functions are, PyTorch's ops where anything of its host is.
+    if facts.framework in ("jax", "pytorch"):
         return None
     return None if ops is not None and facts.host is not None and ops.eager_share is not None else (
         "ops run eagerly and calls of tf.functions (EagerExecute); capture with host_tracer_level 2, as gputop does")

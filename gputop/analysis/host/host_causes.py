@@ -4,7 +4,8 @@ Each instant in which a GPU stands still by the host's fault (the parts ``launch
 breakdown) goes to the first of these that holds:
 
 1. ``tracing``: a function is being traced or compiled, until its first op runs;
-2. ``eager``: Python runs ops one by one; only where the model itself runs so;
+2. ``eager``: Python runs ops one by one; only where the model itself runs so, and of PyTorch on a CPU where they are
+   so small that starting them is most of their time (:mod:`gputop.analysis.host.small_ops`);
 3. ``placement``: a long op runs on the host and starts no kernel, inside a call;
 4. ``gap``: the host is in no function's call: Python between the steps; of PyTorch on a CPU, what follows the
    optimizer's call with ops that take no time of their own (metrics) is that, too;
@@ -173,7 +174,8 @@ def late_by_cause(
         if steps is not None and line is None and spans.short_ops is not None:
             in_calls = subtract(in_calls, intersect(spans.short_ops, _behind_calls(steps)))
         by_cause = {}
-        for cause, instants in (("tracing", spans.tracing), ("eager", spans.eager),
+        eager = spans.eager if spans.short_ops is None else intersect(spans.eager, in_calls)
+        for cause, instants in (("tracing", spans.tracing), ("eager", eager),
                                 ("placement", intersect(spans.placed, in_calls))):
             by_cause[cause] = intersect(left, instants)
             left = subtract(left, by_cause[cause])

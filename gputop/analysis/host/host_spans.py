@@ -10,9 +10,10 @@ import numpy as np
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
 from gputop.analysis.host.functions import XLA_RUN
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
+from gputop.analysis.host.small_ops import small_ops
 from gputop.analysis.steps.compilations import PJIT, TRACING, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
-from gputop.analysis.steps.torch_compilations import torch_builds
+from gputop.analysis.steps.torch_compilations import compiling, torch_builds
 from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, distinct, host_rows, host_stat, name_mask, rows_of
 from gputop.trace.model import I64, Kind, Trace
@@ -63,8 +64,8 @@ class HostSpans:
 
 
 def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None = None) -> HostSpans:
-    """``runs_eagerly``: the model itself does, so that Python from op to op counts as eager execution. ``rank``: only
-    what this process on the host did."""
+    """``runs_eagerly``: the model itself does, so that Python from op to op counts as eager execution; of PyTorch on a
+    CPU its small ops always do. ``rank``: only what this process on the host did."""
     here = np.array([line.host == host and line.gpu < 0 and rank in (None, line.rank) for line in trace.lines], bool)
     main = here & lines_of(trace, MAIN)
     not_input = here[trace.host.line] & ~of_input_pipeline(trace)
@@ -90,10 +91,13 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
     tracing = _tracing(trace, here, traced, begun)
+    tracing = merge(tracing, compiling(trace, main))
     for builds in torch_builds(trace, main):
         tracing = merge(tracing, union(builds.start_ns, builds.end_ns))
     eager = EMPTY
-    if runs_eagerly:
+    if short_ops is not None:
+        eager = small_ops(trace, main).spans
+    elif runs_eagerly:
         rows = _eager_rows(trace, main)
         of_jax = np.empty(0, np.int64) if len(rows) else _eager_rows_of_jax(trace, here)
         eager = subtract(joined(_union(trace, rows), EAGER_PAUSE_NS), calls)

@@ -26,8 +26,8 @@ from gputop.core.host_stacks import StackFrame
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import I64, Trace
 
-INPUT_GAP = "input"
-GAPS = ("gap", INPUT_GAP, "tracing", "eager", "placement", "dispatch")
+INPUT_GAP, EAGER_GAP = "input", "eager"
+GAPS = ("gap", INPUT_GAP, "tracing", EAGER_GAP, "placement", "dispatch")
 _NO_GAPS_ON_CPU = ("placement", "dispatch")  # without a GPU these hold the computing
 _CERTAIN = 3.0  # mean intervals: of random samples 95 % of such gaps have one
 _AROUND = 0.5  # of the stacks first seen outside of gaps: a line in so many is around the steps and tells of no gap
@@ -69,7 +69,9 @@ class Lines:
         self.python = python
         self._around = self._frames_around(outside)
         self._of_gaps = self._stacks_of_gaps(gaps, outside)
-        self._telling = {worker: self._frames_that_tell(worker) for worker in (False, True)}
+        self._telling = {worker: self._frames_that_tell(worker, self._around) for worker in (False, True)}
+        # A line that starts small ops one by one runs in the ops, too, and in the pauses of a thread without a CPU.
+        self._telling_of_ops = self._frames_that_tell(False, frozenset())
 
     def _threads(self, kind: str) -> list[tuple[StackSpans, bool]]:
         """Those whose Python tells of such gaps, and whether only the user's own code in it does: in waits for input
@@ -85,6 +87,10 @@ class Lines:
         if python.exact:
             loop = python.loop
             is_seen = (gaps.end > loop.start[:1].min(initial=0)) & (gaps.start < loop.end[-1:].max(initial=0))
+            return Spans(gaps.start[is_seen], gaps.end[is_seen])
+        if kind == EAGER_GAP:
+            loop = python.loop
+            is_seen = (gaps.start >= loop.start[:1].min(initial=0)) & (gaps.end <= loop.end[-1:].max(initial=0))
             return Spans(gaps.start[is_seen], gaps.end[is_seen])
         sampled = [python.loop, *(python.others if kind == INPUT_GAP else ())]
         return merge(self._going_on(gaps), *(seen_gaps(gaps, spans, python.rate_hz) for spans in sampled))
@@ -119,7 +125,7 @@ class Lines:
         frames = self.python.frames
         parts = []
         for whole, worker in self._threads(kind):
-            spans, telling = whole.around(gaps), self._telling[worker]
+            spans, telling = whole.around(gaps), self._telling_of_ops if kind == EAGER_GAP else self._telling[worker]
             inside = coverage(gaps, spans.start, spans.end)
             with_stack = np.flatnonzero((inside > 0) & (spans.stack >= 0))
             with_stack = with_stack[telling.line[spans.stack[with_stack]] >= 0]
@@ -141,13 +147,13 @@ class Lines:
                 out.append((frames[frame], time, frames[int(leaves[np.argmax(np.bincount(which, inside[of_frame]))])]))
         return sorted(out, key=lambda row: (-row[1], row[0].file, row[0].line))
 
-    def _frames_that_tell(self, worker: bool) -> _Telling:
-        """Of each stack the innermost frame of the user's own code that is not around the steps, else the innermost
+    def _frames_that_tell(self, worker: bool, around: frozenset[int]) -> _Telling:
+        """Of each stack the innermost frame of the user's own code that is not ``around`` the steps, else the innermost
         one. ``worker``: a thread that tells of the user's own code alone, and nothing while it waits for work."""
         python = self.python
         line, outer, leaf = (np.full(len(python.stacks), -1, np.int64) for _ in range(3))
         for number, stack in enumerate(python.stacks):
-            users = [frame for frame in python.own(number) if frame not in self._around]
+            users = [frame for frame in python.own(number) if frame not in around]
             if stack and (users or not worker) and not (worker and python.waits(number)):
                 line[number], outer[number] = (users[-1], users[0]) if users else (stack[-1], stack[-1])
                 leaf[number] = stack[-1]

@@ -10,7 +10,8 @@ WORK_KINDS: tuple[tuple[str, str], ...] = (
     ("summary", r"\w*Summary\w*$|\w*SummaryWriter\w*$"),
     ("iterator", r"MakeIterator\b|AnonymousIterator|Anonymous\w*Iterator|\w*Dataset\w*$"),
     ("freeing", r"TFE_DeleteTensorHandle$|Delete\w*Iterator|DestroyResource\w*$"),
-    ("compilation", r"tf\.function-graph_building|.*(?:Compile|Compiler::)"),
+    # What is compiled already runs under such names, too: Torch-Compiled Region, CompiledFunction.
+    ("compilation", r"tf\.function-graph_building|.*(?:Compile(?!d)|Compiler::|\(dynamo_timed\)$)"),
     ("garbage", r"(?:Python )?(?:gc|GC)\b|[Gg]arbage"),
     ("files", r".*(?:ReadFile|WriteFile|OpenFile|posix_fs|FileSystem)"),
 )

@@ -11,13 +11,16 @@ from typing import NamedTuple
 import numpy as np
 
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
+from gputop.analysis.steps.torch_compilations import built_again, compiling, torch_builds
 from gputop.text.units import seconds
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, host_rows, name_mask, numbered
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.recorded import part_of
+from gputop.trace.threads import MAIN, lines_of
 
 LOADING, COMPILING, TRACED, AUTOTUNING = "loading", "compilation", "tracing", "autotuning"
+TORCH_COMPILING = "torch_compilation"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
@@ -44,14 +47,15 @@ START_UP_SHARE = 0.5  # of a step: such work, or compilation alone, that fills i
 _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
+    TORCH_COMPILING: "compilation by torch.compile",
     AUTOTUNING: "autotuning, in which cuDNN tries out its algorithms",
 }
 
 
 class StartUpSpan(NamedTuple):
     """One stretch of such work. ``kind`` is "loading" (libraries, modules, a context), "compilation" (by XLA),
-    "tracing" (Python builds the function's graph) or "autotuning"; ``what`` is the function or the call, "" where no
-    name tells."""
+    "torch_compilation" (by torch.compile), "tracing" (Python builds the function's graph) or "autotuning"; ``what`` is
+    the function or the call, "" where no name tells."""
 
     kind: str
     start_ns: int
@@ -70,8 +74,12 @@ def start_up_spans(trace: Trace) -> tuple[StartUpSpan, ...]:
     out: list[StartUpSpan] = []
     taken = EMPTY
     compiled, traced = _built(trace)
+    by_torch = compiling(trace, lines_of(trace, MAIN))
+    if len(by_torch.start):  # parts of it are called as XLA's are
+        compiled = _outside(compiled, by_torch)
     loaded = _joined(_loading(trace), _set_up(trace))
-    for kind, calls in ((LOADING, loaded), (AUTOTUNING, _tried(trace)), (COMPILING, compiled), (TRACED, traced)):
+    for kind, calls in ((LOADING, loaded), (AUTOTUNING, _tried(trace)), (TORCH_COMPILING, _by_torch(trace, by_torch)),
+                        (COMPILING, compiled), (TRACED, traced)):
         new = subtract(union(calls[0], calls[1]), taken)
         taken = merge(taken, new)
         names = _longest_names(new, calls)
@@ -172,6 +180,19 @@ def _built(trace: Trace) -> tuple[_Found, _Found]:
         found_by[kind] = begin[keep], host.end_ns[rows][keep], names[in_call[keep]]
     once = start[~returns], built[~returns], host.name[calls.rows[~returns]].astype(np.int64)
     return found_by[COMPILING], _joined(found_by[TRACED], once)
+
+
+def _by_torch(trace: Trace, by_torch: Spans) -> _Found:
+    """What torch.compile works on, unless it compiles a function again and again."""
+    if any(built_again(trace, one) for one in torch_builds(trace, lines_of(trace, MAIN))):
+        by_torch = EMPTY
+    return by_torch.start, by_torch.end, np.full(len(by_torch.start), -1, np.int64)
+
+
+def _outside(calls: _Found, spans: Spans) -> _Found:
+    begin, end, name = calls
+    outside = coverage(spans, begin, begin + 1) == 0
+    return begin[outside], end[outside], name[outside]
 
 
 def _joined(a: _Found, b: _Found) -> _Found:

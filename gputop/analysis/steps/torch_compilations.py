@@ -4,6 +4,9 @@ TorchDynamo numbers what it compiles: "Torch-Compiled Region: 0/6" is the sevent
 no earlier one fits the shapes, types and values of the call. It compiles between its cache lookup ("TorchDynamo Cache
 Lookup") and the region, and traces the function with fake tensors meanwhile ("PythonDispatchMode", prims::), which
 nothing else does. A region that runs from the cache has none of it.
+
+The parts of a compilation have events of their own since PyTorch 2.5, "compile_fx_inner (dynamo_timed)" for one; so has
+that of the backward pass, which is compiled in its first call.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gputop.trace.intervals import in_order
+from gputop.analysis.steps.compilations import AGAIN, OVER
+from gputop.trace.intervals import Spans, in_order, union
 from gputop.trace.lookups import Mask, host_rows
 from gputop.trace.model import I64, Trace
 
 _REGION = re.compile(r"Torch-Compiled Region: (\d{1,9})/(\d{1,9})$")
 _CACHE_LOOKUP = r"TorchDynamo Cache Lookup$"
 _FAKE = r"PythonDispatchMode$|prims::\w"
+_TIMED = r".* \(dynamo_timed\)$"
 
 
 class TorchBuilds(NamedTuple):
@@ -29,6 +34,19 @@ class TorchBuilds(NamedTuple):
     start_ns: I64
     end_ns: I64
     calls: int
+
+
+def compiling(trace: Trace, lines: Mask) -> Spans:
+    """When torch.compile works on one of these threads, by its own marks; empty in older versions."""
+    rows = host_rows(trace, _TIMED)
+    rows = rows[lines[trace.host.line[rows]]]
+    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+
+
+def built_again(trace: Trace, builds: TorchBuilds) -> bool:
+    """Whether the function is compiled again and again, up to the recording's end: not for two shapes in a start."""
+    return len(builds.start_ns) >= AGAIN and int(trace.window_ns[1] - builds.end_ns[-1]) <= OVER * int(
+        builds.end_ns[-1] - builds.start_ns[0])
 
 
 def torch_builds(trace: Trace, lines: Mask) -> tuple[TorchBuilds, ...]:

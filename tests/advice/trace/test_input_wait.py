@@ -6,6 +6,7 @@ import pytest
 
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.core.findings import Finding
+from gputop.core.job_cpus import JobCpus
 from gputop.diagnosis.diagnose import analyze_trace
 from tests.advice.trace.traces import STEP, STEPS, abstained, findings, healthy, input_bound
 from tests.trace.build import Builder
@@ -88,3 +89,28 @@ def test_several_waits_within_one_long_step_count():
             b.run(0, t, 196, launch=t - 5, thread="python")
     f = findings(b)["input_bound"]
     assert f.gain.step_time == pytest.approx(0.36, abs=0.03)
+
+
+@pytest.mark.parametrize(("of", "cpus", "workers", "tells"), [
+    ("_SingleProcessDataLoaderIter.__next__", None, 8, "num_workers=0"),
+    ("_SingleProcessDataLoaderIter.__next__", JobCpus(4.0, used=1.0, others=0.1), 4, "num_workers=0"),
+    ("_MultiProcessingDataLoaderIter.__next__", JobCpus(4.0, used=0.3, others=0.1, children=0.1), 4, ""),
+    ("_MultiProcessingDataLoaderIter.__next__", JobCpus(2.0, used=0.2, others=1.8, children=1.7, ranks=0.0, gputop=0.0),
+     2, "keep 1.7 of 2 CPUs busy"),
+    ("_MultiProcessingDataLoaderIter.__next__", JobCpus(2.0, used=0.2, others=1.8, children=0.2, ranks=0.0, gputop=0.0),
+     2, "None of the 2 CPUs is idle"),
+], ids=["none", "none, few CPUs", "idle CPUs", "full CPUs", "CPUs of others"])
+def test_what_to_do_about_pytorchs_loader(of: str, cpus: JobCpus | None, workers: int, tells: str):
+    """Workers where there are none, more where CPUs are idle; memory is pinned for a GPU alone."""
+    b = Builder(gpus=0, format="chrome")
+    for i in range(12):
+        b.host(f"enumerate(DataLoader)#{of}", i * 20_000, 12_000)
+        b.host("aten::addmm", i * 20_000 + 12_010, 6_000)
+        b.host("autograd::engine::evaluate_function: AddmmBackward0", i * 20_000 + 18_020, 900)
+        b.host("Optimizer.step#SGD.step", i * 20_000 + 19_000, 900, annotation=1)
+    trace = b.build()
+    trace.job_cpus = cpus
+    f = findings(trace)["input_bound"]
+    assert f"num_workers={workers}," in (f.snippet or "") and "pin_memory" not in (f.snippet or "")
+    assert tells in f.why and ("more workers" in f.action.lower()) == (tells != "num_workers=0")
+    assert ("wait for CPUs" in f.action) == ("CPUs" in tells)

@@ -31,6 +31,8 @@ _COPY_ENDS = re.compile(r"\((\w+) -> (\w+)\)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>$")  # of the object whose method is called: another name for each
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|node)[_-]?(\d{1,6})", re.IGNORECASE)
 _GRADIENT, _REDUCES = "torch::autograd::AccumulateGrad", re.compile(r"nccl:(?:all_?reduce|_?reduce_scatter)")
+# PyTorch's own convolutions on the CPU, without oneDNN.
+_OWN_CONVOLUTIONS = frozenset(("aten::_slow_conv2d_forward", "aten::_nnpack_spatial_convolution"))
 _MAX_DIMENSIONS = 64  # as many as a tensor of PyTorch can have
 _BATCH = 1 << 14
 _MAX_DEVICE = 1 << 20
@@ -48,6 +50,10 @@ _TEXTS = frozenset(("eager_op", "tf_function_call", "function_name", "name", "sh
 _STATS = _NUMBERS | _TEXTS
 # Memory of one event until the trace is assembled, in both forms of its columns.
 _EVENT_BYTES = 4 * EVENT.itemsize
+# What an allocator of PyTorch holds after an allocation or a release, as profile_memory=True records it.
+_MEMORY = "[memory]"
+MEMORY = np.dtype([("ts", "f8"), ("allocated", "i8"), ("gpu", "i4")])  # gpu -1: host memory
+_CPU_DEVICE = 0  # c10::DeviceType
 
 
 @dataclass(slots=True)
@@ -67,6 +73,7 @@ class ChromeFile:
     simulated: bool  # gputop has made it of a simulated job
     window_us: tuple[float, float] | None = None  # begin and end of the recording itself, where kineto wrote them
     stats: dict[str, tuple[I64, I64]] = field(default_factory=dict)  # name → (index into ``events``, value or name)
+    memory: npt.NDArray[np.void] = field(default_factory=lambda: np.empty(0, MEMORY))
 
 
 def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuilder, limit_bytes: float) -> ChromeFile:
@@ -94,7 +101,7 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
         {d["id"]: d for d in devices if isinstance(d, dict) and isinstance(d.get("id"), int)}
         if isinstance(devices, list) else {},
         events.columns(), events.rows, events.processes, events.threads, damaged,
-        isinstance(other, dict) and other.get("simulated") is True, events.window_us, events.sparse())
+        isinstance(other, dict) and other.get("simulated") is True, events.window_us, events.sparse(), events.memory())
 
 
 def _counted(pieces: Iterable[bytes], builder: TraceBuilder) -> Iterator[bytes]:
@@ -121,6 +128,8 @@ class _Events:
     _stats: dict[str, tuple[array[int], array[int]]] = field(default_factory=dict)
     _batch: list[tuple[Any, ...]] = field(default_factory=list)
     _pieces: list[npt.NDArray[np.void]] = field(default_factory=list)
+    _memory: list[tuple[float, int, int]] = field(default_factory=list)
+    _memory_pieces: list[npt.NDArray[np.void]] = field(default_factory=list)
 
     def take(self, event: Any) -> None:
         self.seen += 1
@@ -133,6 +142,23 @@ class _Events:
             self._complete(event)
         elif phase == "M":
             self._name(event)
+        elif phase == "i" and event.get("name") == _MEMORY:
+            self._allocation(event.get("ts"), event.get("args"))
+
+    def memory(self) -> npt.NDArray[np.void]:
+        pieces = [*self._memory_pieces, np.array(self._memory, MEMORY)]
+        self._memory, self._memory_pieces = [], []
+        return np.concatenate(pieces)
+
+    def _allocation(self, ts: Any, args: Any) -> None:
+        allocated = integer(args.get("Total Allocated")) if isinstance(args, dict) else -1
+        if not _finite(ts) or allocated < 0:
+            return
+        gpu = -1 if args.get("Device Type") == _CPU_DEVICE else min(integer(args.get("Device Id")), _MAX_DEVICE)
+        self._memory.append((ts, allocated, gpu))
+        if len(self._memory) == _BATCH:
+            self._memory_pieces.append(np.array(self._memory, MEMORY))
+            self._memory.clear()
 
     def columns(self) -> npt.NDArray[np.void]:
         self._flush()
@@ -212,6 +238,11 @@ class _Events:
                 self._append_stat("sequence", sequence)
             if name == _GRADIENT:
                 self._keep_elements(args)
+            types = args.get("Input type")
+            if isinstance(types, list) and "double" in types:
+                self._append_stat("float64", 1)
+            if name in _OWN_CONVOLUTIONS and (batch := _first_size(args.get("Input Dims"))) >= 0:
+                self._append_stat("batch", batch)
             self._batch.append((ts, dur, correlation, _step(name, args), -1, -1, row, row, index, -1, -1, -1, kind, 0,
                                 0))
         else:
@@ -265,6 +296,12 @@ def _elements(shapes: Any) -> int:
     sizes = [math.prod(size if 0 <= (size := integer(n)) < 1 << 40 else -1 for n in shape[:_MAX_DIMENSIONS])
              for shape in (first if isinstance(first[0], list) else [first]) if isinstance(shape, list)]
     return integer(sum(sizes)) if min(sizes, default=-1) >= 0 else -1
+
+
+def _first_size(shapes: Any) -> int:
+    """The first size of the first input; -1: not told."""
+    first = shapes[0] if isinstance(shapes, list) and shapes else None
+    return integer(first[0]) if isinstance(first, list) and first else -1
 
 
 def _copy(name: str, args: dict[str, Any]) -> tuple[int, int, int]:

@@ -19,7 +19,8 @@ from gputop.trace import kernel_names, limits
 from gputop.trace.builder import MAX_GPUS, TraceBuilder
 from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.launch_join import Launches, set_launches
-from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
+from gputop.trace.lookups import TORCH_HOST_MEMORY
+from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file, text_of
 from gputop.trace.readers.content import memory_limit, read_chunks
@@ -129,6 +130,7 @@ class _Rank:
         host, device = self._file.events[ordinal == _ON_HOST], self._file.events[ordinal >= 0]
         steps = self._file.events[ordinal == _STEPS]
         self._file.events = self._file.events[:0]
+        self._allocators()
         if len(host):
             start, end = self._ns(host)
             events = HostEvents(self._lines(-1, host["row"]), host["name"].copy(), start, end)
@@ -163,6 +165,20 @@ class _Rank:
         self._builder.note("left_out", f"The trace has {np.count_nonzero(counts):,} threads and streams. "
                            f"{np.count_nonzero(~kept[rows]):,} events of those with the fewest are left out.")
         return np.where(kept[rows], ordinal, _NEITHER)
+
+    def _allocators(self) -> None:
+        """What this rank's allocators held, each under a name of its of_gpu."""
+        memory, self._file.memory = self._file.memory, self._file.memory[:0]
+        for gpu in np.unique(memory["gpu"]).tolist():
+            of_gpu = memory[memory["gpu"] == gpu]
+            in_use = of_gpu["allocated"].astype(np.int64)
+            unknown = np.full(len(of_gpu), -1, np.int64)
+            name = f"rank {self.number}: {TORCH_HOST_MEMORY if gpu < 0 else f'memory of GPU {gpu}'}"
+            self._builder.allocator.append(AllocatorEvents(
+                self._at_ns + np.rint((of_gpu["ts"] - self._start_us) * _NS_PER_US).astype(np.int64),
+                np.full(len(of_gpu), self._builder.names[name], np.int32), in_use, unknown, in_use.copy(),
+                np.full(len(of_gpu), -1, np.int32), np.zeros(len(of_gpu), bool), unknown, unknown.copy(),
+                np.full(len(of_gpu), np.nan), np.full(len(of_gpu), -1, np.int32)))
 
     def list_gpus(self) -> int:
         """Add the GPUs that the file names, with events or without; returns their number."""

@@ -126,6 +126,36 @@ def test_the_number_of_sms(name, count, sms):
     assert read(document).gpus[0].sms == sms
 
 
+def test_what_pytorchs_allocators_hold():
+    """profile_memory=True: an instant for each allocation and release."""
+    def held(ts: float, allocated: Any, **args: Any) -> dict[str, Any]:
+        return {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 100, "tid": 1, "ts": ts,
+                "args": {"Total Allocated": allocated, "Bytes": 8, "Device Id": -1, "Device Type": 0, **args}}
+
+    document = kineto()
+    start = min(e["ts"] for e in document["traceEvents"] if "ts" in e)
+    document["traceEvents"] += [held(start + 5, 4096), held(start + 2, 1024), held(start + 3, "many"), held(start, -1),
+                                held(start + 4, 2048, **{"Device Id": 0, "Device Type": 1}),
+                                {"ph": "i", "name": "[memory]", "ts": start, "args": 3}]
+    held_by = read(document).allocator
+    names = read(document).names
+    assert [names[i] for i in held_by.allocator] == [
+        "rank 0: host memory of PyTorch", "rank 0: memory of GPU 0", "rank 0: host memory of PyTorch"]
+    assert held_by.in_use_bytes.tolist() == [1024, 2048, 4096] and np.diff(held_by.time_ns).tolist() == [2000, 1000]
+    assert analyze_trace(read(document)).memory == (), "what an allocator may have is not told"
+
+
+def test_types_and_sizes_of_the_cpus_ops():
+    op = "aten::_nnpack_spatial_convolution"
+    events = [event("cpu_op", "aten::mm", 0, 9, **{"Input type": ["double", "double"]}),
+              event("cpu_op", "aten::mm", 10, 9, **{"Input type": ["float", "Scalar"]}),
+              event("cpu_op", op, 20, 9, **{"Input Dims": [[16, 3, 8, 8], [3]], "Input type": ["float"]}),
+              event("cpu_op", op, 30, 9, **{"Input Dims": "none", "Input type": 3})]
+    stats = read({"traceEvents": events}).host.stats
+    assert stats["float64"][0].tolist() == [0]
+    assert [column.tolist() for column in stats["batch"]] == [[2], [16]]
+
+
 def test_ranks_on_one_clock():
     trace = read(kineto(rank=1, start=1_700_000_000_000_005.0), kineto(rank=0))
     assert [(g.rank, g.ordinal) for g in trace.gpus] == [(0, 0), (1, 1)]
