@@ -155,6 +155,7 @@ LIVE_RULES: tuple[Rule, ...] = (
                   f"NVML: GPM has no value in its first two ticks; {OWN}those are over at long intervals too"),
         ),
     ),
+    Rule(id="unprotected_profiler", module="live.unprotected_profiler", origin="live", costs_time=False),
     Rule(
         id="pcie_link_degraded", module="live.pcie", origin="live", shared_limits=("min_readings",),
         limits=(

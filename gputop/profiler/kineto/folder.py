@@ -32,6 +32,11 @@ _MAX_SWEPT = 256
 _MAX_ENTRIES = 4096
 
 
+def is_of_gputop(folder: PurePosixPath) -> bool:
+    """Whether gputop made a folder, here or in a job that it prepared: its clients poll often and log nothing."""
+    return folder.name.startswith(_PREFIX)
+
+
 class SocketFolder:
     """A folder of sockets, held open; ``path`` is where its job sees it."""
 
@@ -94,6 +99,7 @@ class SocketFolder:
 
     def close(self) -> None:
         self.folder.close()
+
 
     def duplicate(self) -> SocketFolder:
         """The same, to be closed by itself; a lock is held until both are closed."""
