@@ -155,7 +155,13 @@ LIVE_RULES: tuple[Rule, ...] = (
                   f"NVML: GPM has no value in its first two ticks; {OWN}those are over at long intervals too"),
         ),
     ),
-    Rule(id="unprotected_profiler", module="live.unprotected_profiler", origin="live", costs_time=False),
+    Rule(
+        id="unprotected_profiler", module="live.unprotected_profiler", origin="live", costs_time=False,
+        limits=(
+            Limit("unprotected_profiler.processes", 1, "count",
+                  "unix(7): an abstract name has no owner; one process that listens there can be commanded"),
+        ),
+    ),
     Rule(
         id="pcie_link_degraded", module="live.pcie", origin="live", shared_limits=("min_readings",),
         limits=(

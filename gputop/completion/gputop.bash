@@ -8,7 +8,7 @@
 _shtab_gputop_subparsers=(snapshot capture analyze compare rules record replay report export cluster convert run attach stacks xprof serve config doctor schema completion)
 
 _shtab_gputop_snapshot_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --stacks --no-stacks --dcgm --dcgm-bindings --dcgm-watch --rules --format -o --output --seconds)
-_shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --stacks --no-stacks --dcgm --dcgm-bindings --dcgm-watch --worker-figures --rules --on-dip --dip-every --dip-max --dip-before --notify --prometheus --remote-command --seconds --force --all-workers --accept-risk --yes --full --json)
+_shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --stacks --no-stacks --dcgm --dcgm-bindings --dcgm-watch --worker-figures --rules --on-dip --dip-every --dip-max --dip-before --notify --prometheus --remote-command --seconds --force --all-workers --accept-risk --yes --nodes --ranks-of --full --json)
 _shtab_gputop_analyze_option_strings=(-h --help --rules --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --run --all --params --flops-per-step --tokens-per-step --bubbles --idle-gaps --full --verbose --timeline --fail-on --save-baseline --replace --logdir --json)
 _shtab_gputop_compare_option_strings=(-h --help --rules --baseline --baselines --logdir --fail-on --markdown --again-a --again-b --verbose --json)
 _shtab_gputop_rules_option_strings=(-h --help --rules --limits --demo --json)

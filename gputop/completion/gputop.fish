@@ -51,7 +51,7 @@ function _shtab_gputop_using
 end
 
 set -g _shtab_gputop_commands snapshot capture analyze compare rules record replay report export cluster convert run attach stacks xprof serve config doctor schema completion
-set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --baseline --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --fail-on --flops-per-step --format --gpus --hours --html --idle-gaps --interval --job --keep --listen --logdir --nodes --notify --on-dip --output --params --port --price-per-kwh --profiler-port --prometheus --refresh --remote-command --rotate --rules --run --save-baseline --seconds --source --speed --start --textfile --theme --tokens-per-step --worker-figures -o
+set -g _shtab_gputop_opts_with_value --again-a --again-b --attach --baseline --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --fail-on --flops-per-step --format --gpus --hours --html --idle-gaps --interval --job --keep --listen --logdir --nodes --notify --on-dip --output --params --port --price-per-kwh --profiler-port --prometheus --ranks-of --refresh --remote-command --rotate --rules --run --save-baseline --seconds --source --speed --start --textfile --theme --tokens-per-step --worker-figures -o
 
 complete -c gputop -e
 complete -c gputop -f
@@ -127,6 +127,8 @@ complete -c gputop -n '_shtab_gputop_using capture' -l force -d 'record all of -
 complete -c gputop -n '_shtab_gputop_using capture' -l all-workers -d 'capture all workers that --attach names, at most 64; without it, of more than 8 only three: those with lowest, median and highest activity, where that is known (--worker-figures), else the first, the middle and the last'
 complete -c gputop -n '_shtab_gputop_using capture' -l accept-risk -d 'capture although it may end the job, as TensorFlow 2.21'"'"'s profiler may where workers call each other over gRPC'
 complete -c gputop -n '_shtab_gputop_using capture' -l yes -d 'do not ask before a PID'"'"'s process is made ready for captures, as gputop attach does it'
+complete -c gputop -n '_shtab_gputop_using capture' -l nodes -x -d 'also capture the ranks that the PyTorch job has on these nodes (n[02-16]), by gputop there, which is asked by ssh without a password; without a PID, this node'"'"'s ranks are found'
+complete -c gputop -n '_shtab_gputop_using capture' -l ranks-of -x -d 'what --nodes asks gputop there for: record the ranks here of the job whose MASTER_ADDR and MASTER_PORT these are, and write the traces to standard output'
 complete -c gputop -n '_shtab_gputop_using capture' -l full -d 'print all figures of the trace, not only the verdict'
 complete -c gputop -n '_shtab_gputop_using capture' -l json -d 'print one JSON document'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a analyze -d 'Find what slows the GPUs down in a trace of TensorFlow, JAX, PyTorch or Nsight Systems.'

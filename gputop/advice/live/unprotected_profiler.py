@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from gputop.advice.live.node_view import NodeView
+from gputop.advice.registry import limit
 from gputop.advice.verdict import Explanation, Missing, Verdict
+
+_NAMED = 8  # PIDs in a sentence
 
 
 class UnprotectedProfiler(Verdict, frozen=True, kw_only=True):
@@ -14,7 +17,7 @@ def judge_unprotected_profiler(view: NodeView) -> UnprotectedProfiler | Missing 
     """Processes whose profiler listens at an abstract socket, which has no owner."""
     if view.unprotected is None:
         return Missing("a search for PyTorch's profilers in the processes of this node")
-    if not view.unprotected:
+    if len(view.unprotected) < limit("unprotected_profiler.processes"):
         return None
     pids = set(view.unprotected)
     gpus = {gpu for process in view.sample.processes if pids & {process.pid, process.local_pid} for gpu in process.gpus}
@@ -38,5 +41,3 @@ def describe_unprotected_profiler(v: UnprotectedProfiler) -> Explanation:
         source="libkineto, DaemonConfigLoader; unix(7): an abstract name has no owner and no mode",
     )
 
-
-_NAMED = 8  # PIDs in a sentence

@@ -2,7 +2,8 @@
 
 It polls twenty times a second and says "ready" once its socket is bound. Modes:
 good; drops (the first two configs); other-pids (claims to be PID 1); silent (never polls); busy (polls, takes nothing);
-no-file; link, hard-link, pipe, folder (in the trace's place); sparse (2 TB); dies (once it has the config); abstract (its name is).
+no-file; link, hard-link, pipe, folder (in the trace's place); sparse (2 TB); dies (once it has the config); abstract
+(its name is).
 """
 
 from __future__ import annotations
