@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -198,6 +199,17 @@ def test_a_request_that_kineto_drops_is_made_again(folder, tmp_path, monkeypatch
             monkeypatch.setattr(recorder, "_ATTEMPTS", 2)
             with fake_job(folder, "drops") as other:
                 _record(other, tmp_path)
+
+
+def test_what_a_killed_gputop_left_is_removed_once_kineto_has_written_it(folder, tmp_path):
+    """A file that kineto cannot rename any more is an error in the job's stderr."""
+    for name, age_s in (("gputop-trace-0_1.json.tmp", 0.0), ("gputop-trace-1_1.json.tmp", 3600.0),
+                        ("gputop-trace-2_1.json", 0.0)):
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - age_s,) * 2)
+    with fake_job(folder) as process:
+        _record(process, tmp_path)
+    assert [path.name for path in folder.glob("gputop-trace-*")] == ["gputop-trace-0_1.json.tmp"]
 
 
 def test_a_job_that_ended_before_is_told(folder, tmp_path):
