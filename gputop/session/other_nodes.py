@@ -117,7 +117,7 @@ class _Node:
         self.ready: Ready | None = None
         self.low_s = 0.0
         self.start: Start | None = None
-        self.told = threading.Event()  # ``start`` is there, or there will be none
+        self.answered = threading.Event()  # ``start`` is there, or there will be none
         self.outcomes: list[Outcome] = []
         self.problem: NodeProblem | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -149,7 +149,7 @@ class OtherNodes:
         finally:
             self._collecting.set()
             for node in self._nodes:
-                node.told.set()
+                node.answered.set()
                 if node.process is not None:
                     node.process.kill()
 
@@ -173,7 +173,7 @@ class OtherNodes:
         for node in self._nodes:
             if node.ready is None and node.problem is None:
                 node.problem = NodeProblem("it was not ready in time", "")
-            node.told.set()
+            node.answered.set()
         return plan, start_s
 
     def collect(self, run_dir: Path) -> tuple[tuple[Outcome, ...], tuple[str, ...]]:
@@ -213,7 +213,7 @@ class OtherNodes:
         if not (0 < ready.seconds <= request.seconds and 0 <= ready.lead_s <= _MAX_LEAD_S):
             raise NodeProblem("gputop there names an odd length", "Check the version there: ssh NODE gputop --version")
         node.low_s, node.ready = ready.time_s - time.time(), ready
-        node.told.wait()
+        node.answered.wait()
         if node.start is None:
             return
         sent_s = time.time()
