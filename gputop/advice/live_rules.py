@@ -156,6 +156,13 @@ LIVE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="unprotected_profiler", module="live.unprotected_profiler", origin="live", costs_time=False,
+        limits=(
+            Limit("unprotected_profiler.processes", 1, "count",
+                  "unix(7): an abstract name has no owner; one process that listens there can be commanded"),
+        ),
+    ),
+    Rule(
         id="pcie_link_degraded", module="live.pcie", origin="live", shared_limits=("min_readings",),
         limits=(
             Limit("pcie_link_degraded.window_s", 60.0, "s", f"{OWN}it holds some seconds of work"),

@@ -23,7 +23,7 @@ from gputop.commands.attach import agreed, confirmed
 from gputop.commands.common import options_of, print_capture, source_of
 from gputop.commands.notifying import check_notify, notifying_of_capture
 from gputop.commands.option_types import positive_seconds
-from gputop.core.errors import GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.text.console import say
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gputop.profiler.capture.records import Server
     from gputop.session.counters import CounterWatch
     from gputop.session.options import FigureOptions
+    from gputop.session.other_nodes import OtherNodes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "call each other over gRPC")
     parser.add_argument("--yes", action="store_true",
                         help="do not ask before a PID's process is made ready for captures, as gputop attach does it")
+    parser.add_argument("--nodes", default="", metavar="LIST",
+                        help="also capture the ranks that the PyTorch job has on these nodes (n[02-16]), by gputop "
+                             "there, which is asked by ssh without a password; without a PID, this node's ranks are "
+                             "found")
+    parser.add_argument("--ranks-of", default="", metavar="HOST:PORT",
+                        help="what --nodes asks gputop there for: record the ranks here of the job whose MASTER_ADDR "
+                             "and MASTER_PORT these are, and write the traces to standard output")
     parser.set_defaults(pids=[])
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--full", action="store_true", help="print all figures of the trace, not only the verdict")
@@ -74,19 +82,29 @@ def run(args: argparse.Namespace) -> int:
     from gputop.session.counters import CounterWatch
     from gputop.session.stack_watch import StackChoice, simulated_stacks
 
+    if args.ranks_of:
+        from gputop.commands import capture_ranks
+
+        return capture_ranks.run(args)
     options = options_of(args)
     if options.auto_capture is not None:
         from gputop.commands import capture_on_dip
 
-        return capture_on_dip.run(args, options)
+        if args.nodes:
+            raise GputopError("--nodes cannot be combined with --on-dip: a dip is seen by gputop on one node alone",
+                              "Run gputop capture --on-dip on each node.", EXIT_USAGE)
+        ready = tuple(_ready(pid, yes=args.yes) for pid in args.pids)
+        return capture_on_dip.run(args, replace(options, attach=(*options.attach, *ready)))
     check_notify(args)
     own: dict[str, str] = {}
     source = source_of(args)
     if source.simulated:
         source.open()
         own.update(source.profiler_endpoints())
-    attached = [*options.attach, *(_ready(pid, yes=args.yes) for pid in args.pids)]
-    servers, notes = find_named_servers(attached, own, discover=not own and not attached)
+    stop = threading.Event()
+    pids, other_nodes = _with_other_nodes(args, options.worker_figures.remote_command, stop)
+    attached = [*options.attach, *(_ready(pid, yes=args.yes) for pid in pids)]
+    servers, notes, _ = find_named_servers(attached, own, discover=not own and not attached)
     for note in notes:
         say(note)
     request = CaptureRequest(args.seconds, options.logdir, args.force, accept_risk=args.accept_risk)
@@ -97,7 +115,6 @@ def run(args: argparse.Namespace) -> int:
     answering = [s for s in chosen if s.problem is None]
     if args.all_workers and len(answering) > MAX_ALL_WORKERS:
         raise too_many(len(answering))
-    stop = threading.Event()
     reported: list[str] = []
 
     def interrupted(*_: object) -> None:
@@ -131,8 +148,34 @@ def run(args: argparse.Namespace) -> int:
                 require_no_question(risk_question(chosen, request))
                 made.append(capture_and_analyze(chosen, request, CaptureRun(
                     stop, threading.Event(), on_status, StackChoice(options.stacks, simulated=simulated_stacks(source)),
-                    watch.counters)))
+                    watch.counters, other_nodes=other_nodes)))
         return print_capture(made[0], as_json=args.json, full=args.full)
+
+
+def _with_other_nodes(args: argparse.Namespace, command: str,
+                      stop: threading.Event) -> tuple[Sequence[int], OtherNodes | None]:
+    """The processes of this node that are meant, and the other nodes of their job, if some are named. Raises
+    GputopError."""
+    if not args.nodes:
+        return args.pids, None
+    from gputop.cluster.ssh import parse_nodes
+    from gputop.launch.ranks import find_ranks, meeting_addresses
+    from gputop.session.other_nodes import MAX_NODES, OtherNodes
+
+    nodes = parse_nodes(args.nodes)
+    if len(nodes) > MAX_NODES:
+        raise GputopError(f"gputop asks at most {MAX_NODES} nodes, not {len(nodes)}", "Name fewer.", EXIT_USAGE)
+    meetings = meeting_addresses(args.pids)
+    if len(meetings) != 1:
+        which = "several jobs have" if meetings else "no PyTorch job has"
+        raise GputopError(f"{which} ranks here that ranks on other nodes can meet (MASTER_ADDR, MASTER_PORT, RANK)",
+                          "Name the PIDs of the ranks here." if meetings else
+                          "Start gputop on a node of the job, as its user. --nodes is for torchrun's jobs and those "
+                          "that set these variables.")
+    (meeting,) = meetings
+    if not args.yes:
+        say(f"what you answer for the ranks here holds for those on {', '.join(nodes)}")
+    return args.pids or find_ranks(meeting), OtherNodes(nodes, meeting, command, stop)
 
 
 def _ready(pid: int, *, yes: bool) -> str:

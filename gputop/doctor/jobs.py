@@ -15,7 +15,7 @@ from gputop.doctor.driver import in_container
 from gputop.doctor.driver_facts import DriverFacts
 from gputop.profiler.addresses import process_of
 from gputop.profiler.discovery import Discovery, Finder, TrainingProcesses
-from gputop.profiler.kineto.jobs import find_jobs, unsafe_jobs
+from gputop.profiler.kineto.jobs import find_jobs
 from gputop.profiler.kineto.recorder import unsafe
 from gputop.profiler.sockets import stat_fields
 from gputop.profiler.ways import check
@@ -91,7 +91,8 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
     checks: list[Check] = []
     found = (find or Finder(root / "proc").find)()
     proc = root / "proc"
-    answering = (*found.servers, *find_jobs(proc))
+    kineto_jobs = find_jobs(proc)
+    answering = (*found.servers, *kineto_jobs.servers)
     parents = {server.pid: _ancestors(proc, server.pid) for server in answering}
     jobs = facts.pids or TrainingProcesses(proc).find()  # without a GPU
     lacking = [pid for pid in jobs if _is_job(proc, pid) and not _served(proc, pid, parents)]
@@ -111,7 +112,7 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
     else:
         checks.append(Check(id_, "warn", title, "none found." + notes))
     what = "holds a GPU" if facts.pids else "has TensorFlow, JAX or PyTorch loaded"
-    checks += [_unsafe(pid) for pid in unsafe_jobs(proc)]
+    checks += [_unsafe(pid) for pid in kineto_jobs.unprotected]
     return checks + [_without_server(proc, pid, what) for pid in lacking]
 
 

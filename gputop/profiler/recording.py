@@ -40,7 +40,8 @@ class Recording:
     ``start_ns`` is when to begin, in Unix time by the *server's* clock: it waits for it, its profiler
     taken meanwhile, and nothing but the end of the job ends that wait. TensorFlow 2.15 and 2.21 and JAX
     0.10 begin within a tenth of a millisecond of it; a moment that has passed counts as now.
-    ``overview``: only the coarsest events of the host, at little cost.
+    ``overview``: only the coarsest events of the host, at little cost. ``shapes``: of the operations' inputs, where the
+    way can leave them out.
     """
 
     seconds: float
@@ -49,6 +50,7 @@ class Recording:
     run: str | None = None
     start_ns: int | None = None
     overview: bool = False
+    shapes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,12 @@ class RecorderLimits:
     """What a way bears and takes, unless it says otherwise that of TensorFlow's and JAX's profiler server.
 
     ``device_events`` are kept at most, ``device_limit`` says that in words; so many ``events`` of any kind are
-    bearable, ``events_limit`` says why. The job grows by ``job_bytes_per_byte`` of
-    the trace and by ``job_bytes_per_event``. ``overview``: it can record the host's coarsest events alone.
-    ``stoppable``: it can end a recording that has begun. ``ending``: that of the names of its files. It must be asked
-    ``lead_s`` before a common start.
+    bearable, ``events_limit`` says why. The job grows by ``job_bytes_per_byte`` of the trace and by
+    ``job_bytes_per_event``, or, if that is 0, by what a probe showed; by ``bare_bytes_per_event`` without shapes, 0 if
+    these cannot be left out. ``overview``: it can record the host's coarsest events alone. ``stoppable``: it can end a
+    recording that has begun. One that cannot has short recordings: of ``first_probe_s``, and where a job makes many
+    events of ``least_s``. ``ending``: that of the names of its files. It must be asked ``lead_s`` before a common
+    start. ``instead`` says how else a job can be recorded.
     """
 
     device_events: float = _CUPTI_SHARE * CUPTI_RECORDS
@@ -112,10 +116,14 @@ class RecorderLimits:
     events_limit: str = ""
     job_bytes_per_byte: float = SERVER_MULTIPLE
     job_bytes_per_event: float = 0.0
+    bare_bytes_per_event: float = 0.0
     overview: bool = True
     stoppable: bool = True
+    first_probe_s: float = math.inf
+    least_s: float = math.inf
     ending: str = TRACE
     lead_s: float = 0.0
+    instead: str = ""
 
 
 class Recorder(Protocol):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Struct, structs
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gputop.core.live_steps import LiveSteps
     from gputop.profiler.capture.outcomes import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
+    from gputop.session.other_nodes import OtherNodes
 
 # What was sampled of the GPUs of an analyzed capture of these servers.
 Counters = Callable[[CaptureRecord, Sequence[Server]], "GpuCounters"]
@@ -44,9 +45,18 @@ HOW_TO_SERVE = (
 )
 
 
+class FoundServers(NamedTuple):
+    """The servers a capture can go to, those asked for first, and what could not be looked at. ``unprotected``: the
+    PIDs of jobs whose profiler any local user can command; None: nobody looked."""
+
+    servers: tuple[Server, ...]
+    notes: tuple[str, ...] = ()
+    unprotected: tuple[int, ...] | None = None
+
+
 def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool,
-                 busy: Collection[str] = ()) -> tuple[tuple[Server, ...], tuple[str, ...]]:
-    """The servers a capture can go to, those asked for first, and what could not be looked at.
+                 busy: Collection[str] = ()) -> FoundServers:
+    """Look once for servers.
 
     ``own`` are servers the source itself brings; ``busy`` are addresses that are being captured
     from, which must not be probed meanwhile.
@@ -57,16 +67,18 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
 
     discovered: dict[str, Server] = {a: Server(a, text) for a, text in own.items()}
     notes: tuple[str, ...] = ()
+    unprotected: tuple[int, ...] | None = None
     if discover:
         from gputop.profiler.discovery import find_servers as discover_servers
-        from gputop.profiler.kineto.jobs import find_jobs, unsafe_jobs
+        from gputop.profiler.kineto.jobs import find_jobs
         from gputop.profiler.kineto.recorder import unsafe
 
-        discovery = discover_servers(None)
-        notes = (*discovery.notes, *(unsafe(pid).in_one_line for pid in unsafe_jobs()))
+        discovery, jobs = discover_servers(None), find_jobs()
+        unprotected = jobs.unprotected
+        notes = (*discovery.notes, *(unsafe(pid).in_one_line for pid in unprotected))
         discovered |= {s.address: Server(s.address, s.about(), s.pid, owner=s.owner_if_other, user=s.user or "",
                                          started_s=started_s(s.pid))
-                       for s in (*discovery.servers, *find_jobs())}
+                       for s in (*discovery.servers, *jobs.servers)}
 
     def check(text: str) -> Server:
         try:
@@ -89,15 +101,16 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
             found = {s.address: s for s in threads.map(check, attached)}
     else:
         found = {s.address: s for s in map(check, attached)}
-    return tuple((found | {a: s for a, s in discovered.items() if a not in found}).values()), notes
+    return FoundServers(tuple((found | {a: s for a, s in discovered.items() if a not in found}).values()), notes,
+                        unprotected)
 
 
 def find_named_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool,
-                       wait: Callable[[float], object] = time.sleep) -> tuple[tuple[Server, ...], tuple[str, ...]]:
+                       wait: Callable[[float], object] = time.sleep) -> FoundServers:
     """As :func:`find_servers`, looking again within a second for named servers that do not answer at once."""
     found = find_servers(attached, own, discover)
     for _ in range(ATTEMPTS - 1):
-        if all(s.problem is None for s in found[0] if s.asked):
+        if all(s.problem is None for s in found.servers if s.asked):
             break
         wait(RETRY_DELAY_S)
         found = find_servers(attached, own, discover)
@@ -204,7 +217,7 @@ def risk_question(servers: Iterable[Server], request: CaptureRequest) -> Capture
 class CaptureRun(Struct, frozen=True):
     """What a capture needs besides the request: ``stop`` ends the recording early and keeps its data, ``closing`` gives
     up the analysis. ``stacks``: whose Python stacks are sampled meanwhile. ``counters`` and ``live_steps``: what is
-    known of the job's GPUs and of its step period."""
+    known of the job's GPUs and of its step period. ``other_nodes`` records the job's ranks there."""
 
     stop: threading.Event
     closing: threading.Event
@@ -212,6 +225,7 @@ class CaptureRun(Struct, frozen=True):
     stacks: StackChoice = OWN_STACKS
     counters: Counters | None = None
     live_steps: LiveSteps | None = None
+    other_nodes: OtherNodes | None = None
 
 
 def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run: CaptureRun) -> CaptureRecord:
@@ -239,8 +253,9 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
 
     job_cpus = JobCpusWatch(pids.items(), lambda p: status(p.phase, p.elapsed_s))
     recorders = [recorder_of(address, pid) for address, pid in pids.items()]
+    others = run.other_nodes
     with StackWatch(pids, run.stacks, job_cpus) as on_progress:
-        if len(servers) == 1:
+        if len(servers) == 1 and others is None:
             from gputop.profiler.capture.safe_capture import capture_with_probe
 
             result, plan, cost = capture_with_probe(recorders[0], request, on_progress, chosen.append, run.stop)
@@ -249,13 +264,36 @@ def capture_and_analyze(servers: Sequence[Server], request: CaptureRequest, run:
         else:
             from gputop.profiler.capture.multi_worker import capture_workers
 
-            captured = capture_workers(recorders, request, on_progress, chosen.append, run.stop)
             missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
+            if others is None:
+                captured = capture_workers(recorders, request, on_progress, chosen.append, run.stop)
+            else:
+                with others.running(request):
+                    captured = capture_workers(recorders, request, on_progress, chosen.append, run.stop, others.agree)
+                    outcomes, not_reached = others.collect(captured.run_dir)
+                captured = replace(captured, outcomes=(*captured.outcomes, *outcomes))
+                missing += not_reached
             record = record_of_workers(name, asked_s, captured, missing)
         status("analyzing", record.took_s)
         sampled = on_progress.samples()
     cpus = {address: job_cpus.cpus(address) for address in pids}
+    if others is None:
+        record = replace(record, notices=(*record.notices, *_ranks_elsewhere(pids)))
     return analyze(of_job(record, answering), run, servers, cpus, sampled)
+
+
+def _ranks_elsewhere(pids: Mapping[str, int | None]) -> tuple[str, ...]:
+    """In a line the ranks on other nodes, of the PyTorch jobs among these processes by address."""
+    from gputop.launch.ranks import ranks_elsewhere
+    from gputop.profiler.addresses import process_of
+    from gputop.profiler.kineto.jobs import environ_of
+
+    count = max((ranks_elsewhere(environ_of(pid)) for address in pids if (pid := process_of(address)) is not None),
+                default=0)
+    if not count:
+        return ()
+    return (f"{count} rank{'s' if count > 1 else ''} of this job on other nodes {'were' if count > 1 else 'was'} not "
+            "captured; on a node of the job, gputop capture --nodes LIST captures all",)
 
 
 def analyze(record: CaptureRecord, run: CaptureRun, servers: Sequence[Server] = (),

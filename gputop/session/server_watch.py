@@ -136,6 +136,7 @@ class ServerWatch:
         self.earlier_captures = 0  # in the logdir when it began
         self.ended_server: Server | None = None  # of a job that has ended, until another one answers
         self.discovery_notes: tuple[str, ...] = ()
+        self.unprotected: tuple[int, ...] | None = None  # see FoundServers
         self.attached = list(options.attach)  # addresses the user named
         self.job = WatchedJob()
         self.busy: Collection[str] = ()  # addresses of the capture under way, which must not be probed
@@ -195,8 +196,9 @@ class ServerWatch:
     def update(self) -> None:
         """Look once which profiler servers there are; blocks for as long as they take to answer."""
         try:
-            servers, notes = find_servers(tuple(self.attached), self._source.profiler_endpoints(),
-                                          self._options.discover and not self._source.simulated, self.busy)
+            servers, notes, self.unprotected = find_servers(
+                tuple(self.attached), self._source.profiler_endpoints(),
+                self._options.discover and not self._source.simulated, self.busy)
         except GputopError as error:
             servers, notes = (), (error.in_one_line,)
         except Exception as error:  # noqa: BLE001  thread boundary: the next search may succeed

@@ -344,7 +344,7 @@ class Session:
         history = self.history
         if arrival != "early" and history is not None:
             ranks = self.rank_watch.report if self.rank_watch is not None else None
-            self.finding_store.run_live_rules(history, sample, self.interval_s, ranks)
+            self.finding_store.run_live_rules(history, sample, self.interval_s, ranks, self.server_watch.unprotected)
             if self.rank_watch is not None and arrival == "live":
                 self.rank_watch.check(self.live.findings, sample)
         self.capture_control.update_node(self.watched_node)

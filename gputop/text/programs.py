@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from gputop.core.errors import GputopError
 from gputop.core.files import unnamed_file
@@ -57,11 +57,16 @@ def run_program(words: Sequence[str], timeout_s: float, max_bytes: int,
             assert process.stdout is not None
             process.stdout.close()
             process.wait()
-        with contextlib.suppress(OSError):
-            err.seek(max(0, err.seek(0, os.SEEK_END) - _ERROR_BYTES))
-        lines = [line for line in err.read(_ERROR_BYTES).splitlines() if line.strip()]
-    error = printable(b" ".join(lines[-3:]))[-_ERROR_CHARS:]
+        error = last_lines(err)
     return Ended(out, error, process.returncode, in_time, len(out) <= max_bytes)
+
+
+def last_lines(err: IO[bytes]) -> str:
+    """The end of what a program said into a file, in one line."""
+    with contextlib.suppress(OSError):
+        err.seek(max(0, err.seek(0, os.SEEK_END) - _ERROR_BYTES))
+    lines = [line for line in err.read(_ERROR_BYTES).splitlines() if line.strip()]
+    return printable(b" ".join(lines[-3:]))[-_ERROR_CHARS:]
 
 
 def _output(process: subprocess.Popen[bytes], until_s: float, max_bytes: int) -> tuple[bytes, bool]:

@@ -100,7 +100,8 @@ def test_every_limit_has_a_unit_and_a_source() -> None:
 
 
 def test_what_others_read_from_the_records() -> None:
-    assert {"dram_bound", "memory_growth", "memory_preallocated", "no_fine_metrics", "unused_gpu"} == EXPLANATIONS
+    assert {"dram_bound", "memory_growth", "memory_preallocated", "no_fine_metrics", "unprotected_profiler",
+            "unused_gpu"} == EXPLANATIONS
     assert ids_by_part("host") >= {"step_gap_host", "thread_contention"} and "launch_bound" not in ids_by_part("host")
     assert ids_by_idle_gap("dispatch") == ("thread_contention", "staggered_launch", "eager_execution", "anomaly_mode")
     assert ids_by_idle_gap("idle") == ()

@@ -149,9 +149,10 @@ def test_capture_from_a_server_of_another_user_has_to_be_named(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from gputop.cli import main
     from gputop.profiler.capture.records import Server
+    from gputop.session.captures import FoundServers
 
     bob = Server("127.0.0.1:6009", "python train.py", 7, owner="bob")
-    monkeypatch.setattr("gputop.session.captures.find_servers", lambda *_, **__: ((bob,), ()))
+    monkeypatch.setattr("gputop.session.captures.find_servers", lambda *_, **__: FoundServers((bob,)))
     assert main(["capture", "--logdir", str(tmp_path)]) == 1
     output = capsys.readouterr().err
     assert "belongs to user bob" in output and "--attach 127.0.0.1:6009" in output and not any(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from gputop.profiler.capture.plan import Plan, Probe
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.session import captures
-from gputop.session.captures import CaptureRun, capture_and_analyze, find_named_servers, left_out
+from gputop.session.captures import CaptureRun, FoundServers, capture_and_analyze, find_named_servers, left_out
 from tests.analyses import make_analysis
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.records import replace
@@ -30,7 +30,7 @@ def record(durations_s: list[float] | None = None, *, plan: Plan | None = SHORT)
 def test_remarks_give_reason_and_cost() -> None:
     assert record([0.1] * 8).remarks == (
         "4.1 s: this job makes 240 k events/s", "a note",
-        "the call took 8.0 s for 4.1 s of trace: the server spent 3.9 s collecting it, and the job was slower "
+        "the call took 8.0 s for 4.1 s of trace: the profiler spent 3.9 s collecting it, and the job was slower "
         "meanwhile; the job's memory grew by 20 B at most")
     assert CaptureRecord("a:1", Path("x"), 0.0, 10.0, 5.0).remarks == ()
 
@@ -108,9 +108,9 @@ def test_a_named_server_that_does_not_answer_is_looked_for_again(monkeypatch, an
 
     def find(attached, own, discover, busy=()):
         made.append(attached)
-        return (Server("a:1", problem=None if len(made) >= answers_at else "refused", asked=True),), ()
+        return FoundServers((Server("a:1", problem=None if len(made) >= answers_at else "refused", asked=True),))
 
     monkeypatch.setattr(captures, "find_servers", find)
     waited = []
-    ((server,), _) = find_named_servers(("a:1",), {}, False, waited.append)
+    ((server,), *_) = find_named_servers(("a:1",), {}, False, waited.append)
     assert len(made) == searches and sum(waited) <= 1.0 and (server.problem is None) == (answers_at <= 3)

@@ -17,7 +17,7 @@ from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server, usable
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, answered, require_no_question
 from gputop.session import capture_control, node_figures, server_watch
-from gputop.session.captures import choose_servers, find_servers, server_question
+from gputop.session.captures import FoundServers, choose_servers, find_servers, server_question
 from gputop.session.options import FigureOptions
 from gputop.session.session import Options, Session
 from gputop.session.worker_figures import AskedFigures, WorkerFigures
@@ -150,12 +150,12 @@ def test_history_begins_with_what_the_source_knows_of_the_time_before() -> None:
 
 
 def test_asked_for_servers_come_first_and_broken_ones_say_why() -> None:
-    servers, _ = find_servers(["nonsense:port"], {"127.0.0.1:6009": "simulated"}, discover=False)
+    servers, *_ = find_servers(["nonsense:port"], {"127.0.0.1:6009": "simulated"}, discover=False)
     assert [s.problem is None for s in servers] == [False, True]
     with pytest.raises(NoDataError, match="nonsense"):
         choose_servers(servers)  # another job than the one asked for is left alone
     assert choose_servers(servers[1:])[0].address == "127.0.0.1:6009"
-    servers, _ = find_servers(["127.0.0.1:6009"], {"127.0.0.1:6009": "own"}, discover=False)
+    servers, *_ = find_servers(["127.0.0.1:6009"], {"127.0.0.1:6009": "own"}, discover=False)
     assert servers == (Server("127.0.0.1:6009", "own", asked=True),)
 
 
@@ -209,7 +209,7 @@ def test_several_servers_are_attached_at_once() -> None:
 def test_what_servers_are_called_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession()
     found = (Server("127.0.0.1:6009", "python train.py --password hunter2", 1),)
-    monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: (found, ()))
+    monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: FoundServers(found))
     session.update_servers()
     assert session.servers[0].description == "python train.py --password ***"
 
@@ -238,7 +238,7 @@ class TestServersOfOtherUsers:
     def test_the_answer_counts_until_the_end_but_not_for_a_third_user(self, monkeypatch: pytest.MonkeyPatch) -> None:
         session = StillSession()
         found = [self.BOB]
-        monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: (tuple(found), ()))
+        monkeypatch.setattr("gputop.session.server_watch.find_servers", lambda *_: FoundServers(tuple(found)))
         session.update_servers()
         begun: list[Server] = []
         monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.extend(servers))
@@ -418,7 +418,7 @@ def test_a_job_that_has_ended_is_known_with_the_next_sample(chosen: bool, monkey
     session, job = StillSession(), subprocess.Popen(["sleep", "600"])
     watch, server = session.server_watch, Server("127.0.0.1:6009", "train.py", job.pid)
     found = [server]
-    monkeypatch.setattr(server_watch, "find_servers", lambda *_: (tuple(found), ()))
+    monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
     session.update_servers()
     if chosen:
         session.watch_job(server)
@@ -442,14 +442,14 @@ def test_the_end_of_the_job_on_the_gpus_is_told_until_another_answers(monkeypatc
     held = replace(sample.processes[0], pid=job.pid)
     session.capture_control.update_node(replace(session.watched_node, sample=replace(sample, processes=(held,))))
     on_gpus, other = Server("127.0.0.1:2", "train.py", job.pid), Server("127.0.0.1:1", "eval.py", os.getpid())
-    monkeypatch.setattr(server_watch, "find_servers", lambda *_: ((other, on_gpus), ()))
+    monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers((other, on_gpus)))
     session.update_servers()
     assert session.servers == (on_gpus, other), "the line of the job shows the job on the GPUs"
     job.kill()
     job.wait()
     session.server_watch.drop_ended()
     assert session.ended_server == on_gpus and session.servers == (other,)
-    monkeypatch.setattr(server_watch, "find_servers", lambda *_: ((other,), ()))
+    monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers((other,)))
     session.update_servers()
     assert session.ended_server is None, "nobody chose it"
 
@@ -458,7 +458,7 @@ def test_the_end_of_a_named_job_does_not_make_way_for_another(monkeypatch: pytes
     session, job = StillSession(), subprocess.Popen(["sleep", "600"])
     named, other = Server("127.0.0.1:1", "train.py", job.pid, asked=True), Server("127.0.0.1:2", "eval.py", os.getpid())
     found = [named, other]
-    monkeypatch.setattr(server_watch, "find_servers", lambda *_: (tuple(found), ()))
+    monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
     session.update_servers()
     job.kill()
     job.wait()
@@ -475,7 +475,7 @@ def test_which_of_several_jobs_is_meant_is_asked_once(monkeypatch: pytest.Monkey
     train, worker, evaluate = (Server("127.0.0.1:2", "train.py", 8), Server("127.0.0.1:3", "train.py", 9),
                                Server("127.0.0.1:4", "eval.py", 10))
     found = [train, worker, evaluate]
-    monkeypatch.setattr(server_watch, "find_servers", lambda *_: (tuple(found), ()))
+    monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
     session.update_servers()
     question = session.start_capture()
     assert question is not None and question.servers == (train, evaluate) and not begun, (
@@ -494,7 +494,7 @@ def test_one_job_that_was_captured_stays_the_one(monkeypatch: pytest.MonkeyPatch
     session, begun = StillSession(), []
     monkeypatch.setattr(session.capture_control, "_begin_capture", lambda servers, *_: begun.append(servers[0].address))
     found = [Server("127.0.0.1:2", "train.py", 8)]
-    monkeypatch.setattr(server_watch, "find_servers", lambda *_: (tuple(found), ()))
+    monkeypatch.setattr(server_watch, "find_servers", lambda *_: FoundServers(tuple(found)))
     session.update_servers()
     session.start_capture()
     found.insert(0, Server("127.0.0.1:1", "new.py", 11))
@@ -514,7 +514,7 @@ class Jobs:
                             lambda servers, *_: self.begun.append(servers[0].address))
 
     def search(self, *found: Server) -> None:
-        self._patch.setattr(server_watch, "find_servers", lambda *_: (found, ()))
+        self._patch.setattr(server_watch, "find_servers", lambda *_: FoundServers(found))
         self.session.update_servers()
 
     def capture(self, request: CaptureRequest | None = None) -> CaptureQuestion | None:
@@ -634,10 +634,10 @@ def test_an_address_at_which_nothing_answers_does_not_cost_the_job_that_does(mon
     session = StillSession()
     answers = {"127.0.0.1:1"}
 
-    def find(attached: Sequence[str], *_: object) -> tuple[tuple[Server, ...], tuple[str, ...]]:
+    def find(attached: Sequence[str], *_: object) -> FoundServers:
         named = tuple(Server(a, "train.py", problem=None if a in answers else "nothing listens", asked=True)
                       for a in attached)
-        return (*named, TRAIN) if TRAIN.address not in attached else named, ()
+        return FoundServers((*named, TRAIN) if TRAIN.address not in attached else named)
 
     monkeypatch.setattr(server_watch, "find_servers", find)
     session.update_servers()

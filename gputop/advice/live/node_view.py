@@ -74,9 +74,11 @@ class NodeView:
     """One sample's view of the node for all live rules. It asks the history once for each metric and window."""
 
     def __init__(self, history: History, sample: NodeSample, previous: tuple[Finding, ...],
-                 ranks: Report | None = None) -> None:
-        """``ranks``: what NCCL tells of the job; None: it was not asked."""
+                 ranks: Report | None = None, unprotected: tuple[int, ...] | None = None) -> None:
+        """``ranks``: what NCCL tells of the job; None: it was not asked. ``unprotected``: PIDs of jobs whose profiler
+        any local user can command; None: nobody looked."""
         self.ranks = ranks
+        self.unprotected = unprotected
         self.history = history
         self.sample = sample
         self.previous = previous

@@ -18,7 +18,7 @@ from gputop.text.units import size
 class Cost:
     """What a capture took of the job. ``call_s`` is from request to answer, ``recorded_s`` of it recorded.
 
-    The rest of the call the server gathers and packs what it recorded, in the job's process.
+    The rest of the call the profiler gathers and packs what it recorded, in the job's process.
     Memory is the resident set of that process: before the probe, at its highest since then (looked
     at eight times a second), and after; None where it is out of sight.
     """
@@ -41,7 +41,7 @@ class Cost:
         gathering_s = self.call_s - self.recorded_s
         text = f"the call took {self.call_s:.1f} s for {self.recorded_s:.1f} s of trace"
         if gathering_s > max(1.0, 0.2 * self.recorded_s):
-            text += f": the server spent {gathering_s:.1f} s collecting it, and the job was slower meanwhile"
+            text += f": the profiler spent {gathering_s:.1f} s collecting it, and the job was slower meanwhile"
         if self.growth_bytes is not None:
             text += (f"; the job's memory grew by {size(self.growth_bytes)} at most" if self.growth_bytes else
                      "; the job's memory did not grow")

@@ -73,10 +73,10 @@ class _Worker:
         except Exception as error:  # noqa: BLE001  thread boundary: the other workers go on
             self.error = GputopError(f"a bug in gputop: {error!r}", "Please report this; the job itself goes on.")
 
-    def probe_server(self, folder: Path, stop: threading.Event) -> None:
+    def probe_server(self, folder: Path, stop: threading.Event, asked_s: float) -> None:
         """The probe, and what it tells about the server's clock."""
         self.round_trip_s = self.recorder.round_trip_s()
-        self.probed, self.probe = probe_job(self.recorder, folder, self.memory, stop)
+        self.probed, self.probe = probe_job(self.recorder, folder, self.memory, stop, asked_s)
         if self.probed is not None:
             self.bounds = intersect(self.bounds, self._bounds(self.probed)) if not self.local else self.bounds
 
@@ -123,12 +123,16 @@ class _Worker:
 
 
 def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_progress: Callable[[Progress], None],
-                    on_plan: Callable[[Plan], None], stop: threading.Event) -> MultiWorkerCapture:
+                    on_plan: Callable[[Plan], None], stop: threading.Event,
+                    agree: Callable[[Plan, float], tuple[Plan, float]] = lambda plan, start_s: (plan, start_s),
+                    ) -> MultiWorkerCapture:
     """Capture at most ``request.seconds`` from all ``recorders`` into one run folder. Blocks.
 
     ``on_progress`` is called from several threads, one at a time, with where the slowest worker stands. Each worker
     has an overview, all of them recorded at once: only its own one tells what a worker does while the others wait for
     it, and as they wait at every step, an overview of one would cost the job as much time.
+    ``agree`` is given the plan and the earliest common start, Unix time by our clock, and returns those of this and of
+    other nodes.
     Raises GputopError where no worker could be captured.
     """
     seconds = request.seconds
@@ -138,12 +142,12 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
     threads = ThreadPoolExecutor(len(workers), "gputop-worker")
 
     def record(chosen: Plan) -> Plan:
+        lead_s = max((w.recorder.limits.lead_s for w in workers if w.error is None), default=0.0)
+        chosen, start_s = agree(chosen, time.time() + lead_s + _LEAD_S + _LEAD_PER_WORKER_S * len(workers))
         if any(w.error is None for w in workers):
             on_plan(chosen)
-        lead_s = max((w.recorder.limits.lead_s for w in workers if w.error is None), default=0.0)
-        start_s = time.time() + lead_s + _LEAD_S + _LEAD_PER_WORKER_S * len(workers)
         halt = threading.Event()  # of all: what one job does not bear ends it for the others, too
-        recording = Recording(chosen.chosen_s, logdir, run=run.path.name)
+        recording = Recording(chosen.chosen_s, logdir, run=run.path.name, shapes=chosen.shapes)
         label = with_more if chosen.overview_s else None
         _run_phase(threads, workers, lambda w: w.record(
             recording, start_s, MemoryGrowthGuard(Watch(w.memory, w.growth_limits, stop), halt, label=label), stop))
@@ -152,11 +156,11 @@ def capture_workers(recorders: Sequence[Recorder], request: CaptureRequest, on_p
         return chosen
 
     try:
-        if request.force or not needs_probe(seconds):
+        if request.force or not any(needs_probe(seconds, w.recorder.limits) for w in workers):
             chosen = record(full_length(request))
             return _finish(workers, chosen, run, chosen.chosen_s)
         with probe_logdir(request.logdir) as folder:
-            _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop))
+            _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop, seconds))
             if stop.is_set() and any(w.probed for w in workers):
                 return _probes(workers, seconds, logdir, run)
             _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir))
@@ -189,7 +193,7 @@ def max_safe_duration(recorders: Sequence[Recorder], *, seconds: float, logdir: 
     """
     workers = _workers(recorders, lambda _progress: None)
     with ThreadPoolExecutor(len(workers), "gputop-worker") as threads, probe_logdir(logdir) as folder:
-        _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop))
+        _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop, seconds))
         _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir, longest=True))
     errors = {w.address: w.error for w in workers if w.error is not None}
     if len(errors) == len(workers):
@@ -293,7 +297,7 @@ def shortest_plan(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:
     address, least = min(plans, key=lambda one: one[1].chosen_s)
     notes = tuple(dict.fromkeys(note for _, one in plans for note in one.notes))
     why = f"{address}: {least.why}" if least.shortened and len(plans) > 1 else least.why
-    return replace(least, why=why, notes=notes)
+    return replace(least, why=why, notes=notes, shapes=all(one.shapes for _, one in plans))
 
 
 def trace_names(addresses: Sequence[str]) -> list[str]:

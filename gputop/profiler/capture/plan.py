@@ -8,7 +8,7 @@ steps (TensorFlow 2.21, 4 M events), while a job of large steps notices nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gputop.core.errors import GputopError
@@ -16,6 +16,8 @@ from gputop.profiler.recording import RecorderLimits
 from gputop.text.units import size
 
 PROBE_S = 0.5
+# A first probe that is short is followed by one of so many events, unless that is hardly longer.
+_SECOND_PROBE_EVENTS, _HARDLY_LONGER = 50_000, 2.0
 # With those of the probe: enough to say what a job spends its time on; more is granted for whole steps.
 TARGET_EVENTS = 500_000
 MIN_CAPTURE_S = 1.0
@@ -46,6 +48,7 @@ MIN_OVERVIEW_S = 0.5
 _RECEIVE_MULTIPLE = 3.0  # the answer as gRPC receives it, as one message, and its XSpace
 ANALYSIS_MULTIPLE = 5.0  # benchmarks/trace_engine.py
 _ANALYSIS_BASE_BYTES = 100e6  # the interpreter and NumPy
+_NO_SHAPES = "shapes of inputs are left out, as the job makes so many events"
 _USABLE_SHARE = 0.8  # of what is free; the job goes on allocating meanwhile
 
 
@@ -103,6 +106,7 @@ class Plan:
 
     ``enough``: the job could have borne a longer recording, which would also show rare work. ``overview_s`` is
     recorded after it in little detail, for what is seldom; ``ended`` says in a sentence what ended either early.
+    ``shapes``: those of the operations' inputs are recorded.
     """
 
     asked_s: float
@@ -113,6 +117,7 @@ class Plan:
     enough: bool = False
     overview_s: float = 0.0
     ended: str = ""
+    shapes: bool = True
 
     @property
     def shortened(self) -> bool:
@@ -123,9 +128,17 @@ class Plan:
                 "ended": self.ended, "unknown": list(self.notes), "probe": self.probe.to_json() if self.probe else None}
 
 
-def needs_probe(asked_s: float) -> bool:
+def needs_probe(asked_s: float, limits: RecorderLimits = SERVER_LIMITS) -> bool:
     """Whether a probe could shorten it at all."""
-    return asked_s > MIN_CAPTURE_S
+    return asked_s > min(MIN_CAPTURE_S, limits.least_s)
+
+
+def second_probe_s(asked_s: float, first: Probe, limits: RecorderLimits) -> float:
+    """The seconds of a second probe, for steps that the first one was too short to show; 0 if none is worth it."""
+    if limits.first_probe_s >= PROBE_S or first.sure or 0 < first.events_per_s * asked_s <= _CHEAP_EVENTS:
+        return 0.0
+    seconds = min(PROBE_S, asked_s, _SECOND_PROBE_EVENTS / first.events_per_s if first.events_per_s else PROBE_S)
+    return seconds if seconds >= _HARDLY_LONGER * first.seconds else 0.0
 
 
 def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimits = SERVER_LIMITS, *,
@@ -136,7 +149,8 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
     Else, and for the ``longest`` that is bearable: about half a million events with those of the probe, and
     at least a second; up to a million for twenty steps, or for those of a GPU that are too long for the probe
     to show, and up to two million for ten. All within the recorder's ``limits`` and what memory and disk hold, and at
-    most ``asked_s``.
+    most ``asked_s``. A recording that nothing can end is planned to grow the job by no more than the guard of the
+    others allows, and may be shorter than a second.
     """
     rate = probe.events_per_s
     if rate <= 0:
@@ -146,7 +160,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
     enough_s = TARGET_EVENTS / rate - probe.seconds
     if enough_s < asked_s:
         chosen_s, why = enough_s, makes
-        least_s, what = max((MIN_CAPTURE_S, "the shortest possible"), _for_steps(probe))
+        least_s, what = max((min(MIN_CAPTURE_S, limits.least_s), "the shortest possible"), _for_steps(probe))
         if chosen_s < least_s:
             chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"full length, {makes}")
     device_rate = probe.device_events / probe.seconds
@@ -155,18 +169,29 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, limits: RecorderLimi
         why = f"its GPUs make {count(device_rate)} events/s, and {limits.device_limit}"
     if rate * chosen_s > limits.events:
         chosen_s, why = limits.events / rate, f"{makes}, and {limits.events_limit}"
-    enough_s = _enough(probe)
-    enough = enough_s < chosen_s and not longest
+    enough_s = math.inf if longest else _enough(probe)
+    growth_s = math.inf if limits.stoppable else _before_growth(probe, free, limits)
+    shapes = growth_s >= min(chosen_s, enough_s, max(MIN_CAPTURE_S, _STEPS_WORTH[0][0] * (probe.step_s or 0.0)))
+    if limits.bare_bytes_per_event and not shapes:
+        limits = replace(limits, job_bytes_per_event=limits.bare_bytes_per_event)
+        growth_s = _before_growth(probe, free, limits)
+    shapes = shapes or not limits.bare_bytes_per_event
+    if growth_s < chosen_s:
+        chosen_s = max(growth_s, min(MIN_CAPTURE_S, limits.least_s, asked_s))
+        why = f"{makes}, and the job grows by {size(_job_bytes_per_s(probe, limits))} a second"
+    enough = enough_s < chosen_s
     if enough:
         assert probe.step_s is not None
         steps = float(f"{enough_s / probe.step_s:.2g}")
         chosen_s, why = enough_s, f"about {steps:.0f} steps are enough, {makes}"
     least_s, least_why = _limit_to_resources(Plan(asked_s, chosen_s, why, probe), probe, free, limits)
     if least_s < asked_s:
-        least_s = max(0.1, int(least_s * 10) / 10)
+        parts = 100 if least_s < MIN_CAPTURE_S > limits.least_s else 10
+        least_s = max(1 / parts, int(least_s * parts) / parts)
     fits, rest_s = least_why == why, round(asked_s - least_s, 3)
     overview_s = rest_s if fits and limits.overview and not longest and rest_s >= MIN_CAPTURE_S else 0.0
-    return Plan(asked_s, least_s, least_why, probe, free.unknown, enough and fits, overview_s)
+    notes = free.unknown if shapes else (*free.unknown, _NO_SHAPES)
+    return Plan(asked_s, least_s, least_why, probe, notes, enough and fits, overview_s, shapes=shapes)
 
 
 def overview_events(asked_s: float, workers: int = 1) -> float:
@@ -209,14 +234,36 @@ def growth_limits(probe: Probe, free: FreeResources) -> GrowthLimits:
                         max(_SHORT_SHARE * known_bytes, min(_SHORT_BYTES, _SHORT_PART * free_bytes)))
 
 
+def _job_bytes_per_s(probe: Probe, limits: RecorderLimits) -> float:
+    """What a job grows by in each second of a recording. A short probe shows less of that than is known of an event."""
+    if limits.job_bytes_per_event:
+        return limits.job_bytes_per_byte * probe.bytes / probe.seconds + (
+            limits.job_bytes_per_event * probe.events_per_s)
+    return max(limits.job_bytes_per_byte * probe.bytes, probe.growth_bytes or 0) / probe.seconds
+
+
+def _before_growth(probe: Probe, free: FreeResources, limits: RecorderLimits) -> float:
+    """The seconds after which a guard would end a recording, of which the job's growth is known beforehand: for whole
+    steps as much as the guard allows, else little."""
+    per_s, allowed = _job_bytes_per_s(probe, limits), growth_limits(probe, free)
+    if not per_s:
+        return math.inf
+    if probe.step_s is None:
+        return (allowed.bytes if probe.device_events else _GROWTH_BYTES) / per_s
+    (twenty, _), (ten, _) = _STEPS_WORTH
+    return max(_GROWTH_BYTES / per_s, min(twenty * probe.step_s, allowed.bytes / per_s),
+               min(ten * probe.step_s, allowed.short_bytes / per_s))
+
+
 def _limit_to_resources(wanted: Plan, probe: Probe, free: FreeResources, recorder: RecorderLimits) -> tuple[float, str]:
     """Length and reason: shorter, where memory or disk would not hold it; raises GputopError."""
     asked_s, chosen_s, why = wanted.asked_s, wanted.chosen_s, wanted.why
     trace_per_s = probe.bytes / probe.seconds
-    job_per_s = max(recorder.job_bytes_per_byte * trace_per_s + recorder.job_bytes_per_event * probe.events_per_s,
-                    (probe.growth_bytes or 0) / probe.seconds)
+    job_per_s = _job_bytes_per_s(probe, recorder)
+    if recorder.bare_bytes_per_event:  # the probe is without shapes
+        trace_per_s *= recorder.job_bytes_per_event / recorder.bare_bytes_per_event
     own_per_s = max(_RECEIVE_MULTIPLE, ANALYSIS_MULTIPLE) * trace_per_s
-    least_s = min(MIN_CAPTURE_S, asked_s)
+    least_s = min(MIN_CAPTURE_S, recorder.least_s, asked_s)
     limits = (  # free, needed per second, needed besides, what it is
         # The job gives little of its part back before the analysis begins.
         (free.shared_bytes, own_per_s + (job_per_s if free.job_here else 0), _ANALYSIS_BASE_BYTES, "memory"),
@@ -235,7 +282,8 @@ def _limit_to_resources(wanted: Plan, probe: Probe, free: FreeResources, recorde
                 f"{size(least_s * per_s + base)} (probed for {probe.seconds:g} s, the job made "
                 f"{size(probe.bytes)} of trace{grew})",
                 f"Free some{', or choose another --logdir' if 'disk' in what else ''}; or force a short capture "
-                "without probe and check: gputop capture --seconds 0.3 --force.",
+                f"without probe and check: gputop capture --seconds 0.3 --force.{recorder.instead and ' Or: '}"
+                f"{recorder.instead}",
             )
         if usable < chosen_s * per_s:
             chosen_s = usable / per_s

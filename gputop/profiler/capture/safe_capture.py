@@ -18,7 +18,16 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture.footprint import free_resources
 from gputop.profiler.capture.job_memory import Cost, JobMemory, MemoryGrowthGuard, Watch, with_more
 from gputop.profiler.capture.overview import record_overview
-from gputop.profiler.capture.plan import PROBE_S, GrowthLimits, Plan, Probe, growth_limits, needs_probe, plan
+from gputop.profiler.capture.plan import (
+    PROBE_S,
+    GrowthLimits,
+    Plan,
+    Probe,
+    growth_limits,
+    needs_probe,
+    plan,
+    second_probe_s,
+)
 from gputop.profiler.capture.request import CaptureRequest
 from gputop.profiler.recording import CaptureResult, EmptyTrace, Progress, Recorder, Recording, TraceLost
 from gputop.profiler.stale_files import probe_name
@@ -37,13 +46,13 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
     """
     seconds, logdir = request.seconds, request.logdir
     memory = JobMemory(recorder.pid, on_progress)
-    if request.force or not needs_probe(seconds):
+    if request.force or not needs_probe(seconds, recorder.limits):
         chosen = full_length(request)
         on_plan(chosen)
         result = recorder.record(Recording(seconds, logdir), memory, stop)
         return result, chosen, memory.cost(result.took_s, seconds)
     with probe_logdir(logdir) as folder:
-        probed, probe = probe_job(recorder, folder, memory, stop)
+        probed, probe = probe_job(recorder, folder, memory, stop, seconds)
         if stop.is_set() and probed is not None:
             chosen = Plan(seconds, probe.seconds, "stopped during the probe; the probe is the trace", probe)
             on_plan(chosen)
@@ -55,7 +64,8 @@ def capture_with_probe(recorder: Recorder, request: CaptureRequest, on_progress:
         watch = Watch(memory, limits, stop)
         growth_guard = MemoryGrowthGuard(watch, threading.Event(), label=with_more if chosen.overview_s else None)
         try:
-            result = recorder.record(Recording(chosen.chosen_s, logdir), growth_guard, growth_guard.halt)
+            result = recorder.record(Recording(chosen.chosen_s, logdir, shapes=chosen.shapes), growth_guard,
+                                     growth_guard.halt)
         except TraceLost as error:
             if probed is None:
                 raise
@@ -75,18 +85,36 @@ def full_length(request: CaptureRequest) -> Plan:
     return Plan(request.seconds, request.seconds, why)
 
 
-def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory,
-              stop: threading.Event) -> tuple[CaptureResult | None, Probe]:
-    """The probe's trace, None where it holds no events, and what it says. Raises GputopError."""
+def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threading.Event,
+              asked_s: float) -> tuple[CaptureResult | None, Probe]:
+    """The probe's trace, None where it holds no events, and what it says; a second and longer one, where the first is
+    a short one and leaves open how long a recording may be. Raises GputopError."""
+    limits = recorder.limits
+    probed, first = _probe_once(recorder, logdir, memory, stop, min(PROBE_S, limits.first_probe_s))
+    longer_s = second_probe_s(asked_s, first, limits)
+    if not longer_s or stop.is_set():
+        return probed, first
+    try:
+        longer, second = _probe_once(recorder, logdir, memory, stop, longer_s)
+    except TraceLost:
+        if probed is None:
+            raise
+        return probed, first
+    return (longer, second) if longer is not None or probed is None else (probed, first)
+
+
+def _probe_once(recorder: Recorder, logdir: Path, memory: JobMemory, stop: threading.Event,
+                probe_s: float) -> tuple[CaptureResult | None, Probe]:
+    """Raises GputopError."""
     from gputop.profiler.capture.step_time import step_time
 
     def report(progress: Progress) -> None:
         memory(replace(progress, phase="probing"))
 
     try:
-        result = recorder.record(Recording(PROBE_S, logdir), report, stop)
+        result = recorder.record(Recording(probe_s, logdir, shapes=False), report, stop)
     except EmptyTrace as empty:
-        return None, Probe(PROBE_S, empty.took_s, 0, 0, 0)
+        return None, Probe(probe_s, empty.took_s, 0, 0, 0)
     if not result.path.is_relative_to(logdir):
         shutil.rmtree(result.path.parents[3], ignore_errors=True)
         raise GputopError(f"the disk of the logdir is full: it does not hold even the probe, "
@@ -97,7 +125,7 @@ def probe_job(recorder: Recorder, logdir: Path, memory: JobMemory,
         raise GputopError(f"the probe's trace cannot be read: {error.strerror or error} ({result.path})",
                           "Check that file system; or capture without a probe: --force.") from None
     step_s, sure = step_time(result.path, host + devices) or (None, False)
-    seconds = min(PROBE_S, result.took_s) if result.stopped_early else PROBE_S
+    seconds = min(probe_s, result.took_s) if result.stopped_early else probe_s
     return result, Probe(seconds, result.took_s, result.bytes, host, devices, step_s, memory.growth, sure)
 
 

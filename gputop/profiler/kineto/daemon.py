@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.core.errors import GputopError
-from gputop.profiler.kineto.folder import SocketFolder
+from gputop.profiler.kineto.folder import SocketFolder, is_of_gputop
 from gputop.profiler.kineto.protocol import (
     GPUTOP,
     MAX_DATAGRAM_BYTES,
@@ -124,8 +124,13 @@ class Daemon:
         config = self._configs.get(pid) if poll.ready else None
         if config is not None and config.start_ms and 1000 * time.time() > config.start_ms - _LEAST_LEAD_MS:
             config = replace(config, start_ms=0)  # kineto drops what it is too late for
-        sent = self.folder.send(self._socket, name, encode_config("" if config is None else config.text()))
-        configured = sent and config is not None
+        if config is None:
+            # A client waits 90 ms for an answer and reads one at each poll: each that came later would delay all that
+            # follow by a poll, for good. Clients that gputop has not made complain of polls without an answer.
+            if not is_of_gputop(self.folder.path):
+                self.folder.send(self._socket, name, encode_config(""))
+            return Event(pid, poll.ready)
+        configured = self.folder.send(self._socket, name, encode_config(config.text()))
         if configured:
             del self._configs[pid]
         return Event(pid, poll.ready, configured)

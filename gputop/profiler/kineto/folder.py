@@ -30,8 +30,14 @@ _PREFIX = "gputop-kineto-"
 # The clients' base config: each poll is a file looked for, in a thread of kineto's. It polls every 5 s without it.
 _BASE_CONFIG = b"ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n"
 _UNUSED_MAX_AGE_S = 24 * 3600.0  # of a folder that no job has put a socket into
+_PARTIAL, _WRITTEN_MAX_AGE_S = ".tmp", 1800.0  # of a trace that kineto has not finished
 _MAX_SWEPT = 256
 _MAX_ENTRIES = 4096
+
+
+def is_of_gputop(folder: PurePosixPath) -> bool:
+    """Whether gputop made a folder, here or in a job that it prepared: its clients poll often and log nothing."""
+    return folder.name.startswith(_PREFIX)
 
 
 class SocketFolder:
@@ -101,6 +107,7 @@ class SocketFolder:
     def close(self) -> None:
         self.unlock()
         self.folder.close()
+
 
     def duplicate(self) -> SocketFolder:
         """The same, to be closed by itself; :meth:`lock` is from now on the duplicate's."""
@@ -176,8 +183,13 @@ class SocketFolder:
             if not self._answers(DAEMON_NAME):
                 self.folder.remove(DAEMON_NAME)
             for name in self.folder.names(_MAX_ENTRIES):
-                if name.startswith(TRACE_PREFIX):
+                if name.startswith(TRACE_PREFIX) and not self._is_being_written(name):
                     self.folder.remove(name)
+
+    def _is_being_written(self, name: str) -> bool:
+        """Whether a recording that a killed gputop began may go on: kineto complains in the job's stderr of a file that
+        it cannot rename. Raises OSError."""
+        return name.endswith(_PARTIAL) and time.time() - self.folder.state(name).st_mtime < _WRITTEN_MAX_AGE_S
 
     def in_use(self) -> bool:
         """Whether a job has a socket here; an empty folder that is young counts, its job may be starting."""

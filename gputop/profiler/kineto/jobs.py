@@ -6,6 +6,8 @@ import contextlib
 import re
 from pathlib import Path
 
+from msgspec import Struct
+
 from gputop.core.files import folder_of_process, open_regular
 from gputop.core.proc import COMMAND_BYTES, ENVIRON_BYTES, mappings, read, read_maps
 from gputop.profiler.discovery import ProfilerServer, rank_of
@@ -17,14 +19,19 @@ _VERSION_BYTES = 1 << 16
 _VERSION = re.compile(r"^__version__ = '([0-9A-Za-z.+]{1,40})'$", re.MULTILINE)
 
 
-def find_jobs(proc: Path = _PROC) -> list[ProfilerServer]:
-    """The clients whose socket is in a folder, as ``pid:PID``."""
-    return [_as_server(client, proc) for client in find_clients(proc) if client.folder is not None]
+class Jobs(Struct, frozen=True):
+    """The clients whose socket is in a folder, as ``pid:PID``; and ``unprotected``, the PIDs of those that any local
+    user can command, because their socket has an abstract name."""
+
+    servers: tuple[ProfilerServer, ...]
+    unprotected: tuple[int, ...]
 
 
-def unsafe_jobs(proc: Path = _PROC) -> list[int]:
-    """The PIDs of clients that any local user can command: their socket has an abstract name."""
-    return [client.pid for client in find_clients(proc) if client.folder is None]
+def find_jobs(proc: Path = _PROC) -> Jobs:
+    """What there is now."""
+    clients = find_clients(proc)
+    return Jobs(tuple(_as_server(client, proc) for client in clients if client.folder is not None),
+                tuple(client.pid for client in clients if client.folder is None))
 
 
 def _as_server(client: Client, proc: Path) -> ProfilerServer:

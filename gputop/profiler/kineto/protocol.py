@@ -52,6 +52,7 @@ class RecordingConfig(Struct, frozen=True):
     start_ms: int = 0
     stacks: bool = False
     modules: bool = False
+    shapes: bool = True
     gpu_buffer_mb: int = 512
 
     def text(self) -> str:
@@ -63,7 +64,7 @@ class RecordingConfig(Struct, frozen=True):
                  f"ACTIVITIES_DURATION_MSECS={self.duration_ms}",
                  "ACTIVITIES_WARMUP_PERIOD_SECS=0",  # 5 otherwise
                  f"ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB={self.gpu_buffer_mb}",
-                 "PROFILE_REPORT_INPUT_SHAPES=true",
+                 f"PROFILE_REPORT_INPUT_SHAPES={_word(self.shapes)}",
                  f"PROFILE_WITH_STACK={_word(self.stacks)}",
                  f"PROFILE_WITH_MODULES={_word(self.modules)}"]
         if self.start_ms:

@@ -18,7 +18,7 @@ from gputop.core.files import UnsafeFile, open_regular
 from gputop.profiler.discovery import rank_of
 from gputop.profiler.kineto.clients import Client, client_of, is_same
 from gputop.profiler.kineto.daemon import Daemon, Event, serving
-from gputop.profiler.kineto.folder import TRACE_PREFIX, SocketFolder
+from gputop.profiler.kineto.folder import TRACE_PREFIX, SocketFolder, is_of_gputop
 from gputop.profiler.kineto.jobs import environ_of
 from gputop.profiler.kineto.protocol import RecordingConfig
 from gputop.profiler.recording import (
@@ -39,9 +39,13 @@ _POLL_TIMEOUT_S = 2 * POLL_PERIOD_S + 5
 _LEAD_S = 2.0  # beyond a poll: kineto looks at its requests once a second, and a loaded node is late
 _WRITE_TIMEOUT_S = 10.0  # for the file, after the recording and a poll; while the job builds it the polls say so
 _BUILD_TIMEOUT_S = 180.0
+# kineto begins a second after a request. Where its thread is later than that, on a node that is overloaded, it drops
+# the request, and says from then on that it is ready.
+_STARTS_WITHIN_S, _READY_POLLS, _ATTEMPTS = 2.5, 2, 3
 _PERIOD_S = 0.125
-# Resident memory of the job while 20,000 to 300,000 events became a trace (torch 2.13 on the CPU).
-_EVENT_BYTES = 2500
+# Resident memory of the job while 60,000 to 230,000 events became a trace (torch 2.13 on the CPU): 4.7 to 4.8 kB an
+# event with the shapes of its inputs, 1.7 to 1.8 kB without.
+_EVENT_BYTES, _BARE_EVENT_BYTES = 5000, 2000
 HOLD_S_PER_EVENT = 0.5 / 25_000  # torch.profiler's end: 0.53 to 0.56 s for 27,000 events (torch 2.13 on the CPU)
 _MAX_HOLD_S = 1.0
 _SCAN_BYTES = 1 << 20
@@ -49,11 +53,20 @@ _EDGE_BYTES = 1 << 16  # at either end of a trace
 _EVENT = re.compile(rb'"ph": "X",\s{0,16}"cat": "([a-z_]{1,40})"')
 _TIME = re.compile(rb'"ts": (\d{1,16}(?:\.\d{1,9})?)')
 _BASE = re.compile(rb'"baseTimeNanoseconds": (\d{1,20})')
+LINES_TO_PASTE = (
+    "from torch.profiler import profile, schedule, tensorboard_trace_handler\n"
+    "with profile(schedule=schedule(wait=10, warmup=2, active=20, repeat=1),\n"
+    "             on_trace_ready=tensorboard_trace_handler('traces')) as profiler:\n"
+    "    for batch in loader:\n"
+    "        train_step(batch)\n"
+    "        profiler.step()")
+PASTE = f"Add these lines to the script, and run gputop analyze traces:\n{LINES_TO_PASTE}"
 _DEVICE = frozenset((b"kernel", b"gpu_memcpy", b"gpu_memset"))
 _OVERLAP = 128  # of two pieces, so that no event is cut
 
-_USUAL = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=_EVENT_BYTES, overview=False, stoppable=False,
-                        ending=ENDING, lead_s=_OWN_POLL_PERIOD_S + _LEAD_S)
+_USUAL = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=_EVENT_BYTES,
+                        bare_bytes_per_event=_BARE_EVENT_BYTES, overview=False, stoppable=False, first_probe_s=0.1,
+                        least_s=0.05, ending=ENDING, lead_s=_OWN_POLL_PERIOD_S + _LEAD_S, instead=PASTE)
 
 
 class KinetoRecorder:
@@ -71,7 +84,9 @@ class KinetoRecorder:
         if client.holds:
             held = f"torch.profiler holds the job for {_MAX_HOLD_S:g} s at the end of a longer one"
             return replace(_USUAL, events=_MAX_HOLD_S / HOLD_S_PER_EVENT, events_limit=held)
-        return _USUAL if _polls_often(client) else replace(_USUAL, lead_s=POLL_PERIOD_S + _LEAD_S)
+        if client.folder is not None and is_of_gputop(client.folder):
+            return _USUAL
+        return replace(_USUAL, lead_s=POLL_PERIOD_S + _LEAD_S)
 
     def round_trip_s(self) -> float:
         self._client()
@@ -117,11 +132,6 @@ class KinetoRecorder:
         return client
 
 
-def _polls_often(client: Client) -> bool:
-    """Whether the client has gputop's base config."""
-    return client.folder is not None and client.folder.name.startswith("gputop-kineto-")
-
-
 def unsafe(pid: int) -> GputopError:
     """The error of a client that any local user can command."""
     return GputopError(
@@ -144,27 +154,34 @@ class _Take:
     begins_s: float = 0.0  # monotonic, when it was fetched: no clock that is set moves it
     busy_s: float = 0.0  # of the last poll that said that it records or builds
     polled: bool = False
+    ready_polls: int = 0  # since the recording was to have begun
+    attempts: int = 1
 
     def run(self, run: RunFolder) -> CaptureResult:
         """Raises GputopError."""
         pid, seconds, folder = self.client.pid, self.recording.seconds, self.daemon.folder
         start_ms = round((self.recording.start_ns or 0) / 1e6)
         config = RecordingConfig(folder.path / f"{TRACE_PREFIX}{os.urandom(6).hex()}.json",
-                                 max(1, round(1000 * seconds)), start_ms)
+                                 max(1, round(1000 * seconds)), start_ms, shapes=self.recording.shapes)
         file = config.written(self.client.own_pid)
-        sent_s, began = time.time(), time.monotonic()
+        began = asked_s = time.monotonic()
         try:
             self.daemon.register(pid, config)
         except ValueError as error:
             raise GputopError(str(error), "Start the job with gputop run.") from None
         while not (self.fetched_s and folder.folder.has(file)):
             self._step(began)
-            if self.fetched_s:
-                self._check_written()
+            if not self.fetched_s:
+                self._check_fetched(asked_s)
+            elif self.ready_polls >= _READY_POLLS and self.attempts < _ATTEMPTS and not folder.folder.has(file):
+                self.attempts, self.ready_polls, self.fetched_s = self.attempts + 1, 0, 0.0
+                asked_s = time.monotonic()
+                self.daemon.register(pid, config)
             else:
-                self._check_fetched(began)
-        took_s = time.monotonic() - began
-        saving = Progress("saving", took_s, seconds)
+                self._check_written()
+        written_s = time.time()
+        fetched_s = written_s - (time.monotonic() - self.fetched_s)
+        saving = Progress("saving", time.monotonic() - began, seconds)
         self.on_progress(saving)
         stopped = stops_copy(self.stop, lambda: self.on_progress(saving))
         with self._open(file) as source:
@@ -172,11 +189,17 @@ class _Take:
             path = run.adopt(source, Path(f"/proc/{pid}/root{folder.path}/{file}"), stopped)
         folder.folder.remove(file)
         with open_regular(path, follow_links=False) as trace:
-            if not has_events(trace):
-                raise EmptyTrace(f"process {pid} did nothing in {seconds:g} s that PyTorch's profiler records",
-                                 f"Capture again when it trains, or longer. The trace is kept: {path}", took_s)
+            empty = not has_events(trace)
+            trace.seek(0)
+            window = window_ns(trace)
+        # kineto looks at what it fetched once a second; that wait takes nothing of the job.
+        began_s = fetched_s if window is None else min(max(window[0] / 1e9, fetched_s), written_s - seconds)
+        took_s = max(seconds, written_s - began_s)
+        if empty:
+            raise EmptyTrace(f"process {pid} did nothing in {seconds:g} s that PyTorch's profiler records",
+                             f"Capture again when it trains, or longer. The trace is kept: {path}", took_s)
         return CaptureResult(f"pid:{pid}", path, run.path, run.path.name, seconds, took_s, size, False, "job's disk",
-                             sent_s=sent_s)
+                             sent_s=written_s - took_s)
 
     def _check_fetched(self, began: float) -> None:
         """Raises GputopError where the process does not take the request."""
@@ -200,7 +223,7 @@ class _Take:
         due_s = self.begins_s + seconds + POLL_PERIOD_S + _WRITE_TIMEOUT_S
         if now > max(due_s, self.busy_s + POLL_PERIOD_S + _WRITE_TIMEOUT_S) or now > due_s + _BUILD_TIMEOUT_S:
             raise TraceLost(f"process {pid} took the request and wrote no trace within {now - self.fetched_s:.0f} s",
-                            "Its own torch.profiler was busy, or it cannot write to "
+                            "Its own torch.profiler was busy, the node is overloaded, or it cannot write to "
                             f"{self.daemon.folder.path} (disk full?). The job itself goes on.")
 
     def _step(self, began: float) -> None:
@@ -217,10 +240,12 @@ class _Take:
         for event in got:
             self.polled = True
             if event.configured:
-                self.fetched_s = now
+                self.fetched_s, self.ready_polls = now, 0
                 self.begins_s = now + max(0.0, (self.recording.start_ns or 0) / 1e9 - time.time())
             if not event.ready:
-                self.busy_s = now
+                self.busy_s, self.ready_polls = now, 0
+            elif self.fetched_s and now > self.begins_s + _STARTS_WITHIN_S + seconds:
+                self.ready_polls += 1
         over = self.fetched_s and now > self.begins_s + seconds
         phase: Phase = "receiving" if over else "recording" if self.fetched_s else "connecting"
         self.on_progress(Progress(phase, now - began, seconds))

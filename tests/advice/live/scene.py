@@ -133,9 +133,10 @@ def play(scene: Scene, seconds: float, history: History | None = None, start: fl
     return history, out
 
 
-def after(scene: Scene, seconds: float, ranks: Report | None = None) -> Advice:
+def after(scene: Scene, seconds: float, ranks: Report | None = None,
+          unprotected: tuple[int, ...] | None = None) -> Advice:
     """The advice at the end alone, from nothing shown."""
-    return live_advice(*_recorded(scene, seconds), ranks=ranks)
+    return live_advice(*_recorded(scene, seconds), ranks=ranks, unprotected=unprotected)
 
 
 def verdict(scene: Scene, seconds: float, id_: str, ranks: Report | None = None) -> Any:

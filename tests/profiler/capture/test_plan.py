@@ -14,8 +14,9 @@ from gputop.profiler.capture.plan import (
     needs_probe,
     overview_events,
     plan,
+    second_probe_s,
 )
-from gputop.profiler.recording import CUPTI_RECORDS, SERVER_MULTIPLE
+from gputop.profiler.recording import CUPTI_RECORDS, SERVER_MULTIPLE, RecorderLimits
 from tests.records import replace
 
 MB, GB = 1e6, 1e9
@@ -187,3 +188,58 @@ def test_json_has_rates_in_base_units():
     assert document["probe"] == {"seconds": 0.5, "took_s": 0.6, "bytes": 500_000, "host_events_per_s": 140_000,
                                  "device_events_per_s": 100_000, "step_s": 0.1, "growth_bytes": None}
     assert Plan(1.0, 1.0, "full length").to_json()["probe"] is None
+
+
+# Of a recording that nothing can end.
+UNSTOPPABLE = RecorderLimits(job_bytes_per_byte=0.0, job_bytes_per_event=5000.0, bare_bytes_per_event=2000.0,
+                             overview=False, stoppable=False, first_probe_s=0.1, least_s=0.05,
+                             instead="Add these lines.")
+
+
+def short(host: float, device: float = 0, step_s: float | None = None, sure: bool = False) -> Probe:
+    """A first probe, from rates per second."""
+    return Probe(0.1, 0.2, round(20 * (host + device)), round(host / 10), round(device / 10), step_s, sure=sure)
+
+
+@pytest.mark.parametrize(
+    ("probed", "free_bytes", "chosen_s", "shapes"),
+    [
+        # 256 MiB of the job, whatever its rate: tiny operations get less than a second, without shapes.
+        (short(420_000), 16 * GB, 0.31, False),
+        (short(420_000), 1000 * GB, 0.31, False),
+        (short(2_000_000), 16 * GB, 0.06, False),
+        (short(20_000_000), 64 * GB, 0.05, False),  # the shortest
+        (short(20_000), 16 * GB, 2.6, True),  # shapes first, where a second is left
+        (short(3_000), 16 * GB, 10, True),
+        # For twenty whole steps, as much as the guard of other recordings allows: a fiftieth of the free memory.
+        (short(20_000, step_s=0.4), 64 * GB, 8.0, True),
+        (short(100_000, step_s=0.4), 32 * GB, 4.0, False),  # for ten a tenth of it
+        (short(400_000, step_s=0.001), 16 * GB, 0.33, False),
+        (short(50_000, step_s=0.01, sure=True), 16 * GB, 1.0, True),
+        (short(2_000, 40_000), 128 * GB, 10, True),  # of a GPU, steps too long for the probe
+        (short(2_000, 400_000), 64 * GB, 1.5, False),
+    ],
+)
+def test_what_nothing_can_end_is_planned_to_grow_the_job_by_little(probed, free_bytes, chosen_s, shapes):
+    made = plan(10, probed, FreeResources(free_bytes), UNSTOPPABLE)
+    assert made.chosen_s == pytest.approx(chosen_s, abs=0.101 if chosen_s > 1 else 0.011)
+    assert made.shapes == shapes and any("shapes" in note for note in made.notes) != shapes
+    grows_bytes = made.chosen_s * probed.events_per_s * (5000 if shapes else 2000)
+    assert probed.step_s or made.chosen_s == 0.05 or grows_bytes <= max(256 * 2**20, 0.02 * free_bytes)
+
+
+def test_where_not_even_the_shortest_fits_it_is_said_how_else():
+    with pytest.raises(GputopError, match="too little memory") as raised:
+        plan(10, short(4_000_000), FreeResources(0.5 * GB), UNSTOPPABLE)
+    assert raised.value.fix.endswith("--force. Or: Add these lines.")
+
+
+def test_a_first_probe_that_is_short_is_followed_by_a_longer_one_that_costs_little():
+    assert second_probe_s(10, short(20_000), UNSTOPPABLE) == 0.5
+    assert second_probe_s(10, short(0), UNSTOPPABLE) == 0.5  # nothing yet
+    assert second_probe_s(10, short(200_000), UNSTOPPABLE) == 0.25
+    assert second_probe_s(10, short(420_000), UNSTOPPABLE) == 0  # hardly longer
+    assert second_probe_s(10, short(20_000, step_s=0.01, sure=True), UNSTOPPABLE) == 0
+    assert second_probe_s(3, short(20_000), UNSTOPPABLE) == 0  # all of it is cheap
+    assert second_probe_s(10, probe(20_000), RecorderLimits()) == 0
+    assert needs_probe(0.2, UNSTOPPABLE) and not needs_probe(0.05, UNSTOPPABLE)

@@ -1,8 +1,8 @@
 """A process that does what kineto does in daemon mode, or what a hostile one does instead: ``fake_client.py DIR MODE``.
 
 It polls twenty times a second and says "ready" once its socket is bound. Modes:
-good; other-pids (claims to be PID 1); silent (never polls); busy (polls, takes nothing); no-file; link, hard-link,
-pipe, folder (in the trace's place); sparse (2 TB); large (the trace, then 64 MB of zeros);
+good; drops (the first two configs); other-pids (claims to be PID 1); silent (never polls); busy (polls, takes nothing);
+no-file; link, hard-link, pipe, folder (in the trace's place); sparse (2 TB); large (the trace, then 64 MB of zeros);
 dies (once it has the config); abstract (its name is).
 """
 
@@ -46,6 +46,7 @@ def main(folder: Path, mode: str) -> None:
     print("ready", flush=True)
     if mode == "silent":
         signal.pause()
+    dropped = 0
     pids = (1, 2) if mode == "other-pids" else (os.getpid(), os.getppid())
     while True:
         body = struct.pack("=iiq2i", 1 if mode == "busy" else 3, 2, 0, *pids)
@@ -54,7 +55,9 @@ def main(folder: Path, mode: str) -> None:
             answer = client.recv(4096)[40:].decode()
         except OSError:
             answer = ""
-        if answer:
+        if answer and mode == "drops" and dropped < 2:
+            dropped += 1
+        elif answer:
             write(folder, mode, dict(line.partition("=")[::2] for line in answer.split("\n")))
         time.sleep(PERIOD_S)
 

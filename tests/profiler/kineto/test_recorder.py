@@ -231,6 +231,28 @@ def test_a_recording_that_has_begun_is_waited_for(folder, tmp_path):
     assert result.bytes and not result.stopped_early
 
 
+def test_a_request_that_kineto_drops_is_made_again(folder, tmp_path, monkeypatch):
+    """As it does on an overloaded node: "start timestamp is in the past"."""
+    monkeypatch.setattr(recorder, "_STARTS_WITHIN_S", 0.1)
+    with fake_job(folder, "drops") as process:
+        assert _record(process, tmp_path).bytes
+        with pytest.raises(GputopError, match="wrote no trace"):
+            monkeypatch.setattr(recorder, "_ATTEMPTS", 2)
+            with fake_job(folder, "drops") as other:
+                _record(other, tmp_path)
+
+
+def test_what_a_killed_gputop_left_is_removed_once_kineto_has_written_it(folder, tmp_path):
+    """A file that kineto cannot rename any more is an error in the job's stderr."""
+    for name, age_s in (("gputop-trace-0_1.json.tmp", 0.0), ("gputop-trace-1_1.json.tmp", 3600.0),
+                        ("gputop-trace-2_1.json", 0.0)):
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - age_s,) * 2)
+    with fake_job(folder) as process:
+        _record(process, tmp_path)
+    assert [path.name for path in folder.glob("gputop-trace-*")] == ["gputop-trace-0_1.json.tmp"]
+
+
 def test_a_job_that_ended_before_is_told(folder, tmp_path):
     with fake_job(folder) as process:
         pass
@@ -240,8 +262,9 @@ def test_a_job_that_ended_before_is_told(folder, tmp_path):
 
 def test_a_job_is_listed_and_one_that_is_unsafe_named_as_such(folder):
     with fake_job(folder, RANK="3") as process, fake_job(folder, "abstract") as unsafe:
-        (job,) = [job for job in jobs.find_jobs() if job.pid == process.pid]
-        assert unsafe.pid in jobs.unsafe_jobs() and process.pid not in jobs.unsafe_jobs()
+        now = jobs.find_jobs()
+        (job,) = [job for job in now.servers if job.pid == process.pid]
+        assert unsafe.pid in now.unprotected and process.pid not in now.unprotected
     assert job.address == f"pid:{process.pid}" and job.about().startswith("PyTorch, rank 3: ")
 
 

@@ -29,7 +29,8 @@ _RECORDING = "PyTorch Profiler ("  # kineto's event that lasts as long as the re
 _STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
 _COPY_ENDS = re.compile(r"\((\w+) -> (\w+)\)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>$")  # of the object whose method is called: another name for each
-_RANK_IN_NAME = re.compile(r"(?:rank|worker|node)[_-]?(\d{1,6})", re.IGNORECASE)
+# The surest first: a host may be called node03.
+_RANKS_IN_NAME = tuple(re.compile(rf"{word}[_-]?(\d{{1,6}})", re.IGNORECASE) for word in ("rank", "worker", "node"))
 _GRADIENT, _REDUCES = "torch::autograd::AccumulateGrad", re.compile(r"nccl:(?:all_?reduce|_?reduce_scatter)")
 # PyTorch's own convolutions on the CPU, without oneDNN.
 _OWN_CONVOLUTIONS = frozenset(("aten::_slow_conv2d_forward", "aten::_nnpack_spatial_convolution"))
@@ -92,8 +93,9 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
     info, base = members.get("distributedInfo"), members.get("baseTimeNanoseconds")
     rank = info.get("rank") if isinstance(info, dict) else None
     if not isinstance(rank, int) or not 0 <= rank < 1 << 31:
-        in_name = _RANK_IN_NAME.search(path.rsplit("/", 1)[-1])
-        rank = int(in_name[1]) if in_name else order
+        name = path.rsplit("/", 1)[-1]
+        in_name = next((match for pattern in _RANKS_IN_NAME if (match := pattern.search(name)) is not None), None)
+        rank = int(in_name[1]) if in_name is not None else order
     devices, other = members.get("deviceProperties"), members.get("otherData")
     return ChromeFile(
         path, rank, text_of(members.get("host_name") or ""),

@@ -7,7 +7,7 @@ grows with the number of events, not with the text (docs/contributing/trace-note
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from gputop.trace.lookups import TORCH_HOST_MEMORY
 from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
 from gputop.trace.occupancy import sm_count, with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file, text_of
+from gputop.trace.readers.clock_file import HostClock, read_clocks
 from gputop.trace.readers.content import memory_limit, read_chunks
 
 _GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
@@ -35,16 +36,21 @@ _NEITHER, _ON_HOST, _STEPS = -1, -2, -3
 def read_files(files: Sequence[Path]) -> Trace:
     """The ranks of one job. Raises as :func:`read_chrome`, and GputopError for files that cannot be read."""
     damaged: set[str] = set()
+    clocks = {folder: read_clocks(folder) for folder in {file.parent for file in files}} if len(files) > 1 else {}
     return read_chrome([(str(file), read_chunks(file, damaged)) for file in files], damaged=damaged,
-                       limit_bytes=memory_limit())
+                       limit_bytes=memory_limit(),
+                       known_clocks={str(file): clock for file in files
+                                     if (clock := clocks.get(file.parent, {}).get(file.name.removesuffix(".gz")))})
 
 
 def read_chrome(
     files: Sequence[tuple[str, Iterable[bytes]]], *, damaged: Collection[str] = (), limit_bytes: float = float("inf"),
+    known_clocks: Mapping[str, HostClock] | None = None,
 ) -> Trace:
     """One Trace from the JSON of one or several ranks, each given as its text in pieces.
 
-    ``damaged`` names files known to be incomplete, by the time they have been read. A file among
+    ``damaged`` names files known to be incomplete, by the time they have been read; ``known_clocks`` are, by path, what
+    the capture measured of the hosts' clocks. A file among
     several that is no Chrome trace is left out with a note. Raises GputopError where none is one
     or the events of each need more memory than ``limit_bytes``, NoDataError where none has a complete event.
     """
@@ -59,6 +65,9 @@ def read_chrome(
         raise errors[0]
     for bad in errors:
         builder.note("unreadable_file", f"{bad.message} It is left out.")
+    for file in loaded:
+        if file.base_ns and (clock := (known_clocks or {}).get(file.path)) is not None:
+            file.base_ns -= clock.offset_ns
     if len({f.rank for f in loaded}) < len(loaded):  # ranks that are not known or not unique: number the files
         for order, file in enumerate(loaded):
             file.rank = order

@@ -1,0 +1,261 @@
+"""Captures of the ranks that a PyTorch job has on other nodes: gputop there is asked by ssh, and records with ours.
+
+The socket of kineto's daemon cannot be reached from another node. So each node has a gputop of its own for the capture
+(:mod:`gputop.commands.capture_ranks`), in the steps of :mod:`gputop.profiler.capture.multi_worker`: it probes its
+ranks and says how long they can be recorded; gputop here tells all of them the shortest length and a common start; then
+it sends the traces. Lines of JSON in both directions, and after the last one the traces' bytes. What a node sends is as
+hostile as a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import gettempdir
+from typing import IO, TypeVar
+
+from msgspec import Struct
+
+from gputop.cluster.ssh import NodeProblem, Ssh, by_cause
+from gputop.core.codec import convert, encode, parse
+from gputop.core.errors import GputopError, sentences
+from gputop.core.files import unnamed_file
+from gputop.launch.ranks import MAX_RANKS
+from gputop.profiler.capture.job_memory import Cost
+from gputop.profiler.capture.outcomes import Outcome
+from gputop.profiler.capture.plan import Plan
+from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.clocks import ClockBounds
+from gputop.profiler.recording import CaptureResult
+from gputop.profiler.storage import MAX_COPY_BYTES, RunFolder
+from gputop.text.units import printable
+
+SCHEMA = "gputop.ranks/1"
+MAX_NODES = 64
+_READY_TIMEOUT_S = 90.0  # switching on and probing: 30 s at most for a rank that does not answer, and some recordings
+_LINE_S = 0.5  # for a line to get there
+_MAX_LEAD_S = 30.0
+_AFTER_S = 600.0  # to build the traces there, and for them to come here
+_POLL_S = 0.1
+_LINE_BYTES, _LINES_BEFORE = 1 << 20, 200  # a login may print more before
+_PIECE_BYTES = 1 << 20
+
+T = TypeVar("T")
+
+
+class Ready(Struct, frozen=True):
+    """What a node says once its ranks are probed: they can be recorded for ``seconds``, and must be asked ``lead_s``
+    before; ``time_s`` is Unix time there. ``schema`` tells it from what a login prints."""
+
+    schema: str
+    seconds: float
+    lead_s: float
+    time_s: float
+
+
+class Start(Struct, frozen=True):
+    """What all nodes are told: when to begin, by the clock of the one that tells it, at ``now_s`` by that clock.
+    ``low_s``: a node's clock is ahead of it by no less."""
+
+    start_s: float
+    seconds: float
+    now_s: float
+    low_s: float
+
+
+class Rank(Struct, frozen=True):
+    """One rank's trace of ``size`` bytes, or why there is none (``problem`` and ``fix``)."""
+
+    address: str
+    name: str
+    size: int = 0
+    took_s: float = 0.0
+    began_s: float | None = None  # Unix time there
+    problem: str = ""
+    fix: str = ""
+
+
+class Ranks(Struct, frozen=True):
+    """The last line of a node; the traces follow in this order. ``received_s``: when :class:`Start` came, Unix time
+    there."""
+
+    schema: str
+    received_s: float
+    ranks: tuple[Rank, ...]
+
+
+def write_line(out: IO[bytes], line: Struct) -> None:
+    """Raises OSError."""
+    out.write(encode(line) + b"\n")
+    out.flush()
+
+
+def read_line(source: IO[bytes], kind: type[T]) -> T:
+    """The next line that is one of this kind; raises NodeProblem where none comes."""
+    for _ in range(_LINES_BEFORE):
+        line = source.readline(_LINE_BYTES)
+        if not line:
+            break
+        if line.startswith(b"{"):
+            with contextlib.suppress(ValueError):
+                found = convert(parse(line), kind)
+                if getattr(found, "schema", SCHEMA) == SCHEMA:
+                    return found
+    raise NodeProblem("gputop there ended without an answer", "Check the version there: ssh NODE gputop --version")
+
+
+class _Node:
+    """The conversation with one node, in a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ready: Ready | None = None
+        self.low_s = 0.0
+        self.start: Start | None = None
+        self.answered = threading.Event()  # ``start`` is there, or there will be none
+        self.outcomes: list[Outcome] = []
+        self.problem: NodeProblem | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.thread: threading.Thread | None = None
+
+
+class OtherNodes:
+    """The capture of a job's ranks on other nodes, beside that of this node's ranks."""
+
+    def __init__(self, names: Sequence[str], meeting: str, command: str, stop: threading.Event) -> None:
+        """``meeting``: where the job's ranks meet; ``command`` starts gputop there, as a shell reads it."""
+        self._nodes = [_Node(name) for name in names]
+        self._meeting, self._command, self._stop = meeting, command, stop
+        self._ssh = Ssh(command, lambda document: document, shared=False)
+        self._run: Path | None = None  # the run folder that the traces go to
+        self._collecting = threading.Event()  # or there is nothing to collect them for
+
+    @contextlib.contextmanager
+    def running(self, request: CaptureRequest) -> Iterator[None]:
+        """Ask the nodes to begin with their probes; nothing of it goes on after the block."""
+        asked = (f"{self._command} capture --ranks-of {self._meeting} --yes --seconds {request.seconds:g}"
+                 f"{' --force' if request.force else ''}")
+        try:
+            for node in self._nodes:
+                node.thread = threading.Thread(target=self._talk, args=(node, asked, request), name="gputop-node",
+                                               daemon=True)
+                node.thread.start()
+            yield
+        finally:
+            self._collecting.set()
+            for node in self._nodes:
+                node.answered.set()
+                if node.process is not None:
+                    node.process.kill()
+
+    def agree(self, plan: Plan, start_s: float) -> tuple[Plan, float]:
+        """The shortest plan of all nodes and the moment at which all can begin; the nodes are told. Blocks until the
+        last is ready, 90 s at most."""
+        lead_s = start_s - time.time()
+        until_s = time.monotonic() + _READY_TIMEOUT_S
+        while time.monotonic() < until_s and not self._stop.is_set() and any(
+                node.ready is None and node.problem is None for node in self._nodes):
+            time.sleep(_POLL_S)
+        ready = [(node, node.ready) for node in self._nodes if node.ready is not None and node.problem is None]
+        for node, there in ready:
+            if there.seconds < plan.chosen_s:
+                plan = replace(plan, chosen_s=there.seconds, why=f"{node.name}: its ranks make more events",
+                               overview_s=0.0)
+            lead_s = max(lead_s, there.lead_s)
+        start_s = time.time() + lead_s + (_LINE_S if ready else 0.0)
+        for node, _ in ready:
+            node.start = Start(start_s, plan.chosen_s, time.time(), node.low_s)
+        for node in self._nodes:
+            if node.ready is None and node.problem is None:
+                node.problem = NodeProblem("it was not ready in time", "")
+            node.answered.set()
+        return plan, start_s
+
+    def collect(self, run_dir: Path) -> tuple[tuple[Outcome, ...], tuple[str, ...]]:
+        """The traces of the other nodes, saved in a run folder, and why some are missing, in sentences. Blocks."""
+        self._run = run_dir
+        self._collecting.set()
+        until_s = time.monotonic() + _AFTER_S
+        for node in self._nodes:
+            assert node.thread is not None
+            while node.thread.is_alive() and time.monotonic() < until_s:
+                node.thread.join(_POLL_S)
+            if node.thread.is_alive() and node.problem is None:
+                node.problem = NodeProblem(f"its traces did not come within {_AFTER_S:.0f} s", "")
+        problems = {node.name: node.problem for node in self._nodes if node.problem is not None}
+        return (tuple(outcome for node in self._nodes for outcome in node.outcomes),
+                tuple(sentences(f"not captured: {one.message}", one.fix) for one in by_cause(problems)))
+
+    def _talk(self, node: _Node, asked: str, request: CaptureRequest) -> None:
+        try:
+            with unnamed_file(Path(gettempdir())) as err:
+                node.process = process = self._ssh.talk(node.name, asked, err)
+                assert process.stdin is not None and process.stdout is not None
+                try:
+                    self._converse(node, process.stdin, process.stdout, request)
+                except (NodeProblem, OSError, ValueError) as error:
+                    node.problem = node.problem or self._ssh.problem_of(process, err) or (
+                        error if isinstance(error, NodeProblem) else NodeProblem("the connection broke off", ""))
+                finally:
+                    process.kill()
+                    process.wait()
+        except Exception as error:  # noqa: BLE001  thread boundary: the other nodes go on
+            node.problem = NodeProblem(f"a bug in gputop: {error!r}", "Please report this; the job itself goes on.")
+
+    def _converse(self, node: _Node, to_node: IO[bytes], from_node: IO[bytes], request: CaptureRequest) -> None:
+        """Raises NodeProblem, OSError or ValueError."""
+        ready = read_line(from_node, Ready)
+        if not (0 < ready.seconds <= request.seconds and 0 <= ready.lead_s <= _MAX_LEAD_S):
+            raise NodeProblem("gputop there names an odd length", "Check the version there: ssh NODE gputop --version")
+        node.low_s, node.ready = ready.time_s - time.time(), ready
+        node.answered.wait()
+        if node.start is None:
+            return
+        sent_s = time.time()
+        write_line(to_node, node.start)
+        last = read_line(from_node, Ranks)
+        high_s = last.received_s - sent_s
+        clock = ClockBounds(min(node.low_s, high_s), max(node.low_s, high_s)).clock()
+        self._collecting.wait()  # until this node's own ranks are recorded
+        if self._run is None:
+            return
+        for rank in last.ranks[:MAX_RANKS]:
+            outcome = Outcome(f"{node.name} {printable(rank.address)[:40]}", printable(rank.name)[:200], clock=clock)
+            if rank.problem:
+                outcome = replace(outcome, error=GputopError(printable(rank.problem)[:500], printable(rank.fix)[:500]))
+            else:
+                path = self._save(rank, from_node, request.logdir)
+                cost = Cost(rank.took_s, min(rank.took_s, node.start.seconds))
+                outcome = replace(outcome, name=path.name, cost=cost, began_s=None if rank.began_s is None else
+                                  rank.began_s - clock.offset_ns / 1e9, result=CaptureResult(
+                                      outcome.address, path, path.parent, path.parent.name, node.start.seconds,
+                                      rank.took_s, rank.size, False, "response"))
+            node.outcomes.append(outcome)
+
+    def _save(self, rank: Rank, source: IO[bytes], logdir: Path) -> Path:
+        """Raises NodeProblem, OSError, or GputopError where it cannot be saved here."""
+        from gputop.profiler.kineto.recorder import ENDING
+
+        assert self._run is not None
+        if not 0 < rank.size <= MAX_COPY_BYTES:
+            raise NodeProblem("it announces a trace that is too large", "")
+        run = RunFolder.create(logdir, rank.name[:100], self._run.name, ENDING)
+        try:
+            with unnamed_file(self._run) as whole:
+                left = rank.size
+                while left:
+                    piece = source.read(min(_PIECE_BYTES, left))
+                    if not piece:
+                        raise NodeProblem("the connection broke off while its traces came", "")
+                    whole.write(piece)
+                    left -= len(piece)
+                whole.flush()
+                whole.seek(0)
+                return run.adopt(whole, Path(f"{rank.name[:100]}{ENDING}"))
+        finally:
+            run.discard()

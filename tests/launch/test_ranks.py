@@ -1,0 +1,39 @@
+"""Which processes are the ranks of a job on this node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gputop.launch import ranks
+
+RANK = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500", "RANK": "5", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
+
+
+def test_where_the_ranks_meet_is_the_job_s_identity() -> None:
+    assert ranks.meeting_address(RANK) == "n1:29500"
+    assert ranks.ranks_elsewhere(RANK) == 8 and ranks.ranks_elsewhere({**RANK, "WORLD_SIZE": "8"}) == 0
+    for change in ({"MASTER_ADDR": "localhost"}, {"MASTER_ADDR": "n1; rm x"}, {"MASTER_ADDR": "-oProxyCommand=x"},
+                   {"RANK": ""}, {"MASTER_PORT": "9" * 9}, {"MASTER_ADDR": "$(x)"}):
+        assert ranks.meeting_address({**RANK, **change}) is None
+        assert ranks.ranks_elsewhere({**RANK, **change}) == 0
+    assert ranks.ranks_elsewhere({**RANK, "LOCAL_WORLD_SIZE": "x"}) == 0
+
+
+def test_ranks_are_found_by_it_and_their_children_are_not(tmp_path: Path, monkeypatch) -> None:
+    def process(pid: int, parent: int, **change: str) -> None:
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        environ = {**RANK, **change}
+        (folder / "environ").write_bytes(b"".join(f"{name}={value}\0".encode() for name, value in environ.items()))
+        (folder / "stat").write_text(f"{pid} (python) S {parent} " + " ".join(["0"] * 20))
+
+    process(10, 1, RANK="")  # the launcher
+    process(12, 10, RANK="1")
+    process(11, 10, RANK="0")
+    process(13, 12, RANK="1")  # a worker of the DataLoader
+    process(14, 1, RANK="0", MASTER_PORT="29501")  # of another job
+    process(15, 10, RANK="2")  # has not imported torch
+    monkeypatch.setattr(ranks, "is_pytorch", lambda pid: pid != 15)
+    assert ranks.find_ranks("n1:29500", tmp_path) == [11, 12]
+    assert ranks.meeting_addresses([], tmp_path) == {"n1:29500", "n1:29501"}
+    assert ranks.meeting_addresses([14], tmp_path) == {"n1:29501"}

@@ -1,0 +1,127 @@
+"""Captures of ranks on other nodes: a stand-in for ssh runs gputop here, or says what a hostile node would."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.profiler.capture.multi_worker import MultiWorkerCapture, capture_workers
+from gputop.profiler.capture.request import CaptureRequest
+from gputop.profiler.ways import recorder_of
+from gputop.session.other_nodes import OtherNodes
+from gputop.trace.readers.load import load
+from tests.profiler.kineto.jobs import fake_job
+
+ROOT = Path(__file__).parents[2]
+MEETING = "n1:29500"
+READY = '{"schema":"gputop.ranks/1","seconds":0.2,"lead_s":0.0,"time_s":1}'
+TRACE = '{"traceEvents": []}'
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: a socket's name has 107 characters at most."""
+    with tempfile.TemporaryDirectory(prefix="gk-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def _ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """An ssh that runs ``script`` with the node in $node and what is to run there in $command."""
+    (tmp_path / "bin").mkdir()
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nnode=$2\ncommand=$3\n'
+                   f'cd {tmp_path}\necho "$command" >> asked\n{script}\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+
+
+def _gputop_of(tmp_path: Path, pids: list[int]) -> str:
+    """A command that is gputop on a node whose ranks are these processes, which have no PyTorch."""
+    command = tmp_path / "gputop-there"
+    command.write_text(f"#!{sys.executable}\n"
+                       f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+                       "from gputop.commands import capture_ranks\n"
+                       "from gputop.launch.serve import Ready\n"
+                       f"capture_ranks.find_ranks = lambda address: {pids}\n"
+                       "capture_ranks.make_ready = lambda pid: Ready(f'pid:{pid}', '')\n"
+                       "from gputop.cli import main\n"
+                       "sys.exit(main())\n")
+    command.chmod(0o755)
+    return str(command)
+
+
+def _capture(pid: int, tmp_path: Path, nodes: list[str], command: str, seconds: float = 0.2) -> tuple[
+        MultiWorkerCapture, tuple, tuple[str, ...]]:
+    request = CaptureRequest(seconds, tmp_path / "logs", force=True)
+    stop = threading.Event()
+    others = OtherNodes(nodes, MEETING, command, stop)
+    with others.running(request):
+        captured = capture_workers([recorder_of(f"pid:{pid}")], request, lambda _: None, lambda _: None, stop,
+                                   others.agree)
+        return captured, *others.collect(captured.run_dir)
+
+
+def test_ranks_of_all_nodes_are_recorded_together_into_one_folder(folder, tmp_path, monkeypatch):
+    _ssh(tmp_path, monkeypatch, 'case $node in n3) echo "connect to host n3: Connection refused" >&2; exit 255;; esac\n'
+                                'echo Welcome to $node\nexec sh -c "$command"')
+    with fake_job(folder, RANK="0") as here, fake_job(folder, RANK="1") as there:
+        captured, outcomes, missing = _capture(here.pid, tmp_path, ["n2", "n3"], _gputop_of(tmp_path, [there.pid]))
+    (outcome,) = outcomes
+    assert outcome.result is not None and outcome.result.path.parent == captured.run_dir
+    assert outcome.address == f"n2 pid:{there.pid}" and outcome.clock is not None and outcome.clock.offset_ns == 0
+    assert len(missing) == 1 and missing[0].startswith("not captured: n3: it refuses connections")
+    assert {line.rank for line in load([captured.run_dir]).lines} == {0, 1}
+    assert set((tmp_path / "asked").read_text().splitlines()) == {
+        f"{tmp_path}/gputop-there capture --ranks-of {MEETING} --yes --seconds 0.2 --force"}
+
+
+def test_a_node_without_such_a_rank_says_so(folder, tmp_path, monkeypatch):
+    _ssh(tmp_path, monkeypatch, 'exec sh -c "$command"')
+    with fake_job(folder) as here:
+        _, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], _gputop_of(tmp_path, []))
+    assert outcomes == () and "no rank of the job that meets at n1:29500 runs here" in missing
+
+
+@pytest.mark.parametrize(("script", "reason"), [
+    ("exit 127", "is not installed there"),
+    ("yes hm | head -5000", "ended without an answer"),
+    (f"echo '{READY[:-1]}'", "ended without an answer"),
+    ("echo '" + READY.replace("0.2", "1e9") + "'; cat", "names an odd length"),
+    (f"echo '{READY}'; read line; echo nothing", "ended without an answer"),
+    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
+     """[{"address":"pid:1","name":"a","size":5000000000000}]}'; cat""", "too large"),
+    (f"""echo '{READY}'; read line; echo '{{"schema":"gputop.ranks/1","received_s":1,"ranks":"""
+     """[{"address":"pid:1","name":"a","size":500}]}'; echo cut""", "broke off while its traces came"),
+])
+def test_what_a_node_does_wrong_is_told_and_the_others_are_captured(folder, tmp_path, monkeypatch, script, reason):
+    _ssh(tmp_path, monkeypatch, script)
+    with fake_job(folder) as here:
+        captured, outcomes, (missing,) = _capture(here.pid, tmp_path, ["n2"], "gputop")
+    assert len(captured.captured) == 1 and outcomes == () and reason in missing
+    assert len(list(captured.run_dir.glob("*.pt.trace.json"))) == 1
+
+
+def test_a_name_from_another_node_leads_nowhere(folder, tmp_path, monkeypatch):
+    line = ('{"schema":"gputop.ranks/1","received_s":1,"ranks":[{"address":"pid:1\\u001b[31m","name":"../../../x/y",'
+            f'"size":{len(TRACE)}}},{{"address":"pid:2","name":"b","problem":"it ended"}}]}}')
+    _ssh(tmp_path, monkeypatch, f"echo '{READY}'; read line; echo '{line}'; printf '%s' '{TRACE}'")
+    with fake_job(folder) as here:
+        captured, outcomes, missing = _capture(here.pid, tmp_path, ["n2"], "gputop")
+    assert missing == () and "\x1b" not in outcomes[0].address
+    assert outcomes[0].result.path.parent == captured.run_dir and outcomes[0].result.path.read_text() == TRACE
+    assert outcomes[1].error.message == "it ended"
+
+
+def test_the_shortest_plan_of_all_nodes_counts(folder, tmp_path, monkeypatch):
+    ready = READY.replace("0.2", "0.1")
+    _ssh(tmp_path, monkeypatch, f"echo '{ready}'; read line; echo \"$line\" > told; "
+                                """echo '{"schema":"gputop.ranks/1","received_s":1,"ranks":[]}'""")
+    with fake_job(folder) as here:
+        captured, *_ = _capture(here.pid, tmp_path, ["n2"], "gputop", 0.3)
+    assert captured.plan.chosen_s == 0.1 and '"seconds":0.1' in (tmp_path / "told").read_text()
