@@ -31,6 +31,8 @@ _COPY_ENDS = re.compile(r"\((\w+) -> (\w+)\)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>$")  # of the object whose method is called: another name for each
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|node)[_-]?(\d{1,6})", re.IGNORECASE)
 _GRADIENT, _REDUCES = "torch::autograd::AccumulateGrad", re.compile(r"nccl:(?:all_?reduce|_?reduce_scatter)")
+# PyTorch's gradients of embedding tables that fill a whole table: where among their inputs its number of rows stands.
+_DENSE_TABLES = {"aten::embedding_dense_backward": 2, "aten::_embedding_bag_dense_backward": 5}
 _MAX_DIMENSIONS = 64  # as many as a tensor of PyTorch can have
 _BATCH = 1 << 14
 _MAX_DEVICE = 1 << 20
@@ -159,6 +161,16 @@ class _Events:
         if elements >= 0:
             self._append_stat("elements", elements)
 
+    def _keep_table(self, args: dict[str, Any], rows_at: int) -> None:
+        shapes, values = args.get("Input Dims"), args.get("Concrete Inputs")
+        if not isinstance(shapes, list) or not isinstance(values, list) or len(values) <= rows_at:
+            return
+        gradient, indices, rows = _elements(shapes), _elements(shapes[1:]), integer(values[rows_at])
+        width = integer(shapes[0][-1]) if gradient > 0 else -1
+        if 0 < rows < 1 << 40 and 0 < width < 1 << 20 and indices > 0:
+            for name, value in (("table_rows", rows), ("table_elements", rows * width), ("indices", indices)):
+                self._append_stat(name, value)
+
     def _append_stat(self, name: str, value: int) -> None:
         rows, values = self._stats.setdefault(name, (array("q"), array("q")))
         rows.append(len(self._pieces) * _BATCH + len(self._batch))
@@ -212,6 +224,8 @@ class _Events:
                 self._append_stat("sequence", sequence)
             if name == _GRADIENT:
                 self._keep_elements(args)
+            elif name in _DENSE_TABLES:
+                self._keep_table(args, _DENSE_TABLES[name])
             self._batch.append((ts, dur, correlation, _step(name, args), -1, -1, row, row, index, -1, -1, -1, kind, 0,
                                 0))
         else:
