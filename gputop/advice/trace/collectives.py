@@ -60,7 +60,9 @@ _HIDE = {
                 "tokens in FP8, and place experts so that more tokens stay on their GPU or node.",
     "AllGather": "Gather the parameters of the next layer while this one computes, in larger units. With enough memory "
                  "keep gathered parameters, or shard them over fewer GPUs.",
-    "SendRecv": "Send activations of one micro-batch while the next one computes: more and smaller micro-batches.",
+    # NCCL's kernels of all-to-all have this name, too.
+    "SendRecv": "Exchange one batch or micro-batch while another one computes: a pipelined all-to-all, or more and "
+                "smaller micro-batches.",
 }
 _HIDE["ReduceScatter"] = _HIDE[_GRADIENTS]
 _HIDE_SERVING = ("Spread the model over fewer GPUs and run more copies of it, or let the server use a fused or "

@@ -15,7 +15,7 @@ from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import MIN_SHARE
-from gputop.text.units import count, percent, seconds
+from gputop.text.units import count, percent, reads_zero, seconds
 from gputop.trace.intervals import union
 from gputop.trace.lookups import OPTIMIZER_CALL, host_rows, host_stat, launched_within
 from gputop.trace.model import F64, I64, Kind, Trace
@@ -30,7 +30,6 @@ _SPARSE = (
     "of_rest = torch.optim.AdamW(parameters_without_table)  # step both")
 _SHAPES = "the shapes of embedding tables and gradients: torch.profiler.profile(record_shapes=True)"
 _NS = 1e-9
-_ONE_PERCENT = 0.005  # what is less reads as 0 %
 
 
 class EmbeddingDense(Verdict, frozen=True, kw_only=True):
@@ -147,7 +146,7 @@ def describe_embedding_dense(v: EmbeddingDense, job: Job) -> Explanation:
     spent = v.backward_s + v.optimizer_s
     return Explanation(
         title=f"Whole embedding tables are updated for {percent(v.used)} of their rows"
-              if v.used >= _ONE_PERCENT else "Whole embedding tables are updated for less than 1 % of their rows",
+              if not reads_zero(v.used) else "Whole embedding tables are updated for less than 1 % of their rows",
         why=f"Embedding tables (the largest: {count(v.rows)} rows of {v.width}) get gradients as large as they are. "
             f"The optimizer reads and writes all of their rows. That takes {seconds(spent)} per {job.basis}: "
             f"{seconds(v.backward_s)} for the gradients and {seconds(v.optimizer_s)} in the optimizer. A {job.basis} "

@@ -20,6 +20,7 @@ _JAX_BACKWARD = r".*transpose\(jvp"
 # Kernels and ops of servers of language models: a key-value cache in pages, and batches that change with each request.
 _SERVES = (r"(?i).*(?:paged_?(?:attention|kv)|reshape_and_cache|store_?kv_?cache|kv_?cache_(?:update|store)|"
            r"batch(?:decode|prefill)with|\bvllm(?:::|/)|\bsglang|\bflashinfer(?:::|/)|tensorrt_llm|\blmdeploy)")
+_SERVERS = {"SGLang": r".*\bsglang(?:[/:]|_profiler)", "vLLM": r"(?:.*/)?vllm/|.*\bvllm::"}
 GRAPH_LAUNCH = r"(?:cuda|cu|hip)GraphLaunch"
 
 
@@ -33,13 +34,14 @@ class Job(Struct, frozen=True):
     trains: bool | None = None  # False: it only runs a model; None: not known
     graphs: bool = False  # CUDA graphs run
     strategy: str = ""  # how it is distributed: mirrored or multi_worker (tf.distribute), ddp, fsdp; "": not told
+    server: str = ""  # of language models, vLLM or SGLang, in a job that only runs a model; "": not told
 
     @classmethod
     def of(cls, facts: TraceFacts) -> Job:
         calls = _COMPILED.get(facts.framework)
         return cls(facts.basis, facts.period_s, facts.framework, training_loop(facts), facts.active_numbers,
                    calls is not None and bool(name_mask(facts.trace, calls).any()), trains(facts), graphs_run(facts),
-                   _strategy(facts))
+                   _strategy(facts), _server(facts))
 
 
 def trains(facts: TraceFacts) -> bool | None:
@@ -61,6 +63,13 @@ def _trains(facts: TraceFacts) -> bool | None:
     if (backward | optimizer_names(trace)).any():
         return True if pytorch else None
     return False if pytorch or name_mask(trace, _SERVES).any() else None
+
+
+def _server(facts: TraceFacts) -> str:
+    """The server that runs the model, by Python's functions and its own kernels."""
+    if trains(facts) is not False:
+        return ""
+    return next((server for server, pattern in _SERVERS.items() if name_mask(facts.trace, pattern).any()), "")
 
 
 def graphs_run(facts: TraceFacts) -> bool:
