@@ -15,7 +15,8 @@ _COMPILED = {
                 r"(?:autograd::engine::evaluate_function: )?CompiledFunction(?:Backward)?$"),
 }
 # PyTorch's names of what only training runs.
-_BACKWARD = rf"(?!{PYTHON_FUNCTION})(?i:.*(?:backward|_bwd|bwd_|dgrad|wgrad|autograd::engine|Optimizer\.))"
+_BACKWARD = rf"(?!{PYTHON_FUNCTION})(?i:.*(?:backward|_bwd|bwd_|wgrad|autograd::engine|Optimizer\.))"
+# The gradient of a convolution's input (dgrad) is no proof: a transposed convolution computes the same.
 _JAX_BACKWARD = r".*transpose\(jvp"
 # Kernels and ops of servers of language models: a key-value cache in pages, and batches that change with each request.
 _SERVES = (r"(?i).*(?:paged_?(?:attention|kv)|reshape_and_cache|store_?kv_?cache|kv_?cache_(?:update|store)|"
