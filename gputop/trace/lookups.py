@@ -24,7 +24,7 @@ PYTHON_FUNCTION = r".*\.pyx?(?:\(\d+\): |:\d+ )|<built-in |nn\.Module: "
 # (multi_tensor_apply_kernel, which its fused and foreach optimizers run; torch._foreach_copy_ runs it to copy, and on
 # whole numbers it counts). Python's functions are no proof: a server of models calls "apply" and the like.
 _OPTIMIZER = (rf"(?!{PYTHON_FUNCTION})"
-              r"(?i:.*(?:multi_tensor_apply(?!.*(?:copy_?functor|\bcopy<))"
+              r"(?i:.*(?:multi_tensor_apply(?!.*(?:copy_?functor|\b(?:copy|identity)<))"
               r"(?!.*functor<(?:unsigned )?(?:long|int|short|char|bool)\b)|adam|adagrad|rm_?sprop|momentum|lamb_|"
               r"\blars|\bsgd|resourceapply|apply_?gradient|optax))")
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it

@@ -10,7 +10,7 @@ WORK_KINDS: tuple[tuple[str, str], ...] = (
     ("summary", r"\w*Summary\w*$|\w*SummaryWriter\w*$"),
     ("iterator", r"MakeIterator\b|AnonymousIterator|Anonymous\w*Iterator|\w*Dataset\w*$"),
     ("freeing", r"TFE_DeleteTensorHandle$|Delete\w*Iterator|DestroyResource\w*$"),
-    ("compilation", r"tf\.function-graph_building|.*(?:Compile|Compiler::)"),
+    ("compilation", r"tf\.function-graph_building|.*(?:Compile(?!d)|Compiler::)"),
     ("garbage", r"(?:Python )?(?:gc|GC)\b|[Gg]arbage"),
     ("files", r".*(?:ReadFile|WriteFile|OpenFile|posix_fs|FileSystem)"),
 )

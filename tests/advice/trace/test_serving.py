@@ -38,6 +38,7 @@ def decoding(*names: str, host: tuple[str, ...] = (), format: str = "chrome", to
 @pytest.mark.parametrize(("name", "trains"), [
     (f"{APPLY}UnaryOpFunctor<long, 2, 1, 1>, std::plus<long> >(int)", False),  # counters
     (f"{APPLY}UnaryOpFunctor<c10::BFloat16, 2, 1, 1>, at::native::Copy<float, float> >(int)", False),  # inputs
+    (f"{APPLY}UnaryOpFunctor<c10::BFloat16, 2, 1, 1>, at::native::Identity<float> >(int)", False),
     ("xmma_cudnn::implicit_gemm::strided_dgrad_indexed::kernel_helper_stage_0", False),  # a transposed convolution
     (f"{APPLY}FusedAdamMathFunctor<float>>(int)", True),
     ("sm80_xmma_wgrad_implicit_gemm_bf16", True), ("flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", True),
