@@ -454,7 +454,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("compute",), events=_COMPUTE,
         limits=(
             Limit("embedding_dense.share", 0.05, "ratio",
-                  f"contract of severities: 5 % is medium; {OWN}a smaller saving, not worth a change of the optimizer, "
+                  f"contract of severities: 5% is medium; {OWN}a smaller saving, not worth a change of the optimizer, "
                   "is not reported"),
             Limit("embedding_dense.used", 0.25, "ratio",
                   f"{OWN}sorting and merging of indices does not eat up what is saved"),

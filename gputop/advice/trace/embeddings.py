@@ -146,7 +146,7 @@ def describe_embedding_dense(v: EmbeddingDense, job: Job) -> Explanation:
     spent = v.backward_s + v.optimizer_s
     return Explanation(
         title=f"Whole embedding tables are updated for {percent(v.used)} of their rows"
-              if not reads_zero(v.used) else "Whole embedding tables are updated for less than 1 % of their rows",
+              if not reads_zero(v.used) else "Whole embedding tables are updated for less than 1% of their rows",
         why=f"Embedding tables (the largest: {count(v.rows)} rows of {v.width}) get gradients as large as they are. "
             f"The optimizer reads and writes all of their rows. That takes {seconds(spent)} per {job.basis}: "
             f"{seconds(v.backward_s)} for the gradients and {seconds(v.optimizer_s)} in the optimizer. A {job.basis} "
