@@ -517,6 +517,18 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="embedding_dense", module="trace.embeddings", origin="trace", severity="by_share_capped",
+        silent_for=("tensorflow", "jax"), training_only=True, needs_training=True,
+        parts=("compute",), events=_COMPUTE,
+        limits=(
+            Limit("embedding_dense.share", 0.05, "ratio",
+                  f"contract of severities: 5% is medium; {OWN}a smaller saving, not worth a change of the optimizer, "
+                  "is not reported"),
+            Limit("embedding_dense.used", 0.25, "ratio",
+                  f"{OWN}sorting and merging of indices does not eat up what is saved"),
+        ),
+    ),
+    Rule(
         id="allocation_in_steps", module="trace.allocation", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
         parts=("launch", "host"), idle_gaps={"after_copy": 4},

@@ -47,6 +47,11 @@ def percent(value: float) -> str:
     return f"{_whole_percent(value)} %"
 
 
+def reads_zero(value: float) -> bool:
+    """Whether a ratio reads as 0 %: such a share is no evidence."""
+    return percent(abs(value)) == percent(0.0)
+
+
 def bytes_(value: float) -> str:
     """Binary units, three significant digits: 71.2G, 820M."""
     for unit in ("B", "K", "M", "G", "T"):

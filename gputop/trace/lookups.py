@@ -18,10 +18,15 @@ FEW_LINES = 32  # which are quicker picked out of a column one by one than by so
 # XLA's compilers on CPUs and GPUs (there the passes over the graph), their annotations in Nsight, PjRt clients (JAX).
 COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaCompil\w*:|PjRt\w*::Compile|"
            r"backend_compile|(?:Jit|Fusion)Compiler::Compile")
+# Functions of Python, as PyTorch's profiler and TensorFlow's and JAX's write them.
+PYTHON_FUNCTION = r".*\.pyx?(?:\(\d+\): |:\d+ )|<built-in |nn\.Module: "
 # Kernels and ops of optimizers in TensorFlow (ResourceApplyAdam), JAX (optax' scopes) and PyTorch
-# (multi_tensor_apply_kernel, which its fused and foreach optimizers run; torch._foreach_copy_ runs it to copy).
-_OPTIMIZER = (r"(?i).*(?:multi_tensor_apply(?!.*copy_?functor)|adam|adagrad|rm_?sprop|momentum|lamb_|\blars|\bsgd|"
-              r"resourceapply|apply_?gradient|optax)")
+# (multi_tensor_apply_kernel, which its fused and foreach optimizers run; torch._foreach_copy_ runs it to copy, and on
+# whole numbers it counts). Python's functions are no proof: a server of models calls "apply" and the like.
+_OPTIMIZER = (rf"(?!{PYTHON_FUNCTION})"
+              r"(?i:.*(?:multi_tensor_apply(?!.*(?:copy_?functor|\b(?:copy|identity)<))"
+              r"(?!.*functor<(?:unsigned )?(?:long|int|short|char|bool)\b)|adam|adagrad|rm_?sprop|momentum|lamb_|"
+              r"\blars|\bsgd|resourceapply|apply_?gradient|optax))")
 TORCH_HOST_MEMORY = "host memory of PyTorch"  # in the name of an allocator, behind the rank
 OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
@@ -120,8 +125,12 @@ def launching_lines(trace: Trace) -> I64:
 
 def launched_in_calls(trace: Trace, rows: I64, pattern: str) -> Mask:
     """Which of these device events a host event of such a name launched."""
+    return launched_within(trace, rows, host_rows(trace, pattern))
+
+
+def launched_within(trace: Trace, rows: I64, calls: I64) -> Mask:
+    """Which of these device events one of these host events launched."""
     device, host = trace.device, trace.host
-    calls = host_rows(trace, pattern)
     out = np.zeros(len(rows), bool)
     for line in distinct(host.line[calls]).tolist():
         own = calls[host.line[calls] == line]

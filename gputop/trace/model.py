@@ -149,7 +149,8 @@ class HostEvents:
     tracing_count, iter_num, buffered_elements, function_name (string), and of tf.data's iterators
     id and parent_id (uint64 as int64 bits), parallelism, buffer_limit, cpu_budget, name and shapes (strings). Of
     PyTorch's ranges that the user named: annotation (1); of its ops: sequence (the number of the autograd function);
-    of gradients and of messages that reduce some: elements (how many);
+    of gradients and of messages that reduce some: elements (how many); of gradients of embedding tables that are as
+    large as the table: table_rows, table_elements and indices (looked up, with repetitions);
     of its functions of Python: called_from (string, "train.py:31").
     Of XLA's ops on a CPU: hlo (index into Trace.hlo_ops, -1: not known), hlo_module (string) and ends_with, the same
     number as that of the event that ends the op on whatever thread (ended).

@@ -28,7 +28,7 @@ from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Basis, Explanation, Missing, Verdict, bound, finding, of_type
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.core.findings import LARGE_SHARE, MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
-from gputop.text.units import percent
+from gputop.text.units import percent, reads_zero
 from gputop.trace.lookups import numbered
 from gputop.trace.model import Kind
 from gputop.trace.parallel import pool
@@ -67,9 +67,12 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     if isinstance(verdict, Missing):
         return Abstained(rule.id, verdict.what)
     of_type(verdict, Verdict, "judge")
+    most = bound(verdict)
+    if rule.costs_time and most is not None and reads_zero(most):
+        return None
     replayed, reason = cures.saved(verdict)
     if replayed is not None and replayed < MIN_SHARE and rule.costs_time:
-        most = bound(verdict) or 0.0
+        most = most or 0.0
         return None if most < LARGE_SHARE else Abstained(
             rule.id, f"proof that the {facts.basis} waits for it: it is {percent(most)} of the {facts.basis}, but a "
                      f"replay without it saves {percent(replayed)}")

@@ -24,11 +24,11 @@ from gputop.analysis.gpu.collectives import by_operation, of_gpus
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.layers.culprits import Events
-from gputop.analysis.results import CollectiveOp, GapWork
+from gputop.analysis.results import CollectiveOp, Collectives, GapWork
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.replay import TOLERANCE
-from gputop.core.findings import MIN_SHARE, Culprit
+from gputop.core.findings import MIN_SHARE, Culprit, at_most, severity_of
 from gputop.text.units import percent, ranges, rate, seconds
 from gputop.trace.intervals import EMPTY, intersect, merge
 from gputop.trace.model import I64, Kind, Trace
@@ -51,6 +51,26 @@ _MERGE = {
     "jax": "XLA_FLAGS=--xla_gpu_all_reduce_combine_threshold_bytes=134217728",
     "ddp": "bucket_cap_mb=100  # to DistributedDataParallel",
 }
+_GRADIENTS = "AllReduce"
+# By the operation that takes most of the exposed time: what hides it, or makes it shorter.
+_HIDE = {
+    _GRADIENTS: "Reduce gradients in a few packs while the backward pass is still running, or communicate less often "
+                "by accumulating gradients.",
+    "AllToAll": "Split the batch in two, so that one half computes while the tokens of the other are exchanged. Send "
+                "tokens in FP8, and place experts so that more tokens stay on their GPU or node.",
+    "AllGather": "Gather the parameters of the next layer while this one computes, in larger units. With enough memory "
+                 "keep gathered parameters, or shard them over fewer GPUs.",
+    # NCCL's kernels of all-to-all have this name, too.
+    "SendRecv": "Exchange one batch or micro-batch while another one computes: a pipelined all-to-all, or more and "
+                "smaller micro-batches.",
+}
+_HIDE["ReduceScatter"] = _HIDE[_GRADIENTS]
+_HIDE_SERVING = ("Spread the model over fewer GPUs and run more copies of it, or let the server use a fused or "
+                 "one-shot all-reduce for small messages.")
+_HIDE_PREFETCH = {
+    "fsdp": "fully_shard(module); module.set_modules_to_forward_prefetch([next_module])  # FSDP2: gathers one ahead",
+}
+_BOTH = "Analyze the traces of all ranks together, to tell waiting from transfer. For transfer: "
 _DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
 _WORTH_NAMING = 0.02  # of the delay
 _MOST = 0.5  # of the delay
@@ -107,6 +127,7 @@ class CommunicationExposed(Verdict, frozen=True, kw_only=True):
     waiting_s: float | None  # per step and GPU: exposed waiting for the last GPU; None: one rank, in ``exposed_s``
     free_compute_s: float  # per step: compute without communication beside it
     per_step: float | None  # collectives
+    operation: str  # that takes most of the exposed time
 
 
 def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Missing | None:
@@ -124,8 +145,14 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
     return CommunicationExposed(
         gpus=facts.active_numbers, share=share, saving=share, exposed_s=waits.bare_s, **_hidden(facts),
         waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s), free_compute_s=free,
-        per_step=None if found is None else found.count_per_step,
+        per_step=None if found is None else found.count_per_step, operation=_most_exposed(found),
     )
+
+
+def _most_exposed(collectives: Collectives | None) -> str:
+    """The operation of most exposed time."""
+    operations = collectives.operations if collectives is not None else ()
+    return max(operations, key=lambda op: sum(op.exposed_s.values())).operation if operations else _GRADIENTS
 
 
 def _exposed_on_one_rank(facts: TraceFacts, exposed_s: float) -> CommunicationExposed | None:
@@ -135,9 +162,10 @@ def _exposed_on_one_rank(facts: TraceFacts, exposed_s: float) -> CommunicationEx
     share = savings.overlapped(exposed_s, free, facts.period_s)
     return CommunicationExposed(
         gpus=tuple(gpu.gpu for gpu in facts.active if gpu.collectives), share=share, saving=share,
-        severity="low",  # all of it may be waiting, of which overlap saves nothing
+        # All of it may be waiting, of which overlap saves nothing.
+        severity=at_most(severity_of(share), "medium"),
         exposed_s=exposed_s, waiting_s=None, free_compute_s=free, **_hidden(facts),
-        per_step=None if found is None else found.count_per_step,
+        per_step=None if found is None else found.count_per_step, operation=_most_exposed(found),
     )
 
 
@@ -172,16 +200,28 @@ def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explana
             f"For {percent(exposed)} of the {job.basis} all GPUs exchange data and compute nothing; waiting for late "
             f"GPUs is not counted. {free}",
         evidence=evidence,
-        action="Analyze the traces of all ranks together, to tell waiting from transfer. Where it is transfer, reduce "
-               "gradients in a few packs while the backward pass is still running." if alone else
-               "Reduce gradients in a few packs while the backward pass is still running, or communicate less often by "
-               "accumulating gradients.",
-        snippet=_OVERLAP.get(job.strategy or job.framework),
+        action=f"{_BOTH if alone else ''}{_hide(v.operation, job)}",
+        snippet=_hide_snippet(v.operation, job),
         gain="at most: this rank's exposed collectives, as far as there is compute to hide them; overlap does not save "
              "waiting" if alone else
              "at most: the exposed transfer, as far as there is compute to hide it",
         source=source("collectives.share") + "; nsys-ai: overlap below 30 %",
     )
+
+
+def _hide(operation: str, job: Job) -> str:
+    """What hides this operation in this job."""
+    if job.trains is False and operation in (_GRADIENTS, "ReduceScatter"):
+        return _HIDE_SERVING
+    return _HIDE.get(operation, _HIDE[_GRADIENTS])
+
+
+def _hide_snippet(operation: str, job: Job) -> str | None:
+    if job.trains is False:
+        return None
+    if _HIDE.get(operation) == _HIDE[_GRADIENTS]:
+        return _OVERLAP.get(job.strategy or job.framework)
+    return _HIDE_PREFETCH.get(job.strategy) if operation == "AllGather" else None
 
 
 # -- collective_waiting -----------------------------------------------------------------------------

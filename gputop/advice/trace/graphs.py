@@ -8,7 +8,7 @@ from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
-from gputop.advice.verdict import Explanation, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.what_if.cure import Cure
 from gputop.core.findings import Culprit
 from gputop.text.units import count, percent, seconds
@@ -39,11 +39,13 @@ class GraphRecapture(Verdict, frozen=True, kw_only=True):
     idle_s: float  # of the GPUs meanwhile, per step and GPU
 
 
-def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | None:
+def judge_graph_recapture(facts: TraceFacts) -> GraphRecapture | Missing | None:
     """A CUDA graph is recorded or instantiated in most steps, while the GPU is idle: it should be once."""
     steps = facts.steps
     if steps is None or steps.count < limit("graph_recapture.steps"):
         return None
+    if steps.times.unit != "step":  # each layer may have a graph of its own
+        return Missing("marked steps, to tell whether the same graph is recorded again")
     recordings, made_ns = _recordings(facts)
     edges = steps.edges_ns
     at = np.searchsorted(edges[:, 0], made_ns, side="right") - 1

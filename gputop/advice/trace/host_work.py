@@ -84,6 +84,9 @@ SELDOM_WORK: tuple[KnownWork, ...] = (
 
 # -- step_gap_host ----------------------------------------------------------------------------------
 
+NO_TRAINING = "nothing trains here, and a pause may be the wait for the next request"
+
+
 class StepGapHost(Verdict, frozen=True, kw_only=True):
     gap_s: float  # per step
     silent_s: float | None  # of it, without any event on the host
@@ -114,8 +117,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
         if others is not None:
             return Missing(others)
         if not facts.active and steps.times.unit == "period":
-            return Missing("whether the loop had work to do: nothing trains here, and a pause may be the wait for the "
-                           "next request")
+            return Missing(f"whether the loop had work to do: {NO_TRAINING}")
         recurring = 1.0 if host.gap_recurring is None or facts.trace.job_cpus is not None else host.gap_recurring
         if recurring * host.gap_s < limit("step_gap_host.share") * facts.period_s:
             return Missing("the cause of the pauses: they come in another part of each step, as those of a thread "

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.training_loop import training_loop
-from gputop.trace.lookups import name_mask, optimizer_names
+from gputop.trace.lookups import PYTHON_FUNCTION, name_mask, optimizer_names
 
 # Calls of what jax.jit made; of what torch.compile made: TorchDynamo's regions, and AOTAutograd's functions.
 _COMPILED = {
@@ -15,7 +15,13 @@ _COMPILED = {
                 r"(?:autograd::engine::evaluate_function: )?CompiledFunction(?:Backward)?$"),
 }
 # PyTorch's names of what only training runs.
-_BACKWARD = r"(?i).*(?:backward|_bwd|bwd_|dgrad|wgrad|autograd::engine|Optimizer\.)"
+_BACKWARD = rf"(?!{PYTHON_FUNCTION})(?i:.*(?:backward|_bwd|bwd_|wgrad|autograd::engine|Optimizer\.))"
+# The gradient of a convolution's input (dgrad) is no proof: a transposed convolution computes the same.
+_JAX_BACKWARD = r".*transpose\(jvp"
+# Kernels and ops of servers of language models: a key-value cache in pages, and batches that change with each request.
+_SERVES = (r"(?i).*(?:paged_?(?:attention|kv)|reshape_and_cache|store_?kv_?cache|kv_?cache_(?:update|store)|"
+           r"batch(?:decode|prefill)with|\bvllm(?:::|/)|\bsglang|\bflashinfer(?:::|/)|tensorrt_llm|\blmdeploy)")
+_SERVERS = {"SGLang": r".*\bsglang(?:[/:]|_profiler)", "vLLM": r"(?:.*/)?vllm/|.*\bvllm::"}
 GRAPH_LAUNCH = r"(?:cuda|cu|hip)GraphLaunch"
 
 
@@ -26,25 +32,45 @@ class Job(Struct, frozen=True):
     loop: str  # how the training loop is written (gputop.advice.trace.training_loop)
     gpus: tuple[int, ...]  # those that ran kernels
     compiled: bool = False  # JAX: the loop calls jitted functions; PyTorch: torch.compile compiled a part of the model
-    trains: bool | None = None  # False: nothing of a backward pass or an optimizer is recorded; None: not known
+    trains: bool | None = None  # False: it only runs a model; None: not known
     graphs: bool = False  # CUDA graphs run
     strategy: str = ""  # how it is distributed: mirrored or multi_worker (tf.distribute), ddp, fsdp; "": not told
+    server: str = ""  # of language models, vLLM or SGLang, in a job that only runs a model; "": not told
 
     @classmethod
     def of(cls, facts: TraceFacts) -> Job:
         calls = _COMPILED.get(facts.framework)
         return cls(facts.basis, facts.period_s, facts.framework, training_loop(facts), facts.active_numbers,
                    calls is not None and bool(name_mask(facts.trace, calls).any()), trains(facts), graphs_run(facts),
-                   _strategy(facts))
+                   _strategy(facts), _server(facts))
 
 
 def trains(facts: TraceFacts) -> bool | None:
-    """Whether the window holds a backward pass or an optimizer; False only for PyTorch, whose names show both: its ops
-    or, within CUDA graphs, its kernels."""
-    if facts.framework != "pytorch" or not facts.active:
+    """Whether the job trains.
+
+    1. Something of a backward pass or an optimizer: yes. A job may also serve its model, as in reinforcement learning.
+    2. Without that, something that only servers of language models run: no.
+    3. Without either, no for PyTorch, whose names show both: its ops or, within CUDA graphs, its kernels. Of others it
+       is not known: XLA's fusions tell nothing.
+    """
+    return facts.once("trains", lambda: _trains(facts))
+
+
+def _trains(facts: TraceFacts) -> bool | None:
+    if not facts.active:
         return None
-    return facts.once("trains", lambda: bool(
-        (name_mask(facts.trace, _BACKWARD) | optimizer_names(facts.trace)).any()))
+    trace, pytorch = facts.trace, facts.framework == "pytorch"
+    backward = name_mask(trace, _BACKWARD if facts.framework in ("pytorch", "unknown") else _JAX_BACKWARD)
+    if (backward | optimizer_names(trace)).any():
+        return True if pytorch else None
+    return False if pytorch or name_mask(trace, _SERVES).any() else None
+
+
+def _server(facts: TraceFacts) -> str:
+    """The server that runs the model, by Python's functions and its own kernels."""
+    if trains(facts) is not False:
+        return ""
+    return next((server for server, pattern in _SERVERS.items() if name_mask(facts.trace, pattern).any()), "")
 
 
 def graphs_run(facts: TraceFacts) -> bool:

@@ -28,7 +28,15 @@ _SNIPPETS = {
     "pytorch, compiled": f'{GRAPH_BREAKS}\nmodel = torch.compile(model, mode="reduce-overhead")  # replays CUDA graphs',
     "pytorch, compiled, with waits": GRAPH_BREAKS,
 }
+_SHORTEST_S = 1e-7  # no kernel starts so soon after its launch
 _ONE_BY_ONE = 0.5  # of the kernels have a launch of their own
+
+
+# What turns CUDA graphs off, by the server of language models; each records them by default.
+_SERVERS = {
+    "vLLM": "vllm serve MODEL  # without --enforce-eager: CUDA graphs for the batch sizes in use",
+    "SGLang": "python -m sglang.launch_server --model-path MODEL  # without --disable-cuda-graph",
+}
 
 
 class LaunchBound(Verdict, frozen=True, kw_only=True):
@@ -100,7 +108,7 @@ def _waits_within_steps(facts: TraceFacts) -> bool:
 def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     evidence = {"launch_wait_s": v.share * job.period_s, "share_ratio": v.share, "kernel_median_s": v.kernel_median_s,
                 "kernels_per_s": v.kernels_per_s}
-    if v.launch_delay_s is not None:
+    if v.launch_delay_s is not None and v.launch_delay_s >= _SHORTEST_S:  # less: the clocks differ
         evidence["launch_delay_median_s"] = v.launch_delay_s
     if v.idle_host_fault is not None:
         evidence["idle_host_fault_ratio"] = v.idle_host_fault
@@ -118,7 +126,11 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         why += (f" About {seconds(v.recording_s)} of this wait is the profiler's own work: it records "
                 f"{v.recorded:,.0f} ops and Python functions. Without the profiler the wait is shorter.")
     kind = f"{', compiled' if job.compiled else ''}{', with waits' if v.waits else ''}"
-    if job.graphs:
+    server = _SERVERS.get(job.server)
+    if server is not None and not job.graphs:
+        action = (f"Let {job.server} record CUDA graphs, which launch all kernels of a batch at once. While this was "
+                  "recorded it launched each kernel by itself.")
+    elif job.graphs:
         action = ("CUDA graphs run already: prepare and launch the next one while the GPU works, record what still "
                   "runs between two graphs, and raise the batch size if memory allows.")
     elif job.compiled and job.framework == "jax":
@@ -134,8 +146,9 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     return Explanation(
         title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=action,
-        snippet=None if job.graphs else xla_on_step(job) if job.framework == "tensorflow" else _SNIPPETS.get(
-            job.framework + kind, _SNIPPETS.get(job.framework)),
+        snippet=None if job.graphs else server if server is not None else (
+            xla_on_step(job) if job.framework == "tensorflow" else
+            _SNIPPETS.get(job.framework + kind, _SNIPPETS.get(job.framework))),
         gain="at most: all gaps between launches, if kernels were always queued ahead",
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle by fault of the host",
     )

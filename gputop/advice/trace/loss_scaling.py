@@ -16,7 +16,7 @@ from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.what_if.cure import Cure
 from gputop.analysis.what_if.host_waits import host_waits
-from gputop.text.units import percent
+from gputop.text.units import percent, reads_zero
 from gputop.trace.intervals import intersect, union
 from gputop.trace.lookups import Mask
 from gputop.trace.model import Kind
@@ -77,7 +77,7 @@ def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
     why = (f"Scaling, unscaling and checking gradients takes {percent(v.checks_s / job.period_s)} of the "
            f"{job.basis} on the GPU")
     why += (f", and the GPU waits {percent(v.verdict_wait_s / job.period_s)} for the host to read the result."
-            if v.verdict_wait_s else ".")
+            if not reads_zero(v.verdict_wait_s / job.period_s) else ".")
     action = {
         True: "Train in BF16, whose range needs no loss scaling.",
         False: f"Use a static loss scale once you know a value that works{_FUSED.get(job.framework, '')}.",

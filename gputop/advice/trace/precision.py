@@ -22,7 +22,8 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import KernelRow
 from gputop.analysis.what_if.cure import Cure
-from gputop.text.units import percent
+from gputop.core.findings import at_most, severity_of
+from gputop.text.units import percent, reads_zero
 from gputop.trace.kernel_names import short_kernel
 
 _HAVE_TENSOR_CORES = (7, 0)
@@ -223,7 +224,7 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
         gpus=facts.active_numbers, share=share, saving=share,
         id=None if plain >= matmuls.attention_32 + matmuls.tensor_32 else "sixteen_bit_unused",
         # TF32 is the default and uses tensor cores: how much 16 bits bring beyond it only a test shows.
-        severity="low" if matmuls.tensor_32 > part / 2 else None,
+        severity=at_most(severity_of(share), "medium") if matmuls.tensor_32 > part / 2 else None,
         fp32_part=plain, attention_part=matmuls.attention_32, tf32_part=matmuls.tensor_32, fp32_s=part * compute_s,
         tensor_part=matmuls.tensor, mixed=mixed, least=saved("precision.speedup_least", "precision.tf32_least"),
         most=saved("precision.speedup_most", "precision.tf32_most"), tf32=capability >= _TF32,
@@ -242,7 +243,8 @@ def _assumed(fp32: bool, tf32: bool) -> str:
 def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
     kinds = [f"{percent(own)} of the kernel time is {what}" for own, what in (
         (v.fp32_part, "matrix multiplication in FP32 on the ordinary cores (FFMA)"),
-        (v.attention_part, "attention in FP32"), (v.tf32_part, "matrix multiplication in TF32")) if own]
+        (v.attention_part, "attention in FP32"), (v.tf32_part, "matrix multiplication in TF32"))
+        if not reads_zero(own)]
     sixteen = "BF16" if v.tf32 else "FP16"
     if v.id is None:
         title = f"FP32 without tensor cores takes {percent(v.fp32_part)} of the kernel time"
@@ -271,9 +273,9 @@ def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
             ("fp32_matmul_of_kernels_ratio", v.fp32_part), ("fp32_attention_of_kernels_ratio", v.attention_part),
             ("tf32_matmul_of_kernels_ratio", v.tf32_part), ("matmul_32_bit_s" if v.id else "fp32_matmul_s", v.fp32_s),
             ("share_ratio", v.fp32_s / job.period_s), ("tensor_core_of_kernels_ratio", v.tensor_part))
-            if value or name == "tensor_core_of_kernels_ratio"},
+            if not reads_zero(value) or not name.endswith("_kernels_ratio") or name == "tensor_core_of_kernels_ratio"},
         action=action, snippet=_precision_snippet(job, v),
-        gain=f"assumes that {_assumed(bool(v.fp32_part + v.attention_part), bool(v.tf32_part))}",
+        gain=f"assumes that {_assumed(not reads_zero(v.fp32_part + v.attention_part), not reads_zero(v.tf32_part))}",
         source=source("precision.share", "precision.speedup", "precision.tf32_speedup"),
     )
 

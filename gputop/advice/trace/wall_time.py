@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpu_contention import may_be_others
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
-from gputop.advice.trace.host_work import SELDOM_WORK, WORK, KnownWork
-from gputop.advice.trace.job import Job
+from gputop.advice.trace.host_work import NO_TRAINING, SELDOM_WORK, WORK, KnownWork
+from gputop.advice.trace.job import Job, trains
 from gputop.advice.trace.snippets import LOADER
 from gputop.advice.trace.training_loop import KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -52,11 +52,15 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
         return Missing("two whole training steps, to tell what lies between them: capture longer")
     if steps is None and not facts.active:
         return Missing("training steps, as the time outside of them is judged")
+    if steps is not None and steps.unit != "step":
+        return Missing("marked steps: what repeats may be a layer, and the rest belong to the same step")
     ids = (_OUTSIDE,) if steps is not None else (_NO_STEPS,)
     parts = [part for part in wall.parts if part.id in ids]
     # What has the same name at an edge of the recording is the same work, of which the end was not seen.
     names = {same_work(part.kind, part.what) for part in parts if part.kind not in ("unknown", "input")}
     parts += [part for part in wall.parts if part.id == _OPEN and same_work(part.kind, part.what) in names]
+    if steps is None and trains(facts) is False and all(part.kind in (*_UNNAMED, "line", "op") for part in parts):
+        return Missing(f"whether the job had work to do: {NO_TRAINING}")
     share = sum(part.time_s for part in parts) / wall.recorded_s
     if share < limit("time_outside_steps.share"):
         return None
@@ -144,7 +148,7 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
     known = _WORK_OF_KIND.get(part.kind)
     if known is not None:
         return known.action, known.snippets.get(job.loop)
-    if part.kind == "input" or (job.loop == PYTORCH and (part.id == _NO_STEPS or part.kind in _UNNAMED)):
+    if part.kind == "input" or (job.loop == PYTORCH and part.kind in _UNNAMED and job.trains is not False):
         return _SLOW_START, LOADER if job.loop == PYTORCH else None
     if part.id == _OUTSIDE and job.loop in _KERAS:
         return _ENDS_OF_EPOCHS, None
@@ -232,7 +236,7 @@ def judge_unfinished_step(facts: TraceFacts) -> UnfinishedStep | Missing | None:
     """At the begin or the end of the recording no step ends for far longer than a step takes: one that had begun
     before, or that had not ended. Waits for a batch are those of input_bound."""
     wall, steps = facts.analysis.wall_time, facts.analysis.steps
-    if wall is None or steps is None or steps.count < limit("unfinished_step.steps"):
+    if wall is None or steps is None or steps.unit != "step" or steps.count < limit("unfinished_step.steps"):
         return Missing(f"{limit('unfinished_step.steps'):.0f} whole training steps, to know how long one takes")
     between = {same_work(part.kind, part.what) for part in wall.parts if part.id == _OUTSIDE}
     parts = [part for part in wall.parts if part.id == _OPEN and (

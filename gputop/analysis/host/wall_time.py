@@ -13,7 +13,7 @@ first and last event), in this order:
 4. the work of a start (:mod:`gputop.analysis.steps.start_up`) outside of both, as far as no step precedes it;
 5. before the first step or loop and after the last one: up to ``OPEN_STEPS`` usual steps are edges, what is longer is
    a step or a wait that had begun before the recording or had not ended with it. Events are written when they end, so
-   such a step has none;
+   such a step has none. Where a period is all that is known, which may be a layer, what is longer is other work;
 6. what is left lies between steps: the time in which a GPU of the rank works, and the rest, by what the host did.
 
 Without steps all but 1 and 4 is the GPUs' work, and the rest by what the host did.
@@ -366,7 +366,8 @@ def _stretches(left: Spans, rank: _Rank, steps: Steps | None, known: tuple[int, 
     cuts = (*known, last) if last - known[1] <= OPEN_STEPS * usual_ns else known
     for start, end in _cut(left, cuts):
         at_edge = end <= known[0] or start >= known[1]
-        id_ = "between" if not at_edge else "open" if end - start > OPEN_STEPS * usual_ns else "edges"
+        longer = "open" if steps.times.unit == "step" else "no_steps"
+        id_ = "between" if not at_edge else longer if end - start > OPEN_STEPS * usual_ns else "edges"
         within = slice(np.searchsorted(idle.end, start, side="right"), np.searchsorted(idle.start, end))
         out.append(_Stretch(id_, start, end, Spans(
             np.maximum(idle.start[within], start), np.minimum(idle.end[within], end))))

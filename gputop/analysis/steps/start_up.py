@@ -24,6 +24,11 @@ TORCH_COMPILING = "torch_compilation"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
+# Calls of CUDA's runtime that make the context where they are the first ones. None of them waits for kernels but
+# cudaFree, and before the first kernel there is none to wait for. Nsight adds a version.
+_FIRST_CALLS = (r"cuda(?:Free|SetDevice|GetDevice\w*|Malloc\w*|HostAlloc|MemGetInfo|StreamCreate\w*|EventCreate\w*|"
+                r"DeviceGetStreamPriorityRange|FuncGetAttributes|GetDriverEntryPoint)(?:_v\d+)?$")
+_CONTEXT_NS = 100_000_000  # less is an ordinary call on a busy node
 # cuDNN's check of the buffers around each algorithm that it tries, in TensorFlow (redzone_checker) and XLA.
 TRIES = r"(?i).*redzone"
 # A launch call loads its kernel's module, as CUDA does at the first launch since 11.7, where it takes this many times
@@ -102,10 +107,20 @@ def _longest_names(spans: Spans, calls: _Found) -> I64:
     return names
 
 
+def _contexts(trace: Trace) -> I64:
+    """Long calls before the first kernel of any GPU, in which the runtime makes a context."""
+    host, device = trace.host, trace.device
+    rows, kernels = host_rows(trace, _FIRST_CALLS), device.start_ns[device.kind <= Kind.COLLECTIVE]
+    if not len(kernels):
+        return rows[:0]
+    first = int(kernels.min())
+    return rows[(host.end_ns[rows] <= first) & (host.end_ns[rows] - host.start_ns[rows] >= _CONTEXT_NS)]
+
+
 def _loading(trace: Trace) -> _Found:
     """Calls that load, and launch calls in which the first launch of a kernel loads its module."""
     host, device = trace.host, trace.device
-    rows = host_rows(trace, _LOADS)
+    rows = np.union1d(host_rows(trace, _LOADS), _contexts(trace))
     loads = host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
     if len(device.launch_end_ns) != len(device):
         return loads

@@ -256,3 +256,15 @@ def test_one_launch_call_that_loads_libraries_is_said_and_left_out():
     assert span.kind == "loading" and (span.end_ns - span.start_ns) / 1e9 == pytest.approx(1.337)
     a = analyze_trace(trace)
     assert a.gpus[0].busy > 0.9 and not a.findings and "start" in {note.id for note in a.trace.quality}
+
+
+@pytest.mark.parametrize(("name", "starts", "begin_us"), [
+    ("cudaFree_v3020", True, 0.0), ("cudaFree", True, 0.0), ("cudaStreamCreateWithFlags_v5000", True, 0.0),
+    ("cudaFree", False, 3_000_000.0),  # waits for kernels
+    ("cudaDeviceSynchronize", False, 0.0), ("cudaMemcpyAsync", False, 0.0)])
+def test_a_context_is_made_before_the_first_kernel(name: str, starts: bool, begin_us: float) -> None:
+    b = Builder(format="nsys")
+    b.host(name, begin_us, 2_500_000.0)
+    for i in range(100):
+        b.run(0, 2_600_000.0 + 200 * i, 150, f"kernel_{i % 10}", launch=2_599_900.0 + 200 * i)
+    assert kinds(b.build()) == ({"loading": pytest.approx(2.5)} if starts else {})

@@ -34,6 +34,8 @@ _RANKS_IN_NAME = tuple(re.compile(rf"{word}[_-]?(\d{{1,6}})", re.IGNORECASE) for
 _GRADIENT, _REDUCES = "torch::autograd::AccumulateGrad", re.compile(r"nccl:(?:all_?reduce|_?reduce_scatter)")
 # PyTorch's own convolutions on the CPU, without oneDNN.
 _OWN_CONVOLUTIONS = frozenset(("aten::_slow_conv2d_forward", "aten::_nnpack_spatial_convolution"))
+# PyTorch's gradients of embedding tables that fill a whole table: where among their inputs its number of rows stands.
+_DENSE_TABLES = {"aten::embedding_dense_backward": 2, "aten::_embedding_bag_dense_backward": 5}
 _MAX_DIMENSIONS = 64  # as many as a tensor of PyTorch can have
 _BATCH = 1 << 14
 _MAX_DEVICE = 1 << 20
@@ -187,6 +189,16 @@ class _Events:
         if elements >= 0:
             self._append_stat("elements", elements)
 
+    def _keep_table(self, args: dict[str, Any], rows_at: int) -> None:
+        shapes, values = args.get("Input Dims"), args.get("Concrete Inputs")
+        if not isinstance(shapes, list) or not isinstance(values, list) or len(values) <= rows_at:
+            return
+        gradient, indices, rows = _elements(shapes), _elements(shapes[1:]), integer(values[rows_at])
+        width = integer(shapes[0][-1]) if gradient > 0 else -1
+        if 0 < rows < 1 << 40 and 0 < width < 1 << 20 and indices > 0:
+            for name, value in (("table_rows", rows), ("table_elements", rows * width), ("indices", indices)):
+                self._append_stat(name, value)
+
     def _append_stat(self, name: str, value: int) -> None:
         rows, values = self._stats.setdefault(name, (array("q"), array("q")))
         rows.append(len(self._pieces) * _BATCH + len(self._batch))
@@ -240,6 +252,8 @@ class _Events:
                 self._append_stat("sequence", sequence)
             if name == _GRADIENT:
                 self._keep_elements(args)
+            elif name in _DENSE_TABLES:
+                self._keep_table(args, _DENSE_TABLES[name])
             types = args.get("Input type")
             if isinstance(types, list) and "double" in types:
                 self._append_stat("float64", 1)

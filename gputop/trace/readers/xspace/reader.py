@@ -62,6 +62,7 @@ from gputop.trace.readers.xspace.wire import LENGTH, Steps, read_fields, tag
 from gputop.trace.readers.xspace.xplane import Chunk, Losses, Source, XLine, XPlane, read_events, read_plane
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))
+_TPU_PLANE = "/device:TPU:"
 _GPU_PLANE = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
 _SIMULATED_PLANE = "/gputop:simulated"
 _ALLOCATOR = ("MemoryAllocation", "MemoryDeallocation")
@@ -288,6 +289,7 @@ class _XSpace:
         self.machine = next((h for h in texts[_HOSTNAMES] if h), fallback_host)
         # Another process of the same machine is another host: threads, GPUs and steps of the two must stay apart.
         self.host = self.machine if self.machine not in builder.hosts else f"{self.machine} rank {rank}"
+        _refuse_tpus(path, self._planes)
         self.simulated = any(p.name == _SIMULATED_PLANE for p in self._planes)
         self._recordings = [(planes, *self._clock(planes)) for planes in split_recordings(self._planes)]
         self._base_ns = 0  # of the recording that is being read
@@ -644,6 +646,16 @@ class _XSpace:
 
 def _events_of(lines: Iterable[XLine]) -> int:
     return sum(len(line.begin) for line in lines)
+
+
+def _refuse_tpus(path: str, planes: Sequence[XPlane]) -> None:
+    """Raises GputopError for a trace of TPUs alone: without what ran on them its host would seem to be all there is."""
+    if any(_ordinal(plane) is not None for plane in planes):
+        return
+    tpus = sum(plane.name.startswith(_TPU_PLANE) and any(len(line.begin) for line in plane.lines) for plane in planes)
+    if tpus:
+        raise GputopError(f"{path} is of {tpus} TPU{'' if tpus == 1 else 's'}, which gputop does not read.",
+                          "Open it with XProf: pip install xprof; xprof --logdir FOLDER.")
 
 
 def _ordinal(plane: XPlane) -> int | None:

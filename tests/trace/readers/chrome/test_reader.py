@@ -391,3 +391,20 @@ def test_a_thread_s_number_may_be_text_that_cannot_be_encoded(tmp_path, tid):
         {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": tid, "ts": 1, "dur": 5}]}))
     (line,) = load([path]).lines
     assert line.name.startswith("thread ") and line.name.encode()
+
+
+@pytest.mark.parametrize(("shapes", "values", "table"), [
+    ([[256, 16, 64], [256, 16], [], [], []], ["", "", "1000000", "-1", "False"], (1_000_000, 64_000_000, 4096)),
+    ([[256, 16, 64], [256, 16]], ["", ""], None),
+    ([[256, 16, 64], [256, 16]], ["", "", "-5"], None), ([[256, 16, 64], [256, 16]], ["", "", "many"], None),
+    ([[], []], ["", "", "10"], None), ("none", None, None), ([[[2]], [3]], ["", "", "10"], None),
+    ([[1 << 50], [3]], ["", "", "10"], None),
+])
+def test_the_size_of_an_embedding_table(shapes: Any, values: Any, table: tuple[int, int, int] | None) -> None:
+    args = {"Input Dims": shapes, "Concrete Inputs": values}
+    document = kineto()
+    document["traceEvents"].append(
+        event("cpu_op", "aten::embedding_dense_backward", 1_700_000_000_000_050.0, 5, **args))
+    stats = read(document).host.stats
+    read_table = tuple(int(stats[name][1][0]) for name in ("table_rows", "table_elements", "indices") if name in stats)
+    assert read_table == (table or ())

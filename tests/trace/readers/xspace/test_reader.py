@@ -581,3 +581,17 @@ def test_a_cut_file_keeps_what_was_read():
 def test_no_xspace():
     with pytest.raises(GputopError, match="not an XSpace"):
         read_xspaces([("x.pb", "", b"hello, this is text")])
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_trace_of_tpus_alone_is_refused(gpu: bool) -> None:
+    b = Builder()
+    b.event("/host:CPU", b.line("/host:CPU", "python"), "PjitFunction(step)", 0, 900)
+    for number in range(4):
+        b.event(f"/device:TPU:{number}", b.line(f"/device:TPU:{number}", "XLA Ops"), "fusion.1", 100, 700)
+    if gpu:
+        b.event("/device:GPU:0", b.line("/device:GPU:0", "Stream #13(Compute)"), "fusion.1", 100, 700)
+        assert len(read_xspaces([("a.xplane.pb", "", b.bytes())]).device) == 1
+    else:
+        with pytest.raises(GputopError, match="4 TPUs"):
+            read_xspaces([("a.xplane.pb", "", b.bytes())])

@@ -1,0 +1,163 @@
+"""Embedding tables: does each step read and write a whole table for the few rows that it looks up?"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gputop.advice import savings
+from gputop.advice.registry import limit, source
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.layers.culprits import Events
+from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.what_if.cure import Cure
+from gputop.core.findings import MIN_SHARE
+from gputop.text.units import count, percent, reads_zero, seconds
+from gputop.trace.intervals import union
+from gputop.trace.lookups import OPTIMIZER_CALL, host_rows, host_stat, launched_within
+from gputop.trace.model import F64, I64, Kind, Trace
+
+_BACKWARD = r"aten::(?:embedding_dense_backward|_embedding_bag_dense_backward)$"
+_NODE = r"autograd::engine::evaluate_function: Embedding\w*Backward\d*$"
+_ADD = r"aten::add_?$"
+_GRADIENT = r"torch::autograd::AccumulateGrad$"
+_SPARSE = (
+    "table = torch.nn.Embedding(rows, width, sparse=True)\n"
+    "of_table = torch.optim.SparseAdam(table.parameters())  # or SGD without momentum\n"
+    "of_rest = torch.optim.AdamW(parameters_without_table)  # step both")
+_SHAPES = "the shapes of embedding tables and gradients: torch.profiler.profile(record_shapes=True)"
+_NS = 1e-9
+
+
+class EmbeddingDense(Verdict, frozen=True, kw_only=True):
+    """``saving`` leaves the part of the time that the rows in use take of their table."""
+
+    rows: int  # of the largest table
+    width: int
+    used: float  # share of the tables' rows that a step looks up at most
+    tables_part: float  # of all gradients' elements
+    backward_s: float  # per step: gradients as large as the tables
+    optimizer_s: float  # per step: the optimizer's time for the tables
+
+
+def judge_embedding_dense(facts: TraceFacts) -> EmbeddingDense | Missing | None:
+    """Gradients of embedding tables fill the whole table, and the optimizer goes over all of it.
+
+    1. Calls of the dense gradient within the steps, with their shapes: rows, width, and how many indices were looked
+       up. Where another layer adds to the same gradient (weights tied to the output), the table needs a dense one.
+    2. The optimizer's time for the tables is its time by their part of all gradients' elements: optimizers are bound
+       by memory.
+    3. Of both times the part of the rows that no index of a step can have touched is saved at most.
+    """
+    trace = facts.trace
+    calls = _untied(trace, host_rows(trace, _BACKWARD))
+    if not len(calls):
+        return None
+    if facts.steps is None:
+        return Missing("steps, to tell how much of a step goes into embedding tables")
+    calls = calls[in_steps(trace.host.start_ns[calls], facts.steps)]
+    if not len(calls):
+        return None
+    per = facts.steps_or_window * max(len(facts.active), 1)
+    backward = _Work.of(facts, calls)
+    optimizer = _Work.of(facts, _within(facts, OPTIMIZER_CALL))
+    if savings.removed((backward.time_s + optimizer.time_s) / per, facts.period_s) < limit("embedding_dense.share"):
+        return None
+    sized = [_values(trace, calls, name) for name in ("table_rows", "table_elements", "indices")]
+    gradients = _within(facts, _GRADIENT)
+    elements = _values(trace, gradients, "elements")
+    if any(values is None for values in sized) or elements is None:
+        # Filling a large table takes a good part of what its optimizer takes.
+        small = savings.removed(backward.time_s / per, facts.period_s) < MIN_SHARE
+        return None if small else Missing(_SHAPES)
+    rows, of_tables, indices = (values for values in sized if values is not None)
+    largest = int(np.argmax(of_tables))
+    used = float(np.minimum(indices / rows, 1.0) @ of_tables) / float(of_tables.sum())
+    part = min(float(of_tables.sum()) / max(float(elements.sum()), 1.0), 1.0)
+    if used > limit("embedding_dense.used"):
+        return None
+    times = backward.time_s / per, part * optimizer.time_s / per
+    share = savings.removed(sum(times) * (1 - used), facts.period_s)
+    if share < limit("embedding_dense.share"):
+        return None
+    return EmbeddingDense(
+        gpus=facts.active_numbers, share=share, rows=int(rows[largest]),
+        width=int(of_tables[largest] // rows[largest]), used=used, tables_part=part, backward_s=times[0],
+        optimizer_s=times[1], events=Events(np.concatenate((backward.rows, optimizer.rows))) if facts.active else None,
+        cure=Cure(scaled=((backward.rows, used), (optimizer.rows, 1 - part * (1 - used))), at_most=True, assumes=(
+            "The rows that a step looks up take their part of the table's time; sorting and merging their indices "
+            "takes none.")))
+
+
+class _Work(NamedTuple):
+    """What calls of the host cost: time of the kernels that they launch (device events) or, without a GPU, their
+    own."""
+
+    time_s: float
+    rows: I64
+
+    @classmethod
+    def of(cls, facts: TraceFacts, calls: I64) -> _Work:
+        trace = facts.trace
+        if not facts.active:
+            host = trace.host
+            return cls(union(host.start_ns[calls], host.end_ns[calls]).total * _NS, np.empty(0, np.int64))
+        device = trace.device
+        kernels = np.flatnonzero(device.kind != Kind.COLLECTIVE)
+        rows = kernels[launched_within(trace, kernels, calls)]
+        return cls(float((device.end_ns[rows] - device.start_ns[rows]).sum()) * _NS, rows)
+
+
+def _within(facts: TraceFacts, pattern: str) -> I64:
+    """Host events of such a name that begin within the steps."""
+    rows = host_rows(facts.trace, pattern)
+    return rows if facts.steps is None else rows[in_steps(facts.trace.host.start_ns[rows], facts.steps)]
+
+
+def _values(trace: Trace, rows: I64, name: str) -> F64 | None:
+    """A stat of these host events; None where one of them has none, or there are no events."""
+    at, values = host_stat(trace.host, name)
+    chosen = np.isin(at, rows)
+    return values[chosen].astype(np.float64) if len(rows) and int(chosen.sum()) == len(rows) else None
+
+
+def _untied(trace: Trace, calls: I64) -> I64:
+    """These gradients without those to which the engine adds another one of the same table: after the gradient's own
+    function, within the engine's event around it."""
+    host = trace.host
+    nodes, adds = host_rows(trace, _NODE), host_rows(trace, _ADD)
+    tied = np.zeros(len(calls), bool)
+    for line in np.unique(host.line[calls]).tolist():
+        mine = np.flatnonzero(host.line[calls] == line)
+        around, added = nodes[host.line[nodes] == line], adds[host.line[adds] == line]
+        if not len(around) or not len(added):
+            continue
+        node = around[np.maximum(np.searchsorted(host.start_ns[around], host.start_ns[calls[mine]], "right") - 1, 0)]
+        first = np.searchsorted(host.start_ns[added], host.end_ns[calls[mine]])
+        begin = np.append(host.start_ns[added], np.iinfo(np.int64).max)[first]
+        tied[mine] = (host.end_ns[node] >= host.end_ns[calls[mine]]) & (begin < host.end_ns[node])
+    return calls[~tied]
+
+
+def describe_embedding_dense(v: EmbeddingDense, job: Job) -> Explanation:
+    spent = v.backward_s + v.optimizer_s
+    return Explanation(
+        title=f"Whole embedding tables are updated for {percent(v.used)} of their rows"
+              if not reads_zero(v.used) else "Whole embedding tables are updated for less than 1% of their rows",
+        why=f"Embedding tables (the largest: {count(v.rows)} rows of {v.width}) get gradients as large as they are. "
+            f"The optimizer reads and writes all of their rows. That takes {seconds(spent)} per {job.basis}: "
+            f"{seconds(v.backward_s)} for the gradients and {seconds(v.optimizer_s)} in the optimizer. A {job.basis} "
+            "can change no other rows than those that it looks up.",
+        evidence={"table_rows_count": float(v.rows), "used_rows_ratio": v.used, "dense_gradients_s": v.backward_s,
+                  "dense_optimizer_s": v.optimizer_s, "tables_of_gradients_ratio": v.tables_part,
+                  "share_ratio": spent / job.period_s},
+        action="Make the tables' gradients sparse, and give the tables an optimizer that updates only the rows in use. "
+               "It decays moments only of these rows and has no weight decay, so compare the loss.",
+        snippet=_SPARSE,
+        gain="at most: the time of the rows that are not in use; merging the indices of those in use takes some of it",
+        source=source("embedding_dense.share", "embedding_dense.used"),
+    )
+

@@ -1,0 +1,86 @@
+"""Jobs that run a model without training it: by what they run, and what they are told."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gputop.advice.trace.job import Job
+from gputop.diagnosis.diagnose import analyze_trace, examine
+from gputop.trace.model import Trace
+from tests.trace.build import Builder
+
+LOOP = "python"
+CACHE = "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, unsigned char>(__nv_bfloat16 const*)"
+APPLY = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<Metadata<2>, "
+GEMM = "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT"
+
+
+def decoding(*names: str, host: tuple[str, ...] = (), format: str = "chrome", tokens: int = 12, layers: int = 8,
+             ) -> Trace:
+    """A server's decode steps without marks: layers of short kernels, each launched by itself, 40 µs apart."""
+    b = Builder(format=format)
+    for event in host:
+        b.host(event, 0, 5, line=LOOP)
+    at = 10.0
+    for _ in range(tokens):
+        for _ in range(layers):
+            for name in (GEMM, CACHE, *names):
+                b.host("aten::linear" if name == GEMM else "_C_cache_ops::reshape_and_cache_flash", at, 30, line=LOOP)
+                b.run(0, at + 12, 6, name, launch=at + 5, launch_length=5, thread=LOOP)
+                at += 40
+    b.host("aten::addmm", at + 40_000, 30, line=LOOP)  # the next request
+    b.run(0, at + 40_012, 6, GEMM, launch=at + 40_005, thread=LOOP)
+    return b.build()
+
+
+@pytest.mark.parametrize(("name", "trains"), [
+    (f"{APPLY}UnaryOpFunctor<long, 2, 1, 1>, std::plus<long> >(int)", False),  # counters
+    (f"{APPLY}UnaryOpFunctor<c10::BFloat16, 2, 1, 1>, at::native::Copy<float, float> >(int)", False),  # inputs
+    (f"{APPLY}UnaryOpFunctor<c10::BFloat16, 2, 1, 1>, at::native::Identity<float> >(int)", False),
+    ("xmma_cudnn::implicit_gemm::strided_dgrad_indexed::kernel_helper_stage_0", False),  # a transposed convolution
+    (f"{APPLY}FusedAdamMathFunctor<float>>(int)", True),
+    ("sm80_xmma_wgrad_implicit_gemm_bf16", True), ("flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", True),
+])
+def test_kernels_tell_whether_a_job_trains(name: str, trains: bool) -> None:
+    assert Job.of(examine(decoding(name))).trains is trains
+
+
+@pytest.mark.parametrize("host", [
+    "torch/autograd/function.py(39): save_for_backward", "torch/optim/adamw.py(12): <module>",
+    "<built-in method apply of FunctionMeta object>", "nn.Module: LoraAdamAdapter"])
+def test_functions_of_python_do_not_train(host: str) -> None:
+    assert Job.of(examine(decoding(host=(host,)))).trains is False
+
+
+def test_a_job_that_also_serves_its_model_trains() -> None:
+    assert Job.of(examine(decoding(host=("autograd::engine::evaluate_function: AddmmBackward0",)))).trains is True
+
+
+@pytest.mark.parametrize(("host", "server"), [
+    ("vllm/model_executor/layers/linear.py(234): apply", "vLLM"),
+    ("/sgl-workspace/sglang/python/sglang/srt/layers/linear.py(3): forward", "SGLang"),
+    ("model.py(3): forward", "vLLM")])
+def test_the_server_is_named(host: str, server: str) -> None:
+    facts = examine(decoding(host=(host,)))
+    assert Job.of(facts).server == server
+
+
+def test_a_server_is_not_told_how_to_train() -> None:
+    analysis = analyze_trace(decoding(host=("vllm/v1/worker/gpu_model_runner.py(1): execute_model",)))
+    ids = {own.id for f in analysis.findings for own in (f, *f.consequences)}
+    assert "launch_bound" in ids
+    assert not ids & {"unfinished_step", "time_outside_steps", "batch_size_headroom", "optimizer_unfused"}
+    for f in analysis.findings:
+        words = f"{f.title} {f.why} {f.action} {f.snippet}"
+        assert not re.search("train|epoch|gradient|optimizer|DataLoader", words), words
+        if f.id == "launch_bound":
+            assert "vllm serve" in (f.snippet or "") and "CUDA graphs" in f.action
+
+
+def test_layers_of_a_period_have_no_unfinished_step_and_no_graph_recorded_again() -> None:
+    analysis = analyze_trace(decoding())
+    assert analysis.steps is None or analysis.steps.unit == "period"
+    assert analysis.wall_time is not None and not {part.id for part in analysis.wall_time.parts} & {"open"}
+    assert not {f.id for f in analysis.findings} & {"unfinished_step", "graph_recapture", "time_outside_steps"}
