@@ -166,8 +166,8 @@ class FleetSeries:
                 middles.setdefault(self.key(series.labels), {})[figure] = series.value
         low_clocks = {gpu_id(series.labels): series for series in self._named("low_clock")}
         return Outliers(
-            middles=middles, low_gpus=tuple(sorted(self._below("low_gpu", "median"), key=_value)),
-            low_nodes=tuple(self._below("low_node", "node_median")),
+            middles=middles, low_gpus=tuple(sorted(self._named("low_gpu"), key=_value)),
+            low_nodes=tuple(self._named("low_node")),
             low_clocks=tuple(sorted(low_clocks.values(), key=_value)[:MOST_LOW_GPUS]),
             node_clocks={(self.key(series.labels), series.labels.get("model", "")): series.value
                          for series in self._named("node_clock")},
@@ -211,16 +211,6 @@ class FleetSeries:
     def _named(self, figure: str) -> list[Series]:
         """The outliers of groups that have a name."""
         return [series for series in self.outlier_series if figure_of(series) == figure and self.key(series.labels)[1]]
-
-    def _below(self, figure: str, middle: str) -> list[Series]:
-        """Those that are far below the middle of their group; only of one kind of activity."""
-        labels = (*self.metrics.group_labels, "kind")
-        middles = {tuple(series.labels.get(label, "") for label in labels): series.value
-                   for series in self.outlier_series if figure_of(series) == middle}
-        candidates = ((series, middles.get(tuple(series.labels.get(label, "") for label in labels)))
-                      for series in self._named(figure))
-        return [series for series, value in candidates
-                if value is not None and series.value < value - self.limits.below]
 
     def _targets(self, figure: str) -> tuple[str, ...]:
         targets = (series.labels for series in self.outlier_series if figure_of(series) == figure)

@@ -109,7 +109,7 @@ class Collector:
     # -- asking -------------------------------------------------------------------------------------
 
     def _discover(self, now_s: float) -> None:
-        if self._metrics is None or not 0 <= now_s - self._discovered_s < REDISCOVER_S:
+        if self._metrics is None or abs(now_s - self._discovered_s) >= REDISCOVER_S:
             self._metrics, self._discovered_s = find_metrics(self._client), now_s
 
     def _ask_figures(self) -> None:

@@ -65,10 +65,12 @@ def deviation(labels: Iterable[str], value: str) -> str:
     return median(labels, f"abs({value} - on ({by}) group_left () {median(labels, value)})")
 
 
-def below_median(labels: Iterable[str], value: str, ratio: float) -> str:
-    """What is less than the ``ratio`` of its group's median."""
+def below_median(labels: Iterable[str], value: str, *, ratio: float = 1.0, distance: float = 0.0) -> str:
+    """What is below the ``ratio`` of its group's median, or below it by more than a ``distance``."""
     by = ", ".join(labels)
-    return f"({value} < on ({by}) group_left () ({ratio:g} * {median(labels, value)}))"
+    limit = median(labels, value)
+    limit = f"{limit} - {distance:g}" if distance else f"{ratio:g} * {limit}"
+    return f"({value} < on ({by}) group_left () ({limit}))"
 
 
 def either(values: Iterable[str], operator: str = "or") -> str:

@@ -65,8 +65,8 @@ class Queries:
         return _merged({**self._activity((*node, *self._kind), own), **self._sums(node, own)} for own in where)
 
     def outliers(self, where: Where, low_nodes: Where = (), *, node_clocks: bool = False) -> Figures:
-        """What stands out: of the groups that match the median, the deviation from it, and their least active GPUs and
-        nodes; of all groups the busy GPUs with a low SM clock, and the slowest ones of ``low_nodes``; targets that do
+        """What stands out. Of the groups that match the median, the deviation from it, and the GPUs and nodes far below
+        it; of all groups the busy GPUs with a low SM clock, and the slowest ones of ``low_nodes``; the targets that do
         not answer. ``node_clocks``: also the median clock of each group's busy GPUs, by model."""
         return {**self._low_clocks(low_nodes, node_clocks=node_clocks), **self._low_activity(where), **self._targets()}
 
@@ -118,7 +118,7 @@ class Queries:
         clock = self._values.busy_clock(busy)
         if not clock:
             return {}
-        candidates = [below_median(of_model, clock, self._limits.clock),
+        candidates = [below_median(of_model, clock, ratio=self._limits.clock),
                       *(self._values.busy_clock(busy, own) for own in low_nodes)]
         return {"low_clock": either(lowest(OUTLIERS, group, candidate) for candidate in candidates),
                 "node_clock": median(of_model, clock) if node_clocks else ""}
@@ -129,9 +129,10 @@ class Queries:
         for own in where:
             gpu = self._recent(own)
             node = grouped("avg", (*self._group, *self._metrics.node_labels, *self._kind), gpu)
-            figures.append({"median": median(by, gpu), "mad": deviation(by, gpu), "low_gpu": lowest(OUTLIERS, by, gpu)}
-                           | ({"node_median": median(by, node), "low_node": lowest(OUTLIERS, by, node)}
-                              if self._metrics.by_job else {}))
+            low_gpu, low_node = (lowest(OUTLIERS, by, below_median(by, value, distance=self._limits.below))
+                                 for value in (gpu, node))
+            figures.append({"median": median(by, gpu), "mad": deviation(by, gpu), "low_gpu": low_gpu}
+                           | ({"node_median": median(by, node), "low_node": low_node} if self._metrics.by_job else {}))
         return _merged(figures)
 
     def _targets(self) -> Figures:
@@ -149,7 +150,7 @@ class Queries:
     def _clock_spread(self, where: str) -> Figures:
         by = (*self._group, "model")
         clock = self._values.busy_clock(self._limits.busy, where)
-        low = clock and below_median(by, clock, self._limits.clock)
+        low = clock and below_median(by, clock, ratio=self._limits.clock)
         return {"clock_median": median(by, clock), "clocks": grouped("count", by, clock),
                 "clock_mad": deviation(by, clock), "low_clocks": grouped("count", by, low)} if clock else {}
 

@@ -85,7 +85,7 @@ def test_a_fleet_is_the_same_each_time() -> None:
     assert fleet_of(series, [], VIEW) == fleet_of(series, [], VIEW) == fleet_of(replace(series), [], VIEW)
 
 
-def test_low_is_what_is_far_below_the_median_of_its_own_group_and_kind() -> None:
+def test_what_stands_out_in_a_job_of_two_kinds() -> None:
     def gpu(number: int, **labels: str) -> dict[str, str]:
         return {**JOB, **N1, "UUID": f"GPU-{number}", "gpu": str(number), **labels}
 
@@ -93,9 +93,9 @@ def test_low_is_what_is_far_below_the_median_of_its_own_group_and_kind() -> None
     series = of(TWO_KINDS, ("activity", 0.5, JOB | sm), ("activity", 1.0, JOB | util), ("gpus", 6, JOB | sm),
                 ("gpus", 2, JOB | util), outlier_series=said(
         ("median", 0.6, JOB | sm), ("median", 1.0, JOB | util), ("low_gpu", 0.44, gpu(0, **sm)),
-        ("low_gpu", 0.46, gpu(1, **sm)), ("low_gpu", 0.7, gpu(2, **util)), ("low_gpu", 0.2, gpu(3, **sm)),
-        ("low_gpu", 0.0, {**GPU, **sm}), ("low_gpu", 0.0, {**OTHER, **GPU, **sm}),
-        ("node_median", 0.6, JOB | sm), ("low_node", 0.3, {**JOB, **N2, **sm}), ("low_node", 0.5, {**JOB, **N1, **sm})))
+        ("low_gpu", 0.7, gpu(2, **util)), ("low_gpu", 0.2, gpu(3, **sm)), ("low_gpu", 0.0, {**GPU, **sm}),
+        ("low_gpu", 0.0, {**OTHER, **GPU, **sm}), ("node_median", 0.6, JOB | sm),
+        ("low_node", 0.3, {**JOB, **N2, **sm}), ("low_node", 0.5, {**OTHER, **N1, **sm})))
     (job,) = fleet_of(series, [], VIEW).jobs
     assert [(low.uuid, low.activity, low.kind) for low in job.low_gpus] == [
         ("GPU-3", 0.2, "sm_active"), ("GPU-0", 0.44, "sm_active"), ("GPU-2", 0.7, "util")]

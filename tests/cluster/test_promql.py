@@ -41,6 +41,9 @@ def test_a_union_leaves_out_what_nobody_exports() -> None:
 
 
 def test_what_is_said_of_a_group_is_compared_within_it() -> None:
-    assert below_median(["job"], "a", 0.85) == "(a < on (job) group_left () (0.85 * quantile by (job) (0.5, a)))"
+    assert below_median(["job"], "a", ratio=0.85) == (
+        "(a < on (job) group_left () (0.85 * quantile by (job) (0.5, a)))")
+    assert below_median(["job"], "a", distance=0.15) == (
+        "(a < on (job) group_left () (quantile by (job) (0.5, a) - 0.15))")
     assert deviation(["job"], "a") == (
         "quantile by (job) (0.5, abs(a - on (job) group_left () quantile by (job) (0.5, a)))")
