@@ -15,14 +15,11 @@ from gputop.cluster.promql import FIGURE, any_name, by_figure, grouped, has, mat
 from gputop.cluster.schemas import (
     ACTIVITY,
     CLUSTER_LABEL,
-    GPU_LABELS,
     JOB_LABELS,
-    MIG_LABELS,
     NAMESPACE_OF,
     NODE_LABELS,
     PATTERN,
     SCHEMAS,
-    UUID_LABELS,
     Name,
     Schema,
 )
@@ -59,7 +56,8 @@ class AvailableMetrics:
     @property
     def gpu_labels(self) -> tuple[str, ...]:
         """The labels that say which GPU a series is of, and on which node."""
-        return (*UUID_LABELS, *MIG_LABELS, *GPU_LABELS, *self.node_labels)
+        of_schemas = (label for schema in self.schemas() for label in (*schema.gpu_labels, *schema.mig_labels))
+        return (*dict.fromkeys(of_schemas), *self.node_labels)
 
     @property
     def group_labels(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from gputop.cluster.discovery import AvailableMetrics
 from gputop.cluster.prometheus import LARGEST
 from gputop.cluster.promql import all_of, any_name, either, grouped, has, lacks, selector, with_copied_label, with_label
-from gputop.cluster.schemas import COUNTERS, LIMITS, MIG_LABELS, UUID_LABELS, Name, Schema
+from gputop.cluster.schemas import COUNTERS, LIMITS, UUID_LABELS, Name, Schema
 
 RECENT = "5m"  # the window of a group's present figures
 _SINCE_PARTS = 3  # of the time for which a GPU must have been there: none longer than the 5 min that a sample stays
@@ -86,8 +86,8 @@ class GpuValues:
     def _of_spellings(self, schema: Schema, figure: str, reading: Reading) -> str:
         if reading.model and not schema.info:
             reading = replace(reading, where=all_of(reading.where, has(schema.model)))
-        labels = [label for label in (*self._metrics.gpu_labels, *self._metrics.labels_of_job)
-                  if reading.instances or label not in MIG_LABELS] + ["model"] * reading.model
+        labels = [*schema.gpu_labels, *(schema.mig_labels if reading.instances else ()), *self._metrics.node_labels,
+                  *self._metrics.labels_of_job, *(["model"] if reading.model else [])]
         values = []
         for name in self._metrics.spellings(schema, figure):
             value = f"{_measured(name, reading)} {_plausible(figure)}"
@@ -108,14 +108,15 @@ class GpuValues:
 def _measured(name: Name, reading: Reading) -> str:
     """A metric in its base unit."""
     now = selector(name.name, reading.where)
-    value = f"{reading.over}({now}[{reading.window}])" if reading.window else now
+    conditions = [f"{reading.over}({now}[{reading.window}])" if reading.window else now]
     if reading.window and reading.still:
-        value = f"({value} and {now})"
+        conditions.append(now)
     for part in range(1, _SINCE_PARTS + 1) if reading.since_s else ():
         # A scrape that failed ends a series: one that was there shortly before each of these times was there between,
         # but for a scrape or two.
-        value = (f"({value} and present_over_time({now}[{_SINCE_GAP}] "
-                 f"offset {reading.since_s * part / _SINCE_PARTS:g}s))")
+        then_s = reading.since_s * part / _SINCE_PARTS
+        conditions.append(f"present_over_time({now}[{_SINCE_GAP}] offset {then_s:g}s)")
+    value = f"({' and '.join(conditions)})" if len(conditions) > 1 else conditions[0]
     return value if name.factor == 1.0 else f"{value} * {name.factor:.17g}"
 
 
