@@ -55,8 +55,8 @@ class GroupFigures:
 
     def group(self, kind: str) -> Group:
         """With the mean of its kinds' activity, by their GPUs."""
-        kinds = [(value, self.values["gpus", own]) for (name, own), value in self.values.items()
-                 if name == "activity" and ("gpus", own) in self.values]
+        kinds = [(value, self.values["gpus", of_kind]) for (name, of_kind), value in self.values.items()
+                 if name == "activity" and ("gpus", of_kind) in self.values]
         gpus = sum(count for _, count in kinds)
         # What is used and free; the driver's own part is no room for a job.
         used, free = self.value("memory_used_bytes"), self.value("memory_free_bytes")
@@ -160,6 +160,7 @@ class FleetSeries:
 
     @cached_property
     def outliers(self) -> Outliers:
+        """What stands out."""
         middles: dict[Key, dict[str, float]] = {}
         for series in self.outlier_series:
             if (figure := figure_of(series)) in ("median", "mad", "node_median"):
@@ -177,6 +178,7 @@ class FleetSeries:
 
     @cached_property
     def gpus(self) -> GpuDetails:
+        """The single GPUs that were asked for."""
         gpus: dict[str, Gpu] = {}
         groups: dict[str, set[Key]] = {}
         clocks: dict[tuple[Key, str], dict[str, float]] = {}
@@ -257,7 +259,7 @@ def conditions(selections: Iterable[Selection]) -> list[str]:
             texts.setdefault(selection[0][0], set()).add(selection[0][1])
         elif selection:
             several.append(matchers({label: [text] for label, text in selection}))
-    return [*(matchers({label: own}) for label, own in texts.items()), *dict.fromkeys(several)]
+    return [*(matchers({label: of_label}) for label, of_label in texts.items()), *dict.fromkeys(several)]
 
 
 def bounded(count: float) -> int:

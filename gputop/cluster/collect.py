@@ -70,7 +70,7 @@ class Collector:
         self._figures_s: float | None = None
         self._round = 0
         self._asked_in: dict[str, int] = {}  # by question: the round in which it was asked last
-        self._looked_at: set[str] = set()  # questions that were looked at, if nothing was wanted
+        self._considered: set[str] = set()  # questions whose turn has come, wanted or not
         self.settled = False
 
     def refresh(self, view: View) -> Fleet:
@@ -93,12 +93,12 @@ class Collector:
             problems.append(Problem(error.message, error.fix))
             self._series = replace(self._series, time_s=now_s)
             self.settled = True
-        fleet = fleet_of(self._known, self._slurm.jobs, view)
+        fleet = fleet_of(self._answers, self._slurm.jobs, view)
         return replace(
             fleet, source=f"{self._client.endpoint.url} ({fleet.source})", figures_s=self._figures_s,
             problems=(*problems, *self._clock_problems(), *fleet.problems,
                       *(Problem(f"Prometheus warns: {text}") for text in self._client.warnings),
-                      *self._job_problems(self._known.metrics)),
+                      *self._job_problems(self._answers.metrics)),
             queries=cost.queries - before.queries, bytes=cost.bytes - before.bytes,
             seconds=cost.seconds - before.seconds)
 
@@ -135,7 +135,7 @@ class Collector:
         """What stands out, and what is wanted most of the rest; by ``left`` queries at most."""
         in_turn = {"group_past": self._ask_group_past, "gpus": self._ask_gpus, "nodes": self._ask_nodes,
                    "gpu_past": self._ask_gpu_past, "node_past": self._ask_node_past}
-        known = len(problems)
+        problems_before = len(problems)
         self._round += 1
         if left > 0:
             left -= self._try(self._ask_outliers, view, problems)
@@ -145,10 +145,10 @@ class Collector:
             if asked := self._try(in_turn[name], view, problems):
                 self._asked_in[name] = self._round
                 left -= asked
-            self._looked_at.add(name)
+            self._considered.add(name)
         groups = self._wanted(view).group_past().subjects
-        self.settled = len(problems) > known or (
-            self._looked_at >= in_turn.keys() and self._known.past.is_known(GROUPS, groups))
+        self.settled = len(problems) > problems_before or (
+            self._considered >= in_turn.keys() and self._answers.past.is_known(GROUPS, groups))
 
     def _try(self, ask: Callable[[Wanted], bool], view: View, problems: list[Problem]) -> int:
         """How many queries were sent, 0 or 1; what goes wrong with one question does not end the others."""
@@ -159,30 +159,31 @@ class Collector:
             return 1
 
     @property
-    def _known(self) -> FleetSeries:
+    def _answers(self) -> FleetSeries:
+        """All that was answered; after the first figures."""
         assert self._series is not None
         return self._series
 
     def _wanted(self, view: View) -> Wanted:
-        return Wanted(self._known, self._slurm.jobs, view)
+        return Wanted(self._answers, self._slurm.jobs, view)
 
     def _ask_outliers(self, wanted: Wanted) -> bool:
-        before, jobs = self._known, self._slurm.jobs
+        before, jobs = self._answers, self._slurm.jobs
         self._series = after = replace(before, outlier_series=self._client.instant(wanted.outliers()))
         if before.outlier_series and not set(after.outliers.empty_targets).issubset(before.outliers.empty_targets):
             self._discovered_s = _NEVER  # these may have other metrics than before
         if low_clock_nodes(after, jobs) != low_clock_nodes(before, jobs):
-            self._looked_at -= {"gpus", "gpu_past"}  # their GPUs come with the next look
+            self._considered -= {"gpus", "gpu_past"}  # their GPUs come with the next look
         return True
 
     def _ask_gpus(self, wanted: Wanted) -> bool:
         if query := wanted.gpus():
-            self._series = replace(self._known, gpu_series=self._client.instant(query))
+            self._series = replace(self._answers, gpu_series=self._client.instant(query))
         return bool(query)
 
     def _ask_nodes(self, wanted: Wanted) -> bool:
         if query := wanted.nodes():
-            self._series = replace(self._known, node_series=self._client.instant(query))
+            self._series = replace(self._answers, node_series=self._client.instant(query))
         return bool(query)
 
     def _ask_group_past(self, wanted: Wanted) -> bool:
@@ -195,7 +196,7 @@ class Collector:
         return self._ask_past(wanted.node_past(), wanted.view)
 
     def _ask_past(self, question: PastQuestion, view: View) -> bool:
-        return self._known.past.range(self._client, question, Grid.of(view, self._known.time_s))
+        return self._answers.past.range(self._client, question, Grid.of(view, self._answers.time_s))
 
     # -- what is missing ----------------------------------------------------------------------------
 

@@ -49,8 +49,8 @@ def fleet_of(series: FleetSeries, slurm_jobs: Sequence[SlurmJob], view: View) ->
     free_nodes: tuple[Node, ...] = ()
     if metrics.by_job:
         jobs = tuple(parts.labeled_job(key) for key in series.jobs)
-        group = groups[NO_GROUP].group("") if NO_GROUP in groups else Group(gpus=0)
-        free = group if group.gpus else None
+        unheld = groups[NO_GROUP].group("") if NO_GROUP in groups else Group(gpus=0)
+        free = unheld if unheld.gpus else None
     else:
         held = {node for job in slurm_jobs for node in series.slurm_nodes.gpus_of(job)}
         jobs = tuple(job for slurm_job in slurm_jobs if (job := parts.job_of_nodes(slurm_job)) is not None)
@@ -60,8 +60,9 @@ def fleet_of(series: FleetSeries, slurm_jobs: Sequence[SlurmJob], view: View) ->
     count = "all_gpus" if metrics.by_job else "gpus"
     return Fleet(
         time_s=series.time_s, source=", ".join(schema.title for schema in metrics.schemas()), jobs=jobs, free=free,
-        free_nodes=free_nodes, simulated=metrics.simulated, gpus=sum(own.count(count) or 0 for own in groups.values()),
-        kinds=tuple(kind for kind in ACTIVITY if kind in kinds), problems=tuple(target_problems(series)))
+        free_nodes=free_nodes, gpus=sum(group.count(count) or 0 for group in groups.values()),
+        simulated=metrics.simulated, kinds=tuple(kind for kind in ACTIVITY if kind in kinds),
+        problems=tuple(target_problems(series)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +110,14 @@ class _Parts:
         nodes = [replace(self.series.nodes[key[1]], history=_since(self._history([key], "activity"), job.start_s))
                  for key in keys]
         each = tuple(self._with_gpus(node, job.id, None) for node in nodes) if job.id in self.view.open_jobs else ()
-        whole = Job(
+        of_nodes = Job(
             **{**fields_of(together(nodes)), "gpus": sum(job.gpus.values())}, id=job.id, number=job.number,
             mapped=mapped, name=job.name, user=job.user, start_s=job.start_s, nodes=len(job.gpus),
             node_names=tuple(job.gpus), history=_since(self._history(keys, "activity"), job.start_s), each=each)
-        return self._compared(whole, nodes, [("", node) for node in held]) if alone else whole
+        return self._compared(of_nodes, nodes, keys) if alone else of_nodes
 
     def _compared(self, job: Job, nodes: Sequence[Node], keys: Sequence[Key]) -> Job:
-        """A job that is alone on its nodes, with what is idle or stands out."""
+        """A job that is alone on its nodes, which are the groups ``keys``; with what is idle or stands out."""
         series, one_kind = self.series, together(nodes).kind != "mixed"
         node_median = upper_median(node.activity for node in nodes) if one_kind else None
         # Of a node whose GPUs are alike the mean is the median, too.
@@ -131,7 +132,7 @@ class _Parts:
             low_gpus=self._low_gpus(set(keys)), low_clocks=self._low_clocks(set(keys)),
             low_nodes=less_active(nodes, None if node_median is None else node_median - series.limits.below),
             peers={figure: value for figure, value in peers.items() if value is not None},
-            idle_history=_since(self._history(sorted(keys), "idle_gpus"), job.start_s))
+            idle_history=_since(self._history(keys, "idle_gpus"), job.start_s))
 
     def _slurm_job(self, key: Key, labels: Mapping[str, str]) -> tuple[SlurmJob | None, str]:
         """Slurm's job of this label, and the number that the label names it by."""
@@ -217,7 +218,7 @@ class _Parts:
         # A count of nothing is no sample at all: it is 0 where there was activity to count.
         counts = [past.points(figure, key) for key in keys]
         return self._grid().history(lambda slot: _sum(
-            own.get(slot, 0.0) for own, measured in zip(counts, activity, strict=True) if slot in measured))
+            count.get(slot, 0.0) for count, measured in zip(counts, activity, strict=True) if slot in measured))
 
     def _of_points(self, points: Mapping[int, float]) -> History:
         return self._grid().history(points.get)
@@ -249,7 +250,7 @@ def _some(names: Sequence[str], count: int) -> str:
 
 
 def _mean(points: Sequence[Mapping[int, float]], weights: Sequence[int], slot: int) -> float | None:
-    values = [(own[slot], weight) for own, weight in zip(points, weights, strict=True) if slot in own]
+    values = [(of_group[slot], weight) for of_group, weight in zip(points, weights, strict=True) if slot in of_group]
     return sum(value * weight for value, weight in values) / sum(weight for _, weight in values) if values else None
 
 

@@ -62,7 +62,8 @@ class Queries:
     def nodes(self, where: Where) -> Figures:
         """The present figures of each node, apart for each job."""
         node = (*self._metrics.node_labels, *self._metrics.labels_of_job)
-        return _merged({**self._activity((*node, *self._kind), own), **self._sums(node, own)} for own in where)
+        return _merged({**self._activity((*node, *self._kind), condition), **self._sums(node, condition)}
+                       for condition in where)
 
     def outliers(self, where: Where, low_nodes: Where = (), *, node_clocks: bool = False) -> Figures:
         """What stands out. Of the groups that match the median, the deviation from it, and the GPUs and nodes far below
@@ -79,19 +80,20 @@ class Queries:
     def group_history(self, step: str, where: Where) -> Figures:
         """For a range query: the activity of the groups that match, and how many of their GPUs were idle."""
         return _merged({
-            "activity": grouped("avg", self._group, self._past(step, own)),
-            "idle_gpus": grouped("count", self._group, f"{self._past(step, own)} < {self._limits.idle:g}"),
-        } for own in where)
+            "activity": grouped("avg", self._group, self._past(step, condition)),
+            "idle_gpus": grouped("count", self._group, f"{self._past(step, condition)} < {self._limits.idle:g}"),
+        } for condition in where)
 
     def node_history(self, step: str, where: Where) -> Figures:
         """For a range query: the activity of each node, apart for each job."""
         node = (*self._metrics.node_labels, *self._metrics.labels_of_job)
-        return _merged({"node_activity": grouped("avg", node, self._past(step, own))} for own in where)
+        return _merged({"node_activity": grouped("avg", node, self._past(step, condition))} for condition in where)
 
     def gpu_history(self, step: str, where: Where, clocks_where: Where) -> Figures:
         """For a range query: the activity of each GPU that matches, and the SM clock of those of ``clocks_where``."""
-        clock = [self._values.figure("sm_clock_hz", Reading(own, step, still=False)) for own in clocks_where]
-        return {"gpu_activity": either(self._past(step, own) for own in where), "gpu_clock": either(clock)}
+        clocks = (Reading(condition, step, still=False) for condition in clocks_where)
+        return {"gpu_activity": either(self._past(step, condition) for condition in where),
+                "gpu_clock": either(self._values.figure("sm_clock_hz", reading) for reading in clocks)}
 
     # -- parts of the queries -----------------------------------------------------------------------
 
@@ -119,15 +121,15 @@ class Queries:
         if not clock:
             return {}
         candidates = [below_median(of_model, clock, ratio=self._limits.clock),
-                      *(self._values.busy_clock(busy, own) for own in low_nodes)]
+                      *(self._values.busy_clock(busy, condition) for condition in low_nodes)]
         return {"low_clock": either(lowest(OUTLIERS, group, candidate) for candidate in candidates),
                 "node_clock": median(of_model, clock) if node_clocks else ""}
 
     def _low_activity(self, where: Where) -> Figures:
         by = (*self._group, *self._kind)
         figures = []
-        for own in where:
-            gpu = self._recent(own)
+        for condition in where:
+            gpu = self._recent(condition)
             node = grouped("avg", (*self._group, *self._metrics.node_labels, *self._kind), gpu)
             low_gpu, low_node = (lowest(OUTLIERS, by, below_median(by, value, distance=self._limits.below))
                                  for value in (gpu, node))
@@ -141,7 +143,7 @@ class Queries:
         figures = {"down": f"count({up} == 0)", "targets": f"count({up})",
                    "down_target": f"topk({_TARGETS}, {up} == 0)"}
         first, *others = self._metrics.schemas()
-        if not others and first.id != "all-smi":  # whose own "instance" may replace Prometheus's
+        if not others and first.id != "all-smi":  # whose "instance" may replace Prometheus's
             present = " or ".join(name.name for kind in self._metrics.kinds(first)
                                   for name in self._metrics.spellings(first, kind))
             figures["empty_target"] = f"topk({_TARGETS}, {up} == 1 unless on (job, instance) ({present}))"
