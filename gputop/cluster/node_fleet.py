@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputop.cluster import slurm
-from gputop.cluster.collect import Limits, View
 from gputop.cluster.model import (
     NO_JOB,
     Gpu,
@@ -26,6 +25,7 @@ from gputop.cluster.model import (
     together,
     upper_median,
 )
+from gputop.cluster.view import Limits, View
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
 from gputop.text.units import printable
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from gputop.cluster import slurm
-from gputop.cluster.collect import Limits, View
 from gputop.cluster.model import Fleet, Problem
 from gputop.cluster.node_fleet import FleetBuilder, Watched
 from gputop.cluster.ssh import AT_ONCE, NodeProblem, Ssh, answer_of, by_cause
+from gputop.cluster.view import Limits, View
 from gputop.core.errors import EXIT_FAILED, GputopError
 from gputop.core.samples import NodeSample
 from gputop.text.units import seconds

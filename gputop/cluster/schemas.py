@@ -36,6 +36,8 @@ class Schema:
     title: str
     figures: Mapping[str, tuple[Name, ...]]
     model: str
+    gpu_labels: tuple[str, ...]  # that tell the GPUs of a node apart
+    mig_labels: tuple[str, ...] = ()  # and the MIG instances of a GPU
     info: str = ""
     jobs: str = ""  # metric with the jobs of a GPU as a label, joined by ``join``
     join: tuple[str, ...] = field(default=())
@@ -49,7 +51,7 @@ ACTIVITY_TITLES = {"sm_active": "SM active", "gr_active": "GR engine active, coa
 SCHEMAS: tuple[Schema, ...] = (
     # The unit goes with the name: of a cluster some nodes have the older names, some the newer. Memory is what is used
     # and free: only the newer names have the capacity, and that of some of a job's GPUs is not the job's.
-    Schema("dcgm", "dcgm-exporter", model="modelName", figures={
+    Schema("dcgm", "dcgm-exporter", model="modelName", gpu_labels=("UUID", "gpu"), mig_labels=("GPU_I_ID",), figures={
         "sm_active": _either("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"),
         "gr_active": _either("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"),
         "util": (Name("DCGM_FI_DEV_GPU_UTIL", _PERCENT), Name("DCGM_FI_DEV_GPU_UTIL_RATIO")),
@@ -73,8 +75,8 @@ SCHEMAS: tuple[Schema, ...] = (
                                      "DCGM_FI_DEV_GPU_THERMAL_THROTTLE_SECONDS_TOTAL"),
         "power_violation": _either("DCGM_FI_DEV_POWER_VIOLATION", "DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL"),
     }),
-    Schema("gputop", "gputop export", model="name", info="gputop_gpu_info", jobs="gputop_gpu_job_info",
-           join=("instance", "uuid", "mig"), figures={
+    Schema("gputop", "gputop export", model="name", gpu_labels=("uuid", "gpu"), mig_labels=("mig",),
+           info="gputop_gpu_info", jobs="gputop_gpu_job_info", join=("instance", "uuid", "mig"), figures={
         "sm_active": _either("gputop_gpu_sm_active_ratio"),
         "gr_active": _either("gputop_gpu_gr_active_ratio"),
         "util": _either("gputop_gpu_util_ratio"),
@@ -91,7 +93,7 @@ SCHEMAS: tuple[Schema, ...] = (
         "ecc_uncorrected": _either("gputop_gpu_ecc_uncorrected_total"),
         "clock_reasons": _either("gputop_gpu_clock_event_reasons"),
     }),
-    Schema("nvitop", "nvitop-exporter", model="devicename", figures={
+    Schema("nvitop", "nvitop-exporter", model="devicename", gpu_labels=("uuid", "index"), figures={
         "util": _either("gpu_utilization_Percentage", factor=_PERCENT),
         "memory_used_bytes": _either("gpu_memory_used_MiB", factor=_MIB),
         "memory_total_bytes": _either("gpu_memory_total_MiB", factor=_MIB),
@@ -100,7 +102,8 @@ SCHEMAS: tuple[Schema, ...] = (
         "sm_clock_hz": _either("gpu_clock_sm_MHz", factor=_MHZ),
         "temperature_c": _either("gpu_temperature_C"),
     }),
-    Schema("all-smi", "all-smi", model="gpu", figures={
+    Schema("all-smi", "all-smi", model="gpu", gpu_labels=("gpu_uuid", "uuid", "gpu_index", "index"),
+           mig_labels=("mig_instance",), figures={
         "util": _either("all_smi_gpu_utilization", "all_smi_mig_instance_utilization_gpu", factor=_PERCENT),
         "memory_used_bytes": _either("all_smi_gpu_memory_used_bytes"),
         "memory_total_bytes": _either("all_smi_gpu_memory_total_bytes"),

@@ -134,7 +134,7 @@ class JobQueue:
         self.jobs: tuple[SlurmJob, ...] = ()
         self.problem: Problem | None = None
         self._squeue = squeue
-        self._due_s = -1e9
+        self._asked_s = self._due_s = -1e9
 
     @property
     def is_there(self) -> bool:
@@ -143,8 +143,10 @@ class JobQueue:
 
     def update(self, now_s: float) -> None:
         """Ask, if it is time to. Blocks."""
-        if self._squeue is None or now_s < self._due_s:
+        # A clock that was set back does not put it off.
+        if self._squeue is None or self._asked_s - _PERIOD_S <= now_s < self._due_s:
             return
+        self._asked_s = now_s
         began_s = time.monotonic()
         found = ask(self._squeue)
         # A controller that is down lets squeue wait, and the figures of the GPUs with it.

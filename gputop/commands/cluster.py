@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,19 +14,18 @@ from typing import TYPE_CHECKING
 from gputop.commands.common import preferences_of, width
 from gputop.commands.option_types import hours, refresh_s
 from gputop.commands.settings import PROMETHEUS_CREDENTIALS
-from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError, NoDataError
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.text import console
 from gputop.text.console import say
 
 if TYPE_CHECKING:
-    from gputop.cluster.collect import Collector, FleetCollector, View
-    from gputop.cluster.model import Fleet
+    from gputop.advice.fleet.report import Report
+    from gputop.cluster.collect import Collector
     from gputop.cluster.nodes import NodesCollector
+    from gputop.cluster.view import FleetCollector
     from gputop.commands.settings import Config
-    from gputop.export.cluster import Report
 
 _ALL = "all"
-_ROUNDS = 30  # of a single look: each has four queries; a fleet of 1,500 nodes under Slurm needs as many
 _HISTORY_COLUMNS = 90
 _REFRESH_S, _REFRESH_NODES_S = 15.0, 30.0  # a look at a node takes three quarters of a second of its CPU time
 
@@ -54,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.cluster.collect import View
+    from gputop.advice.fleet.report import report_of
+    from gputop.cluster.collect import complete_fleet
+    from gputop.cluster.view import View
     from gputop.commands.monitor import unfit_terminal
     from gputop.render.time_slices import slice_for
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"{unfit}: gputop prints one sample as text instead of the screen")
     with _collector(args) as (collector, login):
         if once or unfit:
-            return _print(once_report(collector, view, job), args)
+            return _print(report_of(complete_fleet(collector, view), job), args)
         preferences = preferences_of(args)
         preferences.set_textual_colors()
         from gputop.tui.cluster import app
@@ -135,31 +135,6 @@ def _squeue(login: str = "", port: int | None = None) -> Callable[[], bytes]:
     from gputop.text.programs import run_on
 
     return lambda: run_on(login, port, slurm.COMMAND, slurm.TIMEOUT_S, slurm.MAX_BYTES)
-
-
-def once_report(collector: FleetCollector, view: View, job: str) -> Report:
-    """Everything of one look; raises GputopError, where the job is not there, too."""
-    queries, came, seconds = 0, 0, 0.0
-    for _ in range(_ROUNDS):
-        fleet = collector.refresh(view)
-        queries, came, seconds = queries + fleet.queries, came + fleet.bytes, seconds + fleet.seconds
-        if collector.settled:
-            break
-    return report_of(replace(fleet, queries=queries, bytes=came, seconds=seconds), job)
-
-
-def report_of(fleet: Fleet, job: str) -> Report:
-    """Of one job alone, where one is named."""
-    from gputop.advice.fleet.advise import fleet_advice
-    from gputop.export.cluster import Report
-
-    if job:
-        jobs = tuple(own for own in fleet.jobs if own.is_named(job))
-        if not jobs:
-            raise NoDataError(f"job {job} has no GPU with metrics among the {len(fleet.jobs)} jobs that are known",
-                              f"gputop cluster --job {_ALL} shows them.")
-        fleet = replace(fleet, jobs=jobs, free=None, free_nodes=(), gpus=sum(own.gpus for own in jobs))
-    return Report(fleet, *fleet_advice(fleet))
 
 
 def _print(report: Report, args: argparse.Namespace) -> int:

@@ -15,8 +15,8 @@ from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
     from gputop.advice.fleet.advise import FleetFinding
+    from gputop.advice.fleet.report import Report
     from gputop.cluster.model import Fleet, Gpu, Group, History, Job
-    from gputop.core.findings import Abstained
 
 SCHEMA = "gputop.cluster/1"
 _BARS = "▁▂▃▄▅▆▇█"
@@ -25,17 +25,6 @@ _PAGE = 400  # cells of a line in which every column has room
 _JOB_MAX = 36  # cells of a name
 _FINDING_MIN = 24
 _LEAST_HOURS = 0.05  # below it one decimal place shows 0.0
-
-
-class Report(NamedTuple):
-    """What is shown: a fleet, and what the rules say of it."""
-
-    fleet: Fleet
-    findings: tuple[FleetFinding, ...]
-    abstained: tuple[Abstained, ...]
-
-    def of_job(self, job: str) -> list[FleetFinding]:
-        return [finding for finding in self.findings if finding.job == job]
 
 
 class Column(NamedTuple):

@@ -135,7 +135,7 @@ def by_prometheus(servers: Sequence[Server], url: str, credentials: Mapping[str,
                   stop: threading.Event) -> AskedFigures:
     """Ask the Prometheus at ``url`` for the nodes of these workers; blocks, until ``stop`` at the longest. It knows no
     processes: the figures are of all GPUs of a node."""
-    from gputop.cluster.collect import node_means
+    from gputop.cluster.node_means import node_means
     from gputop.cluster.prometheus import connected
     from gputop.cluster.slurm import short_name
     from gputop.profiler.addresses import machine_name

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from gputop.advice.fleet.advise import fleet_advice
-from gputop.cluster.collect import Collector, View
+from gputop.advice.fleet.report import Report
+from gputop.cluster.collect import Collector
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import NO_JOB
 from gputop.cluster.prometheus import Client, Series
 from gputop.cluster.slurm import parse_squeue
+from gputop.cluster.view import View
 from gputop.core.errors import GputopError
-from gputop.export.cluster import Report, render
+from gputop.export.cluster import render
 from gputop.text import console
 from gputop.tui.cluster import rows
 from tests.campaign.target import Target

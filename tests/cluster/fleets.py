@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gputop.cluster.collect import Limits, View
+from gputop.cluster.discovery import METRIC_COUNTS
 from gputop.cluster.endpoint import parse_endpoint
 from gputop.cluster.model import Fleet, Gpu, History, Job, Node
 from gputop.cluster.prometheus import Cost, Series
+from gputop.cluster.view import Limits, View
 from gputop.core.errors import GputopError
 from tests.records import replace
 
@@ -20,7 +21,8 @@ Rows = Sequence[tuple[Mapping[str, str], float]]
 
 
 class CannedClient:
-    """Answers an arm of a query, by its ``figure``, with rows; ``fails`` are words of queries that are refused."""
+    """Answers a figure of a query with its rows; ``fails`` are words of queries that are refused. The past of a GPU is
+    that of ``low_gpu``, unless there are rows for it."""
 
     def __init__(self, names: Mapping[str, int], labels: Sequence[str] = (), clusters: Sequence[str] = (),
                  **arms: Rows) -> None:
@@ -34,23 +36,20 @@ class CannedClient:
 
     def instant(self, query: str, at_s: float | None = None) -> list[Series]:
         self._count(query)
-        if query.startswith("count by (__name__"):
+        if query == METRIC_COUNTS:
             return [Series({"__name__": name, "job": "dcgm"}, [(NOW, float(n))]) for name, n in self._names.items()]
         if query.startswith("label_replace(count({__name__"):
             clusters = [Series({"figure": "cluster", "cluster": name}, [(NOW, 1.0)]) for name in self._clusters]
             return [*clusters, *(Series({"figure": label}, [(NOW, 1.0)]) for label in self._labels)]
         return [Series({**labels, "figure": figure}, [(NOW, value)]) for figure in self._figures(query)
-                for labels, value in self.arms.get(re.sub(r"\d+$", "", figure), ())]
+                for labels, value in self.arms.get(figure, ())]
 
     def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
         self._count(query)
         times = [begin_s + i * step_s for i in range(round((end_s - begin_s) / step_s) + 1)]
-        figures = [f for f in self._figures(query) if f.startswith("activity")]
-        if figures:
-            return [Series({**labels, "figure": figure}, [(t, self.history(labels, t)) for t in times])
-                    for figure in figures for labels, _ in self.arms["activity"]]
-        return [Series(dict(labels), [(t, self.history(labels, t)) for t in times])
-                for labels, _ in self.arms.get("low_gpu", ())]
+        rows = {"gpu_activity": self.arms.get("low_gpu", ()), **self.arms, "idle_gpus": ()}
+        return [Series({**labels, "figure": figure}, [(t, self.history(labels, t)) for t in times])
+                for figure in self._figures(query) for labels, _ in rows.get(figure, ())]
 
     @staticmethod
     def _figures(query: str) -> list[str]:

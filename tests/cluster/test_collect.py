@@ -7,9 +7,10 @@ import json
 import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
-from gputop.cluster import collect
-from gputop.cluster.collect import QUERIES, Collector, View, node_means
+from gputop.cluster.collect import QUERIES, Collector, complete_fleet
 from gputop.cluster.model import NO_JOB
+from gputop.cluster.node_means import node_means
+from gputop.cluster.view import View
 from gputop.core.errors import GputopError, NoDataError
 from gputop.export.cluster import summary
 from tests.cluster.fleets import LIMITS, NOW, CannedClient, Rows
@@ -101,18 +102,6 @@ def test_no_count_and_no_activity_of_a_server_ends_the_look(value: float) -> Non
             collector(CannedClient(dict.fromkeys(DCGM, value), ["hpc_job"])).refresh(View())  # type: ignore[arg-type]
 
 
-def test_what_is_kept_of_the_past_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server may name other groups each time."""
-    monkeypatch.setattr(collect, "_MAX_PASTS", 50)
-    client = by_label()
-    own = collector(client)
-    for number in range(40):
-        labels = {"hpc_job": str(number)}
-        client.arms["activity"] = client.arms["gpus"] = client.arms["lowest"] = [(labels, 0.9)]
-        own.refresh(View())
-    assert sum(map(len, (own._past, own._past_of, own._gpu_past, own._node_past, own._peers))) <= 60
-
-
 LOW = {**NODE_1, "UUID": "GPU-1", "gpu": "3"}
 H100 = {"model": "H100"}
 
@@ -122,7 +111,7 @@ def test_a_low_clock_has_its_peers_its_past_and_no_more_queries_than_four() -> N
                           activity=[(JOB, 0.9), ({**JOB, **LOW}, 0.97)], gpus=[(JOB, 32)],
                           low_clock=[({**JOB, **LOW, **H100}, 1.2e9)], clock_median=[({**JOB, **H100}, 2e9)],
                           clock_mad=[({**JOB, **H100}, 1e7)], clocks=[({**JOB, **H100}, 31)],
-                          low_clocks=[({**JOB, **H100}, 1)], clock=[(LOW, 1.2e9)])
+                          low_clocks=[({**JOB, **H100}, 1)], gpu_clock=[(LOW, 1.2e9)])
     client.history = lambda labels, at_s: 1.2e9 if "UUID" in labels and "hpc_job" not in labels else 0.97
     own = collector(client)
     for _ in range(4):
@@ -130,7 +119,7 @@ def test_a_low_clock_has_its_peers_its_past_and_no_more_queries_than_four() -> N
         assert fleet.queries <= QUERIES
     (low,) = fleet.jobs[0].low_clocks
     assert (low.gpu.name, low.clock_hz, low.median_hz, low.gpus, low.low) == ("n1:3", 1.2e9, 2e9, 31, 1)
-    assert any('"figure", "clock", ' in query and "DCGM_FI_DEV_SM_CLOCK" in query for query in client.queries)
+    assert any('"figure", "gpu_clock", ' in query and "DCGM_FI_DEV_SM_CLOCK" in query for query in client.queries)
     client.fails["clock_median"] = GputopError("did not answer within 20 s", "")
     fleet = own.refresh(View())
     assert [problem.message for problem in fleet.problems] == ["did not answer within 20 s"]
@@ -162,6 +151,12 @@ def test_a_refresh_has_at_most_four_queries_and_what_is_known_is_not_asked_again
     own.refresh(View())
     # The figures, what differs and the GPUs that do; the history of these minutes is known.
     assert len(client.queries) - before == 3
+
+
+def test_a_complete_fleet_has_cost_what_its_refreshes_have() -> None:
+    client = by_label()
+    fleet = complete_fleet(collector(client), View(open_jobs=("7",)))
+    assert fleet.queries == len(client.queries) > QUERIES and all(job.history is not None for job in fleet.jobs)
 
 
 def test_the_past_comes_at_once_and_ends_now() -> None:
@@ -233,7 +228,7 @@ def test_before_the_first_answer_a_fault_is_an_error_and_after_it_the_rest_stays
     client.fails['"idle_gpus"'] = GputopError("401", "a token")
     fleet = own.refresh(View())
     assert len(fleet.jobs) == 2 and ("401", "a token") in [(p.message, p.fix) for p in fleet.problems]
-    client.fails = {'"mad0"': GputopError("refused")}
+    client.fails = {'"mad"': GputopError("refused")}
     assert any(p.message == "refused" for p in own.refresh(View()).problems)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
-from gputop.cluster.collect import View
 from gputop.cluster.nodes import NodesCollector
 from gputop.cluster.ssh import NodeProblem
+from gputop.cluster.view import View
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuSample, NodeSample, Reading
 from tests.cluster.fleets import LIMITS, NOW

@@ -13,16 +13,22 @@ import pytest
 
 from benchmarks.cluster_lab import Page, scraping, wait_for
 from gputop.advice.fleet.advise import FleetFinding, asked_limits
-from gputop.cluster.collect import Collector, View, node_means
+from gputop.advice.fleet.report import Report, report_of
+from gputop.cluster.collect import Collector, complete_fleet
 from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import Fleet
+from gputop.cluster.node_means import node_means
 from gputop.cluster.prometheus import Client
-from gputop.commands.cluster import once_report
+from gputop.cluster.view import View
 from tests.cluster import dcgm_pages
 from tests.cluster.test_slurm import squeue
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None or shutil.which("promtool") is None,
                                 reason="no prometheus here (tests/debian_packages.sh unpacks it)")
+
+
+def once_report(collector: Collector, view: View, job: str) -> Report:
+    return report_of(complete_fleet(collector, view), job)
 
 
 def seen(address: str) -> tuple[Fleet, tuple[FleetFinding, ...]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.cluster.slurm import gpu_count, parse_squeue, short_name
+from gputop.cluster.slurm import JobQueue, gpu_count, parse_squeue, short_name
 from gputop.core.errors import GputopError
 
 SAID = Path(__file__).parents[1] / "data" / "slurm" / "squeue.json"
@@ -75,3 +75,17 @@ def test_gpus_are_counted(text: str, count: int) -> None:
 
 def test_a_node_has_one_short_name() -> None:
     assert short_name("N01.cluster.example") == "n01" and short_name("10.0.0.7") == "10.0.0.7"
+
+
+def test_slurm_is_asked_every_half_a_minute_and_after_a_clock_was_set_back() -> None:
+    asked: list[float] = []
+    now_s = 0.0
+
+    def said() -> bytes:
+        asked.append(now_s)
+        return squeue()
+
+    queue = JobQueue(said)
+    for now_s in (1e6, 1e6 + 20, 1e6 + 1000, 1e6 + 990, 1e6 - 3600, 1e6 - 3590):
+        queue.update(now_s)
+    assert asked == [1e6, 1e6 + 1000, 1e6 - 3600] and [job.id for job in queue.jobs] == ["7"]

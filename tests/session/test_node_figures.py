@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.cluster import collect, ssh
+from gputop.cluster import node_means as prometheus_means
+from gputop.cluster import ssh
 from gputop.core.errors import GputopError
 from gputop.export.snapshot import document
 from gputop.profiler import addresses
@@ -174,7 +175,7 @@ def prometheus(monkeypatch: pytest.MonkeyPatch, answer: dict[str, dict[str, floa
             raise answer
         return answer
 
-    monkeypatch.setattr(collect, "node_means", node_means)
+    monkeypatch.setattr(prometheus_means, "node_means", node_means)
     monkeypatch.setattr(addresses, "is_local", lambda address: address.startswith("127."))
 
 

@@ -16,10 +16,10 @@ from typing import Any
 from msgspec import structs
 from textual.widgets import DataTable
 
-from gputop.cluster.collect import View
+from gputop.advice.fleet.report import Report
+from gputop.cluster.view import View
 from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, NodeSample, ProcessSample
-from gputop.export.cluster import Report
 from gputop.profiler.capture.choose_workers import choose_workers
 from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import CaptureQuestion, CaptureRequest, ask_job, ask_other_user, ask_workers

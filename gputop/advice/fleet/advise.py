@@ -10,8 +10,8 @@ from gputop.advice.fleet.job_view import FleetVerdict, FleetWords, JobView
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.registry import limit
 from gputop.advice.verdict import Missing, finding
-from gputop.cluster.collect import Limits
 from gputop.cluster.model import Fleet, Job
+from gputop.cluster.view import Limits
 from gputop.core.findings import Abstained, Finding, ranked
 
 _NOT_ITS_OWN = ("the GPUs of the job: other jobs hold GPUs of the same nodes, and only a job label on the metrics "

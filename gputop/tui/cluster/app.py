@@ -13,12 +13,13 @@ from pathlib import Path
 
 from textual.message import Message
 
-from gputop.cluster.collect import FleetCollector, View
+from gputop.advice.fleet.report import Report
 from gputop.cluster.model import Fleet, Problem
+from gputop.cluster.view import FleetCollector, View
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.core.files import write_new_files
 from gputop.core.own_program import gputop_command
-from gputop.export.cluster import Report, render
+from gputop.export.cluster import render
 from gputop.text.console import note, say
 from gputop.text.programs import NO_SUCH_PROGRAM
 from gputop.tui.cluster.rows import Commands, State

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gputop.cluster.collect import View
+from gputop.advice.fleet.report import Report
 from gputop.cluster.model import NO_JOB, Gpu, History, Job, Node, brief, fields_of
+from gputop.cluster.view import View
 from gputop.export.cluster import (
     COLUMNS,
     Layout,
-    Report,
     cells,
     figures,
     gpu_cells,

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from gputop.cluster.collect import View
+from gputop.advice.fleet.report import Report
 from gputop.cluster.model import Fleet
+from gputop.cluster.view import View
 from gputop.core.errors import GputopError
-from gputop.export.cluster import Report
 from gputop.tui.cluster import app
 from tests.cluster.fleets import fleet
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gputop.advice.fleet.advise import fleet_advice
-from gputop.cluster.collect import View
+from gputop.advice.fleet.report import Report
 from gputop.cluster.model import NO_JOB, Problem, together
+from gputop.cluster.view import View
 from gputop.core.errors import GputopError
 from gputop.core.own_program import gputop_command
-from gputop.export.cluster import Report
 from gputop.tui.cluster import app, rows
 from gputop.tui.cluster.app import ClusterApp
 from gputop.tui.cluster.rows import ORDERS, State

@@ -1,0 +1,33 @@
+"""What is shown of a fleet: the fleet, or one job of it, and what the rules say. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from gputop.advice.fleet.advise import FleetFinding, fleet_advice
+from gputop.cluster.model import Fleet
+from gputop.core.errors import NoDataError
+from gputop.core.findings import Abstained
+
+
+class Report(NamedTuple):
+    """A fleet, and what the rules say of it."""
+
+    fleet: Fleet
+    findings: tuple[FleetFinding, ...]
+    abstained: tuple[Abstained, ...]
+
+    def of_job(self, job: str) -> list[FleetFinding]:
+        return [finding for finding in self.findings if finding.job == job]
+
+
+def report_of(fleet: Fleet, job: str) -> Report:
+    """Of all jobs; of one alone, if one is named. Raises NoDataError where no such job is known."""
+    if job:
+        jobs = tuple(each for each in fleet.jobs if each.is_named(job))
+        if not jobs:
+            raise NoDataError(f"job {job} has no GPU with metrics among the {len(fleet.jobs)} jobs that are known",
+                              "gputop cluster --job all shows them.")
+        fleet = replace(fleet, jobs=jobs, free=None, free_nodes=(), gpus=sum(each.gpus for each in jobs))
+    return Report(fleet, *fleet_advice(fleet))

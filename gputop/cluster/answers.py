@@ -1,0 +1,275 @@
+"""The answers of a Prometheus, and what they say of groups, nodes and GPUs. Pure.
+
+A group is a job, as the labels of the metrics name it; where no label names jobs, it is a node. The GPUs of no job are
+a group, too, with an empty name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from gputop.cluster.discovery import AvailableMetrics
+from gputop.cluster.model import Gpu, Group, Node, fields_of
+from gputop.cluster.prometheus import Series
+from gputop.cluster.promql import FIGURE, matchers
+from gputop.cluster.schemas import CLUSTER_LABEL, NODE_LABELS, UUID_LABELS, gpu_of, job_of, node_of
+from gputop.cluster.series_store import SeriesStore
+from gputop.cluster.slurm_nodes import SlurmNodes
+from gputop.cluster.view import Limits
+
+MOST_LOW_GPUS = 12  # that are looked at
+_MAX_GPUS = 10**7  # that are counted, whatever a server says
+_CLOCK_FIGURES = ("clock_median", "clock_mad", "clocks", "low_clocks")
+_PEER = "peer_"
+
+Key = tuple[str, str]  # of a group: its label and value; of a node: "" and its name
+Selection = tuple[tuple[str, str], ...]  # labels and their values, by which GPUs are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """The present figures of a group or of a node. ``values``: by figure and kind of activity; the kind is "" where all
+    GPUs have the same."""
+
+    labels: Mapping[str, str]  # by which it is asked for; {} where they are not known
+    kind: str  # of its activity; "mixed"
+    values: Mapping[tuple[str, str], float]
+
+    def value(self, figure: str) -> float | None:
+        """A figure that has no kinds."""
+        return next((value for (name, _), value in self.values.items() if name == figure), None)
+
+    def count(self, figure: str) -> int | None:
+        """A number of GPUs, over all kinds. None: there are no GPUs to count; none counted is 0."""
+        counts = [value for (name, _), value in self.values.items() if name == figure]
+        has_gpus = any(name == "gpus" for name, _ in self.values)
+        return bounded(sum(counts)) if counts or has_gpus else None
+
+    def has_low_gpu(self, below: float) -> bool:
+        """Whether a GPU may be ``below`` the median, so that it is worth a question."""
+        # The median of a group with GPUs that are low is above its mean, by how much is not known here.
+        return any(value < self.values.get(("activity", kind), 0.0) - below / 2
+                   for (name, kind), value in self.values.items() if name == "lowest")
+
+    def group(self, kind: str) -> Group:
+        """With the mean of its kinds' activity, by their GPUs."""
+        kinds = [(value, self.values["gpus", of_kind]) for (name, of_kind), value in self.values.items()
+                 if name == "activity" and ("gpus", of_kind) in self.values]
+        gpus = sum(count for _, count in kinds)
+        # What is used and free; the driver's own part is no room for a job.
+        used, free = self.value("memory_used_bytes"), self.value("memory_free_bytes")
+        total = self.value("memory_total_bytes")
+        if total is None and used is not None and free is not None:
+            total = used + free
+        return Group(gpus=bounded(gpus), activity=sum(value * count for value, count in kinds) / gpus if gpus else None,
+                     kind=kind, tensor_active=self.value("tensor_active"), memory_used_bytes=used,
+                     memory_total_bytes=total, power_w=self.value("power_w"))
+
+
+@dataclass(frozen=True, slots=True)
+class Outliers:
+    """What stands out among the GPUs and nodes of a group, and the targets that do not answer."""
+
+    middles: Mapping[Key, Mapping[str, float]]  # median, mad, node_median of the groups that were asked for
+    low_gpus: tuple[Series, ...]  # whose activity is far below the median of their group, the lowest first
+    low_nodes: tuple[Series, ...]
+    low_clocks: tuple[Series, ...]  # busy GPUs, the lowest first
+    node_clocks: Mapping[tuple[Key, str], float]  # the median of a group's busy GPUs, by model
+    target_counts: Mapping[str, float]  # "targets" and "down"
+    down_targets: tuple[str, ...]  # nodes of some that do not answer
+    empty_targets: tuple[str, ...]  # and of some that answer with no activity
+
+    @property
+    def asked_gpus(self) -> tuple[Series, ...]:
+        """Those of which everything is asked for."""
+        return (*self.low_gpus[:MOST_LOW_GPUS], *self.low_clocks)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDetails:
+    """Everything that is known of single GPUs, and of their peers."""
+
+    gpus: Mapping[str, Gpu]  # by UUID
+    groups: Mapping[str, frozenset[Key]]  # those that a GPU is in
+    clocks: Mapping[tuple[Key, str], Mapping[str, float]]  # how those of busy GPUs spread, by group and model
+    peers: Mapping[Key, Mapping[str, float]]  # medians of a group
+
+
+@dataclass(frozen=True)
+class FleetSeries:
+    """What a Prometheus has said: the newest answer to each question, as series, and the past. ``limits``: those by
+    which it was asked."""
+
+    metrics: AvailableMetrics
+    limits: Limits
+    time_s: float  # by Prometheus's clock
+    figure_series: Sequence[Series] = ()
+    outlier_series: Sequence[Series] = ()
+    gpu_series: Sequence[Series] = ()
+    node_series: Sequence[Series] = ()
+    past: SeriesStore = field(default_factory=SeriesStore)
+
+    def key(self, labels: Mapping[str, str]) -> Key:
+        """The group that a series is of."""
+        return job_of(labels) if self.metrics.by_job else ("", node_of(labels))
+
+    @cached_property
+    def kind(self) -> str:
+        """Of the activity of all GPUs; "" where they differ."""
+        return self.metrics.common_kind()
+
+    @cached_property
+    def groups(self) -> dict[Key, GroupFigures]:
+        """The figures of each group."""
+        by_group: dict[Key, list[Series]] = {}
+        for series in self.figure_series:
+            by_group.setdefault(self.key(series.labels), []).append(series)
+        return {key: self._figures_of(each) for key, each in by_group.items()}
+
+    @cached_property
+    def jobs(self) -> dict[Key, GroupFigures]:
+        """The groups that have a name."""
+        return {key: figures for key, figures in self.groups.items() if key[1]}
+
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        """By name, where groups are nodes; those whose activity is known."""
+        if self.metrics.by_job:
+            return {}
+        return {name: _node(name, figures) for (_, name), figures in self.jobs.items() if figures.labels}
+
+    @cached_property
+    def slurm_nodes(self) -> SlurmNodes:
+        """These nodes by the names that Slurm may have for them."""
+        return SlurmNodes({name: node.labels for name, node in self.nodes.items()}, self.metrics.clusters)
+
+    @cached_property
+    def job_nodes(self) -> dict[Key, dict[str, Node]]:
+        """The nodes of the jobs whose nodes were asked for, by name."""
+        by_node: dict[tuple[Key, str], list[Series]] = {}
+        for series in self.node_series:
+            if (key := self.key(series.labels))[1]:
+                by_node.setdefault((key, node_of(series.labels)), []).append(series)
+        nodes: dict[Key, dict[str, Node]] = {}
+        for (key, name), each in sorted(by_node.items(), key=lambda item: item[0]):
+            figures = replace(self._figures_of(each), labels=each[-1].labels)
+            nodes.setdefault(key, {})[name] = _node(name, figures)
+        return nodes
+
+    @cached_property
+    def outliers(self) -> Outliers:
+        """What stands out."""
+        middles: dict[Key, dict[str, float]] = {}
+        for series in self.outlier_series:
+            if (figure := figure_of(series)) in ("median", "mad", "node_median"):
+                middles.setdefault(self.key(series.labels), {})[figure] = series.value
+        low_clocks = {gpu_id(series.labels): series for series in self._named("low_clock")}
+        return Outliers(
+            middles=middles, low_gpus=tuple(sorted(self._named("low_gpu"), key=_value)),
+            low_nodes=tuple(self._named("low_node")),
+            low_clocks=tuple(sorted(low_clocks.values(), key=_value)[:MOST_LOW_GPUS]),
+            node_clocks={(self.key(series.labels), series.labels.get("model", "")): series.value
+                         for series in self._named("node_clock")},
+            target_counts={figure: series.value for series in self.outlier_series
+                           if (figure := figure_of(series)) in ("targets", "down")},
+            down_targets=self._targets("down_target"), empty_targets=self._targets("empty_target"))
+
+    @cached_property
+    def gpus(self) -> GpuDetails:
+        """The single GPUs that were asked for."""
+        gpus: dict[str, Gpu] = {}
+        groups: dict[str, set[Key]] = {}
+        clocks: dict[tuple[Key, str], dict[str, float]] = {}
+        peers: dict[Key, dict[str, float]] = {}
+        for series in self.gpu_series:
+            figure, key = figure_of(series), self.key(series.labels)
+            if figure in _CLOCK_FIGURES:
+                clocks.setdefault((key, series.labels.get("model", "")), {})[figure] = series.value
+            elif figure.startswith(_PEER):
+                peers.setdefault(key, {})[figure.removeprefix(_PEER)] = series.value
+            else:
+                uuid = gpu_id(series.labels)
+                groups.setdefault(uuid, set()).add(key)
+                gpu = gpus.get(uuid) or Gpu(node=node_of(series.labels), gpu=gpu_of(series.labels), uuid=uuid)
+                gpus[uuid] = (
+                    replace(gpu, activity=series.value, kind=series.labels.get("kind", self.kind))
+                    if figure == "activity" else replace(gpu, figures={**gpu.figures, figure: series.value}))
+        return GpuDetails(gpus, {uuid: frozenset(keys) for uuid, keys in groups.items()}, clocks, peers)
+
+    def _figures_of(self, answer: Sequence[Series]) -> GroupFigures:
+        labels: Mapping[str, str] = {}
+        kinds = set()
+        values = {}
+        for series in answer:
+            figure, kind = figure_of(series), series.labels.get("kind", "")
+            values[figure, kind] = series.value
+            if figure == "activity":
+                labels = series.labels
+                kinds.add(kind or self.kind)
+        return GroupFigures(labels, kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "", values)
+
+    def _named(self, figure: str) -> list[Series]:
+        """The outliers of groups that have a name."""
+        return [series for series in self.outlier_series if figure_of(series) == figure and self.key(series.labels)[1]]
+
+    def _targets(self, figure: str) -> tuple[str, ...]:
+        targets = (series.labels for series in self.outlier_series if figure_of(series) == figure)
+        return tuple(sorted(node_of({name: text for name, text in labels.items()
+                                     if self.metrics.clusters or name != CLUSTER_LABEL}) for labels in targets))
+
+
+def figure_of(series: Series) -> str:
+    """The figure that a series of an answer is."""
+    return series.labels.get(FIGURE, "")
+
+
+def gpu_id(labels: Mapping[str, str]) -> str:
+    """A GPU's UUID, a MIG instance's with its number; without one, node and number."""
+    uuid = next((labels[label] for label in UUID_LABELS if labels.get(label)), "")
+    mig = gpu_of(labels).partition(":")[2]
+    return f"{uuid}:{mig}" if uuid and mig else uuid or f"{node_of(labels)}:{gpu_of(labels)}"
+
+
+def gpu_selection(labels: Mapping[str, str]) -> Selection:
+    """What selects this GPU; () without a UUID."""
+    return tuple((label, labels[label]) for label in UUID_LABELS if labels.get(label))[:1]
+
+
+def node_selection(labels: Mapping[str, str]) -> Selection:
+    """What selects the GPUs of this node; () where no label names it."""
+    name = tuple((label, labels[label]) for label in NODE_LABELS if labels.get(label))[:1]
+    cluster = ((CLUSTER_LABEL, labels[CLUSTER_LABEL]),) if labels.get(CLUSTER_LABEL) else ()
+    return (*name, *cluster) if name else ()
+
+
+def group_selection(key: Key, labels: Mapping[str, str]) -> Selection:
+    """What selects the GPUs of this group; () where no label names it."""
+    label = key[0] or next((label for label in NODE_LABELS if labels.get(label)), "")
+    return ((label, labels.get(label, key[1])),) if label else ()
+
+
+def conditions(selections: Iterable[Selection]) -> list[str]:
+    """Matchers for these, one for each set of labels: those with one label and the same go together."""
+    texts: dict[str, set[str]] = {}
+    several = []
+    for selection in selections:
+        if len(selection) == 1:
+            texts.setdefault(selection[0][0], set()).add(selection[0][1])
+        elif selection:
+            several.append(matchers({label: [text] for label, text in selection}))
+    return [*(matchers({label: of_label}) for label, of_label in texts.items()), *dict.fromkeys(several)]
+
+
+def bounded(count: float) -> int:
+    """A number of GPUs that a server says."""
+    return int(min(max(count, 0.0), _MAX_GPUS))
+
+
+def _node(name: str, figures: GroupFigures) -> Node:
+    return Node(**fields_of(figures.group(figures.kind)), name=name, labels=figures.labels)
+
+
+def _value(series: Series) -> float:
+    return series.value

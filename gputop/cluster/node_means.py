@@ -1,0 +1,44 @@
+"""What a Prometheus knows of single nodes: how much their GPUs work, and their power."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from gputop.cluster.discovery import AvailableMetrics, find_metrics
+from gputop.cluster.gpu_values import GpuValues, Reading
+from gputop.cluster.prometheus import Client
+from gputop.cluster.promql import FIGURE, by_figure, grouped
+from gputop.cluster.schemas import CLUSTER_LABEL, NODE_LABELS, node_of
+from gputop.cluster.slurm_nodes import short_host
+
+
+def node_means(client: Client, window: str) -> dict[str, dict[str, float]]:
+    """By short name of a node the means over its GPUs in a ``window`` ("2m"): of its activity, by the names of
+    :data:`gputop.cluster.schemas.ACTIVITY`, and of ``power_w``. By three queries. A name that several nodes have is
+    missing.
+
+    Raises GputopError.
+    """
+    metrics = find_metrics(client)
+    common_kind = metrics.common_kind()
+    values: dict[str, dict[str, list[float]]] = {}
+    nodes: dict[str, set[str]] = {}
+    for series in client.instant(_query(metrics, window)):
+        node, figure = node_of(series.labels), series.labels.get(FIGURE, "")
+        figure = series.labels.get("kind", common_kind) if figure == "activity" else figure
+        values.setdefault(node, {}).setdefault(figure, []).append(series.value)
+        for label in NODE_LABELS:
+            if series.labels.get(label):
+                nodes.setdefault(short_host(series.labels[label]), set()).add(node)
+    return {name: {figure: fmean(each) for figure, each in values[next(iter(of_name))].items()}
+            for name, of_name in nodes.items() if len(of_name) == 1}
+
+
+def _query(metrics: AvailableMetrics, window: str) -> str:
+    """Of each node the mean activity of its GPUs, and their mean power."""
+    node = (*NODE_LABELS, *((CLUSTER_LABEL,) if metrics.clusters else ()))
+    kind = () if metrics.common_kind() else ("kind",)
+    values = GpuValues(metrics)
+    power = values.figure("power_w", Reading(window=window, instances=False))
+    return by_figure({"activity": grouped("avg", (*node, *kind), values.activity(Reading(window=window))),
+                      "power_w": power and grouped("avg", node, power)})

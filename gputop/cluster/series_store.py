@@ -1,0 +1,120 @@
+"""Keeps the past of a Prometheus's series, and asks for what is missing of it; all histories come from here.
+
+Time is cut into slots of one step: slot i is the time up to ``i * step_s``, so that the newest slot that is asked for
+is complete. A *subject* is what is asked for at once: a job, a node, a GPU.
+
+1. Of the subjects that are wanted take those that were never asked for, a bounded number of them, from the first slot
+   of the grid on; if there are none, those that lack the newest slots, from the earliest of these on.
+2. Ask for them by one range query. If it fails, nothing has changed, and the next call asks for the same.
+3. Put the points of the answer on their slots. All subjects are then known up to the newest slot, with or without
+   points: a slot without a point (a gap, a Prometheus that is younger than the grid) was not measured, and is not asked
+   for again.
+4. Drop what has left the grid. After a clock was set back, forget what is known of the future: it is asked for anew,
+   and so is everything for a grid of other or more slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gputop.cluster.model import History
+from gputop.cluster.prometheus import Series
+from gputop.cluster.promql import FIGURE
+from gputop.cluster.view import View
+
+SUBJECTS_AT_ONCE = 60
+_MAX_SERIES = 100_000  # a server may name other groups each time
+_SET_BACK = 1  # slots by which the time may go back without a clock that was set
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The slots of a view at a time, from ``first`` to ``last``."""
+
+    step_s: float
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, view: View, now_s: float) -> Grid:
+        last = int(now_s // view.step_s)
+        return cls(view.step_s, last - int(view.span_s // view.step_s) + 1, last)
+
+    @property
+    def slots(self) -> int:
+        return self.last - self.first + 1
+
+    def history(self, value: Callable[[int], float | None]) -> History:
+        """The ``value`` of each slot."""
+        return History(self.first * self.step_s, self.step_s, tuple(map(value, range(self.first, self.last + 1))))
+
+
+@dataclass(frozen=True, slots=True)
+class PastQuestion:
+    """What is wanted of the past. ``subjects``: those that are wanted most first; ``write``: the range query for some
+    of them; ``series_id``: what a series of the answer is of, by its labels."""
+
+    topic: str
+    subjects: Sequence[Hashable]
+    write: Callable[[Sequence[Any]], str]
+    series_id: Callable[[Mapping[str, str]], Hashable]
+
+
+class RangeClient(Protocol):
+    """What answers range queries."""
+
+    def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
+        """Raises GputopError."""
+        ...
+
+
+class SeriesStore:
+    """The points of series by slot, and up to which slot each subject is known."""
+
+    def __init__(self) -> None:
+        self._points: dict[tuple[str, Hashable], dict[int, float]] = {}  # by figure and what the series is of
+        self._known_to: dict[tuple[str, Hashable], int] = {}  # by topic and subject: the newest slot
+        self._grid = Grid(0.0, 0, 0)
+
+    def __len__(self) -> int:
+        return len(self._points) + len(self._known_to)
+
+    def range(self, client: RangeClient, question: PastQuestion, grid: Grid) -> bool:
+        """Ask for what is missing of this, by one query at most; whether something was. Raises GputopError."""
+        self._fit(grid)
+        known_to = {subject: self._known_to.get((question.topic, subject)) for subject in question.subjects}
+        new = [subject for subject, slot in known_to.items() if slot is None][:SUBJECTS_AT_ONCE]
+        behind = {subject: slot for subject, slot in known_to.items() if slot is not None and slot < grid.last}
+        subjects = new or list(behind)[:SUBJECTS_AT_ONCE]
+        if not subjects:
+            return False
+        first = grid.first if new else max(grid.first, min(behind[subject] for subject in subjects) + 1)
+        query = question.write(subjects)  # "": no label selects any of them
+        for series in client.range(query, first * grid.step_s, grid.last * grid.step_s, grid.step_s) if query else ():
+            slots = self._points.setdefault((series.labels.get(FIGURE, ""), question.series_id(series.labels)), {})
+            slots.update((slot, value) for time_s, value in series.points
+                         if first <= (slot := round(time_s / grid.step_s)) <= grid.last)
+        self._known_to.update({(question.topic, subject): grid.last for subject in subjects})
+        return bool(query)
+
+    def is_known(self, topic: str, subjects: Sequence[Hashable]) -> bool:
+        """Whether all of these were asked for, whatever came."""
+        return all((topic, subject) in self._known_to for subject in subjects)
+
+    def points(self, figure: str, series_id: Hashable) -> Mapping[int, float]:
+        """By slot; slots that were not measured are missing."""
+        return self._points.get((figure, series_id), {})
+
+    def _fit(self, grid: Grid) -> None:
+        """Forget what this grid does not have."""
+        if grid.step_s != self._grid.step_s or grid.slots > self._grid.slots or len(self) > _MAX_SERIES:
+            self._points, self._known_to = {}, {}
+        elif grid != self._grid:
+            newest = grid.last + _SET_BACK
+            self._known_to = {subject: slot for subject, slot in self._known_to.items() if grid.first <= slot <= newest}
+            in_grid = {series: {slot: value for slot, value in slots.items() if grid.first <= slot <= newest}
+                       for series, slots in self._points.items()}
+            self._points = {series: slots for series, slots in in_grid.items() if slots}
+        self._grid = grid

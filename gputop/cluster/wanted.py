@@ -1,0 +1,147 @@
+"""What is asked for next, of what the answers say so far and of what is on the screen. Pure.
+
+Each method writes one query, or one question about the past; "" or no subjects: nothing is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gputop.cluster.answers import (
+    MOST_LOW_GPUS,
+    FleetSeries,
+    Key,
+    Selection,
+    conditions,
+    gpu_id,
+    gpu_selection,
+    group_selection,
+    node_selection,
+)
+from gputop.cluster.model import NO_JOB, upper_median
+from gputop.cluster.promql import by_figure
+from gputop.cluster.queries import Queries
+from gputop.cluster.schemas import node_of
+from gputop.cluster.series_store import PastQuestion
+from gputop.cluster.slurm import SlurmJob
+from gputop.cluster.view import View
+
+GROUPS, GPUS, NODES = "groups", "gpus", "nodes"  # the topics of the past
+ACTIVITY, CLOCK = "gpu_activity", "gpu_clock"  # the figures of a GPU's past
+_PEER_NODES = 32  # of a job, that a node of it is compared with
+
+Jobs = tuple[SlurmJob, ...]
+GpuSubject = tuple[str, Selection]  # a figure, and the GPUs
+
+
+class Wanted:
+    """What to ask, given what is known and what somebody looks at."""
+
+    def __init__(self, series: FleetSeries, jobs: Jobs, view: View) -> None:
+        self.view = view
+        self._series, self._jobs = series, jobs
+        self._queries = Queries(series.metrics, series.limits)
+        self._step = f"{view.step_s:g}s"
+
+    # -- now ----------------------------------------------------------------------------------------
+
+    def outliers(self) -> str:
+        """What stands out in the groups whose GPUs differ, and among the clocks of all."""
+        series = self._series
+        differing = [key for key, figures in series.jobs.items() if figures.has_low_gpu(series.limits.below)]
+        low_nodes = conditions(self._selections(low_clock_nodes(series, self._jobs)))
+        several_nodes = any(len(job.gpus) > 1 for job in self._jobs)
+        return by_figure(self._queries.outliers(self._where(differing), low_nodes,
+                                                node_clocks=not series.metrics.by_job and several_nodes))
+
+    def gpus(self) -> str:
+        """Everything of the GPUs that stand out, and of those of the nodes that are open."""
+        selections = [selection for _, selection in self._gpu_subjects()]
+        outliers = self._series.outliers
+        slow, low = ({self._series.key(gpu.labels) for gpu in gpus}
+                     for gpus in (outliers.low_clocks, outliers.asked_gpus))
+        return by_figure(self._queries.gpus(conditions(selections), self._where(self._with_peers(low)),
+                                            self._where(self._with_peers(slow)))) if selections else ""
+
+    def nodes(self) -> str:
+        """The nodes of the open jobs; where groups are nodes, each is known already."""
+        jobs = self._open_jobs()
+        return by_figure(self._queries.nodes(self._where(jobs))) if jobs else ""
+
+    # -- the past -----------------------------------------------------------------------------------
+
+    def group_past(self) -> PastQuestion:
+        """The past of all jobs, those on the screen first; where groups are nodes, that of the nodes of jobs."""
+        return PastQuestion(
+            GROUPS, self._past_groups(),
+            lambda keys: by_figure(self._queries.group_history(self._step, self._where(keys))), self._series.key)
+
+    def gpu_past(self) -> PastQuestion:
+        """The past of the GPUs that stand out, and of those of the nodes that are open."""
+        def query(subjects: Sequence[GpuSubject]) -> str:
+            where, clocks_where = (conditions(selection for figure, selection in subjects if figure == wanted)
+                                   for wanted in (ACTIVITY, CLOCK))
+            return by_figure(self._queries.gpu_history(self._step, where, clocks_where))
+
+        return PastQuestion(GPUS, self._gpu_subjects(), query, gpu_id)
+
+    def node_past(self) -> PastQuestion:
+        """The past of the nodes of the open jobs; where groups are nodes, :meth:`group_past` has it."""
+        return PastQuestion(
+            NODES, self._open_jobs(), lambda keys: by_figure(self._queries.node_history(self._step, self._where(keys))),
+            lambda labels: (self._series.key(labels), node_of(labels)))
+
+    # -- which --------------------------------------------------------------------------------------
+
+    def _past_groups(self) -> list[Key]:
+        if self._series.metrics.by_job:
+            return sorted(self._series.jobs, key=lambda key: key[1] not in self.view.jobs)
+        if NO_JOB in self.view.open_jobs:
+            return [("", node) for node in self._series.nodes]
+        return [("", node) for node in self._series.slurm_nodes.held_by(self._jobs)]
+
+    def _open_jobs(self) -> list[Key]:
+        if not self._series.metrics.by_job:
+            return []
+        return [key for key in self._series.jobs if key[1] in self.view.open_jobs]
+
+    def _gpu_subjects(self) -> list[GpuSubject]:
+        outliers = self._series.outliers
+        gpus = [gpu_selection(gpu.labels) for gpu in outliers.asked_gpus]
+        nodes = [self._node_selection(node) for _, node in self.view.open_nodes]
+        clocks = [gpu_selection(gpu.labels) for gpu in outliers.low_clocks]
+        return [(figure, selection) for figure, selections in ((ACTIVITY, [*gpus, *nodes]), (CLOCK, clocks))
+                for selection in dict.fromkeys(selections) if selection]
+
+    def _node_selection(self, name: str) -> Selection:
+        rows = (*self._series.job_nodes.values(), self._series.nodes)
+        return next((node_selection(nodes[name].labels) for nodes in rows if name in nodes), ())
+
+    def _with_peers(self, keys: set[Key]) -> list[Key]:
+        """These groups; where groups are nodes, also other nodes of their jobs, some of them."""
+        if self._series.metrics.by_job:
+            return sorted(keys)
+        of_jobs = ({("", node) for node in self._series.slurm_nodes.gpus_of(job)} for job in self._jobs)
+        others = (sorted(nodes - keys)[:_PEER_NODES] for nodes in of_jobs if not nodes.isdisjoint(keys))
+        return sorted(keys.union(*others))
+
+    def _where(self, keys: Sequence[Key]) -> list[str]:
+        """Matchers for the GPUs of these groups."""
+        return [""] if keys and len(keys) >= len(self._series.jobs) else conditions(self._selections(keys))
+
+    def _selections(self, keys: Iterable[Key]) -> list[Selection]:
+        groups = self._series.groups
+        return [group_selection(key, groups[key].labels if key in groups else {}) for key in keys]
+
+
+def low_clock_nodes(series: FleetSeries, jobs: Jobs) -> tuple[Key, ...]:
+    """Where groups are nodes: those whose clock is low among the nodes that a job of Slurm holds alone."""
+    clocks = series.outliers.node_clocks
+    low: set[Key] = set()
+    for job in jobs if clocks else ():
+        nodes = {node for node, gpus in series.slurm_nodes.gpus_of(job).items() if series.nodes[node].gpus <= gpus}
+        for model in {model for (_, node), model in clocks if node in nodes}:
+            of_model = {key: clock for (key, name), clock in clocks.items() if name == model and key[1] in nodes}
+            median = upper_median(of_model.values()) or 0.0
+            low |= {key for key, clock in of_model.items() if clock < series.limits.clock * median}
+    return tuple(sorted(low)[:MOST_LOW_GPUS])
