@@ -57,6 +57,8 @@ class Explanation(Struct, frozen=True):
     source: str  # where the rule and its limits come from
     snippet: str | None = None
     per: Literal["step", "sample", "recording"] = "step"
+    brief: str = ""  # of a live rule: the reason as one short sentence
+    unknown: str = ""  # of a live rule: what a capture or the stacks of the ranks would show, "which copies?"
 
 
 def of_type(value: Any, wanted: type[_T], function: str) -> _T:
@@ -89,7 +91,8 @@ def finding(
     return Finding(
         id=verdict.id or rule.id, severity=severity, title=words.title, why=why, evidence=words.evidence,
         action=words.action, source=words.source, gain=_gain(verdict, words, replayed, not_replayed),
-        gpus=verdict.gpus, snippet=words.snippet, origin=rule.origin, culprits=culprits,
+        gpus=verdict.gpus, snippet=words.snippet, origin=rule.origin, culprits=culprits, brief=words.brief,
+        unknown=words.unknown,
     )
 
 

@@ -88,6 +88,7 @@ class GputopApp(TerminalApp):
         self._table_box = VerticalScroll(id="gpus-box", can_focus=False)
         self._more = LinesWidget(id="more")  # of the GPUs that the screen has no room for
         self._actions, self._processes = ActionsPanel(id="actions"), ProcessPanel(id="processes")
+        self._actions.no_line = lambda finding: open_screens.no_line(finding, session.last_capture)
         self._keys: KeyLine | None = None
 
     # -- building -----------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class GputopApp(TerminalApp):
         intro = (messages.panel_intro(session, self.no_server_hint()) if self._refused is None
                  else messages.refused(self._refused, self.no_server_hint()))
         panel = self._actions
-        panel.numbers = session.gpu_numbers
+        panel.numbers, panel.keyed = session.gpu_numbers, session.player is None
         reserved = [finding for finding in session.findings if finding.id in messages.OF_MEMORY_COLUMN]
         self._table.note_reserved({gpu for finding in reserved for gpu in finding.gpus})
         panel.update_view(tuple(f for f in session.findings if f not in reserved), title, intro,

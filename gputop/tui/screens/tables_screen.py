@@ -16,6 +16,7 @@ from textual.screen import Screen
 from textual.widgets import DataTable
 
 from gputop.core.errors import GputopError
+from gputop.core.extras import install_command
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText, justify, wrap
@@ -202,7 +203,8 @@ class TablesScreen(Screen[None]):
 
     def action_table(self, index: int) -> None:
         if index >= len(self._tables):
-            self.notify("No Python lines: py-spy was not asked for stacks. With gputop-tf[stacks] it is.")
+            self.notify(f"No Python lines: py-spy was not asked for stacks. To have them: {install_command('stacks')}, "
+                        "then c again.")
             return
         self._index, self._by, self._reverse = index, None, False
         self._open = set(self.table.open_first)
