@@ -114,5 +114,5 @@ def _gain(verdict: Verdict, words: Explanation, replayed: float | None, not_repl
         sentence = f"{how[:1].upper()}{how[1:]}."
         return Gain(most, how, words.per, "bound", f"{sentence} {not_replayed}".rstrip(),
                     at_least=frees_cpus and not verdict.best_case, estimate=frees_cpus and verdict.best_case)
-    how = f"a replay of the recorded steps with the cure; the upper bound is {percent(most)}"
+    how = f"a replay of the recorded steps with the fix; the upper bound is {percent(most)}"
     return Gain(replayed, how, words.per, "replay", verdict.cure.assumes, at_most=verdict.cure.at_most)

@@ -313,7 +313,7 @@ class Session:
             raise GputopError("a capture is running", "Wait for its end, or press x: it stops and its data is kept.")
         title = self.source.next_job() if isinstance(self.source, SimulatedSource) else None
         if title is None:
-            raise GputopError("this demo has no other job to run", "gputop --demo input-bound has a cure to try.")
+            raise GputopError("this demo has no other job to run", "gputop --demo input-bound has a fix to try.")
         self._job_restarted_s = self.clock()
         return title
 

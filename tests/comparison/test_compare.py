@@ -341,7 +341,7 @@ def test_nothing_changed_and_nothing_known_are_sentences():
 def test_the_demos_cures_keep_what_was_promised(name, cause, length_s, tmp_path):
     scenario = find_scenario(name)
     c = compare(simulated(tmp_path, "faulty", scenario, length_s=length_s),
-                simulated(tmp_path, "cured", scenario.with_cure(), length_s=length_s))
+                simulated(tmp_path, "cured", scenario.with_fix(), length_s=length_s))
     entry = next(e for e in c.advice if e.id == cause)
     assert c.verdict == "better" and (entry.status, entry.fulfilled, entry.outcome) == ("gone", "kept", "as promised")
     assert [e for e in c.advice if e.status == "new"] == []

@@ -110,7 +110,7 @@ def of_note(session: Session, status: CaptureStatus) -> tuple[str, ...]:
     shorter = record.plan is not None and record.plan.shortened
     lines = [*record.remarks[:len(record.notices) + shorter], *compared_to_baseline(session)]
     if session.player is None and session.source.simulated and len(session.captures) == 1:
-        lines.append("D restarts the simulated job with the cure; then capture again (c) and compare (B).")
+        lines.append("D restarts the simulated job with the fix of the first finding; then c and B.")
     return ("\n".join(map(printable, lines)),) if lines else ()
 
 
