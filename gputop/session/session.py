@@ -216,6 +216,10 @@ class Session:
         """See :meth:`ServerWatch.choose_job`."""
         self.server_watch.choose_job(server)
 
+    def expect_restart(self, addresses: Sequence[str]) -> None:
+        """See :meth:`ServerWatch.expect_restart`."""
+        self.server_watch.expect_restart(addresses)
+
     @property
     def captured_before_restart(self) -> bool:
         """Whether the last capture is of another job than the one that is watched now, or of an earlier start of it.

@@ -253,7 +253,7 @@ class GputopApp(TerminalApp):
             known = self.session.known_gpus
             lanes = known is None or bool(known.gpus)
             hangs = not STACKS_TELL.isdisjoint({finding.id for finding in self.session.findings})
-            here = {"S": hangs, "l": self.has_output, "D": self._is_demo, "m": lanes,
+            here = {"S": hangs, "l": self.has_output, "R": self.has_output, "D": self._is_demo, "m": lanes,
                     "v": lanes or self._mode() == "Processes"}
             keys = [key for key in FOOTERS[self._mode()] if here.get(key[0], True)]
             self._keys.show_keys(keys, self._terminal_size.width)

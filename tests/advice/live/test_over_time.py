@@ -222,7 +222,7 @@ def test_gpu_0_is_the_one_cause() -> None:
     for advice in simulated("gpu0-oversubscribed")[70:]:
         assert ids(advice) == ["gpu0_oversubscribed", "memory_preallocated"]
     assert set(SCENARIOS) == {"healthy", "input-bound", "launch-bound", "gpu0-oversubscribed", "slow-callback",
-                              "slow-checkpoint", "hang"}
+                              "slow-checkpoint", "three-causes", "hang"}
 
 
 def test_idle_time_that_returns_is_told_with_its_period_and_a_capture_can_wait_for_it() -> None:
