@@ -24,7 +24,7 @@ from gputop.text.units import printable
 WHAT_SWITCHING_ON_DOES = (
     "gputop has the job's own Python switch on the daemon mode of its PyTorch's profiler, once, between two of its "
     "steps. From then on a thread of the profiler looks for gputop's socket once a second, until the process ends. "
-    "Before Python 3.14, one sleeping thread is stopped for about a millisecond.")
+    "Before Python 3.14 it pauses one idle thread for about 1 ms.")
 LINES_TOPASTE = (
     "from torch.profiler import profile, schedule, tensorboard_trace_handler\n"
     "with profile(schedule=schedule(wait=10, warmup=2, active=20, repeat=1),\n"

@@ -390,6 +390,14 @@ class GputopApp(TerminalApp):
         return self.session.status.phase if self.session.status is not None else ""
 
     @property
+    def shows_simulated(self) -> bool:
+        """Whether the values on the screen are simulated: of a demo, or of its recording or capture."""
+        session = self.session
+        record = session.last_capture
+        return (session.source.simulated or (session.known_gpus is not None and session.known_gpus.simulated)
+                or (record is not None and record.analysis is not None and record.analysis.simulated))
+
+    @property
     def _is_demo(self) -> bool:
         return self.session.player is None and self.session.source.simulated
 
@@ -400,7 +408,9 @@ class GputopApp(TerminalApp):
         open_screens.open_timeline(self)
 
     def action_recommendations(self) -> None:
+        """The report of the last capture; without one, What to do is where the keys go."""
         self._actions.focus()
+        open_screens.open_report(self)
 
     def on_actions_panel_opened(self, message: ActionsPanel.Opened) -> None:
         if message.finding is None:

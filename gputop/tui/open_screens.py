@@ -104,6 +104,16 @@ def open_timeline(
         app.push_screen(TimelineScreen(app.trace, finding, place))
 
 
+def open_report(app: MonitorApp) -> None:
+    """The figures of the last capture as text."""
+    from gputop.tui.screens.details import capture_text
+    from gputop.tui.screens.dialogs import Popup
+
+    record = app.session.last_capture
+    if record is not None:
+        app.push_screen(Popup("Report", capture_text(record)))
+
+
 def open_gpu(app: MonitorApp, chosen: GpuSample) -> None:
     from gputop.tui.screens.details import gpu_text
     from gputop.tui.screens.dialogs import LivePopup
@@ -270,8 +280,7 @@ def _read_stacks(app: MonitorApp, pids: Sequence[int], native: bool) -> None:
         except GputopError as error:
             app.call_from_thread(show_error, app, error)
         else:
-            popup = StacksPopup(processes, app.session.findings, lambda deep: open_stacks(app, deep),
-                                simulated=app.session.source.simulated)
+            popup = StacksPopup(processes, app.session.findings, lambda deep: open_stacks(app, deep))
             app.call_from_thread(app.push_screen, popup)
 
     app.notify("Reading the stacks…")

@@ -99,7 +99,7 @@ class RunApp(GputopApp):
     def _refresh_job(self) -> None:
         status = self.session.status
         capturing = status is not None and status.running
-        attached = bool(usable(self.session.servers))
+        attached = any(s.asked or s.address in self.job.addresses for s in usable(self.session.servers))
         if capturing or (attached and not self.job.ended.is_set()):
             super()._refresh_job()
         else:

@@ -93,6 +93,10 @@ class ClusterApp(TerminalApp):
         self._state, self._asker, self._folder = state, asker, folder
         self._main = ClusterScreen(state, commands, period_s)
 
+    @property
+    def shows_simulated(self) -> bool:
+        return self._state.report.fleet.simulated
+
     def get_default_screen(self) -> ClusterScreen:
         return self._main
 
