@@ -408,9 +408,7 @@ class GputopApp(TerminalApp):
         open_screens.open_timeline(self)
 
     def action_recommendations(self) -> None:
-        """The report of the last capture; without one, What to do is where the keys go."""
         self._actions.focus()
-        open_screens.open_report(self)
 
     def on_actions_panel_opened(self, message: ActionsPanel.Opened) -> None:
         if message.finding is None:

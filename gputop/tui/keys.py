@@ -33,7 +33,7 @@ GROUPS: dict[str, list[Binding]] = {
         key("D", "next_job", "fix the demo's job", "in the demo: restart the job with the fix, or without it again"),
     ],
     "Results": [
-        key("r", "recommendations", "report", "report: the last capture's figures as text"),
+        key("r", "recommendations", "what to do", "go to What to do; enter: details"),
         key("t", "last_capture", "timeline", "timeline: GPUs, host threads, idle gaps"),
         key("T", "open('tables')", "tables", "tables: kernels, memory, layers, input"),
         key("J", "open('captures')", "captures", "all captures: open, compare, delete"),

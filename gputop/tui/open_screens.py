@@ -104,16 +104,6 @@ def open_timeline(
         app.push_screen(TimelineScreen(app.trace, finding, place))
 
 
-def open_report(app: MonitorApp) -> None:
-    """The figures of the last capture as text."""
-    from gputop.tui.screens.details import capture_text
-    from gputop.tui.screens.dialogs import Popup
-
-    record = app.session.last_capture
-    if record is not None:
-        app.push_screen(Popup("Report", capture_text(record)))
-
-
 def open_gpu(app: MonitorApp, chosen: GpuSample) -> None:
     from gputop.tui.screens.details import gpu_text
     from gputop.tui.screens.dialogs import LivePopup

@@ -51,7 +51,9 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         return (*nothing, f"{what}: its findings will appear here.")
     if usable(session.servers):
         before = (f"J: {_captures(session.earlier_captures)} taken before, in {session.options.logdir}",)
-        return (*nothing, "Press c to see where the step's time goes.",
+        # A finding that names the key says what it shows, too.
+        press = () if any(f.unknown for f in findings) else ("Press c to see where the step's time goes.",)
+        return (*nothing, *press,
                 *(before if session.earlier_captures and session.last_capture is None and not findings else ()))
     offered = no_server is NO_SERVER and session.processes_to_serve
     return (*nothing, NO_SERVER[0], OFFER) if offered else (*nothing, *no_server)
