@@ -5,7 +5,6 @@
 # make lint   ruff, the type checker, and the layers that packages may import from
 # make fuzz   hostile input at every door, FUZZ_SECONDS=600; make soak: growth of the monitor over time, SOAK_MINUTES=60
 # make lock, make sbom: the files that CI installs, with their hashes; a bill of materials
-# make completion: shell completion and man page, after a change of the command line
 # make reference: the pages of docs that are made from the code; make docs: the site, into site/
 # make cluster-demo: 200 simulated nodes, a Prometheus (Debian's, unpacked where it is not there) that scrapes them, and gputop cluster on it
 # make screenshots, make bench; make bench-advice: how right the advice is, on traces with known causes
@@ -16,14 +15,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test test-cluster test-browser lint lock sbom fuzz soak completion reference docs cluster-demo screenshots bench bench-advice clean
+.PHONY: run test test-cluster test-browser lint lock sbom fuzz soak reference docs cluster-demo screenshots bench bench-advice clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gputop needs Python 3.10 or newer: make PYTHON=python3.12 run")'
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/.run: $(VENV)/.made pyproject.toml
+$(VENV)/.run: $(VENV)/.made pyproject.toml setup.py tools/make_completion.py
 	$(PIP) install -e .
 	touch $@
 
@@ -105,10 +104,6 @@ fuzz: $(VENV)/.test
 soak: $(VENV)/.test
 	$(BIN)/python -m tests.campaign.soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
-completion: $(VENV)/.run
-	$(PIP) install shtab argparse-manpage
-	$(BIN)/python tools/make_completion.py
-
 reference: $(VENV)/.run
 	$(PIP) install prometheus-client
 	$(BIN)/python tools/make_reference.py
@@ -138,4 +133,4 @@ bench-advice: $(VENV)/.run
 	$(BIN)/python benchmarks/advice.py $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build gputop/completion site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -184,6 +184,9 @@ def report(folder: Path, pairs: list[str]) -> None:
         changed = sum(compare_sides(a, b).verdict in ("better", "worse") for a, b in reruns)
         logs = [[math.log(side.analysis.steps.mean_s) for side in group
                  if side.analysis is not None and side.analysis.steps is not None] for group in (slow, fast)]
+        if min(map(len, logs)) < 2:
+            print(f"| {pair} | too few captures hold steps: {len(logs[0])} slow, {len(logs[1])} fast |")
+            continue
         means = [math.exp(mean(log)) for log in logs]
         counts = " | ".join(str(verdicts.count(word)) for word in ("better", "worse", "noise", "cannot be told"))
         spread = max(stdev(log) for log in logs)

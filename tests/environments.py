@@ -93,9 +93,10 @@ def _install_gputop(folder: Path) -> None:
     source = folder / "gputop-source"
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "gputop", source / "gputop", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("gputop", "tools"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     _install(folder, "--upgrade", "--no-compile", str(source))
 
 

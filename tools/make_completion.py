@@ -1,11 +1,10 @@
-"""Makes what `gputop completion` prints, gputop/completion/*: `make completion`, after a change of the command line."""
+"""Makes what `gputop completion` prints, gputop/completion/*, while the package is built (setup.py)."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-import sys
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -59,12 +58,13 @@ def made(what: str) -> str:
     return _man_page(f"{page}\n")
 
 
-def main() -> int:
+def make(folder: Path = FOLDER) -> None:
+    """Write all files into `folder`."""
+    folder.mkdir(exist_ok=True)
     for what, name in FILES.items():
-        (FOLDER / name).write_text(made(what), encoding="utf-8")
-    print(f"{FOLDER}: the words of {len(COMMANDS)} commands for {', '.join(FILES)}")
-    return 0
+        (folder / name).write_text(made(what), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    make()
+    print(f"{FOLDER}: the words of {len(COMMANDS)} commands for {', '.join(FILES)}")

@@ -20,6 +20,7 @@ from textual.binding import Binding
 import gputop.tui
 from gputop.advice.finding_pages import page, title
 from gputop.advice.registry import RULES
+from gputop.analysis.steps.steps import STEP_DETECTORS
 from gputop.commands.arguments import COMMANDS, parser
 from gputop.commands.rules import names_table
 from gputop.commands.settings import SETTINGS, Value
@@ -66,7 +67,7 @@ def pages() -> dict[Path, str]:
     for name, lines in (("findings/README.md", _findings()), ("reference/commands.md", _commands()),
                         ("reference/keys.md", _keys()), ("reference/settings.md", _settings()),
                         ("reference/metrics.md", _metrics()), ("reference/json.md", _json()),
-                        ("reference/rule-names.md", _rule_names())):
+                        ("reference/rule-names.md", _rule_names()), ("reference/steps.md", _steps())):
         made[Path(name)] = _MADE + "\n".join(lines).rstrip() + "\n"
     return made
 
@@ -358,6 +359,20 @@ def _rule_names() -> Iterator[str]:
     yield "```text"
     yield from names_table()
     yield "```"
+
+
+def _steps() -> Iterator[str]:
+    yield "# How gputop finds steps"
+    yield ""
+    yield "Times per step, and the comparison of two captures, need to know where a training step begins."
+    yield "gputop tries these ways in this order. The first that shows whole steps wins; a report names it."
+    yield ""
+    yield from _table(("what marks the steps", "which jobs", "what the trace needs"), (
+        (detector.name, detector.applies, detector.needs) for detector in STEP_DETECTORS))
+    yield "If a trace has none of these, there are no steps, and times are shares of the recording."
+    yield "[PyTorch](../tasks/pytorch.md) and [TensorFlow and JAX](../tasks/tensorflow-jax.md) show how to mark them."
+    yield "[Trace notes](../contributing/trace-notes.md) define a step."
+    yield ""
 
 
 def main() -> int:

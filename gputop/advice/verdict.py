@@ -69,30 +69,34 @@ def of_type(value: Any, wanted: type[_T], function: str) -> _T:
     return value
 
 
-def finding(
-    rule: Rule, verdict: Verdict, words: Explanation, caveat: str | None = None, remark: str | None = None,
-    replayed: float | None = None, not_replayed: str = "", culprits: tuple[Culprit, ...] = (), *,
-    severest: Severity = "high",
-) -> Finding:
-    """The finding of a rule. ``caveat`` says what little it rests on: it caps the severity where the rule's does.
-    ``severest`` caps it whatever the rule.
+class Basis(Struct, frozen=True):
+    """What a finding rests on besides its verdict."""
 
-    ``remark`` is a sentence that caps nothing. ``replayed`` is what a replay with the verdict's cure saves, None where
-    there is none: ``not_replayed`` is a sentence that says why.
-    """
+    caveat: str | None = None  # a sentence that says what little it is: it caps the severity where the rule's does
+    remark: str | None = None  # a sentence that caps nothing
+    replayed: float | None = None  # what a replay with the verdict's fix saves; None: there is none
+    not_replayed: str = ""  # a sentence that says why there is none
+    culprits: tuple[Culprit, ...] = ()
+    severest: Severity = "high"  # a cap, whatever the rule
+
+
+_VERDICT_ALONE = Basis()
+
+
+def finding(rule: Rule, verdict: Verdict, words: Explanation, basis: Basis = _VERDICT_ALONE) -> Finding:
+    """Make the finding of a rule."""
     of_type(words, Explanation, "describe")
-    why = f"{words.why} {remark}" if remark else words.why
+    why = f"{words.why} {basis.remark}" if basis.remark else words.why
     severity = verdict.severity or severity_of(verdict.share)
-    if replayed is not None:
-        severity = at_most(verdict.severity or "high", severity_of(replayed))
-    if caveat and rule.severity == "by_share_capped":
-        severity, why = at_most(severity, "medium"), f"{why} {caveat}"
-    severity = at_most(severity, severest)
+    if basis.replayed is not None:
+        severity = at_most(verdict.severity or "high", severity_of(basis.replayed))
+    if basis.caveat and rule.severity == "by_share_capped":
+        severity, why = at_most(severity, "medium"), f"{why} {basis.caveat}"
     return Finding(
-        id=verdict.id or rule.id, severity=severity, title=words.title, why=why, evidence=words.evidence,
-        action=words.action, source=words.source, gain=_gain(verdict, words, replayed, not_replayed),
-        gpus=verdict.gpus, snippet=words.snippet, origin=rule.origin, culprits=culprits, brief=words.brief,
-        unknown=words.unknown,
+        id=verdict.id or rule.id, severity=at_most(severity, basis.severest), title=words.title, why=why,
+        evidence=words.evidence, action=words.action, source=words.source,
+        gain=_gain(verdict, words, basis.replayed, basis.not_replayed), gpus=verdict.gpus, snippet=words.snippet,
+        origin=rule.origin, culprits=basis.culprits, brief=words.brief, unknown=words.unknown,
     )
 
 

@@ -1,11 +1,11 @@
-"""``gputop completion``: the completion scripts of shells and the man page, made by tools/make_completion.py."""
+"""``gputop completion``: completion scripts of shells and the man page, made while the package is built (setup.py)."""
 
 from __future__ import annotations
 
 import argparse
-from importlib.resources import files
+from pathlib import Path
 
-from gputop.core.errors import EXIT_OK
+from gputop.core.errors import EXIT_OK, GputopError
 from gputop.text import console
 
 FILES = {"bash": "gputop.bash", "zsh": "_gputop", "fish": "gputop.fish", "man": "gputop.1"}
@@ -16,7 +16,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the shell, or man for the man page (roff)")
 
 
+def folder() -> Path:
+    """Folder into which the build writes them."""
+    return Path(__file__).parents[1] / "completion"
+
+
 def run(args: argparse.Namespace) -> int:
-    text = (files("gputop") / "completion" / FILES[args.what]).read_text(encoding="utf-8")
+    try:
+        text = (folder() / FILES[args.what]).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise GputopError("The completion scripts and the man page are made when gputop is installed, and this copy is "
+                          "not. In its folder: pip install .") from None
     console.write_text(text, end="")
     return EXIT_OK

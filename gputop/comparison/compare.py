@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gputop.comparison.advice import Followed, followed
-from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, LOAD_DRIFT, drift_of
+from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, LOAD_SPREAD_MOST, drift_of
 from gputop.comparison.job import Note, batch_factor, gpu_count, notes, other_batch
 from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, SMALL, STEP_ERROR, Row, Verdict, all_rows, percent_change
 from gputop.comparison.sides import Side, read_side
@@ -36,9 +36,9 @@ METHOD = (
     f"between runs of an unchanged job: a standard deviation of {percent(CPU_DRIFT)} on CPUs (measured) and of "
     f"{percent(GPU_DRIFT)} with GPUs (assumed), or the spread of the live step period in the minutes before. Third, "
     "if the CPUs were full, what other processes can have made of the steps at most. The CPUs that they left and the "
-    "waits of the job's threads bound it. It counts as the difference of both sides, with "
-    f"{percent(LOAD_DRIFT)} of its logarithm as a spread (measured). A change that the live step period of those "
-    "minutes excludes is noise, too. The wall time per training step has the interval of the steps and "
+    "waits of the job's threads bound it. The interval holds the change as recorded, and the change without that load, "
+    f"with a standard deviation of {percent(LOAD_SPREAD_MOST)} per side (measured). A change that the live step period "
+    "of those minutes excludes is noise, too. The wall time per training step has the interval of the steps and "
     "that of the long pauses between them, by how much their lengths and distances vary (a renewal process, Cox 1962); "
     "of fewer than three, one more or less may have been recorded."
 )

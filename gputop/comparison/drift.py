@@ -17,9 +17,11 @@ from gputop.core.job_cpus import JobCpus
 # assumption, not measured; clocks and temperature differ.
 CPU_DRIFT = 0.08
 GPU_DRIFT = 0.01
-# Where other processes fill the CPUs, what they make of a step varies from run to run by about this share of the
-# logarithm of the most that they can make of it (benchmarks/compare_loaded.md).
-LOAD_DRIFT = 0.25
+# Where other processes fill the CPUs: by this share of the logarithm of the most that they can make of a step it still
+# varies from run to run once it is divided by that, and by no more than by LOAD_SPREAD_MOST, which is by how much the
+# CPU time of a step does (benchmarks/compare_loaded.md).
+LOAD_SPREAD = 0.3
+LOAD_SPREAD_MOST = 0.2
 # A job that finds this share of its CPUs busy, its own use included, is slowed down by what else runs. gputop's own.
 _FULL = 0.9
 _MIN_CPUS = 0.01
@@ -29,7 +31,9 @@ def drift_of(a: Side, b: Side) -> Drift:
     """The variation of both sides, no less than that over the minutes before each capture, and what the load of other
     processes explains of their difference."""
     slowed = _slowdowns(a, b)
-    return Drift(_deviation(a, slowed[0]), _deviation(b, slowed[1]), slowed[1] - slowed[0])
+    spread = math.hypot(*(min(LOAD_SPREAD * slowdown, LOAD_SPREAD_MOST) / _runs(side)
+                          for side, slowdown in zip((a, b), slowed, strict=True)))
+    return Drift(_deviation(a), _deviation(b), slowed[1] - slowed[0], spread)
 
 
 def load_effect(a: Side, b: Side) -> float:
@@ -72,7 +76,12 @@ def _full(cpus: JobCpus) -> bool:
     return cpus.busy is not None and cpus.busy >= _FULL * cpus.allowed
 
 
-def _deviation(side: Side, slowdown: float) -> float:
+def _deviation(side: Side) -> float:
     """Standard deviation of the logarithm of a side's mean step, over as many runs as it has captures of."""
     usual = GPU_DRIFT if side.analysis is not None and side.analysis.gpus else CPU_DRIFT
-    return math.hypot(max(usual, live_spread(side)), LOAD_DRIFT * slowdown) / math.sqrt(1 + len(side.repeats))
+    return max(usual, live_spread(side)) / _runs(side)
+
+
+def _runs(side: Side) -> float:
+    """The root of the number of a side's captures, by which the spread of their mean is less than that of one."""
+    return math.sqrt(1 + len(side.repeats))

@@ -6,12 +6,14 @@ and whether they are as many per minute as the capture says.
 
 from __future__ import annotations
 
+from statistics import median
+
 import numpy as np
 
 from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS
 from gputop.core.live_steps import LiveSteps
-from gputop.telemetry.step_period import SURE, StepPeriodEstimate, is_undersampled, median, steps_per_period
+from gputop.telemetry.step_period import SURE, StepPeriodEstimate, is_undersampled, steps_per_period
 from gputop.trace.model import F64
 
 

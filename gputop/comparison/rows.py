@@ -99,25 +99,47 @@ class Row:
         }
 
 
-def _row(group: Group, id_: str, unit: str, a: float | None, b: float | None, wish: int, *, minimum: float,
-         interval: Interval | None = None, exact: bool = False, reason: str | None = None,
-         gpu: int | None = None, work: float = 1.0) -> Row:
-    """Judge one pair. ``exact`` figures need no interval: counted, not sampled, or surely apart."""
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """What is compared. ``wish``: 1 where more of it is better, -1 where less is, 0 where neither is in itself."""
+
+    group: Group
+    id: str
+    unit: str
+    wish: int
+    gpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """What a change has to pass: ``minimum``, and ``interval`` must exclude 0. ``exact`` figures need no interval: they
+    were counted, not sampled, or are surely apart. ``reason``: why there is neither."""
+
+    minimum: float
+    interval: Interval | None = None
+    exact: bool = False
+    reason: str | None = None
+
+
+def _row(figure: _Figure, a: float | None, b: float | None, test: _Test, work: float = 1.0) -> Row:
+    """Judge one pair of figures."""
     per_step, b = b, None if b is None else b / work
+    interval, reason = test.interval, test.reason
     low, high = (interval.low, interval.high) if interval is not None else (None, None)
     verdict: Verdict = "cannot be told"
     if a is None or b is None:
         reason = reason or "not known of " + (" and ".join(s for s, v in (("A", a), ("B", b)) if v is None))
     elif a == b:
         verdict, reason = "noise", "the same figure"
-    elif interval is not None or exact:
+    elif interval is not None or test.exact:
         reason = None
         beyond = interval is None or interval.excludes_zero
-        if beyond and abs(b - a) >= minimum:
+        if beyond and abs(b - a) >= test.minimum:
+            wish = figure.wish
             verdict = "changed" if wish == 0 else "better" if (b > a) == (wish > 0) else "worse"
         else:
             verdict, reason = "noise", SMALL if beyond else None
-    return Row(group, id_, unit, a, per_step, verdict, gpu, low, high, reason, work)
+    return Row(figure.group, figure.id, figure.unit, a, per_step, verdict, figure.gpu, low, high, reason, work)
 
 
 def step_rows(a: Side, b: Side) -> list[Row]:
@@ -127,8 +149,8 @@ def step_rows(a: Side, b: Side) -> list[Row]:
     one, other = both
     if one is None or other is None:
         reason = _NO_STEPS.format(" and ".join(name for name, steps in (("A", one), ("B", other)) if steps is None))
-        return [_row("steps", id_, SECONDS, None if one is None else getattr(one, id_),
-                     None if other is None else getattr(other, id_), -1, minimum=0, reason=reason)
+        return [_row(_step_time(id_), None if one is None else getattr(one, id_),
+                     None if other is None else getattr(other, id_), _Test(0.0, reason=reason))
                 for id_ in ("median_s", "mean_s")]
     minimum, work = MIN_EFFECT * step_scale(a, b), work_ratio(a, b)
     series = [[run.series for side in (own, *own.repeats) if (run := _Steps.of(side)) is not None
@@ -140,7 +162,7 @@ def step_rows(a: Side, b: Side) -> list[Row]:
         first, second = getattr(one, id_), getattr(other, id_)
         if not all(series):
             reason = _NO_SERIES.format(" and ".join(n for n, known in zip("AB", series, strict=True) if not known))
-            rows.append(_row("steps", id_, SECONDS, first, second, -1, reason=reason, minimum=minimum, work=work))
+            rows.append(_row(_step_time(id_), first, second, _Test(minimum, reason=reason), work))
             continue
         first, second = (value if len(known) == 1 else float(np.mean([statistic(one) for one in known]))
                          for value, known in zip((first, second), series, strict=True))
@@ -149,8 +171,7 @@ def step_rows(a: Side, b: Side) -> list[Row]:
             by_ratio = ratio(series[0], [one / work for one in series[1]], 1 - STEP_ERROR, drift_of(a, b),
                              statistic=statistic)
             interval = None if by_ratio is None else by_ratio.of(first)
-        row = _row("steps", id_, SECONDS, first, second, -1, interval=interval, minimum=minimum, work=work,
-                   reason=not_alike or _TOO_FEW_STEPS)
+        row = _row(_step_time(id_), first, second, _Test(minimum, interval, reason=not_alike or _TOO_FEW_STEPS), work)
         if row.verdict in ("better", "worse") and live is not None and _contradicts(live, percent_change(row)):
             unlikely_s = (row.change or 0.0) - (live.change or 0.0) if id_ == "mean_s" else 0.0
             row = replace(row, verdict="noise", reason=_NOT_LIVE.format(percent_change(live)))
@@ -159,6 +180,10 @@ def step_rows(a: Side, b: Side) -> list[Row]:
             row = replace(row, reason=SMALL if small else _WITHIN_RERUNS.format(percent(abs(change))))
         rows.append(row)
     return [*rows, *filter(None, (wall_row(a, b, unlikely_s), live))]
+
+
+def _step_time(id_: str) -> _Figure:
+    return _Figure("steps", id_, SECONDS, -1)
 
 
 def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> Row | None:
@@ -175,8 +200,7 @@ def wall_row(a: Side, b: Side, unlikely_s: float = 0.0) -> Row | None:
     interval = None if found is None else found[0]
     if interval is not None:
         interval = interval._replace(low=interval.low - max(unlikely_s, 0.0), high=interval.high - min(unlikely_s, 0.0))
-    row = _row("steps", "wall_s", SECONDS, first, second, -1, interval=interval, work=work, minimum=minimum,
-               reason=not_alike or _TOO_FEW_STEPS)
+    row = _row(_step_time("wall_s"), first, second, _Test(minimum, interval, reason=not_alike or _TOO_FEW_STEPS), work)
     if found is None or row.verdict != "noise" or first == second / work:
         return row
     of_pauses, counts = found[1], (len(one.pauses_s), len(other.pauses_s))
@@ -202,8 +226,8 @@ def _live_row(a: Side, b: Side, minimum: float, work: float) -> Row | None:
     if first is None or second is None:
         return None
     by_ratio = ratio([first], [second / work], 1 - STEP_ERROR, drift_of(a, b))
-    return _row("steps", "live_s", SECONDS, float(first.mean()), float(second.mean()), -1, minimum=minimum, work=work,
-                interval=None if by_ratio is None else by_ratio.of(float(first.mean())))
+    interval = None if by_ratio is None else by_ratio.of(float(first.mean()))
+    return _row(_step_time("live_s"), float(first.mean()), float(second.mean()), _Test(minimum, interval), work)
 
 
 def _contradicts(live: Row, change: float | None) -> bool:
@@ -259,16 +283,16 @@ def breakdown_rows(a: Side, b: Side) -> list[Row]:
         first, second = (parts[name] / n if name in parts else None for parts, n in zip(known, per, strict=True))
         if first is None and second is None:
             continue
-        rows.append(_row("breakdown", name, SECONDS, first, second, -1, interval=interval.get(name), reason=reason,
-                         exact=_within(pairs[name], minimum), minimum=minimum, work=work))
+        test = _Test(minimum, interval.get(name), _within(pairs[name], minimum), reason)
+        rows.append(_row(_Figure("breakdown", name, SECONDS, -1), first, second, test, work))
     return rows
 
 
 def _part_shares(a: Side, b: Side) -> list[Row]:
     pairs = {name: _pair(a, b, partial(_part_share, name=name), (1.0, 1.0)) for name in PART_ORDER}
     interval, reason = _tested(a, b, pairs)
-    return [_row("breakdown", name, RATIO, float(pair[0].mean()), float(pair[1].mean()), -1, reason=reason,
-                 interval=interval.get(name), minimum=MIN_EFFECT)
+    return [_row(_Figure("breakdown", name, RATIO, -1), float(pair[0].mean()), float(pair[1].mean()),
+                 _Test(MIN_EFFECT, interval.get(name), reason=reason))
             for name, pair in pairs.items() if pair is not None]
 
 
@@ -297,9 +321,8 @@ def gpu_rows(a: Side, b: Side) -> list[Row]:
             continue
         size = max(abs(v) for v in values if v is not None)
         minimum = MIN_EFFECT if _GPU_UNITS.get(figure, RATIO) == RATIO else MIN_EFFECT * size
-        rows.append(_row("gpus", figure, _GPU_UNITS.get(figure, RATIO), values[0], values[1], _GPU_FIGURES[figure],
-                         interval=interval.get((gpu, figure)), reason=reason, exact=_within(pair, minimum),
-                         minimum=minimum, gpu=gpu))
+        rows.append(_row(_Figure("gpus", figure, _GPU_UNITS.get(figure, RATIO), _GPU_FIGURES[figure], gpu), values[0],
+                         values[1], _Test(minimum, interval.get((gpu, figure)), _within(pair, minimum), reason)))
     return rows
 
 
@@ -339,12 +362,12 @@ def collective_rows(a: Side, b: Side) -> list[Row]:
     if waiting != [None, None]:
         pair = _pair(a, b, lambda side: None if side.series is None else _known(side.series.waiting), (1.0, 1.0))
         interval, reason = _tested(a, b, {"waiting": pair})
-        rows.append(_row("collectives", "waiting", RATIO, waiting[0], waiting[1], -1, minimum=MIN_EFFECT,
-                         interval=interval.get("waiting"), reason=None if None in waiting else reason))
+        rows.append(_row(_Figure("collectives", "waiting", RATIO, -1), waiting[0], waiting[1],
+                         _Test(MIN_EFFECT, interval.get("waiting"), reason=None if None in waiting else reason)))
     if count != [None, None]:
         size = max(n for n in count if n is not None)
-        rows.append(_row("collectives", "count_per_step", COUNT, count[0], count[1], -1, exact=True,
-                         minimum=MIN_EFFECT * size))
+        rows.append(_row(_Figure("collectives", "count_per_step", COUNT, -1), count[0], count[1],
+                         _Test(MIN_EFFECT * size, exact=True)))
     return rows
 
 
@@ -355,8 +378,8 @@ def memory_rows(a: Side, b: Side) -> list[Row]:
     rows = []
     for name in sorted(peaks[0].keys() & peaks[1].keys()):
         first, second = (float(of[name]) for of in peaks)
-        rows.append(_row("memory", name, BYTES, first, second, 0, exact=True,
-                         minimum=MIN_EFFECT * max(first, second)))
+        rows.append(_row(_Figure("memory", name, BYTES, 0), first, second,
+                         _Test(MIN_EFFECT * max(first, second), exact=True)))
     return rows
 
 
@@ -375,10 +398,9 @@ def live_rows(a: Side, b: Side) -> list[Row]:
         minimum = MIN_EFFECT if unit == RATIO else MIN_EFFECT * max(map(abs, means))
         if unit == BYTES_PER_S:
             minimum = max(minimum, _MIN_RATE)
-        rows.append(_row("live", metric, unit, means[0], means[1], _LANES.get(metric, 0), gpu=gpu, minimum=minimum,
-                         interval=difference([first], [second], 1 - error),
-                         reason=f"each snapshot needs at least {MIN_STEPS} slices of 5 s: gputop snapshot --seconds "
-                                "60"))
+        reason = f"each snapshot needs at least {MIN_STEPS} slices of 5 s: gputop snapshot --seconds 60"
+        rows.append(_row(_Figure("live", metric, unit, _LANES.get(metric, 0), gpu), *means,
+                         _Test(minimum, difference([first], [second], 1 - error), reason=reason)))
     return rows
 
 

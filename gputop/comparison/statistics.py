@@ -19,6 +19,11 @@ independent called most changed: ``benchmarks/compare_reruns.md``.) Therefore
    one of 17 ms by its 250 ms, and by half of 17 ms it says all (P. J. Fleming and J. J. Wallace, "How not to lie with
    statistics", Commun. ACM 29, 1986, on ratios; J. Aitchison and J. A. C. Brown, "The Lognormal Distribution", 1957).
    The interval of a ratio is the same, whichever side is called A.
+5. Where other processes fill the CPUs, a step is longer by a factor between 1 and what they can have made of it at most
+   (:mod:`gputop.comparison.drift`). At the one end the recorded times stand as they are, with the spread of their
+   blocks; at the other they are divided by that factor, and the spread between runs is ``Drift.load_spread``: what the
+   load did to the blocks has gone, but for the error of their mean, which falls with their number once each has several
+   steps. The interval holds both ends, and so all that lies between them.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from gputop.trace.model import F64
 
 # With four steps on each side no rank order is rarer than 1 in 35: the verdict would rest on the assumed distribution.
 MIN_STEPS = 5
+_STEPS_OF_A_BLOCK = 20  # with fewer on average the blocks are not taken for independent
 BLOCKS = 5  # fewer leave too few degrees of freedom, more are shorter than what drifts
 
 
@@ -58,12 +64,28 @@ class Drift(NamedTuple):
 
     ``a`` and ``b`` are standard deviations of the logarithm of each side's mean between runs; about its share of the
     mean. ``load`` is the logarithm of the factor by which a step of B may be longer than one of A only because other
-    processes took more of the CPUs; negative: shorter. Any part of it may have happened.
+    processes took more of the CPUs; negative: shorter. Any part of it may have happened. ``load_spread`` is the
+    standard deviation of a change that is corrected by all of it, ``a`` and ``b`` apart.
     """
 
     a: float = 0.0
     b: float = 0.0
     load: float = 0.0
+    load_spread: float = 0.0
+
+    @property
+    def floor(self) -> float:
+        """The variance of a change between two runs."""
+        return self.a**2 + self.b**2
+
+    def interval(self, change: float, below: float, above: float, corrected: tuple[float, float]) -> Interval:
+        """The interval of a change that reaches ``below`` and ``above`` it as it was recorded, and by ``corrected`` if
+        the load made all of what it can have made."""
+        if not self.load and not self.load_spread:
+            return Interval(change, change - below, change + above)
+        unloaded = change - self.load
+        return Interval(change, min(change - below, unloaded - corrected[0]),
+                        max(change + above, unloaded + corrected[1]))
 
 
 _MAX_LOG = 700.0  # exp of it is still finite
@@ -79,17 +101,19 @@ def ratio(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Drift = 
           statistic: Callable[[F64], float] = np.mean) -> Interval | None:
     """ln(statistic(b) / statistic(a)), of the means over the captures of each side.
 
-    The interval holds every change that the load may hide: drift.load is a shift, not a spread. None where a series is
-    too short to tell, or a block is not above 0.
+    The interval holds every change that the load may hide. None where a series is too short to tell, or a block is not
+    above 0.
     """
     if min(map(len, (*a, *b)), default=0) < MIN_STEPS:
         return None
     sides = [_Captures.of(side, statistic) for side in (a, b)]
     if min(float(np.min(blocks)) for side in sides for blocks in side.blocks) <= 0:
         return None
-    estimate = math.log(sides[1].mean / sides[0].mean)
-    reach = _reach([side.logarithms() for side in sides], drift.a**2 + drift.b**2, confidence)
-    return Interval(estimate, estimate - reach - max(drift.load, 0.0), estimate + reach - min(drift.load, 0.0))
+    logarithms = [side.logarithms() for side in sides]
+    reach = _reach(logarithms, drift.floor, confidence)
+    averaged = [min(BLOCKS, max(1.0, min(map(len, side)) / _STEPS_OF_A_BLOCK)) for side in (a, b)]
+    corrected = _reach(logarithms, drift.floor + drift.load_spread**2, confidence, averaged)
+    return drift.interval(math.log(sides[1].mean / sides[0].mean), reach, reach, (corrected, corrected))
 
 
 def difference(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Drift = _NO_DRIFT, *,
@@ -102,7 +126,7 @@ def difference(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: Dri
         return None
     sides = [_Captures.of(side, statistic) for side in (a, b)]
     estimate = sides[1].mean - sides[0].mean
-    floor = sum(math.hypot(share, drift.load / 2) ** 2 * side.mean ** 2
+    floor = sum((share**2 + (drift.load / 2) ** 2 + drift.load_spread**2 / 2) * side.mean ** 2
                 for share, side in zip((drift.a, drift.b), sides, strict=True))
     reach = _reach(sides, floor, confidence)
     return Interval(estimate, estimate - reach, estimate + reach)
@@ -137,9 +161,13 @@ class _Captures(NamedTuple):
         return variance / count, freedom
 
 
-def _reach(sides: Sequence[_Captures], floor: float, confidence: float) -> float:
-    """How far the interval reaches to either side of the estimate; ``floor`` is a variance that is known."""
-    parts = [side.variance for side in sides]
+def _reach(
+    sides: Sequence[_Captures], floor: float, confidence: float, averaged: Sequence[float] = (1.0, 1.0),
+) -> float:
+    """How far the interval reaches to either side of the estimate; ``floor`` is a variance that is known. ``averaged``:
+    how many independent blocks the mean of a side is of."""
+    parts = [(variance / count, freedom)
+             for (variance, freedom), count in zip((side.variance for side in sides), averaged, strict=True)]
     variance = sum(variance for variance, _ in parts) + floor
     freedom = variance**2 / total if (total := sum(v**2 / n for v, n in parts)) > 0 else math.inf
     return student_quantile(0.5 + confidence / 2, freedom) * math.sqrt(variance)

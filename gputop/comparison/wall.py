@@ -26,7 +26,7 @@ from statistics import NormalDist
 import numpy as np
 
 from gputop.comparison.sides import Side
-from gputop.comparison.statistics import Drift, Interval, ratio, student_quantile
+from gputop.comparison.statistics import BLOCKS, Drift, Interval, ratio, student_quantile
 from gputop.trace.model import F64
 
 # A pause as long as this part of a usual step is a long one. gputop's own figure.
@@ -136,10 +136,12 @@ def wall_difference(a: Walls, b: Walls, work: float, confidence: float, drift: D
     if usual is None:
         return None
     steps = max(walls.share_of_steps for walls in (a, b)) * (usual.estimate - usual.low)
-    floor = NormalDist().inv_cdf(0.5 + confidence / 2) * math.hypot(drift.a, drift.b)
+    times = NormalDist().inv_cdf(0.5 + confidence / 2)
+    floor = times * math.sqrt(drift.floor)
     (below_a, above_a), (below_b, above_b) = a.factors(b, confidence), b.factors(a, confidence)
     below, above = math.hypot(steps, floor, above_a, below_b), math.hypot(steps, floor, below_a, above_b)
+    known = math.hypot(steps / math.sqrt(BLOCKS), floor, times * drift.load_spread)
+    corrected = math.hypot(known, above_a, below_b), math.hypot(known, below_a, above_b)
     change = math.log(b.per_step_s / work / a.per_step_s)
     of_pauses = math.hypot(below_a + above_a, below_b + above_b) > 2 * math.hypot(steps, floor)
-    interval = Interval(change, change - below - max(drift.load, 0.0), change + above - min(drift.load, 0.0))
-    return interval.of(a.per_step_s), of_pauses
+    return drift.interval(change, below, above, corrected).of(a.per_step_s), of_pauses

@@ -14,8 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-from gputop.telemetry.step_period import median
+from statistics import median
 
 BELOW = 0.1  # of the usual activity; a GPU that evaluates, or waits in a collective, is above it
 MIN_USUAL = 0.1  # a GPU that does next to nothing has nothing to be idle from

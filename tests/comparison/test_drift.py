@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gputop.comparison.compare import compare_sides
-from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, LOAD_DRIFT, drift_of, load_effect
+from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, LOAD_SPREAD, LOAD_SPREAD_MOST, drift_of, load_effect
 from gputop.comparison.sides import Side
 from tests.comparison.sides import changed, side
 from tests.records import replace
@@ -29,8 +29,8 @@ def effect(a: tuple[float | None, ...], b: tuple[float | None, ...]) -> float:
 def test_a_node_that_is_not_full_explains_nothing():
     assert effect((0.5, 0.2), (0.5, 1.2)) == 0.0 == effect((None, None), (1.0, 1.0))
     a, b = on(side(0), 0.5, 0.2), on(side(1), 0.5, 1.2)
-    assert drift_of(a, b) == (CPU_DRIFT, CPU_DRIFT, 0.0)
-    assert drift_of(side(0), side(1)) == (GPU_DRIFT, GPU_DRIFT, 0.0)
+    assert drift_of(a, b) == (CPU_DRIFT, CPU_DRIFT, 0.0, 0.0)
+    assert drift_of(side(0), side(1)) == (GPU_DRIFT, GPU_DRIFT, 0.0, 0.0)
 
 
 def test_of_a_share_of_a_full_node_no_more_than_it_lacks_is_load():
@@ -59,10 +59,11 @@ def test_threads_that_hardly_waited_were_not_held_up():
 def test_each_side_varies_by_what_the_load_may_make_of_it_and_less_over_several_captures():
     a, b = on(side(0), 1.0, 1.0, 3.0), on(side(1), 1.9, 0.1, 0.1)
     drift = drift_of(a, b)
-    assert drift.a == pytest.approx(math.hypot(CPU_DRIFT, LOAD_DRIFT * math.log(2)))
-    assert drift.b < drift.a
+    assert (drift.a, drift.b) == (CPU_DRIFT, CPU_DRIFT)
+    assert LOAD_SPREAD * math.log(2) > LOAD_SPREAD_MOST
+    assert drift.load_spread == pytest.approx(math.hypot(LOAD_SPREAD_MOST, LOAD_SPREAD * math.log1p(0.1 / 1.9)))
     four = drift_of(replace(a, repeats=(a, a, a)), b)
-    assert four.a == pytest.approx(drift.a / 2) and four.b == drift.b
+    assert four.a == pytest.approx(drift.a / 2) and four.b == drift.b and four.load_spread < drift.load_spread
 
 
 @pytest.mark.parametrize(("fast", "cpus", "verdict"), [

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from gputop.comparison.drift import LOAD_SPREAD, LOAD_SPREAD_MOST
 from gputop.comparison.statistics import BLOCKS, Drift, Interval, block_values, difference, ratio, student_quantile
 
 series = arrays(float, st.integers(2, 60), elements=st.floats(1e-6, 1e3))
@@ -91,9 +92,9 @@ def loaded(rng: np.random.Generator, count: int, level: float) -> np.ndarray:
 @pytest.mark.parametrize(("count", "seventy", "half_or_more"), [(16, 0.8, 0.85), (60, 0.97, 0.9), (250, 0.97, 0.9)])
 def test_on_a_loaded_node_true_changes_are_found_and_reruns_are_none(count, seventy, half_or_more):
     """Both error rates, as compare decides: the mean, then the median, each with 95 % confidence. The job has half of
-    two CPUs, which is ln 2 of load and a drift of a quarter of it."""
+    two CPUs, which is ln 2 of load on either side."""
     rng = np.random.default_rng(count)
-    drift = Drift(*[math.hypot(0.08, 0.25 * math.log(2))] * 2)
+    drift = Drift(0.08, 0.08, load_spread=math.sqrt(2) * min(LOAD_SPREAD * math.log(2), LOAD_SPREAD_MOST))
 
     def called(fast: float) -> int:
         a, b = loaded(rng, count, 100.0), loaded(rng, count, 100.0 * fast)
@@ -126,6 +127,17 @@ def test_the_load_is_a_shift_of_one_side():
         assert found is not None and found[:3] == pytest.approx((0.4, low, high))
 
 
+def test_where_the_load_can_explain_the_spread_of_the_blocks_the_corrected_end_has_less_of_it():
+    """Two sides whose CPU time per step is 24 and 8 ms, each stretched by a load that differs from block to block."""
+    stretch = np.repeat([7.0, 10.0, 8.0, 11.0, 9.0], 40)
+    slow, fast = 0.024 * stretch, 0.008 * stretch[::-1]
+    unknown, known = (ratio([slow], [fast], 0.95, drift) for drift in (
+        Drift(math.hypot(0.08, 0.6), math.hypot(0.08, 0.6)), Drift(0.08, 0.08, 0.05, math.sqrt(2) * 0.2)))
+    assert unknown is not None and known is not None and unknown.high > 0 > known.high
+    few = ratio([slow[::40]], [fast[::40]], 0.95, Drift(0.08, 0.08, 0.05, math.sqrt(2) * 0.2))
+    assert few is not None and few.high > known.high, "of a step a block nothing says that the blocks are independent"
+
+
 def test_a_ratio_in_the_unit_of_its_figures():
     assert Interval(math.log(0.5), math.log(0.25), 0.0).of(8.0) == pytest.approx((-4.0, -6.0, 0.0))
     assert math.isfinite(Interval(0.0, 0.0, 1e9).of(1.0).high)
@@ -141,8 +153,8 @@ def test_a_series_does_not_differ_from_itself(a):
 @given(series, series)
 def test_the_other_way_round_it_is_the_opposite(a, b):
     for compared in (difference, ratio):
-        there = compared([a], [b], 0.99, Drift(0.01, 0.02, 0.3))
-        back = compared([b], [a], 0.99, Drift(0.02, 0.01, -0.3))
+        there = compared([a], [b], 0.99, Drift(0.01, 0.02, 0.3, 0.2))
+        back = compared([b], [a], 0.99, Drift(0.02, 0.01, -0.3, 0.2))
         assert (there is None) == (back is None)
         if there is not None and back is not None:
             scale = max(a.max(), b.max()) if compared is difference else 1.0

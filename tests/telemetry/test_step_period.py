@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.core.samples import GpuSample, Reading
@@ -13,9 +11,9 @@ from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.node import Node
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.telemetry import step_period
+from gputop.telemetry.autocorrelation import MIN_SAMPLES
 from gputop.telemetry.history import History
 from gputop.telemetry.step_period import (
-    MIN_SAMPLES,
     SURE,
     TOO_FAST,
     UNMEASURED,
@@ -24,7 +22,6 @@ from gputop.telemetry.step_period import (
     is_undersampled,
     live_steps,
     max_interval_for,
-    median,
     steps_per_period,
 )
 from tests.fakes import node_sample
@@ -218,17 +215,3 @@ def test_whole_steps_in_a_step_period() -> None:
 
 def test_the_interval_that_shows_a_step() -> None:
     assert [max_interval_for(s) for s in (0.2, 0.26, 0.412, 2.5, 100.0)] == [None, 0.1, 0.1, 1.0, 10.0]
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
-def test_the_median_is_that_of_numpy(values: list[float]):
-    assert median(values) == pytest.approx(float(np.median(values)), abs=1e-9)
-
-
-@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=400), st.integers(1, 450))
-@example([0.0, 2.2250738585072014e-308], 2)
-def test_the_products_by_whole_numbers_are_those_of_numpy(values: list[float], lags: int) -> None:
-    wanted = [*np.correlate(values, values, "full")[len(values) - 1:], *[0.0] * lags][:lags]
-    span = max(values) - min(values)
-    off = 2 * len(values) * (span * math.sqrt(len(values) / 2**32)) * (max(map(abs, values)) + span) + 1e-6
-    np.testing.assert_allclose(step_period._products(values, lags), wanted, atol=off, rtol=1e-9)

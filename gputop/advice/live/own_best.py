@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from msgspec import Struct
 
@@ -11,7 +12,6 @@ from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
-from gputop.telemetry.step_period import median
 from gputop.text.units import percent
 
 SLICE_S, _MOST_SLICES = 60.0, 1440  # of the history, which has them for a day

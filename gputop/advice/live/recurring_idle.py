@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 from gputop.advice.live.frameworks import no_figure, take_a_trace
 from gputop.advice.live.node_view import NodeView, gpus_text
@@ -10,7 +11,6 @@ from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.findings import HIGH_SHARE, MEDIUM_SHARE, Severity
 from gputop.telemetry.recurring_idle import OCCURRENCES, RecurringIdle, recurring_idle
-from gputop.telemetry.step_period import median
 from gputop.text.units import counted, percent
 
 _LONG_STEP_S = 60.0  # one step may last as long, so that the pause is a part of each

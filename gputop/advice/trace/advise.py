@@ -26,7 +26,7 @@ from gputop.advice.trace.job import Job
 from gputop.advice.trace.own_rules import with_own_rules
 from gputop.advice.trace.replayed import Cures
 from gputop.advice.trace_rules import TRACE_RULES
-from gputop.advice.verdict import Explanation, Missing, Verdict, bound, finding, of_type
+from gputop.advice.verdict import Basis, Explanation, Missing, Verdict, bound, finding, of_type
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.core.findings import LARGE_SHARE, MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
 from gputop.text.units import percent
@@ -79,8 +79,9 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)
     if rule.id == "step_gap_host" and culprits and culprits[0].kind == "line":
         words = out_of_the_step(words, culprits[0], verdict.share * facts.period_s)
-    made = finding(rule, verdict, words, facts.small_sample_caveat, facts.few_steps_caveat, replayed, reason, culprits,
-                   severest="low" if facts.hardly_any_kernels and rule.costs_time else "high")
+    made = finding(rule, verdict, words, Basis(
+        facts.small_sample_caveat, facts.few_steps_caveat, replayed, reason, culprits,
+        severest="low" if facts.hardly_any_kernels and rule.costs_time else "high"))
     if _COMPUTE in rule.events and _COMPUTE in rule.parts:
         made = replace(made, ncu=_ncu(verdict, facts))
     if replayed is not None and verdict.cure is not None:

@@ -78,17 +78,17 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     share = float(found.more_s.sum() / length.sum())
     if share < limit("long_steps.share"):
         return None
-    usual = np.delete(np.arange(steps.count), found.at)
-    parts = {part: float(times[found.at].mean() - np.median(times[usual])) for part, times in by_part.items()}
+    usual = np.delete(np.arange(steps.count), found.indices)
+    parts = {part: float(times[found.indices].mean() - np.median(times[usual])) for part, times in by_part.items()}
     parts = {part: time for part, time in parts.items() if time > 0}
-    work = _host_work(facts, found.at, usual)
+    work = _host_work(facts, found.indices, usual)
     named = [own for own in work if own.s_per_step >= _WORTH_NAMING * work[0].s_per_step]
     verdict = LongStepsFound(
-        gpus=facts.active_numbers, share=share, steps=tuple((found.at + 1).tolist()), of=steps.count,
-        severity=_of_one(share) if len(found.at) == 1 else None,
+        gpus=facts.active_numbers, share=share, steps=tuple((found.indices + 1).tolist()), of=steps.count,
+        severity=_of_one(share) if len(found.indices) == 1 else None,
         every=found.every, more_s=float(found.more_s.mean()), usual_s=found.usual_s, parts=parts,
-        work=work, culprits=on_host(facts, named, _outside_work(facts, found.at), "long step"),
-        kernel=_kernel(facts, found.at, usual),
+        work=work, culprits=on_host(facts, named, _outside_work(facts, found.indices), "long step"),
+        kernel=_kernel(facts, found.indices, usual),
     )
     by_host = max(parts, key=parts.__getitem__, default="host") in _HOST
     if by_host and found.every is None and _known_work(verdict) is None:

@@ -115,8 +115,8 @@ def _longest(
     for i in np.argsort(-times, kind="stable")[:_TOP].tolist():
         if not counts[i]:
             break
-        own = name == i - 1
-        most = int(np.argmax(np.bincount(shape[own], weights=length[own])))
+        of_name = name == i - 1
+        most = int(np.argmax(np.bincount(shape[of_name], weights=length[of_name])))
         out.append(FewBlocks(trace.names[i - 1] if i else "", int(blocks[most]),
                              float(times[i]) / unit, float(counts[i]) * 1e9 / unit))
     return tuple(out)

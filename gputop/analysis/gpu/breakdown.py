@@ -56,8 +56,8 @@ def breakdown(trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequen
     """Mean over ``bounds`` (disjoint, in order), in seconds. ``by_gpu``: :func:`parts_by_gpu`, where that is known."""
     parts, gpus = _parts(trace, gpu_timelines, bounds, by_gpu)
     unit = 1e9 * len(bounds) * max(gpus, 1)
-    known = PART_IDS if gpu_timelines else ("input", "host")  # no GPU, no parts on it
-    return Breakdown(**{name: sum(spans.total for spans in parts[name]) / unit for name in known})
+    part_ids = PART_IDS if gpu_timelines else ("input", "host")  # no GPU, no parts on it
+    return Breakdown(**{name: sum(spans.total for spans in parts[name]) / unit for name in part_ids})
 
 
 def breakdown_by_step(
@@ -127,8 +127,10 @@ def idle_by_gpu(
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
     starved = _starved(trace, gpu_timelines, training_loops(trace))
-    return IdleByGpu(starved, {own.gpu: _late_by_host(own, of_one_process(trace, gpu_timelines, own.gpu), within,
-                                                      starved[own.gpu]) for own in gpu_timelines})
+    return IdleByGpu(starved, {
+        timeline.gpu: _late_by_host(timeline, of_one_process(trace, gpu_timelines, timeline.gpu), within,
+                                    starved[timeline.gpu])
+        for timeline in gpu_timelines})
 
 
 def of_one_process(trace: Trace, gpu_timelines: Sequence[GpuTimeline], gpu: int) -> list[GpuTimeline]:
@@ -172,10 +174,10 @@ def _launching(trace: Trace, within: Spans) -> Spans:
     def launches() -> Iterator[I64]:
         for i in range(0, len(device), AT_ONCE):
             first = device.launch_ns[i:i + AT_ONCE]
-            known = rows_of((first >= max(lo - LAUNCHING_GAP_NS, 0)) & (first <= hi))
-            first = first[known]
+            near = rows_of((first >= max(lo - LAUNCHING_GAP_NS, 0)) & (first <= hi))
+            first = first[near]
             # A launch takes effect at the device's start, so the stretch reaches up to there for short delays.
-            begun = device.start_ns[i:i + AT_ONCE][known]
+            begun = device.start_ns[i:i + AT_ONCE][near]
             yield first
             yield begun[rows_of(begun - first <= LAUNCHING_GAP_NS)]
 

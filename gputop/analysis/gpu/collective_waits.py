@@ -81,16 +81,16 @@ def collective_waits(
         merge(spans, idle.starved.get(timeline.gpu, EMPTY), _before_first_launch(trace, timeline, steps))
         for timeline, spans in zip(ran, late, strict=True)])
     unmatched: dict[str, str] = {}
-    for name, own in by_operation(trace, rows).items():
-        there = [i for i, r in enumerate(own) if len(r)]
-        found = matched(trace, [own[i] for i in there])
-        if isinstance(found, str):
-            unmatched[name] = found
+    for name, rows_by_gpu in by_operation(trace, rows).items():
+        there = [i for i, r in enumerate(rows_by_gpu) if len(r)]
+        operations = matched(trace, [rows_by_gpu[i] for i in there])
+        if isinstance(operations, str):
+            unmatched[name] = operations
             continue
         if steps is not None:
-            found = found[_begun_in_steps(device.start_ns[found].max(axis=1), steps)]
-        if len(found):
-            sums.add(name, there, device.start_ns[found], device.end_ns[found])
+            operations = operations[_begun_in_steps(device.start_ns[operations].max(axis=1), steps)]
+        if len(operations):
+            sums.add(name, there, device.start_ns[operations], device.end_ns[operations])
     return sums.result(steps, unmatched)
 
 
@@ -104,7 +104,7 @@ class _Sums:
         self._waits_for_host, self._without_work = waits_for_host, without_work
         self._held_up: list[list[Spans]] = [[EMPTY] for _ in timelines]
         self._held_up_ns = np.zeros(len(timelines))
-        self._beside = [merge(own.compute, own.h2d, own.d2h, own.other) for own in timelines]
+        self._beside = [merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other) for timeline in timelines]
         self._waits: list[list[Spans]] = [[EMPTY] for _ in timelines]
         self._moves: list[list[Spans]] = [[EMPTY] for _ in timelines]
         self._allreduces = [EMPTY for _ in timelines]
@@ -158,7 +158,7 @@ class _Sums:
             left = subtract(subtract(spans, self._beside[i]), less)
             return left if within is None else intersect(left, within)
 
-        numbers, moved = self._numbers, [merge(*own) for own in self._moves]
+        numbers, moved = self._numbers, [merge(*moves) for moves in self._moves]
         waiting = {n: exposed(i, merge(*self._waits[i]), moved[i]) for i, n in enumerate(numbers)}
         transfer_s = {n: exposed(i, moved[i]).total / per / 1e9 for i, n in enumerate(numbers)}
         return CollectiveWaits(
@@ -181,16 +181,16 @@ def _of_one_rank(trace: Trace, timeline: GpuTimeline, rows: I64, steps: Steps | 
         rows = rows[_begun_in_steps(device.start_ns[rows], steps)]
     beside = merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other)
 
-    def bare(own: I64) -> int:
-        spans = subtract(union(device.start_ns[own], device.end_ns[own]), beside)
+    def bare(events: I64) -> int:
+        spans = subtract(union(device.start_ns[events], device.end_ns[events]), beside)
         return (spans if steps is None else intersect(spans, steps.spans)).total
 
     unmatched, durations, exposed = {}, np.empty(0, np.int64), 0.0
-    for name, (own,) in by_operation(trace, [rows]).items():
-        unmatched[name] = str(matched(trace, [own]))
+    for name, (events,) in by_operation(trace, [rows]).items():
+        unmatched[name] = str(matched(trace, [events]))
         if name == "AllReduce":
-            durations = device.end_ns[own] - device.start_ns[own]
-            exposed = bare(own) / max(int(durations.sum()), 1)
+            durations = device.end_ns[events] - device.start_ns[events]
+            exposed = bare(events) / max(int(durations.sum()), 1)
     return CollectiveWaits(
         waiting_s={}, transfer_s={}, bare_s=0.0, late_s={}, late_times={}, late_by_host_s=0.0, count=0,
         durations_s=tuple((durations / 1e9).tolist()), allreduce_exposed=exposed, unmatched=unmatched, waiting={},
@@ -218,19 +218,19 @@ def _behind_by_host(waits: Sequence[Spans], start: I64, begun: I64, last: I64) -
     ``waits`` is when each GPU did, ``start`` of shape (collectives, GPUs) when it arrived, ``last`` who came last.
     """
     since = _since_collective_before(waits, begun)
-    waited = np.stack([coverage(own, np.minimum(since, start[:, j]), start[:, j]) for j, own in enumerate(waits)], 1)
+    waited = np.stack([coverage(wait, np.minimum(since, start[:, j]), start[:, j]) for j, wait in enumerate(waits)], 1)
     rows = np.arange(len(last))
-    own = waited[rows, last].astype(np.float64)
+    of_last = waited[rows, last].astype(np.float64)
     others = waited.astype(np.float64)
     others[rows, last] = np.nan
-    return np.maximum(own - np.nanmedian(others, axis=1), 0.0)
+    return np.maximum(of_last - np.nanmedian(others, axis=1), 0.0)
 
 
 def _since_collective_before(waits: Sequence[Spans], begun: I64) -> I64:
     """When the collective before each began; before the first, when a GPU first waited."""
     order = np.argsort(begun, kind="stable")
     since = np.empty_like(begun)
-    since[order] = np.append(min((own.start[0] for own in waits if len(own.start)), default=0), begun[order[:-1]])
+    since[order] = np.append(min((spans.start[0] for spans in waits if len(spans.start)), default=0), begun[order[:-1]])
     return since
 
 

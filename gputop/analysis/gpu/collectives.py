@@ -48,9 +48,9 @@ class _Match(NamedTuple):
 
 def of_gpus(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> tuple[list[GpuTimeline], list[I64]]:
     """The GPUs that ran collectives, and for each the rows of the device events that are some."""
-    found = [(timeline, timeline.kernels[trace.device.kind[timeline.kernels] == Kind.COLLECTIVE])
+    by_gpu = [(timeline, timeline.kernels[trace.device.kind[timeline.kernels] == Kind.COLLECTIVE])
              for timeline in gpu_timelines]
-    return [timeline for timeline, rows in found if len(rows)], [rows for _, rows in found if len(rows)]
+    return [timeline for timeline, rows in by_gpu if len(rows)], [rows for _, rows in by_gpu if len(rows)]
 
 
 def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], of_steps: WorkOfSteps | None) -> Collectives | None:
@@ -60,13 +60,14 @@ def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], of_steps: WorkOf
         return None
     device = trace.device
     operations, matches, reasons = [], [], []
-    for name, own in by_operation(trace, rows).items():
-        result, match = _operation(trace, gpu_timelines, own, name, of_steps)
+    for name, rows_by_gpu in by_operation(trace, rows).items():
+        result, match = _operation(trace, gpu_timelines, rows_by_gpu, name, of_steps)
         operations.append(result)
         if match is None:
             reasons.append(result.reason or "")
         else:
-            matches.append(([timeline.gpu for timeline, r in zip(gpu_timelines, own, strict=True) if len(r)], match))
+            gpus = [timeline.gpu for timeline, r in zip(gpu_timelines, rows_by_gpu, strict=True) if len(r)]
+            matches.append((gpus, match))
     operations.sort(key=lambda op: (-op.time_s, op.operation))
     summed = sum(int((device.end_ns[r] - device.start_ns[r]).sum()) for r in rows)
     per_step = _per_step(rows, of_steps)
@@ -100,15 +101,15 @@ def by_operation(trace: Trace, rows: Sequence[I64]) -> dict[str, list[I64]]:
     operation_of = {i: operation(trace.names[i]) if i >= 0 else UNKNOWN for i in used}
     out = {}
     for op in sorted(set(operation_of.values())):
-        codes = [i for i, own in operation_of.items() if own == op]
+        codes = [i for i, operation_name in operation_of.items() if operation_name == op]
         out[op] = [r[np.isin(name[r], codes)] for r in rows]
     return out
 
 
 def operation(kernel: str) -> str:
     """What a collective's kernel does: ``ncclDevKernel_AllReduce_Sum_f32_RING_LL`` → AllReduce."""
-    found = _OPERATION.search(kernel.replace("(anonymous namespace)", "").split("(", 1)[0])
-    return _OPERATIONS[found[1].lower().replace("_", "")] if found else UNKNOWN
+    match = _OPERATION.search(kernel.replace("(anonymous namespace)", "").split("(", 1)[0])
+    return _OPERATIONS[match[1].lower().replace("_", "")] if match else UNKNOWN
 
 
 def _operation(
@@ -126,28 +127,28 @@ def _operation(
     known_sizes = known_sizes[known_sizes >= 0]
     match = _match(trace, rows)
     reason = match if isinstance(match, str) else None
-    found = None if isinstance(match, str) else match
+    times = None if isinstance(match, str) else match
     return CollectiveOp(
         name, len(all_), _per_step(rows, of_steps), int((device.end_ns[all_] - device.start_ns[all_]).sum()) / 1e9,
         int(known_sizes.sum()) if len(known_sizes) else None, exposed,
-        found.transfer / 1e9 if found else None,
-        1 - found.transfer / found.matched if found and found.matched else None, reason,
-    ), found
+        times.transfer / 1e9 if times else None,
+        1 - times.transfer / times.matched if times and times.matched else None, reason,
+    ), times
 
 
 def _per_step(rows: Sequence[I64], of_steps: WorkOfSteps | None) -> float | None:
     """How many of these events, given by GPU, a step has on one GPU; None without steps."""
     if of_steps is None:
         return None
-    return sum(int(of_steps.inside[own].sum()) for own in rows) / len(rows) / of_steps.count
+    return sum(int(of_steps.inside[events].sum()) for events in rows) / len(rows) / of_steps.count
 
 
 def _match(trace: Trace, rows: Sequence[I64]) -> _Match | str:
     """The collectives of one operation matched across GPUs, each of which ran some; or why they cannot be."""
-    found = matched(trace, rows)
-    if isinstance(found, str):
-        return found
-    start, end = trace.device.start_ns[found], trace.device.end_ns[found]
+    operations = matched(trace, rows)
+    if isinstance(operations, str):
+        return operations
+    start, end = trace.device.start_ns[operations], trace.device.end_ns[operations]
     waited = start.max(axis=1) > start.min(axis=1)  # else nobody was last
     last = np.bincount(np.argmax(start, axis=1)[waited], minlength=len(rows))
     return _Match(int((end - start).min(axis=1).sum()) * len(rows), int((end - start).sum()), tuple(last.tolist()))

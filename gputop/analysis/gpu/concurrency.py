@@ -57,11 +57,11 @@ def _time_by_state(inside: Sequence[Spans], codes: Sequence[tuple[int, int]], tu
     stops = np.linspace(first, last, parts + 1)[1:].astype(np.int64) if parts > 1 else np.array([last])
     stops[-1] = last + 1
     columns = [(column, code, [0, *np.searchsorted(column, stops).tolist()])
-               for spans, own in zip(inside, codes, strict=True) for column, code in zip(spans, own, strict=True)]
+               for spans, pair in zip(inside, codes, strict=True) for column, code in zip(spans, pair, strict=True)]
     time, state = 0, 0
     for i in range(parts):
         edges = [np.array([time << _CODE_BITS | state])]
-        edges += [column[at[i]:at[i + 1]] - first << _CODE_BITS | code for column, code, at in columns]
+        edges += [column[cuts[i]:cuts[i + 1]] - first << _CODE_BITS | code for column, code, cuts in columns]
         edge = np.concatenate(edges)
         edge[1:].sort()
         times = edge >> _CODE_BITS

@@ -41,23 +41,23 @@ def copies(trace: Trace, rows: I64) -> Copies:
     count: dict[str, int] = {}
     rows = rows[np.flatnonzero(device.kind[rows] > Kind.COLLECTIVE)]
     for name, kind in DIRECTIONS.items():
-        own = rows[device.kind[rows] == kind]
-        if len(own):
-            has_size = device.bytes[own] >= 0
-            seconds[name] = int((device.end_ns[own] - device.start_ns[own]).sum()) / 1e9
-            sizes[name] = int(device.bytes[own][has_size].sum()) if has_size.any() else None
-            count[name] = len(own)
+        in_direction = rows[device.kind[rows] == kind]
+        if len(in_direction):
+            has_size = device.bytes[in_direction] >= 0
+            seconds[name] = int((device.end_ns[in_direction] - device.start_ns[in_direction]).sum()) / 1e9
+            sizes[name] = int(device.bytes[in_direction][has_size].sum()) if has_size.any() else None
+            count[name] = len(in_direction)
     return Copies(seconds, sizes, count, _pageable_s(trace, rows))
 
 
 def _pageable_s(trace: Trace, rows: I64) -> float | None:
     device = trace.device
     up, down = rows[device.kind[rows] == Kind.H2D], rows[device.kind[rows] == Kind.D2H]
-    own = np.concatenate((up, down))
+    both = np.concatenate((up, down))
     end = np.concatenate((device.src[up], device.dst[down]))
     if not (end != MemoryKind.UNKNOWN).any():
         return None
-    pageable = own[end == MemoryKind.PAGEABLE]
+    pageable = both[end == MemoryKind.PAGEABLE]
     return int((device.end_ns[pageable] - device.start_ns[pageable]).sum()) / 1e9
 
 
@@ -71,19 +71,20 @@ def copy_table(trace: Trace, rows_of: Mapping[int, I64], of_steps: WorkOfSteps |
     out: list[CopyRow] = []
     all_: list[I64] = []
     for gpu, rows in rows_of.items():
-        own = rows[(device.kind[rows] >= Kind.H2D) & (device.kind[rows] <= Kind.COPY_OTHER)]
-        if not len(own):
+        copied = rows[(device.kind[rows] >= Kind.H2D) & (device.kind[rows] <= Kind.COPY_OTHER)]
+        if not len(copied):
             continue
-        all_.append(own)
-        way = (device.kind[own].astype(np.int64) << 16) | (device.src[own].astype(np.int64) << 8) | device.dst[own]
+        all_.append(copied)
+        kind, src = device.kind[copied].astype(np.int64), device.src[copied].astype(np.int64)
+        way = (kind << 16) | (src << 8) | device.dst[copied]
         for code in np.unique(way).tolist():
             chosen = way == code
-            count, size, time, rate = _sums(trace, own[chosen])
+            count, size, time, rate = _sums(trace, copied[chosen])
             row = (gpu, names[Kind(code >> 16)], _memory(code >> 8 & 255), _memory(code & 255), count, size, time, rate)
             if of_steps is None:
                 out.append(CopyRow(*row))
                 continue
-            sums = _sums(trace, own[chosen & of_steps.inside[own]])
+            sums = _sums(trace, copied[chosen & of_steps.inside[copied]])
             out.append(CopyRow(*row, sums[0] / of_steps.count, None if sums[1] is None and sums[0]
                                else (sums[1] or 0) / of_steps.count, sums[2] / of_steps.count))
     if not all_:
@@ -108,15 +109,15 @@ def _sums(trace: Trace, rows: I64) -> tuple[int, int | None, float, float | None
 
 def _by_op(trace: Trace, rows: I64, names: Mapping[Kind, str]) -> tuple[tuple[OpCopies, ...] | None, float]:
     device = trace.device
-    known = rows[device.tf_op[rows] >= 0]
-    if not len(known):
+    with_op = rows[device.tf_op[rows] >= 0]
+    if not len(with_op):
         return None, 0.0
     groups: dict[tuple[str, str], list[I64]] = {}
-    key = device.tf_op[known].astype(np.int64) << 8 | device.kind[known]
+    key = device.tf_op[with_op].astype(np.int64) << 8 | device.kind[with_op]
     order = np.argsort(key, kind="stable")
-    for own in np.split(known[order], np.flatnonzero(np.diff(key[order])) + 1):
-        op = split_op(trace.names[device.tf_op[own[0]]])[0]
-        groups.setdefault((op, names[Kind(int(device.kind[own[0]]))]), []).append(own)
-    out = [OpCopies(op, way, *_sums(trace, np.concatenate(own))[:3]) for (op, way), own in groups.items()]
+    for group in np.split(with_op[order], np.flatnonzero(np.diff(key[order])) + 1):
+        op = split_op(trace.names[device.tf_op[group[0]]])[0]
+        groups.setdefault((op, names[Kind(int(device.kind[group[0]]))]), []).append(group)
+    out = [OpCopies(op, way, *_sums(trace, np.concatenate(group))[:3]) for (op, way), group in groups.items()]
     out.sort(key=lambda row: (-row.time_s, row.op, row.direction))
     return tuple(out[:_TOP_OPS]), math.fsum(row.time_s for row in out[_TOP_OPS:])

@@ -71,8 +71,8 @@ class GpuTimeline:
 def timelines(trace: Trace) -> list[GpuTimeline]:
     """One for each GPU of the trace that ran anything, in the trace's order."""
     with pool() as threads:
-        found = threads.map(partial(_timeline, trace), range(len(trace.gpus)))
-        return [timeline for timeline in found if timeline is not None]
+        by_gpu = threads.map(partial(_timeline, trace), range(len(trace.gpus)))
+        return [timeline for timeline in by_gpu if timeline is not None]
 
 
 def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
@@ -217,10 +217,10 @@ def _host_fault_share(timeline: GpuTimeline) -> float | None:
     None where there is no idle time, or where the launches of less than half of it are known.
     """
     length = timeline.gaps.end - timeline.gaps.start
-    known = int(length[timeline.known].sum())
-    if known == 0 or known * 2 < int(length.sum()):
+    known_ns = int(length[timeline.known].sum())
+    if known_ns == 0 or known_ns * 2 < int(length.sum()):
         return None
-    return int(length[timeline.host_fault & timeline.known].sum()) / known
+    return int(length[timeline.host_fault & timeline.known].sum()) / known_ns
 
 
 def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:
@@ -229,9 +229,9 @@ def _launch_delay(trace: Trace, timeline: GpuTimeline) -> float | None:
     launched = device.launch_ns[rows]
     if len(device.launch_end_ns) == len(device):
         launched = np.maximum(launched, device.launch_end_ns[rows])  # which is -1 where the launch is not known
-    known = rows_of(launched >= 0)
-    launched = launched[known]
-    start = timeline.start_ns[timeline.kernel_places[known]]
+    with_launch = rows_of(launched >= 0)
+    launched = launched[with_launch]
+    start = timeline.start_ns[timeline.kernel_places[with_launch]]
     return float(np.median(start - launched)) / 1e9 if len(launched) else None
 
 
@@ -276,10 +276,11 @@ def waits_for_another(timeline: GpuTimeline, others: list[GpuTimeline], at_least
             continue
         runs = joined(other.busy, near_ns)
         stretch = intersect(gaps, runs)
-        own = stretch.end - stretch.start
+        idle_ns = stretch.end - stretch.start
         gap = np.searchsorted(gaps.start, stretch.start, side="right") - 1
         run = np.searchsorted(runs.start, stretch.start, side="right") - 1
         amidst = (runs.start[run] + near_ns < gaps.start[gap]) & (runs.end[run] - near_ns > gaps.end[gap])
-        counts = ~amidst & (own >= at_least_ns) & (coverage(other.busy, stretch.start, stretch.end) >= share * own)
+        busy_ns = coverage(other.busy, stretch.start, stretch.end)
+        counts = ~amidst & (idle_ns >= at_least_ns) & (busy_ns >= share * idle_ns)
         waiting.append(Spans(stretch.start[counts], stretch.end[counts]))
     return merge(*waiting)

@@ -36,8 +36,8 @@ _FUNCTION = re.compile(r"[\w$.]+$")
 
 def function_name(kernel: str) -> str:
     """What ``ncu`` knows a kernel by: the name of its function, or its mangled name; empty where it cannot be told."""
-    found = _FUNCTION.search(_CUT.split(kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0])
-    return found[0] if found else ""
+    match = _FUNCTION.search(_CUT.split(kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0])
+    return match[0] if match else ""
 
 
 def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kernels | None:
@@ -56,7 +56,7 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
     functions = [function_name(name) for name in names]
     codes = {function: i for i, function in enumerate(dict.fromkeys(functions))}
     code_of = np.array([codes[function] for function in functions], np.int64)
-    place = {name: i for i, name in enumerate(names)}
+    index_of = {name: i for i, name in enumerate(names)}
     # The launches of a function one after the other; those of one instant not in the order of the file.
     order = np.lexsort((alphabetical(names, name_of), device.end_ns[rows], device.start_ns[rows], launched,
                         code_of[name_of]))
@@ -73,15 +73,15 @@ def with_ncu(kernels: Kernels | None, trace: Trace, steps: Steps | None) -> Kern
                 process[device.gpu[event]])
 
     def line(row: KernelRow) -> str:
-        own = place.get(row.name, -1)
-        if own < 0 or row.collective or not functions[own]:
+        index = index_of.get(row.name, -1)
+        if index < 0 or row.collective or not functions[index]:
             return ""
-        when, name, length, of = fits(int(code_of[own]))
-        length = np.where(name == own, length, 0)
+        when, name, length, of = fits(int(code_of[index]))
+        length = np.where(name == index, length, 0)
         if process.any():  # there are several
             here = np.flatnonzero(of == np.bincount(of, weights=length).argmax())
             when, length = when[here], length[here]
-        return _line(functions[own], _skipped(when, length, edges), job)
+        return _line(functions[index], _skipped(when, length, edges), job)
 
     worth = [row.name for row in kernels.by_name if not row.collective][:_MAX_KERNELS]
     return replace(kernels, by_name=tuple(
@@ -113,14 +113,14 @@ def _skipped(launched_ns: I64, length_ns: I64, edges_ns: I64 | None) -> int:
     counts = edges[:, 1] - edges[:, 0]
     usual = int(np.bincount(counts).argmax())
     whole = edges[counts == usual, 0]
-    place = 0
+    longest = 0
     if usual:
         of_step = length_ns[whole[:, None] + np.arange(usual)]
         some = np.flatnonzero(of_step.any(axis=0))  # the others are launches of the function's other kernels
         median = np.zeros(usual)
         median[some] = np.median(of_step[:, some], axis=0)
-        place = int(median.argmax())
-    return _WARM_UP_STEPS * usual + place
+        longest = int(median.argmax())
+    return _WARM_UP_STEPS * usual + longest
 
 
 def _line(function: str, skip: int, job: str) -> str:

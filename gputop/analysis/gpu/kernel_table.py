@@ -72,13 +72,13 @@ def kernels(
             to_label = np.array([index[pair[part]] for pair in split], np.int64)
             tables.append(table(to_label[np.searchsorted(used, kinds.op)], labels.__getitem__, len(labels)))
         by_op, by_type = tables
-    known = any(s.occupancy is not None for s in trace.launch_shapes)
+    has_occupancy = any(s.occupancy is not None for s in trace.launch_shapes)
     return Kernels(
-        count=sum(len(own.which) for own in of_gpu), time_s=float(kinds.length.sum()) / 1e9,
+        count=sum(len(of_one.which) for of_one in of_gpu), time_s=float(kinds.length.sum()) / 1e9,
         time_s_by_gpu={gpu: float(time) / 1e9 for gpu, time in zip(kinds.gpus, _per_gpu(kinds), strict=True)},
         by_name=table(kinds.name, lambda i: trace.names[i - 1] if i else "", len(trace.names) + 1,
                       lambda group, n: _medians(group, of_gpu, n)),
-        by_op=by_op, by_op_type=by_type, occupancy_is=trace.occupancy_is if known else None,
+        by_op=by_op, by_op_type=by_type, occupancy_is=trace.occupancy_is if has_occupancy else None,
     )
 
 
@@ -116,8 +116,8 @@ def _combinations(columns: Sequence[npt.NDArray]) -> tuple[I64, list[I64]]:
     there, which = numbered(columns[0])
     values = [there]
     for column in columns[1:]:
-        there, at = numbered(column)
-        both, which = numbered(which * len(there) + at)
+        there, column_which = numbered(column)
+        both, which = numbered(which * len(there) + column_which)
         values = [*(value[both // len(there)] for value in values), there[both % len(there)]]
     return which, values
 
@@ -125,15 +125,15 @@ def _combinations(columns: Sequence[npt.NDArray]) -> tuple[I64, list[I64]]:
 def _kinds(trace: Trace, of_gpu: Sequence[_KernelsOf], gpus: list[int], of_steps: WorkOfSteps | None) -> _Kinds:
     """The kinds of all GPUs' kernels, one GPU's after the other's."""
     def joined(column: str) -> npt.NDArray:
-        return np.concatenate([getattr(own, column) for own in of_gpu])
+        return np.concatenate([getattr(of_one, column) for of_one in of_gpu])
 
     name, shape = joined("name"), joined("shape")
-    sums = [np.concatenate(column) for column in zip(*(own.sums for own in of_gpu), strict=True)]
-    gpu = np.repeat(np.arange(len(gpus)), [len(own.name) for own in of_gpu])
-    used, at = numbered(name)
+    sums = [np.concatenate(column) for column in zip(*(of_one.sums for of_one in of_gpu), strict=True)]
+    gpu = np.repeat(np.arange(len(gpus)), [len(of_one.name) for of_one in of_gpu])
+    used, name_index = numbered(name)
     of_name = [classify(trace.names[i] if i >= 0 else "")[1:] for i in used.tolist()]
     classes = sorted(set(of_name), key=str)
-    code = np.array([classes.index(kind) for kind in of_name], np.int64)[at]
+    code = np.array([classes.index(kind) for kind in of_name], np.int64)[name_index]
     length, *of_whole_steps = sums
     step_kernels, step_length = of_whole_steps if of_steps is not None else (None, None)
     return _Kinds(
@@ -154,14 +154,14 @@ def _table(
     """
     by_name, count = medians_of is not None, _sums(key, kinds.kernels, size)
     kept = _kept(key, kinds, count, label)
-    place = np.full(size, len(kept), np.int64)
-    place[kept] = np.arange(len(kept))
-    group, n = place[key], len(kept) + 1  # the last group is the rest
+    row_of = np.full(size, len(kept), np.int64)
+    row_of[kept] = np.arange(len(kept))
+    group, n = row_of[key], len(kept) + 1  # the last group is the rest
     # Shape (group, GPU, class)
     cells = (n, len(kinds.gpus), len(kinds.classes))
-    at = group * (cells[1] * cells[2]) + kinds.cell
-    times = _sums(at, kinds.length, math.prod(cells)).reshape(cells)
-    counts = _sums(at, kinds.kernels, math.prod(cells)).reshape(cells).sum(axis=2)
+    cell = group * (cells[1] * cells[2]) + kinds.cell
+    times = _sums(cell, kinds.length, math.prod(cells)).reshape(cells)
+    counts = _sums(cell, kinds.kernels, math.prod(cells)).reshape(cells).sum(axis=2)
     medians = medians_of(group, n) if medians_of is not None else None
     shapes = _shapes(trace, group, kinds, n)
     per_step = _of_a_step(group, kinds, n)
@@ -193,7 +193,7 @@ def _table(
             shape=_kernel_shape(shape.main) if by_name and not rest else None,
             shapes=shape.kinds if by_name and not rest else 0,
             collective=by_name and not rest and classify(name).kind is Kind.COLLECTIVE,
-            names=int((count[place == len(kept)] > 0).sum()) if rest else 1,
+            names=int((count[row_of == len(kept)] > 0).sum()) if rest else 1,
             count_per_step=None if per_step is None else float(per_step.count[i]),
             time_s_per_step=None if per_step is None else float(per_step.time_s[i]),
         ))
@@ -222,8 +222,8 @@ def _kept(key: I64, kinds: _Kinds, count: npt.NDArray, label: Callable[[int], st
     chosen = set(_largest(used, time[used], TOP, label))
     if 1 < len(kinds.gpus) <= _GPUS_FOR_TOP and len(used) > TOP:
         gpu = kinds.cell // len(kinds.classes)
-        for own in (np.flatnonzero(gpu == i) for i in range(len(kinds.gpus))):
-            there = _sums(key[own], kinds.length[own], len(count))
+        for on_gpu in (np.flatnonzero(gpu == i) for i in range(len(kinds.gpus))):
+            there = _sums(key[on_gpu], kinds.length[on_gpu], len(count))
             present = np.flatnonzero(there)
             chosen |= set(_largest(present, there[present], _TOP_OF_GPU, label))
     return np.array(sorted(chosen, key=lambda k: (-time[k], label(k))), np.int64)
@@ -244,10 +244,10 @@ def _largest(keys: I64, values: F64, n: int, label: Callable[[int], str]) -> lis
 def _medians(group: I64, of_gpu: Sequence[_KernelsOf], n: int) -> F64:
     """The median length of each group, by one sort of both in one integer. ``group``: that of each kind."""
     mask, first, parts = (1 << _MEDIAN_BITS) - 1, 0, []
-    for own in of_gpu:
-        parts.append(np.minimum(own.length, mask))
-        parts[-1] |= (group[first:first + len(own.name)] << _MEDIAN_BITS)[own.which]
-        first += len(own.name)
+    for of_one in of_gpu:
+        parts.append(np.minimum(of_one.length, mask))
+        parts[-1] |= (group[first:first + len(of_one.name)] << _MEDIAN_BITS)[of_one.which]
+        first += len(of_one.name)
     both = np.sort(np.concatenate(parts))
     begin = np.searchsorted(both, np.arange(n + 1) << _MEDIAN_BITS)
     size, last = np.diff(begin), len(both) - 1
@@ -278,16 +278,16 @@ def _shapes(trace: Trace, group: I64, kinds: _Kinds, n: int) -> list[_Shapes]:
     used, which = np.unique(group * many + kinds.shape, return_inverse=True)
     times = np.bincount(which, weights=kinds.length)
     there = times > 0
-    found: list[list[tuple[LaunchShape, float]]] = [[] for _ in range(n)]
-    for at, time in zip(used[there].tolist(), times[there].tolist(), strict=True):
-        if at % many < len(all_):
-            found[at // many].append((all_[at % many], time))
+    shapes_of: list[list[tuple[LaunchShape, float]]] = [[] for _ in range(n)]
+    for code, time in zip(used[there].tolist(), times[there].tolist(), strict=True):
+        if code % many < len(all_):
+            shapes_of[code // many].append((all_[code % many], time))
     out = []
-    for shapes in found:
+    for shapes in shapes_of:
         main = min(shapes, key=lambda s: (-s[1], s[0][:4]), default=(None,))[0]
-        known = [(shape.occupancy, time) for shape, time in shapes if shape.occupancy is not None]
+        rated = [(shape.occupancy, time) for shape, time in shapes if shape.occupancy is not None]
         # fsum: the result does not hang on the order in which shapes were met
-        out.append(_Shapes(main, len(shapes), math.fsum(t for _, t in known), math.fsum(o * t for o, t in known)))
+        out.append(_Shapes(main, len(shapes), math.fsum(t for _, t in rated), math.fsum(o * t for o, t in rated)))
     return out
 
 

@@ -24,14 +24,15 @@ def memory(trace: Trace) -> tuple[AllocatorUse, ...]:
     """
     events = trace.allocator
     out = []
-    known = np.flatnonzero((events.allocator >= 0) & (events.in_use_bytes >= 0))
-    known = known[np.argsort(events.allocator[known], kind="stable")]
-    for own in np.split(known, np.flatnonzero(np.diff(events.allocator[known])) + 1) if len(known) else ():
-        sized = own[events.available_bytes[own] >= 0]
+    with_state = np.flatnonzero((events.allocator >= 0) & (events.in_use_bytes >= 0))
+    with_state = with_state[np.argsort(events.allocator[with_state], kind="stable")]
+    parts = np.split(with_state, np.flatnonzero(np.diff(events.allocator[with_state])) + 1) if len(with_state) else ()
+    for rows in parts:
+        sized = rows[events.available_bytes[rows] >= 0]
         if not len(sized):
             continue
         capacity = int((events.in_use_bytes[sized] + events.available_bytes[sized]).max())
-        out.append(_allocator(trace, _whole_name(trace.names[events.allocator[own[0]]]), own, capacity))
+        out.append(_allocator(trace, _whole_name(trace.names[events.allocator[rows[0]]]), rows, capacity))
     return tuple(sorted(out, key=lambda use: use.allocator))
 
 
@@ -67,8 +68,8 @@ def downsample(values: I64, points: int) -> I64:
     if len(values) <= points:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), points // 2 + 1).astype(np.int64)
-    places = [edges[i] + place(values[edges[i]:edges[i + 1]]) for i in range(len(edges) - 1)
-              for place in (np.argmin, np.argmax)]
+    places = [edges[i] + extreme(values[edges[i]:edges[i + 1]]) for i in range(len(edges) - 1)
+              for extreme in (np.argmin, np.argmax)]
     return np.unique(np.array(places, np.int64))
 
 
@@ -104,8 +105,8 @@ def _holders(
     named = op >= 0
     names, which = np.unique(op[named], return_inverse=True)
     sums, counts = np.bincount(which, weights=size[named]), np.bincount(which)
-    found = [Holder(trace.names[name], int(total), int(n))
+    holders = [Holder(trace.names[name], int(total), int(n))
              for name, total, n in zip(names.tolist(), sums.tolist(), counts.tolist(), strict=True)]
-    found.sort(key=lambda holder: (-holder.bytes, holder.op))
+    holders.sort(key=lambda holder: (-holder.bytes, holder.op))
     # Sizes are those rounded up, as the allocator's own figure counts them.
-    return (tuple(found[:TOP]), max(peak_bytes - int(size[named].sum()), 0), max(peak_bytes - int(size.sum()), 0))
+    return (tuple(holders[:TOP]), max(peak_bytes - int(size[named].sum()), 0), max(peak_bytes - int(size.sum()), 0))

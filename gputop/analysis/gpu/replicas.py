@@ -81,22 +81,22 @@ def _work(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | Non
         amounts.append((compute / per / 1e9, int((kind == Kind.COMPUTE).sum()) / per, len(copies) / per))
         sizes.append(int(known_sizes.sum()) / per if len(known_sizes) or not len(copies) else None)
     out = []
-    for i, (timeline, own, size) in enumerate(zip(gpu_timelines, amounts, sizes, strict=True)):
+    for i, (timeline, work, size) in enumerate(zip(gpu_timelines, amounts, sizes, strict=True)):
         others = [median(a[j] for k, a in enumerate(amounts) if k != i) for j in range(3)]
-        ratios = [mine / other if other else None for mine, other in zip(own, others, strict=True)]
+        ratios = [mine / other if other else None for mine, other in zip(work, others, strict=True)]
         gpu = trace.gpus[timeline.gpu]
-        out.append(ReplicaWork(gpu_number(trace, timeline.gpu), gpu.host, gpu.rank, *own, size, *ratios))
+        out.append(ReplicaWork(gpu_number(trace, timeline.gpu), gpu.host, gpu.rank, *work, size, *ratios))
     return tuple(out)
 
 
 def _launched(trace: Trace, rows: I64) -> I64:
     """Those of the kernels with a known launch by time of it; none where most have none."""
     launch = trace.device.launch_ns[rows]
-    known = np.flatnonzero(launch >= 0)
-    if len(known) < _LAUNCHES_KNOWN * len(rows):
+    with_launch = np.flatnonzero(launch >= 0)
+    if len(with_launch) < _LAUNCHES_KNOWN * len(rows):
         return rows[:0]
     # stable: launches are nearly in order already, which that sort makes use of
-    return rows[known[np.argsort(launch[known], kind="stable")]]
+    return rows[with_launch[np.argsort(launch[with_launch], kind="stable")]]
 
 
 class _First(NamedTuple):
@@ -116,10 +116,10 @@ def _first_kernels(trace: Trace, rows: Sequence[I64], by: I64, steps: Steps | No
     bounds = np.array(steps.bounds_ns if steps else [], np.int64).reshape(-1, 2)
     columns: tuple[list[I64], ...] = ([], [], [])
     there = np.ones(len(bounds), bool)
-    for own in rows:
-        lo, hi = np.searchsorted(by[own], bounds[:, 0]), np.searchsorted(by[own], bounds[:, 1])
+    for kernels in rows:
+        lo, hi = np.searchsorted(by[kernels], bounds[:, 0]), np.searchsorted(by[kernels], bounds[:, 1])
         there &= hi > lo
-        first, last = own[np.minimum(lo, len(own) - 1)], own[np.maximum(hi, 1) - 1]
+        first, last = kernels[np.minimum(lo, len(kernels) - 1)], kernels[np.maximum(hi, 1) - 1]
         for column, values in zip(columns, (trace.device.start_ns[first], by[first], by[last]), strict=True):
             column.append(values)
     return _First(*(np.stack(column, axis=1)[there] for column in columns))
@@ -148,7 +148,7 @@ def _launch_order(
     device = trace.device
     numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
     threads = [set((np.flatnonzero(np.bincount(device.launch_line[r] + 1)) - 1).tolist()) for r in rows]
-    serves = Counter(thread for own in threads for thread in own)
+    serves = Counter(thread for of_gpu in threads for thread in of_gpu)
     shared = np.array(sorted(thread for thread, gpus in serves.items() if gpus > 1), np.int64)
     all_ = np.concatenate(rows)
     by_shared = all_[np.isin(device.launch_line[all_], shared)] if len(shared) else all_[:0]
@@ -172,7 +172,7 @@ def _launch_order(
         best, times = min(orders.items(), key=lambda item: (-item[1], item[0]))
         sequence, share = tuple(numbers[i] for i in best), times / count
     return LaunchOrder(
-        threads={n: len(own) for n, own in zip(numbers, threads, strict=True)},
+        threads={n: len(of_gpu) for n, of_gpu in zip(numbers, threads, strict=True)},
         shared_launches=len(by_shared) / len(all_), launches_per_turn=turns, steps=count,
         delay_median_s=delay, span_median_s=span, order=sequence, order_share=share,
     )

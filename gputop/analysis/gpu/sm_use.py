@@ -107,10 +107,10 @@ def _width(blocks: int, warps: int, sms: int) -> float:
 
 def _covered(start: I64, end: I64, width: F64) -> float:
     """Nanoseconds of these events, each instant weighted by the sum of their widths, at most 1."""
-    at = np.concatenate((start, end))
-    order = np.argsort(at, kind="stable")
+    edges = np.concatenate((start, end))
+    order = np.argsort(edges, kind="stable")
     level = np.cumsum(np.concatenate((width, -width))[order])[:-1]
-    return float((np.minimum(level, 1.0) * np.diff(at[order])).sum())
+    return float((np.minimum(level, 1.0) * np.diff(edges[order])).sum())
 
 
 def _longest(trace: Trace, rows: I64, length: F64, width: F64, unit: float) -> tuple[NarrowKernel, ...]:

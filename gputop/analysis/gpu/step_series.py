@@ -52,10 +52,10 @@ class StepSeries:
         count = len(_floats(packed.step_s))
 
         def numbers(data: bytes) -> F64:
-            found = _floats(data)
-            if len(found) != count:
-                raise ValueError(f"{len(found)} figures for {count} steps")
-            return found
+            figures = _floats(data)
+            if len(figures) != count:
+                raise ValueError(f"{len(figures)} figures for {count} steps")
+            return figures
 
         return cls(numbers(packed.step_s), {name: numbers(part) for name, part in packed.parts.items()},
                    {gpu: {name: numbers(values) for name, values in figures.items()}
@@ -103,10 +103,10 @@ def _waiting(trace: Trace, gpu_timelines: Sequence[GpuTimeline], start: I64, end
         return 1 - transfer / summed if summed.any() else None
 
 
-def _step_of(at: I64, start: I64, end: I64) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+def _step_of(times_ns: I64, start: I64, end: I64) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
     """The steps in which those instants lie that lie in any, and which do."""
-    step = np.searchsorted(start, at, side="right") - 1
-    inside = (step >= 0) & (at < end[np.maximum(step, 0)])
+    step = np.searchsorted(start, times_ns, side="right") - 1
+    inside = (step >= 0) & (times_ns < end[np.maximum(step, 0)])
     return step[inside], inside
 
 
@@ -135,8 +135,8 @@ def _launch_delay(trace: Trace, kernels: I64, step: npt.NDArray[np.intp], count:
     device = trace.device
     launched = device.launch_end_ns if len(device.launch_end_ns) == len(device) else device.launch_ns
     launched = np.where(launched[kernels] < 0, device.launch_ns[kernels], launched[kernels])
-    known = launched >= 0
-    delay, step = (device.start_ns[kernels] - launched)[known] / 1e9, step[known]
+    with_launch = launched >= 0
+    delay, step = (device.start_ns[kernels] - launched)[with_launch] / 1e9, step[with_launch]
     edges = np.searchsorted(step, np.arange(count + 1))  # events come by start, so steps in order
     return np.array([np.median(delay[a:b]) if b > a else np.nan for a, b in pairwise(edges.tolist())])
 

@@ -18,8 +18,8 @@ def input_executors(trace: Trace) -> I64:
     """Rows of the executors' runs for functions of tf.data, on any thread."""
     started, runs = host_rows(trace, STARTS_FUNCTION), host_rows(trace, RUNS)
     having, ids = host_stat(trace.host, "id")
-    own = ids[np.isin(having, started)]
-    keep = np.isin(having, runs) & np.isin(ids, own[own != 0])
+    started_ids = ids[np.isin(having, started)]
+    keep = np.isin(having, runs) & np.isin(ids, started_ids[started_ids != 0])
     return np.asarray(having[keep], np.int64)
 
 
@@ -30,8 +30,8 @@ def of_input_pipeline(trace: Trace) -> Mask:
     out = lines_of(trace, INPUT)[host.line] if len(host) else np.zeros(0, bool)
     runs = input_executors(trace)
     for line in np.unique(host.line[runs]).tolist():
-        own = runs[host.line[runs] == line]  # one after the other, in order of time
+        of_line = runs[host.line[runs] == line]  # one after the other, in order of time
         rows = np.flatnonzero(host.line == line)
-        at = np.searchsorted(host.start_ns[own], host.start_ns[rows], side="right") - 1
-        out[rows] |= (at >= 0) & (host.start_ns[rows] < host.end_ns[own][np.maximum(at, 0)])
+        last_run = np.searchsorted(host.start_ns[of_line], host.start_ns[rows], side="right") - 1
+        out[rows] |= (last_run >= 0) & (host.start_ns[rows] < host.end_ns[of_line][np.maximum(last_run, 0)])
     return np.asarray(out, bool)

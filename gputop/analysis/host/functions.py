@@ -48,28 +48,29 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans, steps: Steps | Non
     building = _within(trace, rows, host_rows(trace, TRACING))
     inside = None if steps is None else in_steps_unsorted(host.start_ns[rows], steps)
     called: dict[str, list[int]] = {}
-    for at, name in enumerate(host.name[rows].tolist()):
-        called.setdefault(trace.names[name], []).append(at)
+    for index, name in enumerate(host.name[rows].tolist()):
+        called.setdefault(trace.names[name], []).append(index)
     out = []
     for name, places in called.items():
-        own = np.array(places)
-        modes = [trace.names[i] for i in mode[own].tolist()]
+        of_function = np.array(places)
+        modes = [trace.names[i] for i in mode[of_function].tolist()]
         traced = np.array([m.startswith("traced") for m in modes], bool)
-        tracing_counts = [counts[row] for row in rows[own].tolist() if row in counts]
+        tracing_counts = [counts[row] for row in rows[of_function].tolist() if row in counts]
         # A further first tracing is of a new tf.function by the same name: the program makes it anew.
-        first = min(sum(counts.get(row) == 1 for row in rows[own[traced]].tolist()), 1)
-        calls_s = int(length[rows[own[traced]]].sum()) / 1e9
-        built = int(building[own].sum()) / 1e9
-        in_xla = intersect(_spans(trace, rows[own]), runs).total
+        first = min(sum(counts.get(row) == 1 for row in rows[of_function[traced]].tolist()), 1)
+        calls_s = int(length[rows[of_function[traced]]].sum()) / 1e9
+        built = int(building[of_function].sum()) / 1e9
+        in_xla = intersect(_spans(trace, rows[of_function]), runs).total
         xla = any(m.endswith("-xla") for m in modes) or name in compiled or in_xla > 0
         out.append(FunctionUse(
-            name=name, calls=len(own), seconds=int(length[rows[own]].sum()) / 1e9,
+            name=name, calls=len(of_function), seconds=int(length[rows[of_function]].sum()) / 1e9,
             modes=dict(sorted(Counter(modes).items())),
             tracings=int(traced.sum()), retracings=int(traced.sum()) - first,
             tracing_s=built if built else calls_s, tracing_calls_s=calls_s,
             tracing_count=max(tracing_counts) if tracing_counts else None,
             xla=True if xla else False if any(m.endswith("-nonXla") for m in modes) else None, xla_s=in_xla / 1e9,
-            **_of_a_step(length[rows[own]], inside[own], steps) if inside is not None and steps is not None else {},
+            **(_of_a_step(length[rows[of_function]], inside[of_function], steps)
+               if inside is not None and steps is not None else {}),
         ))
     return out
 
@@ -86,11 +87,11 @@ def _within(trace: Trace, calls: I64, inner: I64) -> I64:
     nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
     is_call = np.arange(len(rows)) < len(calls)
     holder = nesting.holder(~is_call)
-    own = nest(host.line[inner], host.start_ns[inner], host.end_ns[inner], host.name[inner], trace.names).own(
+    self_ns = nest(host.line[inner], host.start_ns[inner], host.end_ns[inner], host.name[inner], trace.names).own(
         host.end_ns[inner] - host.start_ns[inner])
     around = holder[len(calls):]
     counted = is_call[around]
-    return np.bincount(around[counted], weights=own[counted], minlength=len(calls)).astype(np.int64)
+    return np.bincount(around[counted], weights=self_ns[counted], minlength=len(calls)).astype(np.int64)
 
 
 def _spans(trace: Trace, rows: I64) -> Spans:

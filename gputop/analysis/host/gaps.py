@@ -106,10 +106,10 @@ def charge(trace: Trace, rows: I64, inside_ns: I64, line: npt.NDArray) -> Charge
     nesting = nest(line, host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
     label = host.name[rows].astype(np.int64)
     eager, op = host_stat(host, "eager_op")
-    at = np.searchsorted(eager, rows)
-    names_op = at < len(eager)
-    names_op[names_op] = eager[at[names_op]] == rows[names_op]
-    label[names_op] = op[at[names_op]]
+    eager_index = np.searchsorted(eager, rows)
+    names_op = eager_index < len(eager)
+    names_op[names_op] = eager[eager_index[names_op]] == rows[names_op]
+    label[names_op] = op[eager_index[names_op]]
     passes_on = name_mask(trace, _WRAPPERS)[label]
     passes_on |= name_mask(trace, _EAGER_PREFIX.pattern)[label] & (nesting.parent >= 0) & names_op[nesting.parent]
     holder = nesting.holder(passes_on & ~names_op)
@@ -120,19 +120,19 @@ def marks(trace: Trace) -> npt.NDArray[np.bool_]:
     """Which host events are marks of steps, or hold one: an epoch, the whole training. They are around the work, and
     none of it themselves."""
     host = trace.host
-    found = name_mask(trace, _MARKER)[host.name]
-    found[host_stat(host, "step_num")[0]] = True
+    is_mark = name_mask(trace, _MARKER)[host.name]
+    is_mark[host_stat(host, "step_num")[0]] = True
     if (numbered := numbered_ranges(trace)) is not None:
-        found[numbered.rows] = True
-    marked = np.flatnonzero(found)
+        is_mark[numbered.rows] = True
+    marked = np.flatnonzero(is_mark)
     for line in np.unique(host.line[marked]).tolist():
-        own = marked[host.line[marked] == line]
-        own = own[np.argsort(host.start_ns[own], kind="stable")]
+        of_line = marked[host.line[marked] == line]
+        of_line = of_line[np.argsort(host.start_ns[of_line], kind="stable")]
         rows = np.flatnonzero(host.line == line)
-        first = np.searchsorted(host.start_ns[own], host.start_ns[rows])
-        ends = np.append(host.end_ns[own], np.iinfo(np.int64).max)
-        found[rows[ends[first] <= host.end_ns[rows]]] = True
-    return found
+        first = np.searchsorted(host.start_ns[of_line], host.start_ns[rows])
+        ends = np.append(host.end_ns[of_line], np.iinfo(np.int64).max)
+        is_mark[rows[ends[first] <= host.end_ns[rows]]] = True
+    return is_mark
 
 
 def shown_name(name: str) -> str:
@@ -151,8 +151,8 @@ def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[d
     rows, inside = rows[within], inside[within]  # what holds such an event is such an event
     times, events = np.zeros((2, len(trace.names)))
     with_event_ns, line = 0, host.line[rows]
-    for at in lines_apart(line):
-        charged = charge(trace, rows[at], inside[at], line[at])
+    for indices in lines_apart(line):
+        charged = charge(trace, rows[indices], inside[indices], line[indices])
         counted = rows_of(charged.own_ns > 0)
         holds = np.zeros(len(charged.holder), bool)
         holds[charged.holder[counted]] = True
@@ -162,8 +162,8 @@ def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[d
     out: dict[str, tuple[int, int]] = {}
     for name in np.flatnonzero(times).tolist():
         text = shown_name(trace.names[name])
-        known = out.get(text, (0, 0))
-        out[text] = known[0] + int(times[name]), known[1] + int(events[name])
+        before = out.get(text, (0, 0))
+        out[text] = before[0] + int(times[name]), before[1] + int(events[name])
     return out, int(chosen.sum()) * gaps.total - with_event_ns
 
 
@@ -193,9 +193,9 @@ def longest_on_host(trace: Trace, names: Collection[str], within: Spans) -> dict
     inside = coverage(within, host.start_ns[rows], host.end_ns[rows])
     out = {}
     for i, name in enumerate(names):
-        own = np.flatnonzero((which == i) & (inside > 0))
-        if len(own):
-            out[name] = int(host.start_ns[rows[own[inside[own].argmax()]]]) / 1e9
+        of_name = np.flatnonzero((which == i) & (inside > 0))
+        if len(of_name):
+            out[name] = int(host.start_ns[rows[of_name[inside[of_name].argmax()]]]) / 1e9
     return out
 
 

@@ -84,10 +84,10 @@ class _Ops:
             groups.setdefault((self._trace.names[i].rsplit(":", 1)[1], placement), []).append(i)
         out = []
         for (type_, placement), members in groups.items():
-            at = np.array(members)
+            indices = np.array(members)
             longest = min(members, key=lambda i: (-max(self._host[i], self._device[i]), self._trace.names[i]))
-            out.append(OpType(type_, placement, int(self._count[at].sum()), int(self._host[at].sum()) / 1e9,
-                              int(self._device[at].sum()) / 1e9, self._trace.names[longest].rsplit(":", 1)[0]))
+            out.append(OpType(type_, placement, int(self._count[indices].sum()), int(self._host[indices].sum()) / 1e9,
+                              int(self._device[indices].sum()) / 1e9, self._trace.names[longest].rsplit(":", 1)[0]))
         return sorted(out, key=lambda op: (-max(op.host_s, op.device_s), op.type, op.placement or ""))
 
 
@@ -101,20 +101,20 @@ def _within(trace: Trace, steps: Steps | None) -> Spans:
 def _begins_in(spans: Spans, times: I64) -> npt.NDArray[np.bool_]:
     if not len(spans.start):
         return np.zeros(len(times), bool)
-    at = np.searchsorted(spans.start, times, side="right") - 1
-    return (at >= 0) & (times < spans.end[np.maximum(at, 0)])
+    last_span = np.searchsorted(spans.start, times, side="right") - 1
+    return (last_span >= 0) & (times < spans.end[np.maximum(last_span, 0)])
 
 
 def _launches(trace: Trace, rows: I64) -> npt.NDArray[np.bool_]:
     """Which host events have a launch on their own thread inside."""
     device, host = trace.device, trace.host
-    known = device.launch_ns >= 0
-    if not known.any() or not len(rows):
+    with_launch = device.launch_ns >= 0
+    if not with_launch.any() or not len(rows):
         return np.zeros(len(rows), bool)
     span = int(max(host.end_ns.max(), device.launch_ns.max())) + 2
     if span * len(trace.lines) >= 1 << 62:  # one key of thread and time would not fit
         return np.zeros(len(rows), bool)
-    times = in_order(device.launch_line[known].astype(np.int64) * span + device.launch_ns[known])
+    times = in_order(device.launch_line[with_launch].astype(np.int64) * span + device.launch_ns[with_launch])
     base = host.line[rows].astype(np.int64) * span
     return np.searchsorted(times, base + host.end_ns[rows]) > np.searchsorted(times, base + host.start_ns[rows])
 
@@ -158,7 +158,7 @@ def _eager(trace: Trace, within: Spans, rows: I64, op: I64) -> tuple[float | Non
     alone = length - coverage(in_functions, host.start_ns[rows], host.end_ns[rows])
     eager = int(alone.sum())
     names, which = np.unique(op, return_inverse=True)
-    found = [EagerOp(trace.names[name], int(count), float(time) / 1e9) for name, count, time in zip(
+    ops = [EagerOp(trace.names[name], int(count), float(time) / 1e9) for name, count, time in zip(
         names.tolist(), np.bincount(which), np.bincount(which, weights=alone), strict=True)]
     share = eager / (eager + functions) if eager + functions else None
-    return share, tuple(sorted(found, key=lambda o: (-o.seconds, o.name)))
+    return share, tuple(sorted(ops, key=lambda o: (-o.seconds, o.name)))

@@ -25,19 +25,19 @@ def input_pipeline(trace: Trace, steps: Steps | None) -> InputPipeline | None:
     the whole window and ``wait_s_per_step`` the mean per wait. None where the trace has no
     events of an input pipeline.
     """
-    found = [loop.waits for loop in training_loops(trace)]
-    if not found:
+    waits = [loop.waits for loop in training_loops(trace)]
+    if not waits:
         return None
     how = "tf.data IteratorGetNext" if len(host_rows(trace, GET_NEXT)) else "PyTorch DataLoader"
     if steps is not None:
         bounds = steps.edges_ns
-        waited = sum(int(coverage(loop, bounds[:, 0], bounds[:, 1]).sum()) for loop in found)
-        length, count = int((bounds[:, 1] - bounds[:, 0]).sum()) * len(found), steps.count * len(found)
+        waited = sum(int(coverage(loop, bounds[:, 0], bounds[:, 1]).sum()) for loop in waits)
+        length, count = int((bounds[:, 1] - bounds[:, 0]).sum()) * len(waits), steps.count * len(waits)
         how += ", union of the calls within steps"
     else:
         lo, hi = trace.window_ns
-        waited, length = sum(loop.total for loop in found), (hi - lo) * len(found)
-        count = sum(len(loop.start) for loop in found)
+        waited, length = sum(loop.total for loop in waits), (hi - lo) * len(waits)
+        count = sum(len(loop.start) for loop in waits)
         how += ", union of the calls in the window; per call, because no steps were found"
     return InputPipeline(waited / max(count, 1) / 1e9, waited / max(length, 1), stage_self_times(trace), how,
                          pipelines(trace))
@@ -56,10 +56,10 @@ def stage_self_times(trace: Trace) -> dict[str, float]:
     if not len(rows):
         return {}
     nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
-    own = nesting.own(host.end_ns[rows] - host.start_ns[rows])
+    self_ns = nesting.own(host.end_ns[rows] - host.start_ns[rows])
     names, which = np.unique(host.name[rows], return_inverse=True)
     totals: dict[str, float] = {}
-    for name, total in zip(names, np.bincount(which, weights=own), strict=True):
+    for name, total in zip(names, np.bincount(which, weights=self_ns), strict=True):
         stage = re.sub(r"\[\d+\]$", "", trace.names[name].rsplit("::", 1)[-1])
         if stage not in ("Root", "Prefetch"):
             totals[stage] = totals.get(stage, 0.0) + float(total) / 1e9

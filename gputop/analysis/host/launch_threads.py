@@ -29,10 +29,10 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
     launching = union(device.launch_ns[launched], ends[launched])
     work = work_by_line(trace)
     threads = []
-    for line, at in by_line(device.launch_line[launched]).items():
-        own = at if isinstance(launched, slice) else launched[at]
-        calls, own_work = union(device.launch_ns[own], ends[own]), work.get(line, EMPTY)
-        by_gpu = {gpu_number(trace, gpu): n for gpu, n in enumerate(np.bincount(device.gpu[own]).tolist()) if n}
+    for line, indices in by_line(device.launch_line[launched]).items():
+        of_line = indices if isinstance(launched, slice) else launched[indices]
+        calls, own_work = union(device.launch_ns[of_line], ends[of_line]), work.get(line, EMPTY)
+        by_gpu = {gpu_number(trace, gpu): n for gpu, n in enumerate(np.bincount(device.gpu[of_line]).tolist()) if n}
         threads.append(LaunchThread(
             name=trace.lines[line].name, pool=_pool(trace.lines[line].name), launches=dict(sorted(by_gpu.items())),
             launch_s=calls.total / 1e9, other_s=(own_work.total - _overlap(calls, own_work)) / 1e9,
@@ -73,7 +73,7 @@ def work_by_line(trace: Trace) -> dict[int, Spans]:
     if of_input.any() and len(host):
         rows = np.flatnonzero(name_mask(trace, _INPUT_WORK)[host.name] | ~of_input[host.line])
         start, end, line = start[rows], end[rows], line[rows]
-    return {number: union(start[at], end[at]) for number, at in by_line(line).items()}
+    return {number: union(start[indices], end[indices]) for number, indices in by_line(line).items()}
 
 
 def input_on_shared_threads(trace: Trace) -> dict[int, Spans]:
@@ -81,8 +81,8 @@ def input_on_shared_threads(trace: Trace) -> dict[int, Spans]:
     host, of_input = trace.host, lines_of(trace, INPUT)
     rows = input_executors(trace)
     rows = rows[~of_input[host.line[rows]]] if len(rows) else rows
-    return {line: union(host.start_ns[rows[at]], host.end_ns[rows[at]])
-            for line, at in by_line(host.line[rows]).items()}
+    return {line: union(host.start_ns[rows[indices]], host.end_ns[rows[indices]])
+            for line, indices in by_line(host.line[rows]).items()}
 
 
 def _pool(name: str) -> str:

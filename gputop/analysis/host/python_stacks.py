@@ -72,11 +72,11 @@ class PythonStacks(NamedTuple):
 
     def own(self, stack: int) -> list[int]:
         """The frames of a stack that are of the user's own code."""
-        out, known = [], True  # of an outermost one that has no caller it is not known
+        out, in_library = [], True  # of an outermost one that has no caller it is not known
         for frame in self.stacks[stack]:
             library = self.of_library[frame]
-            known = known if library is None else library
-            if not known:
+            in_library = in_library if library is None else library
+            if not in_library:
                 out.append(frame)
         return out
 
@@ -119,7 +119,7 @@ def training_thread(samples: StackSamples) -> ThreadStacks | None:
     process = PythonStacks(samples.frames, library, samples.stacks, NO_SPANS, (), samples.rate_hz)
     if main is not None and not all(stack < 0 or process.waits(stack) for stack in main.stacks):
         return main
-    return max((thread for thread in samples.threads if thread is not main), key=lambda own: len(own.times_us),
+    return max((thread for thread in samples.threads if thread is not main), key=lambda thread: len(thread.times_us),
                default=main)
 
 

@@ -71,9 +71,9 @@ def traced_stacks(trace: Trace) -> list[PythonStacks]:
     out = []
     loaders = {loop.line for loop in training_loops(trace) if loop.line >= 0}
     for host in sorted({trace.lines[line].host for line in spans}):
-        own = [line for line in spans if trace.lines[line].host == host]
-        loops = _loops(trace, own, loaders, spans)
-        others = tuple(spans[line] for line in own if line not in loops) if len(loops) == 1 else ()
+        of_host = [line for line in spans if trace.lines[line].host == host]
+        loops = _loops(trace, of_host, loaders, spans)
+        others = tuple(spans[line] for line in of_host if line not in loops) if len(loops) == 1 else ()
         out += [PythonStacks(names.frames, names.of_library, names.stacks, spans.get(line, NO_SPANS), others, math.inf,
                              line in loaders) for line in loops]
     return out
@@ -92,13 +92,13 @@ def tells_lines(trace: Trace) -> bool:
 def _loops(trace: Trace, lines: Sequence[int], loaders: set[int], spans: dict[int, StackSpans]) -> list[int]:
     """The threads that load batches or launch kernels; where none does, the one with most Python."""
     device = trace.device
-    found = loaders & set(lines)
-    for gpu in range(len(trace.gpus)) if not found else ():
+    loops = loaders & set(lines)
+    for gpu in range(len(trace.gpus)) if not loops else ():
         launches = device.launch_line[(device.gpu == gpu) & (device.launch_line >= 0)]
         count = np.bincount(launches, minlength=len(trace.lines))
-        found |= {line for line in lines if count[line] > _PER_LAUNCH * max(len(launches), 1)}
+        loops |= {line for line in lines if count[line] > _PER_LAUNCH * max(len(launches), 1)}
     longest = max(lines, key=lambda line: (int((spans[line].end - spans[line].start).sum()), -line))
-    return sorted(found or {longest})
+    return sorted(loops or {longest})
 
 
 def _calls(trace: Trace, rows: I64) -> _Calls:
@@ -108,27 +108,27 @@ def _calls(trace: Trace, rows: I64) -> _Calls:
         host.line, host.start_ns, host.end_ns, host.name))
     parent = nest(line, start, end, name, trace.names).parent
     depth = np.where(parent < 0, 0, -1)
-    at = np.flatnonzero(parent < 0)
+    of_level = np.flatnonzero(parent < 0)
     # Calls by the one they are in: those of one level after the other.
     by_parent = np.argsort(parent, kind="stable")
     sorted_parent = parent[by_parent]
     for level in range(1, _MAX_DEPTH):
-        first, last = (np.searchsorted(sorted_parent, at, side=side) for side in ("left", "right"))
+        first, last = (np.searchsorted(sorted_parent, of_level, side=side) for side in ("left", "right"))
         count = last - first
         if not count.any():
             break
-        at = by_parent[np.repeat(first - np.cumsum(count) + count, count) + np.arange(int(count.sum()))]
-        at.sort()
-        depth[at] = level
-        end[at] = np.minimum(end[at], end[parent[at]])
+        of_level = by_parent[np.repeat(first - np.cumsum(count) + count, count) + np.arange(int(count.sum()))]
+        of_level.sort()
+        depth[of_level] = level
+        end[of_level] = np.minimum(end[of_level], end[parent[of_level]])
     caller = np.full(len(host), -1, np.int64)
     rows_known, values = host_stat(host, "called_from")
     caller[rows_known] = values
     kept = (depth >= 0) & (end > start)
-    place = np.cumsum(kept) - 1
+    new_index = np.cumsum(kept) - 1
     inside = parent[kept]
     return _Calls(line[kept], start[kept], end[kept], name[kept], caller[rows][kept],
-                  np.where(inside >= 0, place[inside], -1), depth[kept])
+                  np.where(inside >= 0, new_index[inside], -1), depth[kept])
 
 
 class _Frames:
@@ -160,14 +160,14 @@ class _Frames:
 def _frame(name: str) -> tuple[StackFrame, bool | None]:
     """By its name in a trace, and whether it is of a library."""
     for pattern, is_library in ((_XLA, is_library_file), (_PYTORCH, is_library_below_path)):
-        found = pattern.match(name)
-        if found is not None:
-            function, file = printable(found["function"])[:NAME_CHARS], printable(found["file"])[:NAME_CHARS]
-            return StackFrame(function, file, int(found["line"])), is_library(file)
-    found = _XLA_BUILT_IN.match(name)
-    if found is not None:
-        module = "" if found["module"] in _NO_MODULE else found["module"].rpartition(".")[2] + "."
-        return StackFrame(printable(module + found["function"])[:NAME_CHARS], BUILT_IN), True
+        match = pattern.match(name)
+        if match is not None:
+            function, file = printable(match["function"])[:NAME_CHARS], printable(match["file"])[:NAME_CHARS]
+            return StackFrame(function, file, int(match["line"])), is_library(file)
+    match = _XLA_BUILT_IN.match(name)
+    if match is not None:
+        module = "" if match["module"] in _NO_MODULE else match["module"].rpartition(".")[2] + "."
+        return StackFrame(printable(module + match["function"])[:NAME_CHARS], BUILT_IN), True
     method = name.removeprefix(_BUILT_IN).partition(" ")[2].removesuffix(">").removesuffix(" object")
     method = _OF_NO_TYPE.sub("", method) or "a function without a name"
     return StackFrame(printable(method)[:NAME_CHARS], BUILT_IN), True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.pytorch_loops import outer_ops
+from gputop.analysis.steps.pytorch_ops import outer_ops
 from gputop.trace.intervals import Spans
 from gputop.trace.lookups import host_rows
 from gputop.trace.model import Trace
@@ -41,11 +41,11 @@ def recurring_share(trace: Trace, steps: Steps, pauses: Spans,
     number = np.empty(len(pair), np.int64)
     number[order] = np.arange(len(pair)) - np.repeat(begin, np.diff(np.append(begin, len(pair))))
     after = np.searchsorted(ops.start, pauses.start)  # the op that ends each pause
-    known = after < len(ops.start)
-    length = (pauses.end - pauses.start)[known]
-    key = np.stack((pair[after[known]], number[after[known]]), axis=1)
+    before_op = after < len(ops.start)
+    length = (pauses.end - pauses.start)[before_op]
+    key = np.stack((pair[after[before_op]], number[after[before_op]]), axis=1)
     places, which = np.unique(key, axis=0, return_inverse=True)
-    of_step = np.searchsorted(edges[:, 0], pauses.start[known], side="right") - 1
+    of_step = np.searchsorted(edges[:, 0], pauses.start[before_op], side="right") - 1
     seen = np.unique(np.stack((which.reshape(-1), of_step), axis=1), axis=0)[:, 0]
     often = np.bincount(seen, minlength=len(places)) >= _OFTEN * steps.count
     return float(length[often[which.reshape(-1)]].sum()) / pauses.total

@@ -48,8 +48,8 @@ def seen_gaps(gaps: Spans, spans: StackSpans, rate_hz: float) -> Spans:
     changes = np.searchsorted(spans.seen, gaps.end, side="right") - np.searchsorted(spans.seen, gaps.start)
     sampled = (gaps.start >= spans.seen[0]) & (gaps.end <= spans.end[-1])
     certain = gaps.end - gaps.start >= _CERTAIN * 1e9 / rate_hz
-    known = (changes > 0) | (sampled & certain)
-    return Spans(gaps.start[known], gaps.end[known])
+    is_seen = (changes > 0) | (sampled & certain)
+    return Spans(gaps.start[is_seen], gaps.end[is_seen])
 
 
 class _Telling(NamedTuple):
@@ -84,8 +84,8 @@ class Lines:
         python = self.python
         if python.exact:
             loop = python.loop
-            known = (gaps.end > loop.start[:1].min(initial=0)) & (gaps.start < loop.end[-1:].max(initial=0))
-            return Spans(gaps.start[known], gaps.end[known])
+            is_seen = (gaps.end > loop.start[:1].min(initial=0)) & (gaps.start < loop.end[-1:].max(initial=0))
+            return Spans(gaps.start[is_seen], gaps.end[is_seen])
         sampled = [python.loop, *(python.others if kind == INPUT_GAP else ())]
         return merge(self._going_on(gaps), *(seen_gaps(gaps, spans, python.rate_hz) for spans in sampled))
 
@@ -93,12 +93,12 @@ class Lines:
         """Those in the middle of which the training loop has a stack of gaps."""
         spans = self.python.loop
         middle = gaps.start + (gaps.end - gaps.start) // 2
-        at = np.searchsorted(spans.start, middle, side="right") - 1
-        known = np.zeros(len(middle), bool)
-        inside = at >= 0
-        inside[inside] = middle[inside] < spans.end[at[inside]]
-        known[inside] = np.isin(spans.stack[at[inside]], self._of_gaps)
-        return Spans(gaps.start[known], gaps.end[known])
+        last_span = np.searchsorted(spans.start, middle, side="right") - 1
+        goes_on = np.zeros(len(middle), bool)
+        inside = last_span >= 0
+        inside[inside] = middle[inside] < spans.end[last_span[inside]]
+        goes_on[inside] = np.isin(spans.stack[last_span[inside]], self._of_gaps)
+        return Spans(gaps.start[goes_on], gaps.end[goes_on])
 
     def _stacks_of_gaps(self, gaps: Spans, outside: Spans) -> I64:
         """The stacks that were first seen in gaps at least so many times as often as outside of them."""
@@ -121,11 +121,11 @@ class Lines:
         for whole, worker in self._threads(kind):
             spans, telling = whole.around(gaps), self._telling[worker]
             inside = coverage(gaps, spans.start, spans.end)
-            at = np.flatnonzero((inside > 0) & (spans.stack >= 0))
-            at = at[telling.line[spans.stack[at]] >= 0]
-            stack = spans.stack[at]
-            parts.append((telling.line[stack], telling.outer[stack], telling.leaf[stack], inside[at], spans.start[at],
-                          spans.end[at]))
+            with_stack = np.flatnonzero((inside > 0) & (spans.stack >= 0))
+            with_stack = with_stack[telling.line[spans.stack[with_stack]] >= 0]
+            stack = spans.stack[with_stack]
+            parts.append((telling.line[stack], telling.outer[stack], telling.leaf[stack], inside[with_stack],
+                          spans.start[with_stack], spans.end[with_stack]))
         if not parts:
             return []
         line, outer, leaf, inside, start, end = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -133,13 +133,13 @@ class Lines:
             line = outer
         of_line = np.bincount(line, inside)  # of several threads at once more than the time in which any runs it
         out = []
-        for own in np.argsort(-of_line, kind="stable")[:_MOST_LINES].tolist():
-            at = np.flatnonzero(line == own)
-            time = intersect(union(start[at], end[at]), gaps).total
-            leaves, which = np.unique(leaf[at], return_inverse=True)
+        for frame in np.argsort(-of_line, kind="stable")[:_MOST_LINES].tolist():
+            of_frame = np.flatnonzero(line == frame)
+            time = intersect(union(start[of_frame], end[of_frame]), gaps).total
+            leaves, which = np.unique(leaf[of_frame], return_inverse=True)
             if time:
-                out.append((frames[own], time, frames[int(leaves[np.argmax(np.bincount(which, inside[at]))])]))
-        return sorted(out, key=lambda found: (-found[1], found[0].file, found[0].line))
+                out.append((frames[frame], time, frames[int(leaves[np.argmax(np.bincount(which, inside[of_frame]))])]))
+        return sorted(out, key=lambda row: (-row[1], row[0].file, row[0].line))
 
     def _frames_that_tell(self, worker: bool) -> _Telling:
         """Of each stack the innermost frame of the user's own code that is not around the steps, else the innermost
@@ -147,9 +147,9 @@ class Lines:
         python = self.python
         line, outer, leaf = (np.full(len(python.stacks), -1, np.int64) for _ in range(3))
         for number, stack in enumerate(python.stacks):
-            own = [frame for frame in python.own(number) if frame not in self._around]
-            if stack and (own or not worker) and not (worker and python.waits(number)):
-                line[number], outer[number] = (own[-1], own[0]) if own else (stack[-1], stack[-1])
+            users = [frame for frame in python.own(number) if frame not in self._around]
+            if stack and (users or not worker) and not (worker and python.waits(number)):
+                line[number], outer[number] = (users[-1], users[0]) if users else (stack[-1], stack[-1])
                 leaf[number] = stack[-1]
         return _Telling(line, outer, leaf)
 
@@ -171,14 +171,14 @@ class Lines:
         """The loop's stacks as a tree, seconds by ``per``, the calls of each line that take most first. Lines of
         libraries that do nothing but pass a call on are left out."""
         python = self.python
-        total, lost = (self._by_stack(coverage(own, python.loop.start, python.loop.end)) for own in (window, gaps))
+        total, lost = (self._by_stack(coverage(spans, python.loop.start, python.loop.end)) for spans in (window, gaps))
         times: dict[tuple[int, ...], list[int]] = {}
         for stack in np.flatnonzero(total).tolist():
             frames = python.stacks[stack][:_FLAME_DEPTH]
             for depth in range(1, len(frames) + 1):
-                own = times.setdefault(frames[:depth], [0, 0])
-                own[0] += int(total[stack])
-                own[1] += int(lost[stack])
+                sums = times.setdefault(frames[:depth], [0, 0])
+                sums[0] += int(total[stack])
+                sums[1] += int(lost[stack])
         least = _FLAME_SHARE * int(total.sum())
         kept = {path for path, _ in sorted(times.items(), key=lambda item: (-item[1][0], len(item[0])))[:_FLAME_NODES]
                 if times[path][0] >= least}
@@ -213,20 +213,20 @@ def host_stacks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
     every = merge(EMPTY, *by_kind.values())
     processes = process_lines(python, within, every)
     per = steps.count if steps is not None else 1
-    found = []
+    gap_kinds = []
     for kind, (gaps, total) in {kind: (gaps, gpus[kind]) for kind, gaps in by_kind.items()}.items():
         if len(gaps.start):
-            found.append(gap_lines(kind, gaps, total / per / 1e9, processes))
-    found.sort(key=lambda own: -own.s_per_step)
+            gap_kinds.append(gap_lines(kind, gaps, total / per / 1e9, processes))
+    gap_kinds.sort(key=lambda kind_of_gap: -kind_of_gap.s_per_step)
     flame = processes[0].flame(within, every, per)
     if python[0].exact:
-        return HostStacks(basis=basis, length_s=window.total / 1e9, gaps=tuple(found), flame=flame,
+        return HostStacks(basis=basis, length_s=window.total / 1e9, gaps=tuple(gap_kinds), flame=flame,
                           source="tracer with lines" if tells_lines(trace) else "tracer")
     samples = trace.stacks
     return HostStacks(
         basis=basis, length_s=samples[0].length_s, rate_hz=sum(s.rate_hz for s in samples) / len(samples),
         missed=max(s.missed for s in samples), error_s=max(s.error_s for s in samples),
-        cpus=sum(s.cpu_s / s.length_s for s in samples), gaps=tuple(found), flame=flame)
+        cpus=sum(s.cpu_s / s.length_s for s in samples), gaps=tuple(gap_kinds), flame=flame)
 
 
 def python_of(trace: Trace) -> list[PythonStacks]:
@@ -247,15 +247,15 @@ def gap_spans(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     """By kind when a GPU has such a gap or, in a trace without, the host; and how long, as the mean of the GPUs."""
     bounds = steps.bounds_ns if steps is not None else (trace.window_ns,)
     parts = parts_by_gpu(trace, gpu_timelines, bounds)
-    waits = [own["input"] for own in parts.values()]
+    waits = [of_gpu["input"] for of_gpu in parts.values()]
     if not trace.gpus:
         within = union([a for a, _ in bounds], [b for _, b in bounds])
         waits = [intersect(loop.waits, within) for loop in training_loops(trace)]
-    divided = [own.by_cause for own in causes.divided] if causes is not None else []
-    of_kind = {kind: waits if kind == INPUT_GAP else [own[kind] for own in divided] for kind in GAPS
+    divided = [of_gpu.by_cause for of_gpu in causes.divided] if causes is not None else []
+    of_kind = {kind: waits if kind == INPUT_GAP else [by_cause[kind] for by_cause in divided] for kind in GAPS
                if trace.gpus or kind not in _NO_GAPS_ON_CPU}
-    return ({kind: merge(EMPTY, *own) for kind, own in of_kind.items()},
-            {kind: sum(spans.total for spans in own) / max(len(own), 1) for kind, own in of_kind.items()})
+    return ({kind: merge(EMPTY, *gaps) for kind, gaps in of_kind.items()},
+            {kind: sum(spans.total for spans in gaps) / max(len(gaps), 1) for kind, gaps in of_kind.items()})
 
 
 def gap_lines(kind: str, gaps: Spans, s_per_step: float, processes: Sequence[Lines]) -> GapLines:
@@ -281,6 +281,6 @@ def lines_of_gaps(processes: Sequence[Lines], gaps: Iterable[tuple[int, int, str
     out = []
     for start, end, cause in gaps:
         one = Spans(np.array([start], np.int64), np.array([end], np.int64))
-        found = gap_lines(INPUT_GAP if cause == INPUT_GAP else "gap", one, (end - start) / 1e9, processes)
-        out.append(found.lines)
+        of_gap = gap_lines(INPUT_GAP if cause == INPUT_GAP else "gap", one, (end - start) / 1e9, processes)
+        out.append(of_gap.lines)
     return out

@@ -57,9 +57,9 @@ def pipelines(trace: Trace) -> tuple[Pipeline, ...]:
     calls = _Calls(rows, path, _iterators(trace, rows), nesting.own(host.end_ns[rows] - host.start_ns[rows]), paths)
     dataset, labels = _datasets(trace, calls)
     functions = _function_time(trace, calls)
-    found = [_pipeline(trace, calls, np.flatnonzero(dataset == i), label, functions, len(labels))
+    datasets = [_pipeline(trace, calls, np.flatnonzero(dataset == i), label, functions, len(labels))
              for i, label in enumerate(labels)]
-    return tuple(sorted(found, key=lambda p: (-p.wait_s, p.dataset or "")))
+    return tuple(sorted(datasets, key=lambda p: (-p.wait_s, p.dataset or "")))
 
 
 def iterator_paths(trace: Trace) -> tuple[I64, I64, list[str]]:
@@ -86,9 +86,9 @@ def _stat_of(trace: Trace, rows: I64, name: str) -> tuple[npt.NDArray[np.bool_],
     having, values = host_stat(trace.host, name)
     if not len(having):
         return np.zeros(len(rows), bool), np.zeros(len(rows), np.int64)
-    at = np.minimum(np.searchsorted(having, rows), len(having) - 1)
-    has = having[at] == rows
-    return has, np.where(has, values[at], 0)
+    index = np.minimum(np.searchsorted(having, rows), len(having) - 1)
+    has = having[index] == rows
+    return has, np.where(has, values[index], 0)
 
 
 def _keys(trace: Trace, rows: I64, name: str) -> tuple[npt.NDArray[np.bool_], I64]:
@@ -122,10 +122,10 @@ def _datasets(trace: Trace, calls: _Calls) -> tuple[I64, list[str]]:
     dataset[~has] = -1
     # The rest, by path: with the only dataset that has the path.
     for path in np.unique(calls.path[dataset < 0]).tolist():
-        known = np.unique(dataset[(calls.path == path) & (dataset >= 0)])
+        of_path = np.unique(dataset[(calls.path == path) & (dataset >= 0)])
         lost = (calls.path == path) & (dataset < 0)
-        if len(known) == 1 or len(labels) == 1:
-            dataset[lost] = known[0] if len(known) else 0
+        if len(of_path) == 1 or len(labels) == 1:
+            dataset[lost] = of_path[0] if len(of_path) else 0
         else:
             if _NO_ROOT not in labels:
                 labels.append(_NO_ROOT)
@@ -144,12 +144,13 @@ def _root_labels(
     out = dict(label_of)
     for key in distinct.tolist():
         chain: list[int] = []
-        at: int | None = key
-        while at is not None and at not in out and len(chain) < len(parent) + 1:  # a damaged file may hold a circle
-            chain.append(at)
-            at = parent.get(at)
-        if at is not None and at in out:
-            out.update(dict.fromkeys(chain, out[at]))
+        ancestor: int | None = key
+        # A damaged file may hold a circle.
+        while ancestor is not None and ancestor not in out and len(chain) < len(parent) + 1:
+            chain.append(ancestor)
+            ancestor = parent.get(ancestor)
+        if ancestor is not None and ancestor in out:
+            out.update(dict.fromkeys(chain, out[ancestor]))
     return out
 
 
@@ -197,7 +198,7 @@ def _pipeline(
     host = trace.host
     path = calls.path[of]
     count = np.bincount(path, minlength=len(calls.paths))
-    own = np.bincount(path, weights=calls.own_ns[of], minlength=len(calls.paths))
+    self_ns = np.bincount(path, weights=calls.own_ns[of], minlength=len(calls.paths))
     everywhere = np.bincount(calls.path, minlength=len(calls.paths)) if datasets > 1 else count
     root = _top(calls, count, alone=datasets == 1)
     batches = int(count[root]) if root >= 0 else 0
@@ -211,11 +212,11 @@ def _pipeline(
         function = functions[i] * float(count[i]) / float(everywhere[i]) / 1e9 if i in functions else None
         workers = _workers(stages.get(above), parallelism if _PARALLEL.search(name) else None)
         limit, empty = _buffer(trace, rows) if name.startswith("Prefetch") else (None, None)
-        cost = _cost(name, float(own[i]) / 1e9, function, workers)
+        cost = _cost(name, float(self_ns[i]) / 1e9, function, workers)
         iterators = np.unique(calls.iterator[of[path == i]])
         stages[text] = Stage(
             path=text, name=name, parent=above if above in stages else None, calls=int(count[i]),
-            self_s=float(own[i]) / 1e9, function_s=function, workers=workers,
+            self_s=float(self_ns[i]) / 1e9, function_s=function, workers=workers,
             cost_s_per_batch=cost / batches if batches else None, parallelism=parallelism,
             iterators=int((iterators >= 0).sum()) or 1, buffer_limit=limit, buffer_empty=empty,
             refill_s=_refill_s(trace, rows) if name.startswith("Shuffle") else None,
@@ -245,9 +246,9 @@ def python_s(trace: Trace) -> float:
 
 def _top(calls: _Calls, count: I64, *, alone: bool) -> int:
     """The path whose calls fetch batches: the root, or the one stage below it where the root is not traced; or -1."""
-    found = np.flatnonzero(count).tolist()
-    root = [i for i in found if calls.paths[i] == "Root"]
-    below = [i for i in found if calls.paths[i].count("::") == 1] if alone else []
+    called = np.flatnonzero(count).tolist()
+    root = [i for i in called if calls.paths[i] == "Root"]
+    below = [i for i in called if calls.paths[i].count("::") == 1] if alone else []
     return root[0] if root else below[0] if len(below) == 1 else -1
 
 

@@ -118,7 +118,7 @@ def op_spans(trace: Trace) -> OpSpans | None:
     outer = np.flatnonzero((parent < 0) & (end > start))
     outer = outer[np.argsort(start[outer], kind="stable")]
     phases = list(dict.fromkeys(ops.phase.tolist()))
-    phase = np.array([phases.index(own) for own in ops.phase.tolist()], np.int64)
+    phase = np.array([phases.index(name) for name in ops.phase.tolist()], np.int64)
     pairs, which = np.unique(ops.key[outer] * len(phases) + phase[outer], return_inverse=True)
     paths = []
     for key, unnamed in ((pair // len(phases), phases[pair % len(phases)]) for pair in pairs.tolist()):
@@ -126,8 +126,8 @@ def op_spans(trace: Trace) -> OpSpans | None:
             paths.append((ops.scopes[key].phase, *ops.scopes[key].path))
             continue
         name = trace.hlo_ops[key].op_name if key < many else trace.names[key - many]
-        own, path = (unnamed, (name,)) if unnamed else place_of(name, key < many, key in training)
-        paths.append((own, *path))
+        phase_name, path = (unnamed, (name,)) if unnamed else place_of(name, key < many, key in training)
+        paths.append((phase_name, *path))
     return OpSpans(start[outer], end[outer], host.line[ops.rows[outer]], which, paths, bool(ops.scopes))
 
 
@@ -148,7 +148,7 @@ def _ops(trace: Trace) -> _Ops:
                     tuple(scopes.scopes))
     xla, hlo = host_stat(host, "hlo")
     is_op = name_mask(trace, OP) & ~(name_mask(trace, _RUNS_XLA) if len(xla) else False)
-    own = np.flatnonzero(is_op[host.name] & ~of_input_pipeline(trace))
+    tf_ops = np.flatnonzero(is_op[host.name] & ~of_input_pipeline(trace))
     everything = union([host.start_ns[0]], [host.end_ns.max() + 1])
     eager, eager_op = eager_calls(trace, everything)
     holds = np.array([op.opcode in _HOLDS_OPS for op in trace.hlo_ops] + [False])
@@ -158,12 +158,12 @@ def _ops(trace: Trace) -> _Ops:
     calls, called = host_stat(host, "name") if not len(xla) else (np.empty(0, np.int64), np.empty(0, np.int64))
     some = name_mask(trace, _CALLS)[host.name[calls]] & name_mask(trace, _FUNCTION)[called]
     calls, called = calls[some], called[some]
-    rows = np.concatenate((own, xla, eager, calls))
+    rows = np.concatenate((tf_ops, xla, eager, calls))
     done = np.full(len(rows), -1, np.int64)
-    done[len(own):len(own) + len(xla)] = _ends(trace, xla)
-    key = np.concatenate((many + host.name[own], np.where(hlo >= 0, hlo, many + host.name[xla]), many + eager_op,
+    done[len(tf_ops):len(tf_ops) + len(xla)] = _ends(trace, xla)
+    key = np.concatenate((many + host.name[tf_ops], np.where(hlo >= 0, hlo, many + host.name[xla]), many + eager_op,
                           many + called))
-    phase = np.repeat(np.array(["", EAGER, COMPILED], object), (len(own) + len(xla), len(eager), len(calls)))
+    phase = np.repeat(np.array(["", EAGER, COMPILED], object), (len(tf_ops) + len(xla), len(eager), len(calls)))
     return _Ops(rows, done, key.astype(np.int64), phase)
 
 
@@ -180,9 +180,9 @@ def _ends(trace: Trace, rows: I64) -> I64:
     which += len(numbers) * (machine[host.line[np.concatenate((starts, ends))]] + 1)
     done = np.full(int(which.max()) + 1, -1, np.int64)
     done[which[len(starts):]] = host.end_ns[ends]
-    at = np.searchsorted(starts, rows)
-    found = np.flatnonzero(np.append(starts, -1)[at] == rows)
-    out[found] = done[which[at[found]]]
+    start_index = np.searchsorted(starts, rows)
+    ending = np.flatnonzero(np.append(starts, -1)[start_index] == rows)
+    out[ending] = done[which[start_index[ending]]]
     return np.where(out > host.end_ns[rows], out, -1)
 
 
@@ -212,9 +212,9 @@ def _shared(trace: Trace, ops: _Ops, within: Spans) -> tuple[I64, int]:
 def _by_op(ops: _Ops, time_ns: I64, inside: npt.NDArray[np.bool_]) -> Iterator[tuple[int, str, float, float]]:
     """What the op is, its phase where its name tells none, its time, and how many of its runs began in the steps."""
     for phase in dict.fromkeys(ops.phase.tolist()):
-        own = np.flatnonzero(ops.phase == phase)
-        keys, which = np.unique(ops.key[own], return_inverse=True)
-        times, runs = np.bincount(which, time_ns[own]), np.bincount(which, inside[own])
+        of_phase = np.flatnonzero(ops.phase == phase)
+        keys, which = np.unique(ops.key[of_phase], return_inverse=True)
+        times, runs = np.bincount(which, time_ns[of_phase]), np.bincount(which, inside[of_phase])
         for key, time, count in zip(keys.tolist(), times.tolist(), runs.tolist(), strict=True):
             if time or count:
                 yield key, phase, time, count

@@ -83,13 +83,13 @@ def named_events(
         number = np.array([gpu_number(trace, g) for g in range(len(trace.gpus))], np.int64)[device.gpu[rows]]
         here = np.isin(number, events.only_on)
         elsewhere = {_stem(_name(trace, op, calls)[0]) for op in np.unique(key[~here & (key >= 0)]).tolist()}
-        own = [op for op in np.unique(key[here & (key >= 0)]).tolist()
+        only_here = [op for op in np.unique(key[here & (key >= 0)]).tolist()
                if _stem(_name(trace, op, calls)[0]) not in elsewhere]
-        keep = here & np.isin(key, own)
+        keep = here & np.isin(key, only_here)
         rows, time, key, gpus = rows[keep], time[keep], key[keep], events.only_on
-    known = rows_of((key >= 0) & (time > 0))
+    with_op = rows_of((key >= 0) & (time > 0))
     root, seen = _Node(), set()
-    for op, node in _by_op(rows[known], time[known], key[known]):
+    for op, node in _by_op(rows[with_op], time[with_op], key[with_op]):
         path, source = _name(trace, op, calls)
         if not path:
             continue
@@ -97,11 +97,11 @@ def named_events(
         seen.add(path)
         if source:
             node.sources[source] = node.time_ns
-        at = root
-        at.add(node)
+        scope = root
+        scope.add(node)
         for part in path[:_MAX_DEPTH]:
-            at = at.children.setdefault(part, _Node())
-            at.add(node)
+            scope = scope.children.setdefault(part, _Node())
+            scope.add(node)
     if root.time_ns <= 0 or root.time_ns < _NAMED_PART * float(time.sum()):
         return ()
     unit = count * max(len(gpus), 1) * 1e9
@@ -171,8 +171,8 @@ def _by_op(rows: I64, time: I64, key: I64) -> Iterator[tuple[int, _Node]]:
     first = np.zeros(len(longest), np.int64)
     first[key[at_longest]] = at_longest  # of equal ones the first
     for op in np.flatnonzero(total).tolist():
-        at = int(first[op])
-        yield op, _Node(float(total[op]), 1, (float(time[at]), int(rows[at])))
+        event = int(first[op])
+        yield op, _Node(float(total[op]), 1, (float(time[event]), int(rows[event])))
 
 
 def _opened(root: _Node) -> list[tuple[str, _Node]]:
@@ -201,8 +201,8 @@ def _parts(node: _Node, whole_ns: float) -> list[tuple[str, _Node]] | None:
                 for name in alike:
                     several.merge(node.children[name])
         if max((child.time_ns for child in children.values()), default=0.0) >= _NAMED_FROM * whole_ns:
-            own = _Node(node.time_ns - inner, 1, node.longest)  # an op whose name is also a scope of others
-            return [*children.items(), *([("", own)] if own.time_ns > 0.5 else [])]
+            alone = _Node(node.time_ns - inner, 1, node.longest)  # an op whose name is also a scope of others
+            return [*children.items(), *([("", alone)] if alone.time_ns > 0.5 else [])]
     return None
 
 

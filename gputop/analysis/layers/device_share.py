@@ -45,19 +45,19 @@ def device_share(trace: Trace, timeline: GpuTimeline, within: Spans) -> DeviceSh
             continue
         of_kind = np.zeros(len(Kind), bool)
         of_kind[list(members)] = True
-        at = np.flatnonzero(of_kind[kinds])
-        everything = len(at) == len(rows)
-        first, last = (start, end) if everything else (start[at], end[at])
+        indices = np.flatnonzero(of_kind[kinds])
+        everything = len(indices) == len(rows)
+        first, last = (start, end) if everything else (start[indices], end[indices])
         until = np.maximum.accumulate(last)
         begin = first.copy()
         np.maximum(begin[1:], until[:-1], out=begin[1:])
         stop = np.maximum(begin, until)
-        kind[at] = what
-        busy[at] = coverage(within, begin, stop)
+        kind[indices] = what
+        busy[indices] = coverage(within, begin, stop)
         if number:
-            own = intersect(union(begin, stop), within)
-            hidden = merge(*(intersect(own, spans) for spans in earlier))
-            busy[at] -= coverage(hidden, begin, stop)
+            covered = intersect(union(begin, stop), within)
+            hidden = merge(*(intersect(covered, spans) for spans in earlier))
+            busy[indices] -= coverage(hidden, begin, stop)
     gaps = timeline.gaps
     lo, hi = timeline.window_ns
     bounds = Spans(np.concatenate((within.start[:1], gaps.start)), np.concatenate(([lo], gaps.end)))

@@ -54,8 +54,8 @@ def excess_of(
     stems: dict[str, int] = {}
     number = np.array([stems.setdefault(op_stem(trace, key, calls) if by_op else str(key), len(stems))
                        for key in distinct.tolist()], np.int64)[which]
-    own, *rest = np.split(number, np.cumsum([len(rows) for rows in all_rows])[:-1])
-    of_heavy = np.bincount(own, times[0], len(stems))
+    stem_of_event, *rest = np.split(number, np.cumsum([len(rows) for rows in all_rows])[:-1])
+    of_heavy = np.bincount(stem_of_event, times[0], len(stems))
     usual = np.median([np.bincount(stem, time, len(stems)) for stem, time in zip(rest, times[1:], strict=True)], axis=0)
     longer = np.maximum(of_heavy - usual, 0)
     total = float((of_heavy - usual).sum())
@@ -63,7 +63,7 @@ def excess_of(
         return None
     alike = float(usual[longer >= _ALIKE * total / usual.sum() * usual].sum() / usual.sum())
     share = np.divide(longer, of_heavy, out=np.zeros(len(stems)), where=of_heavy > 0)
-    return Excess(all_rows[0], np.rint(times[0] * share[own]).astype(np.int64), round(total),
+    return Excess(all_rows[0], np.rint(times[0] * share[stem_of_event]).astype(np.int64), round(total),
                   round(float(of_heavy[usual == 0].sum())), alike, _blocks_ratio(trace, all_rows, times), by_op)
 
 

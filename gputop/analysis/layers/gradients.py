@@ -44,33 +44,33 @@ def gradient_buckets(trace: Trace, functions: Mask) -> Iterator[Bucket]:
     accumulate = (name_mask(trace, _ACCUMULATE) & functions)[host.name]
     reduced = np.flatnonzero((device.kind == Kind.COLLECTIVE) & (device.launch_ns >= 0))
     for line in np.unique(device.launch_line[reduced]).tolist():
-        own = rows[host.line[rows] == line]
-        if accumulate[own].any():
-            yield from _of_thread(trace, own, accumulate, reduced[device.launch_line[reduced] == line])
+        functions_of_line = rows[host.line[rows] == line]
+        if accumulate[functions_of_line].any():
+            yield from _of_thread(trace, functions_of_line, accumulate, reduced[device.launch_line[reduced] == line])
 
 
-def _of_thread(trace: Trace, own: I64, accumulate: Mask, reduced: I64) -> Iterator[Bucket]:
-    """``own``: rows of the thread's functions, ``accumulate``: which of the host's events accumulate, ``reduced``: rows
-    of the collectives that it launched."""
+def _of_thread(trace: Trace, functions: I64, accumulate: Mask, reduced: I64) -> Iterator[Bucket]:
+    """The buckets of one thread. ``functions``: rows of its functions, ``accumulate``: which of the host's events
+    accumulate, ``reduced``: rows of the collectives that it launched."""
     host = trace.host
     numbered, numbers = host_stat(host, "sequence")
-    at_number = np.searchsorted(numbered, own)
-    known = np.append(numbered, -1)[at_number] == own
-    sequence = np.where(known, np.append(numbers, -1)[at_number], -1).tolist()
+    at_number = np.searchsorted(numbered, functions)
+    has_number = np.append(numbered, -1)[at_number] == functions
+    sequence = np.where(has_number, np.append(numbers, -1)[at_number], -1).tolist()
     sized, elements = host_stat(host, "elements")
-    here = host.line[sized] == host.line[own[0]]
+    here = host.line[sized] == host.line[functions[0]]
     sized, elements = sized[here], elements[here]
     is_gradient, launch = name_mask(trace, _ACCUMULATE)[host.name[sized]], trace.device.launch_ns[reduced]
     pending: list[tuple[int, int]] = []  # since the bucket before: the gradient's function, and its elements or -1
-    source, until, at, number, whole = -1, -1, -1, 0, False
-    for row, now in zip(own.tolist(), sequence, strict=True):
+    source, until, current, number, whole = -1, -1, -1, 0, False
+    for row, now in zip(functions.tolist(), sequence, strict=True):
         begin, end = int(host.start_ns[row]), int(host.end_ns[row])
         if begin >= until:
             until = end
-            if now > at:  # in a backward pass they fall, from op to op back
+            if now > current:  # in a backward pass they fall, from op to op back
                 pending, number, source = [], 0, -1
                 whole = bool((numbers[:np.searchsorted(numbered, row)] == now).any())  # else the trace begins within it
-            at = now if now >= 0 else at
+            current = now if now >= 0 else current
         if not accumulate[row]:
             source = source if _PASSES_ON.match(trace.names[host.name[row]]) else row
             continue
@@ -93,8 +93,8 @@ def _held(sizes: Sequence[int], message: int, otherwise: int) -> int:
     if message < 0 or min(sizes) < 0:
         return otherwise
     sums = np.cumsum(sizes[::-1])
-    found = np.flatnonzero(sums == message)
-    return int(found[0]) + 1 if len(found) else 0
+    matches = np.flatnonzero(sums == message)
+    return int(matches[0]) + 1 if len(matches) else 0
 
 
 def bucket_name(number: int, paths: Sequence[tuple[str, ...]]) -> str:

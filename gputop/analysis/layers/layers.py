@@ -155,8 +155,8 @@ def _executions(trace: Trace, shares: Sequence[DeviceShare], many: int) -> tuple
         return executions, names
     rows = np.concatenate([share.rows[(share.kind == COMPUTE) & (share.busy_ns > 0)] for share in shares])
     busy = np.concatenate([share.busy_ns[(share.kind == COMPUTE) & (share.busy_ns > 0)] for share in shares])
-    known = trace.device.hlo[rows] >= 0
-    rows, busy = rows[known], busy[known]
+    with_op = trace.device.hlo[rows] >= 0
+    rows, busy = rows[with_op], busy[with_op]
     pairs = trace.device.hlo[rows].astype(np.int64) * (len(trace.names) + 1) + trace.device.name[rows] + 1
     kinds, which = np.unique(pairs, return_inverse=True)
     count, time = np.bincount(which, minlength=len(kinds)), np.bincount(which, busy, minlength=len(kinds))

@@ -37,7 +37,7 @@ def limits(
     """
     if parts is None or not gpus or not parts.compute:
         return None
-    known = [LimitStep(part, getattr(parts, part) or 0.0) for part in (*_WAITING, *_EXPOSED)]
+    known_steps = [LimitStep(part, getattr(parts, part) or 0.0) for part in (*_WAITING, *_EXPOSED)]
     kinds = {replace(gpu, host="", ordinal=0, rank=0) for gpu in gpus}
     peak = peak_of(gpus[0]) if len(kinds) == 1 else None
     if peak is None:
@@ -46,17 +46,17 @@ def limits(
     elif given_flops is not None and steps.times.unit != "step":
         reason = "The FLOPs of a step are given, but what repeats in this trace may be a layer."
     elif given_flops is not None:
-        return _of_given(parts, known, peak, given_flops * steps.times.iterations_per_step / len(gpus), uses)
+        return _of_given(parts, known_steps, peak, given_flops * steps.times.iterations_per_step / len(gpus), uses)
     elif times is not None and times.ops:
-        return _of_ops(parts, known, peak, times)
+        return _of_ops(parts, known_steps, peak, times)
     else:
         reason = ("No kernel of this trace tells its FLOPs. "
                   "--flops-per-step N states those of a step.")
-    return Limits(step_s=parts.total, steps=(*known, LimitStep("unknown", parts.compute)), reason=reason)
+    return Limits(step_s=parts.total, steps=(*known_steps, LimitStep("unknown", parts.compute)), reason=reason)
 
 
 def _of_given(
-    parts: Breakdown, known: list[LimitStep], peak: GpuPeak, flops: float, uses: Sequence[GpuUse],
+    parts: Breakdown, known_steps: list[LimitStep], peak: GpuPeak, flops: float, uses: Sequence[GpuUse],
 ) -> Limits:
     """With the user's FLOPs: the type is the one that most kernel time has, of those whose names tell."""
     compute = parts.compute or 0.0
@@ -73,7 +73,8 @@ def _of_given(
     sound = at_used <= compute
     split = (LimitStep("kernels", compute - at_used), LimitStep("types", at_used - ideal), LimitStep("limit", ideal))
     return Limits(
-        step_s=parts.total, steps=(*known, *(split if sound else (LimitStep("unknown", compute),))), gpu=peak.name,
+        step_s=parts.total, gpu=peak.name,
+        steps=(*known_steps, *(split if sound else (LimitStep("unknown", compute),))),
         peaks=(Peak(used, peak.flops[used], peak.source),), bytes_per_s=peak.bytes_per_s, flops=flops,
         flops_source="given", coverage=1.0, mfu=mfu if sound else None,
         reason="" if sound else (
@@ -81,7 +82,7 @@ def _of_given(
             "number given is too large, or of more GPUs than the trace has."))
 
 
-def _of_ops(parts: Breakdown, known: list[LimitStep], peak: GpuPeak, times: LayerTimes) -> Limits:
+def _of_ops(parts: Breakdown, known_steps: list[LimitStep], peak: GpuPeak, times: LayerTimes) -> Limits:
     compute = parts.compute or 0.0
     total = dict.fromkeys(("measured", "roofline", "ideal"), 0.0)
     model = hardware = model_flops = 0.0
@@ -109,9 +110,9 @@ def _of_ops(parts: Breakdown, known: list[LimitStep], peak: GpuPeak, times: Laye
         if typed and measured:
             name = "/".join(scope_of(use.op.op_name, True).path) or use.op.op_name or use.kernel
             types[name] = max(typed, key=lambda dtype: typed[dtype])
-            own = work.setdefault(name, [0.0, 0.0, 0.0])
+            sums = work.setdefault(name, [0.0, 0.0, 0.0])
             for i, value in enumerate((measured, per_step * sum(typed.values()), per_step * use.op.bytes)):
-                own[i] += value
+                sums[i] += value
         for dtype in typed:
             used[dtype] = used.get(dtype, 0.0) + per_step * typed[dtype]
     coverage = total["measured"] / compute if compute else 0.0
@@ -121,7 +122,7 @@ def _of_ops(parts: Breakdown, known: list[LimitStep], peak: GpuPeak, times: Laye
     return Limits(
         points=tuple(points[:_MAX_POINTS]),
         step_s=parts.total, gpu=peak.name, bytes_per_s=peak.bytes_per_s, flops=model_flops, flops_source="programs",
-        steps=(*known, LimitStep("unknown", max(compute - total["measured"], 0.0)),
+        steps=(*known_steps, LimitStep("unknown", max(compute - total["measured"], 0.0)),
                LimitStep("kernels", total["measured"] - total["roofline"]),
                LimitStep("types", total["roofline"] - total["ideal"]), LimitStep("limit", total["ideal"])),
         peaks=tuple(Peak(dtype, peak.flops[dtype], peak.source) for dtype in sorted(used, key=lambda d: -used[d])),

@@ -39,8 +39,8 @@ class _Row(NamedTuple):
 
 def _types(half: float | None, tf32: float | None, fp32: float | None, fp8: float | None = None,
            fp16: float | None = None) -> dict[str, float]:
-    found = {"bf16": half, "fp16": fp16 or half, "tf32": tf32, "fp32": fp32, "fp8": fp8}
-    return {dtype: tflops * _T for dtype, tflops in found.items() if tflops is not None}
+    tflops_of = {"bf16": half, "fp16": fp16 or half, "tf32": tf32, "fp32": fp32, "fp8": fp8}
+    return {dtype: tflops * _T for dtype, tflops in tflops_of.items() if tflops is not None}
 
 
 _ANY = (0.0, 1e9)

@@ -81,16 +81,16 @@ def _scopes_at(trace: Trace, line: npt.NDArray, time_ns: I64) -> CallScopes:
     # With the calls around the op whose gradient it computes, where that is known; code 0 has none.
     of_op = np.where(function[:many] >= 0, code[many + function[:many]] if len(ops) else 0, 0)
     pairs, which = np.unique(code[:many] * len(stacks) + of_op, return_inverse=True)
-    found = []
-    for own, op in (divmod(pair, len(stacks)) for pair in pairs.tolist()):
-        alone, *around = stacks[own]
+    scopes = []
+    for stack, op in (divmod(pair, len(stacks)) for pair in pairs.tolist()):
+        alone, *around = stacks[stack]
         scope = _scope("backward" if alone else "", [trace.names[i] for i in around], calls)
         if scope is not None and scope.phase == "backward" and op:
             scope = Scope("backward", (*_layers([trace.names[i] for i in stacks[op][1:]], calls), *scope.path))
-        found.append(scope)
-    known = np.array([scope is not None for scope in found], bool)
-    number = np.where(known, np.cumsum(known) - 1, -1)
-    return CallScopes(number[which], _below_their_parents(trace, [scope for scope in found if scope is not None]))
+        scopes.append(scope)
+    has_scope = np.array([scope is not None for scope in scopes], bool)
+    number = np.where(has_scope, np.cumsum(has_scope) - 1, -1)
+    return CallScopes(number[which], _below_their_parents(trace, [scope for scope in scopes if scope is not None]))
 
 
 def _with_buckets(trace: Trace, calls: CallScopes) -> CallScopes:
@@ -100,12 +100,12 @@ def _with_buckets(trace: Trace, calls: CallScopes) -> CallScopes:
         return calls
     host, of_event = trace.host, calls.of_event.copy()
     rows = np.concatenate([bucket.functions for bucket in buckets])
-    found = _scopes_at(trace, host.line[rows], host.start_ns[rows])
-    paths = [found.scopes[i].path if i >= 0 else ("",) for i in found.of_event.tolist()]
+    of_functions = _scopes_at(trace, host.line[rows], host.start_ns[rows])
+    paths = [of_functions.scopes[i].path if i >= 0 else ("",) for i in of_functions.of_event.tolist()]
     named: dict[str, int] = {}
     for bucket in buckets:
-        own, paths = paths[:len(bucket.functions)], paths[len(bucket.functions):]
-        name = bucket_name(bucket.number, own)
+        bucket_paths, paths = paths[:len(bucket.functions)], paths[len(bucket.functions):]
+        name = bucket_name(bucket.number, bucket_paths)
         of_event[bucket.events] = len(calls.scopes) + named.setdefault(name, len(named))
     return CallScopes(of_event, [*calls.scopes, *(Scope("backward", (name,)) for name in named)])
 
@@ -131,8 +131,8 @@ def autograd_functions(trace: Trace) -> Mask:
 
 def _backward_calls(trace: Trace, functions: Mask) -> Mask:
     """The functions of autograd, by the names of the engine's calls and by their own, as :func:`name_mask`."""
-    own = {name.removeprefix(_AUTOGRAD) for name in trace.names if name.startswith(_AUTOGRAD)}
-    return functions | name_mask(trace, _BARE_AUTOGRAD) | np.array([name in own for name in trace.names] + [False])
+    named = {name.removeprefix(_AUTOGRAD) for name in trace.names if name.startswith(_AUTOGRAD)}
+    return functions | name_mask(trace, _BARE_AUTOGRAD) | np.array([name in named for name in trace.names] + [False])
 
 
 def _stacks(
@@ -154,8 +154,8 @@ def _stacks(
         around = _around(trace, rows[depth == level], line, time_ns)
         here = np.flatnonzero(around >= 0)
         inside = here[functions[host.name[around[here]]]]
-        at = np.searchsorted(frames, around[inside])
-        innermost[inside] = np.where(np.append(frames, -1)[at] == around[inside], at, -1)
+        index = np.searchsorted(frames, around[inside])
+        innermost[inside] = np.where(np.append(frames, -1)[index] == around[inside], index, -1)
         pairs, which = np.unique(code[here] * len(trace.names) + host.name[around[here]], return_inverse=True)
         code[here] = len(stacks) + which
         stacks += [(*stacks[before], inner) for before, inner in (
@@ -181,11 +181,11 @@ def _linked(trace: Trace, functions: Mask) -> tuple[I64, I64]:
     lines = host.line[rows[order]]
     alone = np.maximum.reduceat(lines, first) == np.minimum.reduceat(lines, first)
     last = rows[order[np.append(first[1:], len(order)) - 1]]
-    own = np.flatnonzero(is_function)
-    at = np.minimum(np.searchsorted(number[order[first]], number[own]), len(first) - 1)
-    fits = (number[order[first]][at] == number[own]) & alone[at] & (
-        host.start_ns[last[at]] < host.start_ns[rows[own]])
-    return rows[own[fits]], last[at[fits]]
+    functions_at = np.flatnonzero(is_function)
+    index = np.minimum(np.searchsorted(number[order[first]], number[functions_at]), len(first) - 1)
+    fits = (number[order[first]][index] == number[functions_at]) & alone[index] & (
+        host.start_ns[last[index]] < host.start_ns[rows[functions_at]])
+    return rows[functions_at[fits]], last[index[fits]]
 
 
 def _backward_threads(trace: Trace, functions: Mask) -> list[int]:
@@ -199,11 +199,11 @@ def _around(trace: Trace, calls: I64, line: npt.NDArray, time_ns: I64) -> I64:
     """For each thread and time the row of the call that was running, -1: none. Calls of a thread are apart."""
     host, out = trace.host, np.full(len(line), -1, np.int64)
     for thread in np.unique(host.line[calls]).tolist():
-        own = calls[host.line[calls] == thread]
+        of_thread = calls[host.line[calls] == thread]
         mine = np.flatnonzero((line == thread) & (time_ns >= 0))
-        at = np.searchsorted(host.start_ns[own], time_ns[mine], side="right") - 1
-        inside = (at >= 0) & (time_ns[mine] < host.end_ns[own[np.maximum(at, 0)]])
-        out[mine[inside]] = own[at[inside]]
+        last_call = np.searchsorted(host.start_ns[of_thread], time_ns[mine], side="right") - 1
+        inside = (last_call >= 0) & (time_ns[mine] < host.end_ns[of_thread[np.maximum(last_call, 0)]])
+        out[mine[inside]] = of_thread[last_call[inside]]
     return out
 
 

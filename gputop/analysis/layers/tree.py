@@ -86,15 +86,15 @@ def place_of(name: str, has_program: bool, training: bool) -> tuple[str, tuple[s
 
 def put(root: Node, phase: str, path: tuple[str, ...], node: Node, source: str = "") -> None:
     """Add an op's figures to all scopes around it, the ``phase`` first."""
-    at = root
-    at.add(node)
+    scope = root
+    scope.add(node)
     for part in (phase, *path[:_MAX_DEPTH]):
-        at = at.children.setdefault(part, Node())
-        at.add(node)
-    at.own = at.own or Node()
-    at.own.add(node)
+        scope = scope.children.setdefault(part, Node())
+        scope.add(node)
+    scope.own = scope.own or Node()
+    scope.own.add(node)
     if source:
-        for whose in (root, at):
+        for whose in (root, scope):
             whose.sources[source] = whose.sources.get(source, 0.0) + node.device_ns
 
 

@@ -63,29 +63,29 @@ def builds(trace: Trace) -> Builds:
     return Builds(outer, built)
 
 
-def rebuilt(trace: Trace, known: Builds | None = None) -> tuple[Rebuilt, ...]:
+def rebuilt(trace: Trace, all_builds: Builds | None = None) -> tuple[Rebuilt, ...]:
     """Functions that are built again and again, the one that takes most time first.
 
     A tf.function of the same name that is new counts as the same function: the program makes it anew. One such call is
     its first. A function that has not been built for long, by its calls or by time, is left out, as one that a job's
     start builds for several shapes.
     """
-    known = builds(trace) if known is None else known
+    all_builds = builds(trace) if all_builds is None else all_builds
     host, window_end = trace.host, trace.window_ns[1]
     rows, _ = host_stat(host, "tf_function_call")
     counted, tracing_count = host_stat(host, "tracing_count")
-    new = np.isin(known.rows, counted[tracing_count == 1])
+    new = np.isin(all_builds.rows, counted[tracing_count == 1])
     calls = outermost(trace, np.concatenate((rows, host_rows(trace, PJIT))))
     cut = _of_cut_calls(trace, calls)
     out = []
-    own_at, calls_at = by_line(host.name[known.rows]), by_line(host.name[calls])
+    own_at, calls_at = by_line(host.name[all_builds.rows]), by_line(host.name[calls])
     for one in {**own_at, **cut}:
-        at, unseen = own_at.get(one, _NO_ROWS), cut.get(one, (_NO_ROWS, _NO_ROWS))
-        made = int(new[at].sum())
-        built = len(at) + len(unseen[0]) - min(made, 1)
+        indices, unseen = own_at.get(one, _NO_ROWS), cut.get(one, (_NO_ROWS, _NO_ROWS))
+        made = int(new[indices].sum())
+        built = len(indices) + len(unseen[0]) - min(made, 1)
         if built < AGAIN:
             continue
-        own_begin, own_end = host.start_ns[known.rows[at]], known.built_ns[at]
+        own_begin, own_end = host.start_ns[all_builds.rows[indices]], all_builds.built_ns[indices]
         begin = np.sort(np.concatenate((own_begin, unseen[0])))
         end = int(np.concatenate((own_end, unseen[1])).max())
         all_calls = np.sort(np.concatenate((host.start_ns[calls[calls_at.get(one, _NO_ROWS)]], unseen[0])))
@@ -97,9 +97,9 @@ def rebuilt(trace: Trace, known: Builds | None = None) -> tuple[Rebuilt, ...]:
     return tuple(sorted(out, key=lambda one: (-one.time_ns, one.name)))
 
 
-def _is_over(at: I64, calls: int) -> bool:
-    """Whether far more calls follow the last of those ``at`` these places than ever lay between two of them."""
-    return calls - 1 - int(at[-1]) > OVER * int(np.diff(at).max())
+def _is_over(positions: I64, calls: int) -> bool:
+    """Whether far more calls follow the last of those at these ``positions`` than ever lay between two of them."""
+    return calls - 1 - int(positions[-1]) > OVER * int(np.diff(positions).max())
 
 
 def _of_cut_calls(trace: Trace, calls: I64) -> dict[int, tuple[I64, I64]]:
@@ -110,12 +110,12 @@ def _of_cut_calls(trace: Trace, calls: I64) -> dict[int, tuple[I64, I64]]:
     numbers = {name: i for i, name in enumerate(trace.names) if name.startswith("PjitFunction(")} if len(rows) else {}
     calls_at = by_line(host.name[calls]) if len(rows) else {}
     out = {}
-    for name, at in by_line(host.name[rows]).items():
+    for name, indices in by_line(host.name[rows]).items():
         module = _MODULE.match(trace.names[name])
         number = numbers.get(f"PjitFunction({module[1]})") if module is not None else None
         if number is None:
             continue
-        outside, around = rows[at], calls[calls_at.get(number, _NO_ROWS)]
+        outside, around = rows[indices], calls[calls_at.get(number, _NO_ROWS)]
         order = np.argsort(host.start_ns[around], kind="stable")
         inside = np.searchsorted(host.start_ns[around[order]], host.start_ns[outside], side="right") - 1
         ends = np.maximum.accumulate(host.end_ns[around[order]])

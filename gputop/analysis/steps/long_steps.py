@@ -21,10 +21,10 @@ _PERIODIC = 0.75  # of the long steps; the others are accidents beside them
 
 
 class LongSteps(NamedTuple):
-    """``at`` are their places among the steps, from 0; ``every`` is their distance where it is always the same, and
-    then others that are long, too, are left out: accidents."""
+    """``indices`` are theirs among the steps, from 0; ``every`` is their distance where it is always the same, and then
+    others that are long, too, are left out: accidents."""
 
-    at: I64
+    indices: I64
     more_s: F64  # by how much each is longer
     usual_s: float  # median of the other steps
     every: int | None
@@ -40,20 +40,20 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
     judged = durations_s if judged_s is None else judged_s
     usual = float(np.median(judged))
     spread = _MAD * float(np.median(np.abs(judged - usual)))
-    at = np.flatnonzero(judged - usual > max(_MORE * float(np.median(durations_s)), _DEVIATIONS * spread))
-    if not 1 <= len(at) <= _MOST * len(durations_s):
+    long = np.flatnonzero(judged - usual > max(_MORE * float(np.median(durations_s)), _DEVIATIONS * spread))
+    if not 1 <= len(long) <= _MOST * len(durations_s):
         return None
-    if len(at) == 1 and judged[at[0]] - usual < _ONE_SHARE * float(durations_s.sum()):
+    if len(long) == 1 and judged[long[0]] - usual < _ONE_SHARE * float(durations_s.sum()):
         return None
-    usual_s, usual = float(np.median(np.delete(durations_s, at))), float(np.median(np.delete(judged, at)))
-    at, every = _periodic(at)
-    return LongSteps(at, judged[at] - usual, usual_s, every)
+    usual_s, usual = float(np.median(np.delete(durations_s, long))), float(np.median(np.delete(judged, long)))
+    long, every = _periodic(long)
+    return LongSteps(long, judged[long] - usual, usual_s, every)
 
 
-def _periodic(at: I64) -> tuple[I64, int | None]:
+def _periodic(long: I64) -> tuple[I64, int | None]:
     """Those of the long steps that come every so many steps, none missing, and how many; all where few do so."""
-    every, periodic = period_of(at)
-    return (at, None) if every is None else (at[periodic], every)
+    every, periodic = period_of(long)
+    return (long, None) if every is None else (long[periodic], every)
 
 
 def period_of(places: I64) -> tuple[int | None, I64]:

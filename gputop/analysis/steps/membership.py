@@ -35,9 +35,9 @@ def work_of_steps(trace: Trace, steps: Steps) -> WorkOfSteps:
     """
     device, edges, count = trace.device, steps.edges_ns, steps.count
     by_launch = bool(steps.call_ends_ns)
-    at = np.where(device.launch_ns >= 0, device.launch_ns, device.start_ns) if by_launch else device.start_ns
-    step = np.searchsorted(edges[:, 0], at, side="right") - 1
-    inside = (step >= 0) & (at < edges[np.maximum(step, 0), 1])
+    time_ns = np.where(device.launch_ns >= 0, device.launch_ns, device.start_ns) if by_launch else device.start_ns
+    step = np.searchsorted(edges[:, 0], time_ns, side="right") - 1
+    inside = (step >= 0) & (time_ns < edges[np.maximum(step, 0), 1])
     if by_launch:
         kernels = np.bincount(step[inside & (device.kind <= Kind.COLLECTIVE)], minlength=count)
         while count > 2 and kernels[count - 1] < np.median(kernels[:count - 1]):

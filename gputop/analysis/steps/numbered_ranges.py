@@ -65,8 +65,8 @@ def numbered_ranges(trace: Trace) -> NumberedRanges | None:
     if len(rows) < _FEWEST:
         return None
     of_rank: dict[int, list[_Family]] = {}
-    for line, at in by_line(host.line[rows]).items():
-        of_rank.setdefault(trace.lines[line].rank, []).extend(_families(trace, rows[at], trace.lines[line].rank))
+    for line, indices in by_line(host.line[rows]).items():
+        of_rank.setdefault(trace.lines[line].rank, []).extend(_families(trace, rows[indices], trace.lines[line].rank))
     every = [family for of_one in of_rank.values() for family in of_one]
     if not every:
         return None
@@ -86,14 +86,14 @@ def numbered_ranges(trace: Trace) -> NumberedRanges | None:
 
 def _numbered(trace: Trace) -> Mask:
     """Which of ``trace.names`` are of such ranges, as :func:`gputop.trace.lookups.name_mask`."""
-    known = trace.name_masks.get(_KNOWN)
-    if known is None or len(known) != len(trace.names) + 1:
-        known = np.zeros(len(trace.names) + 1, bool)
-        known[:-1] = [0 < len(name) <= _MOST_CHARS and name[-1] in "0123456789])" and _RANGE.search(name) is not None
+    mask = trace.name_masks.get(_KNOWN)
+    if mask is None or len(mask) != len(trace.names) + 1:
+        mask = np.zeros(len(trace.names) + 1, bool)
+        mask[:-1] = [0 < len(name) <= _MOST_CHARS and name[-1] in "0123456789])" and _RANGE.search(name) is not None
                       and _PARTS.search(name) is None for name in trace.names]
-        known.flags.writeable = False
-        trace.name_masks[_KNOWN] = known
-    return known
+        mask.flags.writeable = False
+        trace.name_masks[_KNOWN] = mask
+    return mask
 
 
 def _families(trace: Trace, rows: I64, rank: int) -> list[_Family]:

@@ -43,8 +43,8 @@ def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
     out = {}
     for function, calls in zip(functions.tolist(), np.split(rows[order], first)[1:], strict=True):
         spans = union(trace.host.start_ns[calls], trace.host.end_ns[calls])
-        backward, forward, xla = (bool((np.searchsorted(at, spans.end) > np.searchsorted(at, spans.start)).any())
-                                  for at in times)
+        backward, forward, xla = (bool((np.searchsorted(op_ns, spans.end) > np.searchsorted(op_ns, spans.start)).any())
+                                  for op_ns in times)
         by_name = next((phase for phase, mask in named.items() if mask[function]),
                        trace.function_phases.get(trace.names[function], UNKNOWN))
         out[function] = by_name

@@ -1,7 +1,7 @@
 """The steps of a PyTorch job that marks none, as a capture from the middle of its run records it.
 
-PyTorch runs ops one by one, and no call holds a step. What repeats on the loop's thread tells, of events that lie in no
-other event of that thread; functions of Python and ranges of the user's are passed over:
+What repeats on the loop's thread shows them, of events that lie in no other event of that thread
+(:mod:`gputop.analysis.steps.pytorch_ops`):
 
 1. ``Optimizer.step#`` ends a step. Where one step calls several (a GAN's), their names and the nodes of the backward
    pass before each come again after that many calls.
@@ -10,103 +10,54 @@ other event of that thread; functions of Python and ranges of the user's are pas
 3. Far more ops than usual between a call and the next step's begin are another loop: an evaluation if a model runs
    forward and not backward in it.
 4. Without an optimizer a step is from batch to batch of the DataLoader; batches without a backward pass, next to
-   batches with one, are an evaluation. Without any backward pass nothing tells evaluation from inference.
-5. Without both the sequence of ops tells, if one repeats and no longer one explains it as well: a step where it holds a
-   backward pass, else a period of which nothing tells what it is. Where two threads run ops, none is the loop's.
+   batches with one, are an evaluation. Without any backward pass nothing shows whether a loop evaluates or infers.
+5. Without both the sequence of ops shows the steps, if one repeats and no longer one explains it as well: a step where
+   it holds a backward pass, else a period of which nothing shows what it is. Where two threads run ops, none is the
+   loop's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import outermost
 from gputop.analysis.steps.phases import EVALUATION, UNKNOWN
+from gputop.analysis.steps.pytorch_ops import Ops, outer_ops, thread_of_ops
 from gputop.analysis.steps.sequence_period import FEWEST, sequence_period
 from gputop.analysis.steps.training_loops import LOADER
-from gputop.trace.intervals import Spans, merge, union
-from gputop.trace.lookups import OPTIMIZER_CALL, Mask, by_line, host_rows, host_stat, name_mask
+from gputop.trace.intervals import Spans, union
+from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, busiest_line, lines_of
 
-_MARKS = rf"Optimizer\.(?:step|zero_grad)#|{LOADER}"
-_ZERO_GRAD = r"Optimizer\.zero_grad#"
-_OPS = rf"[\w.]+::\S|{_MARKS}|Torch-Compiled Region|CompiledFunction|\w+Backward\d*$"
-_BACKWARD = r"autograd::engine::evaluate_function"
-# Ops with weights, or what torch.compile made of them: a model runs.
-_FORWARD = (r"aten::(?:linear|addmm|mm|bmm|matmul|baddbmm|_?convolution|conv\w+|embedding\w*|lstm|gru|layer_norm|"
-            r"\w*batch_norm|\w*attention\w*|_transformer_encoder_layer_fwd)$|Torch-Compiled Region")
-_MOST_OPTIMIZERS = 8  # that one step of training calls
-# An evaluation between two calls makes two of these comparisons fail: a period is one that few more fail than of the
-# best, and most hold. gputop's own figures.
+# All of these are gputop's own figures.
+_MAX_OPTIMIZERS = 8  # that one step of training calls
+# An evaluation between two calls makes two comparisons of a call with a later one fail: a period is one that few more
+# fail than of the best, and that most hold.
 _ABOUT_AS_GOOD, _MOST = 0.1, 0.6
 _MIN_NAMES = 3  # of ops in a period: a benchmark of one op has no steps
 _LOCAL, _KEPT = 1 / 3, 0.8  # of all ops: those of a name lie in less; those that are looked at, at least
-_ANOTHER_THREAD = 0.3  # of the time in ops of the busiest thread: which of the two is the loop's is not known
-
-
-class LoopSteps(NamedTuple):
-    """Steps begin at ``start_ns``, their last call of an optimizer ends at ``end_ns`` (their begin where none is
-    called), and each lasts until the next of ``edges_ns``."""
-
-    what: str
-    confidence: str
-    start_ns: I64
-    end_ns: I64
-    edges_ns: I64
-    unit: str = "step"
-    phase: str = UNKNOWN
-    other_loops: Mapping[str, Spans] = {}
-
-
-class Ops(NamedTuple):
-    """The outermost ops of one thread, in order of time; ``backward_ns`` are the begins of the backward pass's nodes in
-    its process, ``forward_ns`` of ops with weights on the thread."""
-
-    name: npt.NDArray
-    start: I64
-    end: I64
-    is_batch: Mask
-    is_zero_grad: Mask
-    backward_ns: I64
-    forward_ns: I64
-
-    def first_at(self, time_ns: int) -> int:
-        return int(np.searchsorted(self.start, time_ns))
-
-    def nodes(self, begin_ns: I64, end_ns: I64) -> I64:
-        """How many nodes of the backward pass begin in each of these times."""
-        return np.searchsorted(self.backward_ns, end_ns) - np.searchsorted(self.backward_ns, begin_ns)
-
-
-def outer_ops(trace: Trace, line: int) -> Ops:
-    """Those of this thread, which is of Python."""
-    host = trace.host
-    rows = host_rows(trace, _OPS)
-    ranges = host_stat(host, "annotation")[0]
-    ranges = ranges[~name_mask(trace, _MARKS)[host.name[ranges]]]
-    rows = rows[(host.line[rows] == line) & ~np.isin(rows, ranges)]
-    rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows]))]
-    forward = rows[name_mask(trace, _FORWARD)[host.name[rows]]]
-    if len(rows):
-        reach = np.maximum.accumulate(host.end_ns[rows])
-        rows = rows[np.concatenate(([True], host.start_ns[rows][1:] >= reach[:-1]))]
-    process = trace.lines[line].host, trace.lines[line].rank
-    of_process = np.array([(one.host, one.rank) == process for one in trace.lines], bool)
-    backward = host_rows(trace, _BACKWARD)
-    backward = backward[of_process[host.line[backward]]]
-    name = host.name[rows]
-    return Ops(name, host.start_ns[rows], host.end_ns[rows], name_mask(trace, LOADER)[name],
-                name_mask(trace, _ZERO_GRAD)[name], host.start_ns[backward], host.start_ns[forward])
 
 
 # -- with an optimizer ----------------------------------------------------------------------------------
 
-def optimizer_steps(trace: Trace) -> LoopSteps | None:
+
+class _StepCalls(NamedTuple):
+    """Of each step when its first call of an optimizer begins and its last one ends (ns); and as indices into the
+    thread's ops the first op from there on: ``first_op`` of the first call, ``next_op`` behind the last."""
+
+    first_ns: I64
+    last_end_ns: I64
+    first_op: I64
+    next_op: I64
+
+
+def optimizer_steps(trace: Trace) -> Anchors | None:
     """Steps that end with calls of an optimizer (1 to 3); None where fewer than three are recorded."""
     host = trace.host
     rows = host_rows(trace, OPTIMIZER_CALL)
@@ -117,29 +68,36 @@ def optimizer_steps(trace: Trace) -> LoopSteps | None:
     rows = np.sort(outermost(trace, rows[host.line[rows] == line]))
     ops = outer_ops(trace, line)
     start, end = host.start_ns[rows], host.end_ns[rows]
-    work = ops.nodes(start[:-1], start[1:])
-    if not len(ops.backward_ns):
-        launched = np.sort(trace.device.launch_ns[trace.device.launch_ns >= 0])
-        work = np.diff(np.searchsorted(launched, start))
-    period = _period_of_calls(host.name[rows], work)
+    period = _period_of_calls(host.name[rows], _work_between(trace, ops, start))
     first = _first_of_step(ops, start, end, period)
     count = (len(rows) - first) // period
     if count < FEWEST:
         return None
     calls = np.arange(count) * period + first
-    return _from_calls(ops, start[calls], end[calls + period - 1])
+    first_ns, last_end_ns = start[calls], end[calls + period - 1]
+    return _steps_of_calls(ops, _StepCalls(first_ns, last_end_ns, np.searchsorted(ops.start, first_ns),
+                                           np.searchsorted(ops.start, last_end_ns)))
+
+
+def _work_between(trace: Trace, ops: Ops, start: I64) -> I64:
+    """Between each of these calls and the next the nodes of the backward pass; where none is recorded at all, the
+    launches."""
+    if len(ops.backward_ns):
+        return ops.backward_nodes(start[:-1], start[1:])
+    launched = np.sort(trace.device.launch_ns[trace.device.launch_ns >= 0])
+    return np.diff(np.searchsorted(launched, start))
 
 
 def _period_of_calls(name: npt.NDArray, work: I64) -> int:
-    """After how many calls the optimizers' names and the work before each come again; 1 where nothing tells.
+    """After how many calls the optimizers' names and the work before each come again (1); 1 where nothing tells.
 
     The shortest for which about as many of them do as for the best.
     """
-    for alike_with_work in (True, False):
+    for with_work in (True, False):
         shares = {}
-        for period in range(1, min(_MOST_OPTIMIZERS, len(work) // 2) + 1):
+        for period in range(1, min(_MAX_OPTIMIZERS, len(work) // 2) + 1):
             alike = name[1:][period:] == name[1:][:-period]
-            if alike_with_work:
+            if with_work:
                 alike &= work[period:] == work[:-period]
             shares[period] = float(alike.mean())
         best = max(shares.values(), default=0.0)
@@ -154,92 +112,100 @@ def _first_of_step(ops: Ops, start: I64, end: I64, period: int) -> int:
     evaluations and ends of epochs lie between steps."""
     if period == 1:
         return 0
-    at = np.arange(1, len(start))  # what precedes the first call was not recorded whole
+    calls = np.arange(1, len(start))  # what precedes the first call was not recorded whole
     batches = np.diff(np.searchsorted(ops.start[ops.is_batch], start))
     zeroed = np.diff(np.searchsorted(ops.start[ops.is_zero_grad], start))
     stretch = start[1:] - end[:-1]
     following = np.searchsorted(ops.start, end[:-1])
     pause = np.append(ops.start, start[-1])[following] - end[:-1]
-    places = [at % period == place for place in range(period)]
-    return min(range(period), key=lambda place: (
-        -float(np.median(batches[places[place]])), -float(np.median(zeroed[places[place]])),
-        float(np.median(stretch[places[place]]) - (stretch + pause)[places[place]].mean())))
+
+    def order(first: int) -> tuple[float, float, float]:
+        alike = calls % period == first
+        return (-float(np.median(batches[alike])), -float(np.median(zeroed[alike])),
+                float(np.median(stretch[alike]) - (stretch + pause)[alike].mean()))
+
+    return min(range(period), key=order)
 
 
-def _from_calls(ops: Ops, first_ns: I64, last_end_ns: I64) -> LoopSteps:
-    """Steps of which the first call of an optimizer begins at ``first_ns`` and the last one ends at ``last_end_ns``."""
-    # What lies between two steps' calls, as places in ``ops``, and the same after the last one.
-    begin = np.searchsorted(ops.start, last_end_ns)
-    stop = np.searchsorted(ops.start, first_ns)
+def _steps_of_calls(ops: Ops, calls: _StepCalls) -> Anchors:
+    """The steps that end with these calls (2, 3)."""
     batches = np.concatenate(([0], np.cumsum(ops.is_batch)))
-    fetched = batches[stop[1:]] - batches[begin[:-1]]
+    fetched = batches[calls.first_op[1:]] - batches[calls.next_op[:-1]]
     usual, often = Counter(fetched.tolist()).most_common(1)[0]
-    if usual and 2 * often >= len(fetched):
-        begins = _begins_by_batch(ops, begin, stop, usual)
-    else:
-        begins = _begins_by_sequence(ops, begin, stop, last_end_ns)
-    start_ns = np.array([first if at == stop_at else int(ops.start[at]) for at, stop_at, first in zip(
-        begins, stop.tolist(), first_ns.tolist(), strict=True)], np.int64)
-    before = np.array(begins[1:]) - begin[:-1]
-    usually = int(np.median(before))
-    edges, loops = [start_ns], dict[str, list[tuple[int, int]]]()
-    for i in np.flatnonzero(before > 2 * usually + 2).tolist():
-        at, until = int(begin[i]) + usually, begins[i + 1]
-        span = int(ops.start[at]), int(ops.end[until - 1])
-        phase = _phase(ops, *span)
-        if phase is not None:
-            loops.setdefault(phase, []).append(span)
-            edges.append(np.array(span[:1], np.int64))
-    tail = _tail(ops, int(begin[-1]), usually, by_batch=bool(usual))
-    if tail is not None:
-        edges.append(np.array([tail], np.int64))
-    whole = np.array(begins) >= 0
-    return LoopSteps("calls of Optimizer.step", "medium", start_ns[whole], last_end_ns[whole],
-                     np.concatenate([start_ns[whole], *edges[1:]]), other_loops={
-                         phase: union(*zip(*spans, strict=True)) for phase, spans in loops.items()})
+    begins = (_begins_by_batch(ops, calls, usual) if usual and 2 * often >= len(fetched)
+              else _begins_by_sequence(ops, calls))
+    start_ns = np.array([first_ns if begin == first_op else int(ops.start[begin]) for begin, first_op, first_ns in zip(
+        begins, calls.first_op.tolist(), calls.first_ns.tolist(), strict=True)], np.int64)
+    recorded = np.array(begins) >= 0
+    ops_between = np.array(begins[1:]) - calls.next_op[:-1]
+    usually = int(np.median(ops_between))
+    between = [(int(calls.next_op[i]) + usually, begins[i + 1])
+               for i in np.flatnonzero(ops_between > 2 * usually + 2).tolist()]
+    loops = [(phase, *span) for span in between if (phase := _phase(ops, *span)) is not None]
+    tail = _tail(ops, int(calls.next_op[-1]), usually, by_batch=bool(usual))
+    edges = np.concatenate((start_ns[recorded], ops.start[[first for _, first, _ in loops]], ops.start[tail]))
+    return Anchors("calls of Optimizer.step", "medium", start_ns[recorded], calls.last_end_ns[recorded], edges,
+                   other_loops=_spans_by_phase(ops, loops))
 
 
-def _begins_by_batch(ops: Ops, begin: I64, stop: I64, usual: int) -> list[int]:
-    """The place of each step's first batch; of the first step -1 where it was not recorded."""
-    at = np.flatnonzero(ops.is_batch)
-    last = np.searchsorted(at, stop) - usual
-    out = []
-    for i, place in enumerate(last.tolist()):
-        low = int(begin[i - 1]) if i else 0
-        recorded = place >= 0 and at[place] >= low
-        out.append(int(at[place]) if recorded else low if i else -1)
-    return out
+def _begins_by_batch(ops: Ops, calls: _StepCalls, usual: int) -> list[int]:
+    """The op that is each step's first batch, ``usual`` batches before its call; of the first step -1 where it was not
+    recorded."""
+    batches = np.flatnonzero(ops.is_batch)
+    begins = []
+    for i, first_batch in enumerate((np.searchsorted(batches, calls.first_op) - usual).tolist()):
+        low = int(calls.next_op[i - 1]) if i else 0
+        if first_batch >= 0 and batches[first_batch] >= low:
+            begins.append(int(batches[first_batch]))
+        else:
+            begins.append(low if i else -1)
+    return begins
 
 
-def _begins_by_sequence(ops: Ops, begin: I64, stop: I64, end_ns: I64) -> list[int]:
-    """The place of each step's first op, by the sequence of names that most steps have; of the first step -1 where that
-    was not recorded."""
-    first, begin, stop = int(stop[0]), begin[:-1], stop[1:]
-    sequences = [ops.name[low:high].tobytes() for low, high in zip(begin.tolist(), stop.tolist(), strict=True)]
-    common, often = Counter(sequences).most_common(1)[0]
-    length = len(common) // ops.name.itemsize if 2 * often >= len(sequences) else 0
-    usual = np.frombuffer(common, ops.name.dtype) if length else ops.name[:0]
+def _begins_by_sequence(ops: Ops, calls: _StepCalls) -> list[int]:
+    """Each step's first op, by the sequence of names that most steps have; of the first step -1 where that was not
+    recorded."""
+    first, begin, stop = int(calls.first_op[0]), calls.next_op[:-1], calls.first_op[1:]
+    usual = _usual_sequence(ops, begin, stop)
     zeroing = _leading(ops.is_zero_grad, begin, stop)
     lead = int(np.median(zeroing))
-    if lead:  # the pause is before the gradients are zeroed, or after
-        within = np.flatnonzero((zeroing == lead) & (stop - begin > lead))
-        at = begin[within]
-        before = ops.start[at] - end_ns[:-1][within]
-        behind = ops.start[at + lead] - ops.end[at + lead - 1]
-        kept = 0 if not len(within) or before.sum() >= behind.sum() else lead
-    else:
-        kept = 0
-    ahead = length - kept  # ops of a step before its optimizer is called
-    out = [first - ahead if 0 < ahead <= first and (ops.name[first - ahead:first] == usual[kept:]).all() else -1]
-    for low, high in zip(begin.tolist(), stop.tolist(), strict=True):
-        place = min(low + kept, high)
-        if length and high - low > length:
-            if (ops.name[high - length:high] == usual).all():
-                place = high - length + kept
-            elif (ops.name[high - length + lead:high] == usual[lead:]).all():
-                place = high - length + lead
-        out.append(place)
-    return out
+    # The pause between two steps is before the gradients are zeroed, or after.
+    kept = lead if lead and _pauses_after_zeroing(ops, calls, zeroing == lead, lead) else 0
+    ahead = len(usual) - kept  # ops of a step before its optimizer is called
+    recorded = 0 < ahead <= first and (ops.name[first - ahead:first] == usual[kept:]).all()
+    return [first - ahead if recorded else -1, *(
+        _begin_in(ops.name[low:high], usual, lead, kept) + low
+        for low, high in zip(begin.tolist(), stop.tolist(), strict=True))]
+
+
+def _usual_sequence(ops: Ops, begin: I64, stop: I64) -> npt.NDArray:
+    """The names of the ops between two steps' calls, as half of the steps or more have them; else none."""
+    sequences = [ops.name[low:high].tobytes() for low, high in zip(begin.tolist(), stop.tolist(), strict=True)]
+    common, often = Counter(sequences).most_common(1)[0]
+    return np.frombuffer(common, ops.name.dtype) if common and 2 * often >= len(sequences) else ops.name[:0]
+
+
+def _pauses_after_zeroing(ops: Ops, calls: _StepCalls, usual: Mask, lead: int) -> bool:
+    """Whether more time passes without an op behind the ``lead`` ops that zero gradients than before them, in the steps
+    that have as many as is usual, and ops behind them."""
+    begin, stop = calls.next_op[:-1], calls.first_op[1:]
+    steps = np.flatnonzero(usual & (stop - begin > lead))
+    zeroing = begin[steps]
+    before = ops.start[zeroing] - calls.last_end_ns[:-1][steps]
+    behind = ops.start[zeroing + lead] - ops.end[zeroing + lead - 1]
+    return bool(len(steps) and before.sum() < behind.sum())
+
+
+def _begin_in(names: npt.NDArray, usual: npt.NDArray, lead: int, kept: int) -> int:
+    """Which of the ops between two steps' calls is the next step's first: behind ``kept`` ops, or, if there are more
+    than usual, where the ``usual`` sequence begins that ends with the next call, with or without its ``lead`` ops."""
+    begin = len(names) - len(usual)
+    if len(usual) and begin > 0:
+        if (names[begin:] == usual).all():
+            return begin + kept
+        if (names[begin + lead:] == usual[lead:]).all():
+            return begin + lead
+    return min(kept, len(names))
 
 
 def _leading(mask: Mask, begin: I64, stop: I64) -> I64:
@@ -248,25 +214,33 @@ def _leading(mask: Mask, begin: I64, stop: I64) -> I64:
     return np.minimum(others[np.searchsorted(others, begin)], stop) - begin
 
 
-def _phase(ops: Ops, begin_ns: int, end_ns: int) -> str | None:
-    """What the ops between two steps are: an evaluation, a loop that trains otherwise, or none."""
-    if ops.nodes(np.array([begin_ns]), np.array([end_ns]))[0]:
+def _phase(ops: Ops, first: int, stop: int) -> str | None:
+    """What the ops from ``first`` to before ``stop``, between two steps, are: an evaluation, a loop that trains
+    otherwise, or none."""
+    begin_ns, end_ns = ops.start[first:first + 1], ops.end[stop - 1:stop]
+    if ops.backward_nodes(begin_ns, end_ns)[0]:
         return UNKNOWN
-    runs = np.searchsorted(ops.forward_ns, end_ns) > np.searchsorted(ops.forward_ns, begin_ns)
-    return EVALUATION if runs else None
+    return EVALUATION if ops.runs_model(begin_ns, end_ns)[0] else None
 
 
-def _tail(ops: Ops, begin: int, usually: int, *, by_batch: bool) -> int | None:
-    """When what follows the last step begins."""
+def _spans_by_phase(ops: Ops, loops: list[tuple[str, int, int]]) -> dict[str, Spans]:
+    """When loops ran, of each of which the phase, the first op and the op behind the last are given."""
+    return {phase: union([int(ops.start[first]) for other, first, _ in loops if other == phase],
+                         [int(ops.end[stop - 1]) for other, _, stop in loops if other == phase])
+            for phase in dict.fromkeys(phase for phase, _, _ in loops)}
+
+
+def _tail(ops: Ops, next_op: int, usually: int, *, by_batch: bool) -> I64:
+    """The op with which begins what follows the last step; none where nothing does."""
     if by_batch:
-        at = begin + np.flatnonzero(ops.is_batch[begin:])[:1]
-        return int(ops.start[at[0]]) if len(at) else None
-    return int(ops.start[begin + usually]) if begin + usually < len(ops.start) else None
+        return next_op + np.flatnonzero(ops.is_batch[next_op:])[:1]
+    return np.arange(next_op + usually, len(ops.start))[:1]
 
 
 # -- without one ----------------------------------------------------------------------------------------
 
-def batch_steps(trace: Trace) -> LoopSteps | None:
+
+def batch_steps(trace: Trace) -> Anchors | None:
     """Steps from batch to batch of the DataLoader (4); None where fewer than three begin."""
     host = trace.host
     rows = host_rows(trace, LOADER)
@@ -274,29 +248,28 @@ def batch_steps(trace: Trace) -> LoopSteps | None:
     if len(rows) <= FEWEST:
         return None
     ops = outer_ops(trace, busiest_line(trace, host.line[rows]))
-    at = np.flatnonzero(ops.is_batch)
+    batches = np.flatnonzero(ops.is_batch)
     # The call that finds no further batch and the next epoch's first one follow each other.
-    at = at[np.append(np.diff(at) > 1, True)] if len(at) else at
-    if len(at) <= FEWEST:
+    batches = batches[np.append(np.diff(batches) > 1, True)] if len(batches) else batches
+    if len(batches) <= FEWEST:
         return None
-    start, behind = ops.start[at], ops.end[np.append(at[1:], len(ops.end)) - 1]
-    trains = ops.nodes(start[:-1], start[1:]) > 0
-    what = "batches of the DataLoader"
+    edges = ops.start[batches]
+    start, next_start = edges[:-1], edges[1:]
+    trains = ops.backward_nodes(start, next_start) > 0
+    name = "batches of the DataLoader"
     if not trains.any():
-        return LoopSteps(f"{what}, without a backward pass", "medium", start[:-1], start[:-1], start)
-    evaluates = ~trains & (np.searchsorted(ops.forward_ns, start[1:]) > np.searchsorted(ops.forward_ns, start[:-1]))
+        return Anchors(f"{name}, without a backward pass", "medium", start, start, edges)
+    evaluates = ~trains & ops.runs_model(start, next_start)
     if trains.sum() < FEWEST <= evaluates.sum():
-        step_starts = start[:-1][evaluates]
-        return LoopSteps(f"{what}, which evaluate", "medium", step_starts, step_starts, start, phase=EVALUATION)
-    step_starts, loops = start[:-1][trains], dict[str, Spans]()
-    if evaluates.any():
-        loops[EVALUATION] = union(start[:-1][evaluates], behind[:-1][evaluates])
-    return LoopSteps(what, "medium", step_starts, step_starts, start, other_loops=loops)
+        return Anchors(f"{name}, which evaluate", "medium", start[evaluates], start[evaluates], edges, phase=EVALUATION)
+    last_end = ops.end[batches[1:] - 1]
+    loops = {EVALUATION: union(start[evaluates], last_end[evaluates])} if evaluates.any() else {}
+    return Anchors(name, "medium", start[trains], start[trains], edges, other_loops=loops)
 
 
-def op_sequence(trace: Trace) -> LoopSteps | None:
+def op_sequence(trace: Trace) -> Anchors | None:
     """The sequence of ops that the loop's thread repeats (5); None where nothing surely does."""
-    line = _line_of_ops(trace)
+    line = thread_of_ops(trace)
     if line is None:
         return None
     ops = _without_edges(outer_ops(trace, line))
@@ -306,28 +279,25 @@ def op_sequence(trace: Trace) -> LoopSteps | None:
     start = _begins_of_sequence(ops, period)
     if len(start) <= FEWEST:
         return None
-    trains = bool((ops.nodes(start[:-1], start[1:]) > 0).all())
-    what = f"a sequence of {period} ops that the loop's thread repeats"
-    return LoopSteps(f"{what}, a backward pass among them" if trains else what, "medium" if trains else "low",
-                     start, start, start, "step" if trains else "period")
+    trains = bool((ops.backward_nodes(start[:-1], start[1:]) > 0).all())
+    name = f"a sequence of {period} ops that the loop's thread repeats"
+    return Anchors(f"{name}, a backward pass among them" if trains else name, "medium" if trains else "low",
+                   start, start, start, unit="step" if trains else "period")
 
 
 def _without_edges(ops: Ops) -> Ops:
-    """Without what is left at the recording's edges of ops that had begun before it or had not ended with it, and have
-    no event: the ops in them, which else are in no sequence. All of them where that is much."""
+    """The ops without what is left at the recording's edges of ops that had begun before it or had not ended with it,
+    and have no event: the ops in them, which else are in no sequence. All of them where that is much."""
     _, which = np.unique(ops.name, return_inverse=True)
-    at = np.arange(len(which))
+    indices = np.arange(len(which))
     first, last = np.full(len(which) + 1, len(which)), np.zeros(len(which) + 1, np.int64)
-    np.minimum.at(first, which, at)
-    np.maximum.at(last, which, at)
+    np.minimum.at(first, which, indices)
+    np.maximum.at(last, which, indices)
     local = np.flatnonzero((last - first)[which] < _LOCAL * len(which))
     edges = np.concatenate(([-1], local, [len(which)]))
     longest = int(np.argmax(np.diff(edges))) if len(which) else 0
     kept = slice(int(edges[longest]) + 1, int(edges[longest + 1]))
-    if kept.stop - kept.start < _KEPT * len(which):
-        return ops
-    return ops._replace(name=ops.name[kept], start=ops.start[kept], end=ops.end[kept], is_batch=ops.is_batch[kept],
-                        is_zero_grad=ops.is_zero_grad[kept])
+    return ops.part(kept) if kept.stop - kept.start >= _KEPT * len(which) else ops
 
 
 def _begins_of_sequence(ops: Ops, period: int) -> I64:
@@ -340,23 +310,3 @@ def _begins_of_sequence(ops: Ops, period: int) -> I64:
         return ops.start[:0]
     chosen = min(once, key=lambda kind: (-float(np.median(pause[which == kind])), int(np.argmax(which == kind))))
     return ops.start[which == chosen]
-
-
-def _line_of_ops(trace: Trace) -> int | None:
-    """The thread whose ops are no backward pass of another one's; None where several could be the loop's."""
-    host = trace.host
-    rows = host_rows(trace, r"aten::")
-    rows = rows[lines_of(trace, MAIN)[host.line[rows]]]
-    backward = host_rows(trace, _BACKWARD)
-    of_engine = np.bincount(host.line[backward], minlength=len(trace.lines))
-    times = []
-    for line, at in by_line(host.line[rows]).items():
-        spans = union(host.start_ns[rows[at]], host.end_ns[rows[at]])
-        within = union(host.start_ns[backward[host.line[backward] == line]],
-                       host.end_ns[backward[host.line[backward] == line]]) if of_engine[line] else None
-        ops_ns = spans.total if within is None else merge(spans, within).total - within.total
-        times.append((ops_ns, line))
-    times.sort(reverse=True)
-    if not times or (len(times) > 1 and times[1][0] > _ANOTHER_THREAD * times[0][0]):
-        return None
-    return times[0][1]

@@ -18,10 +18,10 @@ def sequence_period(name: npt.NDArray) -> int | None:
     kinds, counts = np.unique(name, return_counts=True)
     alike, distances = dict[int, float](), set[int]()
     for kind in kinds[np.argsort(counts, kind="stable")][:_TRIED].tolist():
-        at = np.flatnonzero(name == kind)
-        if len(at) < FEWEST:
+        calls = np.flatnonzero(name == kind)
+        if len(calls) < FEWEST:
             continue
-        apart = np.diff(at)
+        apart = np.diff(calls)
         period = int(np.median(apart))
         distances.add(period)
         if float((apart == period).mean()) >= _ALIKE:

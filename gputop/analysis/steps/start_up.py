@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ import numpy as np
 
 from gputop.analysis.steps.compilations import TRACING, builds, function_name, rebuilt
 from gputop.text.units import seconds
-from gputop.trace.intervals import EMPTY, Spans, joined, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, host_rows, name_mask, numbered
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.recorded import part_of
@@ -32,6 +33,8 @@ _TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with
 _STARTS = 0.5  # of the time from the recording's begin on is such work: the job starts
 _WORTH_SAYING = 0.05  # of the recording
 _PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
+_FEW_STEPS = 3  # of fewer each may be the first
+START_UP_SHARE = 0.5  # of a step: such work, or compilation alone, that fills it. gputop's own figure
 _NAME_CHARS = 48
 _TEXTS = {
     LOADING: "loading of libraries and modules", COMPILING: "compilation by XLA", TRACED: "tracing by Python",
@@ -78,9 +81,9 @@ def _longest_names(spans: Spans, calls: _Found) -> I64:
     """Of each span the name of the longest event that begins in it, or before it and reaches into it."""
     names = np.full(len(spans.start), -1, np.int64)
     if len(names) and len(calls[0]):
-        at = np.minimum(np.searchsorted(spans.end, calls[0], side="right"), len(names) - 1)
+        span_index = np.minimum(np.searchsorted(spans.end, calls[0], side="right"), len(names) - 1)
         order = np.argsort(calls[1] - calls[0], kind="stable")
-        names[at[order]] = calls[2][order]  # of several for one place the last one stays
+        names[span_index[order]] = calls[2][order]  # of several for one place the last one stays
     return names
 
 
@@ -108,8 +111,8 @@ def _loading(trace: Trace) -> _Found:
     if ((~first).sum() < _REPEATED * len(launched) or in_first < _WORTH_NAMING_NS
             or in_first < _IN_FIRST * int(length[long].sum())):
         return loads
-    at = launched[long & first]
-    launches = device.launch_ns[at], device.launch_end_ns[at], device.name[at].astype(np.int64)
+    events = launched[long & first]
+    launches = device.launch_ns[events], device.launch_end_ns[events], device.name[events].astype(np.int64)
     return _joined(loads, launches)
 
 
@@ -122,12 +125,12 @@ def _tried(trace: Trace) -> _Found:
 
 def _built(trace: Trace) -> tuple[_Found, _Found]:
     """What XLA compiles, and what Python traces: inside of calls and outside of any, without what returns."""
-    host, found = trace.host, builds(trace)
-    again = {one.name for one in rebuilt(trace, found)}
-    returns = np.array([function_name(trace.names[name]) in again for name in host.name[found.rows].tolist()], bool)
-    start, built = host.start_ns[found.rows], found.built_ns
+    host, calls = trace.host, builds(trace)
+    again = {one.name for one in rebuilt(trace, calls)}
+    returns = np.array([function_name(trace.names[name]) in again for name in host.name[calls.rows].tolist()], bool)
+    start, built = host.start_ns[calls.rows], calls.built_ns
     outer = ~returns & (built > np.concatenate(([-1], np.maximum.accumulate(built)[:-1])))
-    names = np.append(host.name[found.rows[outer]], -1).astype(np.int64)
+    names = np.append(host.name[calls.rows[outer]], -1).astype(np.int64)
     found_by = {}
     for kind, pattern in ((COMPILING, COMPILE), (TRACED, TRACING)):
         rows = host_rows(trace, pattern)
@@ -137,7 +140,7 @@ def _built(trace: Trace) -> tuple[_Found, _Found]:
         # Outside of calls nothing tells the function: where one is built again and again it may be that one.
         keep = in_call >= 0 if again else np.ones(len(rows), bool)
         found_by[kind] = begin[keep], host.end_ns[rows][keep], names[in_call[keep]]
-    once = start[~returns], built[~returns], host.name[found.rows[~returns]].astype(np.int64)
+    once = start[~returns], built[~returns], host.name[calls.rows[~returns]].astype(np.int64)
     return found_by[COMPILING], _joined(found_by[TRACED], once)
 
 
@@ -149,6 +152,43 @@ def _joined(a: _Found, b: _Found) -> _Found:
 def past_start(trace: Trace) -> bool:
     """Whether the job is known to have run for so long that what it does is no start: as gputop's captures tell."""
     return trace.job_cpus is not None and (trace.job_cpus.age_s or 0.0) > _PAST_START_S
+
+
+def tries_ns(trace: Trace) -> I64:
+    """When the kernels begin with which cuDNN's algorithms are tried out, in order."""
+    mask = name_mask(trace, TRIES)
+    return trace.device.start_ns[mask[trace.device.name]] if mask.any() else np.empty(0, np.int64)
+
+
+def start_up_in_all(trace: Trace, bounds_ns: I64) -> str:
+    """What of a job's start ran in every one of these steps, for a sentence; empty: nothing known, or the job is past
+    its start. ``bounds_ns`` has the shape (steps, 2).
+
+    A function that is compiled in two or more calls is no start: it returns.
+    """
+    if past_start(trace):
+        return ""
+    tries = tries_ns(trace)
+    in_each = np.searchsorted(tries, bounds_ns[:, 1]) - np.searchsorted(tries, bounds_ns[:, 0])
+    if (in_each > 0).all():
+        return f"autotuning, in which cuDNN tries out its algorithms ({in_each.sum()} kernels that check its results)"
+    if len(bounds_ns) == 1 and _one_after_the_other(trace, *bounds_ns[0].tolist()):
+        return "replicas that begin one after the other"
+    may_be_first = len(bounds_ns) < _FEW_STEPS and not rebuilt(trace)
+    rows = host_rows(trace, COMPILE) if may_be_first else np.empty(0, np.int64)
+    compiling = coverage(union(trace.host.start_ns[rows], trace.host.end_ns[rows]), bounds_ns[:, 0], bounds_ns[:, 1])
+    if (compiling > START_UP_SHARE * (bounds_ns[:, 1] - bounds_ns[:, 0])).all():
+        return f"compilation by XLA ({seconds(compiling.sum() / 1e9)})"
+    return ""
+
+
+def _one_after_the_other(trace: Trace, begin_ns: int, end_ns: int) -> bool:
+    """Whether each GPU begins its first kernel after another one's last, as where each sets up in its turn."""
+    device = trace.device
+    rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (device.start_ns >= begin_ns) & (device.start_ns < end_ns))
+    spans = sorted((int(device.start_ns[kernels].min()), int(device.end_ns[kernels].max())) for kernels in (
+        rows[device.gpu[rows] == gpu] for gpu in np.unique(device.gpu[rows])))
+    return len(spans) > 1 and all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def start_end_ns(trace: Trace, spans: Sequence[StartUpSpan]) -> int | None:
@@ -174,9 +214,10 @@ def what_started(spans: Sequence[StartUpSpan], until_ns: int) -> str:
         if span.start_ns < until_ns:
             of_kind.setdefault(span.kind, []).append(span)
     parts = []
-    for kind, own in sorted(of_kind.items(), key=lambda item: -_length(item[1])):
-        name = re.split(r"[(<]", max(own, key=lambda span: span.end_ns - span.start_ns).what)[0].removeprefix("void ")
-        parts.append(f"{_TEXTS[kind]} ({f'{name[:_NAME_CHARS]}, ' if name else ''}{seconds(_length(own) / 1e9)})")
+    for kind, alike in sorted(of_kind.items(), key=lambda item: -_length(item[1])):
+        longest = max(alike, key=lambda span: span.end_ns - span.start_ns)
+        name = re.split(r"[(<]", longest.what)[0].removeprefix("void ")
+        parts.append(f"{_TEXTS[kind]} ({f'{name[:_NAME_CHARS]}, ' if name else ''}{seconds(_length(alike) / 1e9)})")
     return " and ".join(parts)
 
 

@@ -38,24 +38,25 @@ def torch_builds(trace: Trace, lines: Mask) -> tuple[TorchBuilds, ...]:
     regions, cache_lookups, fake = (rows[lines[host.line[rows]]] for rows in (regions, cache_lookups, fake))
     if not len(fake) or not len(cache_lookups):
         return ()
-    found: dict[str, list[tuple[int, int]]] = {}
+    spans_of: dict[str, list[tuple[int, int]]] = {}
     calls: dict[str, int] = {}
     for line in np.unique(host.line[regions]).tolist():
-        own = regions[host.line[regions] == line]
+        of_line = regions[host.line[regions] == line]
         ends = in_order(host.end_ns[cache_lookups[host.line[cache_lookups] == line]])
         traced = in_order(host.start_ns[fake[host.line[fake] == line]])
-        start = host.start_ns[own]
+        start = host.start_ns[of_line]
         begun = np.searchsorted(ends, start, side="right") - 1
         begin = ends[np.maximum(begun, 0)] if len(ends) else start
         compiles = (begun >= 0) & (np.searchsorted(traced, start) > np.searchsorted(traced, begin))
-        for row, low, high, builds in zip(own.tolist(), begin.tolist(), start.tolist(), compiles.tolist(), strict=True):
+        columns = (of_line, begin, start, compiles)
+        for row, low, high, builds in zip(*(column.tolist() for column in columns), strict=True):
             region = _REGION.match(trace.names[host.name[row]])
             assert region is not None
             calls[region[1]] = calls.get(region[1], 0) + 1
             if builds:
-                found.setdefault(region[1], []).append((low, high))
+                spans_of.setdefault(region[1], []).append((low, high))
     out = []
-    for function, spans in found.items():
+    for function, spans in spans_of.items():
         begin, end = np.array(sorted(spans), np.int64).T
         out.append(TorchBuilds(function, begin, end, calls[function]))
     return tuple(sorted(out, key=lambda one: (int((one.start_ns - one.end_ns).sum()), one.function)))

@@ -460,10 +460,10 @@ def _texts(trace: Trace, *parts: _Times) -> tuple[list[_Times], list[str], list[
     lines, names = (np.unique(np.concatenate(ids)) for ids in zip(*((p.line, p.name) for p in parts), strict=True))
     out = []
     for ids, text in ((lines, _place), (names, _name)):
-        texts = [text(trace, own) for own in ids.tolist()]
-        known = sorted(set(texts))
-        number = {own: i for i, own in enumerate(known)}
-        out.append((ids, np.array([number[own] for own in texts], np.int64), known))
+        texts = [text(trace, index) for index in ids.tolist()]
+        labels = sorted(set(texts))
+        number = {label: i for i, label in enumerate(labels)}
+        out.append((ids, np.array([number[label] for label in texts], np.int64), labels))
     (lines, of_line, places), (names, of_name, known_names) = out
     return [p._replace(line=of_line[np.searchsorted(lines, p.line)], name=of_name[np.searchsorted(names, p.name)])
             for p in parts], places, known_names
@@ -486,8 +486,8 @@ def _segments(path: _Times, places: list[str], names: list[str], lo: int, hi: in
     most = first[most[np.append(np.flatnonzero(np.diff(group[first][most])), len(most) - 1)]] if len(most) else most
     count = np.bincount(group)
     begin, end = path.start[new], path.end[np.append(np.flatnonzero(new)[1:], len(new)) - 1]
-    for i, own in enumerate(most.tolist()):
-        yield PathSegment(_KINDS[int(path.kind[own])], names[int(path.name[own])], places[int(path.line[own])],
+    for i, main in enumerate(most.tolist()):
+        yield PathSegment(_KINDS[int(path.kind[main])], names[int(path.name[main])], places[int(path.line[main])],
                           int(begin[i]), int(end[i]), int(count[i]))
 
 
@@ -498,20 +498,20 @@ def _slack_rows(rest: _Times, room: I64, places: list[str], names: list[str]) ->
     count, time = np.bincount(what), np.bincount(what, weights=rest.end - rest.start)
     least = np.full(len(count), POS_INF, np.int64)
     np.minimum.at(least, what, room)
-    for own in np.argsort(-time, kind="stable")[:_MOST_ROWS].tolist():
-        kind, line, name = distinct[:, own].tolist()
-        yield Slack(_KINDS[kind], names[name], places[line], int(count[own]), float(time[own]) / 1e9,
-                    _seconds(least[own]))
+    for row in np.argsort(-time, kind="stable")[:_MOST_ROWS].tolist():
+        kind, line, name = distinct[:, row].tolist()
+        yield Slack(_KINDS[kind], names[name], places[line], int(count[row]), float(time[row]) / 1e9,
+                    _seconds(least[row]))
 
 
 def _name(trace: Trace, name: int) -> str:
     return trace.names[name][:_LONGEST_NAME] if name >= 0 else ""
 
 
-def _place(trace: Trace, line: int) -> str:
-    if line < 0:
+def _place(trace: Trace, index: int) -> str:
+    if index < 0:
         return ""
-    own = trace.lines[line]
-    if own.gpu >= 0:
-        return f"GPU {gpu_number(trace, own.gpu)} {own.name}"
-    return f"{own.host} {own.name}" if len(trace.hosts) > 1 else own.name
+    line = trace.lines[index]
+    if line.gpu >= 0:
+        return f"GPU {gpu_number(trace, line.gpu)} {line.name}"
+    return f"{line.host} {line.name}" if len(trace.hosts) > 1 else line.name

@@ -170,7 +170,7 @@ def _find_collectives(trace: Trace, events: Events, gpu_timelines: Sequence[GpuT
     replayed = [rows[events.of_row[rows] >= 0] for rows in rows_by_gpu]
     count = 0
     for operations in by_operation(trace, replayed).values():
-        rows = matched(trace, [own for own in operations if len(own)])
+        rows = matched(trace, [rows_of_gpu for rows_of_gpu in operations if len(rows_of_gpu)])
         if isinstance(rows, str):
             continue
         members = events.of_row[rows]

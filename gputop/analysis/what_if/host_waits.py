@@ -83,9 +83,9 @@ def _copies_of(trace: Trace, syncs: I64, copies: I64) -> I64:
             continue
         rows = rows[np.argsort(device.launch_ns[rows], kind="stable")]
         begin, end = host.start_ns[syncs[mine]], host.end_ns[syncs[mine]]
-        at = np.searchsorted(device.launch_ns[rows], begin, side="right") - 1
-        last = rows[np.maximum(at, 0)]
-        waited = (at >= 0) & is_copy[last] & (device.end_ns[last] <= end + _CLOCK_ERROR_NS)
+        last_launch = np.searchsorted(device.launch_ns[rows], begin, side="right") - 1
+        last = rows[np.maximum(last_launch, 0)]
+        waited = (last_launch >= 0) & is_copy[last] & (device.end_ns[last] <= end + _CLOCK_ERROR_NS)
         out[mine] = np.where(waited, last, -1)
     return out
 

@@ -271,15 +271,15 @@ def _solve(graph: Graph, times: _PieceTimes, waits: _WaitTimes, *, together: boo
 def steps_time_ns(graph: Graph, run: Run) -> int:
     """The time from boundary to boundary of the steps: there the GPUs have done what they had begun by then and, where
     calls of the host mark the steps, the host has come."""
-    at, last_event = graph.boundaries
+    boundary_ns, last_event = graph.boundaries
     reached = np.where(last_event >= 0, run.ends[graph.pieces.of_event[last_event]], NEG_INF).max(axis=1)
     for lane in range(graph.lanes.size if graph.marks.by_host else 0):
         of_lane = graph.waits.of_lane(lane)
-        wait = of_lane[np.searchsorted(graph.waits.end[of_lane], at, side="right") - 1]
-        gained = run.gained[wait] * (at > at[0])
-        reached = np.maximum(reached, at - run.ahead[wait] - gained - _removed_before(
-            run.removed, np.full(len(at), lane), at))
-    begun = np.where(reached > NEG_INF // 2, reached, at)
+        wait = of_lane[np.searchsorted(graph.waits.end[of_lane], boundary_ns, side="right") - 1]
+        gained = run.gained[wait] * (boundary_ns > boundary_ns[0])
+        reached = np.maximum(reached, boundary_ns - run.ahead[wait] - gained - _removed_before(
+            run.removed, np.full(len(boundary_ns), lane), boundary_ns))
+    begun = np.where(reached > NEG_INF // 2, reached, boundary_ns)
     return int((begun[1::2] - begun[::2]).sum())
 
 
@@ -387,13 +387,13 @@ def _removed_time(graph: Graph, cure: Cure | None) -> _Removed:
     return {lane: spans for lane, spans in out.items() if len(spans.start)}
 
 
-def _next_launching_line(graph: Graph, lane: int, at: I64) -> I64:
+def _next_launching_line(graph: Graph, lane: int, time_ns: I64) -> I64:
     """The threads (lines) that launch next in a host lane after each instant, -1: none."""
     launches = graph.launches
     of_lane = np.flatnonzero((launches.lane == lane) & (launches.begin > NEG_INF))
     of_lane = of_lane[np.argsort(launches.begin[of_lane], kind="stable")]
     line = np.append(graph.trace.device.launch_line[graph.events.row[of_lane]].astype(np.int64), -1)
-    return line[np.searchsorted(launches.begin[of_lane], at)]
+    return line[np.searchsorted(launches.begin[of_lane], time_ns)]
 
 
 def _canceled_calls(graph: Graph, cure: Cure | None) -> Iterator[tuple[int, I64, I64, I64]]:

@@ -38,20 +38,20 @@ class MemoryWatch:
     """Limits the memory that decoding traces takes, and keeps a reserve free for other processes."""
 
     def __init__(self, limit_bytes: float) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._begin_bytes = memory.own_bytes()
         self._next_s = 0.0
 
     def check(self, path: str) -> None:
         """Raises GputopError above the limit. Measures a few times a second only, in a tenth of a millisecond."""
-        if self._limit_bytes == float("inf") or time.monotonic() < self._next_s:
+        if self.limit_bytes == float("inf") or time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + _CHECK_PERIOD_S
-        if memory.own_bytes() - self._begin_bytes > self._limit_bytes:
-            raise too_big(path, self._limit_bytes)
-        if memory.free_bytes() < self._limit_bytes * _RESERVE:
+        if memory.own_bytes() - self._begin_bytes > self.limit_bytes:
+            raise too_big(path, self.limit_bytes)
+        if memory.free_bytes() < self.limit_bytes * _RESERVE:
             raise GputopError(f"memory ran short while {path} was read: less than "
-                              f"{self._limit_bytes * _RESERVE / 1e9:.1f} GB is left.",
+                              f"{self.limit_bytes * _RESERVE / 1e9:.1f} GB is left.",
                               "Analyze it on a machine with more memory, or capture for a shorter time.")
 
 

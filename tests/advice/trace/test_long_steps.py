@@ -79,10 +79,10 @@ def test_steps_that_vary_are_not_called_long():
     rng = np.random.default_rng(3)
     assert long_steps(np.exp(0.25 * rng.standard_normal(200))) is None
     found = long_steps(np.array([1.0, 1.01, 0.99, 2.0] * 5))
-    assert found is not None and found.every == 4 and found.at.tolist() == [3, 7, 11, 15, 19]
+    assert found is not None and found.every == 4 and found.indices.tolist() == [3, 7, 11, 15, 19]
     beside = np.array([1.0, 1.01, 0.99, 1.0, 2.0] * 5 + [1.0, 3.0])
     found = long_steps(beside)
-    assert found is not None and found.every == 5 and found.at.tolist() == [4, 9, 14, 19, 24]
+    assert found is not None and found.every == 5 and found.indices.tolist() == [4, 9, 14, 19, 24]
 
 
 def test_a_wait_between_two_calls_counts_once_without_a_gpu():

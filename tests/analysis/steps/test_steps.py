@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.analysis.steps.phases import evaluation_note
-from gputop.analysis.steps.steps import find_steps
+from gputop.analysis.steps.steps import STEP_DETECTORS, find_steps
 from tests.trace.build import Builder, keras_steps
 
 
@@ -370,3 +370,16 @@ def test_a_single_step_lasts_until_its_last_rank_ends_it():
     b = Builder(gpus=0).host("ProfilerStep#7", 0, 100, "rank 0").host("ProfilerStep#7", 30, 100, "rank 1")
     steps = find_steps(b.build())
     assert steps is not None and steps.bounds_ns == ((0, 130_000),)
+
+
+def test_each_way_to_find_steps_has_a_name_of_its_own_and_changes_no_trace():
+    names = [detector.name for detector in STEP_DETECTORS]
+    assert len({*names}) == len(names) and all(d.applies and d.needs and d.min_steps >= 1 for d in STEP_DETECTORS)
+    trace = keras_steps(Builder(gpus=1).run(0, 10, 20, launch=5), 6, 100, 60).build()
+    before = [column.copy() for column in (trace.host.start_ns, trace.host.name, trace.device.start_ns)]
+    found_by = [detector.name for detector in STEP_DETECTORS if detector.detect(trace) is not None]
+    after = trace.host.start_ns, trace.host.name, trace.device.start_ns
+    assert all((a == b).all() for a, b in zip(before, after, strict=True))
+    assert found_by[0] == "Keras's step functions" and len(found_by) > 1, "several ways, of which the first wins"
+    steps = find_steps(trace)
+    assert steps is not None and "Keras" in steps.times.anchor

@@ -150,15 +150,32 @@ def read_xspaces(
     capture = _Capture(damaged, limit_bytes, known_clocks or {})
     with pool() as threads, pool(beside=1) as decoders:
         for path, fallback_host, data in files:
-            capture.read(path, fallback_host, data, threads, decoders)
+            capture.read(path, fallback_host, data, _Pools(threads, decoders))
     return capture.finish()
+
+
+class _File(NamedTuple):
+    """One of the files of a capture."""
+
+    path: str
+    data: Data
+    fallback_host: str  # its host's name, in case the file has none
+    rank: int
+    clock: HostClock | None  # what the capture measured of its host's clock
+
+
+class _Pools(NamedTuple):
+    """Threads that read a file."""
+
+    threads: ThreadPoolExecutor  # work while the reader waits for them
+    decoders: ThreadPoolExecutor  # work next to it
 
 
 class _Capture:
     """The files of one capture, read one after the other into one trace."""
 
     def __init__(self, damaged: Collection[str], limit_bytes: float, known_clocks: Mapping[str, HostClock]) -> None:
-        self._damaged, self._limit_bytes, self._known_clocks = damaged, limit_bytes, known_clocks
+        self._damaged, self._known_clocks = damaged, known_clocks
         self._builder = TraceBuilder()
         self._watch = MemoryWatch(limit_bytes)
         self._errors: list[GputopError] = []
@@ -172,19 +189,13 @@ class _Capture:
         self._windows: list[tuple[int, int] | None] = []
         self._unrecorded: list[list[tuple[int, int]]] = []  # between its recordings
 
-    def read(
-        self, path: str, fallback_host: str, data: Data | Callable[[], Data], threads: ThreadPoolExecutor,
-        decoders: ThreadPoolExecutor,
-    ) -> None:
-        """Read a file; one that cannot be read is remembered with its error. Nothing keeps its bytes afterwards.
-
-        ``threads`` work while the reader waits for them, ``decoders`` beside it.
-        """
+    def read(self, path: str, fallback_host: str, data: Data | Callable[[], Data], pools: _Pools) -> None:
+        """Read a file; one that cannot be read is remembered with its error. Nothing keeps its bytes afterwards."""
         builder = self._builder
         try:
-            reader = _XSpace(data() if callable(data) else data, path, fallback_host, builder, self._losses,
-                             self._known_clocks.get(path), len(self._paths), threads, decoders, self._watch,
-                             self._limit_bytes)
+            file = _File(path, data() if callable(data) else data, fallback_host, len(self._paths),
+                         self._known_clocks.get(path))
+            reader = _XSpace(file, builder, self._losses, pools, self._watch)
         except GputopError as error:
             self._errors.append(error.with_traceback(None))  # whose frames hold the bytes
             return
@@ -257,20 +268,18 @@ class _Capture:
 class _XSpace:
     """Reads one file into ``builder``."""
 
-    def __init__(self, data: Data, path: str, fallback_host: str, builder: TraceBuilder, losses: Losses,
-                 clock: HostClock | None, rank: int, threads: ThreadPoolExecutor, decoders: ThreadPoolExecutor,
-                 watch: MemoryWatch, limit_bytes: float) -> None:
-        """Raises GputopError for what is no XSpace or takes more memory than ``limit_bytes``."""
+    def __init__(self, file: _File, builder: TraceBuilder, losses: Losses, pools: _Pools, watch: MemoryWatch) -> None:
+        """Raises GputopError for what is no XSpace or takes more memory than ``watch`` allows."""
+        path, data, fallback_host, rank, self.clock = file
         self._data, self._builder, self._losses, self._rank = data, builder, losses, rank
-        self._threads, self._decoders, self._watch, self._path = threads, decoders, watch, path
-        self.clock = clock
+        self._threads, self._decoders, self._watch, self._path = *pools, watch, path
         self._gpus: dict[int, int] = {}
         found = read_fields(data, 0, len(data), (_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES), _AT_MOST)
         builder.names.allow_for(len(data))
         self.surplus = Counter({what: found.surplus.get(this, 0) for this, what in _COUNTED.items()})
         self._planes: list[XPlane] = []
         self.damaged = found.damaged
-        self._read_planes(*found.pairs(_PLANES), limit_bytes)
+        self._read_planes(*found.pairs(_PLANES), watch.limit_bytes)
         texts = {which: self._texts(found.pairs(which, whole=True)) for which in (_ERRORS, _WARNINGS, _HOSTNAMES)}
         if data and not self._planes and not any(texts.values()):
             raise GputopError(f"{path} is not an XSpace: no plane can be read from it.",

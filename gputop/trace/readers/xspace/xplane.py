@@ -302,9 +302,9 @@ def read_events(data: Data, sources: Iterable[Source], threads: ThreadPoolExecut
 
 
 def _decodings(data: Data, source: Source) -> Iterator[Callable[[], Decoded | None]]:
-    plane, _, names, stats, skip, together = source
-    codes = {name: code for code, name in enumerate(stats)}
-    wanted = IntMap({i: codes[name] for i, name in plane.stat_names.items() if name in codes})
+    skip = source.skip
+    codes = {name: code for code, name in enumerate(source.stats)}
+    wanted = IntMap({i: codes[name] for i, name in source.plane.stat_names.items() if name in codes})
 
     def decode(some: Sequence[XLine]) -> Decoded | None:
         begin, end = (np.concatenate(column) for column in ([ln.begin for ln in some], [ln.end for ln in some]))
@@ -320,11 +320,11 @@ def _decodings(data: Data, source: Source) -> Iterator[Callable[[], Decoded | No
             used, line = np.unique(line, return_inverse=True)
             some = [some[i] for i in used.tolist()]
         timestamp_ns = np.array([ln.timestamp_ns for ln in some], np.int64)
-        chunk = _decode_events(block, begin, end, timestamp_ns if line is None else timestamp_ns[line], line, names,
-                               skip, wanted, stats, lost)
+        rows = _EventBytes(begin, end, timestamp_ns if line is None else timestamp_ns[line], line)
+        chunk = _decode_events(block, rows, source, wanted, lost)
         return Decoded(source, some, chunk, lost)
 
-    return (partial(decode, some) for some in _portions(source.lines, together))
+    return (partial(decode, some) for some in _portions(source.lines, source.together))
 
 
 def _portions(lines: Sequence[XLine], together: bool) -> Iterator[list[XLine]]:
@@ -349,11 +349,18 @@ def _portions(lines: Sequence[XLine], together: bool) -> Iterator[list[XLine]]:
         yield group
 
 
-def _decode_events(
-    block: Block, begin: I64, end: I64, timestamp_ns: I64, line: I64 | None, names: IntMap, skip: IntMap | None,
-    wanted: IntMap, stats: Sequence[str], losses: Losses,
-) -> Chunk:
-    """``timestamp_ns`` is that of each event's line, or of all of them; ``line`` are the lines' numbers, if several."""
+class _EventBytes(NamedTuple):
+    """Where the events of a chunk stand in its block."""
+
+    begin: I64
+    end: I64
+    timestamp_ns: I64  # of each event's line, or of all of them
+    line: I64 | None  # the lines' numbers, if there are several
+
+
+def _decode_events(block: Block, events: _EventBytes, source: Source, wanted: IntMap, losses: Losses) -> Chunk:
+    """Decode the events of a chunk. ``wanted`` maps a stat's id to its number in the source's ``stats``."""
+    begin, end, timestamp_ns, line = events
     n = len(begin)
     broken, aggregate = np.zeros(n, bool), np.zeros(n, bool)
     metadata, offset, duration = (np.zeros(n, np.int64) for _ in range(3))
@@ -377,11 +384,11 @@ def _decode_events(
             aggregate[rows[fields.mask(EVENT_OFFSET_PS)]] = False
     broken[others] = cut
 
-    name = names(metadata)
+    name = source.names(metadata)
     nonsense = (offset <= -_MAX_NS) | (offset >= _MAX_NS) | (duration < 0) | (duration >= _MAX_NS)
     nonsense |= (timestamp_ns <= -_MAX_NS) | (timestamp_ns >= _MAX_NS)
     malformed = broken | nonsense
-    unwanted = aggregate if skip is None else aggregate | (skip(metadata) == 1)
+    unwanted = aggregate if source.skip is None else aggregate | (source.skip(metadata) == 1)
     losses.malformed += int(malformed.sum())
     losses.unnamed += int((~malformed & ~unwanted & (name < 0)).sum())
     keep = ~malformed & ~unwanted & (name >= 0)
@@ -390,7 +397,7 @@ def _decode_events(
     if not keep.all():
         name, start_ns, end_ns = name[keep], start_ns[keep], end_ns[keep]
         line = line if line is None else line[keep]
-    return Chunk(name, start_ns, end_ns, found.decode(keep, stats), line)
+    return Chunk(name, start_ns, end_ns, found.decode(keep, source.stats), line)
 
 
 class _FoundStats:

@@ -1,0 +1,216 @@
+"""Calls from Python that begin the steps of TensorFlow and JAX jobs that mark none.
+
+Keras's step functions are told by their names. Of other functions those of a loop are found in this order
+(:func:`repeating_calls`):
+
+1. Keep the functions that are called ``_MIN_LOOP_CALLS`` times or more.
+2. Of those that are known to train, or of all where none is, take the one whose calls take most time.
+3. Of its calls keep those on the thread that makes most of them, and of calls within each other the outer one: one call
+   can be recorded twice.
+4. Far more calls of the other functions than usual between two steps are another loop, which ends the step.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.analysis.steps.anchors import Anchors
+from gputop.analysis.steps.compilations import AGAIN, outermost, rebuilt
+from gputop.analysis.steps.jax_calls import marking_calls
+from gputop.analysis.steps.loop_selection import (
+    SelectedLoop,
+    longest_function,
+    other_loops,
+    pauses_for_other_calls,
+    phase_of_most,
+    select_loop,
+)
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
+from gputop.trace.int_map import IntMap
+from gputop.trace.intervals import Spans
+from gputop.trace.lookups import host_rows, host_stat, name_mask
+from gputop.trace.model import I64, Trace
+from gputop.trace.threads import MAIN, busiest_line, lines_of
+
+# Keras 3 names its step functions so, in fit and evaluate alike; Keras 2 without markers: train_function and so on.
+_KERAS = r"(?:(?:one|multi)_step_on_(?:iterator|data)\w*|(?:train|test|predict)_function)"
+_KERAS_OPS = rf"__inference_{_KERAS}_\d+$"
+_KERAS_EVENTS = rf"{_KERAS}$"
+_TRACING_NUMBER = re.compile(r"_\d+$")  # TensorFlow gives each tracing of a function the next one
+_MIN_LOOP_CALLS = 3  # calls of one function, to be taken for those of a loop
+_MIN_REBUILD_SHARE = 0.5  # of the recording goes into building one function anew. gputop's own figure
+
+
+# -- Keras ----------------------------------------------------------------------------------------------
+
+
+class _KerasCalls(NamedTuple):
+    """Calls of Keras's step functions: ``rows`` of the host's events, and the function of each (index into
+    ``Trace.names``). ``name`` says what the calls are, for people."""
+
+    rows: I64
+    function: I64
+    name: str
+
+
+def keras_calls(trace: Trace) -> Anchors | None:
+    """Calls of Keras's step functions, two or more. Not bare FunctionRun: most of those sit on tf.data's threads.
+
+    Training and validation are functions of their own, in Keras 3 by the same name. Calls of both end a step.
+    """
+    host, calls = trace.host, _calls_of_keras(trace)
+    if len(calls.rows) < 2:
+        return None
+    calls = calls._replace(function=_merge_retraced(trace, calls.rows, calls.function))
+    loop, loops = _loops_of_keras(trace, calls)
+    steps = calls.rows[calls.function == loop.function]
+    which = {EVALUATION: ", which evaluates", PREDICTION: ", which predicts"}.get(loop.phase, "")
+    return Anchors(calls.name + which, "high", host.start_ns[steps], host.end_ns[steps], host.start_ns[calls.rows],
+                   phase=loop.phase, left_out_s=loop.left_out_s, other_loops=loops)
+
+
+def few_keras_calls(trace: Trace) -> Anchors | None:
+    """A single call of Keras's step function, up to the end of what it launched; of two the first, up to the second.
+
+    What follows the last call, such as the callback that ends the profile, is no part of it.
+    """
+    host, device, calls = trace.host, trace.device, _calls_of_keras(trace)
+    if not len(calls.rows):
+        return None
+    loop, loops = _loops_of_keras(trace, calls)
+    steps = calls.rows[calls.function == loop.function]
+    start, end = host.start_ns[steps], host.end_ns[steps]
+    bounds = np.stack((start[:-1], start[1:]), axis=1)
+    if len(steps) == 1:
+        launched = (device.launch_ns >= start[0]) & (device.launch_ns < end[0])
+        bounds = np.array([[start[0], max(int(end[0]), int(device.end_ns[launched].max(initial=0)))]])
+    return Anchors(calls.name, "low", start, end, start, bounds_ns=bounds, phase=loop.phase,
+                   left_out_s=loop.left_out_s, other_loops=loops)
+
+
+def _calls_of_keras(trace: Trace) -> _KerasCalls:
+    """By the ops that run them; without such ops by their own events."""
+    host = trace.host
+    rows, function = calls_of_functions(trace)
+    keras = name_mask(trace, _KERAS_OPS)[function]
+    if keras.any():
+        return _KerasCalls(rows[keras], function[keras], "calls of Keras' step function (EagerExecute)")
+    rows, _ = host_stat(host, "tf_function_call")
+    rows = rows[name_mask(trace, _KERAS_EVENTS)[host.name[rows]]]
+    return _KerasCalls(rows, host.name[rows].astype(np.int64), "calls of Keras' step function (tf_function_call)")
+
+
+def _loops_of_keras(trace: Trace, calls: _KerasCalls) -> tuple[SelectedLoop, dict[str, Spans]]:
+    """The loop that steps are taken from, and by phase when the others ran."""
+    phase_of = phases(trace, calls.rows, calls.function)
+    loop = select_loop(trace, calls.function, trace.host.end_ns[calls.rows] - trace.host.start_ns[calls.rows], phase_of)
+    return loop, other_loops(trace, calls.rows, calls.function, {
+        function: phase for function, phase in phase_of.items() if function != loop.function})
+
+
+# -- loops of the user's own ----------------------------------------------------------------------------
+
+
+def rebuilt_calls(trace: Trace) -> Anchors | None:
+    """Calls of the jitted function that is compiled again and again, where that takes most of the recording: two such
+    calls are a loop."""
+    functions, (begin, end) = rebuilt(trace), trace.window_ns
+    if not functions or functions[0].time_ns < _MIN_REBUILD_SHARE * (end - begin):
+        return None
+    name = f"PjitFunction({functions[0].name})"
+    rows = np.sort(outermost(trace, host_rows(trace, re.escape(name) + "$")))
+    if len(rows) < AGAIN:
+        return None
+    start = trace.host.start_ns[rows]
+    return Anchors(f"calls of {name}", "medium" if len(rows) >= _MIN_LOOP_CALLS else "low", start,
+                   trace.host.end_ns[rows], start)
+
+
+def jax_calls(trace: Trace) -> Anchors | None:
+    """Calls of the jitted function that takes most time, from Python (:mod:`gputop.analysis.steps.jax_calls`)."""
+    rows = marking_calls(trace)
+    return repeating_calls(trace, rows, trace.host.name[rows], "calls of {}")
+
+
+def function_calls(trace: Trace) -> Anchors | None:
+    """Calls from Python of the tf.function that takes most time, one that trains before others."""
+    rows, function = calls_of_functions(trace)
+    name = "calls of the tf.function {}"
+    anchors = repeating_calls(trace, rows, _merge_retraced(trace, rows, function), name)
+    if anchors is None:  # traced anew at every call, it is another function each time
+        rows, _ = host_stat(trace.host, "tf_function_call")
+        anchors = repeating_calls(trace, rows, trace.host.name[rows], name)
+    return anchors
+
+
+def eager_batches(trace: Trace) -> Anchors | None:
+    """Loops without a function: the calls for the next batch from Python."""
+    rows, op = host_stat(trace.host, "eager_op")
+    rows = rows[name_mask(trace, r"IteratorGetNext")[op] & lines_of(trace, MAIN)[trace.host.line[rows]]]
+    anchors = repeating_calls(trace, rows, trace.host.name[rows],
+                              "calls for a batch from Python (eager IteratorGetNext)")
+    return anchors and anchors._replace(confidence="low")
+
+
+def calls_of_functions(trace: Trace) -> tuple[I64, I64]:
+    """Rows of EagerExecute events that run a tf.function, not on TensorFlow's own threads, and the function of each."""
+    host = trace.host
+    functions, is_func = host_stat(host, "is_func")
+    rows, op = host_stat(host, "eager_op")
+    runs = np.isin(rows, functions[is_func == 1])
+    rows, op = rows[runs], op[runs]
+    pool = np.array([line.name.startswith("tf_") for line in trace.lines], bool)
+    outside = ~pool[host.line[rows]] if len(rows) else np.zeros(0, bool)
+    return rows[outside], op[outside]
+
+
+def _merge_retraced(trace: Trace, rows: I64, function: I64) -> I64:
+    """The functions of these calls, those as one that differ by the number of their tracing and are known to train:
+    traced anew, a function goes on under another number. Training and evaluation stay apart."""
+    first: dict[str, int] = {}
+    merged: dict[int, int] = {}
+    for index, phase in sorted(phases(trace, rows, np.asarray(function, np.int64)).items()):
+        merged[index] = (first.setdefault(_TRACING_NUMBER.sub("", trace.names[index]), index) if phase == TRAINING
+                         else index)
+    return IntMap(merged)(np.asarray(function, np.int64)) if merged else function
+
+
+def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str) -> Anchors | None:
+    """The calls of a loop, by the rules above, of these calls of functions (indices into ``Trace.names``); ``name`` has
+    a place for the function's. None where no function is called often enough."""
+    if not len(rows):
+        return None
+    host = trace.host
+    functions, counts = np.unique(function, return_counts=True)
+    often = np.isin(function, functions[counts >= _MIN_LOOP_CALLS])
+    if not often.any():
+        return None
+    rows, function = rows[often], function[often]
+    length = host.end_ns[rows] - host.start_ns[rows]
+    phase_of = phases(trace, rows, np.asarray(function, np.int64))
+    training = [index for index, phase in phase_of.items() if phase == TRAINING]
+    candidates = np.isin(function, training) if training else np.ones(len(function), bool)
+    loop = longest_function(trace, function[candidates], length[candidates])
+    in_loop = function == loop
+    steps, others = _outer_calls(trace, rows[in_loop]), rows[~in_loop]
+    start = host.start_ns[steps]
+    pauses = pauses_for_other_calls(start, host.start_ns[others], host.end_ns[others])
+    loops = {}
+    if len(pauses.start):
+        loops[phase_of_most(function[~in_loop], length[~in_loop], phase_of)] = pauses
+    return Anchors(name.format(trace.names[loop]), "medium", start, host.end_ns[steps],
+                   np.concatenate((start, pauses.start)), phase=TRAINING if loop in training else UNKNOWN,
+                   other_loops=loops)
+
+
+def _outer_calls(trace: Trace, rows: I64) -> I64:
+    """Those of a function's calls (3), in order of time, on the busiest thread and in no other of them."""
+    host = trace.host
+    line = host.line[rows]
+    rows = rows[line == busiest_line(trace, line)]
+    reach = np.maximum.accumulate(host.end_ns[rows])
+    return rows[np.concatenate(([True], host.end_ns[rows][1:] > reach[:-1]))]

@@ -1,0 +1,97 @@
+"""The outermost ops of a thread of a PyTorch job: what a loop that marks no steps is told by."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.analysis.steps.training_loops import LOADER
+from gputop.trace.intervals import merge, union
+from gputop.trace.lookups import Mask, by_line, host_rows, host_stat, name_mask
+from gputop.trace.model import I64, Trace
+from gputop.trace.threads import MAIN, lines_of
+
+_MARKS = rf"Optimizer\.(?:step|zero_grad)#|{LOADER}"
+_ZERO_GRAD = r"Optimizer\.zero_grad#"
+_OPS = rf"[\w.]+::\S|{_MARKS}|Torch-Compiled Region|CompiledFunction|\w+Backward\d*$"
+_BACKWARD = r"autograd::engine::evaluate_function"
+# Ops with weights, or what torch.compile made of them: a model runs.
+_FORWARD = (r"aten::(?:linear|addmm|mm|bmm|matmul|baddbmm|_?convolution|conv\w+|embedding\w*|lstm|gru|layer_norm|"
+            r"\w*batch_norm|\w*attention\w*|_transformer_encoder_layer_fwd)$|Torch-Compiled Region")
+# Of the time in ops of the busiest thread: if another one has more, which of the two is the loop's is not known.
+# gputop's own figure.
+_ANOTHER_THREAD = 0.3
+
+
+class Ops(NamedTuple):
+    """The outermost ops of one thread, in order of time; functions of Python and ranges of the user's are passed over.
+
+    ``backward_ns`` are the begins of the backward pass's nodes in its process, ``forward_ns`` of ops with weights on
+    the thread.
+    """
+
+    name: npt.NDArray
+    start: I64
+    end: I64
+    is_batch: Mask
+    is_zero_grad: Mask
+    backward_ns: I64
+    forward_ns: I64
+
+    def backward_nodes(self, begin_ns: I64, end_ns: I64) -> I64:
+        """How many nodes of the backward pass begin in each of these times."""
+        return np.searchsorted(self.backward_ns, end_ns) - np.searchsorted(self.backward_ns, begin_ns)
+
+    def runs_model(self, begin_ns: I64, end_ns: I64) -> Mask:
+        """In which of these times an op with weights begins."""
+        return np.asarray(np.searchsorted(self.forward_ns, end_ns) > np.searchsorted(self.forward_ns, begin_ns), bool)
+
+    def part(self, kept: slice) -> Ops:
+        """Some of the ops one after the other."""
+        return self._replace(name=self.name[kept], start=self.start[kept], end=self.end[kept],
+                             is_batch=self.is_batch[kept], is_zero_grad=self.is_zero_grad[kept])
+
+
+def outer_ops(trace: Trace, line: int) -> Ops:
+    """The ops of this thread, which runs Python."""
+    host = trace.host
+    rows = host_rows(trace, _OPS)
+    ranges = host_stat(host, "annotation")[0]
+    ranges = ranges[~name_mask(trace, _MARKS)[host.name[ranges]]]
+    rows = rows[(host.line[rows] == line) & ~np.isin(rows, ranges)]
+    rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows]))]
+    forward = rows[name_mask(trace, _FORWARD)[host.name[rows]]]
+    if len(rows):
+        reach = np.maximum.accumulate(host.end_ns[rows])
+        rows = rows[np.concatenate(([True], host.start_ns[rows][1:] >= reach[:-1]))]
+    name = host.name[rows]
+    return Ops(name, host.start_ns[rows], host.end_ns[rows], name_mask(trace, LOADER)[name],
+               name_mask(trace, _ZERO_GRAD)[name], host.start_ns[_backward_rows(trace, line)], host.start_ns[forward])
+
+
+def _backward_rows(trace: Trace, line: int) -> I64:
+    """The nodes of the backward pass in the process of this thread."""
+    process = trace.lines[line].host, trace.lines[line].rank
+    in_process = np.array([(other.host, other.rank) == process for other in trace.lines], bool)
+    rows = host_rows(trace, _BACKWARD)
+    return rows[in_process[trace.host.line[rows]]]
+
+
+def thread_of_ops(trace: Trace) -> int | None:
+    """The thread whose ops are no backward pass of another one's; None where several could be the loop's."""
+    host = trace.host
+    rows = host_rows(trace, r"aten::")
+    rows = rows[lines_of(trace, MAIN)[host.line[rows]]]
+    backward = host_rows(trace, _BACKWARD)
+    times = []
+    for line, indices in by_line(host.line[rows]).items():
+        of_line, nodes = rows[indices], backward[host.line[backward] == line]
+        ops = union(host.start_ns[of_line], host.end_ns[of_line])
+        within = union(host.start_ns[nodes], host.end_ns[nodes])
+        times.append((merge(ops, within).total - within.total, line))
+    times.sort(reverse=True)
+    if not times or (len(times) > 1 and times[1][0] > _ANOTHER_THREAD * times[0][0]):
+        return None
+    return times[0][1]

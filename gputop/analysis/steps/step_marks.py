@@ -1,0 +1,84 @@
+"""Marks of steps in a trace: those of profilers, of frameworks, of viewers, and ranges that the user numbered."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gputop.analysis.steps.anchors import Anchors, first_to_last, steps_of_ranks
+from gputop.analysis.steps.loop_selection import other_loops, select_loop
+from gputop.analysis.steps.numbered_ranges import numbered_ranges
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN
+from gputop.trace.intervals import joined, union
+from gputop.trace.lookups import host_rows, host_stat
+from gputop.trace.model import Trace
+from gputop.trace.threads import busiest_line
+
+_PROFILER_STEP = r"ProfilerStep#\d+$"
+_KERAS2_MARKERS = {"train": TRAINING, "test": EVALUATION, "predict": PREDICTION}
+
+
+def profiler_steps(trace: Trace) -> Anchors | None:
+    """Kineto's ``ProfilerStep#<n>``, of all ranks."""
+    rows = host_rows(trace, _PROFILER_STEP)
+    if not len(rows):
+        return None
+    start, end = steps_of_ranks(trace, rows)
+    return Anchors("ProfilerStep# markers", "high", start, end, start)
+
+
+def step_markers(trace: Trace) -> Anchors | None:
+    """Events with ``step_num``: Keras 2 (``train``), tf.profiler.experimental.Trace, JAX's StepTraceAnnotation.
+
+    1. Of the thread with most of them.
+    2. Of ``train``, ``test`` and ``predict`` the first; of other names the one that takes most time.
+    3. Markers of each name end a step.
+    """
+    host = trace.host
+    rows, _ = host_stat(host, "step_num")
+    if not len(rows):
+        return None
+    rows = rows[host.line[rows] == busiest_line(trace, host.line[rows])]
+    name = host.name[rows]
+    phase_of = {marker: _KERAS2_MARKERS.get(trace.names[marker], UNKNOWN) for marker in np.unique(name).tolist()}
+    loop = select_loop(trace, name, host.end_ns[rows] - host.start_ns[rows], phase_of)
+    steps = rows[name == loop.function]
+    return Anchors(
+        f"{trace.names[loop.function]} markers with step_num", "high", host.start_ns[steps], host.end_ns[steps],
+        host.start_ns[rows], phase=loop.phase,
+        # Markers of other names may be of epochs, around those of the steps.
+        left_out_s={phase: time_s for phase, time_s in loop.left_out_s.items() if phase != UNKNOWN},
+        other_loops=other_loops(trace, rows, name, {
+            marker: phase for marker, phase in phase_of.items() if marker != loop.function and phase != UNKNOWN}))
+
+
+def numbered_steps(trace: Trace) -> Anchors | None:
+    """Ranges of the user's that number the iterations (:mod:`gputop.analysis.steps.numbered_ranges`). Those that
+    evaluate end a step, and are another loop."""
+    ranges = numbered_ranges(trace)
+    if ranges is None:
+        return None
+    host = trace.host
+    start, end = steps_of_ranks(trace, ranges.rows)
+    evaluations = union(host.start_ns[ranges.evaluations], host.end_ns[ranges.evaluations])
+    loops = {}
+    if len(ranges.evaluations):
+        loops[EVALUATION] = joined(evaluations, int(np.median(evaluations.end - evaluations.start)) + 1)
+    return Anchors(f'ranges "{ranges.name}"', "high", start, end,
+                   np.concatenate((start, host.start_ns[ranges.evaluations])),
+                   phase=EVALUATION if ranges.evaluates else UNKNOWN, other_loops=loops)
+
+
+def viewer_steps(trace: Trace) -> Anchors | None:
+    """The steps that XProf marked in the file, from the first GPU's begin to the last one's end, or to the next step's
+    begin."""
+    events = trace.step_events
+    if not len(events):
+        return None
+    start, end = first_to_last(events.name, events.start_ns, events.end_ns)
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    end = np.minimum(end, np.append(start[1:], np.iinfo(np.int64).max))
+    bounds = np.stack((start, end), axis=1)[end > start]
+    start = bounds[:, 0]
+    return Anchors("the steps that XProf marked in the file", "medium", start, start, start,
+                   bounds_ns=bounds) if len(bounds) else None

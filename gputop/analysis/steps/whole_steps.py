@@ -1,0 +1,125 @@
+"""The whole steps that anchors mark, without those that say nothing of a usual one.
+
+1. Cut the time: a step runs from its anchor to the next edge. The last anchor, which no edge follows, begins none. Only
+   if one event is surely one step, and each ends where the next begins, is the last event a step as well.
+2. Leave out steps that touch time which was not recorded.
+3. Leave out those in which the profiler itself ended or wrote its trace, unless that is all of them.
+4. Leave out, from the head on, steps in which kernels were tried out, or which are mostly work of a job's start, up to
+   the first without, if there is one.
+5. Leave out, from there on, steps whose length is far off the median of those after them, up to the first that is like
+   those kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.analysis.steps.anchors import Anchors
+from gputop.analysis.steps.start_up import START_UP_SHARE, StartUpSpan, tries_ns
+from gputop.trace.intervals import coverage, union
+from gputop.trace.lookups import host_rows
+from gputop.trace.model import I64, Trace
+
+# A step that takes this many times the median of those after it, at the head of the window, is warm-up
+# (compilation, autotuning, a launch queue that still fills). gputop's own figure.
+_WARM_UP_FACTOR = 2.0
+_MIN_COMPARED = 3  # steps: the leading one, and two or more whose median shows the usual length
+# Markers whose own end meets the next one's start within this share of the step are contiguous. gputop's own figure.
+_CONTIGUOUS_SHARE = 0.02
+# The profiler's own end, in JAX and in TensorFlow's and PyTorch's Python.
+_PROFILER_STOP = (r"\$profiler\.py:\d+ stop_trace|ProfilerSession::(?:CollectData|Stop)|stop_trace$|"
+                  r"\$profiler_v2\.py:\d+ stop")
+
+
+class WholeSteps(NamedTuple):
+    """Begin and end (ns) of the steps, and of those left out as warm-up, both of shape (n, 2). ``incomplete`` anchors
+    begin no whole step."""
+
+    bounds_ns: I64
+    warm_up_ns: I64
+    incomplete: int
+
+
+def whole_steps(trace: Trace, anchors: Anchors, start_up: Sequence[StartUpSpan], *, one_is_enough: bool,
+                max_warm_up: int | None) -> WholeSteps:
+    """The steps by the rules above. ``one_is_enough``: one anchor is surely one step; ``max_warm_up`` is how many steps
+    rule 5 may leave out, None: any number."""
+    bounds = anchors.bounds_ns if anchors.bounds_ns is not None else _between_edges(anchors, last_too=one_is_enough)
+    incomplete = len(anchors.start_ns) - len(bounds)
+    bounds = _without_profilers_end(trace, _recorded_whole(trace, bounds))
+    start = _count_start_up(trace, bounds, start_up)
+    warm_up = start + _count_warm_up(bounds[start:], max_warm_up)
+    return WholeSteps(bounds[warm_up:], bounds[:warm_up], incomplete)
+
+
+def alike(length_ns: I64, usual_ns: float) -> npt.NDArray[np.bool_]:
+    """Which of these lengths of steps are not far off the usual one."""
+    return (usual_ns / _WARM_UP_FACTOR <= length_ns) & (length_ns <= usual_ns * _WARM_UP_FACTOR)
+
+
+def _between_edges(anchors: Anchors, *, last_too: bool) -> I64:
+    """The steps from anchor to edge (1); ``last_too``: the last one may be a step as well."""
+    edges, start = np.unique(anchors.edges_ns), np.unique(anchors.start_ns)
+    following = np.searchsorted(edges, start, side="right")
+    has_next = following < len(edges)
+    bounds = np.stack((start[has_next], edges[following[has_next]]), axis=1)
+    if last_too and not has_next.all():
+        bounds = np.concatenate((bounds, _last_event(anchors)))
+    return bounds
+
+
+def _last_event(anchors: Anchors) -> I64:
+    """The last anchor's event as a step, shape (1, 2), where each event ends where the next one begins; else none."""
+    order = np.argsort(anchors.start_ns, kind="stable")
+    gaps = anchors.start_ns[order][1:] - anchors.end_ns[order][:-1]
+    last = int(np.argmax(anchors.start_ns))
+    begin, end = int(anchors.start_ns[last]), int(anchors.end_ns[last])
+    contiguous = not len(gaps) or abs(float(np.median(gaps))) <= _CONTIGUOUS_SHARE * (end - begin)
+    return np.array([[begin, end]] if end > begin and contiguous else [], np.int64).reshape(-1, 2)
+
+
+def _recorded_whole(trace: Trace, bounds: I64) -> I64:
+    """The steps without those that touch ``Trace.unrecorded_ns`` (2)."""
+    for begin, end in trace.unrecorded_ns:
+        bounds = bounds[(bounds[:, 1] <= begin) | (bounds[:, 0] >= end)]
+    return bounds
+
+
+def _without_profilers_end(trace: Trace, bounds: I64) -> I64:
+    """The steps without those in which the profiler ended (3)."""
+    stops = trace.host.start_ns[host_rows(trace, _PROFILER_STOP)]
+    if not len(stops) or not len(bounds):
+        return bounds
+    with_stop = np.searchsorted(stops, bounds[:, 1]) > np.searchsorted(stops, bounds[:, 0])
+    return bounds if with_stop.all() else bounds[~with_stop]
+
+
+def _count_start_up(trace: Trace, bounds: I64, start_up: Sequence[StartUpSpan]) -> int:
+    """How many leading steps belong to the job's start (4); 0 where no other follows."""
+    tries = tries_ns(trace)
+    if not len(bounds) or not (len(tries) or start_up):
+        return 0
+    work = union([span.start_ns for span in start_up], [span.end_ns for span in start_up])
+    starts = coverage(work, bounds[:, 0], bounds[:, 1]) >= START_UP_SHARE * (bounds[:, 1] - bounds[:, 0])
+    tried = np.searchsorted(tries, bounds[:, 1]) > np.searchsorted(tries, bounds[:, 0])
+    usual = np.flatnonzero(~(starts | tried))
+    return int(usual[0]) if len(usual) else 0
+
+
+def _count_warm_up(bounds: I64, most: int | None) -> int:
+    """How many leading steps are warm-up (5); 0 where that is more than ``most``.
+
+    Long steps behind one like those kept are none: a function that is traced anew, after the recording's begin.
+    """
+    length = bounds[:, 1] - bounds[:, 0]
+    count = 0
+    while len(length) - count >= _MIN_COMPARED and not alike(length[count], float(np.median(length[count + 1:]))):
+        count += 1
+    if count:
+        like_settled = np.flatnonzero(alike(length[:count], float(np.median(length[count:]))))
+        count = int(like_settled[0]) if len(like_settled) else count
+    return 0 if most is not None and count > most else count
