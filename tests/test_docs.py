@@ -224,7 +224,7 @@ def test_the_calls_of_a_block_are_found() -> None:
     assert sorted(_command_lines(text)) == sorted([
         "gputop doctor", "gputop config", "gputop stacks 4711", "gputop --on-dip 'sm<0.6*median'", "gputop stacks",
         "gputop", "gputop run --print-path"])
-    assert sum(_understood(block.text) for block in _blocks() if block.document.name == "first-capture.md") == 6
+    assert sum(_understood(block.text) for block in _blocks() if block.document.name == "first-capture.md") == 7
     with pytest.raises(SystemExit):
         _understood("gputop analyse x")
 

@@ -191,6 +191,7 @@ _SCREENS = {  # the class that has the keys, and what it is called
     "gputop.tui.screens.workers": "The question which workers",
     "gputop.tui.screens.start_server": "The question before a server is started",
     "gputop.tui.screens.dialogs": "Dialogs", "gputop.tui.cluster.screen": "The screen of gputop cluster",
+    "gputop.tui.cluster.app": "Everywhere in gputop cluster",
     "gputop.tui.run_app": "The monitor of gputop run",
     "gputop.tui.terminal.terminal_app": "Everywhere",
 }

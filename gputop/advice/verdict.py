@@ -57,6 +57,8 @@ class Explanation(Struct, frozen=True):
     source: str  # where the rule and its limits come from
     snippet: str | None = None
     per: Literal["step", "sample", "recording"] = "step"
+    brief: str = ""  # of a live rule: the reason as one short sentence
+    unknown: str = ""  # of a live rule: what a capture or the stacks of the ranks would show, "which copies?"
 
 
 def of_type(value: Any, wanted: type[_T], function: str) -> _T:
@@ -94,7 +96,7 @@ def finding(rule: Rule, verdict: Verdict, words: Explanation, basis: Basis = _VE
         id=verdict.id or rule.id, severity=at_most(severity, basis.severest), title=words.title, why=why,
         evidence=words.evidence, action=words.action, source=words.source,
         gain=_gain(verdict, words, basis.replayed, basis.not_replayed), gpus=verdict.gpus, snippet=words.snippet,
-        origin=rule.origin, culprits=basis.culprits,
+        origin=rule.origin, culprits=basis.culprits, brief=words.brief, unknown=words.unknown,
     )
 
 
@@ -116,5 +118,5 @@ def _gain(verdict: Verdict, words: Explanation, replayed: float | None, not_repl
         sentence = f"{how[:1].upper()}{how[1:]}."
         return Gain(most, how, words.per, "bound", f"{sentence} {not_replayed}".rstrip(),
                     at_least=frees_cpus and not verdict.best_case, estimate=frees_cpus and verdict.best_case)
-    how = f"a replay of the recorded steps with the cure; the upper bound is {percent(most)}"
+    how = f"a replay of the recorded steps with the fix; the upper bound is {percent(most)}"
     return Gain(replayed, how, words.per, "replay", verdict.cure.assumes, at_most=verdict.cure.at_most)

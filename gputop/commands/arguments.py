@@ -209,7 +209,7 @@ def watch_options(watch: argparse._ActionsContainer) -> None:
                             "node[01-04]:6009) are the workers of one job and are captured together")
     watch.add_argument("--demo", nargs="?", const=SIMULATED_DEFAULT, metavar="SCENARIO",
                        help="show a simulated node; --demo list shows the scenarios. With several (a,b), D runs the "
-                            "next one; with one, D runs the same job with its cure")
+                            "next one; with one, D runs the same job with its fix")
     watch.add_argument("--gpus", default="", metavar="LIST",
                        help="show only these GPUs: 0,2-3, GPU or MIG UUIDs (or how they begin), MIG instances as 0:1, "
                             "or the word visible for CUDA_VISIBLE_DEVICES")

@@ -217,7 +217,7 @@ def _outcome(entry: Followed, gain: Gain, measured_by: _Measured, promises: list
         known = [one for one in promises if one is not None]
         least, most = max(known), min(sum(known), 1.0)
         entry = replace(entry, together=(least, most),
-                        reason=f"measured for {len(promises)} cured causes together")
+                        reason=f"measured for {len(promises)} fixed causes together")
     if low is None or high is None:
         return replace(entry, reason=step.reason)
     if low <= min(0.0, least) and max(0.0, least) <= high:

@@ -145,7 +145,7 @@ class Comparison:
         other one of step and wall time did. The step time that is told elsewhere is the median.
 
         It begins with the same word for the same verdict: better FASTER, worse SLOWER, noise "Probably …, not proven"
-        or NO CHANGE, and CANNOT BE TOLD.
+        or NOT PROVEN or NO CHANGE, and CANNOT BE TOLD.
         """
         row, step, wall = self.decisive, self.step, self.wall
         if row is None or step is None:
@@ -160,7 +160,7 @@ class Comparison:
             return f"{text}{_although(step, row)}." if row is wall else f"{text}.{_beside(wall, row)}"
         what = f"{_change(row)[0]} {self._per(row)}{_change(row)[1]}"
         if row.verdict == "noise":
-            word = ("NO CHANGE" if self.repeat is None else "NO CHANGE proven" if self.probably is None else
+            word = ("NO CHANGE" if self.repeat is None else "NOT PROVEN" if self.probably is None else
                     f"Probably {self.probably}, not proven")
             return f"{word}: {what}.{_beside(wall, row)}"
         if row.verdict == "cannot be told":
@@ -278,7 +278,7 @@ def _not_borne_out(step: Row, wall: Row) -> str:
     if _may_agree(step, wall):
         return (f"CANNOT BE TOLD: {became} but whether the wall time per training step did cannot be told: "
                 f"{''.join(_change(wall))}; {wall.reason}.")
-    text = (f"{'NO CHANGE' if wall.reason == SMALL else 'NO CHANGE proven'}: {became} the wall time per training step "
+    text = (f"{'NO CHANGE' if wall.reason == SMALL else 'NOT PROVEN'}: {became} the wall time per training step "
             f"did not{' for certain' if _same_way(step, wall) else ''}: {''.join(_change(wall))}")
     return f"{text}{_MOVED[step.verdict] if _moved(step, wall) else ''}."
 

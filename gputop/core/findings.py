@@ -108,6 +108,8 @@ class Finding:
     ncu: str = ""  # of kernels: the command that has Nsight Compute profile the one that takes most time
     culprits: tuple[Culprit, ...] = ()  # those of most time first; empty where no name is known
     yours: str = ""  # of a rule of the user's own: the file and line, or the package, that it stands in
+    brief: str = ""  # of a live finding: ``why`` as one short sentence, for a line on a screen
+    unknown: str = ""  # of a live finding: what a capture or the stacks of the ranks would show, "which copies?"
 
     @property
     def ids(self) -> frozenset[str]:

@@ -104,6 +104,25 @@ def offer_to_oom_killer(score: int, file: Path = _PROC / "self" / "oom_score_adj
             file.write_text(f"{score}\n")
 
 
+def oom_score(file: Path = _PROC / "self" / "oom_score_adj") -> bytes:
+    """That of this process, as :func:`set_oom_score` writes it; empty where it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def set_oom_score(score: bytes, path: str = "/proc/self/oom_score_adj") -> None:
+    """Write one's own, in a process that was just forked: by system calls alone. Down to what it began with needs no
+    rights (proc_pid_oom_score_adj(5))."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, score)
+        finally:
+            os.close(descriptor)
+
+
 def share_one_heap() -> None:
     """Let all threads allocate from one heap: their own ones hold 3 MB that is free. Only glibc has it."""
     _set_allocator(_ONE_HEAP)

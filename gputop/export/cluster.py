@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gputop.cluster.model import brief
@@ -24,6 +25,7 @@ _HISTORY_MIN, _HISTORY_GOOD = 10, 16  # cells; those that a longer name does not
 _PAGE = 400  # cells of a line in which every column has room
 _JOB_MAX = 36  # cells of a name
 _FINDING_MIN = 24
+_SPANS_S = (600.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 28_800.0, 57_600.0)  # that a history is drawn for
 _LEAST_HOURS = 0.05  # below it one decimal place shows 0.0
 
 
@@ -129,6 +131,35 @@ def power(watts: float) -> str:
     return f"{watts:.0f} W" if watts < 9950 else f"{watts / 1e3:.0f} kW"
 
 
+def shown_span_s(jobs: Sequence[Job]) -> float | None:
+    """How much of the past is drawn: from the oldest value of any job on, rounded up, at most the whole histories.
+    A Prometheus that is young has nothing before. None without a history."""
+    histories = [job.history for job in jobs if job.history is not None and job.history.values]
+    if not histories:
+        return None
+    whole_s = max(len(own.values) * own.step_s for own in histories)
+    known_s = max(own.step_s * next((len(own.values) - i for i, value in enumerate(own.values) if value is not None), 0)
+                  for own in histories)
+    return min([whole_s, *(span_s for span_s in _SPANS_S if span_s >= known_s > 0)])
+
+
+def recent(history: History | None, span_s: float | None) -> History | None:
+    """The last ``span_s`` of a history."""
+    if history is None or not history.values or span_s is None:
+        return history
+    count = max(1, round(span_s / history.step_s))
+    values = history.values[-count:]
+    return replace(history, begin_s=history.end_s - (count - 1) * history.step_s,
+                   values=(None,) * (count - len(values)) + values)
+
+
+def span_text(span_s: float | None) -> str:
+    """ "last 3 h", "last 10 min"."""
+    if span_s is None:
+        return ""
+    return f"last {span_s / 3600:.3g} h" if span_s >= 3600 else f"last {span_s / 60:.0f} min"
+
+
 def resampled(history: History | None, columns: int) -> list[float | None]:
     """A mean for each of so many equal parts of the history, None where nothing was measured."""
     if history is None or not history.values or columns <= 0:
@@ -198,14 +229,15 @@ def to_text(report: Report, width: int) -> str:
     if fleet.problems:
         lines.append("")
     names, widths, history, found = layout(width, fleet.jobs)
+    span_s = shown_span_s(fleet.jobs)
     if fleet.jobs:
         heads = " ".join(fit(COLUMNS[n].heading, widths[n], right=COLUMNS[n].right) for n in names)
-        lines.append(f"{heads} {fit(_span(fleet.jobs), history)} found".rstrip())
+        lines.append(f"{heads} {fit(span_text(span_s), history)} finding".rstrip())
     for job in fleet.jobs:
         own = cells(job, fleet.time_s)
         row = " ".join(fit(printable(own[n]), widths[n], right=COLUMNS[n].right) for n in names)
         reason = label(report.of_job(job.id)) or remark(job)
-        lines.append(f"{row} {bars(job.history, history)} {fit(reason, found)}".rstrip())
+        lines.append(f"{row} {bars(recent(job.history, span_s), history)} {fit(reason, found)}".rstrip())
     for finding in report.findings:
         lines += ["", *wrap(f"{SEVERITY_MARK[finding.severity]} {finding.title}", width)]
         lines += wrap(finding.why, width, "  ")
@@ -230,11 +262,6 @@ def not_judged(report: Report) -> list[str]:
     return [f"{', '.join(own)} cannot be judged without {missing}" for missing, own in ids.items()]
 
 
-def _span(jobs: Sequence[Job]) -> str:
-    history = next((job.history for job in jobs if job.history is not None), None)
-    return "" if history is None else f"last {len(history.values) * history.step_s / 3600:.3g} h"
-
-
 # -- HTML -------------------------------------------------------------------------------------------
 
 _STYLE = """\
@@ -252,7 +279,8 @@ def to_html(report: Report) -> str:
     css = resources.files("gputop.export").joinpath("report.css").read_text("utf-8")
     names = layout(_PAGE, fleet.jobs).names
     heads = "".join(f"<th>{esc(COLUMNS[name].heading)}</th>" for name in names)
-    rows = "".join(_html_row(job, report, names) for job in fleet.jobs)
+    span_s = shown_span_s(fleet.jobs)
+    rows = "".join(_html_row(job, report, names, span_s) for job in fleet.jobs)
     findings = "".join(map(_html_finding, report.findings))
     missing = "".join(f"<p>{esc(sentence)}.</p>" for sentence in not_judged(report))
     problems = "".join(f'<p class="bad">{esc(p.message)}</p><p>{esc(p.fix)}</p>' for p in fleet.problems)
@@ -265,17 +293,17 @@ def to_html(report: Report) -> str:
         '<body><header class="top"><div><div class="brand">gputop cluster</div>'
         f'<h1>{esc(summary(fleet))}</h1><div class="facts"><span>{esc(fleet.source)}</span></div></div>'
         f'<div class="when">{esc(moment(fleet.time_s))}</div></header>{problems}',
-        f"<section><h2>Jobs<small>{esc(_span(fleet.jobs))}</small></h2>"
-        f'<table class="fleet"><tr>{heads}<th>history</th><th>found</th></tr>{rows}</table></section>',
+        f"<section><h2>Jobs<small>{esc(span_text(span_s))}</small></h2>"
+        f'<table class="fleet"><tr>{heads}<th>history</th><th>finding</th></tr>{rows}</table></section>',
         f"<section><h2>Findings</h2>{findings or '<p>None.</p>'}{missing}</section>",
         f"<footer>Written by gputop {esc(__version__)}.</footer>", "</body>", "</html>", ""))
 
 
-def _html_row(job: Job, report: Report, names: Sequence[str]) -> str:
+def _html_row(job: Job, report: Report, names: Sequence[str], span_s: float | None) -> str:
     own = cells(job, report.fleet.time_s)
     reason = label(report.of_job(job.id)) or remark(job)
     tds = "".join(f"<td>{esc(own[name])}</td>" for name in names)
-    return f"<tr>{tds}<td>{_picture(job.history)}</td><td>{esc(reason)}</td></tr>"
+    return f"<tr>{tds}<td>{_picture(recent(job.history, span_s))}</td><td>{esc(reason)}</td></tr>"
 
 
 def _picture(history: History | None) -> str:

@@ -31,7 +31,7 @@ from gputop.render.palette import STEPS
 from gputop.replay.snapshot import DATA_ID, Snapshot, from_document
 from gputop.replay.snapshot_document import Grid, Track
 from gputop.text.markup import esc, esc_lines, moment, titled
-from gputop.text.units import printable, ranges, ratio, reading, seconds
+from gputop.text.units import counted, printable, ranges, ratio, reading, seconds
 
 _SCRIPT = """\
 for (const box of document.querySelectorAll(".code")) {
@@ -264,7 +264,7 @@ def _what_to_do(findings: Iterable[Finding], limit: str, missing: Mapping[str, l
     if missing:
         rows = "".join(f"<dt><code>{esc(', '.join(ids))}</code></dt><dd>{esc(what)}</dd>"
                        for what, ids in missing.items())
-        body += (f"<details><summary>Not judged: {sum(map(len, missing.values()))} rules lack what they need</summary>"
+        body += (f"<details><summary>{counted(sum(map(len, missing.values())), 'check')} could not run</summary>"
                  f"<dl>{rows}</dl></details>")
     return f"<section><h2>What to do</h2>{body}</section>"
 

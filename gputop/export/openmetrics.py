@@ -101,7 +101,7 @@ _CONFIDENCE = Family("gputop_step_period_confidence_ratio", "gauge",
 _FINDING = Family("gputop_finding_active", "gauge", "1: this finding stands now; of a trace: of the last capture",
                   ("finding", "severity", "origin"))
 _SAVING = Family("gputop_finding_saving_ratio", "gauge",
-                 "Estimated saving of a finding's cure: share of the time per step, or per training sample",
+                 "Estimated saving of a finding's fix: share of the time per step, or per training sample",
                  ("finding", "per"), "ratio")
 _CAPTURES = Family("gputop_captures_total", "counter",
                    "Captures that ended since gputop started; failed: without a trace or without its analysis",

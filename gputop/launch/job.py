@@ -18,7 +18,7 @@ from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.core.files import writable_folder
-from gputop.core.memory import MONITOR_SCORE, offer_to_oom_killer
+from gputop.core.memory import MONITOR_SCORE, offer_to_oom_killer, oom_score, set_oom_score
 from gputop.core.signal_handlers import signal_handlers
 from gputop.text import console
 from gputop.text.commands import short_command
@@ -50,40 +50,77 @@ class Job:
         """Start it; its output goes to ``log``, a new file of the user's own. Raises GputopError."""
         self.command = short_command(printable(" ".join(argv)))
         self.log = log
-        self.server: str | None = None  # address of its profiler server, once there is one
+        self.addresses: list[str] = []  # of its profiler servers, one for each rank, as they come up
         self.problem: str | None = None  # why it has no server, where it announced that
         self._on_change: Callable[[], None] = lambda: None
         self.ended = threading.Event()
         self.end_asked = False
-        descriptor = open_log(log)
+        self._argv, self._environ = tuple(argv), dict(environ)
+        self._descriptor = open_log(log)  # kept for the next start
+        self._oom_score = oom_score()  # the job keeps the value that gputop was started with
         try:
-            self._process = subprocess.Popen(
-                argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=descriptor, stderr=subprocess.STDOUT,
-                close_fds=False, preexec_fn=os.setpgrp)
-        except OSError as error:
+            self._process = self._started()
+        except GputopError:
+            os.close(self._descriptor)
             log.unlink(missing_ok=True)
-            raise GputopError(f"{argv[0]} cannot be started: {error.strerror}",
+            raise
+        offer_to_oom_killer(MONITOR_SCORE)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        try:
+            process = subprocess.Popen(
+                self._argv, env=self._environ, stdin=subprocess.DEVNULL, stdout=self._descriptor,
+                stderr=subprocess.STDOUT, close_fds=False, preexec_fn=self._before_it)
+        except OSError as error:
+            raise GputopError(f"{self._argv[0]} cannot be started: {error.strerror}",
                               "Check that it is a program, or a script with a #! line.", 126) from None
+        threading.Thread(target=self._wait, args=(process,), name="gputop-job", daemon=True).start()
+        return process
+
+    def _before_it(self) -> None:
+        """Run in the new process, before the command: nothing that takes a lock."""
+        os.setpgrp()
+        set_oom_score(self._oom_score)
+
+    def restart(self) -> None:
+        """Start the command again once it has ended: the same arguments, environment and folder; its output goes on in
+        the same file. Waits for the end. Raises GputopError where it cannot be started."""
+        self.ended.wait()
+        with contextlib.suppress(OSError):  # a full disk does not keep the job from its start
+            os.write(self._descriptor, f"\n--- gputop: started again at {time.strftime('%H:%M:%S')} ---\n".encode())
+        self.addresses, self.problem, self.end_asked = [], None, False
+        self.ended.clear()
+        try:
+            self._process = self._started()
+        except GputopError:
+            self.ended.set()
+            raise
         finally:
-            os.close(descriptor)
-        self.pid = self._process.pid
-        offer_to_oom_killer(MONITOR_SCORE)  # only now: the job keeps the value that gputop was started with
-        threading.Thread(target=self._wait, name="gputop-job", daemon=True).start()
+            self._on_change()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def server(self) -> str | None:
+        """The address of its profiler server, of several the first one; None: there is none yet."""
+        return self.addresses[0] if self.addresses else None
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """From now on call ``on_change`` when the job ends or its server comes up; from any thread."""
         self._on_change = on_change
 
     def set_server(self, address: str | None, line: str) -> None:
-        """Keep what the job announced about its profiler server; of several the first address."""
+        """Keep what the job announced about its profiler server."""
         if address is None:
             self.problem = line
-        elif self.server is None:
-            self.server = address
+        else:
+            self.addresses.append(address)
         self._on_change()
 
-    def _wait(self) -> None:
-        self._process.wait()
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
         self.ended.set()
         self._on_change()
 
@@ -116,6 +153,11 @@ class Job:
         self.end_asked = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole process group, which has not ended at :meth:`end`."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def tail(self, lines: int) -> tuple[list[str], int]:
         """The last lines of its output, without colors and control characters, and the offset they end at, in

@@ -24,8 +24,8 @@ from gputop.text.units import printable
 WHAT_SWITCHING_ON_DOES = (
     "gputop has the job's own Python switch on the daemon mode of its PyTorch's profiler, once, between two of its "
     "steps. From then on a thread of the profiler looks for gputop's socket once a second, until the process ends. "
-    "Before Python 3.14, one sleeping thread is stopped for about a millisecond. On an overloaded node PyTorch's "
-    "profiler can end the job, once in more than a hundred captures in our tries (load 30 on 2 CPUs).")
+    "Before Python 3.14 it pauses one idle thread for about 1 ms. On an overloaded node PyTorch's profiler can end the "
+    "job: once in more than a hundred captures in our tries (load 30 on 2 CPUs).")
 _PERIOD_S = 0.2
 FRAMEWORKS = frozenset({"pytorch"})
 _DETAIL_CHARS = 200

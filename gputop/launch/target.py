@@ -19,7 +19,7 @@ from gputop.text.units import printable
 WHAT_STARTING_DOES = (
     "gputop has the job's own Python start the profiler server of its TensorFlow or JAX, once, "
     "between two of its steps. The server stays until the process ends and costs nothing until it is used. "
-    "Before Python 3.14, one sleeping thread is stopped for about a millisecond.")
+    "Before Python 3.14 it pauses one idle thread for about 1 ms.")
 _ALTERNATIVE = "Or restart the job with gputop run."
 _SERVED = frozenset({"tensorflow", "jax"})  # whose profiler server gputop can start
 

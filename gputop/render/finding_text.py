@@ -48,7 +48,7 @@ def _times(step_s: float, gain: float) -> str:
 def what_if_text(findings: Iterable[Finding], chosen: Collection[str], what_if: Iterable[CombinedGain],
                  step_s: float | None) -> str:
     """What is left of the step with the cures of the chosen findings, and which other finding saves most then."""
-    head = f"With the {len(chosen)} chosen:" if len(chosen) > 1 else "With the one chosen:"
+    head = f"With these {len(chosen)} fixes:" if len(chosen) > 1 else "With this fix:"
     share, others = with_cures(findings, chosen, what_if)
     if share is None:
         return f"{head} not computed"
@@ -57,7 +57,7 @@ def what_if_text(findings: Iterable[Finding], chosen: Collection[str], what_if: 
     if others is None:
         return text
     if not others:
-        return f"{text}; by replay no other adds 1 %"
+        return f"{text}. No other adds anything."
     following, more = others[0]
     return f"{text}; next: {following.title} ({percent(more)} more)"
 
@@ -77,9 +77,9 @@ def gain_basis(finding: Finding) -> str:
     gain = finding.gain
     if gain.by is None:
         return gain.how
-    basis = ("By a replay of the recorded steps" if gain.by == "replay" else "A lower bound" if gain.at_least else
-             "An estimate" if gain.estimate else "An upper bound")
-    text = f"{basis}. {gain.assumption}"
+    basis = ("Estimated by replaying the recorded steps" if gain.by == "replay" else "At least this" if gain.at_least
+             else "About this" if gain.estimate else "At most this")
+    text = gain.assumption if gain.assumption.startswith("At most:") else f"{basis}. {gain.assumption}"
     if gain.at_least:
         text += " The fix also frees CPUs for the rest of the step, so it can save more."
     if gain.estimate:

@@ -49,6 +49,7 @@ class WatchedJob:
         self._allowed: set[tuple[str, str]] = set()  # address and user of servers of others
         self._beside: frozenset[tuple[str, int | None]] = frozenset()  # address and PID of all servers while it ran
         self._named: dict[str, Server] = {}  # by the address that the user named, the job that answered there first
+        self._starts_again = False  # the named job: the next server that is named is its
 
     def watch(self, server: Server, servers: Sequence[Server] = ()) -> None:
         """Captures go to this server, one of these that were found, as long as its job runs."""
@@ -73,7 +74,10 @@ class WatchedJob:
             before = self._named.get(server.address)
             if not server.asked or server.problem is not None:
                 continue
-            if before is None or before.pid is None or before.pid == server.pid:
+            if self._starts_again and (before is None or before.pid != server.pid):
+                self._starts_again = False
+                self._named[server.address] = self.restarted = server
+            elif before is None or before.pid is None or before.pid == server.pid:
                 self._named[server.address] = server
             elif same_job(server, before):
                 self._named[server.address] = self.restarted = server
@@ -91,6 +95,10 @@ class WatchedJob:
             place = self.restarted.address, self.restarted.pid
         self.server = answering[place]  # more is known of it by now, perhaps
         self._beside = frozenset(answering)
+
+    def expect_restart(self) -> None:
+        """The job that was named is started again, and its new servers are named as they come up."""
+        self._starts_again = True
 
     def has_ended(self, servers: Sequence[Server]) -> bool:
         """Whether the watched job has ended and was not started again, which leaves open which job is meant."""
@@ -174,6 +182,14 @@ class ServerWatch:
         self._report_servers = True
         self._search_now.set()
         return parsed[0]
+
+    def expect_restart(self, addresses: Sequence[str]) -> None:
+        """The job that served at these addresses is started again: they are named no longer, and the next is its."""
+        self.attached = [address for address in self.attached if address not in addresses]
+        self.job.expect_restart()
+        self.servers = tuple(s for s in self.servers if s.address not in addresses)
+        self.ended_server = None
+        self._on_change()
 
     def _watch_servers(self) -> None:
         self.earlier_captures = earlier_runs(self._options.logdir)

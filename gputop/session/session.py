@@ -216,6 +216,10 @@ class Session:
         """See :meth:`ServerWatch.choose_job`."""
         self.server_watch.choose_job(server)
 
+    def expect_restart(self, addresses: Sequence[str]) -> None:
+        """See :meth:`ServerWatch.expect_restart`."""
+        self.server_watch.expect_restart(addresses)
+
     @property
     def captured_before_restart(self) -> bool:
         """Whether the last capture is of another job than the one that is watched now, or of an earlier start of it.
@@ -313,7 +317,7 @@ class Session:
             raise GputopError("a capture is running", "Wait for its end, or press x: it stops and its data is kept.")
         title = self.source.next_job() if isinstance(self.source, SimulatedSource) else None
         if title is None:
-            raise GputopError("this demo has no other job to run", "gputop --demo input-bound has a cure to try.")
+            raise GputopError("this demo has no other job to run", "gputop --demo input-bound has a fix to try.")
         self._job_restarted_s = self.clock()
         return title
 

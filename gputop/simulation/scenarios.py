@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.simulation.job import Job
@@ -45,12 +45,22 @@ def _allocator_share(gib: float) -> float:
     return gib * 1024 / _ALLOCATOR_MIB
 
 
+class Fix(NamedTuple):
+    """What a finding of a capture advises, in words, and what that changes in the job and in the scenario's own fields.
+
+    Epochs stay as long in time, so that a capture within a minute holds training alone.
+    """
+
+    what: str
+    job: Mapping[str, object] = {}
+    epochs: Mapping[str, Any] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One training job. ``job`` describes its training steps; times are means, which the loop varies.
 
-    ``cure`` is what fixes it, in words, ``cured`` what that changes in the job and ``cured_epochs`` in the scenario's
-    own fields.
+    ``fixes``: what the first finding of a capture advises, then that of a capture of the job so fixed, and so on.
     """
 
     id: str
@@ -67,14 +77,13 @@ class Scenario:
     checkpoint_bytes: int = 3_650 * MB  # weights and both Adam moments
     checkpoint_write_bytes_per_s: float = 1.8e9
     hangs: bool = False  # a process for each GPU, of which one does not come to a collective
-    cure: str = ""
-    cured: Mapping[str, object] = field(default_factory=dict, hash=False)
-    cured_epochs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    fixes: tuple[Fix, ...] = field(default=(), hash=False)
 
-    def with_cure(self) -> Scenario:
-        """The same job once its cure is applied."""
-        return replace(self, id=f"{self.id}-cured", title=f"Cured: {self.cure}", description=self.cure, hangs=False,
-                       job=self.job.replace(**self.cured), cure="", cured={}, cured_epochs={}, **self.cured_epochs)
+    def with_fix(self) -> Scenario:
+        """The same job once the first of its fixes is applied."""
+        fix, *others = self.fixes
+        return replace(self, id=f"{self.id}-fixed", title=f"Fixed: {fix.what}", description=fix.what, hangs=False,
+                       job=self.job.replace(**fix.job), fixes=tuple(others), **fix.epochs)
 
 
 _ALL = (
@@ -83,11 +92,11 @@ _ALL = (
         title="GPU 0 does more work than the others",
         description="teacher model and metrics of the whole batch run on GPU 0; the other seven wait for it in NCCL",
         job=_vit(batch_per_gpu=160, compute_ms=150.0, gpu0_extra_ms=186.0, gpu0_extra_kernels=150, gather_mb=96.0,
-                 produce_ms=210.0, allocator_peak_gib=41, gpu0_memory=_allocator_share(67)),
+                 produce_ms=150.0, allocator_peak_gib=41, gpu0_memory=_allocator_share(67)),
         batch_per_gpu=160, steps_per_epoch=215, eval_steps=90,
-        cure="teacher model and metrics run on all GPUs, with more input threads",
-        cured={"gpu0_extra_ms": 0.0, "gpu0_extra_kernels": 0, "gather_mb": 0.0, "gpu0_memory": 0.0,
-               "compute_ms": 150.0 + 186.0 / GPU_COUNT, "produce_ms": 150.0},
+        fixes=(Fix("teacher model and metrics run on all GPUs", {
+            "gpu0_extra_ms": 0.0, "gpu0_extra_kernels": 0, "gather_mb": 0.0, "gpu0_memory": 0.0,
+            "compute_ms": 150.0 + 186.0 / GPU_COUNT}, {"steps_per_epoch": 410}),),
     ),
     Scenario(
         id="input-bound",
@@ -96,7 +105,8 @@ _ALL = (
         job=_vit(batch_per_gpu=160, compute_ms=150.0, produce_ms=340.0, input_workers=88, prefetch=2,
                  allocator_peak_gib=62),
         batch_per_gpu=160, dataset_on_network=True, steps_per_epoch=220, eval_steps=30,
-        cure="the input pipeline decodes on all CPUs", cured={"produce_ms": 130.0, "input_workers": CPU_COUNT},
+        fixes=(Fix("tf.data chooses the number of the map's threads",
+                   {"produce_ms": 130.0, "input_workers": CPU_COUNT}, {"steps_per_epoch": 480}),),
     ),
     Scenario(
         id="launch-bound",
@@ -106,8 +116,10 @@ _ALL = (
         job=_vit(batch_per_gpu=8, kernels=999, compute_ms=24.0, launch_us=200.0, produce_ms=50.0, input_workers=24,
                  allocator_peak_gib=7, gradient_bytes=172 * MB),
         batch_per_gpu=8, sm_fill=0.6, steps_per_epoch=330, eval_steps=50, gradient_bytes=172 * MB,
-        checkpoint_bytes=516 * MB, cure="one process per GPU launches its kernels",
-        cured={"launch_us": 22.0, "produce_ms": 20.0, "gap_ms": 0.8},
+        checkpoint_bytes=516 * MB,
+        fixes=(Fix("XLA compiles the step into few kernels", {
+            "xla": True, "kernels": 170, "compute_ms": 20.0, "launch_us": 22.0, "produce_ms": 20.0, "gap_ms": 0.8},
+            {"steps_per_epoch": 3_000}),),
     ),
     Scenario(
         id="slow-callback",
@@ -116,7 +128,25 @@ _ALL = (
                     "its line",
         job=_vit(batch_per_gpu=160, compute_ms=150.0, gap_ms=110.0, produce_ms=130.0, allocator_peak_gib=62),
         batch_per_gpu=160, steps_per_epoch=250, eval_steps=40,
-        cure="the confusion matrix is computed on the GPUs, once an epoch", cured={"gap_ms": 2.5},
+        fixes=(Fix("the confusion matrix is computed once an epoch", {"gap_ms": 2.5}, {"steps_per_epoch": 425}),),
+    ),
+    Scenario(
+        id="three-causes",
+        title="Three causes at once: which fix first?",
+        description="GPU 0 does more work, a callback runs after each step, and the gradients are summed at its end: "
+                    "mark findings with w to see what their fixes save together",
+        job=_vit(batch_per_gpu=160, compute_ms=150.0, gpu0_extra_ms=140.0, gpu0_extra_kernels=150, gather_mb=96.0,
+                 gap_ms=60.0, comm_overlap=False, comm_ms=40.0, produce_ms=120.0, allocator_peak_gib=41,
+                 gpu0_memory=_allocator_share(62)),
+        batch_per_gpu=160, steps_per_epoch=230, eval_steps=40,
+        fixes=(
+            Fix("teacher model and metrics run on all GPUs", {
+                "gpu0_extra_ms": 0.0, "gpu0_extra_kernels": 0, "gather_mb": 0.0, "gpu0_memory": 0.0,
+                "compute_ms": 150.0 + 140.0 / GPU_COUNT}, {"steps_per_epoch": 290}),
+            Fix("the confusion matrix is computed once an epoch", {"gap_ms": 2.5}, {"steps_per_epoch": 380}),
+            Fix("gradients are summed while the backward pass runs", {"comm_overlap": True},
+                {"steps_per_epoch": 430}),
+        ),
     ),
     Scenario(
         id="slow-checkpoint",
@@ -125,7 +155,8 @@ _ALL = (
                     "live, without a capture",
         job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
         batch_per_gpu=256, steps_per_epoch=120, eval_steps=0, checkpoint_write_bytes_per_s=0.7e9,
-        cure="checkpoints are written to local NVMe disks", cured_epochs={"checkpoint_write_bytes_per_s": 9e9},
+        # The copy from the GPU is left.
+        fixes=(Fix("checkpoints are written in the background", epochs={"checkpoint_write_bytes_per_s": 9e9}),),
     ),
     Scenario(
         id="hang",
@@ -133,7 +164,7 @@ _ALL = (
         description="rank 5 does not reach an AllReduce: press S for the code line where it is",
         job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
         batch_per_gpu=256, dataset_on_network=True, steps_per_epoch=250, eval_steps=50, hangs=True,
-        cure="the dataset is read from the local disk",
+        fixes=(Fix("the dataset is read from the local disk"),),
     ),
     Scenario(
         id="healthy",
@@ -164,10 +195,13 @@ def find_scenario(name: str) -> Scenario:
 
 
 def find_jobs(names: str) -> tuple[Scenario, ...]:
-    """The jobs that follow each other on the node: scenarios by their ids, with commas; of one with a cure, the same
-    job with it. Raises as :func:`find_scenario`."""
-    found = tuple(map(find_scenario, names.split(",")))
-    return (found[0], found[0].with_cure()) if len(found) == 1 and found[0].cure else found
+    """The jobs that follow each other on the node: scenarios by their ids, with commas; of one with fixes, the same
+    job with the first of them, with the first two, and so on. Raises as :func:`find_scenario`."""
+    jobs = [*map(find_scenario, names.split(","))]
+    if len(jobs) == 1:
+        while jobs[-1].fixes:
+            jobs.append(jobs[-1].with_fix())
+    return tuple(jobs)
 
 
 def describe() -> str:

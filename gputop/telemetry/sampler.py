@@ -220,19 +220,21 @@ class Sampler:
     def _deliver_backfill(self, callback: Callable[[Sequence[NodeSample]], None], time_s: float,
                           until_s: float) -> None:
         """Deliver the backfill as soon as it has arrived; waits for it until ``until_s``, the next tick, at most."""
-        opener, backfill = self._opener, self._backfill
-        assert opener is not None
-        if backfill is None:
-            source = self._source
-            backfill = self._backfill = Call(lambda: tuple(source.backfill(time_s, self._interval_s)))
-            backfill.prepare(self._clock(), BACKFILL_TIMEOUT_S)
-            opener.submit(Batch([backfill]))
-            self._backfill_deadline_s = self._clock() + BACKFILL_TIMEOUT_S
+        backfill = self._backfill or self._ask_for_backfill(time_s)
         self._await([backfill], min(until_s, self._backfill_deadline_s) - self._clock())
         if not self._stopping and (not backfill.pending or self._clock() >= self._backfill_deadline_s):
             # A source that is late or fails has no backfill; sampling goes on without it.
             self._on_backfill = None
             self._deliver(callback, backfill.result if isinstance(backfill.result, tuple) else ())
+
+    def _ask_for_backfill(self, time_s: float) -> Call:
+        source, opener = self._source, self._opener
+        assert opener is not None
+        backfill = self._backfill = Call(lambda: tuple(source.backfill(time_s, self._interval_s)))
+        backfill.prepare(self._clock(), BACKFILL_TIMEOUT_S)
+        opener.submit(Batch([backfill]))
+        self._backfill_deadline_s = self._clock() + BACKFILL_TIMEOUT_S
+        return backfill
 
     def _receive(self, until_s: float | None) -> bool:
         """Receive the results of one batch; False if none came by ``until_s`` (monotonic; None: wait forever)."""
@@ -265,6 +267,8 @@ class Sampler:
             self.first_gpus = NodeSample(time_s, gpus, self._missing_host("not asked yet"), (), interval_s,
                                       self._source.label, self._source.simulated, own_cpu, self._source.gpus_present)
             self.first_gpus_ready.set()
+            if self._source.simulated:  # whose past takes time to compute: the first whole screen has it
+                self._ask_for_backfill(time_s)
             self._connected.wait()
         host, processes = self._read_node(time_s, gpus, timeout_s)
         return NodeSample(

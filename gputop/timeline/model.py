@@ -29,7 +29,7 @@ CAUSES = {
     "dispatch": "the next launch is late",
     "other_gpu": "another GPU works meanwhile",
     "collective_wait": "waits in a collective for the last GPU",
-    "idle": "not known: work was queued, its launch is not in the trace, or the window begins or ends",
+    "idle": "unknown (work queued, launch not recorded, or edge of the recording)",
 }
 
 

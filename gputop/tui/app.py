@@ -88,6 +88,7 @@ class GputopApp(TerminalApp):
         self._table_box = VerticalScroll(id="gpus-box", can_focus=False)
         self._more = LinesWidget(id="more")  # of the GPUs that the screen has no room for
         self._actions, self._processes = ActionsPanel(id="actions"), ProcessPanel(id="processes")
+        self._actions.no_line = lambda finding: open_screens.no_line(finding, session.last_capture)
         self._keys: KeyLine | None = None
 
     # -- building -----------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class GputopApp(TerminalApp):
         intro = (messages.panel_intro(session, self.no_server_hint()) if self._refused is None
                  else messages.refused(self._refused, self.no_server_hint()))
         panel = self._actions
-        panel.numbers = session.gpu_numbers
+        panel.numbers, panel.keyed = session.gpu_numbers, session.player is None
         reserved = [finding for finding in session.findings if finding.id in messages.OF_MEMORY_COLUMN]
         self._table.note_reserved({gpu for finding in reserved for gpu in finding.gpus})
         panel.update_view(tuple(f for f in session.findings if f not in reserved), title, intro,
@@ -252,7 +253,7 @@ class GputopApp(TerminalApp):
             known = self.session.known_gpus
             lanes = known is None or bool(known.gpus)
             hangs = not STACKS_TELL.isdisjoint({finding.id for finding in self.session.findings})
-            here = {"S": hangs, "l": self.has_output, "D": self._is_demo, "m": lanes,
+            here = {"S": hangs, "l": self.has_output, "R": self.has_output, "D": self._is_demo, "m": lanes,
                     "v": lanes or self._mode() == "Processes"}
             keys = [key for key in FOOTERS[self._mode()] if here.get(key[0], True)]
             self._keys.show_keys(keys, self._terminal_size.width)
@@ -387,6 +388,14 @@ class GputopApp(TerminalApp):
     def _phase(self) -> str:
         """Of the capture under way, or of the last one."""
         return self.session.status.phase if self.session.status is not None else ""
+
+    @property
+    def shows_simulated(self) -> bool:
+        """Whether the values on the screen are simulated: of a demo, or of its recording or capture."""
+        session = self.session
+        record = session.last_capture
+        return (session.source.simulated or (session.known_gpus is not None and session.known_gpus.simulated)
+                or (record is not None and record.analysis is not None and record.analysis.simulated))
 
     @property
     def _is_demo(self) -> bool:

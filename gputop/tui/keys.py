@@ -30,7 +30,7 @@ GROUPS: dict[str, list[Binding]] = {
         key("C", "capture(True)", "capture at full length", "capture the full length, without a short test first"),
         key("x", "stop_capture", "stop the capture", "stop the capture, keep its data"),
         key("a", "attach", "attach to a profiler server", "attach to HOST:PORT"),
-        key("D", "next_job", "cure the demo's job", "in the demo: restart the job with or without its cure"),
+        key("D", "next_job", "fix the demo's job", "in the demo: restart the job with the fix, or without it again"),
     ],
     "Results": [
         key("r", "recommendations", "what to do", "go to What to do; enter: details"),
@@ -78,15 +78,16 @@ MONITOR: list[BindingType] = [binding for group in GROUPS.values() for binding i
 # The line at the bottom of the monitor by what one does: keys and what is said of them. The last two always fit.
 _ALWAYS = (("question_mark", "help"), ("q", "quit"))
 FOOTERS: dict[str, tuple[tuple[str, str], ...]] = {
-    "start": (("S", "stacks"), ("c", "capture"), ("a", "attach"), ("J", "captures"), ("l", "output"), ("m", "metric"),
-              ("v", "cursor"), ("s", "snapshot"), ("h", "host"), ("p", "freeze"), *_ALWAYS),
+    "start": (("S", "stacks"), ("c", "capture"), ("a", "attach"), ("J", "captures"), ("l", "output"),
+              ("R", "restart"), ("m", "metric"), ("v", "cursor"), ("s", "snapshot"), ("h", "host"), ("p", "freeze"),
+              *_ALWAYS),
     "waiting": (("escape", "capture now"), ("x", "cancel"), ("l", "output"), ("m", "metric"), ("v", "cursor"),
                 ("h", "host"), ("i", "job"), *_ALWAYS),
     "capturing": (("x", "stop"), ("l", "output"), ("m", "metric"), ("v", "cursor"), ("h", "host"), ("i", "job"),
                   *_ALWAYS),
-    "captured": (("S", "stacks"), ("c", "capture again"), ("t", "timeline"), ("T", "tables"), ("D", "cure"),
-                 ("J", "captures"), ("l", "output"), ("B", "compare"), ("s", "snapshot"), ("m", "metric"),
-                 ("v", "cursor"), ("p", "freeze"), *_ALWAYS),
+    "captured": (("S", "stacks"), ("c", "capture again"), ("t", "timeline"), ("T", "tables"), ("D", "fix"),
+                 ("J", "captures"), ("R", "restart"), ("l", "output"), ("B", "compare"), ("s", "snapshot"),
+                 ("m", "metric"), ("v", "cursor"), ("p", "freeze"), *_ALWAYS),
     "cursor": (("left,right", "move"), ("left_square_bracket,right_square_bracket", "zoom"), ("escape", "back to now"),
                ("m", "metric"), ("shift+left,shift+right", "ten slices"), *_ALWAYS),
     "past": (("left,right", "scroll"), ("left_square_bracket,right_square_bracket", "zoom"),

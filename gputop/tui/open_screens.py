@@ -65,10 +65,10 @@ def open_finding(app: MonitorApp, chosen: Finding) -> None:
     numbers = None if app.session.replayed_snapshot is not None else app.session.gpu_numbers
     record = app.session.last_capture
     app.push_screen(FindingPopup(chosen, go, numbers, record.step_s if record is not None else None,
-                                 simulated=app.session.source.simulated, no_line=_no_line(chosen, record)))
+                                 simulated=app.session.source.simulated, no_line=no_line(chosen, record)))
 
 
-def _no_line(finding: Finding, record: CaptureRecord | None) -> str:
+def no_line(finding: Finding, record: CaptureRecord | None) -> str:
     """How to learn the line of Python of a finding about the host; "" if it is known, or the finding is of the GPU."""
     from gputop.advice.registry import ids_by_part
     from gputop.core.extras import install_command
@@ -81,7 +81,7 @@ def _no_line(finding: Finding, record: CaptureRecord | None) -> str:
         return ""
     if analysis.stacks is not None and analysis.stacks.reason:
         return f"Which line of Python it is: not known. {analysis.stacks.reason}"
-    return f"Which line of Python it is: {install_command('stacks')}, then c again."
+    return f"To name the line of Python: {install_command('stacks')}, then c again."
 
 
 def open_timeline(
@@ -273,8 +273,7 @@ def _read_stacks(app: MonitorApp, pids: Sequence[int], native: bool) -> None:
         except GputopError as error:
             app.call_from_thread(show_error, app, error)
         else:
-            popup = StacksPopup(processes, app.session.findings, lambda deep: open_stacks(app, deep),
-                                simulated=app.session.source.simulated)
+            popup = StacksPopup(processes, app.session.findings, lambda deep: open_stacks(app, deep))
             app.call_from_thread(app.push_screen, popup)
 
     app.notify("Reading the stacks…")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 from typing import ClassVar
 
 from rich.text import Text
@@ -13,12 +14,17 @@ from textual.binding import BindingType
 from textual.message import Message
 from textual.screen import ModalScreen
 
+from gputop.core.errors import GputopError
+from gputop.core.samples import NodeSample
 from gputop.launch.job import FORWARDED, Job
-from gputop.profiler.capture.records import usable
+from gputop.profiler.capture.records import Server, usable
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText, justify
+from gputop.session.after_restart import AfterRestart
 from gputop.session.session import Session
+from gputop.session.which_job import gpu_use
 from gputop.text.units import printable
+from gputop.tui import open_screens
 from gputop.tui.app import GputopApp, tell_where_captures_are
 from gputop.tui.keys import key
 from gputop.tui.terminal.preferences import Preferences
@@ -33,7 +39,8 @@ class RunApp(GputopApp):
     """:class:`GputopApp` with a job of its own."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("l", "output", "output of the job", "the last lines of the job's output")]
+        key("l", "output", "output of the job", "the last lines of the job's output"),
+        key("R", "restart", "restart the job", "restart the command, and capture it once it trains")]
     has_output = True
 
     class JobChanged(Message):
@@ -43,6 +50,8 @@ class RunApp(GputopApp):
         super().__init__(session, preferences)
         self.job = job
         self._server_known = self._end_shown = False
+        self._restarting = False  # it is waited for its end
+        self._after_restart: AfterRestart | None = None  # a capture is to follow
 
     async def _after_first_frame(self) -> None:
         await super()._after_first_frame()
@@ -70,8 +79,9 @@ class RunApp(GputopApp):
         if job.server is not None and not self._server_known:
             self._server_known = True
             self._attaching = job.server  # the base class shows whether there is a server
-        if job.ended.is_set() and not self._end_shown:
+        if job.ended.is_set() and not self._end_shown and not self._restarting:
             self._end_shown = True
+            self._after_restart = None
             last = job.tail(1)[0] if job.returncode else []  # an exception's name, mostly
             self.notify("\n".join([f"The job {job.state()}. l: its output, q: quit.", *last]),
                         severity="error" if job.returncode else "information")
@@ -89,12 +99,89 @@ class RunApp(GputopApp):
     def _refresh_job(self) -> None:
         status = self.session.status
         capturing = status is not None and status.running
-        attached = bool(usable(self.session.servers))
+        attached = any(s.asked or s.address in self.job.addresses for s in usable(self.session.servers))
         if capturing or (attached and not self.job.ended.is_set()):
             super()._refresh_job()
         else:
             line = self.query_one("#job", LinesWidget)
-            line.show([job_line(self.job, self._terminal_size.width)])
+            line.show([job_line(self.job, self._terminal_size.width, self._restarting)])
+
+    def action_restart(self) -> None:
+        """Ask, then end the job if it runs, start it again, and capture it once it trains."""
+        from gputop.tui.screens.dialogs import Confirm
+
+        job, status = self.job, self.session.status
+        if status is not None and status.running:
+            self.notify("A capture is running: x stops it.", severity="warning")
+        elif self._restarting:
+            self.push_screen(Confirm("Restart the job", "It has not ended yet. Kill it? y/N",
+                                     "SIGKILL ends its processes at once: they save nothing."),
+                             lambda yes: job.kill() if yes else None)
+        else:
+            begin = ("It has ended. Start it again and capture it?" if job.ended.is_set() else
+                     "End the job, start it again and capture it?")
+            first = "" if job.ended.is_set() else "It gets SIGTERM first. "
+            self.push_screen(Confirm("Restart the job", f"{begin} y/N", (
+                f"{job.command}\n\n{first}Arguments, environment and folder are the same, and the output goes on in "
+                f"{job.log}. The capture begins once it trains.")), lambda yes: self._restart() if yes else None)
+
+    def _restart(self) -> None:
+        job = self.job
+        self._restarting, self._after_restart = True, AfterRestart()
+        if not job.ended.is_set():
+            job.end()
+
+        def start() -> None:
+            job.ended.wait()
+            if not self._restarting:
+                return  # the user has left
+            self.session.expect_restart(job.addresses)
+            try:
+                job.restart()
+            except GputopError as error:
+                self.call_from_thread(self._restarted, error)
+            else:
+                self.call_from_thread(self._restarted)
+
+        # Not one of the app's workers, which would hold up its end as long as the job takes.
+        threading.Thread(target=start, name="gputop-restart", daemon=True).start()
+        self._refresh_job()
+
+    def give_up_restart(self) -> None:
+        """The monitor ends: a job that has not ended yet is not started again."""
+        self._restarting = False
+
+    def _restarted(self, error: GputopError | None = None) -> None:
+        self._restarting = self._server_known = False
+        self._end_shown = error is not None
+        if error is not None:
+            self._after_restart = None
+            open_screens.show_error(self, error)
+        else:
+            self.notify(f"The job was started again (pid {self.job.pid}). A capture begins once it trains. "
+                        "c: as soon as it serves, x: none.")
+        self._job_changed()
+
+    def _refresh_all(self) -> None:
+        super()._refresh_all()
+        waits = self._after_restart
+        if waits is None or self._restarting or self.session.sample is None:
+            return
+        server = next((s for s in usable(self.session.servers) if s.address in self.job.addresses), None)
+        activity = None if server is None else highest_activity(self.session.sample, server)
+        if waits.is_due(self.session.clock(), answers=server is not None, activity=activity):
+            self.action_capture()
+
+    def action_capture(self, force: bool = False) -> None:
+        self._after_restart = None
+        super().action_capture(force)
+
+    def action_stop_capture(self) -> None:
+        if self._after_restart is None:
+            super().action_stop_capture()
+        else:
+            self._after_restart = None
+            self.notify("No capture follows the restart.")
 
     def action_output(self) -> None:
         if not isinstance(self.screen, Output):
@@ -115,11 +202,24 @@ class RunApp(GputopApp):
         self.push_screen(Leave(self.job), answered)
 
 
-def job_line(job: Job, width: int) -> list[StyledText]:
-    """The state of the started job while it has no profiler server that answers."""
+def highest_activity(sample: NodeSample, server: Server) -> float | None:
+    """That of the GPUs which the job of the server holds; None where it holds none, or it is not known."""
+    held = gpu_use(server, sample.processes).gpus
+    known = [value for gpu in sample.gpus if gpu.info.index in held
+             if (value := gpu["sm_active"].value if gpu["sm_active"].value is not None else gpu["gpu_util"].value)
+             is not None]
+    return max(known, default=None)
+
+
+def job_line(job: Job, width: int, restarting: bool = False) -> list[StyledText]:
+    """The state of the started job while it has no profiler server that answers. ``restarting``: it is started again
+    once it has ended."""
     left: list[StyledText] = [(" Job  ", BOLD)]
     right: list[StyledText] = [("l: its output ", ACCENT)]
-    if job.ended.is_set():
+    if restarting:
+        left += [("▶ ", ACCENT), (f"pid {job.pid} was asked to end (R: kill it), then it is started again  ", PLAIN),
+                 (job.command, DIM)]
+    elif job.ended.is_set():
         left += [("■ ", PLAIN if job.returncode == 0 else BAD), (f"{job.state()}  ", PLAIN), (job.command, DIM)]
     elif job.problem is not None:
         left += [("▶ ", ACCENT), (printable(job.problem), WARN)]
@@ -193,6 +293,7 @@ def run(session: Session, job: Job, preferences: Preferences | None = None) -> N
     """Run the monitor beside ``job`` until the user leaves it; raises what made the monitor fail."""
     app = RunApp(session, job, preferences)
     app.run()
+    app.give_up_restart()
     if app.error is not None:
         raise app.error
     tell_where_captures_are(session)

@@ -26,6 +26,10 @@ class TimelineApp(TerminalApp):
         super().__init__(preferences)
         self._trace = trace
 
+    @property
+    def shows_simulated(self) -> bool:
+        return self._trace.timeline is not None and self._trace.timeline.simulated
+
     def on_mount(self) -> None:
         self.push_screen(TimelineScreen(self._trace), lambda _: self.exit(EXIT_OK))
         self.call_after_refresh(gc.freeze)  # as the monitor does: what is there by now stays

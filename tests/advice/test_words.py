@@ -108,6 +108,7 @@ def verdict_of(rule: Rule) -> type[Verdict]:
 def text(words: Explanation) -> str:
     lines = [words.title, f"why: {words.why}", f"action: {words.action}", f"gain: {words.gain} (per {words.per})",
              f"evidence: {', '.join(words.evidence)}", f"source: {words.source}"]
+    lines += [f"brief: {words.brief}"] * bool(words.brief) + [f"unknown: {words.unknown}"] * bool(words.unknown)
     return "\n".join([*lines, *(["snippet:", words.snippet] if words.snippet else [])])
 
 
@@ -137,7 +138,8 @@ OF_OTHERS = {"tensorflow": r"torch|DataLoader|\bJAX_|XLA_PYTHON|jnp\.",
 def test_live_advice_is_for_the_framework_of_the_job(rule: Rule, framework: str, style: str) -> None:
     verdict = msgspec.structs.replace(example(verdict_of(rule), style), framework=framework)
     words = rule.function("describe")(verdict)
-    found = re.search(OF_OTHERS[framework], f"{words.why}\n{words.action}\n{words.gain}\n{words.snippet}")
+    found = re.search(OF_OTHERS[framework],
+                      f"{words.why}\n{words.brief}\n{words.action}\n{words.gain}\n{words.snippet}")
     # tf.data feeds many JAX jobs.
     assert found is None or (framework, rule.id) == ("jax", "host_cpu_saturated"), found
 

@@ -335,18 +335,6 @@ def test_nothing_changed_and_nothing_known_are_sentences():
     assert few.startswith("CANNOT BE TOLD: 2") and "; too few steps: each side needs 5" in " ".join(few.split())
 
 
-@pytest.mark.parametrize(("name", "cause", "length_s"), [
-    ("gpu0-oversubscribed", "gpu0_oversubscribed", 4), ("input-bound", "input_bound", 4),
-    ("launch-bound", "launch_bound", 2.5)])  # whose cured step is short: a second has 36 of them
-def test_the_demos_cures_keep_what_was_promised(name, cause, length_s, tmp_path):
-    scenario = find_scenario(name)
-    c = compare(simulated(tmp_path, "faulty", scenario, length_s=length_s),
-                simulated(tmp_path, "cured", scenario.with_cure(), length_s=length_s))
-    entry = next(e for e in c.advice if e.id == cause)
-    assert c.verdict == "better" and (entry.status, entry.fulfilled, entry.outcome) == ("gone", "kept", "as promised")
-    assert [e for e in c.advice if e.status == "new"] == []
-
-
 @needs_shared
 def test_two_real_jobs_are_reported_as_different():
     c = compare(SHARED / "nsys" / "h100_2gpu_1s.sqlite", SHARED / "nsys" / "mfu_2gpu_before.sqlite")

@@ -86,7 +86,7 @@ def test_a_loaded_node(fast, cpus, verdict):
 def test_a_difference_that_is_not_proven_is_called_probable_only_if_it_is():
     a = side(0, 40, spread=0.02)
     for mean_s, words in ((0.17, "Probably faster, not proven: "), (0.237, "Probably slower, not proven: "),
-                          (0.205, "NO CHANGE proven: ")):
+                          (0.205, "NOT PROVEN: ")):
         b = side(1, 40, mean_s=mean_s, spread=0.02)
         a_cpu, b_cpu = (on(one, 1.0, 0.5) for one in (a, b))
         found = compare_sides(a_cpu, b_cpu)

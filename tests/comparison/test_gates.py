@@ -43,7 +43,7 @@ SECOND = 10**9
 def captured(scenario: str, cured: bool, at_s: int, tmp: Path) -> Analysis:
     """Four seconds of a simulated job, some time after its start."""
     job = find_scenario(scenario)
-    loop = TrainingLoop(job.with_cure() if cured else job)
+    loop = TrainingLoop(job.with_fix() if cured else job)
     path = tmp / f"{scenario}{cured}{at_s}.xplane.pb"
     path.write_bytes(build_xspace(loop, at_s * SECOND, (at_s + 4) * SECOND, 0, "node"))
     return analyze(path)

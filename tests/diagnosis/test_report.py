@@ -67,7 +67,7 @@ def test_a_larger_batch_saves_time_per_sample():
     b = launch_bound()
     b.memory(5, "GPU_0_bfc", 2**29, 39 * 2**30, 2**30)
     text = " ".join(text_report(analyze_trace(b.build())).split())
-    assert "saves: 65 % of the time per sample. An upper bound. Assumes" in text and "saves: 75 % of the step" in text
+    assert "saves: 65 % of the time per sample. At most this. Assumes" in text and "saves: 75 % of the step" in text
 
 
 def test_waiting_that_could_not_be_judged_is_not_denied():

@@ -75,5 +75,5 @@ def test_a_capture_of_the_idle_time_names_the_checkpoint_and_the_fix_ends_it(tmp
     first = before.findings[0]
     assert first.severity != "low" and "saving checkpoints (SaveV2)" in first.title
     assert "time_outside_steps" in {first.id, *(f.id for f in first.consequences)}
-    after, _ = captured_around(tmp_path, scenario.with_cure(), StepKind.CHECKPOINT, 3.5, 14.0)
+    after, _ = captured_around(tmp_path, scenario.with_fix(), StepKind.CHECKPOINT, 3.5, 14.0)
     assert not [f for f in after.findings if f.severity != "low"]

@@ -30,14 +30,14 @@ def test_what_is_left_with_the_chosen_cures_and_what_then_saves_most() -> None:
     heavy, small = (replace(f, gain=replace(f.gain, by="replay")) for f in (HEAVY, SMALL))
     both = (heavy.id, small.id)
     assert what_if_text((heavy, small), both, COMBINED, 0.344) == (
-        "With the 2 chosen: 344 → 200 ms (42 % less); by replay no other adds 1 %")
+        "With these 2 fixes: 344 → 200 ms (42 % less). No other adds anything.")
     assert what_if_text((heavy, small), both[::-1], COMBINED, None).startswith(
-        "With the 2 chosen: 42 % less of the step;")
+        "With these 2 fixes: 42 % less of the step.")
     assert what_if_text((heavy, small), both[1:], COMBINED, 0.344) == (
-        f"With the one chosen: 344 → 334 ms (3 % less); next: {heavy.title} (39 % more)")
-    assert what_if_text((heavy, small), both, (), 0.344) == "With the 2 chosen: not computed"
+        f"With this fix: 344 → 334 ms (3 % less); next: {heavy.title} (39 % more)")
+    assert what_if_text((heavy, small), both, (), 0.344) == "With these 2 fixes: not computed"
     assert what_if_text((heavy, small), both[:1], (), 0.344) == (
-        "With the one chosen: 344 → 213 ms (38 % less)"), "what the other adds is not known"
+        "With this fix: 344 → 213 ms (38 % less)"), "what the other adds is not known"
 
 
 def test_evidence_is_told_in_words() -> None:
@@ -118,7 +118,7 @@ def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
     assert rule is not None
     least = finding(rule, wait, words)
     assert least.gain.at_least and gain_texts(least) == ("saves at least 40 % of the step", "saves at least 40 %")
-    assert gain_basis(least) == ("A lower bound. The wait, if it were gone. The fix also frees CPUs for the rest of "
+    assert gain_basis(least) == ("At least this. The wait, if it were gone. The fix also frees CPUs for the rest of "
                                  "the step, so it can save more.")
     either = finding(rule, replace(wait, best_case=True), words)
     assert either.gain.estimate and gain_texts(either)[1] == "saves about 40 %"
@@ -127,4 +127,4 @@ def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
         "rest of the step: it can save less or more.")
     most = finding(rule, replace(wait, gpus=(0,)), words)  # the step runs on a GPU, which needs no CPU
     assert not most.gain.at_least and gain_texts(most)[1] == "saves up to 40 %"
-    assert gain_basis(most) == "An upper bound. At most: the wait, if it were gone."
+    assert gain_basis(most) == "At most: the wait, if it were gone."

@@ -163,7 +163,7 @@ def test_the_analysis_finds_what_the_loop_did(name: str) -> None:
     first = {
         "gpu0-oversubscribed": ["gpu0_oversubscribed"], "input-bound": ["input_bound"],
         "launch-bound": ["launch_bound"], "slow-callback": ["step_gap_host"], "healthy": [],
-        "hang": [], "slow-checkpoint": [],
+        "hang": [], "slow-checkpoint": [], "three-causes": ["gpu0_oversubscribed"],
     }[name]
     assert [f.id for f in analysis.findings if f.severity in ("high", "medium")][:1] == first
 

@@ -174,19 +174,19 @@ def test_cores_and_io_are_those_of_the_host(source: SimulatedSource) -> None:
     assert [probe.info.numa_node for probe in source.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_the_next_job_is_the_same_one_with_its_cure_and_then_without_again() -> None:
+def test_the_next_job_is_the_same_one_with_its_fix_and_then_without_again() -> None:
     source = _open("input-bound")
     faulty, _ = (source.gpus[0].read(NOW + n)["sm_active"].value for n in (1, 2))
     before = source.label
-    assert source.next_job() == "Cured: the input pipeline decodes on all CPUs"
-    assert source.label.startswith("SIMULATED: Cured") and source.gpus_present == 8
-    cured, _ = (source.gpus[0].read(NOW + n)["sm_active"].value for n in (3, 4))
-    assert faulty is not None and cured is not None and cured > 1.5 * faulty
+    assert source.next_job() == "Fixed: tf.data chooses the number of the map's threads"
+    assert source.label.startswith("SIMULATED: Fixed") and source.gpus_present == 8
+    fixed, _ = (source.gpus[0].read(NOW + n)["sm_active"].value for n in (3, 4))
+    assert faulty is not None and fixed is not None and fixed > 1.5 * faulty
     source.next_job()
     assert source.label == before
 
 
-def test_scenarios_with_commas_follow_each_other_and_a_job_without_a_cure_stays() -> None:
+def test_scenarios_with_commas_follow_each_other_and_a_job_without_a_fix_stays() -> None:
     source = _open("input-bound,healthy")
     assert source.next_job() == SCENARIOS["healthy"].title
     assert _open("healthy").next_job() is None
@@ -207,5 +207,5 @@ def test_a_job_that_hangs_waits_for_one_rank_until_it_is_run_anew() -> None:
     before = [sample.gpus[0]["sm_active"].value for sample in source.backfill(NOW, 1.0)]
     assert max(before[:60]) > 0.8 and max(before[-70:]) < 0.25
     assert source.capture(int((NOW - 20) * 1e9), int((NOW - 18) * 1e9))  # of a time in which nothing ends
-    assert source.next_job() == "Cured: the dataset is read from the local disk" and source.hanging is None
+    assert source.next_job() == "Fixed: the dataset is read from the local disk" and source.hanging is None
     assert source.gpus[5].read(now_s + 2)["sm_active"].value > 0.5

@@ -490,6 +490,8 @@ STAGES: dict[type, Stage] = {
         "unfold": Effect(on_screen(lambda s: s._everything), other),
         "swap": Effect(on_screen(lambda s: (s._a, s._b)), other),
         "capture_again": Effect(screen, to(CaptureAgain)),
+        "copy": Effect(notes, other),
+        "export": Effect(notes, other),
         "app.help": HELPS,
         "dismiss": CLOSES}, ("B",), stays=True, session=three_captures),
     Changes: Stage({
@@ -583,9 +585,9 @@ STAGES: dict[type, Stage] = {
         "cursor(-1)": Effect(lambda app: app.state.cursor or 0, less, ("shift+left", "shift+left")),
         "app.snapshot": Effect(lambda app: len([*Path().glob("gputop-cluster-*")]), by(3)),
         "problems": Effect(title, to("Problems")),
-        "help": HELPS,
-        "app.quit": Effect(ends, to(True))}, focus=FleetTable, app=StillCluster),
-    RunApp: Stage({"output": Effect(screen, to(Output))}, app=RunApp),
+        "help": HELPS}, focus=FleetTable, app=StillCluster),
+    ClusterApp: Stage({"quit": Effect(ends, to(True))}, focus=FleetTable, app=StillCluster),
+    RunApp: Stage({"output": Effect(screen, to(Output)), "restart": Effect(screen, to(Confirm))}, app=RunApp),
     Output: Stage({"dismiss": CLOSES}, ("l",), app=RunApp),
     Leave: Stage({
         "answer('stay')": Effect(ends, to(True)),

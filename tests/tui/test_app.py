@@ -161,9 +161,9 @@ async def test_what_if_the_chosen_findings_were_cured(size: tuple[int, int]) -> 
         await pilot.pause()
         panel = app.query_one(ActionsPanel)
         await pilot.press("r", "w")
-        assert "With the one chosen: 412 → 255 ms (38 % less); next:" in text_of(panel)
+        assert "With this fix: 412 → 255 ms (38 % less); next:" in text_of(panel)
         await pilot.press("down", "w")
-        assert "With the 2 chosen: 412 → 239 ms (42 % less); by replay" in text_of(panel)
+        assert "With these 2 fixes: 412 → 239 ms (42 % less). No other" in text_of(panel)
         assert "[x] " + SMALL.title in text_of(panel)
         await pilot.press("w")
         assert panel.chosen == {HEAVY.id} and not app.paused

@@ -456,7 +456,7 @@ def test_the_verdict_on_an_earlier_job_is_not_said_of_the_one_that_runs() -> Non
     assert panel_intro(session)[-1] == "No problem found: busy 89 %." and not earlier_verdict(session)
     session.servers = (replace(server, pid=server.pid + 1, started_s=2.0),)
     said = " ".join(panel_intro(session))
-    assert "89 %" not in said and "Press c to capture" in said
+    assert "89 %" not in said and "Press c to see" in said
     assert earlier_verdict(session) == ("The earlier job: No problem found: busy 89 %.",)
 
 

@@ -12,6 +12,7 @@ from gputop.launch.job import Job
 from gputop.profiler.capture.records import Server
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.run_app import Leave, Output, RunApp, job_line
+from gputop.tui.screens.dialogs import Confirm
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.fakes import StillSession
@@ -124,3 +125,70 @@ def test_what_comes_from_outside_is_made_safe(tmp_path):
     assert started.ended.wait(60)
     text = "".join(part for part, _ in job_line(started, 120))
     assert "\x1b" not in text and "[bold]" in text and "ended with status 0" in text
+
+
+_SHOWS = ("trap 'exit 3' TERM; echo $0 $1 $PWD $GPUTOP_TEST $(cat /proc/self/oom_score_adj); "
+          "while :; do sleep 0.01; done")
+
+
+async def test_a_restart_asks_keeps_the_command_and_goes_on_in_the_log(tmp_path, monkeypatch):
+    started = Job(["bash", "-c", _SHOWS, "name", "an argument"], {**os.environ, "GPUTOP_TEST": "x"},
+                  tmp_path / "run.log")
+    app, captures = RunApp(StillSession(), started), []
+    monkeypatch.setattr(app.session, "start_capture", captures.append)
+    monkeypatch.setattr(app.session, "start_server", lambda *_: None)
+    try:
+        async with app.run_test(size=(120, 40)) as pilot:
+            await _until(pilot, lambda: app.query("#keys") and started.tail(5)[0])
+            first, pid = started.tail(5)[0], started.pid
+            started.set_server("127.0.0.1:6009", "")
+            await pilot.press("R")
+            await _until(pilot, lambda: isinstance(app.screen, Confirm))
+            await pilot.press("n")
+            await _until(pilot, lambda: not isinstance(app.screen, Confirm))
+            assert started.pid == pid and not started.ended.is_set()
+            await pilot.press("R")
+            await _until(pilot, lambda: isinstance(app.screen, Confirm))
+            await pilot.press("y")
+            await _until(pilot, lambda: started.pid != pid and started.tail(9)[0].count(first[0]) == 2)
+            again = started.tail(9)[0]
+            assert again[0] == again[-1] == first[0] and "name an argument" in first[0] and " x " in first[0]
+            assert "gputop: started again at" in again[-2] and started.addresses == []
+            assert [m for m in messages(app) if "ended with status" in m] == []
+            assert any(f"started again (pid {started.pid})" in m for m in messages(app))
+            # The capture waits for the job to train.
+            started.set_server("127.0.0.1:6010", "")
+            app.session.servers = (Server("127.0.0.1:6010", "python train.py", started.pid, asked=True),)
+            app.session.feed(2)
+            app._refresh_all()
+            assert captures == []
+            app.session.feed(70)
+            app._refresh_all()
+            assert len(captures) == 1
+            app._refresh_all()
+            assert len(captures) == 1
+    finally:
+        started.kill()
+        started._process.wait()
+
+
+async def test_a_job_that_does_not_end_can_be_killed(tmp_path):
+    started = Job(["bash", "-c", "trap 'echo no' TERM; echo up; while :; do sleep 0.01; done"], os.environ,
+                  tmp_path / "run.log")
+    app = RunApp(StillSession(), started)
+    try:
+        async with app.run_test(size=(160, 40)) as pilot:
+            await _until(pilot, lambda: app.query("#keys") and "up" in started.tail(5)[0])
+            pid = started.pid
+            for question, line in (("End the job", "was asked to end (R: kill it)"), ("Kill it?", "")):
+                await pilot.press("R")
+                await _until(pilot, lambda: isinstance(app.screen, Confirm))
+                assert question in app.screen._question
+                await pilot.press("y")
+                await _until(pilot, lambda line=line: not isinstance(app.screen, Confirm) and line in _line(app))
+            await _until(pilot, lambda: started.pid != pid)
+            await pilot.press("x")
+            assert "No capture follows the restart." in messages(app)
+    finally:
+        started.kill()
+        started._process.wait()

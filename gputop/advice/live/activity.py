@@ -17,7 +17,7 @@ from gputop.advice.live.own_best import Fall, falls
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
-from gputop.text.units import percent
+from gputop.text.units import counted, percent
 
 # -- spinning ---------------------------------------------------------------------------------------
 
@@ -151,9 +151,13 @@ def describe_spinning(v: Spinning) -> Explanation:
         why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: utilization {percent(figures['gpu_util_ratio'])}, "
             f"{low}{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant. {wait}",
         evidence=figures,
-        action="Look at the stacks of the ranks (S in the monitor): the rank that is not in a collective holds up the "
-               "others. NCCL 2.24 and newer names that rank if its RAS service answers on this node; gputop keeps "
-               "asking it.",
+        brief=f"SM activity {percent(figures['sm_active_ratio'])} at {percent(figures['gpu_util_ratio'])} utilization: "
+              "the GPUs may wait in a collective." if "sm_active_ratio" in figures else
+              f"{percent(figures['power_of_limit_ratio'])} of the power limit, almost constant: the GPUs may wait in a "
+              "collective.",
+        unknown="the line where each rank is.",
+        action="Look at the stacks of the ranks: the rank that is not in a collective holds up the others. NCCL 2.24 "
+               "and newer names that rank if its RAS service answers on this node; gputop keeps asking it.",
         snippet=" ".join(("gputop stacks", *map(str, v.pids))) if v.pids else "NCCL_DEBUG=INFO python train.py",
         gain="no step ends while the ranks wait" if v.stuck else no_figure(v.framework),
         source="NVML utilization against GPM/DCGM SM, tensor and DRAM activity and power; "
@@ -227,18 +231,24 @@ def _low(view: NodeView, low: dict[int, tuple[GpuSample, str, float]], rest: dic
 
 def describe_low_sm_active(v: LowSmActive) -> Explanation:
     evidence = {"window_s": v.window_s, f"{v.metric}_ratio": v.activity}
-    how = ""
+    how, brief, unknown = "", "Which kernels run is not visible in live samples", "what fills the time?"
+    if v.gpu_util is not None and v.gpu_util < limit("low_sm_active.gaps"):
+        how = (f" No kernel ran for {percent(1 - v.gpu_util)} of the time: the GPU waits for input, for launches or "
+               "for the host.")
+        brief, unknown = f"Idle {percent(1 - v.gpu_util)} of the time", "input, launches or the host?"
+    elif v.gpu_util is not None:
+        how = " Kernels run nearly all the time but fill few SMs: small kernels, a small batch, or waiting in NCCL."
+        brief, unknown = "Kernels run all the time but fill few SMs", "small kernels, a small batch or NCCL?"
     if v.gpu_util is not None:
         evidence["gpu_util_ratio"] = v.gpu_util
-        how = (f" No kernel ran for {percent(1 - v.gpu_util)} of the time: the GPU waits for input, for launches or "
-               "for the host." if v.gpu_util < limit("low_sm_active.gaps") else
-               " Kernels run nearly all the time but fill few SMs: small kernels, a small batch, or waiting in NCCL.")
     if v.busier_peers:
         how += (f" {gpus_text(v.busier_peers)} of the same job {'works' if len(v.busier_peers) == 1 else 'work'} more "
                 "and may hold up the others.")
+        brief += f", {gpus_text(v.busier_peers)} {'works' if len(v.busier_peers) == 1 else 'work'} more"
     if v.full_cores >= 1:
         evidence["full_cpu_cores"] = v.full_cores
         how += (f" Meanwhile {v.full_cores:.0f} CPU core{'s are' if round(v.full_cores) != 1 else ' is'} fully busy.")
+        brief += f", {counted(round(v.full_cores), 'CPU core')} full"
     if v.fall is not None:
         evidence |= {"before_ratio": v.fall.best, "lasts_s": v.fall.lasts_s}
         how += (f" The same job held {percent(v.fall.best)} for minutes, until {v.fall.lasts_s / 60:.0f} min ago.")
@@ -248,7 +258,7 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
         title=f"{gpus_text(v.gpus)} {'works' if len(v.gpus) == 1 else 'work'} at {percent(v.activity)} "
               + ("SM activity" if fine else "utilization"),
         why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: {what} was {percent(v.activity)}.{how}",
-        evidence=evidence,
+        evidence=evidence, brief=f"{brief}.", unknown=unknown,
         action=f"{take_a_trace(v.framework)}: it shows which of these is the cause and what to change.",
         gain=no_figure(v.framework),
         source="GPM/DCGM SM activity. " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"),
@@ -308,6 +318,8 @@ def describe_dram_bound(v: TensorSpare) -> Explanation:
             f"{percent(v.worst.tensor)} of the time. The kernels wait for memory, not for arithmetic. This is the "
             "limit of these kernels, not a fault.",
         evidence={"window_s": v.window_s, "dram_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
+        brief=f"Memory is busy in {percent(v.worst.busy)} of its cycles, tensor cores {percent(v.worst.tensor)} of the "
+              "time.",
         action=f"Move fewer bytes: let {'torch.compile' if v.framework == 'pytorch' else 'XLA'} fuse element-wise "
                "operations, keep activations in 16 bits, use fused attention and optimizers. A larger batch changes "
                "little.",
@@ -343,6 +355,8 @@ def describe_tensor_idle(v: TensorSpare) -> Explanation:
             "convolutions, these run on the ordinary cores, at a fraction of the speed. If it has none, nothing is "
             "wrong.",
         evidence={"window_s": v.window_s, "sm_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
+        brief=f"SM activity {percent(v.worst.busy)}, tensor cores {v.worst.tensor * 100:.1f} %: fine only without "
+              "matrix products.", unknown="matrix products on ordinary cores?",
         action="If there are matrix products: use mixed precision or leave TF32 on, and give layers sizes that are "
                f"multiples of 8. {a_trace(v.framework).capitalize()} names the kernels.",
         snippet=code_for(v.framework, _TENSOR_CORES),

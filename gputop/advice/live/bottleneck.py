@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gputop.advice.live.frameworks import a_trace
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.live_rules import LIVE_RULES
 from gputop.advice.registry import limit
@@ -17,7 +16,7 @@ _SLICES = 3  # before and after, at least: a pause that is shorter is ordinary
 
 
 def live_limit(view: NodeView) -> str | None:
-    """ "GPUs 0-7 work at 92 % SM active, 61 % tensor: compute bound; 540 of 700 W".
+    """ "GPUs 0-7 are compute bound (SM 92 %, tensor 61 %, 540 of 700 W).".
 
     None where no GPU works or its SM activity is not known, and where a rule that ran before on
     this view found time lost.
@@ -33,11 +32,11 @@ def live_limit(view: NodeView) -> str | None:
         return None
     gpus = [g for g, _ in sm.values()]
     tensor, dram = (_means(view, gpus, metric, window_s) for metric in ("tensor_active", "dram_active"))
-    figures = [f"{_span(mean for _, mean in sm.values())} SM active"]
-    figures += [f"{_span(values)} {name}" for values, name in ((tensor, "tensor"), (dram, "DRAM")) if values]
-    text = f"{gpus_text(gpus)} {'works' if len(gpus) == 1 else 'work'} at {', '.join(figures)}"
-    bound = _bound(view, [mean for _, mean in sm.values()], tensor, a_trace(view.framework(sm)))
-    return f"{text}: {bound}{_power(view, gpus, window_s)}."
+    figures = [f"SM {_span(mean for _, mean in sm.values())}"]
+    figures += [f"{name} {_span(values)}" for values, name in ((tensor, "tensor"), (dram, "DRAM")) if values]
+    figures += _power(view, gpus, window_s)
+    bound = _bound(view, [mean for _, mean in sm.values()], tensor)
+    return f"{gpus_text(gpus)} {'is' if len(gpus) == 1 else 'are'} {bound} ({', '.join(figures)})."
 
 
 def _fallen(view: NodeView) -> str | None:
@@ -60,16 +59,16 @@ def _fallen(view: NodeView) -> str | None:
             f"{window_s:.0f} s gputop looks for a hang.")
 
 
-def _bound(view: NodeView, sm: list[float], tensor: list[float], trace: str) -> str:
+def _bound(view: NodeView, sm: list[float], tensor: list[float]) -> str:
     if view.found("dram_bound"):
         return "limited by memory bandwidth"
     if view.found("power_capped"):
         return "limited by the power limit"
     if sum(sm) / len(sm) < limit("live_limit.work"):
-        return f"neither idle nor at a limit; {trace} shows what fills the rest of the time"
+        return "partly busy, at no limit"
     if tensor and sum(tensor) / len(tensor) >= limit("live_limit.tensor"):
         return "compute bound"
-    return f"the SMs are busy; {trace} shows which kernels they run"
+    return "busy"
 
 
 def _means(view: NodeView, gpus: Iterable[GpuSample], metric: str, window_s: float) -> list[float]:
@@ -84,9 +83,9 @@ def _span(values: Iterable[float]) -> str:
     return percent(sum(known) / len(known))
 
 
-def _power(view: NodeView, gpus: list[GpuSample], window_s: float) -> str:
+def _power(view: NodeView, gpus: list[GpuSample], window_s: float) -> list[str]:
     pairs = [(mean, allowed) for g in gpus if (mean := view.mean(g, "power_w", window_s)) is not None
              and (allowed := g["power_limit_w"].value)]
     if not pairs:
-        return ""
-    return f"; {sum(p for p, _ in pairs) / len(pairs):.0f} of {sum(a for _, a in pairs) / len(pairs):.0f} W"
+        return []
+    return [f"{sum(p for p, _ in pairs) / len(pairs):.0f} of {sum(a for _, a in pairs) / len(pairs):.0f} W"]

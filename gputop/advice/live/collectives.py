@@ -57,9 +57,10 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
     return Explanation(
         title=title(a), why=f"{counts_text(a)} No rank has launched a collective for {seconds(v.unchanged_s)}. "
                             + (f"{where}." if where else f"NCCL does not name {who}."),
-        evidence=evidence,
-        action="Compare the stack of the absent rank with those of the others (S in the monitor): its line of code "
-               "shows why they wait." if not a.silent else
+        evidence=evidence, brief=counts_text(a),
+        unknown="" if a.silent else f"the line where {who} {'is' if a.absent_count == 1 else 'are'}.",
+        action="Compare the stack of the absent rank with those of the others: its line of code shows why they wait."
+               if not a.silent else
                "Look at the process on its node: it has ended, is stopped, or its node is lost. The job cannot "
                "continue without it.",
         snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step ends while the ranks wait",

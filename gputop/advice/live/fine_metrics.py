@@ -38,6 +38,7 @@ def describe_no_fine_metrics(v: NoFineMetrics) -> Explanation:
         why="Coarse utilization is the share of time in which any kernel ran: 100 % can be one busy SM, or GPUs "
             f"waiting for each other. SM activity is missing: {v.reason}.",
         evidence={"window_s": v.window_s, "coarse_gpus_count": float(len(v.gpus))},
+        brief=f"SM activity is missing: {v.reason}.", unknown="what do the kernels do?",
         action=f"{take_a_trace(v.framework)} to see what the kernels do. Live SM activity needs a Hopper or newer GPU "
                "(GPM). On data-center cards from Volta on it needs a DCGM host engine that watches it (dcgm-exporter, "
                "or gputop --dcgm-watch; gputop --help says what that costs).",

@@ -180,7 +180,7 @@ def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str
         title=f"{title} while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
         why=f"Over the last {v.window_s:.0f} s {what}. Meanwhile the least active GPU was active "
             f"{percent(min(v.waiting.values()))} of the time. Input, launches and Python compete for cores.",
-        evidence=evidence,
+        evidence=evidence, brief=f"{what[:1].upper()}{what[1:]}.", unknown="which thread waits?",
         action="Give the job more cores or less CPU work: cache or prepare the input, decode fewer pixels, and keep "
                f"other programs off the node. {a_trace(v.framework).capitalize()} shows which thread waits.",
         snippet=code_for(v.framework, _INPUT), gain=no_figure(v.framework),
@@ -197,6 +197,8 @@ def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str
             f"{percent(full)} of the samples. Meanwhile no kernel ran for {percent(1 - util)} of the time: the main "
             "thread (Python runs one thread at a time) is too slow.",
         evidence=evidence | {"process_cpu_cores": cores, "full_core_share_ratio": full, "gpu_util_ratio": util},
+        brief=f"No kernel ran for {percent(1 - util)} of the time, and one CPU core is full.",
+        unknown="what does that thread do?",
         action="Give the main thread less work: "
                + ("compile the model, so that it launches less by itself" if v.framework == "pytorch" else
                   "run more steps per call of the compiled function")

@@ -106,6 +106,7 @@ def describe_memory_pressure(v: MemoryPressure) -> Explanation:
             "with an out-of-memory error.",
         evidence={"window_s": v.window_s, "free_of_total_ratio": tight.free,
                   "processes_count": float(tight.processes), "memory_span_bytes": tight.span_bytes},
+        brief=f"{percent(tight.free)} of GPU {tight.gpu}'s memory is free for {tight.processes} processes.",
         action="Give each process a GPU of its own, or a memory limit that leaves room for the others.",
         snippet=code_for(v.framework, _MEMORY_LIMIT),
         gain="none: this prevents a failure and saves no time",

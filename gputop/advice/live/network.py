@@ -105,7 +105,8 @@ def describe_network_bound(v: NetworkBound) -> Explanation:
         why=f"RDMA adapter {v.adapter} {v.way} {rate(v.rdma_bytes_per_s)} over the last {v.window_s:.0f} s, "
             f"{percent(share)} of its link's rate. Meanwhile the least active GPU was active "
             f"{percent(min(v.waiting.values()))} of the time.{some}{again}",
-        evidence=evidence,
+        evidence=evidence, unknown="which collectives, and how much of them is exposed?",
+        brief=f"{v.adapter} {v.way} {rate(v.rdma_bytes_per_s)}, {percent(share)} of its link's rate.",
         action="Send less data between the nodes, or overlap it with compute: gradients in bf16, accumulation over "
                "several batches, collectives that overlap with the backward pass. NCCL_DEBUG=INFO shows whether NCCL "
                "uses every adapter (NCCL_IB_HCA); gputop doctor lists the adapters. "

@@ -93,6 +93,7 @@ def describe_below_own_best(v: BelowOwnBest) -> Explanation:
             f"for {minutes} min: these GPUs can reach more with this job. Another phase of it, such as evaluation, "
             "longer sequences or another data set, looks the same.",
         evidence={"before_ratio": fall.best, "after_ratio": fall.now, "lasts_s": fall.lasts_s},
+        brief="Another phase of the job, such as evaluation or longer sequences, looks the same.",
         action="Look in the job's log for what changed at that time. On the host, look at storage, at other programs "
                "that use the CPUs, and at memory that runs out.",
         gain=no_figure(v.framework),

@@ -119,6 +119,7 @@ def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
             f"{rate(link.bytes_per_s)}{trained}. GPU and board support {rate(link.max_bytes_per_s)}, so copies and "
             "input take longer than they need to.",
         evidence=evidence,
+        brief=f"The link runs at {rate(link.bytes_per_s)} and supports {rate(link.max_bytes_per_s)}.",
         action="Have the card reseated, and have the link's slot, riser and BIOS settings checked. Some virtual "
                "machines and shared slots have fewer lanes on purpose.",
         snippet=f"nvidia-smi -q -i {gpu.info.index} | grep -A 12 'GPU Link Info'",
@@ -190,7 +191,9 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
         why=f"GPU {worst.gpu.info.index} over the last {worst.window_s:.0f} s: {_WAYS[worst.metric]} traffic "
             f"was{coarse} {rate(worst.bytes_per_s)}. The link's raw rate is {rate(worst.link_bytes_per_s)}, of which "
             f"80-90 % can be reached.{waits}",
-        evidence=evidence,
+        evidence=evidence, unknown="which copies?",
+        brief=f"{_WAYS[worst.metric].capitalize()} traffic is {rate(worst.bytes_per_s)} of "
+              f"{rate(worst.link_bytes_per_s)}.",
         action="Copy less: send input in its smallest type (uint8 images) and decode or cast on the GPU, keep what is "
                "used again on the GPU, and stop offloading if there is enough memory. "
                f"{a_trace(v.framework).capitalize()} names the copies.",

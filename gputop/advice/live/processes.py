@@ -114,6 +114,7 @@ def _partly_idle(v: IdleGpu, busy: float) -> Explanation:
             f"the others were active {percent(busy)} of the time.",
         evidence={"window_s": v.window_s, "idle_gpus_count": float(len(idle)), "busy_gpus_activity_ratio": busy,
                   "held_gpus_count" if v.complete else "held_gpus_watched_count": float(held)},
+        brief=f"{name_of(process)} uses {held - len(idle)} of {holds}.",
         action="Spread the training over all GPUs, or hide the idle GPUs from the process so that other jobs can use "
                "them.",
         snippet=code_for(v.framework, _ALL_GPUS).format(count=held) + back,
@@ -142,6 +143,8 @@ def _wholly_idle(v: IdleGpu) -> Explanation:
         why=f"{name_of(process)} holds {gpus_text(idle)} and has not used {'it' if len(idle) == 1 else 'them'} for "
             f"{v.window_s:.0f} s{cause}.{doing}",
         evidence=evidence, action=action, snippet=f"gputop stacks {process.pid}",
+        brief=f"{name_of(process)} compiles, loads, waits or is stuck." if v.complete else "",
+        unknown="the line where it is." if v.complete else "",
         gain="no step runs" if v.complete else no_figure(v.framework),
         source="gputop's own limits",
     )
@@ -266,6 +269,9 @@ def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:
         why=f"{name_of(v.process)} over the last {v.window_s:.0f} s: {what} was {percent(v.first_activity)} on GPU "
             f"{index} and {percent(v.peers_activity)} on {others}. In synchronous training the others wait for GPU "
             f"{index} at every step.",
+        brief=f"{what[:1].upper()}{what[1:]} {percent(v.first_activity)} on GPU {index}, "
+              f"{percent(v.peers_activity)} on {others}: these wait for it.",
+        unknown=f"what runs on GPU {index} only?",
         evidence={"window_s": v.window_s, f"first_gpu_{v.metric}_ratio": v.first_activity,
                   f"peers_{v.metric}_ratio": v.peers_activity, "times_peers": times, "slices_share_ratio": v.slices},
         action=f"Let GPU {index} compute its share of the batch only: {_EVEN_WORK.get(v.framework, _EVEN_WORK[''])} "
@@ -349,7 +355,7 @@ def describe_shared_gpu(v: SharedGpu) -> Explanation:
         title=f"{gpus_text(v.gpus)} shared by two jobs",
         why=f"{name_of(a)} of {a.user or 'an unknown user'} and {name_of(b)} of {b.user or 'an unknown user'} are both "
             f"on GPU {v.gpu}. Their kernels take turns, and neither can use all of its memory.",
-        evidence=evidence,
+        evidence=evidence, brief=f"{name_of(a)} and {name_of(b)} take turns on GPU {v.gpu}.",
         action="Give each job GPUs of its own.",
         snippet="CUDA_VISIBLE_DEVICES=0,1 python first.py\nCUDA_VISIBLE_DEVICES=2,3 python second.py",
         gain="depends on how much the other job uses; " + no_figure(v.framework),

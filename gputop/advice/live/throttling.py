@@ -83,6 +83,7 @@ def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
             f"{percent(worst.share)} of the last {v.window_s:.0f} s. In synchronous training all GPUs wait for the "
             "slowest one.",
         evidence=evidence,
+        brief=f"GPU {worst.gpu}{at} runs at {percent(worst.clock)} of its highest SM clock.",
         action="Have the cooling checked: fans, dust, air flow, inlet temperature, neighbors in the rack. Until "
                "then a lower power limit keeps the clock even.",
         snippet="nvidia-smi -q -d TEMPERATURE,PERFORMANCE" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
@@ -153,6 +154,7 @@ def describe_power_capped(v: PowerCapped) -> Explanation:
         why=f"GPU {worst.gpu} ran at {percent(worst.clock)} of its highest SM clock over the last {v.window_s:.0f} s "
             f"because of {at}. Kernels bound by arithmetic slow down with the clock; those bound by memory hardly do.",
         evidence=evidence,
+        brief=f"GPU {worst.gpu} runs at {percent(worst.clock)} of its highest SM clock.",
         action="Compare the limit with the card's default. If somebody lowered it, have it raised. At the default "
                "limit this is the card's full speed, and only fewer or cheaper operations (lower precision) help.",
         snippet="nvidia-smi -q -d POWER" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),

@@ -20,6 +20,7 @@ from gputop.advice.own_registry import Own
 from gputop.advice.python_rules import guarded, python_rules
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.host_work import out_of_the_step
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.own_rules import with_own_rules
@@ -79,6 +80,8 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding |
     words = of_type(rule.function("describe")(verdict, job), Explanation, "describe")
     # Lines and events of the gaps within steps are no culprits of what lies around the steps.
     culprits = verdict.culprits if words.per == "recording" else _culprits(rule, verdict, facts)
+    if rule.id == "step_gap_host" and culprits and culprits[0].kind == "line":
+        words = out_of_the_step(words, culprits[0], verdict.share * facts.period_s)
     made = finding(rule, verdict, words, Basis(
         facts.small_sample_caveat, facts.few_steps_caveat, replayed, reason, culprits,
         severest="low" if facts.hardly_any_kernels and rule.costs_time else "high"))

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
+from msgspec import structs
+
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.cpu_contention import may_be_others
 from gputop.advice.trace.facts import HOST_EVENTS, TORCH_HOST, TraceFacts, on_host, removed_host_time, waits_for_host
@@ -19,6 +21,7 @@ from gputop.analysis.host.work_kinds import PATTERN_OF_KIND
 from gputop.analysis.results import GapWork
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
+from gputop.core.findings import Culprit
 from gputop.render.step_parts import HOST_KINDS
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import how_to_mark_steps
@@ -174,6 +177,16 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
         gain=gain,
         source=source("step_gap_host.share"),
     )
+
+
+def out_of_the_step(words: Explanation, line: Culprit, gap_s: float) -> Explanation:
+    """The words with the fix for a line of Python ("metrics.py:112 confusion_matrix") that takes half of the gap or
+    more; else the words as they are."""
+    place, _, function = line.name.partition(" ")
+    if (line.time_s or 0.0) < 0.5 * gap_s or not function.rpartition(".")[2].isidentifier():
+        return words
+    return structs.replace(words, action=f"Move {function} ({place}) out of the step, or run it every N steps.",
+                           snippet=f"if step % 100 == 0:\n    {function}(…)  # {place}")
 
 
 def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:

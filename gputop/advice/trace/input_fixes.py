@@ -194,7 +194,7 @@ class _Bottleneck(Struct, frozen=True):
         text = f" Its stage {stage.name} takes {seconds(self.stage_s)} for the batches of a step"
         text += f", on {stage.workers} threads." if stage.workers > 1 else "."
         if last is None:
-            return text + " There is no prefetch buffer."
+            return text + " Nothing is prefetched."
         if last.buffer_empty is not None:
             text += f" The prefetch buffer was empty at {percent(last.buffer_empty)} of the calls."
         return text

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
+from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.advice.fleet.report import Report
@@ -24,6 +26,7 @@ from gputop.text.console import note, say
 from gputop.text.programs import NO_SUCH_PROGRAM
 from gputop.tui.cluster.rows import Commands, State
 from gputop.tui.cluster.screen import ClusterScreen, FleetTable
+from gputop.tui.keys import key
 from gputop.tui.screens.help import help_box
 from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.terminal.terminal_app import TerminalApp
@@ -75,6 +78,10 @@ class ClusterApp(TerminalApp):
 
     TITLE = "gputop"
     CSS_PATH = Path(__file__).parents[1] / "gputop.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("q,ctrl+q", "quit", "quit", "end gputop", footer=True),
+        key("ctrl+c", "quit", "quit", "end gputop", priority=True),
+    ]
 
     class Answered(Message):
         def __init__(self, answer: Report | GputopError) -> None:
@@ -86,6 +93,10 @@ class ClusterApp(TerminalApp):
         super().__init__(preferences)
         self._state, self._asker, self._folder = state, asker, folder
         self._main = ClusterScreen(state, commands, period_s)
+
+    @property
+    def shows_simulated(self) -> bool:
+        return self._state.report.fleet.simulated
 
     def get_default_screen(self) -> ClusterScreen:
         return self._main

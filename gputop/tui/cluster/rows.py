@@ -21,8 +21,11 @@ from gputop.export.cluster import (
     label,
     layout,
     not_judged,
+    recent,
     remark,
     resampled,
+    shown_span_s,
+    span_text,
     summary,
 )
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, SEVERITY_STYLE, WARN
@@ -49,7 +52,7 @@ class Row(NamedTuple):
                 self.gpu.uuid if self.gpu is not None else "")
 
 
-def _found(job: Job, report: Report) -> Any:
+def _by_finding(job: Job, report: Report) -> Any:
     """Jobs with the worst findings first."""
     order = {"high": 0, "medium": 1, "low": 2}
     own = report.of_job(job.id)
@@ -63,7 +66,7 @@ def _natural(name: str) -> Any:
 
 
 ORDERS: Mapping[str, Callable[[Job, Report], Any]] = {
-    "found": _found,
+    "finding": _by_finding,
     "job": lambda job, _: _natural(job.id),
     "user": lambda job, _: (job.user is None, job.user or "", job.id),
     "GPUs": lambda job, _: (-job.gpus, job.id),
@@ -78,19 +81,24 @@ class State:
 
     view: View
     report: Report
-    order: str = "found"
+    order: str = "finding"
     pattern: str = ""
     at: Key = ("", "", "")
     open_jobs: set[str] = field(default_factory=set)
     open_nodes: set[tuple[str, str]] = field(default_factory=set)
     cursor: int | None = None  # a column of the history, counted from the newest
+    held: tuple[str, ...] = ()  # jobs in the order in which they stay; none: sorted anew with each answer
+    span_of: tuple[Report | None, float] = (None, 0.0)  # that of the lanes, and of which report
     late_s: float = 0.0  # for how long the next answer has been due
 
     def rows(self) -> list[Row]:
         """Those that match, in order, with what is unfolded."""
         out: list[Row] = []
         pattern, fleet = self.pattern.lower(), self.report.fleet
-        jobs = sorted(fleet.jobs, key=lambda job: ORDERS[self.order](job, self.report))
+        jobs = self._sorted_jobs()
+        if self.held:
+            places = {id_: i for i, id_ in enumerate(self.held)}
+            jobs.sort(key=lambda job: places.get(job.id, len(places)))  # new ones last, sorted among themselves
         if fleet.free is not None and fleet.free_nodes:
             jobs.append(Job(**fields_of(fleet.free), id=NO_JOB, nodes=len(fleet.free_nodes), each=fleet.free_nodes,
                             node_names=tuple(node.name for node in fleet.free_nodes)))
@@ -103,6 +111,35 @@ class State:
                 out.append(Row(job, node))
                 out += [Row(job, node, gpu) for gpu in node.each if (job.id, node.name) in self.open_nodes]
         return out
+
+    def _sorted_jobs(self) -> list[Job]:
+        return sorted(self.report.fleet.jobs, key=lambda job: ORDERS[self.order](job, self.report))
+
+    def hold(self) -> None:
+        """Keep the jobs in the order that they have now: somebody has begun to move among them."""
+        if not self.held:
+            self.held = tuple(job.id for job in self._sorted_jobs())
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether the jobs stand as sorting them now would put them."""
+        order = {id_: i for i, id_ in enumerate(self.held)}
+        places = [order.get(job.id, len(order)) for job in self._sorted_jobs()] if self.held else []
+        return places == sorted(places)
+
+    def sort(self) -> None:
+        """Sort by the next column; if the order was held and is no longer right, by the same one first."""
+        if self.is_sorted:
+            names = [*ORDERS]
+            self.order = names[(names.index(self.order) + 1) % len(names)]
+        self.held = ()
+
+    @property
+    def span_s(self) -> float:
+        """How much of the past the lanes show."""
+        if self.span_of[0] is not self.report:  # each row asks
+            self.span_of = self.report, shown_span_s(self.report.fleet.jobs) or self.view.span_s
+        return self.span_of[1]
 
     def place(self, rows: Sequence[Row]) -> int:
         """Where the cursor is: on its row, else on the row above it, else at the top."""
@@ -150,13 +187,19 @@ def header(state: State, width: int) -> list[list[StyledText]]:
 def heading(state: State, width: int) -> list[StyledText]:
     names, widths, history, found = _layout(state, width)
     texts = [fit(COLUMNS[n].heading, widths[n], right=COLUMNS[n].right) for n in names]
-    span = f"last {state.view.span_s / 3600:.3g} h"
+    span = span_text(state.span_s)
     if state.cursor is not None:
         span = time.strftime("%H:%M", time.localtime(_cursor_time_s(state, history)))
         span = f"┃ {span}: active then"
-    last = f"“{printable(state.pattern)}”" if state.pattern else f"found (by {state.order})"
+    last = f"“{printable(state.pattern)}”" if state.pattern else _order_text(state)
     return [(" " + " ".join(texts), DIM), (" " + fit(span, history), BOLD if state.cursor is not None else DIM),
             (" " + fit(last, found), DIM)]
+
+
+def _order_text(state: State) -> str:
+    """The head of the last column: "finding ▾", "finding, by user ▾"; "o: sort" where the order is no longer right."""
+    by = "" if state.order == "finding" else f", by {state.order}"
+    return f"finding{by} ▾" if state.is_sorted else f"finding{by} (o: sort)"
 
 
 def _layout(state: State, width: int) -> Layout:
@@ -168,7 +211,7 @@ def history_columns(state: State, width: int) -> int:
 
 
 def _cursor_time_s(state: State, columns: int) -> float:
-    return state.report.fleet.time_s - (state.cursor or 0) * state.view.span_s / max(1, columns)
+    return state.report.fleet.time_s - (state.cursor or 0) * state.span_s / max(1, columns)
 
 
 def line(state: State, row: Row, width: int, selected: bool) -> list[StyledText]:
@@ -176,7 +219,7 @@ def line(state: State, row: Row, width: int, selected: bool) -> list[StyledText]
     names, widths, history, found = _layout(state, width)
     texts, past = _texts(state, row)
     at = None if state.cursor is None else history - 1 - state.cursor
-    values = resampled(past, history)
+    values = resampled(recent(past, state.span_s), history)
     if at is not None and 0 <= at < history:
         then = values[at]
         texts = {"job": texts["job"], "activity": "" if then is None else ratio(then)}

@@ -18,7 +18,7 @@ from gputop.render.palette import ACCENT, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.text.units import printable
 from gputop.tui.cluster import rows
-from gputop.tui.cluster.rows import ORDERS, Commands, Row, State
+from gputop.tui.cluster.rows import Commands, Row, State
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Ask, Popup
 from gputop.tui.screens.help import help_box
@@ -29,8 +29,8 @@ _DETAIL_LINES = 7
 _LATE_S = 5.0  # beyond the period: an answer of a busy server takes seconds
 _HELP = """\
 Each row is a job with its activity over the past hours, from left to right. A dot: nothing was measured. A * marks \
-coarse activity (any kernel ran), a ~ values of whole nodes that the job shares with others. space shows the nodes of \
-a job and the GPUs of a node.
+coarse activity (any kernel ran), a ~ values of whole nodes that the job shares with others. enter shows the nodes of \
+a job, space on a node its GPUs. From the first key on the rows keep their order; o sorts them.
 """
 
 
@@ -45,11 +45,10 @@ class FleetTable(DrawnLines, can_focus=True):
         key("pagedown", "move(10)", "down a page", "ten rows down"),
         key("home", "move(-100000)", "first", "the first row"),
         key("end", "move(100000)", "last", "the last row"),
-        key("space", "unfold", "unfold", "show or hide the nodes of a job, the GPUs of a node", footer=True),
+        key("space", "unfold", "unfold", "show or hide the nodes of a job, the GPUs of a node"),
         key("right", "unfold(True)", "unfold", "show what is below the row"),
         key("left", "unfold(False)", "fold", "hide what is below the row"),
-        key("enter", "open", "open", "on a job: its nodes; on a node: the commands that open the monitor there",
-            footer=True),
+        key("enter", "open", "nodes; on a node: open", "on a job: its nodes; on a node: open it", footer=True),
     ]
 
     class Wanted(Message):
@@ -94,18 +93,22 @@ class FleetTable(DrawnLines, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         i = event.y - 1
         if 0 <= i < len(self.shown):
+            self.state.hold()
             self.state.at = self.shown[i].key
             self.changed()
 
     def action_move(self, by: int) -> None:
         if self.rows:
+            self.state.hold()
             self.state.at = self.rows[min(max(self.state.place(self.rows) + by, 0), len(self.rows) - 1)].key
             self.changed()
 
     def action_unfold(self, wanted: bool | None = None) -> None:
         if not self.rows:
             return
+        self.state.hold()
         row = self.rows[self.state.place(self.rows)]
+        self.state.at = row.key
         if wanted is False and row.node is not None and (row.gpu is not None or
                                                          (row.job.id, row.node.name) not in self.state.open_nodes):
             row = Row(row.job, row.node) if row.gpu is not None else Row(row.job)
@@ -168,8 +171,6 @@ class ClusterScreen(Screen[None]):
         key("s", "app.snapshot", "snapshot", "save a snapshot as text, JSON and HTML", footer=True),
         key("p", "problems", "problems", "everything that could not be read, and how to fix it"),
         key("question_mark,f1", "help", "help", "the keys of this screen, and how to read it", footer=True),
-        key("q", "app.quit", "quit", "end gputop", footer=True),
-        key("ctrl+c", "app.quit", "quit", "end gputop", priority=True),
     ]
 
     def __init__(self, state: State, commands: Commands, period_s: float = 15.0) -> None:
@@ -224,8 +225,7 @@ class ClusterScreen(Screen[None]):
             self.app.exit(command)
 
     def action_sort(self) -> None:
-        names = [*ORDERS]
-        self.state.order = names[(names.index(self.state.order) + 1) % len(names)]
+        self.state.sort()
         self.table.changed()
 
     def action_filter(self) -> None:

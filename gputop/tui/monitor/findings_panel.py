@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from textual import events
@@ -16,7 +16,7 @@ from gputop.render.step_bar import step_lines
 from gputop.render.styled_text import StyledText, justify, wrap, wrap_sentences
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable
-from gputop.tui.keys import key
+from gputop.tui.keys import STACKS_TELL, key
 from gputop.tui.widgets.cached_lines import DrawnLines
 
 _MIN_HEIGHT_OF_TWO_LINES = 8  # a lower panel has one line for what the chosen cures save together
@@ -26,12 +26,12 @@ _ONE_FINDING = 3  # lines of a panel that has room for its title, its reason and
 
 def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int,
                   remark: str = "", step_s: float | None = None, chosen: bool = False,
-                  earlier: bool = False) -> list[list[StyledText]]:
+                  earlier: bool = False, keyed: bool = True) -> list[list[StyledText]]:
     """One finding as at most ``room`` lines: title with gain and, unfolded, its culprits, ``remark``, the
     reason and the action.
 
     ``step_s``: the step time, with which the gain is told in full where there is room. ``chosen``: it is marked.
-    ``earlier``: it is of an earlier job, which is no alarm.
+    ``earlier``: it is of an earlier job, which is no alarm. ``keyed``: there is a job to capture and ranks to look at.
     """
     most, style = room, SEVERITY_STYLE[finding.severity]
     title_style = BOLD if selected else PLAIN
@@ -52,14 +52,27 @@ def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, 
         culprits = culprits_text(finding, width - 4) if room > 2 else ""
         lines += [[("   " + culprits, PLAIN)]] if culprits else []
         room -= len(lines) - 1
-        action_lines = wrap(printable(finding.action), width - 6, max(1, room - 2))
+        reason, action = _reason_and_action(finding, width - 6, keyed)
+        action_lines = wrap(printable(action), width - 6, max(1, room - 2))
         why_room = max(0, room - 1 - len(action_lines))
-        if why_room:
-            why = wrap_sentences(remark + printable(finding.why), width - 4, why_room)
+        if why_room and reason:
+            why = wrap_sentences(remark + printable(reason), width - 4, why_room)
             lines += [[("   " + text, DIM)] for text in why]
         for i, text in enumerate(action_lines):
             lines.append([("   → " if i == 0 else "     ", ACCENT), (text, PLAIN)])
     return _dimmed(lines[:most]) if earlier else lines[:most]
+
+
+def _reason_and_action(finding: Finding, width: int, keyed: bool) -> tuple[str, str]:
+    """The sentences below a title. Those of a live finding are one line where they fit, with the key that shows more
+    if there is one (``keyed``); its details have the rest."""
+    if not finding.brief:
+        return finding.why, finding.action
+    action = finding.action.partition(". ")[0].removesuffix(".") + "."
+    if keyed and finding.unknown:
+        action = f"Press {'S' if finding.id in STACKS_TELL else 'c'}: {finding.unknown}"
+    together = f"{finding.brief} {action}"
+    return ("", together) if len(printable(together)) <= width else (finding.brief, action)
 
 
 def _dimmed(lines: list[list[StyledText]]) -> list[list[StyledText]]:
@@ -95,6 +108,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
         self.step_s: float | None = None
         self.captured = self.not_judged = False
         self.numbers = GpuNumbers()  # what the GPUs of the last capture are on this node
+        # Why a finding names no line of Python, or how it would; "" if there is nothing to say.
+        self.no_line: Callable[[Finding], str] = lambda _: ""
+        self.keyed = True  # there is a job to capture and ranks to look at: not in a replay
         self.earlier: tuple[str, ...] | None = None  # the verdict on an earlier job, if the capture is of one
         self.selected_id: str | None = None  # see :meth:`_key`
         self.chosen: frozenset[str] = frozenset()  # ids of the findings whose cures are tried
@@ -186,8 +202,10 @@ class ActionsPanel(DrawnLines, can_focus=True):
         finding = self.selected
         if finding is None:
             return []
-        return finding_lines(finding, width, True, self.has_focus, room, self.numbers.remark(finding), self.step_s,
-                             finding.id in self.chosen, self._is_earlier(finding))
+        lines = finding_lines(finding, width, True, self.has_focus, room, self.numbers.remark(finding), self.step_s,
+                              finding.id in self.chosen, self._is_earlier(finding), self.keyed)
+        hint = wrap(printable(self.no_line(finding)), width - 4, 2) if len(lines) < room and self.keyed else []
+        return lines + [[("   " + text, DIM)] for text in hint if text][:room - len(lines)]
 
     def _is_earlier(self, finding: Finding) -> bool:
         return self.earlier is not None and finding.origin == "trace"

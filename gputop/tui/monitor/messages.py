@@ -53,7 +53,9 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
         return (*nothing, f"{what}: its findings will appear here.")
     if usable(session.servers):
         before = (f"J: {_captures(session.earlier_captures)} taken before, in {session.options.logdir}",)
-        return (*nothing, "Press c to capture a trace and see where the step's time goes.",
+        # A finding that names the key says what it shows, too.
+        press = () if any(f.unknown for f in findings) else ("Press c to see where the step's time goes.",)
+        return (*nothing, *press,
                 *(before if session.earlier_captures and session.last_capture is None and not findings else ()))
     offered = no_server is NO_SERVER and session.processes_to_serve
     return (*nothing, NO_SERVER[0], OFFER) if offered else (*nothing, *no_server)
@@ -112,7 +114,7 @@ def of_note(session: Session, status: CaptureStatus) -> tuple[str, ...]:
     shorter = record.plan is not None and record.plan.shortened
     lines = [*record.remarks[:len(record.notices) + shorter], *compared_to_baseline(session)]
     if session.player is None and session.source.simulated and len(session.captures) == 1:
-        lines.append("D restarts the simulated job with the cure; then capture again (c) and compare (B).")
+        lines.append("D restarts the simulated job with the fix of the first finding; then c and B.")
     return ("\n".join(map(printable, lines)),) if lines else ()
 
 

@@ -205,7 +205,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     ``restarted_s`` when the job was started again.
     """
     if status is not None and status.running:
-        return _progress(status, width)
+        return _progress(status, now_s, width)
     from gputop.profiler.capture.records import usable  # not for the first frame, nor is the next
     from gputop.text.commands import short_description
 
@@ -291,7 +291,7 @@ _PHASES = {"starting": "starting a profiler server in", "asking": "asking",
            "saving": "saving the trace of", "analyzing": "analyzing the trace of"}
 
 
-def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
+def _progress(status: CaptureStatus, now_s: float, width: int) -> list[StyledText]:
     length_s = status.overview_s if status.phase == "overview" else (
         status.asked_s if status.chosen_s is None else status.chosen_s)
     share = min(1.0, status.elapsed_s / length_s) if length_s else 1.0
@@ -313,5 +313,7 @@ def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
         ways = ("esc: capture now  x: cancel ", "esc: capture now ")
         right = _first_that_fits([[(keys, ACCENT)] for keys in ways], width - _cells(left))
     elif status.phase not in ("starting", "connecting"):
-        right = [(f"{status.elapsed_s:.1f} s ", DIM)]
+        # A capture that is opened again has one status: its clock runs here.
+        since_s = max(0.0, now_s - status.time_s) if status.time_s else 0.0
+        right = [(f"{status.elapsed_s + since_s:.0f} s ", DIM)]
     return justify(left, right, width)

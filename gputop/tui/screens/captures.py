@@ -163,7 +163,7 @@ class CapturesScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         keys = "enter: open", "a b: compare", "n: name", "/: filter", "d: delete", "↑↓ select", "esc: close"
-        with DialogFrame("Captures", *keys, id="captures-box", can_focus=False):
+        with DialogFrame("Captures", *keys, id="captures-box", can_focus=False, has_data=True):
             yield self._list
             yield WrappedText(self._about, id="about")
 

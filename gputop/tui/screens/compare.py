@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from rich.style import Style
 from rich.text import Text
@@ -181,6 +181,8 @@ class CompareScreen(ModalScreen[None]):
         key("x", "swap", "swap", "swap A and B"),
         key("c", "capture_again", "capture again",
             "capture the job of A or B again, to decide a small difference"),
+        key("y", "copy", "copy", "copy the comparison as Markdown (OSC 52)"),
+        key("e", "export", "export", "export its values as a CSV file"),
         key("question_mark,f1", "app.help", "help", "the keys of this screen"),
         key("escape,q", "dismiss", "back", "back"),
     ]
@@ -200,18 +202,18 @@ class CompareScreen(ModalScreen[None]):
         self._stop = threading.Event()
         self._reading: dict[Path, float] = {}  # traces, and since when
         self._unread: dict[Path, GputopError] = {}  # why
-        self._lines: tuple[list[Line], list[Line]] | None = None  # folded and unfolded
+        self._shown: Shown | None = None
         self._everything = False
 
     def compose(self) -> ComposeResult:
-        with DialogFrame(TITLE, *self._keys(), id="compare", can_focus=False):
+        with DialogFrame(TITLE, *self._keys(), id="compare", can_focus=False, has_data=True):
             yield CaptureList(self._session.captures, id="captures")
             with Changes(id="changes"):
                 yield WrappedText(Text())
 
     def _keys(self) -> tuple[str, ...]:
         return (f"{UNFOLD}: {'fold' if self._everything else 'unfold'}", "c: capture again", "x: swap",
-                "tab, a b: choose", "↑↓ scroll", "esc: back")
+                "tab, a b: choose", "y: copy", "e: CSV", "↑↓ scroll", "esc: back")
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < REPORT_WIDTH + 8, "tight")
@@ -302,7 +304,7 @@ class CompareScreen(ModalScreen[None]):
         captures.marks = {record.path: f"+{name.upper()}" for name, again in self._again.items() for record in again}
         captures.marks |= {self._a.path: "A", self._b.path: "B"}
         captures.draw()
-        self._lines = None
+        self._shown = None
         for record in self._records():
             path = record.path
             if record.compared is None and path not in self._reading and path not in self._unread:
@@ -348,26 +350,43 @@ class CompareScreen(ModalScreen[None]):
 
     @work(thread=True, exclusive=True, group="compare")
     def _work(self, records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str], width: int) -> None:
-        lines = compared(records, again_a, unread, width)
+        shown = compared(records, again_a, unread, width)
         if not self._stop.is_set():
-            self.app.call_from_thread(self._show_compared, lines, records)
+            self.app.call_from_thread(self._show_compared, shown, records)
 
-    def _show_compared(self, lines: tuple[list[Line], list[Line]], records: Sequence[CaptureRecord]) -> None:
+    def _show_compared(self, shown: Shown, records: Sequence[CaptureRecord]) -> None:
         if [one.path for one in records] == [one.path for one in self._records()]:  # else another choice is under way
-            self._lines = lines
+            self._shown = shown
             self._show_lines()
 
     def _show_lines(self) -> None:
-        if self._lines is not None:
-            self._show_text(colored(self._lines[self._everything]))
+        if self._shown is not None:
+            self._show_text(colored(self._shown.everything if self._everything else self._shown.folded))
+
+    def action_copy(self) -> None:
+        from gputop.tui.terminal.clipboard import copy
+
+        if self._shown is not None and self._shown.markdown:
+            copy(self.app, self._shown.markdown, "The comparison as Markdown")
+        else:
+            self.notify("There is no comparison to copy yet.")
+
+    def action_export(self) -> None:
+        from gputop.tui.screens.csv_file import write_csv
+
+        if self._shown is not None and self._shown.rows:
+            write_csv(self.app, self._session.options.logdir, "comparison", self._shown.titles, self._shown.rows,
+                      simulated=self._shown.simulated)
+        else:
+            self.notify("There is no comparison to export yet.")
 
     def _show_progress(self) -> None:
         """Which traces are being read; and where a capture that was asked for here stands."""
         status = self._session.status
         capturing = self._awaited is not None and status is not None and status.running
         frame = self.query_one(DialogFrame)
-        frame.border_title = TITLE + (f" · capturing again: {status.phase}" if capturing and status else "")
-        if self._lines is None and self._reading:
+        frame.set_title(TITLE + (f" · capturing again: {status.phase}" if capturing and status else ""))
+        if self._shown is None and self._reading:
             now = time.monotonic()
             self._show_text(Text("\n".join(
                 f"Reading the trace of {name}, {_size(record.path)}: {now - self._reading[record.path]:.0f} s"
@@ -396,15 +415,30 @@ def side_of(record: CaptureRecord) -> Side:
     return Side(str(record.path), "analysis", record.analysis, findings_at_capture=record.findings)
 
 
-def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str], width: int,
-             ) -> tuple[list[Line], list[Line]]:
-    """The comparison in lines, folded and with everything, or why there is none.
+class Shown(NamedTuple):
+    """The comparison in lines, folded and with everything, or why there is none; then as Markdown, and its values as
+    the rows of a table, both empty."""
+
+    folded: list[Line]
+    everything: list[Line]
+    markdown: str = ""
+    rows: Sequence[Sequence[str | float | None]] = ()
+    simulated: bool = False
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        return "group", "id", "gpu", "unit", "a", "b", "change", "low", "high", "verdict", "reason"
+
+
+def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str], width: int) -> Shown:
+    """The comparison, or why there is none.
 
     ``records``: A and B, then ``again_a`` further captures of A's job, then those of B's. ``unread`` says of A and B,
     where their traces could not be read, why.
     """
     from gputop.comparison.compare import compare_sides
     from gputop.comparison.job import Note
+    from gputop.comparison.markdown import markdown
     from gputop.comparison.report import Line, layout
 
     try:
@@ -413,12 +447,14 @@ def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, s
                                    replace(b, repeats=tuple(others[again_a:])))
     except GputopError as error:
         lines = [Line(printable(text), "warn") for text in (error.message, error.fix, *unread.values())]
-        return lines, lines
+        return Shown(lines, lines)
     for name, why in reversed(unread.items()):
         comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis only: {why}."))
     folded, everything = (layout(comparison, width, everything=every, unfold=UNFOLD, again=AGAIN)
                           for every in (False, True))
-    return folded, everything
+    rows = [(row.group, row.id, row.gpu, row.unit, row.a, row.b, row.change, row.low, row.high, row.verdict, row.reason)
+            for row in comparison.rows]
+    return Shown(folded, everything, markdown(comparison, ()), rows, comparison.a.simulated or comparison.b.simulated)
 
 
 def mark_last(session: Session) -> str:

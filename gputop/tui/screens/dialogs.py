@@ -66,13 +66,13 @@ class Popup(ModalScreen[None]):
     ]
     HELP = "↑ ↓ and the wheel scroll, too.\n"
 
-    def __init__(self, title: str, *content: Part, keys: Sequence[str] = ()) -> None:
-        """``keys`` are named on its border, beside the one that closes it."""
+    def __init__(self, title: str, *content: Part, keys: Sequence[str] = (), has_data: bool = True) -> None:
+        """``keys`` are named on its border, next to the one that closes it. ``has_data``: it shows values."""
         super().__init__()
-        self._title, self._content, self._keys = title, content, keys
+        self._title, self._content, self._keys, self._has_data = title, content, keys, has_data
 
     def compose(self) -> ComposeResult:
-        with DialogFrame(self._title, *self._keys, "esc: close", id="popup"):
+        with DialogFrame(self._title, *self._keys, "esc: close", id="popup", has_data=self._has_data):
             for part in self._content:
                 if isinstance(part, Code):
                     code = "\n".join(map(printable, part.text.splitlines()))

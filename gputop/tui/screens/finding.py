@@ -101,7 +101,8 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None, step_s: f
         out.append("  will disappear with it", DIM)
         parts += [out, *_consequences(finding)]
         out = Text()
-    if numbers is not None and finding.origin == "trace" and finding.gpus:
+    if numbers is not None and not (numbers.same and numbers.reason is None) and finding.origin == "trace" and (
+            finding.gpus):
         out.append("\nGPUs  ", BOLD)
         out.append(printable(numbers.text()) + "\n")
     out.append("\nRule  ", BOLD)

@@ -49,7 +49,7 @@ def help_box(screen: Screen[Any], more: str) -> Popup:
             out.append("\n\n" + more, DIM)
         return out
 
-    return Popup("Help", text)
+    return Popup("Help", text, has_data=False)
 
 
 def _block(title: str, lines: list[tuple[str, str]], width: int) -> list[Text]:

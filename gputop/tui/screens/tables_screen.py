@@ -15,13 +15,14 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable
 
-from gputop.core.errors import GputopError
+from gputop.core.extras import install_command
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import StyledText, justify, wrap
-from gputop.text.units import counted, printable, seconds
+from gputop.text.units import printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import SIMULATED_STYLE
+from gputop.tui.screens.csv_file import write_csv
 from gputop.tui.screens.dialogs import Ask, Code, Part, Popup
 from gputop.tui.screens.tables import Table, Value, arranged, cell_lines, sentence_lines, tables, widths
 from gputop.tui.terminal.clipboard import copy
@@ -202,7 +203,8 @@ class TablesScreen(Screen[None]):
 
     def action_table(self, index: int) -> None:
         if index >= len(self._tables):
-            self.notify("No Python lines: py-spy was not asked for stacks. With gputop-tf[stacks] it is.")
+            self.notify(f"No Python lines: py-spy was not asked for stacks. To have them: {install_command('stacks')}, "
+                        "then c again.")
             return
         self._index, self._by, self._reverse = index, None, False
         self._open = set(self.table.open_first)
@@ -281,19 +283,9 @@ class TablesScreen(Screen[None]):
 
     def action_export(self) -> None:
         """The table as it is shown, all columns, in base units, into a file in the folder of the captures."""
-        from gputop.core.files import write_new_files
-        from gputop.export.csv_text import csv_text
-
-        rows = [*map(list, self._rows)]
-        text = csv_text([column.title for column in self.table.columns], rows)
-        name = self.table.name.lower().replace(" ", "-")
-        simulated = "-SIMULATED" if self._record.analysis is not None and self._record.analysis.simulated else ""
-        try:
-            [path] = write_new_files(self._folder, f"gputop-{name}{simulated}", {".csv": text.encode()})
-        except GputopError as error:
-            self.notify(printable(f"{error.message}\n{error.fix}"), severity="warning")
-        else:
-            self.notify(f"{counted(len(rows), 'row')} in {printable(str(path))}", title="Table written")
+        write_csv(self.app, self._folder, self.table.name.lower().replace(" ", "-"),
+                  [column.title for column in self.table.columns], self._rows,
+                  simulated=self._record.analysis is not None and self._record.analysis.simulated)
 
     def action_step_back(self) -> None:
         if self._pattern:

@@ -183,7 +183,7 @@ def idle_total_lines(
     """What one cause costs in all, and what the host did in the listed gaps of it, in at most ``room`` lines."""
     lines: list[list[StyledText]] = [
         [(seconds(total.s_per_step), BOLD), (f" {total.text(timeline.period_s)}", PLAIN)],
-        [("finding   ", DIM), *(finding or [("no finding is about this", DIM)])],
+        *([[("finding   ", DIM), *finding]] if finding else []),
     ]
     if gaps:
         first = gaps[0]
@@ -227,7 +227,8 @@ def idle_gap_lines(
         tail.append([("ended by  ", DIM), (idle_gap.ended_by, PLAIN)])
     else:
         tail.append([("ended by  ", DIM), ("nothing in this step or trace", DIM)])
-    tail.append([("finding   ", DIM), *(finding or [("no finding is about this gap", DIM)])])
+    if finding:
+        tail.append([("finding   ", DIM), *finding])
     cause = cause_text(idle_gap.cause, idle_gap.part) + (f": {idle_gap.meanwhile}" if idle_gap.meanwhile else "")
     head: list[list[StyledText]] = [
         [(seconds(idle_gap.cost_ns / 1e9), BOLD), (f" of GPU time on {who}: {seconds(length / 1e9)} from ", PLAIN),

@@ -90,11 +90,18 @@ class WrappedText(Widget):
 class DialogFrame(VerticalScroll):
     """A box that names keys on its border, as many as fit, and keeps its place when its text is rewrapped."""
 
-    def __init__(self, title: str, *keys: str, id: str, can_focus: bool = True) -> None:
-        """``keys``: the last one, which closes the box, is always named, the others as far as they fit."""
+    def __init__(self, title: str, *keys: str, id: str, can_focus: bool = True, has_data: bool = False) -> None:
+        """``keys``: the last one, which closes the box, is always named, the others as far as they fit. ``has_data``:
+        the box shows values, and says so if they are simulated."""
         super().__init__(id=id, can_focus=can_focus)
-        self.border_title = Content(printable(title))  # no markup
+        self._has_data = has_data
+        self.set_title(title)
         self.keys = keys
+
+    def set_title(self, title: str) -> None:
+        """Show this title."""
+        simulated = self._has_data and bool(getattr(self.app, "shows_simulated", False))
+        self.border_title = Content(printable("SIMULATED · " * simulated + title))  # no markup
 
     def name_keys(self, *keys: str) -> None:
         """Name these keys from now on."""

@@ -8,7 +8,7 @@ from tests.advice.live.scene import Job, Scene, after, ids
 def test_what_bounds_a_healthy_job() -> None:
     advice = after(Scene(dict.fromkeys(range(8), 0.92), other={"tensor_active": 0.61, "power_w": 540.0}), 200)
     assert ids(advice) == []
-    assert advice.limit == "GPUs 0-7 work at 92 % SM active, 61 % tensor, 32 % DRAM: compute bound; 540 of 700 W."
+    assert advice.limit == "GPUs 0-7 are compute bound (SM 92 %, tensor 61 %, DRAM 32 %, 540 of 700 W)."
 
 
 def test_other_limits() -> None:
@@ -17,13 +17,13 @@ def test_other_limits() -> None:
 
     assert "limited by the power limit" in limit_text(power_w=699.0, sm_clock_hz=1.6e9)
     assert "limited by memory bandwidth" in limit_text(dram_active=0.7, tensor_active=0.2)
-    assert "which kernels they run" in limit_text(tensor_active=0.2)
-    assert "neither idle nor at a limit" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit
+    assert "are busy (SM 90 %" in limit_text(tensor_active=0.2)
+    assert "are partly busy, at no limit (SM 70 %" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit
 
 
 def test_gpus_that_differ_are_shown_as_a_span() -> None:
     scene = Scene({0: 0.95, 1: 0.8}, gpus=2, jobs=[Job(gpus=(0, 1))])
-    assert after(scene, 200).limit.startswith("GPUs 0-1 work at 80-95 % SM active")
+    assert after(scene, 200).limit.startswith("GPUs 0-1 are busy (SM 80-95 %")
 
 
 def test_nothing_is_said_where_nothing_is_known_or_time_is_lost() -> None:
@@ -33,8 +33,7 @@ def test_nothing_is_said_where_nothing_is_known_or_time_is_lost() -> None:
     assert after(Scene(dict.fromkeys(range(8), 0.3)), 200).limit == ""
     assert after(Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3)), 200).limit == ""
     without_power = after(Scene(other={"power_w": None, "tensor_active": None}), 200).limit
-    assert without_power == (
-        "GPUs 0-7 work at 90 % SM active, 32 % DRAM: the SMs are busy; a capture shows which kernels they run.")
+    assert without_power == "GPUs 0-7 are busy (SM 90 %, DRAM 32 %)."
 
 
 def test_a_job_that_works_much_less_than_before_is_not_called_well() -> None:

@@ -15,6 +15,7 @@ from gputop.cluster.model import NO_JOB, Problem, together
 from gputop.cluster.view import View
 from gputop.core.errors import GputopError
 from gputop.core.own_program import gputop_command
+from gputop.export.cluster import to_html, to_text
 from gputop.tui.cluster import app, rows
 from gputop.tui.cluster.app import ClusterApp
 from gputop.tui.cluster.rows import ORDERS, State
@@ -50,7 +51,38 @@ def test_jobs_with_the_worst_findings_stand_first() -> None:
     own = state()
     assert ids(own) == ["2", "3", "1"]
     orders = {order: ids(replace(own, order=order))[0] for order in ORDERS}
-    assert orders == {"found": "2", "job": "1", "user": "1", "GPUs": "2", "activity": "2", "power": "1"}
+    assert orders == {"finding": "2", "job": "1", "user": "1", "GPUs": "2", "activity": "2", "power": "1"}
+
+
+def test_rows_keep_their_order_under_the_finger_until_they_are_sorted() -> None:
+    own = state()
+    idle = report()
+    own.report = Report(idle.fleet, (), idle.abstained)  # the first answer: nothing is judged yet
+    assert ids(own) == ["1", "2", "3"] and "finding ▾" in plain(rows.heading(own, 120))
+    own.report = idle
+    assert ids(own) == ["2", "3", "1"]  # nobody has moved yet
+    own.hold()
+    own.report = Report(idle.fleet, (), idle.abstained)
+    assert ids(own) == ["2", "3", "1"] and "finding (o: sort)" in plain(rows.heading(own, 120))
+    own.report = Report(fleet(*idle.fleet.jobs, job(id="9")), *idle[1:])
+    assert ids(own) == ["2", "3", "1", "9"] and own.is_sorted  # a new one comes last, where it belongs by its findings
+    own.report = Report(idle.fleet, (), idle.abstained)
+    own.sort()
+    assert ids(own) == ["1", "2", "3"] and own.order == "finding"
+    own.sort()
+    assert own.order == "job" and "finding, by job ▾" in plain(rows.heading(own, 120))
+
+
+def test_a_young_prometheus_has_lanes_of_what_it_knows() -> None:
+    young = replace(fleet(job(id="1", history=past((172, None), (8, 0.9))), job(id="2", history=past((180, None)))))
+    own = State(View(), Report(young, (), ()))
+    assert "last 10 min" in plain(rows.heading(own, 120)) and own.span_s == 600.0
+    text = plain(rows.line(own, own.rows()[0], 120, False))
+    assert text.count("·") < rows.history_columns(own, 120) / 2
+    assert "last 10 min" in to_text(Report(young, (), ()), 120)
+    assert "last 10 min" in to_html(Report(young, (), ()))
+    old = State(View(), report())
+    assert "last 3 h" in plain(rows.heading(old, 120)) and old.span_s == 3 * 3600.0
 
 
 def test_a_filter_finds_by_user_node_and_finding() -> None:

@@ -145,7 +145,7 @@ async def shown(app: GputopApp) -> str:
     """The comparison, once it is there."""
     screen = app.screen
     assert isinstance(screen, CompareScreen)
-    await until(lambda: screen._lines is not None and not screen._reading, app)
+    await until(lambda: screen._shown is not None and not screen._reading, app)
     return " ".join(str(screen.query_one(WrappedText).text).split())
 
 
@@ -159,7 +159,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-async def test_two_real_traces_side_by_side_are_read_once(read: list[str]) -> None:
+async def test_two_real_traces_side_by_side_are_read_once(
+        read: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [replace(record(n, 1.0), path=path, analysis=analyze([str(path)]))
                for n, path in enumerate((SLOW, FAST))]
     session = Captured(*records)
@@ -172,6 +173,13 @@ async def test_two_real_traces_side_by_side_are_read_once(read: list[str]) -> No
         assert "GONE" in text and "estimated" in text  # the advice to mend the input was followed
         await pilot.press("u")
         assert "Welch" in str(app.screen.query_one(WrappedText).text)
+        monkeypatch.chdir(tmp_path)  # where the captures go
+        await pilot.press("y", "e")
+        assert app.clipboard.startswith("gputop: Probably faster, not proven: ") and "```" in app.clipboard
+        [table] = tmp_path.rglob("gputop-comparison*.csv")
+        titles, *rows = table.read_text().splitlines()
+        assert titles.startswith("group,id,gpu,unit,a,b,change,")
+        assert any(row.startswith("steps,mean_s,") for row in rows)
         await pilot.press("x", "escape", "B")
         await shown(app)
         assert sorted(read) == sorted((str(SLOW), str(FAST)))
@@ -247,7 +255,7 @@ async def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -
 
 def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:
     bare = replace(record(1, 0.4), analysis=make_analysis())
-    folded, _ = compared((bare, bare), 0, {}, 88)
+    folded, *_ = compared((bare, bare), 0, {}, 88)
     assert folded[0].text.startswith("CANNOT BE TOLD: ")
 
 
