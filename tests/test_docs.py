@@ -23,6 +23,7 @@ from gputop.cli import main
 from gputop.commands.arguments import parse, parser
 from gputop.comparison.rows import Verdict
 from gputop.core.extras import PACKAGES
+from gputop.doctor.pod import GRANTS, manifest_lines
 from gputop.export.openmetrics import families
 
 try:
@@ -243,8 +244,9 @@ def test_yaml_is_what_its_reader_expects(block: Block) -> None:
     for line in re.findall(r"^.*(?:bin/gputop |\$\(gputop ).*$", block.text, re.M):
         assert _understood(re.sub(r"^\s*(?:- )?", "", line))
     for container in (container for spec in _specs(document) for container in spec["containers"]):
-        if "gputop" in container["image"]:
+        if "gputop" in container["image"] and "command" not in container:
             parse(container["args"])
+        assert {m["name"] for m in container.get("volumeMounts", ())} <= _volumes(document)
     for rule in (rule for group in document.get("groups", ()) for rule in group["rules"]):
         _metrics_exist(rule["expr"])
         assert rule["alert"] and rule["annotations"]["summary"]
@@ -257,6 +259,21 @@ def _specs(node: Any) -> Iterator[dict[str, Any]]:
             yield node
         for value in node.values():
             yield from _specs(value)
+
+
+def _volumes(document: dict[str, Any]) -> set[str]:
+    return {volume["name"] for spec in _specs(document) for volume in spec.get("volumes", ())}
+
+
+def test_the_debugging_pod_has_every_right_that_doctor_asks_for() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    (pod,) = (document for block in _of("yaml") if block.values[0].document.name == "kubernetes.md"
+              and (document := yaml.safe_load(block.values[0].text)).get("kind") == "Pod")
+    spec = yaml.safe_load(manifest_lines(GRANTS))["spec"]
+    (container,), (of_page,) = spec.pop("containers"), pod["spec"]["containers"]
+    assert {name: pod["spec"][name] for name in spec} == spec
+    assert {name: of_page[name] for name in container} == container
+    assert pod["apiVersion"] == "v1" and set(container) == {"name", "env", "securityContext", "volumeMounts"}
 
 
 def _metrics_exist(expression: str) -> None:

@@ -22,6 +22,7 @@ from gputop.cluster.schemas import COUNTERS, LIMITS, UUID_LABELS, Name, Schema
 
 RECENT = "5m"  # the window of a group's present figures
 _SINCE_PARTS = 3  # of the time for which a GPU must have been there: none longer than the 5 min that a sample stays
+_OF_JOBS = ("slurm_job_id", "exported_namespace", "exported_pod", "namespace", "pod")  # of gputop_gpu_job_info
 _SINCE_GAP = "2m"  # a GPU may be away for as long, as when a scrape fails
 
 
@@ -102,7 +103,9 @@ class GpuValues:
         if schema.jobs not in self._metrics.series:
             return value
         jobs = f"({schema.jobs} and {schema.jobs} offset {since_s:g}s)" if since_s else schema.jobs
-        return f"{_with_label_of(schema, value, 'slurm_job_id', jobs)} or on ({', '.join(schema.join)}) ({value})"
+        labels = [label for label in self._metrics.labels_of_job if label in _OF_JOBS] or ["slurm_job_id"]
+        joined = _with_label_of(schema, value, ", ".join(labels), jobs)
+        return f"{joined} or on ({', '.join(schema.join)}) ({value})"
 
 
 def _measured(name: Name, reading: Reading) -> str:

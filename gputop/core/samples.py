@@ -169,6 +169,27 @@ class CgroupSample(Struct, frozen=True):
 NO_LIMIT = "no limit"
 
 
+class PodContainer(Struct, frozen=True):
+    """The container of a Kubernetes pod that a process runs in.
+
+    UID and id are the kernel's; the names are the kubelet's. All names are None where they are not known.
+    """
+
+    pod_uid: str
+    container_id: str
+    pod: str | None = None
+    namespace: str | None = None
+    container: str | None = None
+    reason: str | None = None  # why there are no names
+
+    @property
+    def label(self) -> str:
+        """The pod and its container in a line."""
+        if self.pod is None:
+            return f"pod UID {self.pod_uid}"
+        return f"pod {self.namespace}/{self.pod}, container {self.container}"
+
+
 class ProcessSample(Struct, frozen=True):
     """A process that holds a GPU, as the host sees it, joined with what its GPUs say.
 
@@ -198,6 +219,7 @@ class ProcessSample(Struct, frozen=True):
     cgroup: CgroupSample | None = None  # None: not known, and the reason is that of ``container``
     numa_nodes: tuple[int, ...] = ()  # to whose CPUs it is bound; empty: to none, or not known
     framework: str = ""  # see gputop.core.framework; empty: none of those, or not known
+    kubernetes: PodContainer | None = None  # None: in no pod, or not known, and the reason is that of ``container``
 
     @property
     def gpu_memory_bytes(self) -> float | None:

@@ -17,7 +17,7 @@ _ROOT = Path("/")
 # The order of the report; the id of a check of one GPU or process ends in its number.
 _ORDER = ("python", "dependencies", "driver_library", "kernel_module", "device_files", "nvml", "gpus", "gpu_",
           "sm_activity", "dcgm", "dcgm_engine", "profiling_rights", "profiler_servers", "attached_server", "process_",
-          "container", "host", "clock", "adapters", "nccl_ras", "exporter", "terminal", "logdir", "disk")
+          "container", "pod", "host", "clock", "adapters", "nccl_ras", "exporter", "terminal", "logdir", "disk")
 
 
 def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | None = None, root: Path = _ROOT,
@@ -27,7 +27,7 @@ def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | N
 
     Takes about a second, at most a little more than twice ``deadline_s``.
     """
-    from gputop.doctor import cluster, dcgm, driver, jobs, node
+    from gputop.doctor import cluster, dcgm, driver, jobs, node, pod
     from gputop.doctor.driver_facts import ask_driver
 
     dcgm_address = dcgm_address or dcgm.DEFAULT_ADDRESS
@@ -57,6 +57,7 @@ def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | N
         Task("dcgm_engine", "DCGM host engine",
              lambda: dcgm.engine(facts, root, env, dcgm_address, dcgm_bindings)),
         Task("profiling_rights", "Profiling rights", lambda: jobs.profiling_rights(facts, root)),
+        Task("pod", "Pod's rights", lambda: pod.rights(facts, root, env)),
         Task("adapters", "RDMA adapters", lambda: cluster.adapters(facts, root)),
         Task("nccl_ras", "NCCL RAS", lambda: cluster.ras(facts, env)),
         Task("profiler_servers", "Profiler servers", lambda: jobs.servers(facts, root)),

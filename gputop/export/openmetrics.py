@@ -27,7 +27,7 @@ from gputop.core.metrics import (
     WATTS,
     Metric,
 )
-from gputop.core.samples import OK, PORT_ACTIVE, GpuInfo, GpuSample, NodeSample
+from gputop.core.samples import OK, PORT_ACTIVE, GpuInfo, GpuSample, NodeSample, ProcessSample
 from gputop.core.version import __version__
 from gputop.session.event_log import SLOWDOWN_REASONS
 from gputop.text.units import printable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gputop.session.session import Session
 
 STALE_S = 30.0  # a figure this old, and older than five intervals, is not known any more
-_LABEL_CHARS = 128
+_LABEL_CHARS = 256  # a pod's name has up to 253
 # What stands for a unit at the end of a metric's id, and in Prometheus's name.
 _UNITS = {RATIO: ("_ratio", "ratio"), BYTES: ("_bytes", "bytes"), BYTES_PER_S: ("_bytes_per_s", "bytes_per_second"),
           WATTS: ("_w", "watts"), CELSIUS: ("_c", "celsius"), HERTZ: ("_hz", "hertz")}
@@ -83,8 +83,8 @@ _GPU_INFO = Family("gputop_gpu_info", "info", "Name and PCI address of the GPU o
 _GPU_UP = Family("gputop_gpu_up", "gauge", "1: the driver answers for this GPU; 0: lost, not responding or failed",
                  _DEVICE)
 _PROCESSES = Family("gputop_gpu_processes", "gauge", "Processes that hold the GPU", _DEVICE)
-_JOB = Family("gputop_gpu_job_info", "info", "A Slurm job with a process on the GPU, by its control group",
-              (*_DEVICE, "slurm_job_id"))
+_JOB = Family("gputop_gpu_job_info", "info", "A Slurm job or a Kubernetes container with a process on the GPU, by its "
+              "control group", (*_DEVICE, "slurm_job_id", "namespace", "pod", "container", "pod_uid"))
 _SLOWDOWN = Family("gputop_gpu_slowdown_active", "gauge", "1: the driver holds the clocks down for this reason",
                    (*_DEVICE, "reason"))
 _CLOCK_EVENTS = Family("gputop_gpu_clock_event_reasons", "gauge",
@@ -222,11 +222,11 @@ def _of_node(sample: NodeSample) -> Iterator[Figure]:
         yield from _of_gpu(gpu)
     labels_of = {(gpu.info.index, gpu.info.mig): _device(gpu.info) for gpu in sample.gpus}
     for process in sample.processes:
-        runtime, _, job = (process.container or "").partition(" ")
-        for held in process.gpus.items() if runtime == "slurm" else ():
+        job = _job(process)
+        for held in process.gpus.items() if job else ():
             labels = labels_of.get((held[0], held[1].mig))
             if labels is not None:
-                yield _JOB, {**labels, "slurm_job_id": job}, 1
+                yield _JOB, {**labels, **job}, 1
     for metric, family in _HOST.items():
         value = sample.host[metric].value
         if value is not None:
@@ -236,6 +236,18 @@ def _of_node(sample: NodeSample) -> Iterator[Figure]:
         for metric, family in _ADAPTER.items():
             if (value := adapter[metric].value) is not None:
                 yield family, {"adapter": adapter.name}, value
+
+
+def _job(process: ProcessSample) -> dict[str, str]:
+    """The labels of its job: as dcgm-exporter names them, those of a pod; empty where it is in none that is known."""
+    runtime, _, number = (process.container or "").partition(" ")
+    labels = {"slurm_job_id": number} if runtime == "slurm" else {}
+    pod = process.kubernetes
+    if pod is not None:
+        labels["pod_uid"] = pod.pod_uid
+        names = {"namespace": pod.namespace, "pod": pod.pod, "container": pod.container}
+        labels |= {name: text for name, text in names.items() if text is not None}
+    return labels
 
 
 def _of_gpu(gpu: GpuSample) -> Iterator[Figure]:

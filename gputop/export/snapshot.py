@@ -265,6 +265,8 @@ def _process_lines(p: ProcessSample) -> list[str]:
         facts.append(f"storage read {reading(read)}, written {reading(written)}")
     if p.container is not None:
         facts.append(printable(p.container) + ("" if p.container_pid is None else f" (pid {p.container_pid} inside)"))
+    if p.kubernetes is not None:
+        facts.append(printable(p.kubernetes.label))
     if p.framework:
         facts.append(LABELS.get(p.framework, printable(p.framework)))
     if p.numa_nodes:

@@ -366,7 +366,7 @@ def _process_row(p: ProcessSample) -> str:
     description = [f'<span class="mono">{_command(p.command)}</span>' if p.command is not None
             else f'<span class="sub">N/A: {esc(p.reason or "unknown")}</span>']
     description += [f'<span class="sub">{esc(text)}</span>' for text in (
-        p.container, p.cgroup and limits(p.cgroup),
+        p.container, p.kubernetes and p.kubernetes.label, p.cgroup and limits(p.cgroup),
         p.cuda_visible_devices and f"CUDA_VISIBLE_DEVICES={p.cuda_visible_devices}", p.note) if text]
     local = "" if p.local_pid is None else f' <span class="sub">({p.local_pid} here)</span>'
     return (f'<tr><td>{p.pid}{local}</td><td class="l">{esc(p.user or "?")}</td><td class="l">{esc(devices(p))}</td>'

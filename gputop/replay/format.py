@@ -38,6 +38,7 @@ from gputop.core.samples import (
     HostProcess,
     HostSample,
     NodeSample,
+    PodContainer,
     ProcessSample,
     Reading,
     XidEvent,
@@ -62,7 +63,7 @@ SEGMENT_DICTIONARY_BYTES = 4 << 20  # texts that never repeat must not fill memo
 FIELDS: dict[str, tuple[str, ...]] = {
     c.__name__: c.__struct_fields__
     for c in (NodeSample, GpuSample, GpuInfo, GpuProcess, HostSample, HostProcess, CgroupSample, ProcessSample,
-              XidEvent, AdapterSample)
+              XidEvent, AdapterSample, PodContainer)
 }
 READINGS = "readings"  # the schema of a mapping of metric ids to readings
 

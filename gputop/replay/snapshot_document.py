@@ -59,7 +59,8 @@ def _sample_of(kind: type[S], form: Struct, **other: Any) -> S:
 def _sample(form: Any) -> Any:
     if isinstance(form, tuple):
         return tuple([_sample(item) for item in form])
-    return form.sample() if isinstance(form, (Reading, GpuProcess, HostProcess, Cgroup, Adapter)) else form
+    forms = (Reading, GpuProcess, HostProcess, Cgroup, PodContainer, Adapter)
+    return form.sample() if isinstance(form, forms) else form
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,18 @@ class Cgroup(Struct):
         return samples.CgroupSample(self.name, _readings(self.readings, CGROUP_METRICS))
 
 
+class PodContainer(Struct):
+    pod_uid: str
+    container_id: str
+    pod: str | None
+    namespace: str | None
+    container: str | None
+    reason: str | None
+
+    def sample(self) -> samples.PodContainer:
+        return _sample_of(samples.PodContainer, self)
+
+
 class HostProcess(Struct):
     pid: int
     user: str | None
@@ -231,6 +244,7 @@ class Process(Struct, kw_only=True):
     cgroup: Cgroup | None = None
     numa_nodes: tuple[int, ...] = ()
     framework: str = ""
+    kubernetes: PodContainer | None = None
 
     @classmethod
     def of(cls, p: samples.ProcessSample) -> Process:
@@ -246,7 +260,7 @@ _FORMS: dict[type, Callable[[Any], Struct]] = {
     samples.ProcessSample: Process.of,
     **{kind: partial(form_of, form) for kind, form in (
         (samples.GpuProcess, GpuProcess), (samples.XidEvent, Xid), (samples.CgroupSample, Cgroup),
-        (samples.HostProcess, HostProcess), (samples.AdapterSample, Adapter))},
+        (samples.PodContainer, PodContainer), (samples.HostProcess, HostProcess), (samples.AdapterSample, Adapter))},
 }
 
 

@@ -72,6 +72,11 @@ def test_jobs_of_gputops_own_exporter_are_joined() -> None:
     assert ("group_left (slurm_job_id) topk by (instance, uuid, mig) (1, gputop_gpu_job_info)"
             in GpuValues(own).activity(Reading()))
     assert "gputop_gpu_job_info" in label_counts(own)
+    pods = metrics("exported_pod", gputop_gpu_sm_active_ratio=8, gputop_gpu_job_info=8)
+    assert ("group_left (exported_pod, exported_namespace) topk by (instance, uuid, mig) (1, gputop_gpu_job_info)"
+            in GpuValues(pods).activity(Reading()))
+    other = metrics("hpc_job", gputop_gpu_sm_active_ratio=8, gputop_gpu_job_info=8)
+    assert "group_left (slurm_job_id)" in GpuValues(other).activity(Reading())
 
 
 def test_groups_are_jobs_where_labels_name_them_else_nodes() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.doctor import dcgm, driver, jobs, node
+from gputop.doctor import dcgm, driver, jobs, node, pod
 from gputop.doctor.check import Check, RunningTasks, Task
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
 from gputop.doctor.report import SCHEMA, Report, to_json, to_text
@@ -429,6 +429,59 @@ def test_container(tmp_path: Path) -> None:
     link.symlink_to("pid:[4026532999]")
     assert "--pid=host" in (node.container(tmp_path, {}).fix or "")
     assert "hostPID: true" in (node.container(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).fix or "")
+
+
+IN_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+POD_GROUP = f"0::/kubepods/pod1b2c3d4e-5f60-4718-92a3-b4c5d6e7f809/{'a' * 64}\n"
+
+
+def own_process(root: Path, namespace: str = "pid:[4026532999]", caps: int = 0) -> None:
+    link = root / "proc/self/ns/pid"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(namespace)
+    put(root, "proc/self/status", f"Name:\tx\nCapEff:\t{caps:016x}\n")
+
+
+def test_outside_of_kubernetes_there_is_no_check_of_a_pod(tmp_path: Path) -> None:
+    own_process(tmp_path)
+    put(tmp_path, "proc/self/cgroup", f"0::/system.slice/docker-{'a' * 64}.scope\n")
+    assert pod.rights(NO_LIBRARY, tmp_path, {}) == []
+    put(tmp_path, "proc/self/cgroup", POD_GROUP)
+    assert [check.status for check in pod.rights(NO_LIBRARY, tmp_path, {})] == ["warn"]
+
+
+def test_a_pod_learns_which_rights_it_lacks_and_which_lines_grant_them(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    (unknown,) = pod.rights(FINE, tmp_path, IN_POD)
+    assert unknown.status == "unknown" and unknown.fix is None
+    own_process(tmp_path)
+    (check,) = pod.rights(NO_LIBRARY, tmp_path, IN_POD)
+    assert check.status == "warn"
+    assert all(word in check.detail for word in ("PID namespace", "SYS_PTRACE", "driver", "/var/log/containers"))
+    spec = yaml.safe_load(check.fix)["spec"]
+    assert spec["hostPID"] is True and spec["runtimeClassName"] == "nvidia"
+    (container,) = spec["containers"]
+    assert container["securityContext"] == {"runAsUser": 0, "capabilities": {"add": ["SYS_PTRACE"]}}
+    assert {one["name"] for one in container["env"]} == {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
+    assert [one["name"] for one in container["volumeMounts"]] == [one["name"] for one in spec["volumes"]]
+    assert container["volumeMounts"][0]["readOnly"] is True
+
+
+@pytest.mark.parametrize(("lacking", "lines"), [
+    ("PID namespace", {"spec": {"hostPID": True}}),
+    ("SYS_PTRACE", {"spec": {"containers": [{"name": "gputop", "securityContext": {
+        "runAsUser": 0, "capabilities": {"add": ["SYS_PTRACE"]}}}]}}),
+    ("", None)])
+def test_a_pod_with_all_rights_but_one_gets_the_lines_for_that_one(
+        tmp_path: Path, lacking: str, lines: dict[str, object] | None) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    own_process(tmp_path, "pid:[4026532999]" if lacking == "PID namespace" else "pid:[4026531836]",
+                0 if lacking == "SYS_PTRACE" else 1 << 19)
+    (tmp_path / "var/log/containers").mkdir(parents=True)
+    (check,) = pod.rights(FINE, tmp_path, IN_POD)
+    assert check.status == ("warn" if lacking else "ok") and lacking in check.detail and ";" not in check.detail
+    assert (check.fix and yaml.safe_load(check.fix)) == lines
 
 
 def test_host_tells_hidden_processes(tmp_path: Path) -> None:

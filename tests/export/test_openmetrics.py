@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as text_0_0_4_to_metric_families
 
-from gputop.core.samples import LOST, AdapterSample, GpuSample, Reading, XidEvent
+from gputop.core.samples import LOST, AdapterSample, GpuSample, PodContainer, Reading, XidEvent
 from gputop.export.openmetrics import STALE_S, Exporter, families
 from gputop.profiler.capture.records import CaptureStatus
 from tests.export import scene
@@ -124,6 +124,20 @@ def test_a_mig_instance_has_its_number_and_a_slurm_job_its_gpus() -> None:
     assert samples(session, "gputop_gpu_job_info") == {("0", "4", "4711", "MIG-1"): 1}  # on the one that it names
 
 
+def test_a_pod_has_the_labels_of_dcgm_exporter_and_one_without_a_name_its_uid() -> None:
+    session = StillSession(gpus=1, ticks=2)
+    process = session.sample.processes[0]
+    named = PodContainer("u-1", "c" * 64, "llama-0", "ml", "train")
+    unnamed = PodContainer("u-2", "d" * 64, reason="no link")
+    session.sample = replace(session.sample, processes=(
+        replace(process, kubernetes=named), replace(process, kubernetes=unnamed),
+        replace(process, container="docker 0123456789ab")))
+    labels = [labels for family, labels, _ in Exporter(session).figures() if family.name == "gputop_gpu_job_info"]
+    device = {"gpu": "0", "uuid": "GPU-test-0"}
+    assert labels == [{**device, "pod_uid": "u-1", "namespace": "ml", "pod": "llama-0", "container": "train"},
+                      {**device, "pod_uid": "u-2"}]
+
+
 def test_findings_and_captures() -> None:
     session = scene.session(gpus=1, ticks=30)
     exporter = Exporter(session)
@@ -158,7 +172,7 @@ def test_both_formats_are_read_by_the_parsers_of_prometheus_client(name: str) ->
         assert family.documentation and family.samples
         told[family.type] |= {sample.name for sample in family.samples}
         for sample in family.samples:
-            assert all(len(text) <= 128 for text in sample.labels.values())
+            assert all(len(text) <= 256 for text in sample.labels.values())
     assert {"gputop_gpu_info", "gputop_build_info"} <= told["info"]
     assert {"gputop_captures_total", "gputop_http_requests_total"} <= told["counter"]
     older = exporter.render(openmetrics=False).decode()

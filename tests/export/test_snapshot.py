@@ -15,6 +15,7 @@ from gputop.core.samples import (
     GpuProcess,
     GpuSample,
     HostProcess,
+    PodContainer,
     ProcessSample,
     Reading,
     XidEvent,
@@ -124,6 +125,23 @@ def test_host_and_processes_are_complete() -> None:
     assert "pid 900 (20 here)  ana  GPU 0:1  1.0G  train.py" in text
     assert ("CPU 6.4 cores  storage read 1.2 GB/s, written 0 B/s  docker 0123456789ab (pid 7 inside)"
             "  CUDA_VISIBLE_DEVICES=0,1\ufffd\n      matched by its mapping of /dev/nvidia0\n") in text
+
+
+def test_the_pod_of_a_process_is_written_and_read_back() -> None:
+    named = PodContainer("1b2c", "c" * 64, "llama-0", "ml<b>\x1b", "train")
+    unnamed = PodContainer("9f8e", "d" * 64, reason="no link")
+    session = _with(StillSession(), replace(_INSIDE, kubernetes=named))
+    doc = json.loads(to_json(document(session)))
+    assert doc["processes"][0]["kubernetes"] == {
+        "pod_uid": "1b2c", "container_id": "c" * 64, "pod": "llama-0", "namespace": "ml<b>\x1b", "container": "train",
+        "reason": None}
+    assert from_document(doc).sample.processes[0].kubernetes == named
+    assert "  pod ml<b>\ufffd/llama-0, container train  " in to_text(session)
+    page = render(session, "html")
+    assert "pod ml&lt;b&gt;" in page and "\x1b" not in page
+    session = _with(StillSession(), replace(_INSIDE, kubernetes=unnamed))
+    assert from_document(json.loads(to_json(document(session)))).sample.processes[0].kubernetes == unnamed
+    assert "pod UID 9f8e" in to_text(session) and "pod UID 9f8e" in render(session, "html")
 
 
 def test_limits_of_control_groups_and_busy_processes_without_a_gpu_are_written_and_read_back() -> None:

@@ -25,6 +25,7 @@ from gputop.core.samples import (
     HostProcess,
     HostSample,
     NodeSample,
+    PodContainer,
     ProcessSample,
     Reading,
 )
@@ -69,7 +70,9 @@ process_samples = st.builds(ProcessSample, st.integers(0, 2**22), st.one_of(st.n
                             st.one_of(st.none(), texts), recorded, recorded, counts,
                             st.dictionaries(st.integers(0, 31), processes, max_size=2), st.one_of(st.none(), texts),
                             counts, st.one_of(st.none(), floats), cgroup=groups,
-                            numa_nodes=st.lists(st.integers(0, 7), max_size=2).map(tuple))
+                            numa_nodes=st.lists(st.integers(0, 7), max_size=2).map(tuple),
+                            kubernetes=st.one_of(st.none(), st.builds(PodContainer, *([texts] * 2),
+                                                                      *([st.one_of(st.none(), texts)] * 4))))
 node_samples = st.builds(NodeSample, st.floats(0, 4e9), st.lists(gpu_samples, max_size=3).map(tuple), host_samples,
                          st.lists(process_samples, max_size=3).map(tuple), st.one_of(st.none(), floats), texts,
                          st.booleans(), st.one_of(st.none(), floats))

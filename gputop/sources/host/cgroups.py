@@ -160,7 +160,7 @@ class Cgroups:
 
 def _paths(cgroup: bytes) -> dict[str, str]:
     """The path by controller; "" is version 2."""
-    lines = [line.split(":", 2) for line in cgroup.decode("utf-8", "surrogateescape").splitlines()]
+    lines = [line.split(":", 2) for line in cgroup.decode("utf-8", "surrogateescape").split("\n")]
     return {name: fields[2] for fields in lines if len(fields) == 3 for name in fields[1].split(",")}
 
 

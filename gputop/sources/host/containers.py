@@ -32,7 +32,7 @@ def container_of(cgroup: bytes) -> str | None:
     None where the path names none: on the host, or inside the container, where the path is
     that of the container's own root.
     """
-    for line in cgroup.decode("utf-8", "replace").splitlines():
+    for line in cgroup.decode("utf-8", "replace").split("\n"):  # a name may hold U+2028, where splitlines splits too
         fields = line.split(":", 2)
         parts = [part for part in fields[2].split("/") if part] if len(fields) == 3 else []
         for depth in range(len(parts) - 1, -1, -1):

@@ -18,6 +18,7 @@ from gputop.core.samples import GpuProcess, GpuSample, ProcessSample, Reading
 from gputop.sources.host import numa, proc_files, process_match
 from gputop.sources.host.cgroups import Cgroups
 from gputop.sources.host.containers import container_of
+from gputop.sources.host.pods import PodContainers
 from gputop.sources.host.proc_files import DENIED, ENDED, UNPARSABLE, ZOMBIE, Stat
 from gputop.sources.host.process_rates import Counts, Family, FamilyRates, Member, Rates, no_rates
 from gputop.sources.host.process_table import MAX_COST, ProcessTable, UserNames
@@ -76,6 +77,7 @@ class GpuProcessTable:
         self._user_names = UserNames()
         self.node = ProcessTable(clock, proc, read=read, cpu_clock=cpu_clock)
         self.cgroups = Cgroups(clock, proc.parent)
+        self._pods = PodContainers(clock, proc.parent)
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._rates = FamilyRates(self._ticks_per_s)
@@ -160,7 +162,7 @@ class GpuProcessTable:
             container_pid=known.container_pid, note=known.note, reasons=dict(known.reasons),
             cuda_device_order=known.cuda_device_order,
             cgroup=None if known.groups is None else self.cgroups.read(known.groups), numa_nodes=known.numa_nodes,
-            framework=known.framework,
+            framework=known.framework, kubernetes=None if known.groups is None else self._pods.read(known.groups),
         )
 
     # -- which process is meant ------------------------------------------------------------

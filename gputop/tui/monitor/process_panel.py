@@ -28,11 +28,19 @@ _TIME_WIDTH, _BAR_WIDTH, _IO_WIDTH = 6, 9, 9
 _CONTAINER_WIDTH = 23  # "containerd 0123456789ab"
 
 
+def container_name(process: ProcessSample, width: int) -> str:
+    """The process's pod, or else its container; of a long name the end, in which the pods of a job differ."""
+    pod = process.kubernetes.pod if process.kubernetes is not None else None
+    name = printable(pod or process.container or "")
+    return name if len(name) <= width else "…" + name[1 - width:]
+
+
 def arrange(processes: Iterable[ProcessSample], sort: str, pattern: str) -> list[ProcessSample]:
-    """Those whose pid, user, container or command holds ``pattern``, largest first (pids ascending)."""
+    """Those whose pid, user, container, pod or command holds ``pattern``, largest first (pids ascending)."""
     wanted = pattern.casefold()
     kept = [p for p in processes if not wanted
-            or wanted in f"{p.pid} {p.user or ''} {p.container or ''} {p.command or ''}".casefold()]
+            or wanted in f"{p.pid} {p.user or ''} {p.container or ''} {p.command or ''} "
+                         f"{p.kubernetes.label if p.kubernetes is not None else ''}".casefold()]
     keys = {"gpu memory": lambda p: p.gpu_memory_bytes, "sm": lambda p: p.mean_sm_ratio,
             "cpu": lambda p: p.cpu_cores.value}
     if sort == "pid":
@@ -175,14 +183,14 @@ class ProcessPanel(DrawnLines, can_focus=True):
             self._titles = (title, subtitle)
             self.border_title, self.border_subtitle = Content(title), subtitle  # as Content: the pattern is not markup
         # The command is what tells processes apart: the other columns take what they need and no more.
-        named = [len(printable(p.container)) for p in found if p.container] if width >= _CONTAINER_FROM else []
+        names = [container_name(p, _CONTAINER_WIDTH) for p in found] if width >= _CONTAINER_FROM else []
         time_from = _TIME_FROM if heads else _LABELED_TIME_FROM
         columns = Columns(
             pid=max([5, *(len(str(p.pid)) for p in found)]), user=9 if width >= 60 else 0,
             gpu=max([3, *(len(devices(p)) for p in found)]) if on_gpus else 0,
             bar=_BAR_WIDTH if on_gpus and width >= _BAR_FROM else 0, io=_IO_WIDTH if width >= _IO_FROM else 0,
             time=_TIME_WIDTH if width >= time_from and any(p.started_s is not None for p in found) else 0,
-            container=min(_CONTAINER_WIDTH, max([9, *named])) if named else 0, labeled=not heads)
+            container=max([9, *map(len, names)]) if any(names) else 0, labeled=not heads)
         head = (f" {'pid':>{columns.pid}} {'user':<9}"[:columns.pid + 2 + columns.user]
                 + (f"{'GPU':<{columns.gpu}} {'mem':>5} {'':{columns.bar}}{'sm':>4}" if on_gpus else f"{'RAM':>5}")
                 + f" {'cpu':>5}" + (f" {'I/O':>{columns.io}}" if columns.io else "")
@@ -226,7 +234,8 @@ class ProcessPanel(DrawnLines, can_focus=True):
         figures = (middle + f" {labels[2]}{NA if cpu is None else ratio(cpu):>5}"
                    + (f" {NA if io is None else rate(io):>{columns.io}}" if columns.io else "")
                    + (f" {'up ' * columns.labeled}{self._run_time(p):>{columns.time}}" if columns.time else "")
-                   + (f"  {fit(printable(p.container or ''), columns.container)}" if columns.container else "") + "  ")
+                   + (f"  {fit(container_name(p, columns.container), columns.container)}" if columns.container else "")
+                   + "  ")
         mark = "● " if (p.local_pid or p.pid) in self._attached_pids else ""  # servers are found by the PID in here
         command = f"N/A: {p.reason or 'command unknown'}" if p.command is None else (
             "ended: " * (p.reason is not None) + short_command(p.command))

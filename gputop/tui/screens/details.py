@@ -126,6 +126,11 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
     # Not in a container, or it cannot be read.
     container = printable(p.container) if p.container else None if "container" in p.reasons else "none"
     line("container", "container", container)
+    if p.kubernetes is not None:
+        pod = p.kubernetes
+        names = f"{pod.namespace}/{pod.pod}" if pod.pod is not None else NA
+        sheet.line("pod", printable(names), printable(pod.reason or f"container {pod.container}"))
+        sheet.line("pod UID", printable(pod.pod_uid))
     unset = None if "cuda_visible_devices" in p.reasons else "not set"
     for name, value in (("CUDA_VISIBLE_DEVICES", p.cuda_visible_devices), ("CUDA_DEVICE_ORDER", p.cuda_device_order)):
         line("cuda_visible_devices", name, unset if value is None else printable(value) or "empty: no GPU")

@@ -62,4 +62,6 @@ def test_container(path: str, name: str | None) -> None:
 def test_any_of_the_hierarchies_may_name_it() -> None:
     lines = f"9:name=systemd:/\n4:memory:/docker/{ID}\n0::/\n"
     assert container_of(lines.encode()) == "docker 0123456789ab"
+    forged = f"0::/user.slice/x\u20289:a:/docker/{ID}\x8510:b:/docker/{ID}-\n"  # one line of the kernel's
+    assert container_of(forged.encode()) is None
     assert container_of(b"\xff\xfe:\n0::/\xff/docker-" + ID.encode() + b".scope\n") == "docker 0123456789ab"

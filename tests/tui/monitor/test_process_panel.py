@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.core.metrics import GPU_METRICS
-from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
+from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, PodContainer, ProcessSample, Reading, XidEvent
 from gputop.sources.host.proc_files import ENDED
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.process_panel import ProcessPanel, arrange, run_time, tree
@@ -40,6 +40,16 @@ def test_filter_matches_pid_user_and_command() -> None:
 def test_filter_matches_the_container() -> None:
     inside = replace(A, container="slurm 1234")
     assert arrange([inside, B, C], "pid", "slurm") == [inside]
+
+
+_POD = PodContainer("1b2c", "c" * 64, "llama-pretrain-worker-3", "ml", "train")
+
+
+def test_filter_matches_pod_namespace_container_and_uid() -> None:
+    inside = replace(A, kubernetes=_POD)
+    unnamed = replace(B, kubernetes=PodContainer("9f8e", "d" * 64, reason="no link"))
+    for pattern, wanted in (("LLAMA-", [inside]), ("ml/", [inside]), ("container train", [inside]), ("9f8", [unnamed])):
+        assert arrange([inside, unnamed, C], "pid", pattern) == wanted
 
 
 def test_sums_over_gpus_know_what_is_unknown() -> None:
@@ -86,6 +96,17 @@ async def test_a_wide_panel_shows_io_and_container_and_mig_instances() -> None:
     head, row = await lines_of(119, A)
     assert "container" not in head, "no column for what nobody has"
     assert row.split() == ["1", "ana", "0-1", "20B", "50%", "300%", "N/A", "a.py"]
+
+
+async def test_the_column_of_containers_has_the_pod_and_of_a_long_name_its_end() -> None:
+    inside = replace(A, container="containerd 0123456789ab", kubernetes=_POD)
+    head, row = await lines_of(119, inside)
+    assert "container" in head and "llama-pretrain-worker-3" in row and "containerd" not in row
+    long = replace(inside, kubernetes=replace(_POD, pod="x" * 240 + "\x1b-worker-12"))
+    row = (await lines_of(119, long))[1]
+    assert "  …" + "x" * 11 + "\ufffd-worker-12  a.py" in row
+    unnamed = replace(inside, kubernetes=PodContainer("1b2c", "c" * 64, reason="no link"))
+    assert "containerd 0123456789ab" in (await lines_of(119, unnamed))[1]
 
 
 async def test_a_wide_panel_has_a_bar_of_the_memory_and_the_run_time() -> None:

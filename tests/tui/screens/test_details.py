@@ -16,7 +16,7 @@ from textual.command import CommandList
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.core.metrics import ADAPTER_METRICS, CGROUP_METRICS
-from gputop.core.samples import AdapterSample, CgroupSample, HostProcess, ProcessSample, Reading
+from gputop.core.samples import AdapterSample, CgroupSample, HostProcess, PodContainer, ProcessSample, Reading
 from gputop.profiler.capture.records import Server
 from gputop.profiler.capture.request import ask_other_job
 from gputop.render.palette import BAD, BOLD, GAIN, WARN
@@ -152,6 +152,18 @@ def test_what_is_not_known_of_a_process_says_why() -> None:
                             reasons={"user": why, "cuda_visible_devices": why, "container": why})
     text = str(process_text(process, START_S, gone=True))
     assert text.count(why) >= 6 and "last sample" in text and "not set" not in text and text.endswith("\nGPU   none\n")
+
+
+def test_a_process_shows_its_pod_or_why_its_name_is_not_known() -> None:
+    missing = Reading.missing("count", "not sampled")
+    inside = ProcessSample(9, "ana", "python train.py", missing, missing, container="containerd 0123456789ab",
+                           kubernetes=PodContainer("1b2c-3d", "c" * 64, "llama-0", "ml\x1b", "train"))
+    text = str(process_text(inside, START_S))
+    assert re.search(r"^pod +ml\ufffd/llama-0 +container train$", text, re.M)
+    assert re.search(r"^pod UID +1b2c-3d$", text, re.M)
+    unnamed = replace(inside, kubernetes=PodContainer("1b2c-3d", "c" * 64, reason="no log link"))
+    assert re.search(r"^pod +N/A +no log link$", str(process_text(unnamed, START_S)), re.M)
+    assert "pod" not in str(process_text(replace(inside, kubernetes=None), START_S))
 
 
 async def test_host_and_job_open_by_key_and_by_mouse_and_follow_the_samples() -> None:

@@ -1,0 +1,87 @@
+"""The rights of the pod that gputop runs in, and the lines of a manifest that grant what it lacks."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from gputop.core import proc
+from gputop.doctor.check import Check
+from gputop.doctor.driver import no_gpu
+from gputop.doctor.driver_facts import DriverFacts
+from gputop.sources.host.pods import FOLDER, pod_container
+
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in include/linux/proc_ns.h
+_CAP_SYS_PTRACE = 1 << 19  # include/uapi/linux/capability.h
+_FILE_BYTES = 1 << 16
+
+
+class _Grant(Struct, frozen=True):
+    """What a right is for, and the lines that grant it: of the pod, of its container, of its volumes."""
+
+    lacks: str
+    spec: tuple[str, ...] = ()
+    container: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+
+
+_PID_NAMESPACE = _Grant("no host PID namespace: users, commands and pods of the GPUs' processes are not shown",
+                        spec=("hostPID: true",))
+_PTRACE = _Grant("no SYS_PTRACE: stacks, attach and the I/O of other users' processes are refused",
+                 container=("securityContext:", "  runAsUser: 0", "  capabilities: {add: [SYS_PTRACE]}"))
+_DRIVER = _Grant("no NVIDIA driver: the GPUs are not shown",
+                 spec=("runtimeClassName: nvidia",),
+                 container=("env:", "  - {name: NVIDIA_VISIBLE_DEVICES, value: all}",
+                            "  - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}"))
+_NAMES = _Grant(f"no {FOLDER}: pods are shown by their UID, not by their name",
+                container=("volumeMounts:", f"  - {{name: container-logs, mountPath: {FOLDER}, readOnly: true}}"),
+                volumes=("- name: container-logs", f"  hostPath: {{path: {FOLDER}}}"))
+GRANTS = (_PID_NAMESPACE, _PTRACE, _DRIVER, _NAMES)
+
+
+def rights(facts: DriverFacts, root: Path, env: Mapping[str, str]) -> list[Check]:
+    """Which rights gputop's pod lacks to watch its node; nothing outside of Kubernetes."""
+    if "KUBERNETES_SERVICE_HOST" not in env and pod_container(_read(root, "cgroup")) is None:
+        return []
+    id_, title = "pod", "Pod's rights"
+    status = _read(root, "status")
+    capabilities = re.search(rb"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE)
+    try:
+        namespace = os.fspath((root / "proc/self/ns/pid").readlink())
+    except OSError:
+        namespace = ""
+    if capabilities is None or not namespace:
+        return [Check(id_, "unknown", title, "/proc/self cannot be read: the rights of this pod are not known")]
+    lacking = [grant for grant, granted in (
+        (_PID_NAMESPACE, namespace == _FIRST_PID_NAMESPACE),
+        (_PTRACE, bool(int(capabilities[1], 16) & _CAP_SYS_PTRACE)),
+        (_DRIVER, not no_gpu(facts)),
+        (_NAMES, (root / FOLDER.relative_to("/")).is_dir()),
+    ) if not granted]
+    if not lacking:
+        return [Check(id_, "ok", title, "host PID namespace, SYS_PTRACE, NVIDIA driver and the names of pods")]
+    return [Check(id_, "warn", title, "; ".join(grant.lacks for grant in lacking), manifest_lines(lacking))]
+
+
+def manifest_lines(grants: Iterable[_Grant]) -> str:
+    """The lines to add to gputop's pod, in YAML."""
+    grants = list(grants)
+    lines = ["spec:", *(f"  {line}" for grant in grants for line in grant.spec)]
+    container = [line for grant in grants for line in grant.container]
+    if container:
+        lines += ["  containers:", "    - name: gputop", *(f"      {line}" for line in container)]
+    volumes = [line for grant in grants for line in grant.volumes]
+    if volumes:
+        lines += ["  volumes:", *(f"    {line}" for line in volumes)]
+    return "\n".join(lines)
+
+
+def _read(root: Path, name: str) -> bytes:
+    try:
+        return proc.read(f"{root}/proc/self/{name}", _FILE_BYTES)
+    except OSError:
+        return b""
