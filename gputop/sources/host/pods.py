@@ -33,19 +33,21 @@ _UID = "[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _QOS = "(?:burstable|besteffort)"
 # What may stand above the pods: the control group of a node that is itself a container of docker or podman (kind,
 # minikube), and the kubelet's --cgroup-root. All of it belongs to root.
-_NODE = rf"(?:/system\.slice/docker-{_ID}\.scope|/machine\.slice/libpod-{_ID}\.scope(?:/container)?|/docker/{_ID})?"
+_NODE = (rf"(?:/\.\.)*(?:/system\.slice/docker-{_ID}\.scope|/docker/{_ID}"
+         rf"|/machine\.slice/libpod-{_ID}\.scope(?:/container)?)?")
+# Seen from a cgroup namespace, "/.." stands for each group up to the first common one, and that one's path is not shown
+# (cgroup_namespaces(7)). The common one is above gputop's own: only who can make groups there can make these.
+_OUTSIDE = r"(?:/\.\.)+"
 _SLICE = rf"(?:kubelet-)?kubepods(?:-{_QOS})?-pod(?P<uid>{_UID})\.slice"
 _CONTAINER = rf"(?:cri-containerd-|crio-|docker-)(?P<id>{_ID})\.scope"
-# Seen from a cgroup namespace, "/.." stands for every group up to the first common one, and that one's path is not
-# shown (cgroup_namespaces(7)): the pod's group is named still.
 _PATHS = tuple(re.compile(rf"{path}(?:/.*)?", re.ASCII | re.DOTALL) for path in (
     # The driver systemd.
-    rf"(?:{_NODE}(?:/kubelet\.slice)?/(?:kubelet-)?kubepods\.slice|(?:/\.\.)+)"
+    rf"(?:{_NODE}(?:/kubelet\.slice)?/(?:kubelet-)?kubepods\.slice|{_OUTSIDE})"
     rf"(?:/(?:kubelet-)?kubepods-{_QOS}\.slice)?/{_SLICE}/{_CONTAINER}",
     # The driver cgroupfs.
-    rf"(?:{_NODE}(?:/kubelet)?/kubepods|(?:/\.\.)+)(?:/{_QOS})?/pod(?P<uid>{_UID})/(?:crio-)?(?P<id>{_ID})",
-    # containerd without SystemdCgroup below a kubelet with it: systemd's name, not expanded.
-    rf"(?:{_NODE}(?:/system\.slice/containerd\.service)?|(?:/\.\.)+)/{_SLICE}:cri-containerd:(?P<id>{_ID})",
+    rf"(?:{_NODE}(?:/kubelet)?/kubepods|{_OUTSIDE})(?:/{_QOS})?/pod(?P<uid>{_UID})/(?:crio-)?(?P<id>{_ID})",
+    # A runtime with the driver cgroupfs below a kubelet with systemd: systemd's name, not expanded.
+    rf"(?:{_NODE}(?:/system\.slice/containerd\.service)?|{_OUTSIDE})/{_SLICE}:(?:cri-containerd|crio):(?P<id>{_ID})",
 ))
 _LABEL = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _LINK = re.compile(rf"(?P<pod>[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?)_(?P<namespace>{_LABEL})_(?P<container>{_LABEL})"
@@ -59,7 +61,7 @@ def pod_container(cgroup: bytes) -> PodContainer | None:
     """
     for line in cgroup.decode("utf-8", "replace").split("\n"):  # a name may hold U+2028, where splitlines splits too
         path = line.split(":", 2)[2] if line.count(":") >= 2 else ""
-        for pattern in _PATHS:
+        for pattern in _PATHS if "pod" in path else ():
             match = pattern.fullmatch(path)
             if match is not None:
                 return PodContainer(match["uid"].replace("_", "-"), match["id"])

@@ -42,6 +42,7 @@ def v1(path: str) -> bytes:
     (f"{SYSTEMD}/crio-{ID}.scope", UID),
     (f"{SYSTEMD}/crio-{ID}.scope/container", UID),
     (f"{CGROUPFS}/crio-{ID}", UID),
+    (f"/{SLICE}:crio:{ID}", UID),
     # Docker, by cri-dockerd
     (f"{SYSTEMD}/docker-{ID}.scope", UID),
     (f"/kubepods/besteffort/pod{UID}/{ID}", UID),
@@ -56,6 +57,9 @@ def v1(path: str) -> bytes:
     (f"/../../{SLICE}/cri-containerd-{ID}.scope", UID),
     (f"/../../../kubepods-besteffort.slice/kubepods-besteffort-pod{UID.replace('-', '_')}.slice/crio-{ID}.scope", UID),
     (f"/../../pod{UID}/{ID}", UID),
+    (f"/../../../besteffort/pod{UID}/{ID}", UID),
+    (f"/../..{SYSTEMD}/cri-containerd-{ID}.scope", UID),  # gputop in a container of Docker on the node
+    (f"/../..{CGROUPFS}/{ID}", UID),
     # What a job makes below its group changes nothing.
     (f"{SYSTEMD}/cri-containerd-{ID}.scope/kubepods.slice/{SLICE}/crio-{OTHER}.scope", UID),
     (f"{CGROUPFS}/{ID}/{'x' * 255}/\x1b[2J", UID),
