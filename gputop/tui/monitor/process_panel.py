@@ -29,9 +29,10 @@ _CONTAINER_WIDTH = 23  # "containerd 0123456789ab"
 
 
 def container_name(process: ProcessSample, width: int) -> str:
-    """The process's pod, or else its container; of a long name the end, in which the pods of a job differ."""
-    pod = process.kubernetes.pod if process.kubernetes is not None else None
-    name = printable(pod or process.container or "")
+    """The process's pod, of a long name the end, in which the pods of a job differ; or else its container."""
+    if process.kubernetes is None or process.kubernetes.pod is None:
+        return printable(process.container or "")[:width]
+    name = printable(process.kubernetes.pod)
     return name if len(name) <= width else "…" + name[1 - width:]
 
 
