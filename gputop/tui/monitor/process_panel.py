@@ -31,7 +31,7 @@ _CONTAINER_WIDTH = 23  # "containerd 0123456789ab"
 def container_name(process: ProcessSample, width: int) -> str:
     """The process's pod, of a long name the end, in which the pods of a job differ; or else its container."""
     if process.kubernetes is None or process.kubernetes.pod is None:
-        return printable(process.container or "")[:width]
+        return printable(process.container or "")
     name = printable(process.kubernetes.pod)
     return name if len(name) <= width else "…" + name[1 - width:]
 
@@ -191,7 +191,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
             gpu=max([3, *(len(devices(p)) for p in found)]) if on_gpus else 0,
             bar=_BAR_WIDTH if on_gpus and width >= _BAR_FROM else 0, io=_IO_WIDTH if width >= _IO_FROM else 0,
             time=_TIME_WIDTH if width >= time_from and any(p.started_s is not None for p in found) else 0,
-            container=max([9, *map(len, names)]) if any(names) else 0, labeled=not heads)
+            container=min(_CONTAINER_WIDTH, max([9, *map(len, names)])) if any(names) else 0, labeled=not heads)
         head = (f" {'pid':>{columns.pid}} {'user':<9}"[:columns.pid + 2 + columns.user]
                 + (f"{'GPU':<{columns.gpu}} {'mem':>5} {'':{columns.bar}}{'sm':>4}" if on_gpus else f"{'RAM':>5}")
                 + f" {'cpu':>5}" + (f" {'I/O':>{columns.io}}" if columns.io else "")
