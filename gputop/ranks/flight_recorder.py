@@ -1,8 +1,8 @@
 """Reads the dumps of PyTorch's flight recorder: which collectives each rank of a job has launched.
 
 A rank writes its dump when a collective times out, and again for every later one. Nothing here makes it write one.
-The fields are those of version 2.x (PyTorch 2.4 to 2.13, torch/distributed/flight_recorder); the file's name, not its
-content, says the rank.
+The fields are those of version 2.x (2.10 is PyTorch 2.13's; torch/distributed/flight_recorder); the file's name, not
+its content, says the rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MEETING = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 _MAX_FILES = 4096
 _CLOCK_S = 2.0  # a process's start is counted from the boot, a file's time from the clock
 _OLD_DEFAULT = "/tmp/nccl_trace_rank_"
-_NEW_DEFAULT = "torch/comm_lib_trace_rank_"  # in the user's cache folder (PyTorch 2.9 and newer)
+_NEW_DEFAULT = "torch/comm_lib_trace_rank_"  # in the user's cache folder, of newer versions
 _FIX = "The job itself is not affected."
 _MAX_ENTRIES, _MAX_FRAMES, _MAX_SIZES, _MAX_RANKS = 50_000, 200, 10_000, 100_000
 _NAME_CHARS = 200
@@ -244,8 +244,7 @@ def read_dump(data: bytes, rank: int, name: str, written_s: float | None = None)
     if not isinstance(version, str):
         raise GputopError(f"{name} is no dump of PyTorch's flight recorder", _FIX)
     if not version.startswith("2."):
-        raise GputopError(f"{name} has version {printable(version)[:20]}; gputop reads 2.x, of PyTorch 2.4 and newer",
-                          _FIX)
+        raise GputopError(f"{name} has version {printable(version)[:20]}; gputop reads 2.x", _FIX)
     entries = document.get("entries")
     if not isinstance(entries, (list, tuple)) or len(entries) > _MAX_ENTRIES:
         raise GputopError(f"{name} has no entries that gputop can read", "The recorder may be off: "

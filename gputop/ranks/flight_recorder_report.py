@@ -86,7 +86,7 @@ def _not_asked(job: Dumps) -> Iterator[str]:
     if groups := not_compared(job.dumps):
         yield f"Not compared: {counted(len(groups), 'group')} whose members the dumps do not name."
     if messages := sum(dump.messages for dump in job.dumps):
-        yield f"Not compared: {messages:,} sends and receives."
+        yield f"Not compared: sends and receives, {messages:,} in these dumps."
 
 
 def _group(state: GroupState) -> str:
