@@ -242,7 +242,7 @@ def read_dump(data: bytes, rank: int, name: str, written_s: float | None = None)
         document = load(data, name)
     version = document.get("version") if isinstance(document, dict) else None
     if not isinstance(version, str):
-        raise GputopError(f"{name} is no dump of PyTorch's flight recorder", _FIX)
+        raise GputopError(f"{name} is not a dump of PyTorch's flight recorder", _FIX)
     if not version.startswith("2."):
         raise GputopError(f"{name} has version {printable(version)[:20]}; gputop reads 2.x", _FIX)
     entries = document.get("entries")

@@ -23,7 +23,8 @@ def lines(jobs: Sequence[Dumps], now_s: float) -> Iterator[str]:
 
 def _job(job: Dumps, now_s: float) -> Iterator[str]:
     if not job.dumps:
-        yield f"{HEAD}not asked. {'; '.join(job.problems[:_MAX_LINES]) or 'No dump was found'}. {_NO_DUMP}"
+        problems = ". ".join(problem[:1].upper() + problem[1:] for problem in job.problems[:_MAX_LINES])
+        yield f"{HEAD}no rank can be compared. {problems or 'No dump was found'}. {_NO_DUMP}"
         return
     states = compare(job.dumps)
     if states:

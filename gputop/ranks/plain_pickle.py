@@ -139,7 +139,7 @@ class _Machine:
         """The container on top, which ``items`` go into. One that was used elsewhere takes none: it could contain
         itself."""
         if not self._stack or type(self._stack[-1]) is not kind:
-            raise _Damaged("it adds to something that is no container")
+            raise _Damaged("it adds to a value other than a container")
         target = self._stack[-1]
         if id(target) in self._shared:
             raise _Damaged("it changes a container after its use elsewhere")
@@ -153,7 +153,7 @@ class _Machine:
         target = self._target(dict, items)
         keys = items[::2]
         if len(items) % 2 or not all(type(key) is str for key in keys):
-            raise _Damaged("a key in it is no text")
+            raise _Damaged("a key in it is not text")
         target.update(zip(keys, items[1::2], strict=True))
 
     def memoize(self, index: int) -> None:

@@ -71,7 +71,7 @@ def test_the_rank_is_in_the_name(name: str, rank: int) -> None:
 
 
 @pytest.mark.parametrize(("damaged", "words"), [
-    ({}, "no dump"), ({"version": 2}, "no dump"), ({"version": "1.5", "entries": []}, "gputop reads 2.x"),
+    ({}, "not a dump"), ({"version": 2}, "not a dump"), ({"version": "1.5", "entries": []}, "gputop reads 2.x"),
     ({"version": "2.1"}, "no entries"), ({"version": "2.1", "entries": "x"}, "no entries"),
     ({"version": "2.1", "entries": [1]}, "damaged"), ({"version": "2.1", "entries": [{}]}, "damaged"),
     ({"version": "2.1", "entries": [{**entry(1), "process_group": "0"}]}, "damaged"),

@@ -61,8 +61,8 @@ def test_an_object_is_refused_by_its_opcode(protocol: int, monkeypatch: pytest.M
     (b"\x80\x02X\x01\x00\x00\x00\xff.", "UTF-8"),
     (b".", "one value"), (b"(.", "one value"), (b"NN.", "one value"),
     (b"a", "not there"), (b"(a", "not there"), (b"e", "not there"), (b"(q\x00", "not there"), (b"q\x00", "not there"),
-    (b"h\x07.", "did not store"), (b"NNa.", "no container"), (b"]NNs.", "no container"),
-    (b"}K\x01Ns.", "no text"), (b"}(X\x01\x00\x00\x00au.", "no text"),
+    (b"h\x07.", "did not store"), (b"NNa.", "other than a container"), (b"]NNs.", "other than a container"),
+    (b"}K\x01Ns.", "not text"), (b"}(X\x01\x00\x00\x00au.", "not text"),
     (b"]q\x00h\x00a.", "its use elsewhere"),  # a list in itself
     (b"]q\x00}X\x01\x00\x00\x00ah\x00sa.", "its use elsewhere"),  # a list in a dict in that list
     (b"]" * 100 + b"a" * 99 + b".", "nested"), (b")" + b"\x85" * 100_000 + b".", "nested"),
