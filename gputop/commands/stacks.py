@@ -1,4 +1,5 @@
-"""``gputop stacks``: which rank did not come, by NCCL's RAS and by where the ranks of this node stand."""
+"""``gputop stacks``: which rank did not come, by NCCL's RAS, by the dumps of PyTorch's flight recorder and by where the
+ranks of this node stand."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from gputop.text import console
 from gputop.text.console import say
 
 if TYPE_CHECKING:
+    from gputop.ranks.flight_recorder import Dumps
     from gputop.ranks.hang import Absence
     from gputop.ranks.model import Answer
     from gputop.ranks.stacks import ProcessStacks
@@ -26,6 +28,10 @@ _APART_S = 3.0  # between the two answers of NCCL: a job that works launches som
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pids", type=pid, nargs="*", metavar="PID",
                         help="processes of this node (default: all that have loaded TensorFlow, JAX or CUDA)")
+    parser.add_argument("--flight-recorder", nargs="+", default=(), metavar="FILE",
+                        help="read these dumps of PyTorch's flight recorder, pickle or JSON: a file for each rank, "
+                             "whose name ends with the rank's number (default: those that the processes have "
+                             "written). Without PID nothing else is read")
     parser.add_argument("--native", action="store_true",
                         help="also show native frames. This stops each process for a while: 18 s were seen with "
                              "TensorFlow, and workers that do not answer each other for so long may end the job")
@@ -37,10 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gputop.ranks.flight_recorder_report import documents
+    from gputop.ranks.flight_recorder_report import lines as report_lines
     from gputop.ranks.processes import local_addresses, training_processes
     from gputop.ranks.stack_groups import jobs, report
     from gputop.ranks.stacks import read_all
 
+    if args.flight_recorder and not args.pids:
+        return _only_dumps(args.flight_recorder, args.json)
     pids = args.pids or training_processes()
     if not pids:
         raise NoDataError("no process of this node that you may read has loaded TensorFlow, JAX or CUDA",
@@ -62,16 +72,41 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(max(0.0, _APART_S - (time.monotonic() - began_s)))
         last = _ask(pids, hosts, "asking once more, to see what has moved,")
     lines, nccl = _nccl(first, last)
+    dumps = _dumps(pids, args.flight_recorder)
     by_job = [processes] if args.pids else jobs(processes)  # those that are named are compared
     if args.json:
-        console.write_json({"schema": SCHEMA, "nccl": nccl, **_stacks(by_job)})
+        console.write_json({"schema": SCHEMA, "nccl": nccl, "flight_recorder": documents(dumps), **_stacks(by_job)})
     else:
-        console.write_text("\n".join([*lines, "", *report(by_job, threads=args.threads)]).rstrip())
+        witnesses = [*lines, *report_lines(dumps, time.time())]
+        console.write_text("\n".join([*witnesses, "", *report(by_job, threads=args.threads)]).rstrip())
     if problem is None and not any(process.threads for process in processes):
         problem = next((process.problem for process in processes if process.problem is not None), None)
     if problem is not None:
         raise problem
     return EXIT_OK
+
+
+def _only_dumps(files: Sequence[str], as_json: bool) -> int:
+    """What the dumps alone say, of a job that may have ended or run elsewhere."""
+    from gputop.ranks.flight_recorder import read_files
+    from gputop.ranks.flight_recorder_report import documents, lines
+
+    dumps = read_files(files)
+    if not dumps.dumps:
+        raise NoDataError("; ".join(dumps.problems), "Name dumps that PyTorch wrote, such as nccl_trace_rank_0.")
+    if as_json:
+        nccl = {**dict.fromkeys(("version", "apart_s", "unchanged", "absence")), "problem": "not asked: no PID"}
+        console.write_json({"schema": SCHEMA, "nccl": nccl, "flight_recorder": documents([dumps]), **_stacks([])})
+    else:
+        console.write_text("\n".join(lines([dumps], time.time())))
+    return EXIT_OK
+
+
+def _dumps(pids: Sequence[int], files: Sequence[str]) -> Sequence[Dumps]:
+    """The dumps that are named, else those that the processes have written."""
+    from gputop.ranks.flight_recorder import read_files, read_of_processes
+
+    return [read_files(files)] if files else read_of_processes(pids)
 
 
 def _agreed(pids: Sequence[int], native: bool) -> bool:

@@ -356,6 +356,50 @@ class StacksNccl(Struct):
     problem: str | None
 
 
+class StacksCollective(Struct):
+    """``elements`` of its input tensors. ``line``, as "train.py:112"; null: the dump has no frames."""
+
+    number: int
+    operation: str
+    elements: int | None
+    line: str | None
+
+
+class StacksRankState(Struct):
+    """Numbers of the newest collective that a rank launched (0: none), that started and that completed; null: the dump
+    shows none. ``launched``: as the number in question; null: the dump does not hold it."""
+
+    rank: int
+    scheduled: int
+    started: int | None
+    completed: int | None
+    last: StacksCollective | None
+    launched: StacksCollective | None
+
+
+class StacksProcessGroup(Struct):
+    """A process group of PyTorch (gputop.ranks.desync). ``without_dump``: members; null: they are not known."""
+
+    name: str
+    description: str
+    verdict: Literal["absent", "mismatch", "inside", "idle", "unclear"]
+    number: int
+    operation: str | None
+    apart: list[StacksRankState]
+    others: list[StacksRankState]
+    without_dump: list[int] | None
+
+
+class StacksDumps(Struct):
+    """What the flight recorder's dumps of a job say; the group that explains a hang comes first."""
+
+    ranks: list[int]
+    missing_ranks: list[int]
+    problems: list[str]
+    groups_not_compared: list[str]
+    groups: list[StacksProcessGroup]
+
+
 class StacksGroup(Struct):
     place: str
     file: str | None
@@ -396,6 +440,7 @@ class StacksDocument(Struct):
 
     schema: Literal["gputop.stacks/1"]
     nccl: StacksNccl
+    flight_recorder: list[StacksDumps]
     jobs: list[StacksJob]
     processes: list[StacksProcess]
 

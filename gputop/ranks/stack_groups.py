@@ -54,7 +54,7 @@ def group(processes: Sequence[ProcessStacks]) -> tuple[StackGroup, ...]:
 
 def _place(thread: ThreadStack) -> tuple[Frame | None, tuple[str, ...]]:
     python = [frame for frame in thread.frames if not frame.native]
-    at = next((i for i, frame in enumerate(python) if not _LIBRARY.search(frame.file)), None)
+    at = next((i for i, frame in enumerate(python) if not is_library(frame.file)), None)
     if at is None:
         return None, tuple(frame.function for frame in reversed(python))
     return python[at], tuple(frame.function for frame in reversed(python[:at]))
@@ -139,6 +139,11 @@ def _frames(thread: ThreadStack, line: Frame | None) -> Iterator[str]:
     for frame in thread.frames:
         where = short_file(frame.file) + (f":{frame.line}" if frame.line else "")
         yield f"  {'→' if frame == line else ' '} {fit(frame.function, _FUNCTION_COLUMNS)} {where}"
+
+
+def is_library(file: str) -> bool:
+    """Whether the code in a file is not the program's own."""
+    return _LIBRARY.search(file) is not None
 
 
 def short_file(path: str) -> str:

@@ -264,6 +264,14 @@ class Session:
 
         return read_all(pids, native=native)
 
+    def read_flight_recorder(self, pids: Sequence[int]) -> tuple[str, ...]:
+        """What the dumps of PyTorch's flight recorder say of these processes, as lines. Blocks."""
+        if self._simulated_ranks is not None:
+            return ()
+        from gputop.session.flight_recorder_worker import read_in_worker
+
+        return read_in_worker(pids)
+
     def forget_failure(self) -> None:
         """The user has read why the last capture failed."""
         if self.status is not None and self.status.phase == "failed":

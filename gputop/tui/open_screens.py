@@ -272,8 +272,10 @@ def _read_stacks(app: MonitorApp, pids: Sequence[int], native: bool) -> None:
             processes = app.session.read_stacks(pids, native)
         except GputopError as error:
             app.call_from_thread(show_error, app, error)
-        else:
-            popup = StacksPopup(processes, app.session.findings, lambda deep: open_stacks(app, deep))
+            processes = ()
+        dumps = app.session.read_flight_recorder(pids)
+        if processes or dumps:
+            popup = StacksPopup(processes, app.session.findings, lambda deep: open_stacks(app, deep), dumps)
             app.call_from_thread(app.push_screen, popup)
 
     app.notify("Reading the stacks…")

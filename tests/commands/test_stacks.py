@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from gputop.cli import main
 from gputop.commands import stacks as command
 from gputop.ranks import processes, stacks
 from tests.export.test_schemas import problems
+from tests.ranks.flight_dumps import document, entry, history
 from tests.ranks.ras_double import Job, serving
 from tests.ranks.test_stack_groups import LOADS, WAITS, rank
 
@@ -83,6 +86,28 @@ def test_it_asks_before_it_holds_a_process_or_reads_anothers(capsys: pytest.Capt
     monkeypatch.setattr("builtins.input", lambda question: "n")
     assert main(["stacks", "--native", "100"]) == 0
     assert "nothing was done" in capsys.readouterr().err
+
+
+def test_dumps_of_the_flight_recorder_alone_and_next_to_the_other_witnesses(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = entry(4, state="started", line=20)
+    for number, then in enumerate(([waits], [])):
+        (tmp_path / f"nccl_trace_rank_{number}").write_bytes(pickle.dumps(document(history(3, then=then), 4), 2))
+    files = [str(tmp_path / f"nccl_trace_rank_{number}") for number in (0, 1)]
+    said = "PyTorch's flight recorder: Rank 1 did not launch all_reduce 4 of the group of all ranks."
+    status, text = run(capsys, "--flight-recorder", *files)
+    assert status == 0 and said in text and "ranks 2-3" in text and "NCCL" not in text
+    monkeypatch.setenv("NCCL_RAS_ADDR", "127.0.0.1:1")
+    for words in (["--yes", "100", "--flight-recorder", *files], ["--flight-recorder", *files]):
+        shown = json.loads(run(capsys, "--json", *words)[1])
+        assert not problems("stacks", shown)
+        (job,) = shown["flight_recorder"]
+        assert job["ranks"] == [0, 1] and job["missing_ranks"] == [2, 3]
+        assert job["groups"][0]["verdict"] == "absent" and job["groups"][0]["apart"][0]["last"]["number"] == 3
+    status, text = run(capsys, "--yes", "100", "--flight-recorder", *files)
+    assert said in text and "NCCL 2.24 or newer" in text and "train.py:112" in text
+    assert main(["stacks", "--flight-recorder", str(tmp_path / "rank_9")]) == 3
+    assert "rank_9 cannot be opened" in capsys.readouterr().err
 
 
 def test_a_node_without_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

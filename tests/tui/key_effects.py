@@ -114,6 +114,9 @@ class HangingSession(AskedSession):
         self.asked.append(("stacks", native))
         return tuple(rank(number, LOADS if number == 5 else WAITS) for number in range(8))
 
+    def read_flight_recorder(self, pids: Sequence[int]) -> tuple[str, ...]:
+        return ()
+
 
 class OtherUserSession(AskedSession):
     """The only server belongs to another user."""

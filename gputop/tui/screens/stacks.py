@@ -28,9 +28,10 @@ class StacksPopup(Popup):
     ]
 
     def __init__(self, processes: Sequence[ProcessStacks], findings: Sequence[Finding],
-                 read: Callable[[bool], None]) -> None:
-        """``read`` opens the stacks anew, with native frames or without."""
-        self._lines = list(report(jobs(processes)))
+                 read: Callable[[bool], None], dumps: Sequence[str] = ()) -> None:
+        """``read`` opens the stacks anew, with native frames or without. ``dumps`` are lines on those of PyTorch's
+        flight recorder."""
+        self._lines = [*dumps, *[""] * bool(dumps), *report(jobs(processes))]
         super().__init__("Stacks", stacks_text(self._lines, findings),
                          keys=("r: again", "n: native frames…", "y: copy"))
         self._read = read

@@ -37,6 +37,31 @@ async def test_the_rank_that_stands_elsewhere_is_shown_and_copied() -> None:
         assert session.asked[-1] == ("stacks", True) and isinstance(app.screen, StacksPopup)
 
 
+async def test_the_flight_recorders_dumps_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = HangingSession()
+    monkeypatch.setattr(session, "read_flight_recorder", lambda pids: ("Recorder: rank 5 did not launch it.", "   x"))
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await press(pilot, app, "S")
+        text = str(app.screen.query_one(WrappedText).text)
+        assert 0 <= text.index("rank 5 did not launch it") < text.index("7 ranks in")
+
+
+async def test_the_dumps_are_shown_where_the_stacks_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = HangingSession()
+
+    def fail(pids: object, native: bool) -> None:
+        raise GputopError("py-spy is not installed", "Install it.")
+
+    monkeypatch.setattr(session, "read_stacks", fail)
+    monkeypatch.setattr(session, "read_flight_recorder", lambda pids: ("Recorder: rank 5 did not launch it.",))
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await press(pilot, app, "S")
+        assert "py-spy is not installed" in message_text(app)
+        assert "rank 5 did not launch it" in str(app.screen.query_one(WrappedText).text)
+
+
 async def test_others_processes_are_asked_about_and_errors_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     session = HangingSession()
     monkeypatch.setattr(stacks, "others_of", lambda pids: {100: 4242})

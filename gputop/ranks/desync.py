@@ -1,0 +1,166 @@
+"""Which rank did not come to a collective: the dumps of PyTorch's flight recorder against each other. Pure.
+
+The members of a process group number its collectives alike, as each launches them. The first number at which two of
+them launched different ones is where their programs parted; from there on numbers cannot be compared. Otherwise a rank
+that has launched fewer than another is what that one waits for, provided the other's collective has not ended: a
+collective that did end was reached by all, and the dump that lacks it is the older one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from gputop.ranks.flight_recorder import Collective, Dump, Group
+
+# All ranks pass as many elements to these (torch/distributed/distributed_c10d.py); others may differ, as all_to_all.
+_EQUAL_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"})
+_ONE_RUN_S = 3600.0  # PyTorch gives up waiting after 10 minutes (NCCL) or 30 (gloo), unless told otherwise
+WORLD = "default_pg"  # what PyTorch calls the group of all ranks
+
+Verdict = Literal["absent", "mismatch", "inside", "idle", "unclear"]
+
+
+class RankState(Struct, frozen=True):
+    """How far a rank of a group came: the numbers of the newest collective that it launched (0: none), that started
+    and that completed on the GPU (None: the dump shows none). ``last`` is what it launched last, and ``at`` what it
+    launched as the number in question; None where the dump does not hold it."""
+
+    rank: int
+    scheduled: int
+    started: int | None
+    completed: int | None
+    last: Collective | None
+    at: Collective | None
+
+
+class GroupState(Struct, frozen=True):
+    """What the dumps say of a process group. ``seq`` is the number in question: the first that some did not launch, or
+    that differs; ``operation`` is its name.
+
+    ``verdict``: "absent": ``apart`` did not launch it and ``others`` wait in it; "mismatch": ``apart`` launched another
+    one than ``others``; "inside": all have launched it and not all ended it; "idle": all ended it; "unclear": the dumps
+    contradict each other, as those of different times do. ``without_dump`` are members of which none was read; None
+    where the dumps do not name the members.
+    """
+
+    name: str
+    description: str
+    verdict: Verdict
+    seq: int
+    operation: str
+    apart: tuple[RankState, ...]
+    others: tuple[RankState, ...]
+    without_dump: tuple[int, ...] | None
+
+
+def compare(dumps: Sequence[Dump]) -> tuple[GroupState, ...]:
+    """The groups with collectives that dumps of at least two ranks tell of; what explains the hang comes first.
+
+    A rank that is absent from one group because it waits in another explains nothing: that other group comes first.
+    Groups whose members are not known are left out, but for the one of all ranks.
+    """
+    by_group: dict[tuple[str, tuple[int, ...] | None], list[tuple[Dump, Group]]] = defaultdict(list)
+    for dump in dumps:
+        for group in dump.groups:
+            if group.ranks is not None or group.description == WORLD:
+                by_group[group.name, group.ranks].append((dump, group))
+    states = [_state(own) for own in by_group.values() if len(own) > 1 and any(group.collectives for _, group in own)]
+    waits = {own.rank for state in states if state.verdict == "absent" for own in state.others}
+    order = {"mismatch": 0, "absent": 1, "unclear": 3, "inside": 4, "idle": 5}
+    return tuple(sorted(states, key=lambda state: (
+        2 if state.verdict == "absent" and waits & {own.rank for own in state.apart} else order[state.verdict],
+        -len(state.others), state.name)))
+
+
+def not_compared(dumps: Sequence[Dump]) -> tuple[str, ...]:
+    """The names of the groups whose members no dump names."""
+    return tuple(sorted({group.name for dump in dumps for group in dump.groups
+                         if group.ranks is None and group.description != WORLD}))
+
+
+def _state(own: Sequence[tuple[Dump, Group]]) -> GroupState:
+    launched = {dump.rank: _by_seq(group.collectives) for dump, group in own}
+    verdict, seq, operation, apart = _verdict(own, launched)
+    ranks = [_rank(rank, by_seq, seq) for rank, by_seq in sorted(launched.items())]
+    members = own[0][1].ranks
+    return GroupState(own[0][1].name, next((group.description for _, group in own if group.description), ""), verdict,
+                      seq, operation or _operation(launched, seq), tuple(r for r in ranks if r.rank in apart),
+                      tuple(r for r in ranks if r.rank not in apart),
+                      tuple(sorted(set(members) - set(launched))) if members is not None else None)
+
+
+def _verdict(own: Sequence[tuple[Dump, Group]],
+             launched: Mapping[int, Mapping[int, Collective]]) -> tuple[Verdict, int, str, frozenset[int]]:
+    """The verdict, the number in question, its operation ("": the one of that number), and the ranks apart."""
+    latest = {rank: max(by_seq, default=0) for rank, by_seq in launched.items()}
+    least, furthest = min(latest.values()), max(latest.values())
+    # A rank with no collective of the group has launched none, unless its recorder overwrote them.
+    overwritten = any(not launched[dump.rank] and not dump.whole for dump, _ in own)
+    if overwritten or _of_different_runs(launched):
+        return "unclear", furthest, "", frozenset()
+    if (different := _mismatch(own, launched)) is not None:
+        return "mismatch", *different
+    if least == furthest:
+        ended = all(by_seq[furthest].ended for by_seq in launched.values())
+        return "idle" if ended else "inside", furthest, "", frozenset()
+    seq = least + 1
+    entered = [launched[rank].get(seq) for rank in launched if latest[rank] > least]
+    waits = all(entry is not None and not entry.ended for entry in entered)
+    entered_s = max((entry.created_s for entry in entered if entry is not None), default=0.0)
+    late = any(dump.written_s < entered_s for dump, _ in own if latest[dump.rank] == least)
+    return ("absent" if waits and not late else "unclear", seq, "",
+            frozenset(rank for rank, last in latest.items() if last == least))
+
+
+def _of_different_runs(launched: Mapping[int, Mapping[int, Collective]]) -> bool:
+    """Whether ranks launched a collective hours apart, for which none of them waits."""
+    for seq in set.intersection(*(set(by_seq) for by_seq in launched.values())):
+        times_s = [by_seq[seq].created_s for by_seq in launched.values()]
+        if max(times_s) - min(times_s) > _ONE_RUN_S:
+            return True
+    return False
+
+
+def _by_seq(collectives: Iterable[Collective]) -> dict[int, Collective]:
+    """The last one of each number: those that are launched as one share it."""
+    return {collective.seq: collective for collective in collectives}
+
+
+def _rank(rank: int, by_seq: Mapping[int, Collective], seq: int) -> RankState:
+    scheduled = max(by_seq, default=0)
+    return RankState(rank, scheduled,
+                     max((c.seq for c in by_seq.values() if c.started), default=None),
+                     max((c.seq for c in by_seq.values() if c.completed), default=None),
+                     by_seq.get(scheduled), by_seq.get(seq))
+
+
+def _operation(launched: Mapping[int, Mapping[int, Collective]], seq: int) -> str:
+    return next((by_seq[seq].operation for by_seq in launched.values() if seq in by_seq), "")
+
+
+def _mismatch(own: Sequence[tuple[Dump, Group]],
+              launched: Mapping[int, Mapping[int, Collective]]) -> tuple[int, str, frozenset[int]] | None:
+    """The first number at which ranks launched different collectives, what most launched there, and who did not.
+
+    Of two ranks, or of as many on each side, nobody is the odd one: all are returned. Numbers that several collectives
+    of a rank share, launched as one, are not compared: the recorder may hold a part of them.
+    """
+    several = {seq for _, group in own for seq, times in Counter(c.seq for c in group.collectives).items() if times > 1}
+    for seq in sorted(set.intersection(*(set(by_seq) for by_seq in launched.values())) - several):
+        kinds = {rank: _kind(by_seq[seq]) for rank, by_seq in launched.items()}
+        counts = Counter(kinds.values()).most_common()
+        if len(counts) < 2:
+            continue
+        usual, many = counts[0]
+        if many * 2 <= len(kinds):
+            return seq, usual[0], frozenset(kinds)
+        return seq, usual[0], frozenset(rank for rank, kind in kinds.items() if kind != usual)
+    return None
+
+
+def _kind(collective: Collective) -> tuple[str, int | None]:
+    return collective.operation, collective.elements if collective.operation in _EQUAL_SIZES else None

@@ -1,0 +1,353 @@
+"""Reads the dumps of PyTorch's flight recorder: which collectives each rank of a job has launched.
+
+A rank writes its dump when a collective times out, and again for every later one. Nothing here makes it write one.
+The fields are those of version 2.x (2.10 is PyTorch 2.13's; torch/distributed/flight_recorder); the file's name, not
+its content, says the rank.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from msgspec import Struct
+
+from gputop.core.codec import parse
+from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.files import folder_of_process, open_regular
+from gputop.core.framework import loaded_frameworks
+from gputop.core.proc import read_maps, started_s
+from gputop.ranks.plain_pickle import MAX_BYTES, load
+from gputop.ranks.processes import environment, owner, rank_label
+from gputop.ranks.stack_groups import is_library, short_file
+from gputop.ranks.stacks import MAX_PROCESSES
+from gputop.text.units import printable, ranges
+
+VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # the first one counts
+_MEETING = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+_MAX_FILES = 4096
+_CLOCK_S = 2.0  # a process's start is counted from the boot, a file's time from the clock
+_OLD_DEFAULT = "/tmp/nccl_trace_rank_"
+_NEW_DEFAULT = "torch/comm_lib_trace_rank_"  # in the user's cache folder, of newer versions
+_FIX = "The job itself is not affected."
+_MAX_ENTRIES, _MAX_FRAMES, _MAX_SIZES, _MAX_RANKS = 50_000, 200, 10_000, 100_000
+_NAME_CHARS = 200
+_MAX_NUMBER = 1 << 62
+
+
+class Collective(Struct, frozen=True):
+    """A collective that a rank launched: number ``seq`` of its process group. ``elements`` of its input tensors,
+    None where the dump does not say. ``line``: the program's line, "train.py:112", "" where the dump has no frames.
+
+    ``completed``: it ended on the GPU. ``ended``: it did so, or a backend without GPU events, as gloo, waits for it no
+    longer. NCCL's collectives that failed have not ended.
+    """
+
+    seq: int
+    operation: str
+    elements: int | None
+    started: bool
+    completed: bool
+    ended: bool
+    created_s: float
+    line: str = ""
+
+
+class Group(Struct, frozen=True):
+    """A process group as one rank sees it. ``ranks`` are its members, numbered in the whole job; None where the dump
+    does not say. ``collectives`` are those that the recorder still holds, oldest first."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...] | None
+    collectives: tuple[Collective, ...]
+
+
+class Dump(Struct, frozen=True):
+    """What one rank has recorded. ``whole``: nothing older was overwritten. ``job_ranks``: all that its groups name.
+    ``written_s``: Unix time of the file. ``messages``: how many sends and receives it holds besides."""
+
+    rank: int
+    written_s: float
+    groups: tuple[Group, ...]
+    whole: bool
+    job_ranks: frozenset[int]
+    messages: int = 0
+
+
+class Dumps(Struct, frozen=True):
+    """The dumps that were read, and why others were not."""
+
+    dumps: tuple[Dump, ...]
+    problems: tuple[str, ...] = ()
+
+
+def read_files(paths: Sequence[str]) -> Dumps:
+    """The dumps that a user names. Raises GputopError where there are too many, or two of them are of one rank."""
+    if len(paths) > _MAX_FILES:
+        raise GputopError(f"gputop reads at most {_MAX_FILES:,} dumps", "Name those of some ranks.", EXIT_USAGE)
+    by_rank: dict[int, str] = {}
+    for path in paths:
+        rank = rank_of_file(path)
+        if rank in by_rank:
+            raise GputopError(f"two dumps are of rank {rank}: {printable(by_rank[rank])} and {printable(path)}",
+                              "Name the dumps of one run only.", EXIT_USAGE)
+        by_rank[rank] = path
+    dumps, problems = [], []
+    for rank, path in sorted(by_rank.items()):
+        name = printable(Path(path).name)[:_NAME_CHARS]
+        try:
+            dumps.append(_read_open(open_regular(path, MAX_BYTES), rank, name))
+        except OSError as error:
+            problems.append(f"{name} cannot be opened: {error.strerror or error}")
+        except GputopError as error:
+            problems.append(error.message)
+    return Dumps(tuple(dumps), tuple(problems))
+
+
+def rank_of_file(path: str) -> int:
+    """The number at the end of its name, before its endings. Raises GputopError."""
+    name = Path(path).name
+    number = re.search(r"(\d{1,7})(?:\.[A-Za-z]{1,10})*$", name, re.ASCII)
+    if number is None:
+        raise GputopError(f"the name {printable(name)[:_NAME_CHARS]} does not end with a rank's number",
+                          "PyTorch calls the dump of rank 3 nccl_trace_rank_3.", EXIT_USAGE)
+    return int(number[1])
+
+
+class _NoDump(GputopError):
+    """A process that has written none."""
+
+
+def read_of_processes(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[Dumps, ...]:
+    """The dumps that these processes have written since their start, job by job; processes without PyTorch are left
+    out. Jobs are told apart by their user and by where their ranks meet (MASTER_ADDR, MASTER_PORT)."""
+    jobs: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    unknown = []
+    for pid in list(dict.fromkeys(pids))[:MAX_PROCESSES]:
+        try:
+            loaded = loaded_frameworks(read_maps(pid, proc))
+        except PermissionError:
+            unknown.append(f"process {pid}: gputop may not read which libraries it has loaded")
+            continue
+        except OSError:  # it has ended
+            continue
+        if "pytorch" in loaded:
+            met = environment(pid, _MEETING, proc)
+            jobs[owner(pid, proc), tuple(met.items())].append(pid)
+    files: Counter[tuple[int, int]] = Counter()
+    read = [_of_job(job, files, proc) for job in jobs.values()]
+    found = tuple(_unshared(dumps, problems, files) for dumps, problems in read)
+    return (*found, Dumps((), tuple(unknown))) if unknown else found
+
+
+def _of_job(pids: Iterable[int], files: Counter[tuple[int, int]],
+            proc: Path) -> tuple[list[tuple[Dump, tuple[int, int]]], list[str]]:
+    """The dumps of a job, each with its file's device and number, which are counted in ``files``."""
+    dumps: list[tuple[Dump, tuple[int, int]]] = []
+    problems: list[str] = []
+    without: dict[int, str] = {}
+    for pid in pids:
+        try:
+            dump, file = _of_process(pid, proc)
+        except _NoDump as error:
+            without[pid] = error.message
+        except GputopError as error:
+            problems.append(f"process {pid}: {error.message}")
+        else:
+            files[file] += 1
+            dumps.append((dump, file))
+    if without:
+        who = f"process{'es' if len(without) > 1 else ''} {ranges(without, ', ')}"
+        problems.append(f"{who}: {next(iter(without.values()))}")
+    return dumps, problems
+
+
+def _unshared(dumps: Iterable[tuple[Dump, tuple[int, int]]], problems: list[str],
+              files: Mapping[tuple[int, int], int]) -> Dumps:
+    """A file that two processes would have written is neither's."""
+    dumps = list(dumps)
+    alone = [dump for dump, file in dumps if files[file] == 1]
+    if shared := sorted({dump.rank for dump, file in dumps if files[file] > 1}):
+        problems.append(f"several processes of rank {ranges(shared, ', ')} write to one file: it is not known whose "
+                        "dump it is")
+    if doubled := sorted(rank for rank, times in Counter(dump.rank for dump in alone).items() if times > 1):
+        problems.append(f"several processes are rank {ranges(doubled, ', ')}: name the processes of one job")
+        alone = []
+    return Dumps(tuple(sorted(alone, key=lambda dump: dump.rank)), tuple(problems))
+
+
+def _of_process(pid: int, proc: Path) -> tuple[Dump, tuple[int, int]]:
+    kind, _, number = rank_label(pid, proc).partition(" ")
+    if kind != "rank" or not number.isdecimal():
+        raise GputopError("its environment names no rank")
+    uid, began_s = owner(pid, proc), started_s(pid, proc)
+    if uid is None or began_s is None:
+        raise GputopError("it has ended")
+    tried = []
+    for prefix in _prefixes(environment(pid, (*VARIABLES, "XDG_CACHE_HOME", "HOME"), proc)):
+        path = Path(f"{prefix}{int(number)}")
+        shown = printable(str(path))[:_NAME_CHARS]
+        if not path.is_absolute():
+            raise GputopError(f"the path of its dump, {shown}, is relative")
+        try:
+            with folder_of_process(pid, path.parent, proc) as folder:
+                file = open_regular(path.name, MAX_BYTES, follow_links=False, owners=frozenset({uid}),
+                                    folder_fd=folder.fd)
+        except FileNotFoundError:
+            tried.append(shown)
+            continue
+        except OSError as error:
+            raise GputopError(f"its dump {shown} cannot be opened: {error.strerror or error}") from None
+        state = os.fstat(file.fileno())
+        if state.st_mtime < began_s - _CLOCK_S:
+            file.close()
+            raise GputopError(f"the dump {shown} is older than the process: an earlier run wrote it")
+        return _read_open(file, int(number), shown), (state.st_dev, state.st_ino)
+    raise _NoDump(f"no dump at {' or '.join(tried)}")
+
+
+def _prefixes(environ: Mapping[str, str]) -> Iterator[str]:
+    named = next((environ[name] for name in VARIABLES if environ.get(name)), None)
+    if named is not None:
+        yield named
+        return
+    yield _OLD_DEFAULT
+    cache = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else "")
+    if cache.startswith("/"):
+        yield f"{cache}/{_NEW_DEFAULT}"
+
+
+def _read_open(file: BinaryIO, rank: int, name: str) -> Dump:
+    with file:
+        written_s = os.fstat(file.fileno()).st_mtime
+        data = file.read(MAX_BYTES)
+    return read_dump(data, rank, name, written_s)
+
+
+def read_dump(data: bytes, rank: int, name: str, written_s: float | None = None) -> Dump:
+    """The dump in a pickle or a JSON document; raises GputopError."""
+    if data.lstrip()[:1] == b"{":
+        try:
+            document = parse(data)
+        except ValueError as error:
+            raise GputopError(f"{name} is damaged: {error}", _FIX) from None
+    else:
+        document = load(data, name)
+    version = document.get("version") if isinstance(document, dict) else None
+    if not isinstance(version, str):
+        raise GputopError(f"{name} is not a dump of PyTorch's flight recorder", _FIX)
+    if not version.startswith("2."):
+        raise GputopError(f"{name} has version {printable(version)[:20]}; gputop reads 2.x", _FIX)
+    entries = document.get("entries")
+    if not isinstance(entries, (list, tuple)) or len(entries) > _MAX_ENTRIES:
+        raise GputopError(f"{name} has no entries that gputop can read", "The recorder may be off: "
+                                                                          "TORCH_FR_BUFFER_SIZE sets its size.")
+    written_s = time.time() if written_s is None else written_s
+    return _dump(entries, _members(document.get("pg_config")), rank, name, written_s)
+
+
+def _dump(entries: Iterable[object], members: Mapping[str, tuple[int, ...]], rank: int, name: str,
+          written_s: float) -> Dump:
+    groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
+    first_record, messages = None, 0
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise GputopError(f"an entry of {name} is damaged", _FIX)
+        record = _whole(entry.get("record_id"))
+        if record is not None:
+            first_record = record if first_record is None else min(first_record, record)
+        if entry.get("is_p2p"):
+            messages += 1
+            continue
+        group = _pair(entry.get("process_group"))
+        collective = _collective(entry)
+        if group is None or collective is None:
+            raise GputopError(f"an entry of {name} is damaged", _FIX)
+        groups[group].append(collective)
+    described = {group for group, _ in groups}
+    for member_group in members:
+        if member_group not in described:
+            groups[member_group, ""] = []
+    found = tuple(Group(group, description, members.get(group), tuple(sorted(own, key=lambda c: c.seq)))
+                  for (group, description), own in groups.items())
+    return Dump(rank, written_s, found, first_record in (None, 0),
+                frozenset(member for own in members.values() for member in own), messages)
+
+
+def _members(config: object) -> Mapping[str, tuple[int, ...]]:
+    """The members of each group. gloo writes all its groups under one empty name: that says nothing."""
+    members = {}
+    for name, own in (config.items() if isinstance(config, dict) else ()):
+        ranks = own.get("ranks") if isinstance(own, dict) else None
+        if name and isinstance(ranks, str) and (numbers := _numbers(ranks)):
+            members[_text(name)] = numbers
+    return members
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """ "[0, 1]" as numbers; () where it is something else."""
+    inner = text.strip()
+    if not re.fullmatch(r"\[\d{1,7}(?:, ?\d{1,7})*\]", inner, re.ASCII) or inner.count(",") >= _MAX_RANKS:
+        return ()
+    return tuple(sorted({int(number) for number in inner[1:-1].split(",")}))
+
+
+def _collective(entry: Mapping[str, object]) -> Collective | None:
+    seq, created_ns = _whole(entry.get("collective_seq_id")), _whole(entry.get("time_created_ns"))
+    called, state = entry.get("profiling_name"), entry.get("state")
+    if seq is None or not isinstance(called, str) or not isinstance(state, str):
+        return None
+    completed = state == "completed" or bool(_whole(entry.get("time_discovered_completed_ns")))
+    started = completed or state == "started" or bool(_whole(entry.get("time_discovered_started_ns")))
+    backend, _, operation = called.rpartition(":")
+    ended = completed or (entry.get("retired") is True and not backend.startswith("nccl"))
+    return Collective(seq, _text(operation), _elements(entry.get("input_sizes")), started, completed, ended,
+                      (created_ns or 0) / 1e9, _line(entry.get("frames")))
+
+
+def _elements(sizes: object) -> int | None:
+    """Of all input tensors together."""
+    if not isinstance(sizes, (list, tuple)) or not sizes or len(sizes) > _MAX_SIZES:
+        return None
+    total = 0
+    for shape in sizes:
+        if not isinstance(shape, (list, tuple)) or len(shape) > 64:
+            return None
+        lengths = [_whole(length) for length in shape]
+        if None in lengths:
+            return None
+        total += math.prod(length for length in lengths if length is not None)
+    return total
+
+
+def _line(frames: object) -> str:
+    """The innermost line of the program's own, else the innermost of all."""
+    if not isinstance(frames, (list, tuple)):
+        return ""
+    read: list[tuple[str, int]] = []
+    for frame in frames[:_MAX_FRAMES]:
+        if isinstance(frame, dict) and isinstance(file := frame.get("filename"), str):
+            read.append((file, _whole(frame.get("line")) or 0))
+    chosen = next((own for own in read if not is_library(own[0])), read[0] if read else None)
+    return f"{_text(short_file(chosen[0]))}:{chosen[1]}" if chosen is not None else ""
+
+
+def _pair(value: object) -> tuple[str, str] | None:
+    if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(part, str) for part in value):
+        return _text(value[0]), _text(value[1])
+    return None
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= _MAX_NUMBER else None
+
+
+def _text(text: Any) -> str:
+    return printable(str(text)[:_NAME_CHARS])

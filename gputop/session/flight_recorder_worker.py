@@ -1,0 +1,27 @@
+"""Reads the dumps of PyTorch's flight recorder in a process of its own: a dump may take seconds of the interpreter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from gputop.core.errors import GputopError
+from gputop.diagnosis.worker import answer, run_in_worker
+from gputop.ranks.flight_recorder import read_of_processes
+from gputop.ranks.flight_recorder_report import HEAD, lines
+
+_TIMEOUT_S = 60.0
+
+
+def read_in_worker(pids: Sequence[int]) -> tuple[str, ...]:
+    """What the dumps of these processes say, as lines. Blocks; call it from a thread."""
+    try:
+        return run_in_worker("gputop.session.flight_recorder_worker", list(map(str, pids)), tuple[str, ...],
+                             timeout_s=_TIMEOUT_S, what="reading of the flight recorder's dumps")
+    except GputopError as error:
+        return (f"{HEAD}not asked. {error.in_one_line}",)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Answer for the processes of these numbers."""
+    return answer(lambda: tuple(lines(read_of_processes(map(int, arguments)), time.time())))

@@ -1,0 +1,204 @@
+"""Dumps of PyTorch's flight recorder: as files, of processes, hostile ones, and of a real job with gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.ranks import flight_recorder
+from gputop.ranks.desync import compare
+from gputop.ranks.flight_recorder import Dumps, rank_of_file, read_dump, read_files, read_of_processes
+from tests.environments import PYTORCH, environment
+from tests.ranks.flight_dumps import document, entry, history
+
+JOB = Path(__file__).parents[1] / "gloo_job.py"
+
+
+@contextmanager
+def processes(*environs: Mapping[str, str]) -> Iterator[list[int]]:
+    """Processes with these in their environment, which wait until they are ended."""
+    started = []
+    try:
+        for own in environs:
+            started.append(subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], env=dict(own),
+                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        for process in started:
+            assert process.stdout is not None and process.stdout.readline()
+        yield [process.pid for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder, "loaded_frameworks", lambda maps: frozenset({"pytorch"}))
+
+
+def save(path: Path, entries: list[dict[str, Any]]) -> str:
+    path.write_bytes(pickle.dumps(document(entries), 2))
+    return str(path)
+
+
+def test_pickle_and_json_say_the_same(tmp_path: Path) -> None:
+    entries = history(2, then=[entry(3, state="scheduled")])
+    read = read_dump(pickle.dumps(document(entries), 2), 0, "x", 5.0)
+    assert read == read_dump(json.dumps(document(entries)).encode(), 0, "x", 5.0)
+    (group,) = read.groups
+    assert (group.name, group.description, group.ranks, read.whole) == ("0", "default_pg", (0, 1), True)
+    newest = group.collectives[-1]
+    assert (newest.seq, newest.operation, newest.elements, newest.line) == (3, "all_reduce", 8, "train.py:10")
+    assert not newest.started and group.collectives[0].completed
+
+
+@pytest.mark.parametrize(("name", "rank"), [
+    ("nccl_trace_rank_12", 12), ("/a/b7/rank_3.json", 3), ("comm_lib_trace_rank_0", 0), ("dump-5.pickle.bak", 5)])
+def test_the_rank_is_in_the_name(name: str, rank: int) -> None:
+    assert rank_of_file(name) == rank
+    with pytest.raises(GputopError, match="rank's number"):
+        rank_of_file("trace")
+
+
+@pytest.mark.parametrize(("damaged", "words"), [
+    ({}, "not a dump"), ({"version": 2}, "not a dump"), ({"version": "1.5", "entries": []}, "gputop reads 2.x"),
+    ({"version": "2.1"}, "no entries"), ({"version": "2.1", "entries": "x"}, "no entries"),
+    ({"version": "2.1", "entries": [1]}, "damaged"), ({"version": "2.1", "entries": [{}]}, "damaged"),
+    ({"version": "2.1", "entries": [{**entry(1), "process_group": "0"}]}, "damaged"),
+    ({"version": "2.1", "entries": [{**entry(1), "collective_seq_id": -1}]}, "damaged"),
+    ({"version": "2.1", "entries": [{**entry(1), "collective_seq_id": True}]}, "damaged"),
+    ({"version": "2.1", "entries": [{**entry(1), "collective_seq_id": 1 << 100}]}, "damaged"),
+    ({"version": "2.1", "entries": [{**entry(1), "profiling_name": None}]}, "damaged"),
+])
+def test_damaged_dumps_are_refused(damaged: Any, words: str) -> None:
+    for data in (pickle.dumps(damaged, 2), json.dumps(damaged).encode()):
+        with pytest.raises(GputopError, match=words):
+            read_dump(data, 0, "x")
+
+
+@pytest.mark.parametrize("odd", [
+    {"input_sizes": None}, {"input_sizes": [[-1]]}, {"input_sizes": [8]}, {"input_sizes": [["8"]]}, {"frames": 3},
+    {"frames": [3, {"filename": 3}, {"filename": "a.py", "line": "x"}]}, {"time_created_ns": "now"},
+    {"record_id": "x"}, {"profiling_name": "\x1b[2J"}])
+def test_what_is_odd_in_an_entry_is_unknown(odd: dict[str, Any]) -> None:
+    read = read_dump(pickle.dumps(document([{**entry(1), **odd}]), 2), 0, "x")
+    assert "\x1b" not in read.groups[0].collectives[0].operation
+
+
+def test_members_that_are_no_list_of_numbers_are_unknown() -> None:
+    for ranks in ("[0, 1", "[" + "9" * 100 + "]", [0, 1], "", "[]"):
+        damaged = {**document([entry(1)]), "pg_config": {"0": {"ranks": ranks}, "": {"ranks": "[0]"}, "x": 3}}
+        assert read_dump(pickle.dumps(damaged, 2), 0, "x").groups[0].ranks is None
+
+
+def test_files_that_are_named(tmp_path: Path) -> None:
+    paths = [save(tmp_path / f"rank_{rank}", history(2)) for rank in (0, 1)]
+    os.mkfifo(tmp_path / "rank_2")
+    (tmp_path / "rank_3").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    found = read_files([*paths, str(tmp_path / "rank_2"), str(tmp_path / "rank_3"), str(tmp_path / "rank_4")])
+    assert [dump.rank for dump in found.dumps] == [0, 1]
+    pipe, hostile, missing = found.problems
+    assert "a pipe" in pipe and "GLOBAL" in hostile and "No such file" in missing
+    with pytest.raises(GputopError, match="two dumps are of rank 0"):
+        read_files([paths[0], save(tmp_path / "again_0", [])])
+
+
+@pytest.mark.parametrize("variable", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "XDG_CACHE_HOME"])
+def test_the_environment_of_a_process_names_its_dump(variable: str, tmp_path: Path, with_torch: None,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder, "_OLD_DEFAULT", str(tmp_path / "none_"))
+    prefix = tmp_path / "torch" / "comm_lib_trace_rank_"
+    value = str(tmp_path) if variable == "XDG_CACHE_HOME" else str(prefix)
+    prefix.parent.mkdir()
+    with processes({"RANK": "0", variable: value}, {"RANK": "1", variable: value}) as pids:
+        (nothing,) = read_of_processes(pids)
+        assert not nothing.dumps and "no dump at" in nothing.problems[0]
+        save(Path(f"{prefix}0"), history(2))
+        (found,) = read_of_processes(pids)
+    assert [dump.rank for dump in found.dumps] == [0] and f"process {pids[1]}: no dump" in found.problems[0]
+
+
+def test_dumps_that_are_not_taken_from_a_process(tmp_path: Path, with_torch: None,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    def problem(environ: Mapping[str, str]) -> str:
+        with processes(environ) as pids:
+            (found,) = read_of_processes(pids)
+        assert not found.dumps
+        return found.problems[0]
+
+    prefix = str(tmp_path / "d_")
+    environ = {"RANK": "0", "TORCH_FR_DUMP_TEMP_FILE": prefix}
+    real = save(tmp_path / "elsewhere", history(2))
+    Path(f"{prefix}0").symlink_to(real)
+    assert "symbolic link" in problem(environ)
+    Path(f"{prefix}0").unlink()
+    os.mkfifo(f"{prefix}0")
+    assert "a pipe" in problem(environ)
+    Path(f"{prefix}0").unlink()
+    save(Path(f"{prefix}0"), history(2))
+    os.utime(f"{prefix}0", (1e9, 1e9))
+    assert "an earlier run" in problem(environ)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert "cannot be opened" in problem({**environ, "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/link/d_"})
+    assert "cannot be opened" in problem({**environ, "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/x/../d_"})
+    assert "relative" in problem({**environ, "TORCH_FR_DUMP_TEMP_FILE": "d_"})
+    assert "no rank" in problem({"TORCH_FR_DUMP_TEMP_FILE": prefix})
+    monkeypatch.setattr(flight_recorder, "owner", lambda pid, proc: os.getuid() + 1)
+    assert "another user" in problem(environ)
+
+
+def test_jobs_are_told_apart(tmp_path: Path, with_torch: None) -> None:
+    def environ(rank: int, port: int, folder: str) -> dict[str, str]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return {"RANK": str(rank), "MASTER_ADDR": "a", "MASTER_PORT": str(port),
+                "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / folder / "d_")}
+
+    def read(*environs: dict[str, str]) -> tuple[Dumps, ...]:
+        with processes(*environs) as pids:
+            for own in environs:
+                save(Path(own["TORCH_FR_DUMP_TEMP_FILE"] + own["RANK"]), history(2))
+            return read_of_processes(pids)
+
+    assert [[dump.rank for dump in own.dumps] for own in read(
+        environ(0, 1, "a"), environ(1, 1, "a"), environ(0, 2, "b"))] == [[0, 1], [0]]
+    shared = read(environ(0, 1, "a"), environ(0, 2, "a"))
+    assert all(not own.dumps and "one file" in own.problems[0] for own in shared)
+    (doubled,) = read(environ(0, 1, "a"), environ(0, 1, "b"))
+    assert not doubled.dumps and "several processes are rank 0" in doubled.problems[0]
+
+
+def test_processes_without_pytorch_are_left_out() -> None:
+    assert read_of_processes([os.getpid(), 2 ** 22 + 1]) == ()
+
+
+def test_a_real_job_in_which_one_rank_does_not_come(tmp_path: Path) -> None:
+    python = environment(PYTORCH).python
+    environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "2",
+               "TORCH_FR_BUFFER_SIZE": "100", "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "dump_")}
+    job = [subprocess.Popen([str(python), str(JOB), str(tmp_path / "store")], env={**environ, "RANK": str(rank)},
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
+    try:
+        for process in job:
+            assert process.stdout is not None and process.stdout.readline() == "dumped\n"
+        (found,) = read_of_processes([process.pid for process in job])
+    finally:
+        for process in job:
+            process.kill()
+            process.communicate()
+    assert [dump.rank for dump in found.dumps] == [0, 1] and not found.problems
+    (state,) = compare(found.dumps)
+    source = JOB.read_text().splitlines()
+    waits, last = (next(i for i, line in enumerate(source, 1) if word in line) for word in ("# waits", "# all come"))
+    assert (state.verdict, state.seq, state.operation) == ("absent", 4, "all_reduce")
+    assert [(own.rank, own.at and own.at.line) for own in state.others] == [(0, f"gloo_job.py:{waits}")]
+    assert [(own.rank, own.last and own.last.line) for own in state.apart] == [(1, f"gloo_job.py:{last}")]
