@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from gputop.advice.trace.advise import trace_advice
-from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts, time_shares
 from gputop.analysis.gpu.batch_scaling import batch_scaling
 from gputop.analysis.gpu.breakdown import breakdown, idle_by_gpu, parts_by_gpu
 from gputop.analysis.gpu.collective_waits import collective_waits
@@ -47,7 +47,7 @@ from gputop.analysis.what_if.replay import replay_window
 from gputop.text.units import seconds
 from gputop.trace.clock_checks import clock_notes
 from gputop.trace.intervals import union
-from gputop.trace.lookups import how_to_mark_steps
+from gputop.trace.lookups import detect_framework, how_to_mark_steps
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.parallel import pool
 from gputop.trace.readers.capture_file import capture_of
@@ -152,8 +152,11 @@ def examine_steps(
                       list(by_gpu.values()), flops_per_step) if steps else None,
         critical_path=path.result() if path else None, ranks=by_rank.result(), stacks=stacks.result(),
     )
-    facts = TraceFacts.of(trace, gpu_timelines, analysis, steps, waits.result(), causes.result(), params, replay, parts)
-    facts = replace(facts, calls=layers.calls if layers else None)
+    time = time_shares(trace, gpu_timelines, steps, step_parts, parts)
+    facts = TraceFacts(
+        trace, analysis, steps, time.shares, time.basis, time.period_s, detect_framework(trace), params=params,
+        gpu_timelines=tuple(gpu_timelines), waits=waits.result(), replay=replay, host=causes.result(),
+        parts=time.parts, calls=layers.calls if layers else None)
     advice = trace_advice(facts)
     return replace(facts, analysis=msgspec.structs.replace(
         analysis, findings=advice.findings, abstained=advice.abstained, what_if=advice.what_if))
