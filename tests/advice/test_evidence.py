@@ -36,6 +36,8 @@ def check(analysis: Analysis) -> None:
         evidence = f"{finding.title}. {finding.why.split('. ')[0]}"
         assert not _NOTHING.search(evidence), evidence
         gain = finding.gain
+        if finding.id == "sixteen_bit_unused":
+            continue  # of TF32, whose speedup in 16 bits only a test shows: a remark
         if finding.severity == "low" and gain.per == "step" and gain.step_time and kernels >= 20:
             assert gain.step_time < MEDIUM_SHARE, (finding.title, gain.step_time)
 

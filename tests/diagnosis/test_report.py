@@ -103,7 +103,7 @@ def test_much_exposed_communication_is_no_small_problem_where_its_saving_is_not_
         b.run(0, i * STEP + 5_100, 14_000, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", kind=Kind.COLLECTIVE,
               launch=i * STEP + 40)
     a = analyze_trace(b.build())
-    assert [f.severity for f in a.findings if f.id == "communication_exposed"] == ["low"]
+    assert [f.severity for f in a.findings if f.id == "communication_exposed"] == ["medium"]
     assert limit_of(a).startswith("Exposed communication takes 70 % of the step.")
 
 

@@ -22,7 +22,6 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.results import KernelRow
 from gputop.analysis.what_if.cure import Cure
-from gputop.core.findings import at_most, severity_of
 from gputop.text.units import percent, reads_zero
 from gputop.trace.kernel_names import short_kernel
 
@@ -224,7 +223,7 @@ def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing 
         gpus=facts.active_numbers, share=share, saving=share,
         id=None if plain >= matmuls.attention_32 + matmuls.tensor_32 else "sixteen_bit_unused",
         # TF32 is the default and uses tensor cores: how much 16 bits bring beyond it only a test shows.
-        severity=at_most(severity_of(share), "medium") if matmuls.tensor_32 > part / 2 else None,
+        severity="low" if matmuls.tensor_32 > part / 2 else None,
         fp32_part=plain, attention_part=matmuls.attention_32, tf32_part=matmuls.tensor_32, fp32_s=part * compute_s,
         tensor_part=matmuls.tensor, mixed=mixed, least=saved("precision.speedup_least", "precision.tf32_least"),
         most=saved("precision.speedup_most", "precision.tf32_most"), tf32=capability >= _TF32,
