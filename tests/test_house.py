@@ -56,3 +56,22 @@ def crowded_classes() -> Iterator[tuple[str, int]]:
 
 def test_no_class_has_more_attributes_than_today():
     assert dict(crowded_classes()) == BUDGET, "fewer: lower the number here; more: find the part that is a class"
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_what_tests_share_is_in_no_test_module():
+    modules = {".".join(("tests", *path.relative_to(TESTS).with_suffix("").parts)) for path in TESTS.rglob("test_*.py")}
+    sources = [path for folder in (TESTS, TESTS.parent / "benchmarks", TESTS.parent / "tools")
+               for path in folder.rglob("*.py")]
+    assert len(modules) > 300 and TESTS / "conftest.py" in sources
+    wrong = [f"{path.relative_to(TESTS.parent)}: {module}" for path in sources
+             for module in imported_modules(path) if module in modules]
+    assert not wrong, "a helper that several use belongs in a module of its own"

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,7 @@ from gputop.core.signal_handlers import signal_handlers
 from gputop.diagnosis import worker
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.worker import WorkerTask, analyze_in_worker, run_in_worker
-
-CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"
+from tests.diagnosis.real_capture import CAPTURE
 
 
 def test_document_and_report_come_from_another_process(tmp_path, monkeypatch):

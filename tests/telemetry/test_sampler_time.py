@@ -21,7 +21,7 @@ from gputop.core.samples import (
 from gputop.telemetry import sampler as sampler_module
 from gputop.telemetry.deadline_calls import Batch, Call
 from gputop.telemetry.sampler import Sampler
-from tests.telemetry.test_sampler import Host, Node, Probe
+from tests.telemetry.node_doubles import Host, Node, Probe
 
 
 class Calculated:

@@ -14,7 +14,7 @@ from gputop.core.errors import GputopError
 from gputop.diagnosis.worker import WorkerTask, analyze_in_worker, run_in_worker
 from gputop.timeline import worker
 from gputop.timeline.worker import timeline_in_worker
-from tests.diagnosis.test_worker import CAPTURE
+from tests.diagnosis.real_capture import CAPTURE
 from tests.timeline.make import timeline_of
 
 

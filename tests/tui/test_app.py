@@ -25,7 +25,7 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession
 from tests.records import replace
-from tests.telemetry.test_sampler import WAIT_S, Node
+from tests.telemetry.node_doubles import WAIT_S, Node
 from tests.tui.found import COMBINED, HEAVY, SMALL, FoundSession, text_of
 from tests.tui.textual_private import messages as notices
 
