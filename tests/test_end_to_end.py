@@ -14,9 +14,9 @@ import pytest
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.widgets.cached_lines import LinesWidget
-from tests.commands.test_cli import gputop
+from tests.commands.run_gputop import gputop
 from tests.fakes import StillSession
-from tests.session.test_session import Watched
+from tests.session.watched import Watched
 from tests.tf_job import TfJob
 
 pytestmark = pytest.mark.tensorflow

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +14,9 @@ from gputop.profiler.discovery import Finder
 from gputop.trace.readers.load import load
 from tests import environments
 from tests.environments import JAX, TENSORFLOW_215, Environment, environment
+from tests.jax_server import jax_job
 from tests.profiler.capturing import capture
-from tests.tf_job import _free_port, start_tf_job
+from tests.tf_job import start_tf_job
 
 
 @pytest.fixture(scope="module")
@@ -29,23 +27,6 @@ def tensorflow() -> Environment:
 @pytest.fixture(scope="module")
 def jax() -> Environment:
     return environment(JAX)
-
-
-@contextlib.contextmanager
-def jax_job(python: Path) -> Iterator[tuple[str, int, str]]:
-    """Address, pid and version of a JAX job that steps."""
-    port = _free_port()
-    script = Path(__file__).with_name("jax_job.py")
-    with subprocess.Popen([str(python), str(script), str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True,
-                          env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"}) as process:
-        try:
-            assert process.stdout is not None
-            version = process.stdout.readline().strip()
-            assert version, f"the job ended with {process.wait()}"
-            yield f"127.0.0.1:{port}", process.pid, version
-        finally:
-            process.kill()
 
 
 def check_inside(place: Environment, address: str, logdir: Path) -> None:

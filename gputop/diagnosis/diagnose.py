@@ -9,32 +9,13 @@ from dataclasses import replace
 import msgspec
 
 from gputop.advice.trace.advise import trace_advice
-from gputop.advice.trace.facts import TraceFacts
-from gputop.analysis.gpu.batch_scaling import batch_scaling
-from gputop.analysis.gpu.breakdown import breakdown, idle_by_gpu, parts_by_gpu
-from gputop.analysis.gpu.collective_waits import collective_waits
-from gputop.analysis.gpu.collectives import collectives, no_collectives
-from gputop.analysis.gpu.copies import copy_table
-from gputop.analysis.gpu.device_time import gpu_number, gpu_use, timelines, unused_gpu
-from gputop.analysis.gpu.kernel_launches import with_ncu
-from gputop.analysis.gpu.kernel_table import kernel_sizes, kernels
-from gputop.analysis.gpu.memory import memory
+from gputop.advice.trace.facts import TraceFacts, time_shares
+from gputop.analysis.gpu.breakdown import breakdown, idle_by_gpu
+from gputop.analysis.gpu.collectives import no_collectives
+from gputop.analysis.gpu.device_time import gpu_use, timelines, unused_gpu
 from gputop.analysis.gpu.packed_series import ComparedTrace
-from gputop.analysis.gpu.rank_times import rank_times
-from gputop.analysis.gpu.replicas import replicas
-from gputop.analysis.gpu.sm_use import sm_use
 from gputop.analysis.gpu.step_series import step_series
-from gputop.analysis.gpu.typical_step import typical_step
-from gputop.analysis.host.functions import functions
-from gputop.analysis.host.gaps import step_gaps
-from gputop.analysis.host.host_causes import host_causes
 from gputop.analysis.host.host_ops import host_ops
-from gputop.analysis.host.input_pipeline import input_pipeline
-from gputop.analysis.host.launch_threads import launch_threads
-from gputop.analysis.host.stack_lines import host_stacks, python_of
-from gputop.analysis.host.wall_time import wall_time
-from gputop.analysis.layers.cpu_layers import cpu_layers
-from gputop.analysis.layers.layers import layer_times
 from gputop.analysis.layers.limits import limits
 from gputop.analysis.results import Analysis, TraceNote, TraceSummary
 from gputop.analysis.steps.judged import with_steps
@@ -42,12 +23,9 @@ from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.start_up import StartUpSpan, after_start, start_end_ns, start_up_spans, what_started
-from gputop.analysis.what_if.critical_path import critical_path
-from gputop.analysis.what_if.replay import replay_window
+from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
 from gputop.text.units import seconds
-from gputop.trace.clock_checks import clock_notes
-from gputop.trace.intervals import union
-from gputop.trace.lookups import how_to_mark_steps
+from gputop.trace.lookups import detect_framework, how_to_mark_steps
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.parallel import pool
 from gputop.trace.readers.capture_file import capture_of
@@ -99,61 +77,32 @@ def examine_steps(
         in_steps = do(work_of_steps, trace, steps) if steps is not None and steps.count else None
         gpu_timelines = timelines(trace)
         idle = idle_by_gpu(trace, gpu_timelines, steps.bounds_ns if steps is not None else (window,))
-        # A GPU trace whose device planes are empty does not tell where the step goes.
-        readable = bool(gpu_timelines) or not trace.gpus
-        ops, of_steps = of_host.result(), in_steps.result() if in_steps else None
-        # The long ones first.
-        placed = do(parts_by_gpu, trace, gpu_timelines, steps.bounds_ns, idle) if steps and readable else None
-        launching, gaps = do(launch_threads, trace, gpu_timelines), do(step_gaps, trace, gpu_timelines, steps)
-        causes = do(host_causes, trace, gpu_timelines, steps, ops, idle)
-        waits = do(collective_waits, trace, gpu_timelines, steps, idle)
-        by_layer = do(layer_times, trace, gpu_timelines, steps) if gpu_timelines else None
-        replayed = do(replay_window, trace, gpu_timelines, steps) if gpu_timelines else None
-        compared = do(replicas, trace, gpu_timelines, steps) if gpu_timelines else None
-        table, sizes = do(kernels, trace, gpu_timelines, of_steps), do(kernel_sizes, trace, gpu_timelines, steps)
+        ops = of_host.result()
         used = [do(gpu_use, trace, timeline, steps) for timeline in gpu_timelines]
-        one_step, called = do(typical_step, trace, gpu_timelines, steps), do(functions, trace, steps)
-        communicated, input_ = do(collectives, trace, gpu_timelines, of_steps), do(input_pipeline, trace, steps)
-        rows_by_gpu = {gpu_number(trace, timeline.gpu): timeline.rows for timeline in gpu_timelines}
-        copied = do(copy_table, trace, rows_by_gpu, of_steps)
-        scaling, widths = do(batch_scaling, trace, gpu_timelines, steps), do(sm_use, trace, gpu_timelines, steps)
-        held, clocks = do(memory, trace), do(clock_notes, trace)
-        python = do(python_of, trace)
-        on_cpu = do(cpu_layers, trace, steps)
-        # Those that go on with the results of others, behind all of them: a thread that waits does not hold them up.
-        path = do(lambda: critical_path(replayed.result(), steps)) if replayed else None
-        with_commands = do(lambda: with_ncu(table.result(), trace, steps))
-        by_rank = do(lambda: rank_times(trace, gpu_timelines, steps, waits.result()))
-        stacks = do(lambda: host_stacks(trace, gpu_timelines, steps, causes.result(), python.result()))
-        recorded = do(lambda: wall_time(
-            recording, gpu_timelines if trace is recording else timelines(recording), steps, python.result(),
-            union([span.start_ns for span in started], [span.end_ns for span in started])))
+        futures = start_analyses(threads, Given(trace, recording, started, steps, gpu_timelines, idle, ops,
+                                                in_steps.result() if in_steps else None))
+    results = {name: future.result() for name, future in futures.items()}
     by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}
     gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if gpu_timelines else []
-    layers = by_layer.result() if by_layer else None
-    parts = placed.result() if placed else None
+    layers, parts = results["layer_times"], results["parts"]
     step_parts = breakdown(trace, gpu_timelines, steps.bounds_ns, parts) if steps and parts is not None else None
-    replay = replayed.result() if replayed else None
     analysis = Analysis(
         simulated=trace.simulated, trace=TraceSummary(
             paths=tuple(trace.paths), format=trace.format, hosts=tuple(trace.hosts),
             window_s=(window[1] - window[0]) / 1e9, start_s=trace.origin_ns / 1e9 if trace.origin_ns else None,
             unrecorded_s=sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9, events=trace.event_count,
             job_cpus=trace.job_cpus, live_steps=trace.live_steps,
-            quality=(*start_note, *_notes(trace, steps, bool(gpu_timelines), clocks.result()))),
-        steps=steps.times if steps is not None else None, wall_time=recorded.result(),
-        breakdown=step_parts, gpus=tuple(sorted(gpus, key=lambda use: use.gpu)),
-        collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
-        functions=called.result(), launch_threads=launching.result(), kernels=with_commands.result(),
-        kernel_sizes=sizes.result(), copies=copied.result(), replicas=compared.result() if compared else None,
-        typical_step=one_step.result(), batch_scaling=scaling.result(), sm_use=widths.result(),
-        layers=layers.table if layers else None, cpu_layers=on_cpu.result(),
+            quality=(*start_note, *_notes(trace, steps, bool(gpu_timelines), results["clocks"]))),
+        steps=steps.times if steps is not None else None, breakdown=step_parts,
+        gpus=tuple(sorted(gpus, key=lambda use: use.gpu)), ops=ops, layers=layers.table if layers else None,
         limits=limits(step_parts, layers, [trace.gpus[timeline.gpu] for timeline in gpu_timelines], steps,
                       list(by_gpu.values()), flops_per_step) if steps else None,
-        critical_path=path.result() if path else None, ranks=by_rank.result(), stacks=stacks.result(),
-    )
-    facts = TraceFacts.of(trace, gpu_timelines, analysis, steps, waits.result(), causes.result(), params, replay, parts)
-    facts = replace(facts, calls=layers.calls if layers else None)
+        **{name: results[name] for name in FIELDS})
+    time = time_shares(trace, gpu_timelines, steps, step_parts, parts)
+    facts = TraceFacts(
+        trace, analysis, steps, time.shares, time.basis, time.period_s, detect_framework(trace), params=params,
+        gpu_timelines=tuple(gpu_timelines), waits=results["waits"], replay=results["replay"], host=results["causes"],
+        parts=time.parts, calls=layers.calls if layers else None)
     advice = trace_advice(facts)
     return replace(facts, analysis=msgspec.structs.replace(
         analysis, findings=advice.findings, abstained=advice.abstained, what_if=advice.what_if))

@@ -70,6 +70,15 @@ class Diagnosis(msgspec.Struct, frozen=True):
     compared: ComparedTrace
 
 
+class WorkerTask(msgspec.Struct, frozen=True):
+    """``main(arguments)`` of a module of gputop, for a subprocess."""
+
+    module: str
+    arguments: tuple[str, ...]
+    what: str = "analysis"  # names it in messages
+    pass_fds: tuple[int, ...] = ()  # files that the subprocess inherits
+
+
 def analyze_in_worker(
     paths: Sequence[str], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
 ) -> Diagnosis:
@@ -79,42 +88,40 @@ def analyze_in_worker(
     with the child's own message, or one that says how the child ended. However this ends,
     KeyboardInterrupt included, the child does not outlive it.
     """
-    return run_in_worker("gputop.diagnosis.worker", list(map(str, paths)), Diagnosis, stop, timeout_s)
+    return run_in_worker(WorkerTask("gputop.diagnosis.worker", tuple(map(str, paths))), Diagnosis, stop, timeout_s)
 
 
 def run_in_worker(
-    module: str, arguments: Sequence[str], kind: type[T], stop: threading.Event | None = None,
-    timeout_s: float = TIMEOUT_S, what: str = "analysis", pass_fds: Sequence[int] = (),
+    task: WorkerTask, kind: type[T], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
     on_line: Callable[[bytes], None] | None = None,
 ) -> T:
-    """``main(arguments)`` of this module of gputop in a subprocess, which prints an :class:`Answer` (:func:`answer`).
+    """Run a task in a subprocess, which prints an :class:`Answer` (:func:`answer`).
 
-    ``kind`` is the type of its result, ``what`` names it in messages; ``pass_fds`` are files the subprocess inherits.
-    ``on_line`` is called with each line that it prints before its answer (:func:`print_line`), as soon as it has. Else
-    as :func:`analyze_in_worker`.
+    ``kind`` is the type of its result. ``on_line`` is called with each line that it prints before its answer
+    (:func:`print_line`), as soon as it has. Else as :func:`analyze_in_worker`.
     """
     rules = "" if Own.paths is None else json.dumps(Own.paths)
-    command = child_command("gputop.diagnosis.worker:child", str(os.getpid()), rules, module, *arguments)
+    command = child_command("gputop.diagnosis.worker:child", str(os.getpid()), rules, task.module, *task.arguments)
     try:
-        output, code, stderr = _run(command, stop, timeout_s, what, pass_fds, on_line)
+        output, code, stderr = _run(command, task, stop, timeout_s, on_line)
     except OSError as error:
-        raise WorkerFailed(f"The {what} could not be started: {error}", "The trace is kept: run `gputop analyze` on "
-                           "it.") from error
-    return _result(output, code, stderr, kind, what)
+        raise WorkerFailed(f"The {task.what} could not be started: {error}",
+                           "The trace is kept: run `gputop analyze` on it.") from error
+    return _result(output, code, stderr, kind, task.what)
 
 
 def _run(
-    command: list[str], stop: threading.Event | None, timeout_s: float, what: str, pass_fds: Sequence[int],
+    command: list[str], task: WorkerTask, stop: threading.Event | None, timeout_s: float,
     on_line: Callable[[bytes], None] | None,
 ) -> tuple[bytes, int, str]:
     """The output of the subprocess, its status, and the end of what it wrote to stderr."""
     with tempfile.TemporaryFile() as errors, subprocess.Popen(
         # A session of its own: ctrl-c in the terminal is for gputop to decide on.
         command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, start_new_session=True,
-        pass_fds=pass_fds,
+        pass_fds=task.pass_fds,
     ) as child:
         try:
-            output = _read(child, stop, timeout_s, what, on_line)
+            output = _read(child, stop, timeout_s, task.what, on_line)
         finally:
             if child.poll() is None:
                 child.kill()

@@ -47,6 +47,13 @@ class _Sleeper:
     lowest: int  # the lowest address of its stack
 
 
+@dataclass(frozen=True, slots=True)
+class _RemoteCall:
+    function: int  # its address
+    first: int  # its first argument
+    text: bytes  # its second argument is the address of this
+
+
 def call_with_text(pid: int, memory: int, function: int, first: int, text: bytes) -> int:
     """``function(first, address of text)`` in process ``pid``; returns its int. The text, and the page it lies in,
     stay. ``memory`` is its open memory (:func:`gputop.launch.remote_exec.memory_of`); all arguments are addresses.
@@ -58,7 +65,7 @@ def call_with_text(pid: int, memory: int, function: int, first: int, text: bytes
         for sleeper in _sleepers(pid):
             with signals_held(), _borrow(pid, memory, sleeper, gadgets) as borrowed:
                 if borrowed is not None:
-                    return _call(memory, *borrowed, gadgets, function, first, text)
+                    return _call(memory, *borrowed, gadgets, _RemoteCall(function, first, text))
         time.sleep(_PERIOD_S)
     raise GputopError(f"no thread of process {pid} sleeps where gputop can use it for a moment",
                       "The process is frozen (a paused container?) or never sleeps. Try again.")
@@ -152,11 +159,10 @@ def _resumed(registers: Registers, alone: bool = False) -> Registers:
 
 
 def _call(
-    memory: int, tracee: Tracee, registers: Registers, frame: ReturnFrame, gadgets: Gadgets, function: int, first: int,
-    text: bytes,
+    memory: int, tracee: Tracee, registers: Registers, frame: ReturnFrame, gadgets: Gadgets, call: _RemoteCall,
 ) -> int:
     no_restart = {**registers, "orig_rax": _unsigned(-1)}
-    length = (len(text) + 1 + 4095) & ~4095
+    length = (len(call.text) + 1 + 4095) & ~4095
     # Anonymous, private, readable and writable (sys/mman.h).
     tracee.set_registers({**no_restart, "rip": gadgets.syscall, "rsp": frame.back, "rax": _MMAP, "rdi": 0,
                           "rsi": length, "rdx": 3, "r10": 0x22, "r8": _unsigned(-1), "r9": 0})
@@ -166,9 +172,9 @@ def _call(
     if _signed(page) < 0:
         raise GputopError(f"the process cannot get memory: {os.strerror(-_signed(page))}",
                           "Its limits may be reached.")
-    os.pwrite(memory, text + b"\0", page)
-    tracee.set_registers({**no_restart, "rip": function, "rsp": frame.calls if gadgets.store else frame.back,
-                          "rbx": frame.result, "rdi": first, "rsi": page, "rax": 0})
+    os.pwrite(memory, call.text + b"\0", page)
+    tracee.set_registers({**no_restart, "rip": call.function, "rsp": frame.calls if gadgets.store else frame.back,
+                          "rbx": frame.result, "rdi": call.first, "rsi": page, "rax": 0})
     _run_to_call(tracee, gadgets.after_sigreturn, frame.context)
     # Another call in the place of rt_sigreturn, which every seccomp filter lets pass, and after it rt_sigreturn again.
     tracee.set_registers({**tracee.registers(), "orig_rax": _SCHED_YIELD, "rip": gadgets.syscall + 2,

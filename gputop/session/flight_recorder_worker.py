@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from gputop.core.errors import GputopError
-from gputop.diagnosis.worker import answer, run_in_worker
+from gputop.diagnosis.worker import WorkerTask, answer, run_in_worker
 from gputop.ranks.flight_recorder import read_of_processes
 from gputop.ranks.flight_recorder_report import HEAD, lines
 
@@ -16,8 +16,9 @@ _TIMEOUT_S = 60.0
 def read_in_worker(pids: Sequence[int]) -> tuple[str, ...]:
     """What the dumps of these processes say, as lines. Blocks; call it from a thread."""
     try:
-        return run_in_worker("gputop.session.flight_recorder_worker", list(map(str, pids)), tuple[str, ...],
-                             timeout_s=_TIMEOUT_S, what="reading of the flight recorder's dumps")
+        task = WorkerTask("gputop.session.flight_recorder_worker", tuple(map(str, pids)),
+                          "reading of the flight recorder's dumps")
+        return run_in_worker(task, tuple[str, ...], timeout_s=_TIMEOUT_S)
     except GputopError as error:
         return (f"{HEAD}not asked. {error.in_one_line}",)
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 
 from gputop.core.errors import GputopError
-from gputop.diagnosis.worker import WorkerFailed, answer, run_in_worker
+from gputop.diagnosis.worker import WorkerFailed, WorkerTask, answer, run_in_worker
 from gputop.ranks.model import Answer
 from gputop.ranks.nccl_ras import read_here
 
@@ -24,9 +24,10 @@ def read_in_worker(data: bytes, as_json: bool, time_s: float) -> Answer:
         with tempfile.TemporaryFile(prefix="gputop-ras-") as file:
             file.write(data)
             file.seek(0)
-            return run_in_worker("gputop.session.ras_worker",
-                                 [str(file.fileno()), "json" if as_json else "text", repr(time_s)], Answer,
-                                 timeout_s=_TIMEOUT_S, what="reading of NCCL's answer", pass_fds=(file.fileno(),))
+            task = WorkerTask("gputop.session.ras_worker",
+                              (str(file.fileno()), "json" if as_json else "text", repr(time_s)),
+                              "reading of NCCL's answer", pass_fds=(file.fileno(),))
+            return run_in_worker(task, Answer, timeout_s=_TIMEOUT_S)
     except WorkerFailed as error:
         raise GputopError(error.message, "The job itself is not affected.") from None
     except OSError as error:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.simulation.encode import (
     INT,
@@ -65,6 +66,18 @@ def build_xspace(loop: TrainingLoop, start_ns: int, end_ns: int, origin_unix_ns:
             "note": "Nothing here was measured: made by gputop's simulated training loop."}
     return write_xspace(loop.timeline(start_ns, end_ns), start_ns, end_ns, origin_unix_ns=origin_unix_ns,
                         hostname=hostname, mark=mark)
+
+
+class _Kernels(Struct, frozen=True):
+    """Kernels of one stream: ``name`` indexes ``names`` and ``details``, ``op`` indexes ``ops``."""
+
+    kind: str  # a key of _STREAMS
+    ran: StreamOps
+    name: I64
+    names: list[str]
+    details: list[str]
+    op: I64
+    ops: list[str]
 
 
 class _Recorder:
@@ -134,15 +147,16 @@ class _Recorder:
         job, program, compute = self.job, self.t.programs[gpu], self.t.compute[gpu]
         streams: _STREAM_LINES = {}
         ops = self._op_names(gpu, program.ops)
-        self._kernels(plane, gpu, streams, "Kernel", compute, program.name[compute.row], program.names,
-                      program.details, program.op[compute.row], ops)
+        self._kernels(plane, gpu, streams, _Kernels("Kernel", compute, program.name[compute.row], program.names,
+                                                    program.details, program.op[compute.row], ops))
         collectives = self.t.collectives[gpu]
         if len(collectives.row):
             reduce = "CollectiveReduceV2" if job.version >= (2, 13) else "NcclAllReduce"
-            self._kernels(plane, gpu, streams, "Collective", collectives, collectives.row * 0, [_collective_name(job)],
-                          [_COLLECTIVE_DETAILS], collectives.row, [
-                              f"all-reduce-start.{i}" for i in range(job.comm_count)] if job.jax else
-                          self._op_names(gpu, [f"{reduce}_{i}:{reduce}" for i in range(job.comm_count)]))
+            reduce_ops = [f"all-reduce-start.{i}" for i in range(job.comm_count)] if job.jax else (
+                self._op_names(gpu, [f"{reduce}_{i}:{reduce}" for i in range(job.comm_count)]))
+            self._kernels(plane, gpu, streams, _Kernels(
+                "Collective", collectives, collectives.row * 0, [_collective_name(job)], [_COLLECTIVE_DETAILS],
+                collectives.row, reduce_ops))
         self._copies(plane, gpu, streams)
         for number, (kinds, data) in sorted(streams.items()):
             order = sorted(kinds, key=lambda k: _hash(k + str(self.job.seed)))
@@ -152,17 +166,15 @@ class _Recorder:
     def _op_names(self, gpu: int, ops: list[str]) -> list[str]:
         return [f"replica_{gpu}/{op}" for op in ops] if gpu and not self.job.jax and not self.job.serial else ops
 
-    def _kernels(
-        self, plane: Plane, gpu: int, streams: _STREAM_LINES, kind: str, ran: StreamOps,
-        name: I64, names: list[str], details: list[str], op: I64, ops: list[str],
-    ) -> None:
-        """Kernels of one stream, and their launches. ``name`` indexes ``names`` and ``details``, ``op`` ``ops``."""
+    def _kernels(self, plane: Plane, gpu: int, streams: _STREAM_LINES, kernels: _Kernels) -> None:
+        """Add kernels of one stream to ``streams``, and their launches to the host's lines."""
+        ran, name, op, ops = kernels.ran, kernels.name, kernels.op, kernels.ops
         job, correlation = self.job, self.correlation + np.arange(len(name))
         self.correlation += len(name)
         seen = (ran.start >= self.begin) & (ran.end <= self.end) & job.device_events
         if seen.any():
             stats = [Column(plane.stat_id("correlation_id"), UINT, correlation[seen]),
-                     Column(plane.stat_id("kernel_details"), REF, plane.ref_ids(details)[name[seen]])]
+                     Column(plane.stat_id("kernel_details"), REF, plane.ref_ids(kernels.details)[name[seen]])]
             constants = [stat(plane.stat_id("context_id"), "$$1")]
             shown = ops
             if job.jax or job.xla:
@@ -172,23 +184,23 @@ class _Recorder:
                 shown = ["XlaModule:" if job.jax else "cluster_0/xla_run:_XlaRun"] * len(ops)
             if job.tf_ops:
                 stats.append(Column(plane.stat_id("tf_op"), REF, plane.ref_ids(shown)[op[seen]]))
-            ids = np.array([plane.event_id(x) for x in names], np.int64)
+            ids = np.array([plane.event_id(x) for x in kernels.names], np.int64)
             data = events(ids[name[seen]], (ran.start[seen] - self.begin) * 1000, (ran.end - ran.start)[seen] * 1000,
                           stats, constants)
-            kinds, lines = streams.setdefault(_STREAMS[kind], (set(), []))
+            kinds, lines = streams.setdefault(_STREAMS[kernels.kind], (set(), []))
             kinds.add("Kernel")
             lines.append(data)
         called = (ran.launch >= self.begin) & (ran.launch_end <= self.end) & job.launches
         if called.any():
             launch, launch_end = ran.launch[called], ran.launch_end[called]
             host = self.host
-            symbols = np.array([host.event_id(_symbol(x)) for x in names], np.int64)
+            symbols = np.array([host.event_id(_symbol(x)) for x in kernels.names], np.int64)
             data = events(
                 symbols[name[called]], (launch - self.begin) * 1000, (launch_end - launch) * 1000,
                 [Column(host.stat_id("correlation_id"), UINT, correlation[called])],
                 [stat(host.stat_id("device_id"), gpu), stat(host.stat_id("context_id"), "$$1")])
             self.lines.setdefault(self._launch_thread(gpu), []).append(data)
-            if kind == "Kernel" and job.op_events and not (job.xla or job.jax):
+            if kernels.kind == "Kernel" and job.op_events and not (job.xla or job.jax):
                 self._op_events(gpu, op[called], ops, launch, launch_end)
 
     def _op_events(self, gpu: int, op: I64, ops: list[str], launch: I64, launch_end: I64) -> None:

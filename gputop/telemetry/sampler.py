@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from gputop.core.errors import GputopError
 from gputop.core.metrics import HOST_METRICS
 from gputop.core.samples import (
@@ -49,6 +51,13 @@ _T = TypeVar("_T")
 _WAKEUP = object()  # a message that only ends the scheduler's wait
 
 
+class Clocks(Struct, frozen=True):
+    """Time in seconds: ``monotonic`` for deadlines and periods, ``wall`` (Unix time) for samples."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+
 class Sampler:
     """Samples ``source`` every ``interval_s`` seconds until stopped.
 
@@ -71,8 +80,7 @@ class Sampler:
         on_error: Callable[[GputopError], None] | None = None,
         *,
         on_backfill: Callable[[Sequence[NodeSample]], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        clocks: Clocks = Clocks(),  # noqa: B008  frozen
         open_deadline_s: float = OPEN_DEADLINE_S,
     ) -> None:
         self._source = source
@@ -83,8 +91,7 @@ class Sampler:
         self._connected = threading.Event()
         if on_sample is not None and on_error is not None:
             self.connect(on_sample, on_error, on_backfill)
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._clock, self._wall_clock = clocks.monotonic, clocks.wall
         self._open_deadline_s = open_deadline_s
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopping = False

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gputop.core.errors import GputopError
-from gputop.diagnosis.worker import TIMEOUT_S, Diagnosis, answer, diagnosis_of, print_line, run_in_worker
+from gputop.diagnosis.worker import TIMEOUT_S, Diagnosis, WorkerTask, answer, diagnosis_of, print_line, run_in_worker
 from gputop.timeline.layout import Place
 from gputop.timeline.reader import Timeline
 
@@ -41,8 +41,9 @@ def timeline_in_worker(
                     on_rows(Timeline.open(file, Place(*map(int, line.split()))))
 
             asked = "diagnosis" if on_diagnosis is not None else ""
-            made = run_in_worker("gputop.timeline.worker", [str(file.fileno()), asked, *map(str, paths)], _Made, stop,
-                                 timeout_s, "timeline", pass_fds=(file.fileno(),), on_line=show_rows)
+            task = WorkerTask("gputop.timeline.worker", (str(file.fileno()), asked, *map(str, paths)), "timeline",
+                              pass_fds=(file.fileno(),))
+            made = run_in_worker(task, _Made, stop, timeout_s, show_rows)
             if on_diagnosis is not None and made.diagnosis is not None:
                 on_diagnosis(made.diagnosis)
             return Timeline.open(file)

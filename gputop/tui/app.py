@@ -22,7 +22,7 @@ from gputop.tui import open_screens
 from gputop.tui.keys import FOOTERS, MAIN_VIEW_ACTIONS, MONITOR, STACKS_TELL, commands
 from gputop.tui.monitor import messages, status_lines
 from gputop.tui.monitor.columns import METRICS
-from gputop.tui.monitor.findings_panel import ActionsPanel
+from gputop.tui.monitor.findings_panel import ActionsPanel, CaptureView
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.layout import SIZE_CLASSES, layout
 from gputop.tui.monitor.process_panel import ProcessPanel
@@ -228,7 +228,6 @@ class GputopApp(TerminalApp):
             earlier = ", of an earlier job" if session.captured_before_restart else ""
             title += f" · capture {status_lines.time_ago(session.clock(), record.time_s)}{earlier} + live"
         analysis = record.analysis if record is not None else None
-        found = analysis.breakdown if analysis is not None else None
         if self._refused is not None and messages.has_server(session):
             self._refused = None
         intro = (messages.panel_intro(session, self.no_server_hint()) if self._refused is None
@@ -237,12 +236,14 @@ class GputopApp(TerminalApp):
         panel.numbers, panel.keyed = session.gpu_numbers, session.player is None
         reserved = [finding for finding in session.findings if finding.id in messages.OF_MEMORY_COLUMN]
         self._table.note_reserved({gpu for finding in reserved for gpu in finding.gpus})
-        panel.update_view(tuple(f for f in session.findings if f not in reserved), title, intro,
-                          {} if found is None else found.known, None if record is None else record.step_s,
-                          record is not None, analysis.what_if if analysis is not None else (),
-                          answer=self._refused is not None,
-                          not_judged=analysis is not None and bool(analysis.abstained),
-                          earlier=messages.earlier_verdict(session) if session.captured_before_restart else None)
+        capture = None
+        if record is not None:
+            earlier_lines = messages.earlier_verdict(session) if session.captured_before_restart else None
+            capture = CaptureView(step_s=record.step_s, earlier=earlier_lines) if analysis is None else CaptureView(
+                {} if analysis.breakdown is None else analysis.breakdown.known, record.step_s, analysis.what_if,
+                bool(analysis.abstained), earlier_lines)
+        panel.update_view(tuple(f for f in session.findings if f not in reserved), title, intro, capture,
+                          answer=self._refused is not None)
 
     def no_server_hint(self) -> tuple[str, ...]:
         """What to do while no profiler server is known."""
@@ -285,11 +286,11 @@ class GputopApp(TerminalApp):
             job.show([status_lines.replay_line(self._terminal_size.width, place_s, session.step_period)])
             return
         record = None if session.captured_before_restart else session.last_capture
-        job.show([status_lines.job(session.servers, session.servers_known, messages.status_shown(session),
-                                   record, session.clock(), self._terminal_size.width,
-                                   session.step_period,
-                                   session.auto_capture.state() if session.auto_capture is not None else "",
-                                   session.ended_server, session.restarted_s)])
+        state = status_lines.JobState(
+            session.servers, session.servers_known, messages.status_shown(session), record, session.step_period,
+            session.auto_capture.state() if session.auto_capture is not None else "",
+            session.ended_server, session.restarted_s)
+        job.show([status_lines.job(state, session.clock(), self._terminal_size.width)])
 
     def _show_attached(self) -> None:
         """Whether there is a server at the address that was entered last."""

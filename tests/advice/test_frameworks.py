@@ -17,7 +17,7 @@ from gputop.advice.trace_rules import TRACE_RULES
 from gputop.advice.verdict import Explanation
 from gputop.diagnosis.diagnose import examine
 from gputop.trace.lookups import detect_framework
-from tests.advice.test_words import JOBS, example, verdict_of
+from tests.advice.golden_words import JOBS, example, verdict_of
 from tests.advice.trace.traces import STEP, STEPS, analyzed
 from tests.trace.build import Builder
 

@@ -23,8 +23,8 @@ from gputop.text import console
 from gputop.tui.cluster import rows
 from tests.campaign.target import Target
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
-from tests.cluster.test_collect import NODE_1, NODE_2, by_label, straggler
-from tests.cluster.test_slurm import SAID, squeue
+from tests.cluster.squeue_double import SAID, squeue
+from tests.cluster.stragglers import NODE_1, NODE_2, by_label, straggler
 
 _MOST_CPU_S, _MOST_BYTES = 10.0, 150 << 20
 _REFRESHES = 5

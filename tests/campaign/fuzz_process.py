@@ -32,7 +32,8 @@ from gputop.sources.host.cgroups import Cgroups
 from gputop.sources.host.containers import container_of
 from gputop.text import console
 from tests.campaign.target import Target
-from tests.launch import test_elf, test_remote_exec
+from tests.launch.elf_files import symbol, with_symbols
+from tests.launch.python_memory import MAIN, NEWER, RUNTIME, PythonMemory
 
 _MOST_CPU_S, _MOST_BYTES = 5.0, 100 << 20
 _STAT = "7 (python) S 1 7 7 0 -1 4194304 1 0 0 0 100 50 0 0 20 0 9 0 5000 1000000 500 " + "0 " * 30
@@ -147,9 +148,9 @@ def _elf(_: Path, data: bytes) -> None:
 
 def _elfs(_: Path) -> list[bytes]:
     names = b"\0" + b"\0".join(name.encode() for name in _FUNCTIONS) + b"\0"
-    symbols = b"".join(test_elf._symbol(names.index(name.encode()), 0x1000 + at)
+    symbols = b"".join(symbol(names.index(name.encode()), 0x1000 + at)
                        for at, name in enumerate(_FUNCTIONS))
-    return [test_elf._with_symbols(symbols, names), test_elf._with_symbols(symbols * 20, names, 3),
+    return [with_symbols(symbols, names), with_symbols(symbols * 20, names, 3),
             Path(sys.executable).resolve().read_bytes()[:1 << 15]]
 
 
@@ -173,9 +174,9 @@ def _runtime(folder: Path, data: bytes) -> None:
 def _runtimes(_: Path) -> list[bytes]:
     found = []
     for version in (0x030E03F0, 0x030F01F0):
-        python = test_remote_exec._Python(version)
+        python = PythonMemory(version)
         memory = bytearray(python.block.raw)
-        for place in (test_remote_exec._RUNTIME + 1500, test_remote_exec._NEWER + 24, test_remote_exec._MAIN + 40):
+        for place in (RUNTIME + 1500, NEWER + 24, MAIN + 40):
             (address,) = struct.unpack_from("<Q", memory, place)
             struct.pack_into("<Q", memory, place, address - python.at + _BASE)
         found.append(bytes(_BASE) + bytes(memory))

@@ -56,15 +56,15 @@ from tests.campaign import fuzz_cluster, fuzz_kineto, fuzz_process
 from tests.campaign.target import Target
 from tests.dcgm_double import DOUBLES, INTEGERS
 from tests.dcgm_double.scene import Scene
-from tests.diagnosis.test_fuzz import few, tiny
+from tests.diagnosis.small_traces import few, tiny
 from tests.fakes import START_S, node_sample
 from tests.nvml_fake import FakeNvml
 from tests.profiler.capturing import capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 from tests.ranks.ras_double import Job, as_json, as_text
 from tests.records import replace
-from tests.trace.readers.chrome.test_reader import kineto
-from tests.trace.readers.test_nsys import report
+from tests.trace.readers.chrome.kineto_file import kineto
+from tests.trace.readers.nsys_report import report
 
 DATA = Path(__file__).parents[1] / "data"
 _SAMPLES = 40  # of a recording that are looked at

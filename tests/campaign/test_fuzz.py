@@ -16,7 +16,7 @@ from tests.campaign import mutation
 from tests.campaign.fuzz import KEPT, TARGET_NAMES, Campaign, keep
 from tests.campaign.planted import PLANTED
 from tests.campaign.targets import TARGETS, _recordings
-from tests.trace.readers.test_nsys import report
+from tests.trace.readers.nsys_report import report
 
 INPUTS = 4 * len(TARGET_NAMES)
 

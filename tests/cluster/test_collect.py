@@ -13,23 +13,10 @@ from gputop.cluster.node_means import node_means
 from gputop.cluster.view import View
 from gputop.core.errors import GputopError, NoDataError
 from gputop.export.cluster import summary
-from tests.cluster.fleets import LIMITS, NOW, CannedClient, Rows
-from tests.cluster.test_slurm import squeue
+from tests.cluster.fleets import LIMITS, NOW, CannedClient
+from tests.cluster.squeue_double import squeue
+from tests.cluster.stragglers import DCGM, JOB, NODE_1, NODE_2, OTHER, by_label, straggler
 from tests.records import replace
-
-DCGM = {"DCGM_FI_PROF_SM_ACTIVE": 1600, "DCGM_FI_DEV_GPU_UTIL": 1600, "DCGM_FI_DEV_POWER_USAGE": 1600}
-JOB, OTHER = {"hpc_job": "7"}, {"hpc_job": "8"}
-NODE_1, NODE_2 = {"Hostname": "n1", "instance": "10.0.0.1:9400"}, {"hostname": "n2.example", "instance": "n2:9400"}
-
-
-def by_label() -> CannedClient:
-    return CannedClient(
-        DCGM, ["hpc_job"], activity=[(JOB, 0.9), (OTHER, 0.5), ({}, 0.0)], gpus=[(JOB, 32), (OTHER, 8), ({}, 16)],
-        nodes=[(JOB, 4), (OTHER, 1)], lowest=[(JOB, 0.5), (OTHER, 0.4)], median=[(JOB, 0.9), (OTHER, 0.5)],
-        power_w=[(JOB, 20_000.0)], mad=[(JOB, 0.01)],
-        idle_gpus=[(OTHER, 3)], all_gpus=[({}, 56)], node_median=[(JOB, 0.9)],
-        low_gpu=[({**JOB, **NODE_1, "UUID": "GPU-1", "gpu": "3"}, 0.5), ({**NODE_1, "UUID": "GPU-9", "gpu": "0"}, 0.0)],
-        down=[({}, 1)], targets=[({}, 5)], down_target=[({"instance": "n9:9400", "job": "dcgm"}, 0)])
 
 
 def collector(client: CannedClient, slurm: bytes | None = None) -> Collector:
@@ -65,11 +52,6 @@ def test_tasks_of_arrays_and_parts_of_jobs_have_both_names(fields: dict[str, obj
     client = CannedClient(DCGM, ["hpc_job"], activity=[(own, 0.9)], gpus=[(own, 8)])
     (job,) = collector(client, squeue(**fields)).refresh(View()).jobs
     assert all(map(job.is_named, names)) and not any(map(job.is_named, not_named)) and job.id == label
-
-
-def straggler(**arms: Rows) -> CannedClient:
-    slow = {**NODE_1, "UUID": "GPU-1", "gpu": "3"}
-    return CannedClient({**DCGM, "DCGM_FI_DEV_SM_CLOCK": 1600}, sm_clock_hz=[(slow, 1.1e9)], **arms)
 
 
 def test_a_straggler_has_its_peers_where_its_job_is_the_only_one() -> None:

@@ -21,7 +21,7 @@ from gputop.cluster.node_means import node_means
 from gputop.cluster.prometheus import Client
 from gputop.cluster.view import View
 from tests.cluster import dcgm_pages
-from tests.cluster.test_slurm import squeue
+from tests.cluster.squeue_double import squeue
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None or shutil.which("promtool") is None,
                                 reason="no prometheus here (tests/debian_packages.sh unpacks it)")

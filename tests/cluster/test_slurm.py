@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from gputop.cluster.slurm import JobQueue, gpu_count, parse_squeue, short_name
 from gputop.core.errors import GputopError
-
-SAID = Path(__file__).parents[1] / "data" / "slurm" / "squeue.json"
-
-
-def squeue(**fields: object) -> bytes:
-    job = {"job_id": 7, "job_state": "RUNNING", "name": "train", "user_name": "ada", "nodes": "n[1-2]",
-           "gres_detail": ["gpu:h100:8(IDX:0-7)"] * 2, "start_time": 100}
-    return json.dumps({"jobs": [{**job, **fields}]}).encode()
+from tests.cluster.squeue_double import SAID, squeue
 
 
 def test_running_jobs_with_gpus_of_a_real_slurm() -> None:

@@ -15,14 +15,9 @@ from gputop import __version__
 from gputop.cli import main
 from gputop.commands.arguments import parser
 from gputop.core.memory import NUMPY_SETTINGS
+from tests.commands.run_gputop import ROOT, gputop
 
-ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).parents[1] / "data"
-
-
-def gputop(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "gputop", *args], capture_output=True, text=True, timeout=120,
-                          cwd=ROOT, env={**os.environ, **(env or {})})
 
 
 def no_driver(tmp_path: Path) -> dict[str, str]:
@@ -256,7 +251,6 @@ def test_a_server_asked_for_that_is_not_there_is_said(unused_port: int) -> None:
     done = gputop("snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1",
                   "--attach", f"127.0.0.1:{unused_port}")
     assert done.returncode == 0 and f"no profiler server at 127.0.0.1:{unused_port}" in done.stderr
-
 
 
 @pytest.mark.parametrize(("gate", "status"), [([], 0), (["--fail-on", "high"], 1)])

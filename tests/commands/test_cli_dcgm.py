@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
-from tests.commands.test_cli import gputop
+from tests.commands.run_gputop import gputop
 from tests.dcgm_double import PROFILING, install
 
 

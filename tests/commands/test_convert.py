@@ -32,7 +32,7 @@ from gputop.trace.model import Kind
 from gputop.trace.readers.load import load
 from tests.fakes import node_sample
 from tests.records import replace
-from tests.simulation.test_xspace import capture
+from tests.simulation.simulated_capture import capture
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"

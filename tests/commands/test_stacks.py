@@ -11,10 +11,10 @@ import pytest
 from gputop.cli import main
 from gputop.commands import stacks as command
 from gputop.ranks import processes, stacks
-from tests.export.test_schemas import problems
+from tests.export.schema_problems import problems
 from tests.ranks.flight_dumps import document, entry, history
+from tests.ranks.rank_stacks import LOADS, WAITS, rank
 from tests.ranks.ras_double import Job, serving
-from tests.ranks.test_stack_groups import LOADS, WAITS, rank
 
 STUCK = Job((100, 99), first_pid=100)
 

@@ -13,8 +13,8 @@ from gputop.comparison.sides import Side, side_of_trace
 from gputop.core.errors import EXIT_GATE, EXIT_NO_DATA, EXIT_OK
 from gputop.diagnosis.diagnose import compared_trace, examine
 from gputop.trace.model import F64
-from tests.analysis.host.test_wall_time import two_grains
 from tests.analysis.host.traces_of_epochs import MS, evaluate, train
+from tests.analysis.host.wall_time_traces import two_grains
 from tests.comparison.sides import changed, finding, side
 from tests.records import replace
 from tests.trace.build import Builder

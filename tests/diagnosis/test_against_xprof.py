@@ -20,7 +20,7 @@ import pytest
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
-from tests.trace.readers.xspace.test_reader import Builder
+from tests.trace.readers.xspace.reference import Builder
 from tests.trace.shares import SHARED
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("xprof") is None, reason="xprof is not installed")

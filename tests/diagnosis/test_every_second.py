@@ -13,8 +13,8 @@ from gputop.diagnosis.diagnose import analyze, analyze_trace
 from gputop.diagnosis.report import limit_of, short_report, text_report
 from gputop.diagnosis.wall_text import ENOUGH_STEPS, WORTH_SAYING, not_enough, unnamed_parts, wall_rows, wall_sentence
 from tests.advice.trace.traces import healthy
-from tests.analysis.host.test_wall_time import DATA, shared_inputs
 from tests.analysis.host.traces_of_epochs import MS, train
+from tests.analysis.host.wall_time_traces import DATA, shared_inputs
 from tests.trace.build import Builder, keras_steps
 
 CLEAN = ("No problem found", "No large problem found", "Nothing to advise")

@@ -24,10 +24,11 @@ from gputop.diagnosis.report import text_report
 from gputop.trace.model import Trace
 from gputop.trace.readers.chrome import json_stream
 from gputop.trace.readers.load import load
-from tests.trace.readers.chrome.test_reader import kineto
-from tests.trace.readers.test_nsys import PROCESS, report
-from tests.trace.readers.xspace.test_reader import Builder
-from tests.trace.readers.xspace.test_wire import encoded
+from tests.diagnosis.small_traces import few, tiny
+from tests.trace.readers.chrome.kineto_file import kineto
+from tests.trace.readers.nsys_report import PROCESS, report
+from tests.trace.readers.xspace.reference import Builder
+from tests.trace.readers.xspace.wire_encoding import encoded
 
 fuzz = settings(deadline=None, max_examples=60, suppress_health_check=[
     HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -60,20 +61,6 @@ def read_in_bounds(path: Path, raw: bytes) -> Trace | None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < FIXED_BYTES + MULTIPLE[path.name] * len(raw)
-
-
-def tiny() -> bytes:
-    b = Builder("")
-    b.event("/device:GPU:0", b.line("/device:GPU:0", "s", 5), "k", 1, 1, correlation_id=1, tf_op=("a",))
-    b.event("/host:CPU", b.line("/host:CPU", "t"), "train", 1, 1, correlation_id=1, step_num=1)
-    return b.bytes()
-
-
-def few() -> bytes:
-    document = kineto(rank=2)
-    document["deviceProperties"] = []
-    document["traceEvents"] = [document["traceEvents"][i] for i in (0, 5, 8)]
-    return json.dumps(document).encode()
 
 
 def report_bytes(tmp_path: Path) -> bytes:

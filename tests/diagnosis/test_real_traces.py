@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from gputop.analysis.results import Analysis
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
+from tests.diagnosis.real_traces import DATA, FILES, analyzed, needs_data
 
-DATA = Path(__file__).resolve().parents[2] / "../shared/data"
 OWN = Path(__file__).resolve().parents[1] / "data"
-needs_data = pytest.mark.skipif(not DATA.exists(), reason="the shared real traces are not on this machine")
 
-FILES = {
-    "dlrm": "dlrm_8gpu_v100/*.json.gz",
-    "a100": "kineto/a100_launch_bound.json.gz", "v100": "kineto/v100_healthy.json.gz",
-    "h100": "nsys/h100_2gpu_1s.sqlite", "mfu": "nsys/mfu_2gpu_before.sqlite",
-    "amd_8gpu": "xplane_amd/jax_conv_minimal_08*.pb", "amd_legacy": "xplane_amd/jax_conv_minimal_legacy*.pb",
-    "amd_attention": "xplane_amd/te_fused*.pb",
-}
 POINT = 0.002  # 0.2 percentage points
 ROUND = 0.0006  # the table is rounded to 0.1
-
-
-@cache
-def analyzed(name: str) -> Analysis:
-    return analyze(sorted(str(p) for p in DATA.resolve().glob(FILES[name])))
 
 
 def found(name: str) -> dict[str, str]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import text_report
 from gputop.trace.model import Trace
-from tests.analysis.host.test_tf_data import CALLER, training
+from tests.analysis.host.tf_data_traces import CALLER, training
 from tests.trace.build import Builder, keras_steps
 
 

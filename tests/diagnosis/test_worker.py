@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,8 @@ from gputop.core.errors import GputopError
 from gputop.core.signal_handlers import signal_handlers
 from gputop.diagnosis import worker
 from gputop.diagnosis.diagnose import analyze
-from gputop.diagnosis.worker import analyze_in_worker, run_in_worker
-
-CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"
+from gputop.diagnosis.worker import WorkerTask, analyze_in_worker, run_in_worker
+from tests.diagnosis.real_capture import CAPTURE
 
 
 def test_document_and_report_come_from_another_process(tmp_path, monkeypatch):
@@ -77,7 +75,7 @@ def test_the_child_dies_with_a_killed_parent(tmp_path):
     fifo = tmp_path / "never"
     os.mkfifo(fifo)
     code = ("import sys; from gputop.diagnosis import worker\n"
-            "worker.run_in_worker('tests.diagnosis.endless', sys.argv[1:], str)")
+            "worker.run_in_worker(worker.WorkerTask('tests.diagnosis.endless', tuple(sys.argv[1:])), str)")
     with subprocess.Popen([sys.executable, "-c", code, str(fifo)]) as parent:
         opened: list[int] = []
         writer = threading.Thread(target=lambda: opened.append(os.open(fifo, os.O_WRONLY)), daemon=True)
@@ -115,7 +113,7 @@ def test_a_crash_gives_its_last_line(monkeypatch):
 
 def test_output_larger_than_a_pipe_arrives_whole(monkeypatch):
     replaced(monkeypatch, "import json; print(json.dumps({'result': 'y' * 500000}))")
-    assert len(run_in_worker("m", [], str)) == 500_000
+    assert len(run_in_worker(WorkerTask("m", ()), str)) == 500_000
 
 
 @pytest.mark.parametrize(("answer", "message"), [

@@ -16,8 +16,8 @@ from gputop.export.days import DATA_ID, to_html
 from gputop.goodput.model import Creep, HourFinding, OwnRuleReport, Report
 from gputop.goodput.recorded import report
 from gputop.replay.writer import RecordingWriter
-from tests.export.test_pictures import _Page
-from tests.export.test_schemas import problems
+from tests.export.html_page import Page
+from tests.export.schema_problems import problems
 from tests.goodput.days import GIB, START_S, node
 
 EVIL = '"></script><img src=x onerror=alert(1)>\x1b[31m'
@@ -42,7 +42,7 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_a_day_is_a_row_and_an_hour_a_column_in_the_colors_of_the_states(days: Report) -> None:
     text = to_html(days)
-    page = _Page(text)
+    page = Page(text)
     pictures = [attributes for tag, attributes in page.elements if tag == "svg"]
     assert [picture["aria-label"].rpartition(" ")[2] for picture in pictures] == ["100%", "83%"]  # type: ignore[union-attr]
     assert text.count("<g><title>") == len(days.hours)
@@ -67,7 +67,7 @@ def test_what_comes_from_outside_stays_text(days: Report) -> None:
                    jobs=[replace(job, job=EVIL, user=EVIL) for job in days.jobs],
                    gpus=[replace(gpu, name=EVIL, uuid=EVIL) for gpu in days.gpus])
     text = to_html(evil)
-    page = _Page(text)
+    page = Page(text)
     assert page.count("img") == 0 and page.count("script") == 2 and "\x1b" not in text
     assert unescape(text).count("<img src=x") >= 8
     assert "the 8.0 GiB of the node are full 2.0 h after" in unescape(text)
@@ -76,7 +76,7 @@ def test_what_comes_from_outside_stays_text(days: Report) -> None:
 def test_of_no_time_it_says_so(days: Report) -> None:
     empty = replace(days, hours=[], worst_hours=[], gpus=[], jobs=[], simulated=True,
                     total=replace(days.total, states_s={}, goodput_ratio=None, energy_j=None))
-    text = " ".join(_Page(to_html(empty)).texts)
+    text = " ".join(Page(to_html(empty)).texts)
     assert "N/A: no GPU was recorded for any time." in text and "SIMULATED" in text
 
 

@@ -13,8 +13,8 @@ import gputop
 from gputop.analysis.results import FlameNode, HostStacks
 from gputop.core.codec import from_document
 from tests.analyses import make_analysis
-from tests.export.test_pictures import _Page
-from tests.tui.screens.test_tables import STACKS
+from tests.export.html_page import Page
+from tests.tui.screens.tabled import STACKS
 
 TRACE = Path(__file__).parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"
 
@@ -22,11 +22,11 @@ TRACE = Path(__file__).parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"
 @pytest.mark.parametrize("real", [True, False])
 def test_a_notebook_shows_the_page_in_a_frame_of_its_own(real: bool) -> None:
     analysis = gputop.analyze(TRACE) if real else gputop.Analysis.from_json(make_analysis().to_json())
-    frame = _Page(analysis._repr_html_())  # type: ignore[attr-defined]
+    frame = Page(analysis._repr_html_())  # type: ignore[attr-defined]
     [(tag, attributes)] = frame.elements
     assert tag == "iframe" and attributes["sandbox"] == "allow-scripts" and frame.texts == []
     text = attributes["srcdoc"] or ""
-    page = _Page(text)
+    page = Page(text)
     assert all(finding.title in unescape(text) for finding in analysis.findings) and page.count("article") == len(
         analysis.findings)
     assert "The step" in page.texts and "default-src 'none'" in text
@@ -41,8 +41,8 @@ def test_python_in_the_gaps_is_listed_and_an_icicle_shows_its_calls() -> None:
     analysis = msgspec.structs.replace(make_analysis(steps={"count": 4, "mean_s": 0.1}), stacks=msgspec.structs.replace(
         stacks, flame=flame))
     assert isinstance(analysis, gputop.Analysis)  # an analysis has its picture from there
-    text = _Page(analysis._repr_html_()).elements[0][1]["srcdoc"] or ""
-    page = _Page(text)
+    text = Page(analysis._repr_html_()).elements[0][1]["srcdoc"] or ""
+    page = Page(text)
     assert page.count("script") == 1 and evil in page.texts
     assert "70.0 ms of each step: metrics.py:112 confusion_matrix, mostly in numpy/core.py:3 add" in page.texts
     boxes = re.findall(r'<b style="left:([\d.]+)%;width:([\d.]+)%;top:(\d+)px', text)
@@ -55,6 +55,6 @@ def test_a_hostile_name_stays_text() -> None:
     evil = '"></iframe><script>alert(1)</script>'
     analysis = msgspec.structs.replace(analysis, trace=msgspec.structs.replace(analysis.trace, hosts=(evil,)))
     _ = gputop.Analysis
-    frame = _Page(analysis._repr_html_())
+    frame = Page(analysis._repr_html_())
     assert [tag for tag, _ in frame.elements] == ["iframe"]
-    assert _Page(frame.elements[0][1]["srcdoc"] or "").count("script") == 1
+    assert Page(frame.elements[0][1]["srcdoc"] or "").count("script") == 1

@@ -8,7 +8,6 @@ import shutil
 import struct
 import subprocess
 import unicodedata
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,6 +23,7 @@ from gputop.render.finding_text import NOTHING_FOUND
 from gputop.render.step_parts import PART_BY_ID
 from gputop.replay.snapshot import read
 from tests.analyses import make_analysis
+from tests.export.html_page import Page
 from tests.export.scene import HOSTILE, SECRET, session
 from tests.fakes import StillSession
 from tests.records import replace
@@ -33,41 +33,6 @@ CHROMIUM = next(filter(None, map(shutil.which, (
 browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 _SVG = "{http://www.w3.org/2000/svg}"
 _DRAWN = {"svg", "g", "rect", "path", "polyline", "circle", "text", "title"}
-_VOID = {"meta", "br", "link", "img", "input"}
-
-
-class _Page(HTMLParser):
-    """Elements with their attributes, and texts outside of scripts and styles."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.feed(text)
-        assert self.open == [], "every element is closed"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in _VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in ("script", "style"):
-            self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    def count(self, tag: str, kind: str = "") -> int:
-        return sum(t == tag and kind in (a.get("class") or "").split() if kind else t == tag for t, a in self.elements)
 
 
 def _harmless(text: str) -> bool:
@@ -109,7 +74,7 @@ def test_the_svg_shows_the_ops_below_the_roofs() -> None:
 
 
 def test_the_page_names_the_ops_of_the_roofline_and_says_why_a_row_is_no_layer() -> None:
-    words = " ".join(_Page(to_html(document(session()))).texts)
+    words = " ".join(Page(to_html(document(session()))).texts)
     assert "1 Dense_0/dot_general: 400 TFLOP/s in bf16, 900 FLOP per byte" in words and "both logarithmic" in words
     ladder = words[words.index("From the mean step"):]
     assert "MFU not known." in ladder and "0 s" not in ladder[:ladder.index("MFU not known.")]
@@ -136,7 +101,7 @@ def test_a_figure_that_is_missing_or_coarse_says_so_in_the_svg() -> None:
 
 
 def test_the_page_has_its_parts() -> None:
-    page = _Page(to_html(document(session())))
+    page = Page(to_html(document(session())))
     headings = re.findall(r"<h2>([^<]*)", to_html(document(session())))
     assert headings == ["SM active", "What to do", "The step", "Now", "Other lanes", "Processes", "Host"]
     assert page.count("article", "finding") == 2 and page.count("article", "high") == 1
@@ -194,7 +159,7 @@ def test_the_text_keeps_its_prose_within_80_columns() -> None:
 
 
 def test_the_page_asks_nobody_for_anything() -> None:
-    page = _Page(to_html(document(session())))
+    page = Page(to_html(document(session())))
     for tag, attributes in page.elements:
         assert not {"src", "href", "action", "srcset", "background", "poster", "onclick"} & set(attributes), tag
     assert not {"link", "img", "iframe", "object", "form", "base", "audio", "video"} & {t for t, _ in page.elements}
@@ -220,7 +185,7 @@ def test_a_simulated_node_says_so_in_every_form() -> None:
     watched = session()
     assert watched.sample is not None
     watched.sample = replace(watched.sample, simulated=True)
-    page = _Page(render(watched, "html"))
+    page = Page(render(watched, "html"))
     assert page.count("div", "banner") == 1 and "SIMULATED" in page.text
     assert ">SIMULATED</text>" in render(watched, "svg")
 
@@ -230,7 +195,7 @@ def test_without_capture_history_or_gpus_there_is_still_a_page() -> None:
     assert watched.sample is not None
     watched.sample = replace(watched.sample, gpus=(), processes=())
     watched.history = None
-    page = _Page(to_html(document(watched)))
+    page = Page(to_html(document(watched)))
     assert page.count("section") == 2 and NOTHING_FOUND in page.text
     ElementTree.fromstring(to_svg(document(watched)))
 
@@ -250,7 +215,7 @@ def test_a_trace_that_could_not_be_analyzed_says_why() -> None:
 def test_hostile_names_are_shown_and_do_nothing() -> None:
     watched = session(2, name=HOSTILE)
     html, svg, text = (render(watched, kind) for kind in ("html", "svg", "text"))
-    page = _Page(html)
+    page = Page(html)
     assert [t for t, _ in page.elements].count("script") == 2 and not page.count("img")
     assert not [a for _, a in page.elements if any(name.startswith("on") for name in a)]
     assert "</script><script>document.title='owned'" in page.text, "shown as it is"
@@ -297,7 +262,7 @@ def test_a_browser_opens_the_page_and_runs_its_own_script_alone(tmp_path: Path, 
     shot = tmp_path / "page.png"
     done = _chromium(tmp_path / "profile", path, "--dump-dom")
     assert "CONSOLE" not in done.stderr, "no error, nothing refused"
-    dom = _Page(done.stdout)
+    dom = Page(done.stdout)
     assert dom.count("button") == dom.count("div", "code") == 1
     assert "<title>gputop: " in done.stdout and not dom.count("img")
     _chromium(tmp_path / "profile", path, f"--screenshot={shot}", "--window-size=1280,2000")

@@ -4,7 +4,6 @@ import io
 import os
 import resource
 import shutil
-import struct
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.launch import elf
 from gputop.launch.elf import addresses_in, functions_of
+from tests.launch.elf_files import elf_file, symbol, with_symbols
 
 _NAMES = ("Py_AddPendingCall", "PyRun_SimpleString")
 
@@ -49,37 +49,17 @@ def test_another_kind_of_file_is_reported():
 _FAR = (1 << 63) + 8
 
 
-def _file(sections: list[tuple[int, int, int, int]], body: bytes = b"", *, loads: int = 1, at: int = 64,
-          kind: int = 3) -> bytes:
-    """An ELF file: ``sections`` are (type, offset, size, link), ``body`` follows the headers."""
-    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01", kind, 62, 1, 0, at, 64 + 56 * loads, 0, 64, 56,
-                         loads, 64, len(sections), 0)
-    segments = struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, 0, 0, 0) * loads
-    return header + segments + b"".join(
-        struct.pack("<IIQQQQIIQQ", 0, type_, 0, 0, offset, size, link, 0, 0, 0)
-        for type_, offset, size, link in sections) + body
-
-
-def _with_symbols(symbols: bytes, names: bytes, tables: int = 1) -> bytes:
-    begin = 64 + 56 + 64 * (tables + 1)
-    return _file([(3, begin, len(names), 0)] + [(2, begin + len(names), len(symbols), 0)] * tables, names + symbols)
-
-
-def _symbol(place: int, value: int) -> bytes:
-    return struct.pack("<IBBHQQ", place, 0, 0, 1, value, 0)
-
-
 def test_a_file_made_by_hand_is_read() -> None:
     names = b"\0x" + _NAMES[0].encode() + b"\0" + _NAMES[1].encode() + b"\0"
-    symbols = _symbol(2, 4711) + _symbol(2 + len(_NAMES[0]) + 1, 4712)
-    assert functions_of(io.BytesIO(_with_symbols(symbols, names)), _NAMES) == (
+    symbols = symbol(2, 4711) + symbol(2 + len(_NAMES[0]) + 1, 4712)
+    assert functions_of(io.BytesIO(with_symbols(symbols, names)), _NAMES) == (
         {_NAMES[0]: 4711, _NAMES[1]: 4712}, [(0, 0)], True)
 
 
 @pytest.mark.parametrize("data", [
-    _file([(2, _FAR, 24, 0)]), _file([(3, 0, 64, 0), (2, 64, _FAR, 0)]), _file([(3, _FAR, _FAR, 0), (2, 64, 24, 0)]),
-    _file([(2, 64, 24, 7)]), _file([], at=_FAR), _file([], loads=65535),
-    _file([(3, 0, 64, 0), (2, 64, 1 << 40, 0)]),
+    elf_file([(2, _FAR, 24, 0)]), elf_file([(3, 0, 64, 0), (2, 64, _FAR, 0)]),
+    elf_file([(3, _FAR, _FAR, 0), (2, 64, 24, 0)]), elf_file([(2, 64, 24, 7)]), elf_file([], at=_FAR),
+    elf_file([], loads=65535), elf_file([(3, 0, 64, 0), (2, 64, 1 << 40, 0)]),
 ])
 def test_numbers_that_lead_out_of_the_file_are_damage(data: bytes) -> None:
     with pytest.raises(ValueError, match="damaged ELF file"):
@@ -87,8 +67,8 @@ def test_numbers_that_lead_out_of_the_file_are_damage(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [
-    _with_symbols(_symbol(1, 1) * 40_000, b"\0" + b"x" * 1_000_000, tables=60_000),  # names without an end
-    _with_symbols(_symbol(1, 1) * 40_000, b"Py_AddPendingCall\0" * 60_000, tables=60_000),
+    with_symbols(symbol(1, 1) * 40_000, b"\0" + b"x" * 1_000_000, tables=60_000),  # names without an end
+    with_symbols(symbol(1, 1) * 40_000, b"Py_AddPendingCall\0" * 60_000, tables=60_000),
 ])
 def test_many_tables_of_symbols_are_one(data: bytes) -> None:
     class Counted(io.BytesIO):
@@ -113,7 +93,7 @@ def planted(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     elif request.param == "folder":
         path.mkdir()
     elif request.param == "link":
-        (tmp_path / "real").write_bytes(_file([]))
+        (tmp_path / "real").write_bytes(elf_file([]))
         path.symlink_to(tmp_path / "real")
     else:
         with path.open("wb") as file:
@@ -134,7 +114,7 @@ def test_what_a_job_has_put_in_the_place_of_its_library_is_refused_at_once(
 def test_a_link_in_the_root_of_a_job_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "lib").symlink_to("real")
-    (tmp_path / "real" / "libpython3.12.so").write_bytes(_file([]))
+    (tmp_path / "real" / "libpython3.12.so").write_bytes(elf_file([]))
     maps = f"7f0000000000-7f0000001000 r-xp 00000000 00:00 1    {tmp_path}/lib/libpython3.12.so\n"
     monkeypatch.setattr(elf, "read_maps", lambda pid: maps.encode())
     with pytest.raises(GputopError, match="cannot be read"):
@@ -144,7 +124,7 @@ def test_a_link_in_the_root_of_a_job_leads_nowhere(tmp_path: Path, monkeypatch: 
 def test_an_address_that_no_process_has_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = b"\0_PyRuntime\0"
     library = tmp_path / "libpython3.12.so"
-    library.write_bytes(_with_symbols(_symbol(1, (1 << 64) - 8), names))
+    library.write_bytes(with_symbols(symbol(1, (1 << 64) - 8), names))
     maps = f"7f0000000000-7f0000001000 r-xp 00000000 00:00 1    {library}\n"
     monkeypatch.setattr(elf, "read_maps", lambda pid: maps.encode())
     with pytest.raises(GputopError, match="is not Python"):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from gputop.ranks.flight_recorder import Dump, read_dump
@@ -44,3 +48,25 @@ def dump(rank: int, entries: Sequence[dict[str, Any]], size: int | None = 2,
 def history(last: int, *, then: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
     """Completed all_reduces 1 to ``last``, and what follows."""
     return [*(entry(seq) for seq in range(1, last + 1)), *then]
+
+
+@contextmanager
+def processes(*environs: Mapping[str, str]) -> Iterator[list[int]]:
+    """Processes with these in their environment, which wait until they are ended."""
+    started = []
+    try:
+        for own in environs:
+            started.append(subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], env=dict(own),
+                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        for process in started:
+            assert process.stdout is not None and process.stdout.readline()
+        yield [process.pid for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def save(path: Path, entries: list[dict[str, Any]]) -> str:
+    path.write_bytes(pickle.dumps(document(entries), 2))
+    return str(path)

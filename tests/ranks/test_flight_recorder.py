@@ -6,9 +6,7 @@ import json
 import os
 import pickle
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +17,14 @@ from gputop.ranks import flight_recorder
 from gputop.ranks.desync import compare
 from gputop.ranks.flight_recorder import Dumps, rank_of_file, read_dump, read_files, read_of_processes
 from tests.environments import PYTORCH, environment
-from tests.ranks.flight_dumps import document, entry, history
+from tests.ranks.flight_dumps import document, entry, history, processes, save
 
 JOB = Path(__file__).parents[1] / "gloo_job.py"
-
-
-@contextmanager
-def processes(*environs: Mapping[str, str]) -> Iterator[list[int]]:
-    """Processes with these in their environment, which wait until they are ended."""
-    started = []
-    try:
-        for own in environs:
-            started.append(subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], env=dict(own),
-                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        for process in started:
-            assert process.stdout is not None and process.stdout.readline()
-        yield [process.pid for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
 
 
 @pytest.fixture
 def with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_recorder, "loaded_frameworks", lambda maps: frozenset({"pytorch"}))
-
-
-def save(path: Path, entries: list[dict[str, Any]]) -> str:
-    path.write_bytes(pickle.dumps(document(entries), 2))
-    return str(path)
 
 
 def test_pickle_and_json_say_the_same(tmp_path: Path) -> None:

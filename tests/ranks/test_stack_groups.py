@@ -5,18 +5,7 @@ from __future__ import annotations
 from gputop.core.errors import GputopError
 from gputop.ranks.stack_groups import group, jobs, odd_ones, report, sentence
 from gputop.ranks.stacks import Frame, ProcessStacks, ThreadStack
-
-TORCH = "/env/lib/python3.11/site-packages/torch/distributed/"
-OUTER = Frame("<module>", "/home/ana/train.py", 200)
-WAITS = (Frame("all_reduce", f"{TORCH}distributed_c10d.py", 2810), Frame("wrapper", f"{TORCH}c10d_logger.py", 81),
-         Frame("step", "/home/ana/train.py", 112), OUTER)
-LOADS = (Frame("load", "/home/ana/data.py", 40), OUTER)
-
-
-def rank(number: int, frames: tuple[Frame, ...], command: str = "python train.py") -> ProcessStacks:
-    main = ThreadStack("MainThread", True, False, frames)
-    helper = ThreadStack("pin_memory", False, False, (Frame("run", f"{TORCH}pin.py", 9),))
-    return ProcessStacks(100 + number, f"rank {number}", f"{command} --rank {number}", (helper, main))
+from tests.ranks.rank_stacks import LOADS, TORCH, WAITS, rank
 
 
 def test_the_odd_one_is_named() -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from gputop.ranks import flight_recorder
 from gputop.session import flight_recorder_worker
 from gputop.session.flight_recorder_worker import read_in_worker
-from tests.ranks.flight_dumps import entry, history
-from tests.ranks.test_flight_recorder import processes, save, with_torch
+from tests.ranks.flight_dumps import entry, history, processes, save
 
-__all__ = ["with_torch"]
+@pytest.fixture
+def with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder, "loaded_frameworks", lambda maps: frozenset({"pytorch"}))
 
 
 def test_processes_without_pytorch_have_no_lines() -> None:

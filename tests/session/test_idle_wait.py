@@ -9,24 +9,17 @@ import pytest
 from msgspec import structs
 
 from gputop.core.errors import GputopError
-from gputop.core.findings import Finding, Gain
+from gputop.core.findings import Finding
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.request import CaptureRequest, answered
 from gputop.session import capture_control
 from gputop.session.idle_wait import LEAD_S, ExpectedIdle, IdleWait, expected_idle
 from tests.fakes import StillSession
 from tests.records import replace
-from tests.session.test_session import Watched
+from tests.session.recurring_finding import returning
+from tests.session.watched import Watched
 
 NEXT = ExpectedIdle(frozenset(range(8)), 1040.0, 62.0, 1.0)
-
-
-def returning(next_in_s: float | None = 40.0, gpus: tuple[int, ...] = tuple(range(8))) -> Finding:
-    evidence = {"window_s": 600.0, "idle_s": 4.0}
-    if next_in_s is not None:
-        evidence |= {"idle_period_s": 62.0, "idle_period_spread_s": 1.0, "next_idle_in_s": next_in_s}
-    return Finding(id="recurring_idle", severity="medium", title="idle again", why="", evidence=evidence, action="",
-                   gain=Gain(None, ""), gpus=gpus, source="", origin="live")
 
 
 # -- the decision -----------------------------------------------------------------------------------------

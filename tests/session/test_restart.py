@@ -14,7 +14,7 @@ from gputop.session.options import Options
 from gputop.session.saved_captures import saved_captures
 from gputop.session.session import Session
 from tests.fakes import StillSource, node_sample
-from tests.session.test_session import Watched
+from tests.session.watched import Watched
 from tests.tf_job import TfJob, start_tf_job
 
 pytestmark = pytest.mark.tensorflow

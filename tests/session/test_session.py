@@ -24,25 +24,9 @@ from gputop.session.worker_figures import AskedFigures, WorkerFigures
 from gputop.tui.monitor import messages
 from tests.fakes import StillSession, StillSource, node_sample
 from tests.records import replace
+from tests.session.watched import Watched
 
 REQUEST = CaptureRequest(1.0, Path("logs"))
-
-
-class Watched:
-    """Waits for a session to get somewhere, by its own events."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self._changed = threading.Condition()
-        session.listen(self._on_change)
-
-    def _on_change(self, change: str) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def until(self, done: Callable[[], object], timeout_s: float = 30.0) -> None:
-        with self._changed:
-            assert self._changed.wait_for(done, timeout_s), "the session did not get there"
 
 
 def simulated(tmp_path: Path, **options: object) -> Session:

@@ -1,28 +1,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
 from typing import Any
 
 import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.profiler.xprof import messages
-from gputop.simulation.loop import StepKind, TrainingLoop
+from gputop.simulation.loop import StepKind
 from gputop.simulation.scenarios import SCENARIOS, GiB
 from gputop.simulation.xspace import build_xspace
 from gputop.trace.readers.xspace.reader import read_xspaces
-from tests.simulation.conftest import SECOND, scenario_loop, training
+from tests.simulation.conftest import SECOND
 from tests.simulation.loop_truth import loop_truth
-
-ORIGIN = 1_790_000_000 * SECOND
-
-
-@cache
-def capture(name: str, seconds: float) -> tuple[TrainingLoop, int, int, bytes]:
-    loop = scenario_loop(name)
-    start, end = training(loop, seconds)
-    return loop, start, end, build_xspace(loop, start, end, ORIGIN, "demo-node")
+from tests.simulation.simulated_capture import ORIGIN, capture
 
 
 def _stat(plane: Any, event: Any, name: str) -> Any:

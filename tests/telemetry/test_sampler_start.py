@@ -12,7 +12,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.core.samples import HostSample, NodeSample
 from gputop.telemetry import sampler as sampler_module
 from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler
-from tests.telemetry.test_sampler import WAIT_S, Node
+from tests.telemetry.node_doubles import WAIT_S, Node
 
 
 def test_before_a_connection_it_reads_the_gpus_and_waits() -> None:

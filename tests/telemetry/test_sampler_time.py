@@ -21,7 +21,7 @@ from gputop.core.samples import (
 from gputop.telemetry import sampler as sampler_module
 from gputop.telemetry.deadline_calls import Batch, Call
 from gputop.telemetry.sampler import Sampler
-from tests.telemetry.test_sampler import Host, Node, Probe
+from tests.telemetry.node_doubles import Host, Node, Probe
 
 
 class Calculated:
@@ -94,7 +94,7 @@ class Calculated:
 
         monkeypatch.setattr(sampler_module, "Worker", Worker)
         clock = lambda: self.now_s  # noqa: E731
-        sampler = Sampler(node, interval_s, take, pytest.fail, clock=clock, wall_clock=clock)
+        sampler = Sampler(node, interval_s, take, pytest.fail, clocks=sampler_module.Clocks(clock, clock))
         monkeypatch.setattr(sampler, "_results", self)
         sampler._schedule()
         return out

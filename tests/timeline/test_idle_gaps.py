@@ -20,7 +20,7 @@ from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.advice.labeled.cases import fault_case
-from tests.advice.trace.test_blocking_copies import fetching
+from tests.advice.trace.blocking_copy_traces import fetching
 from tests.advice.trace.traces import fill, healthy, input_bound, job, launch_bound, uneven
 from tests.timeline.make import find_idle_gaps, timeline_of
 from tests.trace.build import Builder, keras_steps

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.diagnosis.worker import analyze_in_worker, run_in_worker
+from gputop.diagnosis.worker import WorkerTask, analyze_in_worker, run_in_worker
 from gputop.timeline import worker
 from gputop.timeline.worker import timeline_in_worker
-from tests.diagnosis.test_worker import CAPTURE
+from tests.diagnosis.real_capture import CAPTURE
 from tests.timeline.make import timeline_of
 
 
@@ -22,9 +22,9 @@ def test_it_arrives_whole_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[os.stat_result] = []
 
-    def check(module, arguments, *rest, **more):
-        seen.append(os.fstat(int(arguments[0])))
-        return run_in_worker(module, arguments, *rest, **more)
+    def check(task, *more):
+        seen.append(os.fstat(int(task.arguments[0])))
+        return run_in_worker(task, *more)
 
     monkeypatch.setattr(worker, "run_in_worker", check)
     timeline = timeline_in_worker([str(CAPTURE)])
@@ -71,6 +71,6 @@ def test_no_place_for_the_file(monkeypatch):
 def test_a_full_disk_is_said_by_the_worker():
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(  # noqa: PTH123
             GputopError, match="No space left on device") as caught:
-        run_in_worker("gputop.timeline.worker", [str(full.fileno()), "", str(CAPTURE)], dict, what="timeline",
-                      pass_fds=(full.fileno(),))
+        run_in_worker(WorkerTask("gputop.timeline.worker", (str(full.fileno()), "", str(CAPTURE)), "timeline",
+                                 pass_fds=(full.fileno(),)), dict)
     assert "TMPDIR" in caught.value.fix

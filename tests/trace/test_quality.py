@@ -11,8 +11,9 @@ from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace import quality
 from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.reader import read_xspaces
-from tests.trace.readers.test_nsys import report
-from tests.trace.readers.xspace.test_reader import Builder, sample
+from tests.trace.readers.nsys_report import report
+from tests.trace.readers.xspace.reference import Builder
+from tests.trace.readers.xspace.sample_space import sample
 
 
 def ids(trace) -> list[str]:

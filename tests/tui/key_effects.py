@@ -48,7 +48,7 @@ from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.screen import TimelineScreen
 from tests.cluster.fleets import StillAsker, fleet, job, node
-from tests.ranks.test_stack_groups import LOADS, WAITS, rank
+from tests.ranks.rank_stacks import LOADS, WAITS, rank
 from tests.records import replace
 from tests.tui.scenes import Scene, capture_of, recorded, with_mig
 from tests.tui.textual_private import message_text

@@ -17,7 +17,7 @@ from gputop.telemetry.sampler import Sampler
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor import messages, time_axis
 from gputop.tui.monitor.columns import METRICS
-from gputop.tui.monitor.findings_panel import ActionsPanel
+from gputop.tui.monitor.findings_panel import ActionsPanel, CaptureView
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.dialogs import Ask, Popup
@@ -25,7 +25,7 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession
 from tests.records import replace
-from tests.telemetry.test_sampler import WAIT_S, Node
+from tests.telemetry.node_doubles import WAIT_S, Node
 from tests.tui.found import COMBINED, HEAVY, SMALL, FoundSession, text_of
 from tests.tui.textual_private import messages as notices
 
@@ -225,7 +225,7 @@ async def test_the_selected_finding_has_all_its_lines_before_anything_else() -> 
         panel = app.query_one(ActionsPanel)
 
         def shown(*findings: Finding, lead: tuple[str, ...] = ()) -> str:
-            panel.update_view(findings, "What to do", lead, step, 0.2)
+            panel.update_view(findings, "What to do", lead, CaptureView(step, 0.2))
             return " ".join(text_of(panel).split())
 
         text = shown(long, *(replace(SMALL, id=f"rule_{n}") for n in range(20)), lead=lead)

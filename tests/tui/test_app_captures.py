@@ -35,7 +35,7 @@ from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.analyses import make_analysis
 from tests.fakes import StillSession
 from tests.records import replace
-from tests.session.test_idle_wait import returning
+from tests.session.recurring_finding import returning
 from tests.tui.found import HEAVY, SMALL, FoundSession, text_of
 from tests.tui.textual_private import clear_notifications, messages
 

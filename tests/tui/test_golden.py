@@ -44,7 +44,7 @@ from tests.tui.scenes import (
     with_sixteen,
     without_gpus,
 )
-from tests.tui.screens.test_tables import STACKS
+from tests.tui.screens.tabled import STACKS
 from tests.tui.textual_private import DISPLAY
 
 TINY, SMALL, USUAL, WIDE, HUGE = (20, 5), (40, 12), (80, 24), (120, 40), (200, 50)

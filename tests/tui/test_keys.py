@@ -4,34 +4,24 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
-import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from textual.binding import Binding
 from textual.dom import DOMNode
-from textual.pilot import Pilot
 from textual.screen import ModalScreen
 
 import gputop.tui
-from gputop.launch.job import Job
 from gputop.tui.app import GputopApp
 from gputop.tui.keys import FOOTERS, name
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import RunApp
-from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.widgets.dialog_frame import DialogFrame
 from gputop.tui.widgets.key_line import KeyLine
 from tests.tui.key_effects import REPLAY, STAGES, AskedSession, Stage
-from tests.tui.textual_private import draw_to_nobody
-from tests.tui.timelines import job, timeline_of
+from tests.tui.stages import monitor
 
 
 def owners() -> dict[str, type]:
@@ -108,48 +98,6 @@ async def test_the_line_of_keys_follows_what_one_does_and_a_click_presses_the_ke
 
 
 # -- pressing them -------------------------------------------------------------------------------
-
-
-@cache
-def session_of(make: Callable[[], Any]) -> Any:
-    return make()
-
-
-@asynccontextmanager
-async def monitor(stage: Stage, folder: Path) -> AsyncIterator[tuple[Any, Pilot[int]]]:
-    """The app of a stage; what would end or suspend it is noted."""
-    session = session_of(stage.session)
-    session._listeners.clear()
-    session.baseline = None
-    session._job_restarted_s = None  # a test before may have restarted the job of the demo
-    if session.captures:
-        session.open_capture(session.captures[-1])  # a test before may have opened another one
-    started = Job(["sleep", "600"], os.environ, folder / "output.log") if stage.app is RunApp else None
-    app = stage.app(session, started) if started is not None else stage.app(session)
-    app.ends = False
-
-    def end(*_: object) -> None:
-        app.ends = True
-
-    leave, app.exit = app.exit, end
-    draw_to_nobody(app)
-    app.action_suspend_process = lambda: session.asked.append("suspend")
-    app.action_redraw = lambda: session.asked.append("redraw")
-    try:
-        async with app.run_test(size=(100, 30), notifications=True) as pilot:
-            await pilot.pause()
-            if session.last_capture is not None:
-                record = session.last_capture
-                app.trace = TraceFile((str(record.path),), "node", record.findings, analyzed=True,
-                                      timeline=timeline_of(job(steps=12)))
-            yield app, pilot
-            app.exit = leave
-    finally:
-        if app.trace is not None and app.trace.timeline is not None:
-            app.trace.timeline.close()
-        if started is not None:
-            started.send(signal.SIGKILL)
-            started.ended.wait(30)
 
 
 @pytest.mark.parametrize(("owner", "stage"), [*STAGES.items(), (GputopApp, REPLAY)],

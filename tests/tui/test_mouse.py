@@ -21,9 +21,9 @@ from gputop.tui.screens.compare import CaptureList
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.process_screens import SignalList
 from gputop.tui.timeline.idle_gap_list import IdleGapList
-from tests.tui.key_effects import on_screen, screen
+from tests.tui.key_effects import Stage, on_screen, screen
 from tests.tui.scenes import Scene, with_sixteen
-from tests.tui.test_keys import Stage, monitor
+from tests.tui.stages import monitor
 from tests.tui.textual_private import forward_to_screen
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from gputop.advice.registry import limit
 from gputop.analysis.gpu.breakdown import PartsByGpu, breakdown, parts_by_gpu
@@ -15,7 +16,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import longest_on_host
 from gputop.analysis.host.host_causes import HostCauses
 from gputop.analysis.layers.pytorch import CallScopes
-from gputop.analysis.results import Analysis, GapWork, GpuUse
+from gputop.analysis.results import Analysis, Breakdown, GapWork, GpuUse
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.replay import Replay
@@ -23,7 +24,6 @@ from gputop.core.findings import Culprit
 from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, union
 from gputop.trace.kernel_names import op_of_annotation, split_op
-from gputop.trace.lookups import detect_framework
 from gputop.trace.model import I64, Kind, Trace
 
 # Of what TensorFlow and JAX record on the host; a job may also have none of it.
@@ -136,26 +136,32 @@ class TraceFacts:
         begins, ends = zip(*(timeline.window_ns for timeline in self.gpu_timelines), strict=True)
         return union([min(begins)], [max(ends)])
 
-    @classmethod
-    def of(
-        cls, trace: Trace, gpu_timelines: Sequence[GpuTimeline], analysis: Analysis, steps: Steps | None,
-        waits: CollectiveWaits | None, host: HostCauses | None, params: int | None = None, replay: Replay | None = None,
-        by_gpu: PartsByGpu | None = None,
-    ) -> TraceFacts:
-        parts, basis = analysis.breakdown, steps.times.unit if steps is not None else "step"
-        if parts is None and steps is None and (gpu_timelines or not trace.gpus):
-            basis = "window"
-            lo, hi = trace.window_ns
-            if gpu_timelines:
-                lo = min(timeline.window_ns[0] for timeline in gpu_timelines)
-                hi = max(timeline.window_ns[1] for timeline in gpu_timelines)
-            by_gpu = parts_by_gpu(trace, gpu_timelines, [(lo, hi)])
-            parts = breakdown(trace, gpu_timelines, [(lo, hi)], by_gpu) if hi > lo else None
-        shares = None
-        if parts is not None and parts.total > 0:
-            shares = {name: parts.known.get(name, 0.0) / parts.total for name in PART_IDS}
-        return cls(trace, analysis, steps, shares, basis, parts.total if parts else 0.0, detect_framework(trace),
-                   params, tuple(gpu_timelines), waits, replay, host, by_gpu or {})
+
+class TimeShares(Struct, frozen=True):
+    """Where the time goes: see the fields of :class:`TraceFacts` of the same names."""
+
+    shares: Mapping[str, float] | None
+    basis: str
+    period_s: float
+    parts: PartsByGpu
+
+
+def time_shares(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, in_steps: Breakdown | None,
+                parts: PartsByGpu | None) -> TimeShares:
+    """Return the shares of the step, whose breakdown is ``in_steps``, or of the window of a trace without steps."""
+    basis = steps.times.unit if steps is not None else "step"
+    if in_steps is None and steps is None and (gpu_timelines or not trace.gpus):
+        basis = "window"
+        lo, hi = trace.window_ns
+        if gpu_timelines:
+            lo = min(timeline.window_ns[0] for timeline in gpu_timelines)
+            hi = max(timeline.window_ns[1] for timeline in gpu_timelines)
+        parts = parts_by_gpu(trace, gpu_timelines, [(lo, hi)])
+        in_steps = breakdown(trace, gpu_timelines, [(lo, hi)], parts) if hi > lo else None
+    shares = None
+    if in_steps is not None and in_steps.total > 0:
+        shares = {name: in_steps.known.get(name, 0.0) / in_steps.total for name in PART_IDS}
+    return TimeShares(shares, basis, in_steps.total if in_steps else 0.0, parts or {})
 
 
 def kernels_named(facts: TraceFacts, names: Collection[str]) -> I64:

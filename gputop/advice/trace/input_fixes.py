@@ -117,6 +117,17 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
     return _fill_buffers(found) or _replace_python(found, python_s) or _use_threads(found) or _do_less(found)
 
 
+class _Effect(Struct, frozen=True, kw_only=True):
+    """Effect of a fix on the segment of the pipeline that it changes."""
+
+    left_s: float  # what the segment still takes
+    how: str
+    most_s: float | None = None  # what can go at most; None: the segment's own cost
+    removes: bool = False  # the work is gone, and not done elsewhere or at another time
+    at_most: bool = False  # in the best case
+    frees_cpus: bool = False  # what removes the work takes no time to speak of
+
+
 class _Bottleneck(Struct, frozen=True):
     """The stage that bounds a pipeline, and the times of a step that a fix changes or leaves.
 
@@ -170,13 +181,11 @@ class _Bottleneck(Struct, frozen=True):
         """Whether a stage of such a name runs this one."""
         return any(pattern.match(above.name) for above in _above(self.stages, self.stage))
 
-    def fix(self, action: str, snippet: str, left_s: float, how: str, *, most_s: float | None = None,
-            removes: bool = False, at_most: bool = False, frees_cpus: bool = False) -> InputFix:
-        """``left_s`` is what the segment still takes, ``most_s`` what can go at most, where that is not its own cost;
-        ``removes``: the work is gone, and not done elsewhere or at another time. ``at_most``: in the best case.
-        ``frees_cpus``: what removes the work takes no time to speak of."""
+    def fix(self, action: str, snippet: str, effect: _Effect) -> InputFix:
+        """Return the fix with what the step takes after it."""
         floor_s, job = 0.0, self.job
-        if not removes:
+        left_s, how, most_s, at_most = effect.left_s, effect.how, effect.most_s, effect.at_most
+        if not effect.removes:
             floor_s = self.step_s * job.used / job.free if job is not None and job.used is not None else 0.0
             how += _cpu_clause(job)
         if most_s is None:
@@ -186,7 +195,7 @@ class _Bottleneck(Struct, frozen=True):
                 how += "; the stages' own times do not explain the wait, so it can go as a whole"
         expected_s = max(self.rest_s, left_s, self.others_s, floor_s, self.step_s - most_s)
         return InputFix(action, snippet, min(expected_s, self.step_s), how, self._sentences(), self._evidence(),
-                        self.stage.path, at_most or (job is None and not removes), frees_cpus,
+                        self.stage.path, at_most or (job is None and not effect.removes), effect.frees_cpus,
                         self.pipeline_s if self.apart else None)
 
     def _sentences(self) -> str:
@@ -234,16 +243,16 @@ def _fill_buffers(found: _Bottleneck) -> InputFix | None:
         return found.fix(
             f"The shuffle buffer is filled again at the start of each epoch ({seconds(refill_s)} in this window). Call "
             "repeat right after shuffle, and set the steps of an epoch.", _ONE_ITERATOR,
-            min(found.cost_s, found.rest_s), "the buffer is never filled again",
-            most_s=found.wait_s * min(1.0, refill_s / pipeline.wait_s))
+            _Effect(left_s=min(found.cost_s, found.rest_s), how="the buffer is never filled again",
+                    most_s=found.wait_s * min(1.0, refill_s / pipeline.wait_s)))
     if last is not None and found.apart and found.pipeline_s <= found.rest_s and (last.buffer_empty or 0.0) < 0.5:
         return replace(found.fix(
             "The pipeline is fast enough on average, but its buffer is sometimes empty. Prefetch more batches.",
-            _DEEPER, found.cost_s, "the buffer has enough batches while slow ones are made", most_s=found.wait_s),
-            fast_enough=True)
+            _DEEPER, _Effect(left_s=found.cost_s, how="the buffer has enough batches while slow ones are made",
+                             most_s=found.wait_s)), fast_enough=True)
     if not found.apart and found.cost_s <= found.rest_s:
-        return found.fix("Prefetch: make the next batch while the step runs.", _PREFETCH, found.cost_s,
-                         "a batch is made while the step before it runs")
+        return found.fix("Prefetch: make the next batch while the step runs.", _PREFETCH,
+                         _Effect(left_s=found.cost_s, how="a batch is made while the step before it runs"))
     return None
 
 
@@ -251,11 +260,13 @@ def _replace_python(found: _Bottleneck, python_s: float) -> InputFix | None:
     """Where the stage runs Python, of which only one call runs at a time."""
     stage = found.stage
     if stage.name.startswith("Generator"):
-        return found.fix(_RECORD_FILES, _RECORDS, found.cost_s - found.stage_s,
-                         "reading records takes almost no time compared with the generator's Python", removes=True)
+        return found.fix(_RECORD_FILES, _RECORDS, _Effect(
+            left_s=found.cost_s - found.stage_s, removes=True,
+            how="reading records takes almost no time compared with the generator's Python"))
     if _MAPS.match(stage.name) and stage.function_s and python_s >= _MOST * stage.function_s:
-        return found.fix(_PYTHON_MAP, _NO_PYTHON, found.cost_s - found.stage_s,
-                         "the Python code takes no time; this is the most to expect", removes=True, at_most=True)
+        return found.fix(_PYTHON_MAP, _NO_PYTHON, _Effect(
+            left_s=found.cost_s - found.stage_s, removes=True, at_most=True,
+            how="the Python code takes no time; this is the most to expect"))
     return None
 
 
@@ -265,22 +276,25 @@ def _use_threads(found: _Bottleneck) -> InputFix | None:
     more = stage.workers < threads
     if found.under(_SEVERAL) or _READS.match(stage.name) or _SEVERAL.match(stage.name):
         if more:
-            return found.fix(_SEVERAL_FILES, _INTERLEAVE, found.cost_s * stage.workers / found.threads,
-                             f"files are read on {threads} threads at a time")
+            return found.fix(_SEVERAL_FILES, _INTERLEAVE, _Effect(
+                left_s=found.cost_s * stage.workers / found.threads,
+                how=f"files are read on {threads} threads at a time"))
     elif _MAPS.match(stage.name) and more:
         if _PARALLEL_STAGE.match(stage.name) and stage.parallelism is None and stage.workers == 1:
             return found.fix("The map is parallel already, but the trace does not tell on how many threads. Let "
                              "tf.data choose their number, and cache what is the same in every epoch.", _CACHE,
-                             found.cost_s - found.stage_s, _CACHED, removes=True, frees_cpus=True)
+                             _Effect(left_s=found.cost_s - found.stage_s, how=_CACHED, removes=True, frees_cpus=True))
         of = f", of {found.cpus:.3g} CPUs" if found.cpus else ""
         action = ("Run the map in parallel (now on 1 thread)" if stage.workers == 1 else
                   f"Let tf.data choose the number of the map's threads (now {stage.workers}{of})")
         if last is None:
             action += " and prefetch"
-        return found.fix(f"{action}.", _MAP if last else _PARALLEL, found.on_all_threads_s,
-                         f"the map runs on {threads} threads and each call takes as long as now")
+        return found.fix(f"{action}.", _MAP if last else _PARALLEL, _Effect(
+            left_s=found.on_all_threads_s,
+            how=f"the map runs on {threads} threads and each call takes as long as now"))
     if stage.name.startswith(("Batch", "PaddedBatch", "ParallelBatch")):
-        return found.fix(_ASSEMBLE, _BATCH, found.on_all_threads_s, f"batches are assembled on {threads} threads")
+        return found.fix(_ASSEMBLE, _BATCH, _Effect(
+            left_s=found.on_all_threads_s, how=f"batches are assembled on {threads} threads"))
     return None
 
 
@@ -288,8 +302,9 @@ def _do_less(found: _Bottleneck) -> InputFix:
     """Where nothing but less work in the stage helps."""
     stage, left_s, job = found.stage, found.cost_s - found.stage_s, found.job
     if not (_MAPS.match(stage.name) or _SEVERAL.match(stage.name) or _READS.match(stage.name)):
-        return found.fix(*((_LESS_WORK, _CACHE) if found.prefetch else (_OVERLAP, _PREFETCH)), left_s,
-                         f"{stage.name} takes no time, so this is the most to expect", removes=True, at_most=True)
+        return found.fix(*((_LESS_WORK, _CACHE) if found.prefetch else (_OVERLAP, _PREFETCH)), _Effect(
+            left_s=left_s, how=f"{stage.name} takes no time, so this is the most to expect", removes=True,
+            at_most=True))
     crowd = ""
     if found.cpus and stage.workers >= _CROWD * max(found.threads, 1):
         # Threads that compute take turns on the CPUs; only those that wait for something else can be more.
@@ -298,12 +313,12 @@ def _do_less(found: _Bottleneck) -> InputFix:
     fed = max((other.calls for other in found.pipeline.stages if other.parent == stage.path), default=0)
     full = ("The work runs on all CPUs already" if job is None or stage.workers >= int(job.limit) else
             "No CPU is free for more threads")
+    cached = _Effect(left_s=left_s, how=_CACHED, removes=True, frees_cpus=True)
     if found.pipeline.batches and max(stage.calls, fed) >= 2 * found.pipeline.batches:
         return found.fix(f"{crowd}{full}. Do it on whole batches instead of single elements, and cache what is the "
-                         "same in every epoch.", _ONCE_OR_WHOLE, left_s, _CACHED, removes=True, frees_cpus=True)
+                         "same in every epoch.", _ONCE_OR_WHOLE, cached)
     return found.fix(f"{crowd}{full}. Cache what is the same in every epoch, or do it once and store it.",
-                     f"{_CACHE}\n{_THREADS.format(4 * round(found.threads))}", left_s, _CACHED, removes=True,
-                     frees_cpus=True)
+                     f"{_CACHE}\n{_THREADS.format(4 * round(found.threads))}", cached)
 
 
 def _cpu_clause(job: JobCpus | None) -> str:

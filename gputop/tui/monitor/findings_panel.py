@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
+import msgspec
+from msgspec import Struct
 from textual import events
 from textual.binding import BindingType
 from textual.message import Message
@@ -24,19 +26,38 @@ _LEAD = 3  # lines above a finding of low severity, at most
 _ONE_FINDING = 3  # lines of a panel that has room for its title, its reason and its action, and nothing above them
 
 
-def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int,
-                  remark: str = "", step_s: float | None = None, chosen: bool = False,
-                  earlier: bool = False, keyed: bool = True) -> list[list[StyledText]]:
-    """One finding as at most ``room`` lines: title with gain and, unfolded, its culprits, ``remark``, the
-    reason and the action.
+class CaptureView(Struct, frozen=True):
+    """What the panel shows of the last capture, besides its findings."""
 
-    ``step_s``: the step time, with which the gain is told in full where there is room. ``chosen``: it is marked.
-    ``earlier``: it is of an earlier job, which is no alarm. ``keyed``: there is a job to capture and ranks to look at.
+    breakdown: Mapping[str, float | None] = {}
+    step_s: float | None = None
+    what_if: tuple[CombinedGain, ...] = ()  # what it saves to fix several of its findings at once
+    not_judged: bool = False  # some causes could not be judged
+    earlier: tuple[str, ...] | None = None  # the verdict on an earlier job, if the capture is of one
+
+
+_NO_CAPTURE = CaptureView()
+
+
+class FindingView(Struct, frozen=True):
+    """How a finding is drawn."""
+
+    step_s: float | None = None  # the step time, with which the gain is told in full where there is room
+    chosen: bool = False  # it is marked
+    earlier: bool = False  # it is of an earlier job, which is no alarm
+    unfolded: bool = False
+    selected: bool = False
+    keyed: bool = True  # there is a job to capture and ranks to look at
+    remark: str = ""
+
+
+def finding_lines(finding: Finding, width: int, room: int, view: FindingView) -> list[list[StyledText]]:
+    """One finding as at most ``room`` lines: title with gain and, unfolded, its culprits, remark, reason and action.
     """
     most, style = room, SEVERITY_STYLE[finding.severity]
-    title_style = BOLD if selected else PLAIN
-    title = ("[x] " if chosen else "") + finding.title
-    gains = gain_texts(finding, step_s)
+    title_style = BOLD if view.selected else PLAIN
+    title = ("[x] " if view.chosen else "") + finding.title
+    gains = gain_texts(finding, view.step_s)
     gain = next((text for text in gains if len(title) + len(text) + 5 <= width), "".join(gains[-1:]))
     gain_style = PLAIN if finding.gain.per == "sample" else GAIN
     if not gain:
@@ -44,23 +65,23 @@ def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, 
     title, room_of_title = printable(title), width - len(gain) - 5
     if 4 < room_of_title < len(title):
         title = wrap(title, room_of_title, 1)[0]  # not within a figure
-    pointer = "›" if selected else " "
+    pointer = "›" if view.selected else " "
     lines: list[list[StyledText]] = [justify(
         [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (title, title_style)],
         [(gain + " ", gain_style)], width)]
-    if unfolded and room > 1:
+    if view.unfolded and room > 1:
         culprits = culprits_text(finding, width - 4) if room > 2 else ""
         lines += [[("   " + culprits, PLAIN)]] if culprits else []
         room -= len(lines) - 1
-        reason, action = _reason_and_action(finding, width - 6, keyed)
+        reason, action = _reason_and_action(finding, width - 6, view.keyed)
         action_lines = wrap(printable(action), width - 6, max(1, room - 2))
         why_room = max(0, room - 1 - len(action_lines))
         if why_room and reason:
-            why = wrap_sentences(remark + printable(reason), width - 4, why_room)
+            why = wrap_sentences(view.remark + printable(reason), width - 4, why_room)
             lines += [[("   " + text, DIM)] for text in why]
         for i, text in enumerate(action_lines):
             lines.append([("   → " if i == 0 else "     ", ACCENT), (text, PLAIN)])
-    return _dimmed(lines[:most]) if earlier else lines[:most]
+    return _dimmed(lines[:most]) if view.earlier else lines[:most]
 
 
 def _reason_and_action(finding: Finding, width: int, keyed: bool) -> tuple[str, str]:
@@ -104,17 +125,13 @@ class ActionsPanel(DrawnLines, can_focus=True):
         self.findings: tuple[Finding, ...] = ()
         self.lead: tuple[str, ...] = ()
         self.answer = False
-        self.breakdown: Mapping[str, float | None] = {}
-        self.step_s: float | None = None
-        self.captured = self.not_judged = False
+        self.capture: CaptureView | None = None
         self.numbers = GpuNumbers()  # what the GPUs of the last capture are on this node
         # Why a finding names no line of Python, or how it would; "" if there is nothing to say.
         self.no_line: Callable[[Finding], str] = lambda _: ""
         self.keyed = True  # there is a job to capture and ranks to look at: not in a replay
-        self.earlier: tuple[str, ...] | None = None  # the verdict on an earlier job, if the capture is of one
         self.selected_id: str | None = None  # see :meth:`_key`
         self.chosen: frozenset[str] = frozenset()  # ids of the findings whose cures are tried
-        self._what_if: tuple[CombinedGain, ...] = ()
         self._line_ids: list[str] = []  # key of the finding of each drawn line
 
     @property
@@ -126,21 +143,15 @@ class ActionsPanel(DrawnLines, can_focus=True):
         return self.findings[0] if self.findings else None
 
     def update_view(self, findings: tuple[Finding, ...], title: str, lead: tuple[str, ...] = (),
-                    breakdown: Mapping[str, float | None] | None = None, step_s: float | None = None,
-                    captured: bool = False, what_if: tuple[CombinedGain, ...] = (), answer: bool = False,
-                    not_judged: bool = False, earlier: tuple[str, ...] | None = None) -> None:
-        """``lead`` is said before the findings (what there is to say where nothing is wrong);
-        ``breakdown`` of the step is drawn below them where there is room. ``step_s``: the step time of the capture,
-        ``captured``: whether there is one, ``what_if``: what it saves to cure several of its findings at once.
-        ``answer``: the lead answers a key, and is shown whole. ``not_judged``: some causes could not be judged.
-        ``earlier``: what is said of the job of the capture, if that is not the one that runs now: it is dimmed, as are
-        the findings and the step of the capture, which the live findings are not about."""
-        self.earlier = earlier
-        self.not_judged = not_judged
-        self.captured, self._what_if = captured, what_if
+                    capture: CaptureView | None = None, answer: bool = False) -> None:
+        """Show these findings.
+
+        ``lead`` is said before the findings (what there is to say where nothing is wrong); the breakdown of the step
+        is drawn below them where there is room. ``answer``: the lead answers a key, and is shown whole. What is of an
+        earlier job is dimmed: the live findings are not about it."""
+        self.capture = capture
         self.chosen &= {finding.id for finding in findings if finding.gain.by == "replay"}
-        self.findings, self.lead, self.breakdown, self.step_s = findings, lead, breakdown or {}, step_s
-        self.answer = answer
+        self.findings, self.lead, self.answer = findings, lead, answer
         if title != self.border_title:  # setting it repaints the whole border
             self.border_title = title
         self.draw()
@@ -149,10 +160,11 @@ class ActionsPanel(DrawnLines, can_focus=True):
         width, height = self.size.width, self.size.height
         if width <= 0 or height <= 0:
             return
+        capture = self.capture or _NO_CAPTURE
         lead = self._lead_lines(self.lead, width, height) if height > _ONE_FINDING or not self.findings else []
         what_if: list[list[StyledText]] = []
         if self.chosen and height > 1:
-            text = printable(what_if_text(self.findings, self.chosen, self._what_if, self.step_s))
+            text = printable(what_if_text(self.findings, self.chosen, capture.what_if, capture.step_s))
             most = 2 if height >= _MIN_HEIGHT_OF_TWO_LINES else 1
             what_if = [[(" " + part, GAIN)] for part in wrap(text, width - 2, most)]
         own = self._selected_lines(width, height)
@@ -166,9 +178,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
                 lead = self._lead_lines(self.lead[:1], width, most) if lead else []
         room = max(1, height - len(lead) - len(what_if))
         # The selected finding comes first, then where the step's time goes, then the titles of the others.
-        step = step_lines(self.breakdown, width, self.step_s)
-        if self.earlier is not None:
-            step = _dimmed([[(" " + part, DIM)] for text in self.earlier
+        step = step_lines(capture.breakdown, width, capture.step_s)
+        if capture.earlier is not None:
+            step = _dimmed([[(" " + part, DIM)] for text in capture.earlier
                             for part in wrap_sentences(printable(text), width - 2, 2)] + step)
         if len(own) + len(step) > room:
             step = []
@@ -182,8 +194,8 @@ class ActionsPanel(DrawnLines, can_focus=True):
         room = height - len(step)
         keys = [f"{hidden} more: ↑ ↓"] if hidden > 0 else []
         keys += ["esc: close"] if self.answer else []
-        keys += ["enter: details"] if self.findings else ["enter: what was not judged"] if self.not_judged else []
-        keys += ["t: timeline", "T: tables", "B: compare"] if self.captured else []
+        keys += ["enter: details"] if self.findings else ["enter: what was not judged"] if capture.not_judged else []
+        keys += ["t: timeline", "T: tables", "B: compare"] if self.capture is not None else []
         keys += ["w: what if"] if self.check_action("choose", ()) else []
         while keys and len("   ".join(keys)) > width - 6:
             keys.pop()
@@ -202,13 +214,19 @@ class ActionsPanel(DrawnLines, can_focus=True):
         finding = self.selected
         if finding is None:
             return []
-        lines = finding_lines(finding, width, True, self.has_focus, room, self.numbers.remark(finding), self.step_s,
-                              finding.id in self.chosen, self._is_earlier(finding), self.keyed)
+        view = msgspec.structs.replace(self._view_of(finding), unfolded=True, selected=self.has_focus, keyed=self.keyed,
+                                       remark=self.numbers.remark(finding))
+        lines = finding_lines(finding, width, room, view)
         hint = wrap(printable(self.no_line(finding)), width - 4, 2) if len(lines) < room and self.keyed else []
         return lines + [[("   " + text, DIM)] for text in hint if text][:room - len(lines)]
 
+    def _view_of(self, finding: Finding) -> FindingView:
+        """How a finding is drawn that is not selected."""
+        step_s = self.capture.step_s if self.capture is not None else None
+        return FindingView(step_s, finding.id in self.chosen, self._is_earlier(finding))
+
     def _is_earlier(self, finding: Finding) -> bool:
-        return self.earlier is not None and finding.origin == "trace"
+        return self.capture is not None and self.capture.earlier is not None and finding.origin == "trace"
 
     def _key(self, finding: Finding) -> str:
         """Its id; the live finding of the same id next to that of an earlier job is another one."""
@@ -225,9 +243,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         others = min(len(self.findings) - 1, max(0, height - len(selected)))
         first = max(0, min(index, len(self.findings) - 1 - others))
         for i, finding in enumerate(self.findings[first:first + others + 1]):
-            own = selected if first + i == index else finding_lines(
-                finding, width, False, False, 1, step_s=self.step_s, chosen=finding.id in self.chosen,
-                earlier=self._is_earlier(finding))
+            own = selected if first + i == index else finding_lines(finding, width, 1, self._view_of(finding))
             lines += own
             self._line_ids += [self._key(finding)] * len(own)
         return lines, len(self.findings) - others - 1
@@ -252,7 +268,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
             self.draw()
 
     def action_details(self) -> None:
-        if self.selected is not None or self.not_judged:
+        if self.selected is not None or (self.capture is not None and self.capture.not_judged):
             self.post_message(self.Opened(self.selected))
 
     def action_copy(self, markdown: bool = False) -> None:

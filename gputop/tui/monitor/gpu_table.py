@@ -37,7 +37,7 @@ from gputop.tui.monitor.columns import (
     second_line,
     title_texts,
 )
-from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, TimeView, Window, common_scale
+from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, LaneSignal, TimeView, Window, common_scale
 from gputop.tui.monitor.layout import LaneLines, Layout
 from gputop.tui.monitor.stacked_lanes import HOST, MAIN, figure_key
 from gputop.tui.monitor.status_lines import bar
@@ -409,13 +409,13 @@ class GpuTable(Widget, can_focus=True):
                      muted: bool) -> int:
         field = self._fields[MAIN if self._is_stacked else key]
         cache = self._lanes.setdefault((gpu.info.uuid, key), LaneCache(muted=muted))
-        return cache.update(self._history, gpu.info.uuid, metrics, view, field.width, lines,
-                            self._full_scales.get(key), self._longest_interval_s, self._lanes_end_s)
+        signal = LaneSignal(gpu.info.uuid, metrics, self._full_scales.get(key), self._longest_interval_s)
+        return cache.update(self._history, signal, view, field.width, lines, self._lanes_end_s)
 
     def _update_host_lane(self, view: TimeView) -> int:
         cache = self._lanes.setdefault((HOST, HOST), LaneCache(muted=True))
-        return cache.update(self._history, HOST, (), view, self._main_width, self._host_lines, None,
-                            self._longest_interval_s, self._lanes_end_s)
+        signal = LaneSignal(HOST, (), interval_s=self._longest_interval_s)
+        return cache.update(self._history, signal, view, self._main_width, self._host_lines, self._lanes_end_s)
 
     def _view_of(self, field: Field) -> TimeView:
         """A narrow lane shows the same span as the main one, in longer slices."""

@@ -125,6 +125,19 @@ def with_cursor(cell: Cell) -> Cell:
     return "┃", BOLD + Style(bgcolor=cell[1].bgcolor)
 
 
+class LaneSignal(Struct, frozen=True):
+    """What a lane shows. Without ``metrics`` it is the lane of the host's CPUs.
+
+    Of several ``metrics`` the larger level of each slice is drawn (both directions of a full-duplex link: the busier
+    one is what saturates).
+    """
+
+    gpu: str
+    metrics: tuple[str, ...]
+    full_scale: float | None = None  # 100 % of a metric that has no scale of its own
+    interval_s: float = 0.0  # a sample fills the slices of this time before it, and half as much again: ticks jitter
+
+
 class LaneCache:
     """The columns of one lane, oldest first, brought up to date by :meth:`update`."""
 
@@ -136,18 +149,12 @@ class LaneCache:
         self._drawn_s = 0.0  # time of the sample it was last drawn for
         self._last_index = 0  # slice number (start / slice_s) of the newest column
 
-    def update(self, history: History | None, gpu: str, metrics: Sequence[str], view: TimeView,
-               width: int, rows: int, full_scale: float | None = None, interval_s: float = 0.0,
+    def update(self, history: History | None, signal: LaneSignal, view: TimeView, width: int, rows: int,
                newest_s: float | None = None) -> int:
         """Bring the lane to ``newest_s`` or to the newest sample; returns how many columns at the right look different.
-
-        Of several ``metrics`` the larger level of each slice is drawn (both directions of a
-        full-duplex link: the busier one is what saturates). ``full_scale`` is 100 % of a metric
-        that has no scale of its own. A sample fills the slices of the ``interval_s`` before it, and
-        half as much again, because ticks jitter. Without ``metrics`` it is the lane of the host's CPUs.
         """
-        filled = int(1.5 * interval_s / view.slice_s)
-        key = (gpu, tuple(metrics), view, width, rows, full_scale, filled, history is None)
+        filled = int(1.5 * signal.interval_s / view.slice_s)
+        key = (signal.gpu, signal.metrics, view, width, rows, signal.full_scale, filled, history is None)
         same, self._key = key == self._key, key
         if history is None or width <= 0 or history.newest_s is None:
             self.columns = deque([blank_column(rows)] * max(0, width), maxlen=max(0, width))
@@ -168,8 +175,8 @@ class LaneCache:
             count, newest = behind + 1, self.columns.pop()
             self._means.pop()
         lane_end_s = (index + 1) * view.slice_s
-        self._extend([history.lane(gpu, metric, end_s=lane_end_s, slice_s=view.slice_s, slices=count,
-                                   full_scale=full_scale) for metric in metrics]
+        self._extend([history.lane(signal.gpu, metric, end_s=lane_end_s, slice_s=view.slice_s, slices=count,
+                                   full_scale=signal.full_scale) for metric in signal.metrics]
                      or [history.host_cpu_lane(end_s=lane_end_s, slice_s=view.slice_s, slices=count)], rows, filled)
         if behind:
             return width

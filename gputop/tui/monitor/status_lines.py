@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from rich.style import Style
 
 from gputop.core.errors import sentences
@@ -195,15 +196,23 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
     return out
 
 
-def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, record: CaptureRecord | None,
-        now_s: float, width: int,
-        step_period: StepPeriodEstimate | None = None, auto_capture: str = "",
-        ended: Server | None = None, restarted_s: float | None = None) -> list[StyledText]:
-    """The training job: its profiler server, step time and estimated step period; its progress while a capture runs.
+class JobState(Struct, frozen=True):
+    """What is known of the training job."""
 
-    ``auto_capture`` is how that stands, where there is one; ``ended`` the server of a job that has ended,
-    ``restarted_s`` when the job was started again.
+    servers: tuple[Server, ...]
+    servers_known: bool  # they were looked for
+    status: CaptureStatus | None = None
+    record: CaptureRecord | None = None  # of the last capture
+    step_period: StepPeriodEstimate | None = None
+    auto_capture: str = ""  # how that stands; "" without one
+    ended: Server | None = None  # the server of a job that has ended
+    restarted_s: float | None = None  # when the job was started again
+
+
+def job(state: JobState, now_s: float, width: int) -> list[StyledText]:
+    """The training job: its profiler server, step time and estimated step period; its progress while a capture runs.
     """
+    servers, status, record, ended = state.servers, state.status, state.record, state.ended
     if status is not None and status.running:
         return _progress(status, now_s, width)
     from gputop.profiler.capture.records import usable  # not for the first frame, nor is the next
@@ -230,8 +239,8 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
             right = [(f"no steps in the capture, {ago} ", DIM)]
     elif answering:
         right = [("c: capture a trace ", ACCENT)]
-        if restarted_s is not None:
-            right.insert(0, (f"restarted {time_ago(now_s, restarted_s)}  ", PLAIN))
+        if state.restarted_s is not None:
+            right.insert(0, (f"restarted {time_ago(now_s, state.restarted_s)}  ", PLAIN))
     broken = next((s for s in servers if s.asked and s.problem), None)
     if broken is not None and not answering:
         left += [("✗ ", BAD), (printable(broken.address), PLAIN), ("  " + printable(broken.problem or ""), WARN)]
@@ -240,17 +249,17 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
         # The job's name tells more than its server's address where there is no room for both.
         address = printable(first.address) + "  " if width >= _WIDE_JOB or not first.description else ""
         left += [("● ", ACCENT), (address, PLAIN)]
-        left += [(printable(auto_capture) + "  ", ACCENT)] if auto_capture else []
+        left += [(printable(state.auto_capture) + "  ", ACCENT)] if state.auto_capture else []
         left.append((printable(short_description(first.description)), DIM))
         if len(answering) > 1:
             left.append((f"  +{len(answering) - 1} more", DIM))
-    elif known:
+    elif state.servers_known:
         left.append(("no profiler server found   c: start one   a: enter its address" if width >= _WIDE_JOB else
                      "no profiler server   c: start one", DIM))
     else:
         left.append(("looking for profiler servers…", DIM))
     room = width - min(_cells(left), _JOB_CELLS) - _cells(step) - _cells(right) - 1
-    period = _first_that_fits(_step_period(step_period, record.step_s if record is not None else None), room)
+    period = _first_that_fits(_step_period(state.step_period, record.step_s if record is not None else None), room)
     return justify(left, [*step, *period, *right], width)
 
 

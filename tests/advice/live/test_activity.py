@@ -9,12 +9,8 @@ import pytest
 from gputop.core.findings import Advice
 from gputop.core.samples import LOST, GpuSample
 from tests.advice.live.scene import Job, Level, Scene, abstained, after, get, ids, play, read, verdict
+from tests.advice.live.stuck_jobs import STUCK
 from tests.records import replace
-
-STUCK: dict[str, Level | None] = {
-    "tensor_active": 0.0, "dram_active": 0.001, "power_w": 130.0,
-    "pcie_rx_bytes_per_s": 2e5, "pcie_tx_bytes_per_s": 2e5,
-}
 
 
 def with_others(level: float, **other: Level | None) -> Scene:

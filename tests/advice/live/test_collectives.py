@@ -6,7 +6,7 @@ from gputop.core.findings import Advice
 from gputop.ranks.model import Report
 from gputop.ranks.ras_answers import read_json, read_text
 from tests.advice.live.scene import Job, Scene, abstained, after, get, ids, verdict
-from tests.advice.live.test_activity import STUCK
+from tests.advice.live.stuck_jobs import STUCK
 from tests.ranks import ras_double
 from tests.records import replace
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.traces import STEP, STEPS, copying, fill, findings, healthy, job, launched_ahead, verdict
-from tests.trace.build import Builder
+from tests.advice.trace.copy_traces import one_stream
+from tests.advice.trace.traces import STEP, STEPS, copying, findings, healthy, launched_ahead, verdict
 
 
 def test_pinned_copies_are_not_advised_to_pin():
@@ -76,18 +76,6 @@ def test_pageable_copies_to_the_host_are_not_cured_by_feeding():
     f = findings(copying(Kind.D2H, 4_000, MemoryKind.PAGEABLE))["copies_pageable"]
     assert "Feed" not in f.action and "Read results back less often" in f.action and "back to the host" in f.why
     assert "prefetch" not in (f.snippet or "")
-
-
-def one_stream(memory: MemoryKind = MemoryKind.PINNED, stream: int = 1, length: float = 2_000,
-               framework: str = "aten::add") -> Builder:
-    """Each step begins with a copy, then computes; ``stream``: that of the copy."""
-    b = job()
-    b.host(framework, 0, 1)
-    for i in range(STEPS):
-        b.run(0, i * STEP + 50, length, "MemcpyH2D", kind=Kind.H2D, launch=i * STEP + 10, size=50_000_000, src=memory,
-              dst=MemoryKind.DEVICE, stream=stream)
-    fill(b, 0, length + 60, STEP, 196, 4, queued=20)
-    return b
 
 
 def test_copies_on_the_stream_of_the_kernels():

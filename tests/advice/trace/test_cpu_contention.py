@@ -9,7 +9,7 @@ from gputop.advice.verdict import Missing
 from gputop.core.job_cpus import CpuUser, JobCpus
 from gputop.trace.model import Trace
 from tests.advice.trace.host_jobs import gap
-from tests.advice.trace.test_long_steps import COUNT, job
+from tests.advice.trace.long_step_traces import COUNT, job
 from tests.advice.trace.traces import abstained, findings, input_bound, verdict
 from tests.analysis.host.traces_of_epochs import MS, train
 from tests.trace.build import Builder, keras_steps

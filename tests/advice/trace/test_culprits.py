@@ -12,10 +12,10 @@ from gputop.diagnosis.diagnose import examine
 from gputop.timeline.model import IdleGap, Range
 from gputop.timeline.reader import Timeline
 from gputop.tui.timeline.finding_place import gap_before, place_of
+from tests.advice.trace.allocation_traces import allocating
+from tests.advice.trace.copy_traces import one_stream
 from tests.advice.trace.host_jobs import contended, eager, gap, placed, retraced
-from tests.advice.trace.test_allocation import allocating
-from tests.advice.trace.test_copies import one_stream
-from tests.advice.trace.test_multi_gpu import staggered
+from tests.advice.trace.staggered_traces import staggered
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, findings, input_bound, job, launch_bound, launched_ahead
 from tests.records import replace
 from tests.timeline.make import timeline_of

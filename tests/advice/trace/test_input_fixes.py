@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gputop.advice.trace.input_fixes import InputFix, keras_workers, suggest_fix, suggest_fix_by_name
 from gputop.analysis.results import Pipeline, Stage
 from gputop.core.job_cpus import JobCpus
-from tests.advice.test_words import same_as_golden
+from tests.advice.golden_words import same_as_golden
 
 
 def pipeline(*stages: tuple[str, float, int], bounding: str = "", batches: int = 10, calls: int = 10,

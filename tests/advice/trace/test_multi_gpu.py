@@ -10,9 +10,9 @@ from gputop.advice.trace.training_loop import CUSTOM, JAX, KERAS3, PYTORCH
 from gputop.diagnosis.diagnose import analyze_trace, examine
 from gputop.render.finding_text import culprits_text
 from gputop.trace.model import Kind, LaunchShape
+from tests.advice.trace.staggered_traces import staggered
 from tests.advice.trace.traces import (
     KERNEL,
-    NCCL,
     STEP,
     STEPS,
     fill,
@@ -45,21 +45,6 @@ def test_gpus_by_turns(overlap, there):
         assert f.gain.step_time == pytest.approx(3 * (4_000 - overlap) / STEP, abs=0.02)
 
 
-def staggered(each: float, shared: bool = True, gpus: int = 4) -> Builder:
-    b = job(gpus)
-    for i in range(STEPS):
-        for gpu in range(gpus):
-            behind = gpu * each
-            for k in range(100):
-                b.run(gpu, i * STEP + 100 + behind + k * 100, 98, KERNEL,
-                      launch=i * STEP + 20 + behind + k * each / 100, launch_length=0.5,
-                      thread="python" if shared else None)
-            end = i * STEP + 100 + (gpus - 1) * each + 10_200
-            b.run(gpu, i * STEP + 10_150 + behind, end - (i * STEP + 10_150 + behind), NCCL, kind=Kind.COLLECTIVE,
-                  launch=i * STEP + 90 + behind)
-    return b
-
-
 @pytest.mark.parametrize(("each", "shared", "gpus", "there"), [
     (1_000, True, 4, True), (1_000, False, 4, True), (1_000, True, 2, True), (1_000, False, 2, False),
     (100, True, 4, False)])
@@ -73,7 +58,6 @@ def test_gpus_launched_one_after_the_other(each, shared, gpus, there):
 
 def test_one_late_gpu_is_no_staggered_launch():
     assert "staggered_launch" not in findings(reducing(200, late=3_000))
-
 
 
 @pytest.mark.parametrize(("heavy", "id_"), [(0, "gpu0_oversubscribed"), (2, "replica_imbalance")])

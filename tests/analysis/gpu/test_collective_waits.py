@@ -9,9 +9,8 @@ from gputop.analysis.gpu.collective_waits import CollectiveWaits, _holding_up, c
 from gputop.analysis.gpu.device_time import timelines
 from gputop.trace.intervals import union
 from gputop.trace.model import Kind
+from tests.analysis.gpu.collective_names import NCCL
 from tests.trace.build import Builder
-
-NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def waits(b: Builder) -> CollectiveWaits:

@@ -12,8 +12,8 @@ from gputop.analysis.steps.steps import find_steps
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import text_report
 from gputop.trace.model import Kind
-from tests.analysis.gpu.test_collective_waits import NCCL
-from tests.analysis.gpu.test_replicas import STEP, each_step, job
+from tests.analysis.gpu.collective_names import NCCL
+from tests.analysis.gpu.replica_traces import STEP, each_step, job
 from tests.trace.build import Builder
 
 LOADS = {0: 400, 1: 100, 2: 200, 3: 150}  # µs of compute; all meet at 500 for 50 µs of transfer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.trace.readers.load import load
-from tests.diagnosis.test_real_traces import DATA, FILES, analyzed, needs_data
+from tests.diagnosis.real_traces import DATA, FILES, analyzed, needs_data
 
 # Of ResNet-50, which the A100 trace trains; its gradients are all-reduced once a step.
 RESNET50_PARAMETERS = 25_557_032

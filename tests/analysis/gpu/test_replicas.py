@@ -16,26 +16,13 @@ from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.trace.model import Kind, QualityNote, TraceGpu
 from gputop.trace.readers.xspace.reader import read_xspaces
-from tests.trace.build import Builder, keras_steps
-
-STEP, STEPS = 1000, 5
+from tests.analysis.gpu.replica_traces import STEPS, each_step, job
+from tests.trace.build import Builder
 
 
 def compared(b: Builder) -> Replicas:
     trace = b.build()
     return replicas(trace, timelines(trace), find_steps(trace))
-
-
-def job(gpus: int) -> Builder:
-    return keras_steps(Builder(gpus=gpus), STEPS, STEP, 700)
-
-
-def each_step(b: Builder, gpu: int, start: float, length: float, **how) -> Builder:
-    """A kernel a step; ``launch`` and ``start`` count from the step's begin."""
-    for i in range(STEPS):
-        own = {**how, "launch": how["launch"] + i * STEP} if "launch" in how else how
-        b.run(gpu, i * STEP + start, length, **own)
-    return b
 
 
 def test_work_is_compared_with_the_median_of_the_others():

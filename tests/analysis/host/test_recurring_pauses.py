@@ -8,7 +8,7 @@ from gputop.analysis.host.recurring_pauses import recurring_share
 from gputop.analysis.steps.steps import find_steps
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.intervals import union
-from tests.analysis.steps.test_pytorch_loops import Loop
+from tests.analysis.steps.pytorch_loop import Loop
 
 
 def paused(at_one_place: bool) -> tuple[Loop, list[tuple[float, float]]]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +14,8 @@ from gputop.analysis.steps.judged import with_steps
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.readers.load import load
 from tests.analysis.host.traces_of_epochs import MS, TEST, TRAIN, epochs, evaluate, train, with_stacks
+from tests.analysis.host.wall_time_traces import DATA, overview_of, shared_inputs, two_grains
 from tests.trace.build import Builder
-
-DATA = Path(__file__).resolve().parents[3] / "../shared/data"
 
 
 def divided(trace: Trace | Builder) -> WallTime:
@@ -280,13 +278,6 @@ def test_the_parts_sum_to_the_recording_whatever_is_in_it(seed):
     assert all(part.time_s > 0 for part in wall.parts) and wall.total_s > 0
 
 
-def shared_inputs() -> list[list[str]]:
-    single = [*DATA.glob("xplane_*/*.pb"), *DATA.glob("kineto*/*.gz"), *DATA.glob("nsys/*.sqlite"),
-              *DATA.glob("cases/*.gz")]
-    sets = [DATA / "dlrm_8gpu_v100", DATA / "torchrec_4v100", *DATA.glob("cases/ddp_*")]
-    return [[str(path)] for path in sorted(single)] + [sorted(map(str, folder.glob("*.gz"))) for folder in sorted(sets)]
-
-
 @pytest.mark.skipif(not DATA.is_dir(), reason="shared data is not there")
 def test_the_parts_sum_to_the_recording_in_every_shared_trace():
     inputs = shared_inputs()
@@ -302,26 +293,6 @@ def test_kineto_tells_when_it_began_and_ended():
     wall = divided(load([str(DATA / "kineto" / "a100_launch_bound.json.gz")]))
     # "PyTorch Profiler (0)" of the file: 696.2 ms, and kernels go on for 17 ms after it.
     assert wall.known_by == "profiler" and wall.recorded_s == pytest.approx(0.713, abs=0.001)
-
-
-def overview_of(job: Builder, by_s: float, **columns: object) -> Trace:
-    """A job's trace as an overview ``by_s`` seconds later: its host's events without ops."""
-    trace = job.build()
-    by_ns = round(by_s * 1e9)
-    host = trace.host
-    ops = np.array([":" in name for name in trace.names], bool)[host.name]
-    keep = ~ops
-    host = type(host)(host.line[keep], host.name[keep], host.start_ns[keep] + by_ns, host.end_ns[keep] + by_ns,
-                      host.stats_of(keep))
-    end = trace.window_ns[1] + by_ns
-    return replace(trace, host=host, rank_windows_ns={0: (by_ns, end)}, profile_window_ns=(by_ns, end), **columns)
-
-
-def two_grains(detail: Builder, overview: Builder, by_s: float) -> Trace:
-    trace = detail.build()
-    end = trace.window_ns[1]
-    return replace(trace, rank_windows_ns={0: (0, end)}, profile_window_ns=(0, end),
-                   overviews={0: overview_of(overview, by_s)})
 
 
 def test_an_overview_is_divided_like_the_trace():

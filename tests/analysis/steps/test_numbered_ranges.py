@@ -10,9 +10,9 @@ from gputop.analysis.steps.steps import find_steps
 from gputop.comparison.compare import compare
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.lookups import host_rows
+from gputop.trace.readers.nsys import read_nsys
 from tests.trace.build import Builder
 from tests.trace.readers.nsight import numbered_report
-from tests.trace.readers.test_nsys import read_nsys
 from tests.trace.shares import NEEDS_SHARED, SHARED
 
 CASES = SHARED / "cases"

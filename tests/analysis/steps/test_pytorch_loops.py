@@ -17,11 +17,10 @@ from gputop.analysis.steps.torch_compilations import torch_builds
 from gputop.diagnosis.diagnose import analyze
 from gputop.trace.readers.load import load
 from gputop.trace.threads import MAIN, lines_of
-from tests.trace.build import Builder
+from tests.analysis.steps.pytorch_loop import NODE, Loop
 
 DATA = Path(__file__).parents[2] / "data"
 NEXT = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-NODE = "autograd::engine::evaluate_function: {}Backward0"
 
 # Steps that the job's own log holds within the recording, and their median in milliseconds.
 LOGGED = {"workers0": (12, 281.91), "evalshare": (24, 25.97), "gan": (11, 100.27), "server": (31, 86.83),
@@ -30,49 +29,6 @@ LOGGED = {"workers0": (12, 281.91), "evalshare": (24, 25.97), "gan": (11, 100.27
 
 def real(name: str) -> list[str]:
     return [str(path) for path in sorted(DATA.glob(f"pytorch_{name}*.gz"))]
-
-
-class Loop:
-    """A PyTorch loop on one thread; ``now`` is the time in µs up to which it has run."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.b, self.now, self.random = Builder(gpus=0, format="chrome"), 0.0, random.Random(seed)
-        self.begins: list[float] = []
-
-    def op(self, name: str, length: float = 0.0, pause: float | None = None) -> Loop:
-        length = length or self.random.uniform(5, 20)
-        self.b.host(name, self.now, length)
-        self.now += length + (self.random.uniform(1, 3) if pause is None else pause)
-        return self
-
-    def forward(self, layers: int = 3) -> Loop:
-        for _ in range(layers):
-            self.op("aten::linear").op("aten::relu")
-        return self
-
-    def backward(self, layers: int = 3) -> Loop:
-        self.op(NODE.format("Nll"))
-        for _ in range(layers):
-            self.op(NODE.format("Relu")).op(NODE.format("Addmm"))
-        return self
-
-    def zero(self) -> Loop:
-        return self.op("Optimizer.zero_grad#SGD.zero_grad", 3)
-
-    def update(self, name: str = "SGD") -> Loop:
-        return self.op(f"Optimizer.step#{name}.step", 30)
-
-    def step(self) -> Loop:
-        self.begins.append(self.now)
-        return self
-
-    def sleep(self, time: float) -> Loop:
-        self.now += time
-        return self
-
-    @property
-    def period_s(self) -> float:
-        return float(np.median(np.diff(self.begins))) / 1e6
 
 
 def is_true(loop: Loop, shift: bool = False) -> None:

@@ -17,7 +17,7 @@ from gputop.analysis.what_if.graph import Graph
 from gputop.analysis.what_if.replay import replay_window
 from gputop.trace.model import I64, Kind, Trace
 from tests.analyses import make_analysis
-from tests.analysis.what_if.test_replay import NCCL, STEP, STEPS, gpu_paced, host_paced
+from tests.analysis.what_if.paced_traces import NCCL, STEP, STEPS, gpu_paced, host_paced
 from tests.trace.build import Builder, keras_steps
 
 

@@ -17,7 +17,7 @@ from gputop.profiler.xprof import bare_call
 from gputop.profiler.xprof.bare_call import Unreadable, _integer, _status, frame
 from gputop.profiler.xprof.probe import probe
 from tests.profiler.fake_server import serve
-from tests.profiler.xprof.test_probe import talking
+from tests.profiler.xprof.talking_server import talking
 
 GREETING = frame(bare_call.SETTINGS, 0, 0, b"")
 LONG = b"m" * 300

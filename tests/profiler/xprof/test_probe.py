@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler.addresses import is_local, parse_address, split_address
 from gputop.profiler.xprof.probe import check_http2, probe
 from tests.profiler.fake_server import FakeProfiler, serve
+from tests.profiler.xprof.talking_server import talking
 
 
 @pytest.mark.parametrize(
@@ -85,39 +83,6 @@ def test_is_local():
     assert is_local(f"{socket.gethostname()}:1")
     assert is_local("unix:/p.sock")
     assert not is_local("192.0.2.1:1")  # for documentation only, RFC 5737
-
-
-@contextlib.contextmanager
-def talking(reply: bytes | None, close: bool = True) -> Iterator[tuple[str, list[bytes]]]:
-    """A port that answers each connection with ``reply`` (None: nothing) and notes what it was sent."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    heard: list[bytes] = []
-    held: list[socket.socket] = []
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            held.append(connection)
-            if reply is not None:
-                connection.sendall(reply)
-            if close:
-                connection.shutdown(socket.SHUT_WR)
-                with contextlib.suppress(OSError):
-                    heard.append(connection.recv(1000))
-
-    thread = threading.Thread(target=accept)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{listener.getsockname()[1]}", heard
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
-        for connection in held:
-            connection.close()
 
 
 @pytest.mark.parametrize(

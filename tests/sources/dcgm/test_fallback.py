@@ -25,7 +25,7 @@ from gputop.tui.app import GputopApp
 from tests.dcgm_double import PROFILING, Gpu, install
 from tests.dcgm_double.scene import Scene
 from tests.nvml_fake import FakeNvml, environment
-from tests.session.test_session import Watched
+from tests.session.watched import Watched
 from tests.sources.conftest import Clock
 
 RX, TX = "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"

@@ -24,7 +24,7 @@ from gputop.sources.nvml import status
 from gputop.sources.nvml.gpu import NvmlGpu
 from gputop.sources.nvml.plausibility import implausible_reason
 from gputop.sources.nvml.source import NvmlSource
-from gputop.telemetry.sampler import Sampler
+from gputop.telemetry.sampler import Clocks, Sampler
 from gputop.text.units import printable
 from tests.nvml_fake import FakeNvml, environment
 from tests.sources.conftest import Clock
@@ -302,7 +302,7 @@ def test_a_call_that_hangs(fake: FakeNvml, healthy: dict[str, Healthy], kind: st
     clock = Skewed()
     samples: queue.SimpleQueue[NodeSample] = queue.SimpleQueue()
     failed: list[GputopError] = []
-    sampler = Sampler(NvmlSource(clock=clock), 0.1, samples.put, failed.append, clock=clock)
+    sampler = Sampler(NvmlSource(clock=clock), 0.1, samples.put, failed.append, clocks=Clocks(clock))
     sampler.start()
 
     def await_state(state: str, values: int) -> NodeSample:

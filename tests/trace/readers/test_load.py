@@ -13,9 +13,10 @@ from gputop.profiler.stale_files import probe_name
 from gputop.trace.readers import content
 from gputop.trace.readers.find_files import runs_at
 from gputop.trace.readers.load import load
-from tests.trace.readers.chrome.test_reader import kineto
-from tests.trace.readers.test_nsys import report
-from tests.trace.readers.xspace.test_reader import Builder, sample
+from tests.trace.readers.chrome.kineto_file import kineto
+from tests.trace.readers.nsys_report import report
+from tests.trace.readers.xspace.reference import Builder
+from tests.trace.readers.xspace.sample_space import sample
 
 
 def put(path: Path, data: bytes) -> Path:

@@ -8,7 +8,8 @@ from gputop.tui.monitor import status_lines
 
 def text(width: int, auto_capture: str) -> str:
     servers = (Server("127.0.0.1:6009", "TensorFlow 2.21.0, rank 0: python train.py"),)
-    return "".join(t for t, _ in status_lines.job(servers, True, None, None, 0.0, width, None, auto_capture))
+    return "".join(t for t, _ in status_lines.job(
+        status_lines.JobState(servers, True, auto_capture=auto_capture), 0.0, width))
 
 
 def test_the_auto_capture_stands_before_the_command():

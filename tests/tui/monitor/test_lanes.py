@@ -8,7 +8,7 @@ from gputop.render.palette import SHADES, STEPS, level_rgb
 from gputop.render.time_slices import slice_for
 from gputop.telemetry.history import History
 from gputop.tui.monitor.gpu_table import GpuTable
-from gputop.tui.monitor.lanes import LaneCache, TimeView, blank_column, column
+from gputop.tui.monitor.lanes import LaneCache, LaneSignal, TimeView, blank_column, column
 from tests.fakes import START_S, node_sample
 from tests.records import replace
 
@@ -56,19 +56,19 @@ def test_only_the_newest_columns_change_within_a_slice() -> None:
     view = TimeView(slice_s=5.0)
     for tick in range(60):
         history.append(node_sample(tick, 1))
-    assert lane.update(history, "GPU-test-0", ("sm_active",), view, 20, 1) == 20
+    assert lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1) == 20
     before = list(lane.columns)
     history.append(node_sample(60, 1))  # START_S is a multiple of 5 s: a new slice begins
-    assert lane.update(history, "GPU-test-0", ("sm_active",), view, 20, 1) == 20
+    assert lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1) == 20
     assert list(lane.columns)[:-2] == before[1:-1]
     for tick in range(61, 71):
         history.append(node_sample(tick, 1))
-    lane.update(history, "GPU-test-0", ("sm_active",), view, 20, 1)
+    lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1)
     before = list(lane.columns)
     changed = []
     for tick in (71, 72, 73, 74):  # the sawtooth rises from 50 to 70 %: the bar of the newest slice grows
         history.append(node_sample(tick, 1))
-        changed.append(lane.update(history, "GPU-test-0", ("sm_active",), view, 20, 1))
+        changed.append(lane.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 20, 1))
     assert set(changed) == {0, 1}
     assert list(lane.columns)[:-1] == before[:-1] and lane.columns[-1] != before[-1]
 
@@ -92,9 +92,9 @@ def test_a_cached_lane_equals_one_drawn_at_once() -> None:
     view = TimeView(slice_s=2.0)
     for tick in range(100):
         history.append(node_sample(tick, 1))
-        grown.update(history, "GPU-test-0", ("sm_active",), view, 30, 4)
+        grown.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 30, 4)
     at_once = LaneCache()
-    at_once.update(history, "GPU-test-0", ("sm_active",), view, 30, 4)
+    at_once.update(history, LaneSignal("GPU-test-0", ("sm_active",)), view, 30, 4)
     assert list(grown.columns) == list(at_once.columns)
     assert math.isclose(grown.mean() or 0, at_once.mean() or 1)
 
@@ -105,14 +105,14 @@ def test_of_two_directions_the_busier_is_drawn() -> None:
         history.append(node_sample(tick, 1))
     view = TimeView(slice_s=1.0, end_s=START_S + 19)
     both, rx = LaneCache(), LaneCache()
-    both.update(history, "GPU-test-0", ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"), view, 20, 1)
-    rx.update(history, "GPU-test-0", ("pcie_rx_bytes_per_s",), view, 20, 1)
+    both.update(history, LaneSignal("GPU-test-0", ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s")), view, 20, 1)
+    rx.update(history, LaneSignal("GPU-test-0", ("pcie_rx_bytes_per_s",)), view, 20, 1)
     assert both.mean() >= rx.mean()
 
 
 def test_without_a_history_the_lane_is_blank() -> None:
     lane = LaneCache()
-    assert lane.update(None, "x", ("sm_active",), TimeView(), 7, 2) == 7
+    assert lane.update(None, LaneSignal("x", ("sm_active",)), TimeView(), 7, 2) == 7
     assert list(lane.columns) == [blank_column(2)] * 7
     assert lane.mean() is None
 
@@ -124,7 +124,7 @@ def test_without_a_known_full_scale_there_is_no_level() -> None:
     history, lane = History(), LaneCache()
     for tick in range(20):
         history.append(node_sample(tick, 1, change=no_limit))
-    lane.update(history, "GPU-test-0", ("power_w",), TimeView(slice_s=1.0), 10, 1)
+    lane.update(history, LaneSignal("GPU-test-0", ("power_w",)), TimeView(slice_s=1.0), 10, 1)
     assert list(lane.columns) == [blank_column(1)] * 10 and lane.mean() is None
 
 
@@ -133,9 +133,9 @@ def test_a_sample_fills_its_interval_and_no_more() -> None:
     gpu = node_sample(0, 1).gpus[0].info.uuid
     for tick in (0, 5, 10, 15, 30, 35):  # every 5 s, with a gap of 15 s
         history.append(node_sample(tick, 1))
-        lane.update(history, gpu, ("sm_active",), TimeView(1.0), 40, 1, interval_s=5.0)
+        lane.update(history, LaneSignal(gpu, ("sm_active",), interval_s=5.0), TimeView(1.0), 40, 1)
     whole = LaneCache()
-    whole.update(history, gpu, ("sm_active",), TimeView(1.0), 40, 1, interval_s=5.0)
+    whole.update(history, LaneSignal(gpu, ("sm_active",), interval_s=5.0), TimeView(1.0), 40, 1)
     assert lane.columns == whole.columns
     blank = [column == blank_column(1) for column in lane.columns]
     assert blank[-1 - 35:] == [False] * 16 + [True] * 7 + [False] * 13

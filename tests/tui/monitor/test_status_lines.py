@@ -6,7 +6,7 @@ import pytest
 
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.telemetry.step_period import TOO_FAST, StepPeriodEstimate
-from gputop.tui.monitor.status_lines import host, job, replay_line
+from gputop.tui.monitor.status_lines import JobState, host, job, replay_line
 from gputop.tui.screens.details import _period
 from tests.analyses import make_analysis
 from tests.fakes import cgroup_sample, node_sample
@@ -19,7 +19,8 @@ FOUND = StepPeriodEstimate(2.4, 0.91, None, "sm_active", tuple(range(8)), 8, 0.5
 def _job(step_period: StepPeriodEstimate | None, step_s: float | None = None, width: int = 160) -> str:
     record = None if step_s is None else CaptureRecord(
         SERVER.address, Path("t"), 100.0, 10.0, 10.0, analysis=make_analysis(steps={"median_s": step_s}))
-    return "".join(text for text, _ in job((SERVER,), True, None, record, 112.0, width, step_period))
+    return "".join(text for text, _ in job(
+        JobState((SERVER,), True, record=record, step_period=step_period), 112.0, width))
 
 
 def test_the_hosts_line_warns_of_a_quota_that_throttles_and_memory_near_its_limit() -> None:

@@ -154,8 +154,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that were read, each time they were."""
     found: list[str] = []
     run_in_worker = worker.run_in_worker
-    monkeypatch.setattr(worker, "run_in_worker", lambda module, paths, *more: (
-        found.extend(paths), run_in_worker(module, paths, *more))[1])
+    monkeypatch.setattr(worker, "run_in_worker", lambda task, *more: (
+        found.extend(task.arguments), run_in_worker(task, *more))[1])
     return found
 
 

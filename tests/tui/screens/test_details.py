@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-from typing import Any
 
 import pytest
 from rich.text import Text
@@ -39,7 +38,8 @@ from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession, cgroup_sample, node_sample, reading
 from tests.records import replace
 from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, text_of
-from tests.tui.screens.test_tables import TabledSession
+from tests.tui.screens.signaling import SignalingSession, open_signals
+from tests.tui.screens.tabled import TabledSession
 from tests.tui.textual_private import clear_notifications, message_text
 
 SECRET = "hf_" + "a1B2" * 8
@@ -47,28 +47,6 @@ SECRET = "hf_" + "a1B2" * 8
 
 def notes(app: GputopApp) -> str:
     return message_text(app)
-
-
-class SignalingSession(StillSession):
-    """Remembers signals instead of sending them, or refuses."""
-
-    def __init__(self, refuse: GputopError | None = None) -> None:
-        super().__init__()
-        self.sent: list[tuple[int, signal.Signals]] = []
-        self._refuse = refuse
-
-    def signal(self, process: ProcessSample, number: signal.Signals) -> None:
-        if self._refuse is not None:
-            raise self._refuse
-        self.sent.append((process.pid, number))
-
-
-async def open_signals(app: GputopApp, pilot: Any) -> SignalList:
-    await pilot.pause()
-    app.query_one(ProcessPanel).focus()
-    await pilot.press("K")
-    assert isinstance(app.screen, SignalScreen)
-    return app.screen.query_one(SignalList)
 
 
 async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:

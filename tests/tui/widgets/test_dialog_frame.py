@@ -26,7 +26,7 @@ from tests.tui.found import FoundSession, box_text, text_of
 from tests.tui.goldens import cells
 from tests.tui.goldens import text_of as screen_text
 from tests.tui.scenes import Scene
-from tests.tui.screens.test_details import SignalingSession, open_signals
+from tests.tui.screens.signaling import SignalingSession, open_signals
 
 OPENED = (120, 40)
 SIZES = ((40, 12), (80, 24), (20, 5), (200, 60), (60, 8))

@@ -7,25 +7,9 @@ from hypothesis import strategies as st
 
 from gputop.trace.readers.xspace import wire
 from gputop.trace.readers.xspace.wire import FIXED32, FIXED64, LENGTH, VARINT, Block, read_fields, signed, tag
+from tests.trace.readers.xspace.wire_encoding import encoded
 
 UINT64 = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1), st.sampled_from([2**k for k in range(64)]))
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def encoded(number: int, kind: int, value: int | bytes) -> bytes:
-    head = varint(tag(number, kind))
-    if isinstance(value, bytes):
-        return head + varint(len(value)) + value
-    if kind == VARINT:
-        return head + varint(value)
-    return head + value.to_bytes(8 if kind == FIXED64 else 4, "little")
 
 
 FIELD = st.one_of(

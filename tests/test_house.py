@@ -1,0 +1,77 @@
+"""The shape of the house: how many attributes a class has, and who imports whom among the tests."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import gputop
+
+PACKAGE = Path(gputop.__file__).parent
+TESTS = Path(__file__).parent
+MOST_ATTRIBUTES = 20
+
+# Classes with more, and how many. A number may fall, and a class below the limit leaves the list; none is added.
+BUDGET = {
+    "analysis/gpu/device_time.py:GpuTimeline": 21,
+    "analysis/results.py:Analysis": 30,
+    "cluster/model.py:Job": 22,
+    "core/samples.py:ProcessSample": 23,
+    "goodput/model.py:Report": 21,
+    "replay/snapshot_document.py:Process": 24,
+    "session/session.py:Session": 38,
+    "simulation/job.py:Job": 87,
+    "sources/dcgm/client.py:DcgmClient": 34,
+    "telemetry/ring_buffers.py:Rings": 23,
+    "telemetry/sampler.py:Sampler": 27,
+    "timeline/reader.py:Timeline": 28,
+    "trace/model.py:Trace": 29,
+    "trace/readers/xspace/reader.py:_XSpace": 33,
+    "tui/app.py:GputopApp": 22,
+    "tui/monitor/gpu_table.py:GpuTable": 30,
+    "tui/timeline/picture.py:TimelinePicture": 21,
+}
+
+
+def attributes(source: ast.ClassDef) -> set[str]:
+    """Fields of a class and what its methods assign to ``self``; not what it inherits."""
+    found = {field.target.id for field in source.body
+             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+             and "ClassVar" not in ast.unparse(field.annotation)}
+    for method in source.body:
+        if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found |= {node.attr for node in ast.walk(method)
+                      if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+                      and isinstance(node.value, ast.Name) and node.value.id == "self"}
+    return found
+
+
+def crowded_classes() -> Iterator[tuple[str, int]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and (count := len(attributes(node))) > MOST_ATTRIBUTES:
+                yield f"{path.relative_to(PACKAGE)}:{node.name}", count
+
+
+def test_no_class_has_more_attributes_than_today():
+    assert dict(crowded_classes()) == BUDGET, "fewer: lower the number here; more: find the part that is a class"
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_what_tests_share_is_in_no_test_module():
+    modules = {".".join(("tests", *path.relative_to(TESTS).with_suffix("").parts)) for path in TESTS.rglob("test_*.py")}
+    sources = [path for folder in (TESTS, TESTS.parent / "benchmarks", TESTS.parent / "tools")
+               for path in folder.rglob("*.py")]
+    assert len(modules) > 300 and TESTS / "conftest.py" in sources
+    wrong = [f"{path.relative_to(TESTS.parent)}: {module}" for path in sources
+             for module in imported_modules(path) if module in modules]
+    assert not wrong, "a helper that several use belongs in a module of its own"
