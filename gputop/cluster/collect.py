@@ -1,4 +1,7 @@
-"""Asks a Prometheus for a fleet, again and again: at most four queries each time, and only for what has changed.
+"""Asks a Prometheus for a fleet, again and again: at most four questions each time, and only for what has changed.
+
+A question is one query; of a server that limits the length of a query it is as many as are needed
+(:mod:`gputop.cluster.figure_client`), and the fleet says that.
 
 A refresh:
 
@@ -7,9 +10,9 @@ A refresh:
    changed.
 3. Ask for the present figures of all groups. If that fails, the fleet is made of what is known of before.
 4. Ask for what stands out.
-5. With the queries that are left ask for what was asked for longest ago: the GPUs that stand out or are on the screen,
-   the nodes of open jobs, and the past of groups, nodes and GPUs. Where more is wanted than this brings, the next
-   refresh brings the rest.
+5. With the questions that are left ask for what was asked for longest ago: the GPUs that stand out or are on the
+   screen, the nodes of open jobs, and the past of groups, nodes and GPUs. Where more is wanted than this brings, the
+   next refresh brings the rest.
 6. Make the fleet of all answers (:func:`gputop.cluster.fleet.fleet_of`).
 """
 
@@ -22,10 +25,10 @@ from dataclasses import replace
 from gputop.cluster import slurm
 from gputop.cluster.answers import FleetSeries, figure_of
 from gputop.cluster.discovery import AvailableMetrics, find_metrics
+from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.fleet import fleet_of
 from gputop.cluster.model import Fleet, Problem
 from gputop.cluster.prometheus import Client
-from gputop.cluster.promql import by_figure
 from gputop.cluster.queries import Queries
 from gputop.cluster.series_store import Grid, PastQuestion
 from gputop.cluster.view import FleetCollector, Limits, View
@@ -33,7 +36,7 @@ from gputop.cluster.wanted import GROUPS, Wanted, low_clock_nodes
 from gputop.core.errors import GputopError
 from gputop.text.units import seconds
 
-QUERIES = 4  # of a refresh, at most
+QUERIES = 4  # of a refresh, at most, of a server that takes queries of any length
 REDISCOVER_S = 600.0
 _REFRESHES = 30  # of a complete fleet, at most; one of 1,500 nodes under Slurm needs as many
 _SKEW_S = 60.0  # between the clocks: below it, it may be the time that an answer took
@@ -62,6 +65,7 @@ class Collector:
                  clock: Callable[[], float] = time.time) -> None:
         """``squeue`` prints the jobs as JSON; it raises OSError where there is no Slurm."""
         self._client, self._limits, self._clock = client, limits, clock
+        self._figures = FigureClient(client)
         self._slurm = slurm.JobQueue(squeue)
         self._ahead_s = 0.0  # of Prometheus's clock before this machine's
         self._metrics: AvailableMetrics | None = None
@@ -85,8 +89,9 @@ class Collector:
         self._slurm.update(now_s)
         try:
             self._discover(now_s)
+            left = QUERIES - (cost.queries - before.queries) - 1
             self._ask_figures()
-            self._ask_more(view, QUERIES - (cost.queries - before.queries), problems)
+            self._ask_more(view, left, problems)
         except GputopError as error:
             if self._series is None:
                 raise
@@ -96,7 +101,8 @@ class Collector:
         fleet = fleet_of(self._answers, self._slurm.jobs, view)
         return replace(
             fleet, source=f"{self._client.endpoint.url} ({fleet.source})", figures_s=self._figures_s,
-            problems=(*problems, *self._clock_problems(), *fleet.problems,
+            problems=(*problems, *self._clock_problems(), *self._length_problems(cost.queries - before.queries),
+                      *fleet.problems,
                       *(Problem(f"Prometheus warns: {text}") for text in self._client.warnings),
                       *self._job_problems(self._answers.metrics)),
             queries=cost.queries - before.queries, bytes=cost.bytes - before.bytes,
@@ -115,7 +121,7 @@ class Collector:
     def _ask_figures(self) -> None:
         assert self._metrics is not None
         url = self._client.endpoint.url
-        answer = self._client.instant(by_figure(Queries(self._metrics, self._limits).figures()))
+        answer = self._figures.instant(Queries(self._metrics, self._limits).figures())
         if not answer:
             self._discovered_s = _NEVER  # the exporters may have been exchanged for others
             raise GputopError(f"{url} has no metrics of GPUs at this time",
@@ -132,7 +138,7 @@ class Collector:
             self._discovered_s = _NEVER  # so many do not end at once: their label may have another name now
 
     def _ask_more(self, view: View, left: int, problems: list[Problem]) -> None:
-        """What stands out, and what is wanted most of the rest; by ``left`` queries at most."""
+        """What stands out, and what is wanted most of the rest; by ``left`` questions at most."""
         in_turn = {"group_past": self._ask_group_past, "gpus": self._ask_gpus, "nodes": self._ask_nodes,
                    "gpu_past": self._ask_gpu_past, "node_past": self._ask_node_past}
         problems_before = len(problems)
@@ -151,7 +157,7 @@ class Collector:
             self._considered >= in_turn.keys() and self._answers.past.is_known(GROUPS, groups))
 
     def _try(self, ask: Callable[[Wanted], bool], view: View, problems: list[Problem]) -> int:
-        """How many queries were sent, 0 or 1; what goes wrong with one question does not end the others."""
+        """How many questions were asked, 0 or 1; what goes wrong with one question does not end the others."""
         try:
             return int(ask(self._wanted(view)))
         except GputopError as error:
@@ -169,7 +175,7 @@ class Collector:
 
     def _ask_outliers(self, wanted: Wanted) -> bool:
         before, jobs = self._answers, self._slurm.jobs
-        self._series = after = replace(before, outlier_series=self._client.instant(wanted.outliers()))
+        self._series = after = replace(before, outlier_series=self._figures.instant(wanted.outliers()))
         if before.outlier_series and not set(after.outliers.empty_targets).issubset(before.outliers.empty_targets):
             self._discovered_s = _NEVER  # these may have other metrics than before
         if low_clock_nodes(after, jobs) != low_clock_nodes(before, jobs):
@@ -177,14 +183,14 @@ class Collector:
         return True
 
     def _ask_gpus(self, wanted: Wanted) -> bool:
-        if query := wanted.gpus():
-            self._series = replace(self._answers, gpu_series=self._client.instant(query))
-        return bool(query)
+        if figures := wanted.gpus():
+            self._series = replace(self._answers, gpu_series=self._figures.instant(figures))
+        return bool(figures)
 
     def _ask_nodes(self, wanted: Wanted) -> bool:
-        if query := wanted.nodes():
-            self._series = replace(self._answers, node_series=self._client.instant(query))
-        return bool(query)
+        if figures := wanted.nodes():
+            self._series = replace(self._answers, node_series=self._figures.instant(figures))
+        return bool(figures)
 
     def _ask_group_past(self, wanted: Wanted) -> bool:
         return self._ask_past(wanted.group_past(), wanted.view)
@@ -196,7 +202,7 @@ class Collector:
         return self._ask_past(wanted.node_past(), wanted.view)
 
     def _ask_past(self, question: PastQuestion, view: View) -> bool:
-        return self._answers.past.range(self._client, question, Grid.of(view, self._answers.time_s))
+        return self._answers.past.range(self._figures, question, Grid.of(view, self._answers.time_s))
 
     # -- what is missing ----------------------------------------------------------------------------
 
@@ -206,6 +212,16 @@ class Collector:
         return [Problem(f"the clock of this machine is {seconds(abs(self._ahead_s))} "
                         f"{'behind' if self._ahead_s > 0 else 'ahead of'} Prometheus's, whose time is shown here",
                         "Synchronize both: chronyc tracking, or timedatectl.")]
+
+    def _length_problems(self, queries: int) -> list[Problem]:
+        """Says why a refresh had so many queries, and what it lacks."""
+        left_out, self._figures.left_out = sorted(self._figures.left_out), set()
+        if self._figures.max_bytes is None or (queries <= QUERIES and not left_out):
+            return []
+        lacks = f"; {', '.join(left_out)} had no room" if left_out else ""
+        return [Problem(f"this server takes queries of at most {self._figures.max_bytes:,} bytes: this refresh has "
+                        f"sent {queries}, instead of at most {QUERIES}{lacks}",
+                        "Start VictoriaMetrics with -search.maxQueryLen=256KiB.")]
 
     def _job_problems(self, metrics: AvailableMetrics) -> list[Problem]:
         problems = []

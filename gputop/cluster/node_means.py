@@ -5,9 +5,10 @@ from __future__ import annotations
 from statistics import fmean
 
 from gputop.cluster.discovery import AvailableMetrics, find_metrics
+from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.gpu_values import GpuValues, Reading
 from gputop.cluster.prometheus import Client
-from gputop.cluster.promql import FIGURE, by_figure, grouped
+from gputop.cluster.promql import FIGURE, grouped
 from gputop.cluster.schemas import CLUSTER_LABEL, NODE_LABELS, node_of
 from gputop.cluster.slurm_nodes import short_host
 
@@ -23,7 +24,7 @@ def node_means(client: Client, window: str) -> dict[str, dict[str, float]]:
     common_kind = metrics.common_kind()
     values: dict[str, dict[str, list[float]]] = {}
     nodes: dict[str, set[str]] = {}
-    for series in client.instant(_query(metrics, window)):
+    for series in FigureClient(client).instant(_figures(metrics, window)):
         node, figure = node_of(series.labels), series.labels.get(FIGURE, "")
         figure = series.labels.get("kind", common_kind) if figure == "activity" else figure
         values.setdefault(node, {}).setdefault(figure, []).append(series.value)
@@ -34,11 +35,11 @@ def node_means(client: Client, window: str) -> dict[str, dict[str, float]]:
             for name, of_name in nodes.items() if len(of_name) == 1}
 
 
-def _query(metrics: AvailableMetrics, window: str) -> str:
+def _figures(metrics: AvailableMetrics, window: str) -> dict[str, str]:
     """Of each node the mean activity of its GPUs, and their mean power."""
     node = (*NODE_LABELS, *((CLUSTER_LABEL,) if metrics.clusters else ()))
     kind = () if metrics.common_kind() else ("kind",)
     values = GpuValues(metrics)
     power = values.figure("power_w", Reading(window=window, instances=False))
-    return by_figure({"activity": grouped("avg", (*node, *kind), values.activity(Reading(window=window))),
-                      "power_w": power and grouped("avg", node, power)})
+    return {"activity": grouped("avg", (*node, *kind), values.activity(Reading(window=window))),
+            "power_w": power and grouped("avg", node, power)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import socket
 import time
 import zlib
@@ -36,6 +37,8 @@ _CHUNK = 1 << 16
 _LABEL_CHARS = 200
 _SMALLER = "Use a Prometheus that has only this cluster."
 _MESSAGE_CHARS = 300
+_REFUSAL_CHARS = 400  # the end of a refusal, in which VictoriaMetrics gives its reason
+_TOO_LONG = re.compile(r"too long query; got [0-9]+ bytes(?:[^=]{0,80}maxQueryLen=(?P<limit>[0-9]{1,9})\b)?")
 LARGEST = 1e14  # what DCGM prints in place of a missing value is 1.4e14 and above; no figure here is
 
 
@@ -62,6 +65,14 @@ class Cost:
 
 class QueryRefused(GputopError):
     """The server answered that it cannot do this query; another may do."""
+
+
+class QueryTooLong(QueryRefused):
+    """The server takes shorter queries: of ``max_bytes`` at most, where it names a limit."""
+
+    def __init__(self, message: str, max_bytes: int | None) -> None:
+        super().__init__(message, "Start VictoriaMetrics with a larger -search.maxQueryLen.")
+        self.max_bytes = max_bytes
 
 
 class Client:
@@ -256,6 +267,10 @@ def _decoded(status: int, body: bytes | bytearray, kind: str, client: Client) ->
     if document.get("status") != "success":
         reason = printable(str(document.get("error") or f"HTTP {status}"))[:_MESSAGE_CHARS]
         if status in (400, 422):
+            # VictoriaMetrics repeats the query of a range before what it says of it.
+            if (refusal := list(_TOO_LONG.finditer(str(document.get("error"))[-_REFUSAL_CHARS:]))):
+                limit = refusal[-1]["limit"]
+                raise QueryTooLong(f"{url} refuses a query: it is too long", int(limit) if limit else None)
             raise QueryRefused(f"{url} refuses a query: {reason}", "It may be older than Prometheus 2.20.")
         raise GputopError(f"{url} cannot answer now: {reason}", "gputop asks again.")
     warnings = document.get("warnings")

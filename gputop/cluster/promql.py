@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
+_OR = " or "
 FIGURE = "figure"  # the label that says which expression of :func:`by_figure` a series of the answer is of
 
 
@@ -92,7 +93,30 @@ def with_copied_label(value: str, label: str, source: str) -> str:
 def by_figure(expressions: Mapping[str, str]) -> str:
     """One query for several figures: the answer's label :data:`FIGURE` says which figure a series is. Figures without
     an expression are left out."""
-    return " or ".join(with_label(value, FIGURE, figure) for figure, value in expressions.items() if value)
+    return _OR.join(with_label(value, FIGURE, figure) for figure, value in expressions.items() if value)
+
+
+def queries_by_figure(expressions: Mapping[str, str], max_bytes: int | None = None) -> tuple[list[str], list[str]]:
+    """The figures as few queries of :func:`by_figure`, each of at most ``max_bytes`` (None: any number); and the names
+    of those figures whose expression is longer alone."""
+    if max_bytes is None:
+        return [query] if (query := by_figure(expressions)) else [], []
+    queries: list[str] = []
+    too_long: list[str] = []
+    room = 0
+    for figure, value in expressions.items():
+        if not (query := by_figure({figure: value})):
+            continue
+        size = len(query.encode())
+        if size > max_bytes:
+            too_long.append(figure)
+        elif size + len(_OR) <= room:
+            queries[-1] += _OR + query
+            room -= size + len(_OR)
+        else:
+            queries.append(query)
+            room = max_bytes - size
+    return queries, too_long
 
 
 def quoted(text: str) -> str:

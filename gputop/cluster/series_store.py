@@ -5,7 +5,8 @@ is complete. A *subject* is what is asked for at once: a job, a node, a GPU.
 
 1. Of the subjects that are wanted take those that were never asked for, a bounded number of them, from the first slot
    of the grid on; if there are none, those that lack the newest slots, from the earliest of these on.
-2. Ask for them by one range query. If it fails, nothing has changed, and the next call asks for the same.
+2. Ask for them by one question, or for fewer of them if the server takes no query so long. If it fails, nothing has
+   changed, and the next call asks for the same.
 3. Put the points of the answer on their slots. All subjects are then known up to the newest slot, with or without
    points: a slot without a point (a gap, a Prometheus that is younger than the grid) was not measured, and is not asked
    for again.
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gputop.cluster.model import History
-from gputop.cluster.prometheus import Series
+from gputop.cluster.prometheus import QueryTooLong, Series
 from gputop.cluster.promql import FIGURE
 from gputop.cluster.view import View
 
@@ -53,20 +54,20 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class PastQuestion:
-    """What is wanted of the past. ``subjects``: those that are wanted most first; ``write``: the range query for some
-    of them; ``series_id``: what a series of the answer is of, by its labels."""
+    """What is wanted of the past. ``subjects``: those that are wanted most first; ``write``: the figures for some of
+    them, by name; ``series_id``: what a series of the answer is of, by its labels."""
 
     topic: str
     subjects: Sequence[Hashable]
-    write: Callable[[Sequence[Any]], str]
+    write: Callable[[Sequence[Any]], Mapping[str, str]]
     series_id: Callable[[Mapping[str, str]], Hashable]
 
 
 class RangeClient(Protocol):
     """What answers range queries."""
 
-    def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
-        """Raises GputopError."""
+    def range(self, figures: Mapping[str, str], begin_s: float, end_s: float, step_s: float) -> list[Series]:
+        """Raises GputopError, of which QueryTooLong if fewer subjects have a shorter query."""
         ...
 
 
@@ -82,7 +83,7 @@ class SeriesStore:
         return len(self._points) + len(self._known_to)
 
     def range(self, client: RangeClient, question: PastQuestion, grid: Grid) -> bool:
-        """Ask for what is missing of this, by one query at most; whether something was. Raises GputopError."""
+        """Ask for what is missing of this, by one question at most; whether something was. Raises GputopError."""
         self._fit(grid)
         known_to = {subject: self._known_to.get((question.topic, subject)) for subject in question.subjects}
         new = [subject for subject, slot in known_to.items() if slot is None][:SUBJECTS_AT_ONCE]
@@ -91,13 +92,14 @@ class SeriesStore:
         if not subjects:
             return False
         first = grid.first if new else max(grid.first, min(behind[subject] for subject in subjects) + 1)
-        query = question.write(subjects)  # "": no label selects any of them
-        for series in client.range(query, first * grid.step_s, grid.last * grid.step_s, grid.step_s) if query else ():
+        span = (first * grid.step_s, grid.last * grid.step_s, grid.step_s)
+        asked, answer = _answer(client, question, subjects, span)
+        for series in answer or ():
             slots = self._points.setdefault((series.labels.get(FIGURE, ""), question.series_id(series.labels)), {})
             slots.update((slot, value) for time_s, value in series.points
                          if first <= (slot := round(time_s / grid.step_s)) <= grid.last)
-        self._known_to.update({(question.topic, subject): grid.last for subject in subjects})
-        return bool(query)
+        self._known_to.update({(question.topic, subject): grid.last for subject in asked})
+        return answer is not None
 
     def is_known(self, topic: str, subjects: Sequence[Hashable]) -> bool:
         """Whether all of these were asked for, whatever came."""
@@ -118,3 +120,18 @@ class SeriesStore:
                        for series, slots in self._points.items()}
             self._points = {series: slots for series, slots in in_grid.items() if slots}
         self._grid = grid
+
+
+def _answer(client: RangeClient, question: PastQuestion, subjects: Sequence[Any], span: tuple[float, float, float],
+            ) -> tuple[Sequence[Any], list[Series] | None]:
+    """Those of the ``subjects`` that one question has room for, and its answer; None: no label selects any of them.
+    ``span``: begin, end and step. Raises GputopError."""
+    figures = question.write(subjects)
+    if not any(figures.values()):
+        return subjects, None
+    try:
+        return subjects, client.range(figures, *span)
+    except QueryTooLong:
+        if len(subjects) == 1:
+            raise
+    return _answer(client, question, subjects[:len(subjects) // 2], span)

@@ -1,6 +1,7 @@
 """What is asked for next, of what the answers say so far and of what is on the screen. Pure.
 
-Each method writes one query, or one question about the past; "" or no subjects: nothing is wanted.
+Each method writes the figures of one question, or one question about the past; no figures or no subjects: nothing is
+wanted.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from gputop.cluster.answers import (
     node_selection,
 )
 from gputop.cluster.model import NO_JOB, upper_median
-from gputop.cluster.promql import by_figure
-from gputop.cluster.queries import Queries
+from gputop.cluster.queries import Figures, Queries
 from gputop.cluster.schemas import node_of
 from gputop.cluster.series_store import PastQuestion
 from gputop.cluster.slurm import SlurmJob
@@ -45,28 +45,28 @@ class Wanted:
 
     # -- now ----------------------------------------------------------------------------------------
 
-    def outliers(self) -> str:
+    def outliers(self) -> Figures:
         """What stands out in the groups whose GPUs differ, and among the clocks of all."""
         series = self._series
         differing = [key for key, figures in series.jobs.items() if figures.has_low_gpu(series.limits.below)]
         low_nodes = conditions(self._selections(low_clock_nodes(series, self._jobs)))
         several_nodes = any(len(job.gpus) > 1 for job in self._jobs)
-        return by_figure(self._queries.outliers(self._where(differing), low_nodes,
-                                                node_clocks=not series.metrics.by_job and several_nodes))
+        return self._queries.outliers(self._where(differing), low_nodes,
+                                      node_clocks=not series.metrics.by_job and several_nodes)
 
-    def gpus(self) -> str:
+    def gpus(self) -> Figures:
         """Everything of the GPUs that stand out, and of those of the nodes that are open."""
         selections = [selection for _, selection in self._gpu_subjects()]
         outliers = self._series.outliers
         slow, low = ({self._series.key(gpu.labels) for gpu in gpus}
                      for gpus in (outliers.low_clocks, outliers.asked_gpus))
-        return by_figure(self._queries.gpus(conditions(selections), self._where(self._with_peers(low)),
-                                            self._where(self._with_peers(slow)))) if selections else ""
+        return self._queries.gpus(conditions(selections), self._where(self._with_peers(low)),
+                                  self._where(self._with_peers(slow))) if selections else {}
 
-    def nodes(self) -> str:
+    def nodes(self) -> Figures:
         """The nodes of the open jobs; where groups are nodes, each is known already."""
         jobs = self._open_jobs()
-        return by_figure(self._queries.nodes(self._where(jobs))) if jobs else ""
+        return self._queries.nodes(self._where(jobs)) if jobs else {}
 
     # -- the past -----------------------------------------------------------------------------------
 
@@ -74,21 +74,21 @@ class Wanted:
         """The past of all jobs, those on the screen first; where groups are nodes, that of the nodes of jobs."""
         return PastQuestion(
             GROUPS, self._past_groups(),
-            lambda keys: by_figure(self._queries.group_history(self._step, self._where(keys))), self._series.key)
+            lambda keys: self._queries.group_history(self._step, self._where(keys)), self._series.key)
 
     def gpu_past(self) -> PastQuestion:
         """The past of the GPUs that stand out, and of those of the nodes that are open."""
-        def query(subjects: Sequence[GpuSubject]) -> str:
+        def figures(subjects: Sequence[GpuSubject]) -> Figures:
             where, clocks_where = (conditions(selection for figure, selection in subjects if figure == wanted)
                                    for wanted in (ACTIVITY, CLOCK))
-            return by_figure(self._queries.gpu_history(self._step, where, clocks_where))
+            return self._queries.gpu_history(self._step, where, clocks_where)
 
-        return PastQuestion(GPUS, self._gpu_subjects(), query, gpu_id)
+        return PastQuestion(GPUS, self._gpu_subjects(), figures, gpu_id)
 
     def node_past(self) -> PastQuestion:
         """The past of the nodes of the open jobs; where groups are nodes, :meth:`group_past` has it."""
         return PastQuestion(
-            NODES, self._open_jobs(), lambda keys: by_figure(self._queries.node_history(self._step, self._where(keys))),
+            NODES, self._open_jobs(), lambda keys: self._queries.node_history(self._step, self._where(keys)),
             lambda labels: (self._series.key(labels), node_of(labels)))
 
     # -- which --------------------------------------------------------------------------------------

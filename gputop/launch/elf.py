@@ -7,6 +7,7 @@ says, it leads nowhere outside the file, and nothing takes more than a few passe
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections.abc import Collection
@@ -27,7 +28,7 @@ _MAX_SYMBOLS_BYTES, _MAX_NAMES_BYTES = 32 << 20, 128 << 20  # 1.4 million symbol
 _MAX_SEGMENTS = 64  # that are loaded; usual are 4
 _MAX_PLACES = 1000  # of one name in a table of names, where it stands once, or as the end of others
 _END_OF_ADDRESSES = 1 << 62
-_PAGE = 0xFFF
+_IN_PAGE = mmap.PAGESIZE - 1  # maps has whole pages: of 64 KiB with some kernels for aarch64
 
 
 def functions_of(file: BinaryIO, names: Collection[str]) -> tuple[dict[str, int], list[tuple[int, int]], bool]:
@@ -126,5 +127,5 @@ def _opened(pid: int, path: str, is_library: bool) -> BinaryIO:
 
 def _shift(mapped: list[Mapping], path: str, segments: list[tuple[int, int]]) -> int | None:
     """By how much a file's addresses are moved in the process; None where no mapping tells."""
-    by_page = {offset & ~_PAGE: address & ~_PAGE for offset, address in reversed(segments)}
+    by_page = {offset & ~_IN_PAGE: address & ~_IN_PAGE for offset, address in reversed(segments)}
     return next((m.start - by_page[m.offset] for m in mapped if m.path == path and m.offset in by_page), None)

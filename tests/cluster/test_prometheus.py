@@ -14,7 +14,7 @@ import pytest
 
 from gputop.cluster import prometheus
 from gputop.cluster.endpoint import Credentials, parse_endpoint
-from gputop.cluster.prometheus import Client, QueryRefused
+from gputop.cluster.prometheus import Client, QueryRefused, QueryTooLong
 from gputop.core.errors import GputopError
 from tests.dripping import DRIPS, dripping
 
@@ -227,6 +227,19 @@ def test_a_kept_connection_that_the_server_closed_is_opened_again() -> None:
     with served(once) as (client, asked):
         assert client.instant("up") and client.instant("up")
         assert len(asked) == 2
+
+
+@pytest.mark.parametrize(("error", "limit"), [
+    ("too long query; got 24002 bytes; mustn't exceed `-search.maxQueryLen=16384` bytes", 16384),
+    ('error when executing query="' + "up or " * 4000 + '" on the time range (start=1, end=2, step=1): too long query; '
+     "got 24002 bytes; mustn't exceed `-search.maxQueryLen=16384` bytes", 16384),
+    ("too long query; got 24002 bytes; mustn't exceed `-search.maxQueryLen=" + "9" * 50, None),
+], ids=["instant", "range", "no limit"])
+def test_a_query_that_is_too_long_for_victoria_metrics(error: str, limit: int | None) -> None:
+    said = json.dumps({"status": "error", "errorType": "422", "error": error}).encode()
+    with served(answer(said, 422)) as (client, _), pytest.raises(QueryTooLong, match="is too long") as caught:
+        client.instant("up")
+    assert caught.value.max_bytes == limit
 
 
 def test_warnings_of_the_server_are_kept() -> None:

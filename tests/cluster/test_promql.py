@@ -12,6 +12,7 @@ from gputop.cluster.promql import (
     either,
     has,
     matchers,
+    queries_by_figure,
     quoted,
     regex,
     selector,
@@ -47,3 +48,15 @@ def test_what_is_said_of_a_group_is_compared_within_it() -> None:
         "(a < on (job) group_left () (quantile by (job) (0.5, a) - 0.15))")
     assert deviation(["job"], "a") == (
         "quantile by (job) (0.5, abs(a - on (job) group_left () quantile by (job) (0.5, a)))")
+
+
+def test_figures_are_as_few_queries_as_have_room_for_them() -> None:
+    figures = {"a": "x" * 50, "none": "", "b": "ü" * 25, "c": "x" * 200, "d": "x", "e": "y"}
+    assert queries_by_figure(figures) == ([by_figure(figures)], []) and queries_by_figure({"none": ""}) == ([], [])
+    size = len(by_figure({"a": figures["a"], "b": figures["b"]}).encode())
+    both, rest = [by_figure({name: figures[name] for name in names}) for names in ("ab", "de")]
+    assert queries_by_figure(figures, size) == ([both, rest], ["c"])
+    queries, too_long = queries_by_figure(figures, size - 1)
+    assert too_long == ["c"] and [query.count("label_replace") for query in queries] == [1, 3]
+    assert " or ".join(queries) == by_figure({**figures, "c": ""}) and all(len(q.encode()) < size for q in queries)
+    assert queries_by_figure(figures, 10) == ([], ["a", "b", "c", "d", "e"])

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -19,6 +20,7 @@ from gputop.cluster.endpoint import Credentials, parse_endpoint
 from gputop.cluster.model import Fleet
 from gputop.cluster.node_means import node_means
 from gputop.cluster.prometheus import Client
+from gputop.cluster.schemas import SCHEMAS
 from gputop.cluster.view import View
 from tests.cluster import dcgm_pages
 from tests.cluster.squeue_double import squeue
@@ -111,6 +113,49 @@ def test_what_a_metric_cannot_be_is_not_believed(engine: str) -> None:
     (job,) = (job for job in report.fleet.jobs if job.id == "2")
     gpus = [gpu for node in job.each for gpu in node.each]
     assert len(gpus) == 8 and all("sm_clock_hz" not in gpu.figures and "power_w" in gpu.figures for gpu in gpus)
+
+
+def gputop_page(node: str) -> Page:
+    """Of gputop export, a metric of each figure; n2:5 of the job is slow, and the GPUs of n4 are divided."""
+    (schema,) = (one for one in SCHEMAS if one.id == "gputop")
+    values = {"sm_active": 0.9, "gr_active": 0.95, "util": 1.0, "tensor_active": 0.4, "sm_clock_hz": 1.75e9}
+    lines = []
+    for i in range(8):
+        slow = (node, i) == ("n2", 5)
+        own = f'gpu="{i}",uuid="GPU-{node}-{i}"' + ',mig="1"' * (node == "n4")
+        lines += [f'gputop_gpu_info{{{own},name="H100"}} 1', f'gputop_gpu_job_info{{{own},slurm_job_id="7"}} 1']
+        for figure, (name, *_) in schema.figures.items():
+            value = {"sm_active": 0.3, "sm_clock_hz": 0.9e9}.get(figure) if slow else None
+            lines.append(f"{name.name}{{{own}}} {values.get(figure, 70.0) if value is None else value}")
+    return page(*lines)
+
+
+@ENGINES
+def test_gputops_own_exporter_has_questions_longer_than_victoria_metrics_takes(engine: str) -> None:
+    nodes = [f"n{i}" for i in range(1, 5)]
+    with scraping({node: gputop_page(node) for node in nodes}, engine=engine) as address:
+        wait_for(address, "count(up == 1)", 4)
+        with contextlib.closing(Client(parse_endpoint(address), Credentials())) as client:
+            sent: list[int] = []
+            send = client._post
+            client._post = lambda path, form: (sent.append(len(parse_qs(form.decode())["query"][0])),  # type: ignore
+                                               send(path, form))[1]
+            collector = Collector(client, asked_limits())
+            view = View(open_jobs=("7",), open_nodes=tuple(("7", node) for node in nodes))
+            fleet = complete_fleet(collector, view)
+            asked = len(sent)
+            again = collector.refresh(view)
+    (job,) = fleet.jobs
+    assert (job.gpus, job.nodes, job.median) == (32, 4, 0.9)
+    assert [low.name for low in job.low_gpus] == ["n2:5"] and [low.gpu.name for low in job.low_clocks] == ["n2:5"]
+    gpus = [gpu for node in job.each for gpu in node.each]
+    assert len(gpus) == 32 and all("temperature_c" in gpu.figures and "power_w" in gpu.figures for gpu in gpus)
+    if engine == "prometheus":
+        assert max(sent) > 16384 and not fleet.problems
+    else:
+        assert max(sent[:asked]) > 16384 >= max(sent[asked:]) and sum(size > 16384 for size in sent) == 1
+        (problem,) = again.problems
+        assert "at most 16,384 bytes" in problem.message
 
 
 def test_a_whole_node_at_low_clocks_is_found_among_the_nodes_of_its_job() -> None:

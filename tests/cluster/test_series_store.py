@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
 from gputop.cluster import series_store
-from gputop.cluster.prometheus import Series
+from gputop.cluster.prometheus import QueryTooLong, Series
 from gputop.cluster.series_store import SUBJECTS_AT_ONCE, Grid, PastQuestion, SeriesStore
 from gputop.cluster.view import View
 from gputop.core.errors import GputopError
@@ -24,18 +24,22 @@ class Past:
         self.asked: list[tuple[str, int, int]] = []
         self.value = value
         self.error: GputopError | None = None
+        self.max_bytes = 10**6
 
-    def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
+    def range(self, figures: Mapping[str, str], begin_s: float, end_s: float, step_s: float) -> list[Series]:
+        (query,) = figures.values()
         first, last = round(begin_s / step_s), round(end_s / step_s)
         self.asked.append((query, first, last))
         if self.error is not None:
             raise self.error
+        if len(query) > self.max_bytes:
+            raise QueryTooLong("too long", self.max_bytes)
         points = [(slot * step_s, value) for slot in range(first, last + 1) if (value := self.value(slot)) is not None]
         return [Series({"figure": "activity", "job": job}, points) for job in query.split("|") if points]
 
 
 def ask(store: SeriesStore, past: Past, jobs: Sequence[str], now_s: float = NOW, view: View = VIEW) -> bool:
-    question = PastQuestion("jobs", jobs, "|".join, lambda labels: labels["job"])
+    question = PastQuestion("jobs", jobs, lambda some: {"activity": "|".join(some)}, lambda labels: labels["job"])
     return store.range(past, question, Grid.of(view, now_s))
 
 
@@ -65,6 +69,19 @@ def test_what_is_new_comes_first_and_some_at_once() -> None:
     assert past.asked[2] == ("newer", LAST - 8, LAST + 1)
     ask(store, past, jobs, NOW + 60)
     assert past.asked[3] == ("|".join(jobs[:SUBJECTS_AT_ONCE]), LAST + 1, LAST + 1)
+
+
+def test_of_a_server_that_takes_no_query_so_long_fewer_are_asked_for_at_once() -> None:
+    store, past = SeriesStore(), Past()
+    past.max_bytes = 5
+    jobs = ["aa", "bb", "cc", "dd", "ee"]
+    while ask(store, past, jobs):
+        pass
+    assert [query for query, _, _ in past.asked if len(query) <= 5] == ["aa|bb", "cc", "dd|ee"]
+    assert all(values(store, job) == [float(slot) for slot in range(LAST - 9, LAST + 1)] for job in jobs)
+    with pytest.raises(QueryTooLong):
+        ask(store, past, ["longer"])
+    assert not store.is_known("jobs", ["longer"])
 
 
 def test_a_failure_and_a_gap_are_made_up_for() -> None:
@@ -118,8 +135,9 @@ def test_another_grid_is_asked_for_anew_and_a_shorter_one_is_there() -> None:
 
 def test_only_slots_that_were_asked_for_are_taken() -> None:
     class Foreign(Past):
-        def range(self, query: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
-            return [Series({"figure": "activity", "job": query}, [(begin_s - step_s, 1.0), (end_s + step_s, 1.0)])]
+        def range(self, figures: Mapping[str, str], begin_s: float, end_s: float, step_s: float) -> list[Series]:
+            labels = {"figure": "activity", "job": figures["activity"]}
+            return [Series(labels, [(begin_s - step_s, 1.0), (end_s + step_s, 1.0)])]
 
     store = SeriesStore()
     ask(store, Foreign(), ["a"])
@@ -128,7 +146,7 @@ def test_only_slots_that_were_asked_for_are_taken() -> None:
 
 def test_subjects_that_no_label_selects_have_no_past_and_cost_no_query() -> None:
     store, past = SeriesStore(), Past()
-    question = PastQuestion("jobs", ["a"], lambda subjects: "", lambda labels: labels["job"])
+    question = PastQuestion("jobs", ["a"], lambda subjects: {"activity": ""}, lambda labels: labels["job"])
     assert not store.range(past, question, Grid.of(VIEW, NOW)) and not past.asked and store.is_known("jobs", ["a"])
 
 

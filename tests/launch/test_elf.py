@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
+from gputop.core.proc import Mapping
 from gputop.launch import elf
 from gputop.launch.elf import addresses_in, functions_of
 from tests.launch.elf_files import elf_file, symbol, with_symbols
@@ -42,6 +43,14 @@ def test_another_kind_of_file_is_reported():
     shell = shutil.which("sh")
     assert shell is not None
     assert functions_of(io.BytesIO(Path(shell).read_bytes()), _NAMES)[0] == {}
+
+
+def test_pages_of_64_kib_as_some_kernels_for_aarch64_have(monkeypatch):
+    segments = [(0x2FD10, 0x3FD10), (0x4FE80, 0x6FE80)]
+    for page, start in ((1 << 12, 0xFFFF8003F000), (1 << 16, 0xFFFF80030000)):
+        monkeypatch.setattr(elf, "_IN_PAGE", page - 1)
+        mapped = [Mapping(start, start + page, "r-xp", 0x2FD10 & -page, "/lib/libpython3.14.so.1.0")]
+        assert elf._shift(mapped, "/lib/libpython3.14.so.1.0", segments) == 0xFFFF80000000
 
 
 # -- files of a job that attacks ----------------------------------------------------------------------

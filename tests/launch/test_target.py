@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import EXIT_NO_DATA, GputopError
-from gputop.launch import serve, target
+from gputop.launch import attach, serve, target
 from gputop.ranks import tracing_rights
 from tests.launch.jobs import GPUTOP
 
@@ -98,6 +98,15 @@ def test_a_stopped_process(sleeper):
     os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
     refusal = _refusal(sleeper.pid)
     assert "is stopped" in refusal.message and f"kill -CONT {sleeper.pid}" in refusal.fix
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "ppc64le"])
+def test_a_machine_on_which_no_thread_is_borrowed(machine, monkeypatch):
+    """Attaching to a Python before 3.14 ends here, before a thread of it is touched."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with pytest.raises(GputopError, match=f"x86-64 only, not {machine}, for Python before 3.14") as caught:
+        attach._add_pending_call(target.Target(os.getpid(), "python", os.geteuid(), "", 0, True), -1, "")
+    assert "gputop run" in caught.value.fix
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
