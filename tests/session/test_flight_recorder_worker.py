@@ -11,6 +11,7 @@ from gputop.session import flight_recorder_worker
 from gputop.session.flight_recorder_worker import read_in_worker
 from tests.ranks.flight_dumps import entry, history, processes, save
 
+
 @pytest.fixture
 def with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_recorder, "loaded_frameworks", lambda maps: frozenset({"pytorch"}))
