@@ -65,7 +65,7 @@ def test_of_many_workers_a_few_are_captured(more, captured, monkeypatch, capsys)
         raise GputopError(f"captured {[s.address for s in servers]}", "")
 
     monkeypatch.setattr(captures, "find_named_servers", lambda attach, *_, **__: (
-        tuple(Server(address, asked=True) for address in attach), ()))
+        tuple(Server(address, asked=True) for address in attach), (), None))
     monkeypatch.setattr(captures, "capture_and_analyze", capture)
     assert main(["capture", "--attach", "n[0-8]:1", *more]) == EXIT_FAILED
     said = capsys.readouterr().err
@@ -74,7 +74,7 @@ def test_of_many_workers_a_few_are_captured(more, captured, monkeypatch, capsys)
 
 def test_hundreds_are_never_all_captured(monkeypatch, capsys):
     monkeypatch.setattr(captures, "find_named_servers", lambda attach, *_, **__: (
-        tuple(Server(address, asked=True) for address in attach), ()))
+        tuple(Server(address, asked=True) for address in attach), (), None))
     assert main(["capture", "--attach", "n[001-200]:1", "--all-workers"]) == EXIT_USAGE
     assert "captures at most 64 workers at once, not 200" in capsys.readouterr().err
 

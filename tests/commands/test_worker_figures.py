@@ -109,7 +109,7 @@ def test_workers_of_this_machine_are_sampled_first(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(counters, "CounterWatch", Watch)
     monkeypatch.setattr("gputop.profiler.capture.footprint.job_pid", lambda address, pid: int(address[-3:]))
     monkeypatch.setattr(captures, "find_named_servers", lambda attach, *_, **__: (
-        tuple(Server(address, asked=True) for address in attach), ()))
+        tuple(Server(address, asked=True) for address in attach), (), None))
     monkeypatch.setattr(captures, "capture_and_analyze", stop)
     addresses = [f"127.0.0.1:{6100 + i}" for i in (3, 0, 1, 2, 4, 5, 6, 7, 8)]
     main(["capture", "--attach", ",".join(addresses), "--source", "nvml"])

@@ -123,7 +123,7 @@ def test_a_bound_says_whether_it_is_the_most_or_the_least() -> None:
     either = finding(rule, replace(wait, best_case=True), words)
     assert either.gain.estimate and gain_texts(either)[1] == "saves about 40 %"
     assert gain_basis(either) == (
-        "An estimate. The wait, if it were gone. The fix can leave some of this time, and it also frees CPUs for the "
+        "About this. The wait, if it were gone. The fix can leave some of this time, and it also frees CPUs for the "
         "rest of the step: it can save less or more.")
     most = finding(rule, replace(wait, gpus=(0,)), words)  # the step runs on a GPU, which needs no CPU
     assert not most.gain.at_least and gain_texts(most)[1] == "saves up to 40 %"

@@ -229,6 +229,7 @@ def last_asked_of_startable(app: Any) -> Any:
     """As if TensorFlow ran in the processes that are offered."""
     if isinstance(app.screen, StartServer):
         app.screen._choices = [(process, pid, None) for process, pid, _ in app.screen._choices]
+        app.screen.started = {pid: 1 for _, pid, _ in app.screen._choices}
     return last_asked(app)
 
 

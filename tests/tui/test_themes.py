@@ -256,7 +256,7 @@ async def test_hostile_names_of_a_trace_are_shown_literally_on_every_screen(keys
         await pilot.pause()
         text = "\n".join(shown(app))
         assert not {c for c in text if not c.isprintable() and c != "\n"}
-        assert "evil" in text or keys[0] != "T"
+        assert "evil" in text or keys not in (("T",), ("T", "enter"))
 
 
 @pytest.mark.parametrize("form", ["text", "json", "svg", "html"])

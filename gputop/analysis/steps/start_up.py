@@ -24,11 +24,6 @@ TORCH_COMPILING = "torch_compilation"
 # Calls that bring code to the GPU or set its libraries up: CUDA's and HIP's driver, cuDNN and cuBLAS.
 _LOADS = (r"(?:cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|cu(?:DevicePrimaryCtxRetain|CtxCreate)\w*$|"
           r"(?:cudnn|cublas\w*|cusolver\w*)Create(?:_v\d)?$")
-# Calls of CUDA's runtime that make the context where they are the first ones. None of them waits for kernels but
-# cudaFree, and before the first kernel there is none to wait for. Nsight adds a version.
-_FIRST_CALLS = (r"cuda(?:Free|SetDevice|GetDevice\w*|Malloc\w*|HostAlloc|MemGetInfo|StreamCreate\w*|EventCreate\w*|"
-                r"DeviceGetStreamPriorityRange|FuncGetAttributes|GetDriverEntryPoint)(?:_v\d+)?$")
-_CONTEXT_NS = 100_000_000  # less is an ordinary call on a busy node
 # cuDNN's check of the buffers around each algorithm that it tries, in TensorFlow (redzone_checker) and XLA.
 TRIES = r"(?i).*redzone"
 # A launch call loads its kernel's module, as CUDA does at the first launch since 11.7, where it takes this many times
@@ -37,11 +32,12 @@ TRIES = r"(?i).*redzone"
 _FAR_LONGER, _LOADING_NS, _IN_FIRST = 50.0, 1_000_000, 0.9
 _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices of a CPU
 # Calls of CUDA's and HIP's runtime and driver. The first one creates the context, whichever it is, and others load
-# modules or reserve memory. Those that wait for the GPU, or for room in its queue, may take long in any job.
+# modules or reserve memory. Those that wait for the GPU, or for room in its queue, may take long in any job. cudaFree
+# waits, too, but before any work it is the call by which many programs create the context.
 _API = r"(?:cuda|hip|cu)(?=[A-Z])\w+$"
-_API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|Free|Unregister|"
-              r"Unmap|Destroy|Unload|Profiler)")
-_API_RESERVES = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap)"
+_API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchronize|Query|Async|Prefetch|"
+              r"Free(?!(?:_v\d+)?$)|Unregister|Unmap|Destroy|Unload|Profiler)")
+_API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
 _REPEATED = 0.5  # of the launches are not the first of their kernel, so that "the first" means something
 _TRIED_APART_NS = 10_000_000  # kernels that are tried one after the other, with work of the host between
 _STARTS = 0.5  # of the time from the recording's begin on is such work: the job starts
@@ -107,20 +103,10 @@ def _longest_names(spans: Spans, calls: _Found) -> I64:
     return names
 
 
-def _contexts(trace: Trace) -> I64:
-    """Long calls before the first kernel of any GPU, in which the runtime makes a context."""
-    host, device = trace.host, trace.device
-    rows, kernels = host_rows(trace, _FIRST_CALLS), device.start_ns[device.kind <= Kind.COLLECTIVE]
-    if not len(kernels):
-        return rows[:0]
-    first = int(kernels.min())
-    return rows[(host.end_ns[rows] <= first) & (host.end_ns[rows] - host.start_ns[rows] >= _CONTEXT_NS)]
-
-
 def _loading(trace: Trace) -> _Found:
     """Calls that load, and launch calls in which the first launch of a kernel loads its module."""
     host, device = trace.host, trace.device
-    rows = np.union1d(host_rows(trace, _LOADS), _contexts(trace))
+    rows = host_rows(trace, _LOADS)
     loads = host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
     if len(device.launch_end_ns) != len(device):
         return loads
@@ -147,8 +133,8 @@ def _loading(trace: Trace) -> _Found:
 
 
 def _set_up(trace: Trace) -> _Found:
-    """Calls that take long before a rank's first event on a GPU, and later the first of a name that reserves no memory:
-    they create the context or load modules.
+    """Calls that take long before a rank's first event on a GPU, and later the first of a name that reserves and frees
+    no memory: they create the context or load modules.
 
     Calls that wait by their nature are left out: work that was launched before the recording leaves no event.
     """
@@ -164,8 +150,8 @@ def _set_up(trace: Trace) -> _Found:
     first = np.zeros(len(rows), bool)
     first[np.unique(rank * len(trace.names) + host.name[rows], return_index=True)[1]] = True
     long = host.end_ns[rows] - host.start_ns[rows] >= _WORTH_NAMING_NS
-    reserves = name_mask(trace, _API_RESERVES)[host.name[rows]]
-    rows = rows[long & ((host.start_ns[rows] < until_ns) | (first & ~reserves))]
+    keeps = name_mask(trace, _API_KEEPS)[host.name[rows]]
+    rows = rows[long & ((host.start_ns[rows] < until_ns) | (first & ~keeps))]
     return host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.core.files import write_file
 from gputop.profiler.capture import plan
 from gputop.profiler.capture.job_memory import MemoryGrowthGuard, Watch
 from gputop.profiler.capture.plan import Plan
@@ -48,7 +49,7 @@ def record_overview(recorder: Recorder, detail: Path, chosen: Plan, watch: Watch
         made.why_ended = error.message
     if made.parts:
         try:
-            _save(made.parts, recorder, detail, scratch / "joined")
+            _save(made.parts, recorder, detail, scratch)
         except (GputopError, OSError) as error:
             made.seconds, made.why_ended = 0.0, str(error)
     done_s = round(made.seconds, 1)
@@ -109,14 +110,13 @@ def _counted(recorder: Recorder, path: Path) -> int:
         raise GputopError(f"{path} cannot be read: {error.strerror or error}", "Check that file system.") from None
 
 
-def _save(parts: list[Path], recorder: Recorder, trace: Path, joined: Path) -> None:
+def _save(parts: list[Path], recorder: Recorder, trace: Path, scratch: Path) -> None:
     """One file of the parts beside the trace. Raises GputopError, OSError."""
     source = parts[0]
     if len(parts) > 1:
         assert isinstance(recorder, JoinsOverviews)
-        joined.parent.mkdir(parents=True, exist_ok=True)
-        joined.write_bytes(recorder.join(parts))
-        source = joined
+        source = scratch / "joined"
+        write_file(source, recorder.join(parts))
     folder = RunFolder.create(trace.parents[3], trace.name.removesuffix(TRACE), trace.parent.name, OVERVIEW)
     try:
         folder.take_over(source)

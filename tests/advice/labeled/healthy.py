@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gputop.simulation.job import Copy, Job, MidStepWork
 from tests.advice.labeled.case import MEDIUM, Case, Window
@@ -70,6 +70,7 @@ def _jobs() -> Iterator[tuple[str, Job]]:
     yield "other-host-gpus-late", random_job(332, gpus=2, gpu="A100", gpu_factor=(1.0, 1.02))
 
 
+_NO_WINDOWS: Mapping[str, Window] = {}
 # Memory is free, yet the GPU is busy with large kernels: a larger batch may be suggested, no more.
 _OPTIONAL: dict[str, dict[str, Window]] = {"small-model-busy": {"batch_size_headroom": (None, MEDIUM)}}
 
@@ -82,12 +83,13 @@ def missing() -> list[Case]:
     """The rule must say what it lacks rather than accuse."""
     out = []
 
-    def add(name: str, id_: str, abstain: frozenset[str], seed: int = 3, share: float = 0.3, **changes: object) -> None:
+    def add(name: str, id_: str, abstain: frozenset[str], seed: int = 3, share: float = 0.3,
+            windows: Mapping[str, Window] = _NO_WINDOWS, **changes: object) -> None:
         fault = FAULTS[id_](seed, share)
         out.append(
             Case(f"missing-{name}", "missing", fault.job.replace(**changes),
             consequences=frozenset((id_, *fault.consequences)) - abstain, must_not=frozenset(fault.must_not),
-            abstain=abstain))
+            abstain=abstain, windows=windows))
 
     add("host-plane-input", "input_bound", _HOST_IDS, host_plane=False)
     add("host-plane-launch", "launch_bound", _HOST_IDS, host_plane=False)
@@ -103,9 +105,11 @@ def missing() -> list[Case]:
     add("device-events-quiet", "tensor_cores_unused", _DEVICE_IDS, device_events=False)
     add("copy-kinds", "copies_pageable", frozenset(("copies_pageable",)), old_details=True)
     add("parameters", "allreduce_slow", frozenset(("allreduce_slow",)))
+    # What one rank shows is said as that: it does not tell whether data moves or others are waited for.
     add(
         "other-ranks", "collective_waiting", frozenset(("collective_waiting", "replica_imbalance",
-        "gpu0_oversubscribed", "serial_gpus", "staggered_launch")), seen_gpus=1)
+        "gpu0_oversubscribed", "serial_gpus", "staggered_launch")), seen_gpus=1,
+        windows={"communication_exposed": (None, MEDIUM)})
     add("steps", "step_gap_host", frozenset(("step_gap_host", "retracing")), steps=2, warm_up=0.0)
     add("cpu-only", "input_bound", _DEVICE_IDS, cpu_only=True)
     return out

@@ -91,13 +91,14 @@ def test_a_long_call_before_any_work_of_a_gpu_is_a_start(name):
 
 
 @pytest.mark.parametrize("name", ["cudaDeviceSynchronize", "cudaLaunchKernel", "cudaEventRecord", "cudaMemcpyAsync",
-                                  "cudaStreamWaitEvent", "cudaFree", "cuda_device_count", "cudnn_something"])
+                                  "cudaStreamWaitEvent", "cudaFreeAsync", "cuda_device_count", "cudnn_something"])
 def test_calls_that_may_wait_for_work_from_before_the_recording_are_no_start(name):
     assert not kinds(after_a_call(name).build())
 
 
 @pytest.mark.parametrize(("name", "loads"), [("cudaDeviceGetStreamPriorityRange", True), ("cudaMalloc", False),
-                                             ("cudaHostRegister", False), ("cudaStreamCreate", True)])
+                                             ("cudaHostRegister", False), ("cudaStreamCreate", True),
+                                             ("cudaFree", False)])
 def test_behind_work_of_the_gpu_only_the_first_call_that_reserves_no_memory_is_a_start(name, loads):
     b = after_a_call(name, gpu_before=True)
     assert kinds(b.build()) == ({"loading": pytest.approx(40.0)} if loads else {})

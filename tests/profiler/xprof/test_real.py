@@ -154,7 +154,7 @@ def test_the_rest_of_the_time_is_an_overview_with_the_jobs_steps(tf_fast_job, tm
     ended_s = time.time()
     assert plan.enough and plan.overview_s >= 1 and not plan.ended
     trace = load([tmp_path])
-    detail, overview = find_steps(trace), trace.overview
+    detail, overview = find_steps(trace), trace.overviews.get(0)
     assert overview is not None and detail is not None and trace.paths == [str(result.path)]
     seen = find_steps(overview)
     assert seen is not None and seen.count > detail.count, "most of the time is in it"
