@@ -7,6 +7,7 @@ from tests.cluster.fleets import CannedClient, Rows
 DCGM = {"DCGM_FI_PROF_SM_ACTIVE": 1600, "DCGM_FI_DEV_GPU_UTIL": 1600, "DCGM_FI_DEV_POWER_USAGE": 1600}
 JOB, OTHER = {"hpc_job": "7"}, {"hpc_job": "8"}
 NODE_1, NODE_2 = {"Hostname": "n1", "instance": "10.0.0.1:9400"}, {"hostname": "n2.example", "instance": "n2:9400"}
+LOW = {**NODE_1, "UUID": "GPU-1", "gpu": "3"}
 
 
 def by_label() -> CannedClient:

@@ -15,7 +15,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.export.cluster import summary
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
 from tests.cluster.squeue_double import squeue
-from tests.cluster.stragglers import DCGM, JOB, NODE_1, NODE_2, OTHER, by_label, straggler
+from tests.cluster.stragglers import DCGM, JOB, LOW, NODE_1, NODE_2, OTHER, by_label, straggler
 from tests.records import replace
 
 
@@ -84,7 +84,6 @@ def test_no_count_and_no_activity_of_a_server_ends_the_look(value: float) -> Non
             collector(CannedClient(dict.fromkeys(DCGM, value), ["hpc_job"])).refresh(View())  # type: ignore[arg-type]
 
 
-LOW = {**NODE_1, "UUID": "GPU-1", "gpu": "3"}
 H100 = {"model": "H100"}
 
 

@@ -11,7 +11,7 @@ from gputop.cluster.figure_client import FigureClient
 from gputop.cluster.prometheus import QueryTooLong, Series
 from gputop.cluster.view import View
 from tests.cluster.fleets import LIMITS, NOW, CannedClient
-from tests.cluster.test_collect import DCGM, JOB, LOW, NODE_1, NODE_2
+from tests.cluster.stragglers import DCGM, JOB, LOW, NODE_1, NODE_2
 
 FIGURES = {name: f'{name}{{long="{"x" * 100}"}}' for name in ("a", "b", "c", "d")}
 
