@@ -184,6 +184,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
                             for part in wrap_sentences(printable(text), width - 2, 2)] + step)
         if len(own) + len(step) > room:
             step = []
+        hint = self._hint_lines(width)
+        if len(own) + len(hint) + len(self.findings) - 1 + len(step) <= room:  # no other finding makes room for it
+            own = own + hint
         lines = lead
         self._line_ids = [""] * len(lines)
         hidden = 0
@@ -216,9 +219,13 @@ class ActionsPanel(DrawnLines, can_focus=True):
             return []
         view = msgspec.structs.replace(self._view_of(finding), unfolded=True, selected=self.has_focus, keyed=self.keyed,
                                        remark=self.numbers.remark(finding))
-        lines = finding_lines(finding, width, room, view)
-        hint = wrap(printable(self.no_line(finding)), width - 4, 2) if len(lines) < room and self.keyed else []
-        return lines + [[("   " + text, DIM)] for text in hint if text][:room - len(lines)]
+        return finding_lines(finding, width, room, view)
+
+    def _hint_lines(self, width: int) -> list[list[StyledText]]:
+        """How to learn the line of Python that the selected finding is about."""
+        if self.selected is None or not self.keyed:
+            return []
+        return [[("   " + text, DIM)] for text in wrap(printable(self.no_line(self.selected)), width - 4, 2) if text]
 
     def _view_of(self, finding: Finding) -> FindingView:
         """How a finding is drawn that is not selected."""
