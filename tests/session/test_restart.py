@@ -10,6 +10,7 @@ import pytest
 
 from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.profiler.kineto import jobs
 from gputop.session.options import Options
 from gputop.session.saved_captures import saved_captures
 from gputop.session.session import Session
@@ -27,6 +28,7 @@ class Loop:
         self.pids: list[int] = []
         find = discovery.find_servers
         monkeypatch.setattr(discovery, "find_servers", lambda _pids: find(self.pids))
+        monkeypatch.setattr(jobs, "find_jobs", lambda: jobs.Jobs((), ()))
         self.session = Session(StillSource(), Options(logdir=logdir, capture_s=1.0))  # type: ignore[arg-type]
         self.watched = Watched(self.session)
 
