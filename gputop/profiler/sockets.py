@@ -152,17 +152,21 @@ def _wildcards(rows: Iterable[_Row], namespace: int) -> list[Listener]:
 
 def _table_rows(folder: str) -> Iterator[_Row]:
     """The sockets that listen by the tables tcp and tcp6 of ``folder``, as far as these are read."""
+    for columns in _table_columns(folder):
+        with contextlib.suppress(ValueError, IndexError):  # the line at which the text is cut
+            if columns[3] == _LISTEN:
+                address, _, port = columns[1].partition(":")
+                yield _Row(_network_order(bytes.fromhex(address)), int(port, 16), int(columns[7]), int(columns[9]))
+
+
+def _table_columns(folder: str) -> Iterator[list[str]]:
+    """The lines of the tables tcp and tcp6 of ``folder``, in columns, as far as these are read."""
     for table in ("tcp", "tcp6"):
         try:
             text = read(f"{folder}/{table}", _TABLE_BYTES).decode("ascii", "replace")
-        except OSError:  # no IPv6 here, or the process is gone
+        except OSError:  # no IPv6 there, or the process is gone
             continue
-        for line in text.splitlines()[1:]:
-            columns = line.split(None, 10)
-            with contextlib.suppress(ValueError, IndexError):  # the line at which the text is cut
-                if columns[3] == _LISTEN:
-                    address, _, port = columns[1].partition(":")
-                    yield _Row(_network_order(bytes.fromhex(address)), int(port, 16), int(columns[7]), int(columns[9]))
+        yield from (line.split(None, 10) for line in text.splitlines()[1:])
 
 
 def _kernel_rows() -> list[_Row] | None:
@@ -393,18 +397,12 @@ def arrives_in(proc: Path, pid: int, host: str, port: int, timeout_s: float) -> 
 def _connections(proc: Path, pid: int, port: int) -> Iterator[tuple[_IpAddress, int, int]]:
     """Local address, local port and remote port of the connections to ``port`` in a process's network."""
     wanted = f":{port:04X}"
-    for table in ("tcp", "tcp6"):
-        try:
-            text = read(f"{proc}/{pid}/net/{table}", _TABLE_BYTES).decode("ascii", "replace")
-        except OSError:  # no IPv6 there, or the process is gone
-            continue
-        for line in text.splitlines()[1:]:
-            columns = line.split(None, 4)
-            if len(columns) > 3 and columns[3] != _LISTEN and columns[1].endswith(wanted):
-                with contextlib.suppress(ValueError):
-                    address = ipaddress.ip_address(_network_order(bytes.fromhex(columns[1].partition(":")[0])))
-                    mapped = address.ipv4_mapped if address.version == 6 else None
-                    yield mapped or address, port, int(columns[2].rpartition(":")[2], 16)
+    for columns in _table_columns(f"{proc}/{pid}/net"):
+        if len(columns) > 3 and columns[3] != _LISTEN and columns[1].endswith(wanted):
+            with contextlib.suppress(ValueError):
+                address = ipaddress.ip_address(_network_order(bytes.fromhex(columns[1].partition(":")[0])))
+                mapped = address.ipv4_mapped if address.version == 6 else None
+                yield mapped or address, port, int(columns[2].rpartition(":")[2], 16)
 
 
 class _Route(NamedTuple):
