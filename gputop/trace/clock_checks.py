@@ -30,23 +30,23 @@ def clock_notes(trace: Trace) -> list[QualityNote]:
 def _launches(trace: Trace) -> Iterator[str]:
     """GPUs whose events begin before the calls that launched them, or long after although nothing held them up."""
     device = trace.device
-    known = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
-    gpu_of = device.gpu[known]
+    launched = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
+    gpu_of = device.gpu[launched]
     shortest: dict[int, int] = {}
     for gpu in range(len(trace.gpus)):
-        rows = known[np.flatnonzero(gpu_of == gpu)]
+        rows = launched[np.flatnonzero(gpu_of == gpu)]
         if not len(rows):
             continue
-        own = device.start_ns[rows] - device.launch_ns[rows]
-        early = own < -_JITTER_NS
-        if early.sum() >= max(_MIN_EVENTS, _MIN_SHARE * len(own)):
-            yield (f"{int(early.sum()):,} of {len(own):,} kernels of GPU {trace.gpus[gpu].ordinal} begin before the "
-                   f"call that launched them, by up to {seconds(-int(own.min()) / 1e9)}: its clock and the host's "
+        delay = device.start_ns[rows] - device.launch_ns[rows]
+        early = delay < -_JITTER_NS
+        if early.sum() >= max(_MIN_EVENTS, _MIN_SHARE * len(delay)):
+            yield (f"{int(early.sum()):,} of {len(delay):,} kernels of GPU {trace.gpus[gpu].ordinal} begin before the "
+                   f"call that launched them, by up to {seconds(-int(delay.min()) / 1e9)}: its clock and the host's "
                    f"differ. {_UNRELIABLE}")
             continue
         free = _found_idle(trace, rows)
         if free.sum() >= _MIN_EVENTS:
-            shortest[gpu] = int(np.percentile(own[free], 5))
+            shortest[gpu] = int(np.percentile(delay[free], 5))
     usual = min(shortest.values(), default=0)
     for gpu, least in shortest.items():
         if len(shortest) > 1 and least > usual + _OFF_NS:
@@ -75,9 +75,9 @@ def _collectives(trace: Trace) -> Iterator[str]:
             continue
         table = np.stack([end for _, end in ends])
         apart = table - np.median(table, axis=0)
-        for (gpu, _), own in zip(ends, apart, strict=True):
-            off = float(np.median(own))
-            if abs(off) > _OFF_NS and np.percentile(np.abs(own - off), 90) < _ALIKE * abs(off):
+        for (gpu, _), offsets in zip(ends, apart, strict=True):
+            off = float(np.median(offsets))
+            if abs(off) > _OFF_NS and np.percentile(np.abs(offsets - off), 90) < _ALIKE * abs(off):
                 yield (f"The collectives of GPU {trace.gpus[gpu].ordinal} end {seconds(abs(off) / 1e9)} "
                        f"{'after' if off > 0 else 'before'} those of the other GPUs, all by the same time, though a "
                        "collective ends on all together: its clock is off by that. Waiting in collectives and the "

@@ -82,10 +82,10 @@ def _merge_by_parts(sets: Sequence[Spans]) -> Spans:
     merged, last = [], EMPTY
     for part in zip(*map(pairwise, places), strict=True):
         some = [last, *(Spans(s.start[i:j], s.end[i:j]) for s, (i, j) in zip(sets, part, strict=True))]
-        found = union(np.concatenate([s.start for s in some]), np.concatenate([s.end for s in some]))
+        merged_part = union(np.concatenate([s.start for s in some]), np.concatenate([s.end for s in some]))
         # What begins later may touch the last one of these, and no other.
-        merged.append(Spans(found.start[:-1], found.end[:-1]))
-        last = Spans(found.start[-1:], found.end[-1:])
+        merged.append(Spans(merged_part.start[:-1], merged_part.end[:-1]))
+        last = Spans(merged_part.start[-1:], merged_part.end[-1:])
     merged.append(last)
     return Spans(np.concatenate([s.start for s in merged]), np.concatenate([s.end for s in merged]))
 

@@ -34,9 +34,9 @@ OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 def name_mask(trace: Trace, pattern: str) -> Mask:
     """Which of ``trace.names`` the pattern matches at their beginning; index -1 (no name) gives False. Read-only: many
     analyses ask for the same."""
-    known = trace.name_masks.get(pattern)
-    if known is not None and len(known) == len(trace.names) + 1:
-        return known
+    cached = trace.name_masks.get(pattern)
+    if cached is not None and len(cached) == len(trace.names) + 1:
+        return cached
     match = re.compile(pattern).match
     mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
     mask[:-1] = [match(name) is not None for name in trace.names]
@@ -63,10 +63,10 @@ def distinct(ids: npt.NDArray) -> I64:
     """The distinct ids (indices, or -1) in order, as :func:`numpy.unique`; by a table where that is quicker."""
     if not _worth_a_table(ids):
         return np.unique(ids).astype(np.int64)
-    there = np.zeros(int(ids.max()) + 2, bool)  # the extra last entry is that of -1
-    there[ids] = True
-    used = np.flatnonzero(there[:-1])
-    return np.concatenate(([-1], used)) if there[-1] else used
+    present = np.zeros(int(ids.max()) + 2, bool)  # the extra last entry is that of -1
+    present[ids] = True
+    used = np.flatnonzero(present[:-1])
+    return np.concatenate(([-1], used)) if present[-1] else used
 
 
 def numbered(ids: npt.NDArray) -> tuple[I64, I64]:
@@ -75,9 +75,9 @@ def numbered(ids: npt.NDArray) -> tuple[I64, I64]:
         used, which = np.unique(ids, return_inverse=True)
         return used.astype(np.int64), which
     used = distinct(ids)
-    place = np.zeros(int(used[-1]) + 2, np.int64)
-    place[used] = np.arange(len(used))
-    return used, place[ids]
+    index_of = np.zeros(int(used[-1]) + 2, np.int64)
+    index_of[used] = np.arange(len(used))
+    return used, index_of[ids]
 
 
 def _worth_a_table(ids: npt.NDArray) -> bool:
@@ -133,8 +133,8 @@ def launched_within(trace: Trace, rows: I64, calls: I64) -> Mask:
     device, host = trace.device, trace.host
     out = np.zeros(len(rows), bool)
     for line in distinct(host.line[calls]).tolist():
-        own = calls[host.line[calls] == line]
-        spans = union(host.start_ns[own], host.end_ns[own])
+        on_line = calls[host.line[calls] == line]
+        spans = union(host.start_ns[on_line], host.end_ns[on_line])
         mine = np.flatnonzero((device.launch_line[rows] == line) & (device.launch_ns[rows] >= 0))
         launch = device.launch_ns[rows[mine]]
         out[mine] = coverage(spans, launch, launch + 1) > 0

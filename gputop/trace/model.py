@@ -167,8 +167,8 @@ class HostEvents:
 
     def stats_of(self, keep: npt.NDArray[np.bool_]) -> dict[str, tuple[I64, I64]]:
         """The stats of the events in ``keep`` (one for each event), with rows that count those events."""
-        place = np.cumsum(keep) - 1
-        return {name: (place[rows[keep[rows]]], values[keep[rows]]) for name, (rows, values) in self.stats.items()}
+        row_after = np.cumsum(keep) - 1
+        return {name: (row_after[rows[keep[rows]]], values[keep[rows]]) for name, (rows, values) in self.stats.items()}
 
     @classmethod
     def empty(cls) -> HostEvents:

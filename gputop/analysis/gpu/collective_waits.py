@@ -82,15 +82,15 @@ def collective_waits(
         for timeline, spans in zip(ran, late, strict=True)])
     unmatched: dict[str, str] = {}
     for name, rows_by_gpu in by_operation(trace, rows).items():
-        there = [i for i, r in enumerate(rows_by_gpu) if len(r)]
-        operations = matched(trace, [rows_by_gpu[i] for i in there])
+        members = [i for i, r in enumerate(rows_by_gpu) if len(r)]
+        operations = matched(trace, [rows_by_gpu[i] for i in members])
         if isinstance(operations, str):
             unmatched[name] = operations
             continue
         if steps is not None:
             operations = operations[_begun_in_steps(device.start_ns[operations].max(axis=1), steps)]
         if len(operations):
-            sums.add(name, there, device.start_ns[operations], device.end_ns[operations])
+            sums.add(name, members, device.start_ns[operations], device.end_ns[operations])
     return sums.result(steps, unmatched)
 
 
@@ -115,12 +115,12 @@ class _Sums:
         self._allreduce_s: list[float] = []
         self._allreduce_bare_ns = self._allreduce_ns = 0
 
-    def add(self, operation: str, there: Sequence[int], start: I64, end: I64) -> None:
-        """Add the collectives of one operation, by when they started and ended: shape (collectives, GPUs ``there``)."""
+    def add(self, operation: str, members: Sequence[int], start: I64, end: I64) -> None:
+        """Add the collectives of one operation. ``start`` and ``end`` have the shape (collectives, ``members``)."""
         begun = start.max(axis=1)
         self._count += len(start)
         waiting, hidden, bare = begun[:, None] - start, np.empty_like(start), np.empty_like(start)
-        for j, i in enumerate(there):
+        for j, i in enumerate(members):
             self._waits[i].append(union(start[:, j], begun))
             self._moves[i].append(union(begun, end[:, j]))
             hidden[:, j] = coverage(self._beside[i], start[:, j], begun)
@@ -131,19 +131,19 @@ class _Sums:
         exposed = np.where(whole > 0, 1 - hidden.sum(axis=1) / np.maximum(whole, 1), 0.0)
         ahead = np.median(np.sort(start, axis=1)[:, :-1], axis=1)
         last = np.argmax(start, axis=1)
-        behind = _behind_by_host([self._waits_for_host[i] for i in there], start, begun, last)
+        behind = _behind_by_host([self._waits_for_host[i] for i in members], start, begun, last)
         self._late_by_host_ns += float((np.minimum(behind, begun - ahead) * exposed).sum())
-        without_work = [self._without_work[i] for i in there]
+        without_work = [self._without_work[i] for i in members]
         held_ns = np.minimum(_behind_by_host(without_work, start, begun, last), begun - ahead) * exposed
         since = _since_collective_before(without_work, begun)
-        for j, i in enumerate(there):
+        for j, i in enumerate(members):
             mine = np.flatnonzero((last == j) & (held_ns >= _HELD_UP_NS))
             self._held_up_ns[i] += float(held_ns[mine].sum())
             self._held_up[i].append(_holding_up(without_work[j], since[mine], start[mine, j], held_ns[mine]))
-        np.add.at(self._late_ns, np.array(there)[last], (begun - ahead) * exposed)
-        np.add.at(self._late_times, np.array(there)[last[whole > 0]], 1)
+        np.add.at(self._late_ns, np.array(members)[last], (begun - ahead) * exposed)
+        np.add.at(self._late_times, np.array(members)[last[whole > 0]], 1)
         if operation == "AllReduce":
-            for i in there:
+            for i in members:
                 self._allreduces[i] = self._moves[i][-1]
             self._allreduce_s = ((end - start).min(axis=1) / 1e9).tolist()
             self._allreduce_bare_ns = bare_ns

@@ -82,10 +82,10 @@ def _timeline(trace: Trace, gpu: int) -> GpuTimeline | None:
     if not (lasts := end > start).any():
         return None
     kind = device.kind[rows]
-    there = np.bincount(kind, minlength=len(Kind))
+    count_by_kind = np.bincount(kind, minlength=len(Kind))
 
     def of(*kinds: Kind) -> Spans:
-        if not there[list(kinds)].any():
+        if not count_by_kind[list(kinds)].any():
             return EMPTY
         chosen = np.flatnonzero(np.logical_or.reduce([kind == one for one in kinds]))
         return union(start[chosen], end[chosen])

@@ -115,14 +115,14 @@ def _first_kernels(trace: Trace, rows: Sequence[I64], by: I64, steps: Steps | No
     """
     bounds = np.array(steps.bounds_ns if steps else [], np.int64).reshape(-1, 2)
     columns: tuple[list[I64], ...] = ([], [], [])
-    there = np.ones(len(bounds), bool)
+    on_all_gpus = np.ones(len(bounds), bool)
     for kernels in rows:
         lo, hi = np.searchsorted(by[kernels], bounds[:, 0]), np.searchsorted(by[kernels], bounds[:, 1])
-        there &= hi > lo
+        on_all_gpus &= hi > lo
         first, last = kernels[np.minimum(lo, len(kernels) - 1)], kernels[np.maximum(hi, 1) - 1]
         for column, values in zip(columns, (trace.device.start_ns[first], by[first], by[last]), strict=True):
             column.append(values)
-    return _First(*(np.stack(column, axis=1)[there] for column in columns))
+    return _First(*(np.stack(column, axis=1)[on_all_gpus] for column in columns))
 
 
 def _skew(numbers: Sequence[int], start_ns: I64) -> StepSkew:

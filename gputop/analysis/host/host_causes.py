@@ -122,15 +122,15 @@ def host_causes(
     if not late:
         return None
     bounds = _bounds(trace, steps)
-    parts = {cause: sum(own.by_cause[cause].total for own in late) for cause in CAUSES}
-    gaps, placed = (merge(*(own.by_cause[cause] for own in late)) for cause in ("gap", "placement"))
-    held_up = [intersect(own.by_cause["dispatch"], _held_up(trace, own.timeline))
-               for own in late if own.timeline is not None]
+    parts = {cause: sum(waits.by_cause[cause].total for waits in late) for cause in CAUSES}
+    gaps, placed = (merge(*(waits.by_cause[cause] for waits in late)) for cause in ("gap", "placement"))
+    held_up = [intersect(waits.by_cause["dispatch"], _held_up(trace, waits.timeline))
+               for waits in late if waits.timeline is not None]
     stalled = merge(EMPTY, *held_up)
     unit = 1e9 * len(bounds) * len(late)
     seen = _bounds_seen(gpu_timelines, bounds)
     placed = intersect(placed, seen)
-    placed_ns = sum(intersect(own.by_cause["placement"], seen).total for own in late)
+    placed_ns = sum(intersect(waits.by_cause["placement"], seen).total for waits in late)
     of_hosts = list(hosts.values())
     together, threads, shared = _input_at_work(trace, stalled)
     gap_s = parts["gap"] / unit
@@ -151,7 +151,7 @@ def host_causes(
         gap_host=slow[0] if slow is not None else None, gap_rank=slow[1] if slow is not None else None,
         input_together=together, input_threads=threads,
         input_shared_threads=shared,
-        late={own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}, divided=tuple(late),
+        late={waits.timeline.gpu: waits.by_cause for waits in late if waits.timeline is not None}, divided=tuple(late),
         gap_recurring=recurring_share(trace, steps, gaps, slow) if steps is not None and not trace.gpus else None,
     )
 
@@ -282,8 +282,8 @@ def _work(
 ) -> tuple[tuple[GapWork, ...], tuple[GapWork, ...], float | None]:
     """Names in the gaps on the threads that call functions and on executors', and the time without an event."""
     calling = np.zeros(len(trace.lines), bool)
-    for own in hosts:
-        calling[trace.host.line[own.call_rows]] = True
+    for spans_of_host in hosts:
+        calling[trace.host.line[spans_of_host.call_rows]] = True
     calling &= lines_of(trace, MAIN)
     if not gaps.total or not calling.any():
         return (), (), None

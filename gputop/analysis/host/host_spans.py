@@ -165,9 +165,9 @@ def _tracing(trace: Trace, here: Mask, calls: I64, begun: I64) -> Spans:
     last = np.searchsorted(built_start, end) - 1
     inside = (last >= 0) & (built_start[np.maximum(last, 0)] >= start) if len(building) else np.zeros(len(calls), bool)
     after = np.where(inside, np.clip(built[np.maximum(last, 0)] if len(building) else start, start, end), start)
-    at = np.searchsorted(begun, after)
-    first = begun[np.minimum(at, len(begun) - 1)] if len(begun) else end
-    runs = (at < len(begun)) & (first <= end)
+    next_run = np.searchsorted(begun, after)
+    first = begun[np.minimum(next_run, len(begun) - 1)] if len(begun) else end
+    runs = (next_run < len(begun)) & (first <= end)
     return union(start, np.where(runs, first, np.where(inside, after, end)))
 
 
@@ -196,8 +196,8 @@ def _innermost(trace: Trace, rows: I64) -> I64:
     host = trace.host
     out = []
     for line in np.unique(host.line[rows]).tolist():
-        own = rows[host.line[rows] == line]
-        out.append(own[np.concatenate((host.start_ns[own][1:] >= host.end_ns[own][:-1], [True]))])
+        on_line = rows[host.line[rows] == line]
+        out.append(on_line[np.concatenate((host.start_ns[on_line][1:] >= host.end_ns[on_line][:-1], [True]))])
     return np.sort(np.concatenate(out)) if out else rows
 
 

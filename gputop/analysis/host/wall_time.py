@@ -123,20 +123,20 @@ def wall_time(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     """
     in_overviews = {number: find_overview_steps(trace, overview, steps) for number, overview in trace.overviews.items()}
     if steps is None:
-        steps = next((Steps((), found.times) for found in in_overviews.values() if found is not None), None)
+        steps = next((Steps((), in_rank.times) for in_rank in in_overviews.values() if in_rank is not None), None)
     ranks = [rank for rank in _ranks(trace, gpu_timelines, steps, python) if rank.window.total]
     if not ranks:
         return None
     divided = []
     longest: tuple[Trace, Steps] | None = None
-    for place, rank in enumerate(ranks):
+    for index, rank in enumerate(ranks):
         rank_time = _of_rank(rank.number, rank.host, _parts(trace, steps, rank, start))
         overview, in_overview = trace.overviews.get(rank.number), in_overviews.get(rank.number)
         if overview is not None and in_overview is not None:
             if longest is None or in_overview.count > longest[1].count:
                 longest = overview, in_overview
             rank_time = _with_overview(rank_time, rank.window, overview, in_overview,
-                                       _of_process(python, place, len(ranks)))
+                                       _of_process(python, index, len(ranks)))
         divided.append(rank_time)
     total_s, recorded_s = (sum(times) / len(divided) for times in zip(
         *((rank_time.total_s, rank_time.recorded_s) for rank_time in divided), strict=True))
@@ -164,11 +164,11 @@ def _with_overview(detail: RankWallTime, window: Spans, overview: Trace, steps: 
     return _of_rank(detail.rank, detail.host, parts)
 
 
-def _of_process(python: Sequence[T], place: int, ranks: int) -> Sequence[T]:
+def _of_process(python: Sequence[T], index: int, ranks: int) -> Sequence[T]:
     """The Python of one rank's process. Of several ranks it is known where each has some."""
     if ranks == 1:
         return python
-    return python[place:place + 1] if len(python) == ranks else ()
+    return python[index:index + 1] if len(python) == ranks else ()
 
 
 def _of_rank(number: int, host: str, parts: tuple[WallPart, ...]) -> RankWallTime:
@@ -204,7 +204,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
     processes = process_lines(python, within, complement(within, *trace.window_ns) if steps is not None else EMPTY)
     calls = step_calls(trace, steps) if steps is not None else np.empty(0, np.int64)
     out = []
-    for place, number in enumerate(numbers):
+    for index, number in enumerate(numbers):
         lines = of_line == number
         hosts = {trace.lines[line].host for line in np.flatnonzero(lines).tolist()}
         busy = merge(EMPTY, *(timeline.busy for timeline in gpu_timelines if of_gpu[timeline.gpu] == number))
@@ -214,7 +214,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
             number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy,
             merge(busy, _computed_on_cpu(trace, lines)), lines,
             _loop_lines(trace, lines, calls), waits,
-            _of_process(processes, place, len(numbers))))
+            _of_process(processes, index, len(numbers))))
     return out
 
 
@@ -274,9 +274,9 @@ def _parts(trace: Trace, steps: Steps | None, rank: _Rank, start: Spans) -> tupl
         take("start", _spans(steps.warm_up_ns))
         for phase, spans in _whole_loops(steps).items():
             take(phase if phase in _PHASES else "iterations", spans)
-        known = merge(pauses, *(spans for id_, spans in divided.items() if id_ != "unrecorded"))
+        recorded = merge(pauses, *(spans for id_, spans in divided.items() if id_ != "unrecorded"))
         # Without a step of its own, where the other recording has some, all of it is an edge.
-        first, last = (int(known.start[0]), int(known.end[-1])) if len(known.start) else (last, last)
+        first, last = (int(recorded.start[0]), int(recorded.end[-1])) if len(recorded.start) else (last, last)
     take("start", intersect(start, _spans([(int(rank.window.start[0]), first)]) if steps is not None else rank.window))
     stretches = _stretches(left, rank, steps, (first, last))
     setups = _loop_setups(trace, stretches, divided, steps, rank)
@@ -353,7 +353,7 @@ def _unrecorded(trace: Trace, rank: _Rank) -> Spans:
     return spans
 
 
-def _stretches(left: Spans, rank: _Rank, steps: Steps | None, known: tuple[int, int]) -> list[_Stretch]:
+def _stretches(left: Spans, rank: _Rank, steps: Steps | None, recorded_ns: tuple[int, int]) -> list[_Stretch]:
     """What is left, each stretch up to the next step or loop."""
     if steps is None:
         return [_Stretch(_NO_STEPS, int(left.start[0]), int(left.end[-1]), subtract(left, rank.busy))] if len(
@@ -362,10 +362,10 @@ def _stretches(left: Spans, rank: _Rank, steps: Steps | None, known: tuple[int, 
     idle = subtract(left, rank.busy)
     out = []
     # The last call belongs to no whole step, and has ended.
-    last = steps.last_call_ns if steps.last_call_ns is not None else known[1]
-    cuts = (*known, last) if last - known[1] <= OPEN_STEPS * usual_ns else known
+    last = steps.last_call_ns if steps.last_call_ns is not None else recorded_ns[1]
+    cuts = (*recorded_ns, last) if last - recorded_ns[1] <= OPEN_STEPS * usual_ns else recorded_ns
     for start, end in _cut(left, cuts):
-        at_edge = end <= known[0] or start >= known[1]
+        at_edge = end <= recorded_ns[0] or start >= recorded_ns[1]
         longer = "open" if steps.times.unit == "step" else "no_steps"
         id_ = "between" if not at_edge else longer if end - start > OPEN_STEPS * usual_ns else "edges"
         within = slice(np.searchsorted(idle.end, start, side="right"), np.searchsorted(idle.start, end))
@@ -420,13 +420,13 @@ def _named(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch]) -> list[_Na
     rest = [stretch for i, stretch in enumerate(stretches) if i not in alone]
     if rest:
         together = merge(EMPTY, *(stretch.idle for stretch in rest))
-        found, quiet = work.get(len(stretches), {}), silent.get(len(stretches))
-        kind, what = _name(trace, rank, together, found, quiet, rest[0].id)
+        work_times, quiet = work.get(len(stretches), {}), silent.get(len(stretches))
+        kind, what = _name(trace, rank, together, work_times, quiet, rest[0].id)
         total = sum(stretch.idle.total for stretch in rest)
         for stretch in rest:  # the names of all of them, divided by their lengths
             part = stretch.idle.total / total
-            out.append(_Named(stretch, kind, what, {name: (round(time * part), 0) for name, (time, _) in found.items()},
-                              None if quiet is None else round(quiet * part)))
+            shared = {name: (round(time * part), 0) for name, (time, _) in work_times.items()}
+            out.append(_Named(stretch, kind, what, shared, None if quiet is None else round(quiet * part)))
     return out
 
 
@@ -446,20 +446,20 @@ def _work(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch], group: I64,
     line = host.line[rows]
     names = len(trace.names)
     keys, times, counts, outer = [], [], [], np.zeros(len(stretches) + 1)
-    for at in lines_apart(line):
-        charged: Charge = charge(trace, rows[at], inside[at], line[at])
-        keys.append(which[at] * names + charged.name)
+    for members in lines_apart(line):
+        charged: Charge = charge(trace, rows[members], inside[members], line[members])
+        keys.append(which[members] * names + charged.name)
         times.append(charged.own_ns)
-        held = np.zeros(len(at), np.int64)
+        held = np.zeros(len(members), np.int64)
         held[np.unique(charged.holder[charged.own_ns > 0])] = 1
         counts.append(held)
-        of_loop = rank.loop_lines[line[at]]
-        outer += np.bincount(which[at][of_loop], charged.outer_ns[of_loop], len(outer))
+        of_loop = rank.loop_lines[line[members]]
+        outer += np.bincount(which[members][of_loop], charged.outer_ns[of_loop], len(outer))
     out: dict[int, dict[str, tuple[int, int]]] = {}
     if keys:
-        key, place = np.unique(np.concatenate(keys), return_inverse=True)
-        total = np.bincount(place, np.concatenate(times))
-        number = np.bincount(place, np.concatenate(counts))
+        key, key_index = np.unique(np.concatenate(keys), return_inverse=True)
+        total = np.bincount(key_index, np.concatenate(times))
+        number = np.bincount(key_index, np.concatenate(counts))
         for one, time, events in zip(key.tolist(), total.tolist(), number.tolist(), strict=True):
             if time:
                 own_names = out.setdefault(one // names, {})
