@@ -40,9 +40,9 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
     for file in files:
         first = len(problems)
         problems += file.problems
-        asked = [(own.condition.source, own.asked) for own in file.rules]
-        for source, places in (*asked, *((own.condition.source, own.asked) for own in file.budgets)):
-            problems += [Problem(file.name, place, text) for id_, place in places.items()
+        asked = [(entry.condition.source, entry.asked) for entry in file.rules]
+        for source, places in (*asked, *((entry.condition.source, entry.asked) for entry in file.budgets)):
+            problems += [Problem(file.name, line, text) for id_, line in places.items()
                          if (text := _never_found(id_, source))]
         for rule in file.rules:
             taken = rules[rule.id].origin if rule.id in rules else "gputop's own" if rule.id in FINDING_IDS else None
@@ -103,19 +103,19 @@ def _limit_problem(given: LimitText) -> str | None:
         near = get_close_matches(given.id, limits, 1)
         return f"there is no limit {given.id}" + (f": did you mean {near[0]}?" if near else ": gputop rules list "
                                                                                     "--limits has all")
-    own = limits[given.id]
+    limit_set = limits[given.id]
     if given.id in _FIXED:
         return f"{given.id} cannot be set, because the windows of all rules depend on it"
-    if given.unit not in (Unit(), _UNITS.get(own.unit, Unit())):
-        return f"{given.id} is in {own.unit}"
-    low, high = own.value / _WITHIN, own.value * _WITHIN
-    if own.unit == metrics.RATIO and own.value <= 1:
+    if given.unit not in (Unit(), _UNITS.get(limit_set.unit, Unit())):
+        return f"{given.id} is in {limit_set.unit}"
+    low, high = limit_set.value / _WITHIN, limit_set.value * _WITHIN
+    if limit_set.unit == metrics.RATIO and limit_set.value <= 1:
         high = min(high, 1.0)
     if low <= given.value <= high:
         return None
-    if own.unit == metrics.RATIO and high <= 1:
+    if limit_set.unit == metrics.RATIO and high <= 1:
         return f"{given.id} is from {100 * low:g}% to {100 * high:g}%"
-    return f"{given.id} is from {low:g} to {high:g} {own.unit}"
+    return f"{given.id} is from {low:g} to {high:g} {limit_set.unit}"
 
 
 # -- findings ---------------------------------------------------------------------------------------
@@ -141,13 +141,13 @@ def in_words(missing: Iterable[str]) -> str:
     for text in dict.fromkeys(missing):
         name, _, what = text.partition(": ")
         names.setdefault(what or name, []).append(name if what else "")
-    return "; ".join(f"{', '.join(own)}: {what}" if any(own) else what for what, own in names.items())
+    return "; ".join(f"{', '.join(figures)}: {what}" if any(figures) else what for what, figures in names.items())
 
 
 def _evidence(figures: Sequence[Figures]) -> dict[str, float]:
     """The figures by names that end with their unit, means of those that several GPUs have."""
     out: dict[str, float] = {}
     for text, (_, quantity) in (figures[0] if figures else {}).items():
-        known = [own[text][0] for own in figures if text in own]
-        out[quantity.document_name(text)] = sum(known) / len(known)
+        values = [of_gpu[text][0] for of_gpu in figures if text in of_gpu]
+        out[quantity.document_name(text)] = sum(values) / len(values)
     return out

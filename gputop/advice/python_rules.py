@@ -40,7 +40,7 @@ def python_rules(origin: Origin) -> tuple[PythonRule, ...]:
     """The user's rules in Python, imported when they are asked for first."""
     if Own.python_rules is None:
         Own.python_rules, Own.not_loaded = _load()
-        Own.python_limits = {own.id: own for rule in Own.python_rules for own in rule.limits}
+        Own.python_limits = {rule_limit.id: rule_limit for rule in Own.python_rules for rule_limit in rule.limits}
     return tuple(rule for rule in Own.python_rules if rule.origin == origin)
 
 
@@ -55,11 +55,11 @@ def _load() -> tuple[tuple[PythonRule, ...], tuple[Abstained, ...]]:
         except Exception as error:  # noqa: BLE001  somebody else's code
             failed.append(Abstained(name, f"the rules of {_package(point)}: {_failure(error)}"))
             continue
-        for rule, why in loaded:
-            if why is None and rule.id not in rules:
+        for rule, flaw in loaded:
+            if flaw is None and rule.id not in rules:
                 rules[rule.id] = structs.replace(rule, package=_package(point))
             else:
-                failed.append(Abstained(name, why or f"another id for its second rule {rule.id}"))
+                failed.append(Abstained(name, flaw or f"another id for its second rule {rule.id}"))
     return tuple(rules.values()), tuple(failed)
 
 
@@ -72,9 +72,9 @@ def _unusable(rule: PythonRule, loaded: Container[str]) -> str | None:
         return f"another id for its rule {shown}, which is taken"
     if rule.origin not in ("trace", "live"):
         return f'origin "trace" or "live" in its rule {shown}, not {printable(str(rule.origin))[:64]}'
-    for own in rule.limits:
-        if not own.id.startswith(f"{rule.id}.") or own.id in LIMITS:
-            return f"limits whose ids begin with {shown}. in its rule {shown}, not {printable(own.id)[:64]}"
+    for rule_limit in rule.limits:
+        if not rule_limit.id.startswith(f"{rule.id}.") or rule_limit.id in LIMITS:
+            return f"limits whose ids begin with {shown}. in its rule {shown}, not {printable(rule_limit.id)[:64]}"
     return None
 
 
@@ -112,16 +112,16 @@ def guarded(rule: Rule, judge: Callable[[], Finding | Abstained | None]) -> Find
 
 
 def _rules_of(point: EntryPoint) -> Sequence[PythonRule]:
-    place = os.path.realpath(str(point.dist.locate_file(""))) if point.dist is not None else ""
-    if place not in _package_folders():
-        raise ImportError(f"it is no installed package: {printable(place)}")
+    folder = os.path.realpath(str(point.dist.locate_file(""))) if point.dist is not None else ""
+    if folder not in _package_folders():
+        raise ImportError(f"it is no installed package: {printable(folder)}")
     loaded = point.load()
     if callable(loaded):
         loaded = loaded()
-    found = [loaded] if isinstance(loaded, PythonRule) else list(loaded)
-    if not all(isinstance(rule, PythonRule) for rule in found):
+    rules = [loaded] if isinstance(loaded, PythonRule) else list(loaded)
+    if not all(isinstance(rule, PythonRule) for rule in rules):
         raise TypeError("it is no gputop.advice.rule.PythonRule")
-    return found
+    return rules
 
 
 def _package_folders() -> set[str]:

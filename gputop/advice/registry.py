@@ -53,7 +53,8 @@ SHARED_LIMITS: tuple[Limit, ...] = (
     Limit("merge.fresh_s", 900.0, "s", f"{OWN}a trace describes the job that runs now, not an earlier one"),
 )
 
-LIMITS: Mapping[str, Limit] = {own.id: own for own in (*SHARED_LIMITS, *(own for rule in RULES for own in rule.limits))}
+LIMITS: Mapping[str, Limit] = {
+    limit.id: limit for limit in (*SHARED_LIMITS, *(limit for rule in RULES for limit in rule.limits))}
 FINDING_IDS: frozenset[str] = frozenset(id_ for rule in RULES for id_ in rule.ids)
 # Findings that explain a figure or name a limit: none of them costs time.
 EXPLANATIONS: frozenset[str] = frozenset(id_ for rule in RULES if not rule.costs_time for id_ in rule.ids)
@@ -94,5 +95,5 @@ def ids_by_part(part: str) -> frozenset[str]:
 
 def ids_by_idle_gap(cause: str) -> tuple[str, ...]:
     """Ids of the findings that an idle gap with this cause can belong to, the surest first."""
-    found = sorted((rule for rule in TRACE_RULES if cause in rule.idle_gaps), key=lambda rule: rule.idle_gaps[cause])
-    return tuple(id_ for rule in found for id_ in rule.ids)
+    rules = sorted((rule for rule in TRACE_RULES if cause in rule.idle_gaps), key=lambda rule: rule.idle_gaps[cause])
+    return tuple(id_ for rule in rules for id_ in rule.ids)

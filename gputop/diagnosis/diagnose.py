@@ -151,7 +151,7 @@ def _notes(
 ) -> list[TraceNote]:
     """The reader's notes, and what the analyses themselves have to add to them."""
     notes = [TraceNote(note.id, note.message) for note in (*trace.quality, *clocks)]
-    known = {note.id for note in notes}
+    note_ids = {note.id for note in notes}
     if steps is None:
         notes.append(TraceNote("no_steps", (
             "No training steps found: neither step markers nor calls of a step function nor a kernel sequence that "
@@ -166,7 +166,7 @@ def _notes(
     without = no_collectives(trace)
     if without is not None:
         notes.append(TraceNote("no_collectives", without))
-    if not device_events and trace.gpus and not known & {"empty_device_plane", "no_device_events"}:
+    if not device_events and trace.gpus and not note_ids & {"empty_device_plane", "no_device_events"}:
         notes.append(TraceNote("empty_device_plane", (
             "The trace lists GPUs but no GPU event: the profiler had no right to CUPTI's data, or nothing ran. "
             "`gputop doctor` says how to grant it.")))

@@ -21,4 +21,4 @@ def use_rules(paths: Sequence[RulePath]) -> list[str]:
 
 def use_rules_of_parent(paths: str) -> None:
     """The same in a worker process, whose parent has said what is wrong."""
-    use_rules([RulePath(*own) for own in parse(paths)])
+    use_rules([RulePath(*fields) for fields in parse(paths)])

@@ -72,7 +72,7 @@ def kernels_per_step(a: Analysis, table: Sequence[KernelRow]) -> tuple[list[Kern
             gpus = len(row.by_gpu) or by.gpus
             of = by.steps * gpus
             rows.append(KernelsPerStep(row, time_s / all_s if all_s else 0.0, count / of, time_s / of, gpus / by.gpus))
-    return sorted(rows, key=lambda own: (not own.row.name, -own.share)), by
+    return sorted(rows, key=lambda kernel: (not kernel.row.name, -kernel.share)), by
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +149,10 @@ class CollectivePerStep:
 
 def collectives_per_step(a: Analysis) -> tuple[list[CollectivePerStep], PerStep]:
     """How many of each operation a step has, each as long as they are in the window on average."""
-    by, found = per_step(a), a.collectives.operations if a.collectives is not None else ()
-    whole = a.steps is not None and all(op.count_per_step is not None for op in found)
+    by, operations = per_step(a), a.collectives.operations if a.collectives is not None else ()
+    whole = a.steps is not None and all(op.count_per_step is not None for op in operations)
     rows = []
-    for op in found:
+    for op in operations:
         count = op.count_per_step if whole and op.count_per_step is not None else op.count / by.both
         if not count:
             continue
@@ -176,11 +176,11 @@ class FunctionPerStep(NamedTuple):
 
 def functions_per_step(a: Analysis) -> tuple[list[FunctionPerStep], PerStep]:
     """Those called within a step, or without steps all."""
-    by, found = per_step(a), a.functions.functions if a.functions is not None else ()
-    if a.steps is not None and all(use.calls_per_step is not None for use in found):
+    by, functions = per_step(a), a.functions.functions if a.functions is not None else ()
+    if a.steps is not None and all(use.calls_per_step is not None for use in functions):
         by = PerStep(1.0, by.gpus, a.steps.unit, True)
     rows = []
-    for use in found:
+    for use in functions:
         calls, time_s = ((use.calls_per_step or 0.0, use.s_per_step or 0.0) if by.whole else
                          (use.calls / by.steps, use.seconds / by.steps))
         if calls or use.tracings:

@@ -184,13 +184,13 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
     if c is None:
         return
     rows, by = collectives_per_step(a)
-    text = f"{seconds(sum(own.time_s for own in rows))} {by.basis}"
+    text = f"{seconds(sum(operation.time_s for operation in rows))} {by.basis}"
     if c.count_per_step is not None:
         text += f", {c.count_per_step:.3g} per {a.steps.unit if a.steps else 'step'}"
     if c.transfer_s is None or c.waiting is None:
         text += f"; how much of it is waiting is not known: {c.reason}"
     else:
-        moving_s = sum(own.transfer_s or 0.0 for own in rows)
+        moving_s = sum(operation.transfer_s or 0.0 for operation in rows)
         text += f": {seconds(moving_s)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
         if c.last_to_arrive:
             late = sorted(c.last_to_arrive.items(), key=lambda item: -item[1])

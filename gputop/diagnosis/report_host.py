@@ -38,8 +38,8 @@ def pipelines(a: Analysis, width: int) -> Iterator[str]:
 
 def _tree(pipeline: Pipeline, width: int, by: PerStep) -> Iterator[str]:
     name_width = min(_NAME_WIDTH, width - 34)
-    own = "own" if by.unit == "window" else f"own/{by.unit}"
-    yield f"  {'stage, root first':<{name_width}} {own:>8} per batch"
+    heading = "own" if by.unit == "window" else f"own/{by.unit}"
+    yield f"  {'stage, root first':<{name_width}} {heading:>8} per batch"
     for stage in pipeline.stages[:_STAGES]:
         name = "  " * stage.path.count("::") + printable(stage.name)
         cost = "?" if stage.cost_s_per_batch is None else seconds(stage.cost_s_per_batch)
@@ -69,8 +69,8 @@ def gaps(a: Analysis, width: int) -> Iterator[str]:
     if g.no_event_s_per_step is not None:
         parts.append(("(no event: Python)", g.no_event_s_per_step))
     parts.sort(key=lambda part: -part[1])
-    for label, found in (("training loop", parts), ("executors", [(w.name, w.s_per_step) for w in g.executor])):
-        shown = [f"{_short(name, _NAME_WIDTH)} {seconds(time)}" for name, time in found[:_NAMES] if time > 0]
+    for label, times in (("training loop", parts), ("executors", [(w.name, w.s_per_step) for w in g.executor])):
+        shown = [f"{_short(name, _NAME_WIDTH)} {seconds(time)}" for name, time in times[:_NAMES] if time > 0]
         if shown:
             yield from _labeled("", f"{label}: {', '.join(shown)}", width)
 

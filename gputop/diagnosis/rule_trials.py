@@ -50,7 +50,7 @@ def over_trace(analysis: Analysis) -> list[Trial]:
             id=budget.id, on="budget", when=budget.condition.text,
             outcome="cannot be told" if over is None else "exceeded" if over else "kept",
             missing=missing(outcomes) if over is None else "",
-            gpus=tuple(gpu for gpu, own in outcomes.items() if gpu is not None and own.holds is False)))
+            gpus=tuple(gpu for gpu, of_gpu in outcomes.items() if gpu is not None and of_gpu.holds is False)))
     return trials
 
 
@@ -86,7 +86,7 @@ def over_samples(samples: Iterable[NodeSample]) -> list[Trial]:
 
 def _outcomes(samples: Iterable[NodeSample]) -> Iterator[tuple[float, Sequence[Finding | Abstained]]]:
     """What the live rules say, with the time of the sample; of gputop's own only where a rule of the user asks them."""
-    ask_all = any(own.finding for rule in Own.rules for own in rule.condition.references)
+    ask_all = any(reference.finding for rule in Own.rules for reference in rule.condition.references)
     history, held, previous = History(), HeldConditions(), tuple[Finding, ...]()
     judged_s = float("-inf")
     for sample in samples:

@@ -117,13 +117,13 @@ class Checker:
 
     def _is_part(self, above: Node, below: Node) -> bool:
         """Whether one is a part of the other, so that their quotient is a share."""
-        names = [own.quantity.name for node in (above, below) if isinstance(own := self.meanings.get(
+        names = [meaning.quantity.name for node in (above, below) if isinstance(meaning := self.meanings.get(
             node.at) if isinstance(node, Name) else None, Reference)]
         return len(names) == 2 and names[0] in PARTS_OF.get(names[1], ())
 
-    def _unit(self, unit: Unit, at: int) -> Unit:
+    def _unit(self, unit: Unit, pos: int) -> Unit:
         if max(map(abs, unit)) > 4:
-            raise Mistake(f"no figure is in {unit}", at)
+            raise Mistake(f"no figure is in {unit}", pos)
         return unit
 
     # -- names ------------------------------------------------------------------------------------
@@ -174,8 +174,8 @@ class Checker:
         return _CONDITION if kind.unit is None else kind
 
     def _is_ratio(self, node: Node) -> bool:
-        own = self.meanings.get(node.at) if isinstance(node, Name) else None
-        return isinstance(own, Reference) and own.quantity.ratio
+        meaning = self.meanings.get(node.at) if isinstance(node, Name) else None
+        return isinstance(meaning, Reference) and meaning.quantity.ratio
 
     def _of_rows(self, node: Name, first: Segment) -> Kind:
         tables: Mapping[str, Table] = TABLES if self._where == "trace" else {}
@@ -203,12 +203,12 @@ class Checker:
 
     def _quantity(self, node: Name) -> Kind:
         """A name, or its past: ``sm_active``, ``host.cpu_ratio.mean(30s)``."""
-        known, segments = NAMES[self._where], node.segments
+        quantities, segments = NAMES[self._where], node.segments
         last = segments[-1]
-        name = ".".join(own.name for own in (segments if last.arguments is None else segments[:-1]))
-        if any(own.arguments is not None for own in segments[:-1]) or name not in known:
-            raise self._unknown(name, known, node.at)
-        quantity = known[name]
+        name = ".".join(segment.name for segment in (segments if last.arguments is None else segments[:-1]))
+        if any(segment.arguments is not None for segment in segments[:-1]) or name not in quantities:
+            raise self._unknown(name, quantities, node.at)
+        quantity = quantities[name]
         self.per_gpu |= quantity.per_gpu and not self._over_gpus
         window_s = 0.0
         if last.arguments is not None:
@@ -219,11 +219,11 @@ class Checker:
     def _window(self, quantity: Quantity, call: Segment) -> float:
         if call.name not in AGGREGATES:
             meant = ": write .mean" if call.name in ("avg", "average") else ""
-            raise Mistake(f"a name has {', '.join(f'.{own}(30s)' for own in AGGREGATES)}, not .{call.name}{meant}",
+            raise Mistake(f"a name has {', '.join(f'.{name}(30s)' for name in AGGREGATES)}, not .{call.name}{meant}",
                           call.at)
         if not quantity.past:
-            why = "a trace has no past" if self._where == "trace" else f"no history of {quantity.name} is kept"
-            raise Mistake(f"{why}: write {quantity.name} alone", call.at)
+            no_past = "a trace has no past" if self._where == "trace" else f"no history of {quantity.name} is kept"
+            raise Mistake(f"{no_past}: write {quantity.name} alone", call.at)
         seconds = call.arguments[0] if call.arguments and len(call.arguments) == 1 else None
         if not isinstance(seconds, Number) or seconds.unit != SECONDS:
             raise Mistake(f"{call.name} takes a time, as in {quantity.name}.{call.name}(30s)", call.at)
@@ -231,13 +231,13 @@ class Checker:
             raise Mistake(f"a time is from {MIN_WINDOW_S:g}s to {MAX_WINDOW_S / 3600:g}h", seconds.at)
         return seconds.value
 
-    def _unknown(self, name: str, known: Iterable[str], at: int) -> Mistake:
-        near = get_close_matches(name, list(known), 1, 0.5)
+    def _unknown(self, name: str, names: Iterable[str], pos: int) -> Mistake:
+        near = get_close_matches(name, list(names), 1, 0.5)
         other: Source = "trace" if self._where == "live" else "live"
         if name in NAMES[other] or name.removesuffix("(…)") in (TABLES if other == "trace" else ()):
-            return Mistake(f"{name} is a name of rules with on = \"{other}\"", at)
+            return Mistake(f"{name} is a name of rules with on = \"{other}\"", pos)
         hint = f"did you mean {near[0]}?" if near else "gputop rules names lists them"
-        return Mistake(f"there is no name {name}: {hint}", at)
+        return Mistake(f"there is no name {name}: {hint}", pos)
 
     def _text(self, node: Name) -> str:
         return self._source[node.at:node.end]

@@ -90,18 +90,18 @@ class Evaluation:
                 self.figures[meaning.text] = (result, meaning.over_gpus)
             return result
         arguments = [self.of(argument) for argument in meaning.arguments]
-        known = [value for value in arguments if value is not None]
-        return None if len(known) < len(arguments) else _FUNCTIONS[meaning.function](known)
+        present = [value for value in arguments if value is not None]
+        return None if len(present) < len(arguments) else _FUNCTIONS[meaning.function](present)
 
     def _over_gpus(self, call: Call) -> tuple[Value, dict[str, str]]:
         """Over the GPUs that have a value; None and what is missing where none has."""
         (argument,) = call.arguments
         parts = [Evaluation(self.meanings, self.values, gpu) for gpu in self.values.gpus]
-        known = [value for part in parts if (value := part.of(argument)) is not None]
-        if not known:
+        present = [value for part in parts if (value := part.of(argument)) is not None]
+        if not present:
             return None, next((part.missing for part in parts if part.missing), {"gpus": "a GPU that can be read"})
         try:
-            return _finite(_FUNCTIONS[call.function](known)), {}
+            return _finite(_FUNCTIONS[call.function](present)), {}
         except OverflowError:  # math.fsum, where floats would be infinite
             return None, {}
 
@@ -114,5 +114,5 @@ _OPERATORS: Mapping[str, Callable[[float, float], Value]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "<": operator.lt,
     "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne}
 _FUNCTIONS: Mapping[str, Callable[[list[float]], Value]] = {
-    "min": min, "max": max, "abs": lambda known: abs(known[0]), "mean": statistics.fmean, "sum": math.fsum,
-    "median": statistics.median, "count": lambda known: float(sum(map(bool, known))), "any": any, "all": all}
+    "min": min, "max": max, "abs": lambda values: abs(values[0]), "mean": statistics.fmean, "sum": math.fsum,
+    "median": statistics.median, "count": lambda values: float(sum(map(bool, values))), "any": any, "all": all}

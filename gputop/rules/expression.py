@@ -35,7 +35,7 @@ class Condition:
     @property
     def references(self) -> tuple[Reference, ...]:
         """The names that it uses."""
-        return tuple(own for own in self.meanings.values() if isinstance(own, Reference))
+        return tuple(meaning for meaning in self.meanings.values() if isinstance(meaning, Reference))
 
     @property
     def is_monotonic(self) -> bool:
@@ -45,7 +45,7 @@ class Condition:
         zero = [node for node in equal for side in (node.left, node.right)
                 if isinstance(side, Number) and side.value == 0]
         return len(equal) == len(zero) and not any(
-            isinstance(own, Call) and own.function == "abs" for own in self.meanings.values())
+            isinstance(meaning, Call) and meaning.function == "abs" for meaning in self.meanings.values())
 
     def judge(self, values: Values) -> dict[int | None, Outcome]:
         """For each GPU where ``per_gpu``, else once, for None. Raises nothing of its own."""

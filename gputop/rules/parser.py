@@ -111,11 +111,11 @@ class _Parser:
         self._next += word.kind != "end"
         return word
 
-    def _made(self, at: int) -> int:
+    def _made(self, pos: int) -> int:
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            raise Mistake(f"an expression has at most {MAX_NODES} parts: make two rules of it", at)
-        return at
+            raise Mistake(f"an expression has at most {MAX_NODES} parts: make two rules of it", pos)
+        return pos
 
     def _is(self, operator: str) -> bool:
         return self._word.kind == "operator" and self._word.text == operator
@@ -123,10 +123,10 @@ class _Parser:
     def expect(self, what: str, meant: str) -> Word:
         word = self._take()
         if word.kind != what and (word.kind, word.text) != ("operator", what):
-            found = "the end of the expression" if word.kind == "end" else f"“{word.text}”"
+            instead_of = "the end of the expression" if word.kind == "end" else f"“{word.text}”"
             lower = word.text.lower()
             instead = f": write {lower}" if lower in _WORDS and word.text not in _WORDS else ""
-            raise Mistake(f"{found} where {meant} belongs{instead}", word.at)
+            raise Mistake(f"{instead_of} where {meant} belongs{instead}", word.at)
         return word
 
     def expression(self, power: int) -> Node:
@@ -159,8 +159,8 @@ class _Parser:
         if word.kind == "name" and word.text in ("true", "false"):
             return Truth(self._made(word.at), word.text == "true")
         if word.kind != "name" or word.text in _BINDING:
-            found = "the expression ends" if word.kind == "end" else f"“{word.text}” stands"
-            raise Mistake(f"{found} where a name or a number belongs", word.at)
+            subject = "the expression ends" if word.kind == "end" else f"“{word.text}” stands"
+            raise Mistake(f"{subject} where a name or a number belongs", word.at)
         return self._name(word)
 
     def _name(self, word: Word) -> Name:

@@ -81,9 +81,9 @@ def lasting(verdict: FleetVerdict) -> str:
 
 
 def evidence(verdict: FleetVerdict, more: Mapping[str, float]) -> dict[str, float]:
-    known = {"lasts_s": verdict.lasts_s, "gpu_hours_lost": verdict.gpu_hours_lost}
+    losses = {"lasts_s": verdict.lasts_s, "gpu_hours_lost": verdict.gpu_hours_lost}
     return {**{name: float(value) for name, value in more.items()},
-            **{name: value for name, value in known.items() if value is not None}}
+            **{name: value for name, value in losses.items() if value is not None}}
 
 
 NO_PAST = Missing("the job's activity in the hours before")

@@ -70,18 +70,18 @@ def _spin(view: NodeView, gpu: GpuSample, window_s: float) -> _Spin | str | None
     power, allowed = view.mean(gpu, "power_w", window_s), gpu["power_limit_w"].value
     of_limit = power / allowed if power is not None and allowed else None
     traffic = [view.mean(gpu, metric, window_s) for metric in ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s")]
-    known = [t for t in traffic if t is not None]
-    quiet = len(known) == 2 and sum(known) <= view.limit(rule, "traffic_", index)
+    readable = [t for t in traffic if t is not None]
+    quiet = len(readable) == 2 and sum(readable) <= view.limit(rule, "traffic_", index)
     evidence = {"window_s": window_s, "gpu_util_ratio": util}
-    if len(known) == 2:
-        evidence["pcie_bytes_per_s"] = sum(known)
+    if len(readable) == 2:
+        evidence["pcie_bytes_per_s"] = sum(readable)
     sm = view.mean(gpu, "sm_active", window_s)
     if sm is None:  # coarse figures alone: only what is far from any work
         if of_limit is None:
             return f"power and its limit: {gpu['power_w'].reason or gpu['power_limit_w'].reason}"
         if of_limit > view.limit(rule, "coarse_power_", index):
             return None
-        if len(known) < 2:
+        if len(readable) < 2:
             return f"SM activity ({gpu['sm_active'].reason}) or PCIe traffic ({gpu['pcie_rx_bytes_per_s'].reason})"
         if not quiet or _varies(view, gpu, "power_w", window_s) > view.limit(rule, "varies_", index):
             return None
@@ -219,7 +219,7 @@ def _mostly_low(view: NodeView, gpu: GpuSample, metric: str, window_s: float) ->
 
 def _low(view: NodeView, low: dict[int, tuple[GpuSample, str, float]], rest: dict[int, float],
          window_s: float) -> LowSmActive:
-    worst, metric, activity = min(low.values(), key=lambda found: found[2])
+    worst, metric, activity = min(low.values(), key=lambda gpu_activity: gpu_activity[2])
     peers = {g.info.index for p in view.processes if worst.info.index in p.gpus for g in view.compute_gpus(p)}
     return LowSmActive(
         gpus=tuple(sorted(low)), severity="low", window_s=window_s, gpu=worst.info.index, metric=metric,
@@ -374,7 +374,7 @@ class _Seen(Struct):
 
     def verdict(self, view: NodeView, window_s: float) -> TensorSpare | Missing | None:
         if self.found:
-            return TensorSpare(gpus=tuple(sorted(own.gpu for own in self.found)), severity="low", window_s=window_s,
+            return TensorSpare(gpus=tuple(sorted(pipes.gpu for pipes in self.found)), severity="low", window_s=window_s,
                                worst=max(self.found, key=lambda g: g.busy))
         if self.missing:
             return Missing(self.missing)

@@ -45,13 +45,13 @@ def _window(times: Series, values: list[Series], seconds: float, end_s: float) -
     counts, means = [], []
     fewest, covered = limit("min_readings"), limit("coverage")
     seen_least_s, late_most_s = covered * seconds, (1 - covered) * seconds
-    for own in values:
-        total, count, mean = sum(own), len(own), math.nan
+    for readings in values:
+        total, count, mean = sum(readings), len(readings), math.nan
         first, last = (times[0], times[-1]) if times else (math.nan, math.nan)
         if total != total:  # something is missing, which is rare
-            known = [i for i, v in enumerate(own) if v == v]
-            total, count = sum([own[i] for i in known]), len(known)
-            first, last = (times[known[0]], times[known[-1]]) if known else (math.nan, math.nan)
+            readable = [i for i, v in enumerate(readings) if v == v]
+            total, count = sum([readings[i] for i in readable]), len(readable)
+            first, last = (times[readable[0]], times[readable[-1]]) if readable else (math.nan, math.nan)
         # A reading stands for the time to the next one, so first to last lacks one step.
         if (count >= fewest and (last - first) * count / max(1, count - 1) >= seen_least_s
                 and end_s - last <= late_most_s):
@@ -107,11 +107,11 @@ class NodeView:
 
     def found(self, *finding_ids: str) -> bool:
         """Whether a rule before found, on this sample, one of these."""
-        return any(found in finding_ids for found, _ in self._found)
+        return any(finding_id in finding_ids for finding_id, _ in self._found)
 
     def gpus_explained_by(self, *finding_ids: str) -> frozenset[int]:
         """The GPUs whose state one of these findings, made before on this sample, accounts for."""
-        return frozenset(i for found, gpus in self._found if found in finding_ids for i in gpus)
+        return frozenset(i for finding_id, gpus in self._found if finding_id in finding_ids for i in gpus)
 
     def gpus_left_out(self, rule_id: str) -> frozenset[int]:
         """The GPUs that this rule leaves out: a rule before it accounts for their state."""
@@ -156,7 +156,7 @@ class NodeView:
                 longest = max(seconds, self.seconds(_LONGEST[metric])) if metric in _LONGEST else seconds
                 fetched = self._readings[metric] = (longest, *self.history.windows(metric, longest, end_s=end_s))
             first = bisect_left(fetched[1], end_s - seconds)
-            times, values = fetched[1][first:], [own[first:] for own in fetched[2]] if first else fetched[2]
+            times, values = fetched[1][first:], [readings[first:] for readings in fetched[2]] if first else fetched[2]
             self._windows[key] = _window(times, values, seconds, end_s)
         return self._windows[key]
 
@@ -212,7 +212,7 @@ class NodeView:
             places = [count - 1 - math.floor((newest_s - time_s) * count / seconds) for time_s in window.times]
             for number in range(count):
                 parts.append((bisect_left(places, number), bisect_left(places, number + 1)))
-            self._tables[key] = [[_mean(own[a:b]) for a, b in parts] for own in window.values]
+            self._tables[key] = [[_mean(readings[a:b]) for a, b in parts] for readings in window.values]
         return self._tables[key][self.column(gpu)]
 
     def slices(self, seconds: float) -> int:
@@ -239,14 +239,14 @@ class NodeView:
         """What all processes on these GPUs train with (:mod:`gputop.core.framework`); empty where they differ, or where
         it is not known."""
         held = set(gpus)
-        found = {p.framework for p in self.processes if held & set(p.gpus)}
-        return found.pop() if len(found) == 1 else ""
+        frameworks = {p.framework for p in self.processes if held & set(p.gpus)}
+        return frameworks.pop() if len(frameworks) == 1 else ""
 
     def age_s(self, process: ProcessSample) -> float:
         """For how long the process is known to exist at least."""
         since = [self.history.held_since(g.info.uuid, process.pid) for g in self.compute_gpus(process)]
-        known = [s for s in (*since, process.started_s) if s is not None]
-        return max(0.0, self.sample.time_s - min(known)) if known else 0.0
+        seen_s = [s for s in (*since, process.started_s) if s is not None]
+        return max(0.0, self.sample.time_s - min(seen_s)) if seen_s else 0.0
 
     @cached_property
     def warmed_up_gpus(self) -> list[GpuSample]:
@@ -273,8 +273,8 @@ class NodeView:
 
     def full_cores(self, seconds: float) -> float:
         """How many cores of the host had no time left, on average; 0 where that is not known."""
-        known = [point.full_cores for point in self.host(seconds) if point.full_cores is not None]
-        return sum(known) / len(known) if known else 0.0
+        cores = [point.full_cores for point in self.host(seconds) if point.full_cores is not None]
+        return sum(cores) / len(cores) if cores else 0.0
 
     def host(self, seconds: float) -> list[HostHistoryPoint]:
         if seconds not in self._hosts:
@@ -283,14 +283,14 @@ class NodeView:
 
     def host_mean(self, value: Callable[[HostHistoryPoint], float | None], seconds: float) -> float | None:
         """Mean of a figure of the host over the window; None where too little of it was seen."""
-        known = [(point.time_s, v) for point in self.host(seconds) if (v := value(point)) is not None]
-        if len(known) < limit("min_readings"):
+        points = [(point.time_s, v) for point in self.host(seconds) if (v := value(point)) is not None]
+        if len(points) < limit("min_readings"):
             return None
-        seen_s = (known[-1][0] - known[0][0]) * len(known) / (len(known) - 1)
-        late_s = self.sample.time_s - known[-1][0]
+        seen_s = (points[-1][0] - points[0][0]) * len(points) / (len(points) - 1)
+        late_s = self.sample.time_s - points[-1][0]
         if seen_s < limit("coverage") * seconds or late_s > (1 - limit("coverage")) * seconds:
             return None
-        return sum(v for _, v in known) / len(known)
+        return sum(v for _, v in points) / len(points)
 
     def not_at_work(self, seconds: float) -> Missing:
         """Why no GPU could be judged by how it works."""

@@ -121,9 +121,9 @@ def _outcome(rule: RuleText, values: LiveValues, now_s: float, held: HeldConditi
     outcomes = rule.condition.judge(values)
     for gpu, outcome in outcomes.items():
         missing += outcome.missing
-        own = _update(rule, outcome, held, (rule.id, gpu), now_s)
-        if own is not None and own.shown:
-            shown[gpu] = own.figures
+        kept = _update(rule, outcome, held, (rule.id, gpu), now_s)
+        if kept is not None and kept.shown:
+            shown[gpu] = kept.figures
     if shown:
         return own_finding(rule, "live", [gpu for gpu in shown if gpu is not None], list(shown.values()))
     if len(missing) and not any(key[0] == rule.id for key in held):
@@ -134,17 +134,17 @@ def _outcome(rule: RuleText, values: LiveValues, now_s: float, held: HeldConditi
 def _update(rule: RuleText, outcome: Outcome, held: HeldConditions, key: tuple[str, int | None],
             now_s: float) -> Held | None:
     """What is kept of a condition after this sample; ``shown``: it has held for long enough, and does or just did."""
-    own = held.get(key)
-    if own is not None and not 0 <= now_s - own.last_s <= _FORGOTTEN_S:
-        own = None
+    kept = held.get(key)
+    if kept is not None and not 0 <= now_s - kept.last_s <= _FORGOTTEN_S:
+        kept = None
     if outcome.holds:
-        own = own or Held(now_s, now_s)
-        own.last_s, own.figures = now_s, outcome.figures
-        own.shown |= now_s - own.since_s >= rule.hold_s
-    elif own is not None and not (own.shown and now_s - own.last_s <= KEPT_S):
-        own = None
-    if own is None:
+        kept = kept or Held(now_s, now_s)
+        kept.last_s, kept.figures = now_s, outcome.figures
+        kept.shown |= now_s - kept.since_s >= rule.hold_s
+    elif kept is not None and not (kept.shown and now_s - kept.last_s <= KEPT_S):
+        kept = None
+    if kept is None:
         held.pop(key, None)
     else:
-        held[key] = own
-    return own
+        held[key] = kept
+    return kept

@@ -74,21 +74,21 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
         elif idle and not busy and len(means) == len(gpus) and _long_idle(view, gpus):
             wholly.append(_Holder(process, idle, None, len(means)))
     if partly:
-        worst = max(partly, key=lambda found: len(found.idle) / found.held)
+        worst = max(partly, key=lambda holder: len(holder.idle) / holder.held)
         # At least this share is idle, even if it holds every GPU that is not watched and uses it.
         severity = severity_of(len(worst.idle) / (worst.held + view.sample.gpus_unwatched))
         return IdleGpu(gpus=_all_idle(partly), severity=severity, window_s=window_s, worst=worst,
                        complete=view.complete)
     if wholly:
         return IdleGpu(gpus=_all_idle(wholly), severity="medium", window_s=view.seconds("idle_gpu.all_window_s"),
-                       worst=max(wholly, key=lambda found: len(found.idle)), complete=view.complete)
+                       worst=max(wholly, key=lambda holder: len(holder.idle)), complete=view.complete)
     return None if judged or left_out else Missing(
         f"{window_s:.0f} s of activity readings of a process that is past its start-up "
         f"({limit('idle_gpu.age_s'):.0f} s)")
 
 
-def _all_idle(found: list[_Holder]) -> tuple[int, ...]:
-    return tuple(sorted({index for holder in found for index in holder.idle}))
+def _all_idle(holders: list[_Holder]) -> tuple[int, ...]:
+    return tuple(sorted({index for holder in holders for index in holder.idle}))
 
 
 def _long_idle(view: NodeView, gpus: list[GpuSample]) -> bool:

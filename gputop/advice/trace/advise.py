@@ -101,8 +101,8 @@ def _ncu(verdict: Verdict, facts: TraceFacts) -> str:
     names, which = numbered(device.name[rows])
     time = np.bincount(which, weights=device.end_ns[rows] - device.start_ns[rows])
     lines = {row.name: row.ncu for row in facts.analysis.kernels.by_name}
-    known = [(-own, facts.trace.names[i]) for i, own in zip(names.tolist(), time.tolist(), strict=True) if i >= 0]
-    return next((line for _, name in sorted(known) if (line := lines.get(name, ""))), "")
+    by_time = [(-ns, facts.trace.names[i]) for i, ns in zip(names.tolist(), time.tolist(), strict=True) if i >= 0]
+    return next((line for _, name in sorted(by_time) if (line := lines.get(name, ""))), "")
 
 
 def _culprits(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[Culprit, ...]:
@@ -133,7 +133,7 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
     lines = tuple(Culprit(line.line, "line", line.s_per_step, stacks.basis, traced=line.traced) for line in most.lines
                   if line.share >= _WORTH_NAMING)
     # A stage of the input pipeline is no rival: the lines are what it runs.
-    known = max((culprit.time_s or 0.0 for culprit in verdict.culprits if culprit.kind != "stage"), default=0.0)
+    culprit_s = max((culprit.time_s or 0.0 for culprit in verdict.culprits if culprit.kind != "stage"), default=0.0)
     if lines and lines[0].traced:  # functions that the trace names are what runs in these lines, or calls them
-        return lines if sum(line.s_per_step for line in most.lines) >= _ABOUT_THEM * known else ()
-    return lines if lines and (lines[0].time_s or 0.0) >= known else ()
+        return lines if sum(line.s_per_step for line in most.lines) >= _ABOUT_THEM * culprit_s else ()
+    return lines if lines and (lines[0].time_s or 0.0) >= culprit_s else ()

@@ -103,8 +103,9 @@ def _judged(facts: TraceFacts) -> CollectiveWaits | Missing | None:
 
 
 def _allreduce(facts: TraceFacts) -> CollectiveOp | None:
-    found = facts.analysis.collectives
-    return next((op for op in found.operations if op.operation == "AllReduce"), None) if found is not None else None
+    collectives = facts.analysis.collectives
+    operations = collectives.operations if collectives is not None else ()
+    return next((op for op in operations if op.operation == "AllReduce"), None)
 
 
 def _bytes(facts: TraceFacts, op: CollectiveOp, gpus: int) -> float | None:
@@ -141,11 +142,11 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
     share = savings.overlapped(waits.bare_s, free, facts.period_s)
     if waits.bare_s < limit("collectives.share") * facts.period_s:
         return None
-    found = facts.analysis.collectives
+    collectives = facts.analysis.collectives
     return CommunicationExposed(
         gpus=facts.active_numbers, share=share, saving=share, exposed_s=waits.bare_s, **_hidden(facts),
         waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s), free_compute_s=free,
-        per_step=None if found is None else found.count_per_step, operation=_most_exposed(found),
+        per_step=None if collectives is None else collectives.count_per_step, operation=_most_exposed(collectives),
     )
 
 
@@ -158,14 +159,14 @@ def _most_exposed(collectives: Collectives | None) -> str:
 def _exposed_on_one_rank(facts: TraceFacts, exposed_s: float) -> CommunicationExposed | None:
     if exposed_s < limit("collectives.share") * facts.period_s:
         return None
-    free, found = _free_compute(facts), facts.analysis.collectives
+    free, collectives = _free_compute(facts), facts.analysis.collectives
     share = savings.overlapped(exposed_s, free, facts.period_s)
     return CommunicationExposed(
         gpus=tuple(gpu.gpu for gpu in facts.active if gpu.collectives), share=share, saving=share,
         # All of it may be waiting, of which overlap saves nothing.
         severity=at_most(severity_of(share), "medium"),
         exposed_s=exposed_s, waiting_s=None, free_compute_s=free, **_hidden(facts),
-        per_step=None if found is None else found.count_per_step, operation=_most_exposed(found),
+        per_step=None if collectives is None else collectives.count_per_step, operation=_most_exposed(collectives),
     )
 
 
@@ -178,9 +179,9 @@ def _hidden(facts: TraceFacts) -> dict[str, Any]:
 
 def _free_compute(facts: TraceFacts) -> float:
     """Mean seconds per step, or in the window, in which a GPU computes and does not communicate."""
-    own = [(gpu.compute - (gpu.collectives - gpu.collectives_exposed)) * gpu.window_s for gpu in facts.active]
+    alone_s = [(gpu.compute - (gpu.collectives - gpu.collectives_exposed)) * gpu.window_s for gpu in facts.active]
     windows = [gpu.window_s for gpu in facts.active]
-    return max(sum(own), 0.0) / sum(windows) * facts.period_s
+    return max(sum(alone_s), 0.0) / sum(windows) * facts.period_s
 
 
 def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explanation:
@@ -264,7 +265,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
     latest = by_lateness[0]
     alone = waits.late_s[latest] >= limit("collective_waiting.one") * late
     gpus = (latest,) if alone else tuple(sorted(gpu for gpu in by_lateness if waits.late_s[gpu] >= 0.1 * late))
-    found = facts.analysis.collectives
+    collectives = facts.analysis.collectives
     numbers = tuple(sorted(waits.held_up_s)) if not alone else (latest,)
     held_up, culprits = _held_up(facts, waits, late, numbers)
     fix = Cure(together=True, assumes="The last GPU comes to each collective together with the others (their median).")
@@ -281,7 +282,7 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
         latest=latest, latest_part=waits.late_s[latest] / late, alone=alone,
         late_by_host=waits.late_by_host_s / late, last_to_arrive=waits.late_times.get(latest, 0),
         collectives=waits.count, waiting_gpus=len(waits.waiting_s),
-        of_collectives=None if found is None else found.waiting,
+        of_collectives=None if collectives is None else collectives.waiting,
         events=None if culprits else Events(np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE), timed=False),
         culprits=culprits, held_up=held_up, cure=fix,
         expressed=_EXPRESSED_TOGETHER if held_up is None else _EXPRESSED,
@@ -359,14 +360,14 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
         why += (f" For {seconds(held_up.silent_s)} of that time the trace has no event of the host: Python runs or "
                 "waits.")
     why += f" {words.why}"
-    action, snippet, known = words.action, words.snippet, known_work((*WORK, *SELDOM_WORK), held_up.work, most)
+    action, snippet, host_work = words.action, words.snippet, known_work((*WORK, *SELDOM_WORK), held_up.work, most)
     late = who or "this process"
     if held_up.input:
         action = (f"Make the input of {late} as fast as that of the others: more workers, and an equal share of the "
                   "data.")
         snippet = LOADER if job.framework == "pytorch" else None
-    elif known is not None:
-        action, snippet = known[0].action, known[0].snippets.get(job.loop)
+    elif host_work is not None:
+        action, snippet = host_work[0].action, host_work[0].snippets.get(job.loop)
     elif held_up.work and held_up.work[0].s_per_step >= most:
         action = (f"Look at {held_up.work[0].name} on {late}: do it less often, in the background, or on all ranks at "
                   "the same time.")

@@ -332,7 +332,7 @@ def _small_ops_of_pytorch(v: EagerExecution, job: Job) -> Explanation:
 def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) -> Explanation:
     """Each op outside of jax.jit is a program of its own."""
     ops = "Small jitted ops" if v.ops_per_step is None else f"{v.ops_per_step:.0f} small jitted ops per step"
-    most = ", ".join(function_name(own.name) for own in v.culprits[:3])
+    most = ", ".join(function_name(culprit.name) for culprit in v.culprits[:3])
     waits = "the GPU waits for Python" if v.gpus else "Python takes"
     return Explanation(
         title=f"{ops} run one by one from Python: {percent(v.share)} of the {job.basis}",

@@ -98,15 +98,15 @@ def may_be_others(facts: TraceFacts, share: float, *, silent: bool) -> str | Non
 
 
 def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
-    own = v.children is not None and v.children >= _MOSTLY * v.programs
-    who = "Other processes" if own else "Other programs"
+    mostly_children = v.children is not None and v.children >= _MOSTLY * v.programs
+    who = "Other processes" if mostly_children else "Other programs"
     evidence = {"allowed_cpus": v.allowed, "job_cpus": v.used, "other_programs_cpus": v.programs}
     if v.children is not None:
         evidence["child_processes_cpus"] = v.children
     if v.held_up is not None:
         evidence["main_thread_held_up_ratio"] = v.held_up
     evidence["share_ratio"] = v.share
-    started = f", {v.children:.2g} of them by processes that the job started" if own else ""
+    started = f", {v.children:.2g} of them by processes that the job started" if mostly_children else ""
     why = (f"Of the {v.allowed:.3g} CPUs that the job may use, {who.lower()} kept {v.programs:.2g} busy{started}. The "
            f"job itself got {v.used:.2g}, and no CPU was idle.")
     if v.held_up is not None:
@@ -116,14 +116,14 @@ def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
     if named:
         why += f" The busiest: {', '.join(named)} CPUs."
     action = ("Give the job more CPUs, or start fewer of these processes: find out what each is for (workers of the "
-              "input pipeline, a second program)." if own else
+              "input pipeline, a second program)." if mostly_children else
               "Stop these programs, lower their priority or keep them on other CPUs, or run the job on a node of its "
               "own.")
     pids = " ".join(str(user.pid) for user in v.busiest[:_NAMED]) or "PID"
     return Explanation(
         title=f"{who} keep {v.programs:.2g} of {v.allowed:.3g} CPUs busy, the job gets {v.used:.2g}", why=why,
         evidence=evidence, action=action,
-        snippet=None if own else f"renice 19 {pids}  # or: taskset -apc CPUS PID\n# Slurm: --exclusive",
+        snippet=None if mostly_children else f"renice 19 {pids}  # or: taskset -apc CPUS PID\n# Slurm: --exclusive",
         gain=f"at most: the part of {'the waiting for the host' if v.gpus else 'the time'} that is these processes' "
              "share of the CPUs in use, if the job had those CPUs as well",
         source=source("cpu_contention.full", "cpu_contention.others"),

@@ -119,8 +119,8 @@ def _within(facts: TraceFacts, pattern: str) -> I64:
 
 def _values(trace: Trace, rows: I64, name: str) -> F64 | None:
     """A stat of these host events; None where one of them has none, or there are no events."""
-    at, values = host_stat(trace.host, name)
-    chosen = np.isin(at, rows)
+    event_rows, values = host_stat(trace.host, name)
+    chosen = np.isin(event_rows, rows)
     return values[chosen].astype(np.float64) if len(rows) and int(chosen.sum()) == len(rows) else None
 
 

@@ -64,8 +64,8 @@ class TraceFacts:
         """What ``find`` tells, found once for all rules; two that ask at the same time may both find it."""
         if name not in self.known:
             self.known[name] = find()
-        found: T = self.known[name]
-        return found
+        value: T = self.known[name]
+        return value
 
     @property
     def active(self) -> list[GpuUse]:
@@ -176,31 +176,31 @@ def exposed_ns(facts: TraceFacts, rows: I64) -> I64:
     """The time of these device events within the steps in which their GPU neither computes nor runs a collective."""
     device, out = facts.trace.device, np.zeros(len(rows), np.int64)
     for timeline in facts.gpu_timelines:
-        at = np.flatnonzero(device.gpu[rows] == timeline.gpu)
-        start, end = device.start_ns[rows[at]], device.end_ns[rows[at]]
+        on_gpu = np.flatnonzero(device.gpu[rows] == timeline.gpu)
+        start, end = device.start_ns[rows[on_gpu]], device.end_ns[rows[on_gpu]]
         hidden = intersect(merge(timeline.compute, timeline.collectives), facts.judged_spans)
-        out[at] = coverage(facts.judged_spans, start, end) - coverage(hidden, start, end)
+        out[on_gpu] = coverage(facts.judged_spans, start, end) - coverage(hidden, start, end)
     return out
 
 
 def on_host(facts: TraceFacts, work: Sequence[GapWork], within: Spans, per: str = "") -> tuple[Culprit, ...]:
     """Work of the host ``within`` some time as culprits, each with the place of its longest event there; of
     "scope/op:Type" without the type. ``per``: what its times are of, if not of a step."""
-    begins = longest_on_host(facts.trace, {own.name for own in work}, within)
-    return tuple(Culprit(split_op(own.name)[0] if op_of_annotation(own.name) else own.name, "host", own.s_per_step,
-                         per or facts.basis, at_s=begins.get(own.name)) for own in work)
+    begins = longest_on_host(facts.trace, {item.name for item in work}, within)
+    return tuple(Culprit(split_op(item.name)[0] if op_of_annotation(item.name) else item.name, "host", item.s_per_step,
+                         per or facts.basis, at_s=begins.get(item.name)) for item in work)
 
 
 def waits_for_host(facts: TraceFacts, *causes: str) -> Spans:
     """When any GPU, or in a trace without one the step, waits for its host for one of these causes."""
     divided = facts.host.divided if facts.host is not None else ()
-    return merge(EMPTY, *(own.by_cause[cause] for own in divided for cause in causes))
+    return merge(EMPTY, *(of_gpu.by_cause[cause] for of_gpu in divided for cause in causes))
 
 
 def waits_for_input(facts: TraceFacts) -> Spans:
     """When any GPU, or in a trace without one the training loop, waits for a batch within the steps."""
     if facts.gpu_timelines:
-        return merge(EMPTY, *(own["input"] for own in facts.parts.values()))
+        return merge(EMPTY, *(parts["input"] for parts in facts.parts.values()))
     return intersect(merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace))), facts.judged_spans)
 
 
@@ -208,12 +208,12 @@ def idle_before(facts: TraceFacts, part: str) -> I64:
     """For each device event how long its GPU was idle before it in this part of the steps."""
     out = np.zeros(len(facts.trace.device), np.int64)
     for timeline in facts.gpu_timelines:
-        own = facts.parts.get(timeline.gpu, {}).get(part, EMPTY)
+        waits = facts.parts.get(timeline.gpu, {}).get(part, EMPTY)
         # Each lies in one gap, or before the first event; what comes after the last event is before none.
         before = np.concatenate((timeline.rows[:1], timeline.after))
-        which = np.searchsorted(timeline.gaps.end, own.start, side="right") + (own.start >= timeline.window_ns[0])
+        which = np.searchsorted(timeline.gaps.end, waits.start, side="right") + (waits.start >= timeline.window_ns[0])
         counted = np.flatnonzero(which < len(before))
-        time = np.bincount(which[counted], (own.end - own.start)[counted], len(before)).astype(np.int64)
+        time = np.bincount(which[counted], (waits.end - waits.start)[counted], len(before)).astype(np.int64)
         out[before] = time
     return out
 

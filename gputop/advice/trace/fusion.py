@@ -177,12 +177,12 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
     product = _matching(trace, name, _PRODUCT, _NO_PRODUCT)
     softmax &= ~product
     bound = product | (_matching(trace, name, _NOT_BETWEEN, _SOFTMAX) & ~softmax)
-    at = np.flatnonzero(bound)
-    first, last = at[:-1], at[1:]
+    bounds = np.flatnonzero(bound)
+    first, last = bounds[:-1], bounds[1:]
     so_far = np.concatenate(([0], np.cumsum(softmax)))
-    found = product[first] & product[last] & (device.line[kernels[first]] == device.line[kernels[last]])
-    found &= (last - first <= _BETWEEN + 1) & (so_far[last] > so_far[first])
-    first, last = first[found], last[found]
+    is_attention = product[first] & product[last] & (device.line[kernels[first]] == device.line[kernels[last]])
+    is_attention &= (last - first <= _BETWEEN + 1) & (so_far[last] > so_far[first])
+    first, last = first[is_attention], last[is_attention]
     batched = batched_products(trace, kernels[first]) & batched_products(trace, kernels[last])
     first, last = first[batched], last[batched]
     count = len(first) / _per(facts)
@@ -217,13 +217,13 @@ def batched_products(trace: Trace, kernels: I64) -> Mask:
     device = trace.device
     types = [split_op(trace.names[i])[1] if i >= 0 else "" for i in device.tf_op[kernels].tolist()]
     by_op = np.array([bool(kind) and kind not in _PLAIN_PRODUCTS for kind in types], bool)
-    known = device.tf_op[kernels] >= 0
+    has_op = device.tf_op[kernels] >= 0
     if name_mask(trace, "aten::").any():
         by_call = launched_in_calls(trace, kernels, r"aten::(?:badd)?bmm$")
     else:
         deep = np.array([shape.grid[2] > 1 for shape in trace.launch_shapes] + [False], bool)
         by_call = deep[device.shape[kernels]] if len(device.shape) else np.zeros(len(kernels), bool)
-    return np.where(known, by_op, by_call)
+    return np.where(has_op, by_op, by_call)
 
 
 def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
@@ -367,8 +367,9 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | N
     """The optimizer has kernels for each variable, so short that launching them takes as long."""
     trace, kernels = facts.trace, kernels_in_steps(facts)
     device = trace.device
-    own = _matching(trace, device.tf_op[kernels], _APPLY_OP) | launched_in_calls(trace, kernels, OPTIMIZER_CALL)
-    rows = kernels[own & (device.kind[kernels] == Kind.COMPUTE)]
+    by_optimizer = (_matching(trace, device.tf_op[kernels], _APPLY_OP)
+                    | launched_in_calls(trace, kernels, OPTIMIZER_CALL))
+    rows = kernels[by_optimizer & (device.kind[kernels] == Kind.COMPUTE)]
     count = len(rows) / _per(facts)
     if count < limit("optimizer_unfused.count"):
         return None

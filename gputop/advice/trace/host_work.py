@@ -128,7 +128,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
     input_s = paced_by_input(facts) if facts.replay is None else None
     paced = input_s is not None and facts.period_s - input_s < limit("step_gap_host.share") * facts.period_s
-    work = tuple(own for own in host.gap_main if own.s_per_step >= _WORTH_NAMING * host.gap_s)
+    work = tuple(item for item in host.gap_main if item.s_per_step >= _WORTH_NAMING * host.gap_s)
     return StepGapHost(gpus=facts.active_numbers, share=share, frees_cpus=True, best_case=True, gap_s=host.gap_s,
                        severity="low" if paced else None, saving_unknown=paced, input_s=input_s if paced else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor,
@@ -182,20 +182,20 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
 def out_of_the_step(words: Explanation, line: Culprit, gap_s: float) -> Explanation:
     """The words with the fix for a line of Python ("metrics.py:112 confusion_matrix") that takes half of the gap or
     more; else the words as they are."""
-    place, _, function = line.name.partition(" ")
+    location, _, function = line.name.partition(" ")
     if (line.time_s or 0.0) < 0.5 * gap_s or not function.rpartition(".")[2].isidentifier():
         return words
-    return structs.replace(words, action=f"Move {function} ({place}) out of the step, or run it every N steps.",
-                           snippet=f"if step % 100 == 0:\n    {function}(…)  # {place}")
+    return structs.replace(words, action=f"Move {function} ({location}) out of the step, or run it every N steps.",
+                           snippet=f"if step % 100 == 0:\n    {function}(…)  # {location}")
 
 
 def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
     """What fills the gap, what to do, and the code."""
     most = limit("step_gap_host.named") * v.gap_s
-    known = known_work(WORK, (*v.work, *v.executor_work), most)
-    if known is not None:
-        found, named = known
-        return f"{found.what} ({named_work(named)})", found.action, found.snippets.get(loop)
+    recognized = known_work(WORK, (*v.work, *v.executor_work), most)
+    if recognized is not None:
+        kind, named = recognized
+        return f"{kind.what} ({named_work(named)})", kind.action, kind.snippets.get(loop)
     what = _gap_content(v, loop, most)
     if loop in _KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
@@ -215,10 +215,10 @@ def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
 def known_work(kinds: Iterable[KnownWork], work: Sequence[GapWork],
                most: float) -> tuple[KnownWork, list[GapWork]] | None:
     """The first of these kinds that takes so many seconds, and its work."""
-    for known in kinds:
-        named = [own for own in work if known.fits(own.name)]
-        if named and sum(own.s_per_step for own in named) >= most:
-            return known, named
+    for kind in kinds:
+        named = [item for item in work if kind.fits(item.name)]
+        if named and sum(item.s_per_step for item in named) >= most:
+            return kind, named
     return None
 
 

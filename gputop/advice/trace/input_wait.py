@@ -111,9 +111,9 @@ def _culprits(facts: TraceFacts, fix: InputFix, stage: str | None) -> tuple[Culp
     """The slowest stage of tf.data, in its call that lies longest in waits; of PyTorch what runs in the waits."""
     trace, waits = facts.trace, waits_for_input(facts)
     if facts.framework == "pytorch":
-        found = work_in(trace, waits, lines_of(trace, MAIN))[0]
-        work = [own for own in ranked_work(found, facts.steps_or_window * max(len(facts.trace.hosts), 1))
-                if own.s_per_step * 1e9 * facts.steps_or_window >= _WORTH_NAMING * waits.total]
+        time_by_name = work_in(trace, waits, lines_of(trace, MAIN))[0]
+        work = [item for item in ranked_work(time_by_name, facts.steps_or_window * max(len(facts.trace.hosts), 1))
+                if item.s_per_step * 1e9 * facts.steps_or_window >= _WORTH_NAMING * waits.total]
         return on_host(facts, work, waits)
     if fix.stage:
         stage = fix.stage.rpartition("::")[2]
@@ -123,8 +123,8 @@ def _culprits(facts: TraceFacts, fix: InputFix, stage: str | None) -> tuple[Culp
     chosen = np.array([text == fix.stage if fix.stage else text.rpartition("::")[2] == stage for text in paths], bool)
     rows = rows[chosen[path]]
     inside = coverage(waits, trace.host.start_ns[rows], trace.host.end_ns[rows])
-    at = int(trace.host.start_ns[rows[inside.argmax()]]) / 1e9 if inside.any() else None
-    return (Culprit(stage, "stage", (fix.numbers or {}).get("slowest_stage_s"), facts.basis, at_s=at),)
+    longest_s = int(trace.host.start_ns[rows[inside.argmax()]]) / 1e9 if inside.any() else None
+    return (Culprit(stage, "stage", (fix.numbers or {}).get("slowest_stage_s"), facts.basis, at_s=longest_s),)
 
 
 def _waits_like(facts: TraceFacts, share: float) -> int:
@@ -159,15 +159,15 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     if waited is None:
         return suggest_fix_by_name(None)
     pipeline = next((pipeline for pipeline in waited.pipelines if pipeline.batches), None)
-    found = None
+    fix = None
     if pipeline is not None and steps is not None:
         per_step = max(steps.times.iterations_per_step, _waits_in_steps(facts) / steps.count)
-        found = suggest_fix(pipeline, facts.period_s, wait_s, per_step, cpu_budget(facts.trace),
-                            python_s(facts.trace), facts.trace.job_cpus)
-    found = found or suggest_fix_by_name(_slowest_by_name(waited.stages), prefetches=any(
-        stage.name.startswith("Prefetch") for own in waited.pipelines for stage in own.stages))
+        fix = suggest_fix(pipeline, facts.period_s, wait_s, per_step, cpu_budget(facts.trace),
+                          python_s(facts.trace), facts.trace.job_cpus)
+    fix = fix or suggest_fix_by_name(_slowest_by_name(waited.stages), prefetches=any(
+        stage.name.startswith("Prefetch") for other in waited.pipelines for stage in other.stages))
     keras = _KERAS.get(training_loop(facts))
-    return found if keras is None else keras_workers(found, pipeline, keras)
+    return fix if keras is None else keras_workers(fix, pipeline, keras)
 
 
 def _loader_fix(facts: TraceFacts) -> InputFix:

@@ -83,7 +83,7 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
 
 def _launch_waits(facts: TraceFacts) -> dict[int, Spans]:
     """By GPU (index into ``Trace.gpus``) the part ``launch`` of the steps."""
-    return {gpu: own["launch"] for gpu, own in facts.parts.items()}
+    return {gpu: parts["launch"] for gpu, parts in facts.parts.items()}
 
 
 def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
@@ -92,8 +92,8 @@ def _recorded(facts: TraceFacts, waits: dict[int, Spans]) -> float:
     launching = np.zeros(len(facts.trace.lines), bool)
     launching[launching_lines(facts.trace)] = True
     began = host.start_ns[rows_of(launching[host.line])]  # in order, as all events of a trace
-    events = sum(int((np.searchsorted(began, own.end) - np.searchsorted(began, own.start)).sum())
-                 for own in waits.values())
+    events = sum(int((np.searchsorted(began, spans.end) - np.searchsorted(began, spans.start)).sum())
+                 for spans in waits.values())
     return events / max(len(waits), 1) / facts.steps_or_window
 
 
@@ -165,13 +165,13 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
 
 
 def _launch_pace_s(device: DeviceEvents) -> float | None:
-    known = rows_of((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
-    launch = device.launch_ns[known]
+    launched = rows_of((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
+    launch = device.launch_ns[launched]
     if len(launch) < 2:
         return None
     # The kernels of a CUDA graph have one launch: calls are counted, not kernels.
-    calls = [_distinct(in_order(launch[at])) for at in by_line(device.launch_line[known]).values()]
+    calls = [_distinct(in_order(launch[on_line])) for on_line in by_line(device.launch_line[launched]).values()]
     if sum(map(len, calls)) < _ONE_BY_ONE * len(launch):
         return None
-    apart = np.concatenate([np.diff(own) for own in calls])
+    apart = np.concatenate([np.diff(starts) for starts in calls])
     return float(np.median(apart)) / 1e9 if len(apart) else None

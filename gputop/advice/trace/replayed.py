@@ -68,7 +68,7 @@ class Cures:
         cost = self._replay.cost * (2 if self._replay.ambiguous_wait_ratio else 1)
         saved = combinations_saved(alone, self._saved_together, _MAX_COST // max(cost, 1))
         ids = list(alone)
-        together = {own: saved[tuple(ids[:i + 1])] for i, own in enumerate(ids)}
+        together = {finding_id: saved[tuple(ids[:i + 1])] for i, finding_id in enumerate(ids)}
         return (tuple(replace(f, gain=replace(f.gain, together=together[f.id])) if f.id in together else f
                       for f in several),
                 tuple(CombinedGain(chosen, share) for chosen, share in saved.items() if len(chosen) > 1))
@@ -89,7 +89,7 @@ def combinations_saved(
     """What sets of findings save, the ids in the order of ``alone``: each alone, the first two, three and so on, and
     the other sets of the first five, as far as ``most`` replays go. A set saves no less than one that it contains."""
     ids = tuple(alone)
-    out: dict[tuple[str, ...], float] = {(own,): share for own, share in alone.items()}
+    out: dict[tuple[str, ...], float] = {(finding_id,): share for finding_id, share in alone.items()}
     for size in range(2, len(ids) + 1):
         for chosen in combinations(ids[:_MOST_COMBINED], size) if size <= _MOST_COMBINED else [ids[:size]]:
             if chosen != ids[:size]:

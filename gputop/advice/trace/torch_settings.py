@@ -63,11 +63,11 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
     in_nodes: list[I64] = []
     for line in np.unique(host.line[nodes]).tolist():
         of_line = np.flatnonzero(host.line[nodes] == line)
-        own = nodes[of_line]
-        checked[of_line] = holds(trace, own, host.start_ns[checks[host.line[checks] == line]])
+        of_thread = nodes[of_line]
+        checked[of_line] = holds(trace, of_thread, host.start_ns[checks[host.line[checks] == line]])
         work = host_rows(trace, _CHECKS)
         work = work[host.line[work] == line]
-        backward = _spans(facts, own)
+        backward = _spans(facts, of_thread)
         in_nodes.append(work[coverage(backward, host.start_ns[work], host.start_ns[work] + 1) > 0])
     if checked.mean() < limit("anomaly_mode.checked"):
         return None
@@ -89,20 +89,20 @@ def judge_anomaly_mode(facts: TraceFacts) -> AnomalyMode | None:
 def _after_checks(facts: TraceFacts, rows: I64, line: int) -> Spans:
     """From each check's begin to the end of the last op in a row that belongs to it."""
     host, trace = facts.trace.host, facts.trace
-    own = outermost_ops(trace, rows[host.line[rows] == line])
-    begins = name_mask(trace, _CHECK)[host.name[own]]
+    outermost = outermost_ops(trace, rows[host.line[rows] == line])
+    begins = name_mask(trace, _CHECK)[host.name[outermost]]
     group = np.cumsum(begins)
     kept = group > 0
-    own, group = own[kept], group[kept]
+    outermost, group = outermost[kept], group[kept]
     first = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
-    last = np.append(first[1:], len(own)) - 1
+    last = np.append(first[1:], len(outermost)) - 1
     # An op far behind its check is the backward pass's own.
     nodes = host_rows(trace, _NODE)
     nodes = nodes[host.line[nodes] == line]
     node_end = np.sort(host.end_ns[nodes])
-    ends = node_end[np.minimum(np.searchsorted(node_end, host.start_ns[own[first]]), len(node_end) - 1)]
-    done = np.maximum(host.end_ns[own[last]], host.end_ns[own[first]])
-    return union(host.start_ns[own[first]], np.minimum(done, ends))
+    ends = node_end[np.minimum(np.searchsorted(node_end, host.start_ns[outermost[first]]), len(node_end) - 1)]
+    done = np.maximum(host.end_ns[outermost[last]], host.end_ns[outermost[first]])
+    return union(host.start_ns[outermost[first]], np.minimum(done, ends))
 
 
 def describe_anomaly_mode(v: AnomalyMode, job: Job) -> Explanation:

@@ -25,7 +25,7 @@ _OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
 _STEPS = "steps"
 _UNNAMED = ("python", "unknown")  # kinds of host work of which no event tells more
 _LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of work may be named by an op
-_WORK_OF_KIND: dict[str, KnownWork] = {known.kind: known for known in (*WORK, *SELDOM_WORK)}
+_WORK_OF_KIND: dict[str, KnownWork] = {kind.kind: kind for kind in (*WORK, *SELDOM_WORK)}
 _ENDS_OF_EPOCHS = ("Do it less often, move it to a thread, or make epochs longer (steps_per_epoch): what runs at the "
                    "end of an epoch (on_epoch_end, checkpoints, metrics) holds the training up.")
 _SLOW_START = ("Give the DataLoader workers and let them run ahead (num_workers, persistent_workers=True), and move "
@@ -98,9 +98,10 @@ def _culprits(parts: Sequence[WallPart]) -> tuple[Culprit, ...]:
     for part in parts:
         if part.what:
             times.setdefault((part.what, "line" if _LINE.search(part.what) else "host"), []).append(part)
-    found = [Culprit(what, kind, sum(part.time_s for part in own), "window",
-                     at_s=max(own, key=lambda part: part.longest_s).at_s) for (what, kind), own in times.items()]
-    return tuple(sorted(found, key=lambda one: -(one.time_s or 0.0)))
+    culprits = [Culprit(what, kind, sum(part.time_s for part in same_name), "window",
+                        at_s=max(same_name, key=lambda part: part.longest_s).at_s)
+                for (what, kind), same_name in times.items()]
+    return tuple(sorted(culprits, key=lambda one: -(one.time_s or 0.0)))
 
 
 def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
@@ -145,9 +146,9 @@ def _often(part: WallPart) -> str:
 
 
 def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
-    known = _WORK_OF_KIND.get(part.kind)
-    if known is not None:
-        return known.action, known.snippets.get(job.loop)
+    recognized = _WORK_OF_KIND.get(part.kind)
+    if recognized is not None:
+        return recognized.action, recognized.snippets.get(job.loop)
     if part.kind == "input" or (job.loop == PYTORCH and part.kind in _UNNAMED and job.trains is not False):
         return _SLOW_START, LOADER if job.loop == PYTORCH else None
     if part.id == _OUTSIDE and job.loop in _KERAS:
