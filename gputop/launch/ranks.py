@@ -26,8 +26,8 @@ def meeting_address(environ: Mapping[str, str]) -> str | None:
     """Where a rank meets the others (MASTER_ADDR and MASTER_PORT), the job's identity on all its nodes; None where it
     is no rank, or no other node can reach that address."""
     text = f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
-    known = is_meeting_address(text) and _NUMBER.fullmatch(environ.get("RANK", "")) is not None
-    return text if known and environ["MASTER_ADDR"] not in _THIS_NODE else None
+    is_rank = is_meeting_address(text) and _NUMBER.fullmatch(environ.get("RANK", "")) is not None
+    return text if is_rank and environ["MASTER_ADDR"] not in _THIS_NODE else None
 
 
 def ranks_elsewhere(environ: Mapping[str, str]) -> int:
@@ -43,13 +43,13 @@ def find_ranks(address: str, proc: Path = _PROC) -> list[int]:
     """The PIDs of the ranks on this node that meet at ``address``, by rank, as far as their environment may be read."""
     environs = {pid: environ_of(pid, proc) for pid in sockets.process_ids(proc)}
     ranks = {pid: int(environ["RANK"]) for pid, environ in environs.items() if meeting_address(environ) == address}
-    found = []
+    rank_pids = []
     for pid in ranks:
         fields = sockets.stat_fields(proc, pid)
         # A rank's children, such as its DataLoader's workers, have its environment.
         if fields is not None and ranks.get(fields[0]) != ranks[pid] and is_pytorch(pid):
-            found.append(pid)
-    return sorted(found, key=ranks.__getitem__)[:MAX_RANKS]
+            rank_pids.append(pid)
+    return sorted(rank_pids, key=ranks.__getitem__)[:MAX_RANKS]
 
 
 def meeting_addresses(pids: Sequence[int], proc: Path = _PROC) -> set[str]:

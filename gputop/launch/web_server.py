@@ -115,8 +115,8 @@ def _is_ip_address(name: str) -> bool:
 def names_of(host: str) -> frozenset[str]:
     """What the server at ``host`` may be called: its address, this machine's name, and the loopback's, which it has
     behind ssh -L."""
-    own = socket.gethostname().lower()
-    return frozenset((host.lower(), own, own.partition(".")[0], "localhost", "127.0.0.1", "::1"))
+    hostname = socket.gethostname().lower()
+    return frozenset((host.lower(), hostname, hostname.partition(".")[0], "localhost", "127.0.0.1", "::1"))
 
 
 def _server(command: str, host: str, port: int, local: bool) -> Any:

@@ -68,11 +68,12 @@ def compare(dumps: Sequence[Dump]) -> tuple[GroupState, ...]:
         for group in dump.groups:
             if group.ranks is not None or group.description == WORLD:
                 by_group[group.name, group.ranks].append((dump, group))
-    states = [_state(own) for own in by_group.values() if len(own) > 1 and any(group.collectives for _, group in own)]
-    waits = {own.rank for state in states if state.verdict == "absent" for own in state.others}
+    states = [_state(members) for members in by_group.values()
+              if len(members) > 1 and any(group.collectives for _, group in members)]
+    waits = {rank.rank for state in states if state.verdict == "absent" for rank in state.others}
     order = {"mismatch": 0, "absent": 1, "unclear": 3, "inside": 4, "idle": 5}
     return tuple(sorted(states, key=lambda state: (
-        2 if state.verdict == "absent" and waits & {own.rank for own in state.apart} else order[state.verdict],
+        2 if state.verdict == "absent" and waits & {rank.rank for rank in state.apart} else order[state.verdict],
         -len(state.others), state.name)))
 
 
@@ -82,27 +83,27 @@ def not_compared(dumps: Sequence[Dump]) -> tuple[str, ...]:
                          if group.ranks is None and group.description != WORLD}))
 
 
-def _state(own: Sequence[tuple[Dump, Group]]) -> GroupState:
-    launched = {dump.rank: _by_seq(group.collectives) for dump, group in own}
-    verdict, seq, operation, apart = _verdict(own, launched)
+def _state(dumps: Sequence[tuple[Dump, Group]]) -> GroupState:
+    launched = {dump.rank: _by_seq(group.collectives) for dump, group in dumps}
+    verdict, seq, operation, apart = _verdict(dumps, launched)
     ranks = [_rank(rank, by_seq, seq) for rank, by_seq in sorted(launched.items())]
-    members = own[0][1].ranks
-    return GroupState(own[0][1].name, next((group.description for _, group in own if group.description), ""), verdict,
-                      seq, operation or _operation(launched, seq), tuple(r for r in ranks if r.rank in apart),
-                      tuple(r for r in ranks if r.rank not in apart),
+    members = dumps[0][1].ranks
+    description = next((group.description for _, group in dumps if group.description), "")
+    return GroupState(dumps[0][1].name, description, verdict, seq, operation or _operation(launched, seq),
+                      tuple(r for r in ranks if r.rank in apart), tuple(r for r in ranks if r.rank not in apart),
                       tuple(sorted(set(members) - set(launched))) if members is not None else None)
 
 
-def _verdict(own: Sequence[tuple[Dump, Group]],
+def _verdict(dumps: Sequence[tuple[Dump, Group]],
              launched: Mapping[int, Mapping[int, Collective]]) -> tuple[Verdict, int, str, frozenset[int]]:
     """The verdict, the number in question, its operation ("": the one of that number), and the ranks apart."""
     latest = {rank: max(by_seq, default=0) for rank, by_seq in launched.items()}
     least, furthest = min(latest.values()), max(latest.values())
     # A rank with no collective of the group has launched none, unless its recorder overwrote them.
-    overwritten = any(not launched[dump.rank] and not dump.whole for dump, _ in own)
+    overwritten = any(not launched[dump.rank] and not dump.whole for dump, _ in dumps)
     if overwritten or _of_different_runs(launched):
         return "unclear", furthest, "", frozenset()
-    if (different := _mismatch(own, launched)) is not None:
+    if (different := _mismatch(dumps, launched)) is not None:
         return "mismatch", *different
     if least == furthest:
         ended = all(by_seq[furthest].ended for by_seq in launched.values())
@@ -111,7 +112,7 @@ def _verdict(own: Sequence[tuple[Dump, Group]],
     entered = [launched[rank].get(seq) for rank in launched if latest[rank] > least]
     waits = all(entry is not None and not entry.ended for entry in entered)
     entered_s = max((entry.created_s for entry in entered if entry is not None), default=0.0)
-    late = any(dump.written_s < entered_s for dump, _ in own if latest[dump.rank] == least)
+    late = any(dump.written_s < entered_s for dump, _ in dumps if latest[dump.rank] == least)
     return ("absent" if waits and not late else "unclear", seq, "",
             frozenset(rank for rank, last in latest.items() if last == least))
 
@@ -142,14 +143,15 @@ def _operation(launched: Mapping[int, Mapping[int, Collective]], seq: int) -> st
     return next((by_seq[seq].operation for by_seq in launched.values() if seq in by_seq), "")
 
 
-def _mismatch(own: Sequence[tuple[Dump, Group]],
+def _mismatch(dumps: Sequence[tuple[Dump, Group]],
               launched: Mapping[int, Mapping[int, Collective]]) -> tuple[int, str, frozenset[int]] | None:
     """The first number at which ranks launched different collectives, what most launched there, and who did not.
 
     Of two ranks, or of as many on each side, nobody is the odd one: all are returned. Numbers that several collectives
     of a rank share, launched as one, are not compared: the recorder may hold a part of them.
     """
-    several = {seq for _, group in own for seq, times in Counter(c.seq for c in group.collectives).items() if times > 1}
+    several = {seq for _, group in dumps
+               for seq, times in Counter(c.seq for c in group.collectives).items() if times > 1}
     for seq in sorted(set.intersection(*(set(by_seq) for by_seq in launched.values())) - several):
         kinds = {rank: _kind(by_seq[seq]) for rank, by_seq in launched.items()}
         counts = Counter(kinds.values()).most_common()

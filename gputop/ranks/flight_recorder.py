@@ -143,8 +143,8 @@ def read_of_processes(pids: Iterable[int], proc: Path = Path("/proc")) -> tuple[
             jobs[owner(pid, proc), tuple(met.items())].append(pid)
     files: Counter[tuple[int, int]] = Counter()
     read = [_of_job(job, files, proc) for job in jobs.values()]
-    found = tuple(_unshared(dumps, problems, files) for dumps, problems in read)
-    return (*found, Dumps((), tuple(unknown))) if unknown else found
+    dumps_of_jobs = tuple(_unshared(dumps, problems, files) for dumps, problems in read)
+    return (*dumps_of_jobs, Dumps((), tuple(unknown))) if unknown else dumps_of_jobs
 
 
 def _of_job(pids: Iterable[int], files: Counter[tuple[int, int]],
@@ -275,17 +275,17 @@ def _dump(entries: Iterable[object], members: Mapping[str, tuple[int, ...]], ran
     for member_group in members:
         if member_group not in described:
             groups[member_group, ""] = []
-    found = tuple(Group(group, description, members.get(group), tuple(sorted(own, key=lambda c: c.seq)))
-                  for (group, description), own in groups.items())
-    return Dump(rank, written_s, found, first_record in (None, 0),
-                frozenset(member for own in members.values() for member in own), messages)
+    recorded = tuple(Group(group, description, members.get(group), tuple(sorted(collectives, key=lambda c: c.seq)))
+                     for (group, description), collectives in groups.items())
+    return Dump(rank, written_s, recorded, first_record in (None, 0),
+                frozenset(member for group_ranks in members.values() for member in group_ranks), messages)
 
 
 def _members(config: object) -> Mapping[str, tuple[int, ...]]:
     """The members of each group. gloo writes all its groups under one empty name: that says nothing."""
     members = {}
-    for name, own in (config.items() if isinstance(config, dict) else ()):
-        ranks = own.get("ranks") if isinstance(own, dict) else None
+    for name, settings in (config.items() if isinstance(config, dict) else ()):
+        ranks = settings.get("ranks") if isinstance(settings, dict) else None
         if name and isinstance(ranks, str) and (numbers := _numbers(ranks)):
             members[_text(name)] = numbers
     return members
@@ -335,7 +335,7 @@ def _line(frames: object) -> str:
     for frame in frames[:_MAX_FRAMES]:
         if isinstance(frame, dict) and isinstance(file := frame.get("filename"), str):
             read.append((file, _whole(frame.get("line")) or 0))
-    chosen = next((own for own in read if not is_library(own[0])), read[0] if read else None)
+    chosen = next((file_line for file_line in read if not is_library(file_line[0])), read[0] if read else None)
     return f"{_text(short_file(chosen[0]))}:{chosen[1]}" if chosen is not None else ""
 
 

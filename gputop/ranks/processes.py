@@ -18,11 +18,11 @@ def local_addresses() -> frozenset[str]:
     """The IP addresses of this node."""
     import psutil
 
-    found = set()
+    local = set()
     with contextlib.suppress(OSError):
         for addresses in psutil.net_if_addrs().values():
-            found |= {a.address.partition("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)}
-    return frozenset(found)
+            local |= {a.address.partition("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)}
+    return frozenset(local)
 
 
 def environment(pid: int, names: Iterable[str], proc: Path = _PROC) -> Mapping[str, str]:

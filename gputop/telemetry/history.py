@@ -126,15 +126,15 @@ class History:
         for gpu in sample.gpus:
             slot = self._slots[gpu.info.uuid]
             if slot.rings is rings:
-                own = values[slot.gpu] = _numbers(gpu.readings, columns.ids)
+                numbers = values[slot.gpu] = _numbers(gpu.readings, columns.ids)
                 full = scales[slot.gpu] = [v if v > 0 else math.nan  # no share of nothing
                                            for v in _numbers(gpu.readings, columns.scale_ids)]
                 flags[slot.gpu] = self._flags_of(gpu)
                 if self._flop_util is not None:
                     # As GpuSample has it: no sample needs to hold it for that.
                     util, active, clock, highest = self._flop_util
-                    share = own[active] * own[clock] / full[highest]
-                    own[util] = 1.0 if share > 1 else share
+                    share = numbers[active] * numbers[clock] / full[highest]
+                    numbers[util] = 1.0 if share > 1 else share
         rings.append(sample.time_s, [*chain.from_iterable(values)], [*chain.from_iterable(scales)], flags)
 
     def _flags_of(self, gpu: GpuSample) -> int:
@@ -164,10 +164,10 @@ class History:
         throttled: dict[int, float] = {}
         for p in sample.processes:
             if p.cgroup is not None and (limit := p.cgroup["cpu_limit_cores"].value):
-                for known, r, scale in ((granted, p.cgroup["cpu_used_cores"], limit),
-                                        (throttled, p.cgroup["cpu_throttled_ratio"], 1.0)):
+                for ratios, r, scale in ((granted, p.cgroup["cpu_used_cores"], limit),
+                                         (throttled, p.cgroup["cpu_throttled_ratio"], 1.0)):
                     if r.value is not None:
-                        known[p.pid] = r.value / scale
+                        ratios[p.pid] = r.value / scale
         self._host.append(HostHistoryPoint(sample.time_s, host["cpu_ratio"].value,
                                    host.full_cores if host.core_ratios else None, host.cpu_limit_cores, cores,
                                    granted, throttled, *_adapters(host)))
@@ -316,9 +316,9 @@ class History:
         with self._lock:
             wanted = sum(self._reason_bits.get(reason, 0) for reason in set(reasons))
             flags = slot.rings.flags(slot.gpu, self._newest_s - seconds, self._newest_s)
-        known = len(flags) - flags.count(0)
+        judged = len(flags) - flags.count(0)
         # Unknown flags are 0; the others have few values.
-        return sum(flags.count(own) for own in set(flags) if own & wanted) / known if known else None
+        return sum(flags.count(active) for active in set(flags) if active & wanted) / judged if judged else None
 
     def held_since(self, gpu: int | str, pid: int | None) -> float | None:
         """Unix time since which compute process ``pid`` has been on this GPU without a break.

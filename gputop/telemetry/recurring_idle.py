@@ -118,8 +118,8 @@ def _intervals(times_s: Sequence[float], values: Sequence[float], since_s: float
         times_s, values = times_s[first:], values[first:]
     total = sum(values)
     if total != total:  # something is missing
-        known = [i for i, v in enumerate(values) if v == v]
-        times_s, values = [times_s[i] for i in known], [values[i] for i in known]
+        present = [i for i, v in enumerate(values) if v == v]
+        times_s, values = [times_s[i] for i in present], [values[i] for i in present]
     if len(values) < _MIN_SAMPLES or min(values) > BELOW * max(values):
         return None
     ordered = sorted(values[::1 + len(values) // _SORTED])

@@ -370,8 +370,8 @@ class Sampler:
             return result
         return self._missing_host(_host_reason(result))
 
-    def _missing_host(self, why: str) -> HostSample:
-        return HostSample(self._hostname, {m.id: Reading.missing(m.unit, why) for m in HOST_METRICS.values()})
+    def _missing_host(self, reason: str) -> HostSample:
+        return HostSample(self._hostname, {m.id: Reading.missing(m.unit, reason) for m in HOST_METRICS.values()})
 
     def _process_samples(self, result: object, gpus: tuple[GpuSample, ...]) -> tuple[ProcessSample, ...]:
         if isinstance(result, tuple):
@@ -382,8 +382,8 @@ class Sampler:
         for gpu in gpus:
             for process in gpu.processes:
                 held.setdefault(process.pid, {})[gpu.info.index] = process
-        why = _host_reason(result)
-        return tuple(missing_process(pid, on_gpus, why) for pid, on_gpus in held.items())
+        reason = _host_reason(result)
+        return tuple(missing_process(pid, on_gpus, reason) for pid, on_gpus in held.items())
 
     def _end(self) -> None:
         """Stop the workers; close the source unless a call in it is pending."""

@@ -104,8 +104,8 @@ def claimed() -> bool:
 def announce_pytorch(version: str) -> None:
     """Tell that gputop can capture from this process without a server."""
     rank, pid = _rank(), os.getpid()
-    known = f"PyTorch {version}" + (f", rank {rank}" if rank else "")
-    _tell(f"PyTorch's profiler in process {pid} waits for gputop ({known})", os.environ["GPUTOP_RUN"], f"pid:{pid}")
+    about = f"PyTorch {version}" + (f", rank {rank}" if rank else "")
+    _tell(f"PyTorch's profiler in process {pid} waits for gputop ({about})", os.environ["GPUTOP_RUN"], f"pid:{pid}")
 
 
 def socket_name(*parts: str) -> str:
@@ -191,14 +191,14 @@ def listening_sockets(port: int) -> list[int]:
                         inodes.add(f"socket:[{columns[9]}]")
         except OSError:
             continue
-    found = []
+    descriptors = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
             if os.readlink(f"/proc/self/fd/{name}") in inodes:  # noqa: PTH115
-                found.append(int(name))
+                descriptors.append(int(name))
         except OSError:  # closed meanwhile
             continue
-    return found
+    return descriptors
 
 
 def confine(descriptors: list[int]) -> bool:
