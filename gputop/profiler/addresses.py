@@ -85,8 +85,8 @@ def _parse_unix(text: str, rest: str) -> str:
     return f"{scheme}:{name}"
 
 
-def _usage(text: str, why: str) -> GputopError:
-    return GputopError(f"{text!r} is not an address: {why}",
+def _usage(text: str, reason: str) -> GputopError:
+    return GputopError(f"{text!r} is not an address: {reason}",
                        "Write HOST:PORT, for example localhost:6009, or unix:/PATH.", EXIT_USAGE)
 
 

@@ -79,14 +79,14 @@ def with_children(proc: Path, pids: Iterable[int]) -> set[int]:
         fields = stat_fields(proc, pid)
         if fields is not None:
             children.setdefault(fields[0], []).append(pid)
-    found: set[int] = set()
+    family: set[int] = set()
     queue = list(pids)
     while queue:
         pid = queue.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in family:
+            family.add(pid)
             queue += children.get(pid, ())
-    return found
+    return family
 
 
 def network_namespace(proc: Path, pid: int) -> int:
@@ -195,20 +195,20 @@ def _answers(kernel: socket.socket) -> Iterator[bytes]:
     """The messages of the kernel alone: who owns a network may send others to any socket in it (netlink(7))."""
     foreign = 0
     while True:
-        (answer, (sender, _)), at = kernel.recvfrom(1 << 16), 0
+        (answer, (sender, _)), pos = kernel.recvfrom(1 << 16), 0
         if sender != _KERNEL:
             foreign += 1
             if foreign > _MAX_FOREIGN:  # no error: what is used without the kernel can be forged
                 return
             continue
-        while at < len(answer):
-            length, kind, _, _, _ = _HEADER.unpack_from(answer, at)
+        while pos < len(answer):
+            length, kind, _, _, _ = _HEADER.unpack_from(answer, pos)
             if kind == _DONE:
                 return
             if kind == _ERROR or length < _HEADER.size:
                 raise OSError("the kernel does not list its sockets")
-            yield answer[at + _HEADER.size:at + length]
-            at += (length + 3) & ~3
+            yield answer[pos + _HEADER.size:pos + length]
+            pos += (length + 3) & ~3
 
 
 def listening_uids(proc: Path, host: str, port: int) -> frozenset[int]:
@@ -324,15 +324,15 @@ def _table_names(table: bytes) -> dict[int, bytes]:
 
 def holders(proc: Path, inodes: set[int]) -> dict[int, list[int]]:
     """Which processes have these sockets open, as far as that may be read, the oldest first."""
-    found: dict[int, list[int]] = {inode: [] for inode in inodes}
+    pids_of: dict[int, list[int]] = {inode: [] for inode in inodes}
     for pid in process_ids(proc):
         for link in _links(f"{proc}/{pid}/fd"):
             match = _SOCKET.fullmatch(link)
-            if match and int(match[1]) in found and pid not in found[int(match[1])]:
-                found[int(match[1])].append(pid)
-    for pids in found.values():
+            if match and int(match[1]) in pids_of and pid not in pids_of[int(match[1])]:
+                pids_of[int(match[1])].append(pid)
+    for pids in pids_of.values():
         pids.sort(key=lambda pid: (stat_fields(proc, pid) or (0, 0))[1])
-    return found
+    return pids_of
 
 
 def open_inodes(proc: Path, pid: int) -> set[int]:
@@ -362,13 +362,13 @@ def addresses_of(proc: Path, pid: int) -> list[str]:
     """
     try:
         text = read(f"{proc}/{pid}/net/fib_trie", _TABLE_BYTES).decode("ascii", "replace")
-        own = set(_LOCAL_ADDRESS.findall(read(f"{proc}/net/fib_trie", _TABLE_BYTES).decode("ascii", "replace")))
+        local = set(_LOCAL_ADDRESS.findall(read(f"{proc}/net/fib_trie", _TABLE_BYTES).decode("ascii", "replace")))
         routes = _routes(read(f"{proc}/net/route", _TABLE_BYTES).decode("ascii", "replace"))
     except OSError:
         return []
     claimed = dict.fromkeys(match[1] for match in itertools.islice(_LOCAL_ADDRESS.finditer(text), _MAX_CLAIMED))
     return [a for a in claimed
-            if not a.startswith("127.") and a not in own and _stays(a, own, routes, proc.parent / "sys/class/net")]
+            if not a.startswith("127.") and a not in local and _stays(a, local, routes, proc.parent / "sys/class/net")]
 
 
 def arrives_in(proc: Path, pid: int, host: str, port: int, timeout_s: float) -> bool:
@@ -427,12 +427,12 @@ def _routes(table: str) -> list[_Route]:
     return sorted(routes, key=lambda route: (-route.mask, route.metric))
 
 
-def _stays(address: str, own: Collection[str], routes: Sequence[_Route], interfaces: Path) -> bool:
+def _stays(address: str, local: Collection[str], routes: Sequence[_Route], interfaces: Path) -> bool:
     """Whether what is sent to an address does not leave this machine: the best route to it leads to no other machine,
     and over no physical interface."""
     number = int(ipaddress.ip_address(address))
     best = next((route for route in routes if number & route.mask == route.destination), None)
-    if best is None or (best.gateway and str(ipaddress.ip_address(best.gateway)) not in own):
+    if best is None or (best.gateway and str(ipaddress.ip_address(best.gateway)) not in local):
         return False
     return _is_internal(interfaces, best.interface)
 

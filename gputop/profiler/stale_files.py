@@ -103,21 +103,22 @@ def _state(pid: str) -> tuple[str, int]:
 
 def _owner() -> str:
     """This process as an owner in file names; a random owner where the system does not tell."""
-    place = _place()
+    namespace = _place()
     with contextlib.suppress(OSError):
-        if place is not None:
-            return f"{place}-{os.getpid()}-{_state('self')[1]}"
+        if namespace is not None:
+            return f"{namespace}-{os.getpid()}-{_state('self')[1]}"
     return f"{os.urandom(6).hex()}-0-0"
 
 
 def _place() -> str | None:
     """The place within which pid and start identify a process; None where that is not known."""
-    own = _PROC / "self"
+    process = _PROC / "self"
     with contextlib.suppress(OSError):
-        if str(own.readlink()) != str(os.getpid()):  # this /proc counts processes as another namespace does
+        if str(process.readlink()) != str(os.getpid()):  # this /proc counts processes as another namespace does
             return None
-        times = own / "ns" / "time"  # in another one the starts of processes count from another moment
-        parts = (platform.node(), (_PROC / "sys/kernel/random/boot_id").read_text(), (own / "ns" / "pid").readlink(),
+        times = process / "ns" / "time"  # in another one the starts of processes count from another moment
+        parts = (platform.node(), (_PROC / "sys/kernel/random/boot_id").read_text(),
+                 (process / "ns" / "pid").readlink(),
                  times.readlink() if times.is_symlink() else "")
         import hashlib  # OpenSSL's 5 MB come with the first capture, not with the search for servers
 

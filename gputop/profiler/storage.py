@@ -258,13 +258,13 @@ def _reserved(folder: Folder, host: str) -> tuple[str, int]:
 
 def _fallback_folders(full: Path, size: int) -> list[Path]:
     """Folders with room for ``size`` bytes where a trace can go instead, other file systems first."""
-    found: dict[Path, bool] = {}
+    on_full_disk: dict[Path, bool] = {}
     for text in (os.environ.get("XDG_CACHE_HOME") or "~/.cache", tempfile.gettempdir(), "/var/tmp"):
         with contextlib.suppress(OSError, RuntimeError):  # it is not there; there is no home
             folder = Path(text).expanduser()
             if shutil.disk_usage(folder).free > size + _RESERVE_BYTES and untrusted_ancestor(folder) is None:
-                found[folder] = folder.stat().st_dev == full.stat().st_dev
-    return sorted(found, key=lambda folder: found[folder])
+                on_full_disk[folder] = folder.stat().st_dev == full.stat().st_dev
+    return sorted(on_full_disk, key=lambda folder: on_full_disk[folder])
 
 
 def _save_below(folder: Path, host: str, data: bytes) -> Path:

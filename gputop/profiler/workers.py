@@ -104,14 +104,14 @@ def addresses(attach: Iterable[str], ports: tuple[int, ...] = (), environ: Mappi
     ports and nothing to attach to, the job's machines are those of TF_CONFIG, else of
     SLURM_JOB_NODELIST. Raises GputopError (wrong usage).
     """
-    found: list[str] = []
+    listed: list[str] = []
     for text in attach:
         for host in expand_hostlist(text):
-            found += _with_ports(host, ports)
-    if ports and not found:
+            listed += _with_ports(host, ports)
+    if ports and not listed:
         for host in job_hosts(environ or {}):
-            found += _with_ports(host, ports)
-    return tuple(dict.fromkeys(found))
+            listed += _with_ports(host, ports)
+    return tuple(dict.fromkeys(listed))
 
 
 def _with_ports(host: str, ports: tuple[int, ...]) -> list[str]:
@@ -161,5 +161,5 @@ def _host(address: str) -> str:
     return address.rpartition("]")[0] + "]" if address.startswith("[") else address.partition(":")[0]
 
 
-def _usage(text: str, why: str) -> GputopError:
-    return GputopError(f"{text!r} is not a list of hosts: {why}", _HOW, EXIT_USAGE)
+def _usage(text: str, reason: str) -> GputopError:
+    return GputopError(f"{text!r} is not a list of hosts: {reason}", _HOW, EXIT_USAGE)

@@ -54,18 +54,18 @@ class FoundServers(NamedTuple):
     unprotected: tuple[int, ...] | None = None
 
 
-def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool,
+def find_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover: bool,
                  busy: Collection[str] = ()) -> FoundServers:
     """Look once for servers.
 
-    ``own`` are servers the source itself brings; ``busy`` are addresses that are being captured
+    ``endpoints`` are servers the source itself brings; ``busy`` are addresses that are being captured
     from, which must not be probed meanwhile.
     """
     from gputop.core.proc import started_s
     from gputop.profiler.addresses import parse_address
     from gputop.profiler.ways import check as check_address
 
-    discovered: dict[str, Server] = {a: Server(a, text) for a, text in own.items()}
+    discovered: dict[str, Server] = {a: Server(a, text) for a, text in endpoints.items()}
     notes: tuple[str, ...] = ()
     unprotected: tuple[int, ...] | None = None
     if discover:
@@ -98,23 +98,23 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(min(32, len(attached)), "gputop-servers") as threads:
-            found = {s.address: s for s in threads.map(check, attached)}
+            checked = {s.address: s for s in threads.map(check, attached)}
     else:
-        found = {s.address: s for s in map(check, attached)}
-    return FoundServers(tuple((found | {a: s for a, s in discovered.items() if a not in found}).values()), notes,
+        checked = {s.address: s for s in map(check, attached)}
+    return FoundServers(tuple((checked | {a: s for a, s in discovered.items() if a not in checked}).values()), notes,
                         unprotected)
 
 
-def find_named_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool,
+def find_named_servers(attached: Sequence[str], endpoints: Mapping[str, str], discover: bool,
                        wait: Callable[[float], object] = time.sleep) -> FoundServers:
     """As :func:`find_servers`, looking again within a second for named servers that do not answer at once."""
-    found = find_servers(attached, own, discover)
+    servers = find_servers(attached, endpoints, discover)
     for _ in range(ATTEMPTS - 1):
-        if all(s.problem is None for s in found.servers if s.asked):
+        if all(s.problem is None for s in servers.servers if s.asked):
             break
         wait(RETRY_DELAY_S)
-        found = find_servers(attached, own, discover)
-    return found
+        servers = find_servers(attached, endpoints, discover)
+    return servers
 
 
 def earlier_runs(logdir: Path) -> int:
@@ -341,11 +341,11 @@ def analyze_saved(record: CaptureRecord, closing: threading.Event) -> CaptureRec
     from gputop.diagnosis.worker import analyze_in_worker
 
     try:
-        found = analyze_in_worker([str(record.path)], closing)
+        result = analyze_in_worker([str(record.path)], closing)
     except GputopError as error:
         return replace(record, problem=error)
-    broken = tuple(broken_budgets(found.analysis))
-    return replace(record, analysis=found.analysis, report=found.report, limit=found.limit, compared=found.compared,
+    broken = tuple(broken_budgets(result.analysis))
+    return replace(record, analysis=result.analysis, report=result.report, limit=result.limit, compared=result.compared,
                    notices=(*broken, *(notice for notice in record.notices if notice not in broken)))
 
 

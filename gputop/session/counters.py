@@ -49,23 +49,23 @@ def counters_of(record: CaptureRecord, servers: Sequence[Server], sample: NodeSa
     kept = math.ceil(len(times) / max(1, MAX_VALUES // sum(map(len, lanes.values()))))  # of many each n-th
     return GpuCounters(
         times_s=tuple(round(time_s, 4) for time_s in times[::kept]), interval_s=interval_s * kept,
-        gpus={job: {metric: CounterLane(lane.values[::kept], lane.full_scale) for metric, lane in own.items()}
-              for job, own in lanes.items()})
+        gpus={job: {metric: CounterLane(lane.values[::kept], lane.full_scale) for metric, lane in lanes_of_gpu.items()}
+              for job, lanes_of_gpu in lanes.items()})
 
 
 def _lanes(history: History, uuid: str, end_s: float, seconds: float, count: int) -> dict[str, CounterLane]:
     """What was measured of one GPU in the ``count`` samples; coarse utilization where there is nothing better."""
-    found = {}
+    lanes = {}
     for metric in METRICS:
-        if metric == "gpu_util" and "sm_active" in found:
+        if metric == "gpu_util" and "sm_active" in lanes:
             continue
         values = history.window(uuid, metric, seconds, end_s=end_s)[1]
         if len(values) == count and any(value == value for value in values):
             scale = GPU_METRICS[metric].full_scale
             if isinstance(scale, str):
                 scale = history.lane(uuid, metric, end_s=end_s, slice_s=seconds, slices=1).full_scale
-            found[metric] = CounterLane(tuple(float(f"{v:.4g}") if v == v else None for v in values), scale)
-    return found
+            lanes[metric] = CounterLane(tuple(float(f"{v:.4g}") if v == v else None for v in values), scale)
+    return lanes
 
 
 class CounterWatch:

@@ -104,7 +104,7 @@ class _Job:
             threads = []
         if not 0 < len(threads) <= _MAX_THREADS:
             return _ThreadTimes(time.monotonic(), None)
-        times = {thread: own for thread in threads if (own := self._thread_time(thread)) is not None}
+        times = {thread: thread_time for thread in threads if (thread_time := self._thread_time(thread)) is not None}
         return _ThreadTimes(time.monotonic(), times or None)
 
     def _age_s(self, start_ticks: int) -> float | None:
@@ -119,11 +119,11 @@ class _Job:
         """None where the process cannot be seen. ``users``: who else was busy, as it sees them."""
         try:
             allowed = os.sched_getaffinity(self._pid)
-            group, own = (proc_files.read(f"{self._root}/proc/{of}/cgroup", proc_files.LARGE_BYTES)
-                          for of in (self._pid, "self"))
+            group, own_group = (proc_files.read(f"{self._root}/proc/{of}/cgroup", proc_files.LARGE_BYTES)
+                                for of in (self._pid, "self"))
         except OSError:
             return None
-        limit = Cgroups(time.monotonic, self._root).read(group, own=group == own)["cpu_limit_cores"].value
+        limit = Cgroups(time.monotonic, self._root).read(group, is_own=group == own_group)["cpu_limit_cores"].value
         used = others = held_up = waited = threads = main = None
         first, last = self._first, self._last
         if first is not None and last is not None and last.time_s - first.time_s >= _MIN_S:

@@ -136,8 +136,8 @@ def tell(ways: Ways, notification: Notification) -> str:
 
 
 def _receivers(ways: Ways) -> list[_Receiver]:
-    found = [_Receiver(shlex.join(words), partial(run_command, words)) for words in ways.commands]
-    return [*found, _Receiver("the webhook", partial(post, ways.webhook, ways.token))] if ways.webhook else found
+    commands = [_Receiver(shlex.join(words), partial(run_command, words)) for words in ways.commands]
+    return [*commands, _Receiver("the webhook", partial(post, ways.webhook, ways.token))] if ways.webhook else commands
 
 
 def _close(receivers: Sequence[_Receiver], wait_s: float) -> None:

@@ -103,9 +103,9 @@ def read_line(source: IO[bytes], kind: type[T]) -> T:
             break
         if line.startswith(b"{"):
             with contextlib.suppress(ValueError):
-                found = convert(parse(line), kind)
-                if getattr(found, "schema", SCHEMA) == SCHEMA:
-                    return found
+                message = convert(parse(line), kind)
+                if getattr(message, "schema", SCHEMA) == SCHEMA:
+                    return message
     raise NodeProblem("gputop there ended without an answer", "Check the version there: ssh NODE gputop --version")
 
 
@@ -162,11 +162,11 @@ class OtherNodes:
                 node.ready is None and node.problem is None for node in self._nodes):
             time.sleep(_POLL_S)
         ready = [(node, node.ready) for node in self._nodes if node.ready is not None and node.problem is None]
-        for node, there in ready:
-            if there.seconds < plan.chosen_s:
-                plan = replace(plan, chosen_s=there.seconds, why=f"{node.name}: its ranks make more events",
+        for node, ready_node in ready:
+            if ready_node.seconds < plan.chosen_s:
+                plan = replace(plan, chosen_s=ready_node.seconds, why=f"{node.name}: its ranks make more events",
                                overview_s=0.0)
-            lead_s = max(lead_s, there.lead_s)
+            lead_s = max(lead_s, ready_node.lead_s)
         start_s = time.time() + lead_s + (_LINE_S if ready else 0.0)
         for node, _ in ready:
             node.start = Start(start_s, plan.chosen_s, time.time(), node.low_s)

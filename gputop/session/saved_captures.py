@@ -59,8 +59,8 @@ def saved_captures(logdir: Path) -> Iterator[ListedCapture]:
             runs += [profiles.path / name for name in sorted(profiles.names(), reverse=True)[:MAX_RUNS]]
     for run in sorted(runs, key=lambda run: run.name, reverse=True):  # TensorBoard names a run after its time
         with contextlib.suppress(OSError):
-            if (found := _read_run(run)) is not None:
-                yield found
+            if (capture := _read_run(run)) is not None:
+                yield capture
 
 
 def _profiles(logdir: Path) -> Path:

@@ -84,16 +84,16 @@ class WatchedJob:
         if self.server is None:
             return
         answering = {(s.address, s.pid): s for s in servers if s.problem is None}
-        place = self.server.address, self.server.pid
-        if place not in answering:
+        watched = self.server.address, self.server.pid
+        if watched not in answering:
             again = [s for key, s in answering.items()
                      if key not in self._beside and not s.asked and same_job(s, self.server)]
             if not again:
                 return
             address = self.server.address
             self.restarted = min(again, key=lambda s: s.address != address)
-            place = self.restarted.address, self.restarted.pid
-        self.server = answering[place]  # more is known of it by now, perhaps
+            watched = self.restarted.address, self.restarted.pid
+        self.server = answering[watched]  # more is known of it by now, perhaps
         self._beside = frozenset(answering)
 
     def expect_restart(self) -> None:
@@ -131,8 +131,8 @@ class WatchedJob:
             return ask_job(request, jobs, self.server)
         if self.server is not None or request.reason or only_job_on_gpus(jobs, processes) is not None:
             return None
-        own = sum(not server.owner for server in jobs)
-        return ask_job(request, jobs) if own > 1 or (own == 0 and len(jobs) > 1) else None
+        own_jobs = sum(not server.owner for server in jobs)
+        return ask_job(request, jobs) if own_jobs > 1 or (own_jobs == 0 and len(jobs) > 1) else None
 
 
 class ServerWatch:

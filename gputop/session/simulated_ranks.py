@@ -59,9 +59,9 @@ class SimulatedRanks:
 
     @staticmethod
     def _answer(hanging: tuple[HangingLoop, Sequence[int]], time_s: float) -> Answer:
-        loop, own = hanging
+        loop, pids = hanging
         (host,) = _HOSTS
-        ranks = tuple(Rank(number, host, pid, number) for number, pid in enumerate(own))
+        ranks = tuple(Rank(number, host, pid, number) for number, pid in enumerate(pids))
         late = tuple(rank for rank in ranks if rank.number == ABSENT_RANK)
         done = loop.steps_done * loop.scenario.job.comm_count
         levels = (Level(done, 1, late), Level(done + 1, len(ranks) - 1, tuple(r for r in ranks if r not in late)))
@@ -69,8 +69,8 @@ class SimulatedRanks:
 
     def stacks(self, pids: Iterable[int], native: bool) -> tuple[ProcessStacks, ...]:
         """As py-spy reads them."""
-        known = {pid: rank for rank, pid in enumerate(self.pids)}
-        return tuple(self._stack(pid, known[pid], native) for pid in pids if pid in known)
+        rank_of = {pid: rank for rank, pid in enumerate(self.pids)}
+        return tuple(self._stack(pid, rank_of[pid], native) for pid in pids if pid in rank_of)
 
     @staticmethod
     def _stack(pid: int, rank: int, native: bool) -> ProcessStacks:

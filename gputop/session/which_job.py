@@ -100,9 +100,9 @@ def in_order(servers: Sequence[Server], watched: Server | None, processes: Seque
     """Named servers, then that of the ``watched`` job, then gputop's own user's, of these the one whose process holds
     most GPU memory; the one ``shown`` first stays there unless another holds clearly more."""
     def order(server: Server) -> tuple[bool, bool, bool, bool, float]:
-        use, place = gpu_use(server, processes), (server.address, server.pid)
-        is_shown = shown is not None and place == (shown.address, shown.pid)
-        return (not server.asked, watched is None or place != (watched.address, watched.pid), bool(server.owner),
+        use, key = gpu_use(server, processes), (server.address, server.pid)
+        is_shown = shown is not None and key == (shown.address, shown.pid)
+        return (not server.asked, watched is None or key != (watched.address, watched.pid), bool(server.owner),
                 not use.gpus, -(use.memory_bytes or 0) * (_CLEARLY_MORE if is_shown else 1))
 
     return tuple(sorted(servers, key=order))

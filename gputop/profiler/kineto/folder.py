@@ -54,8 +54,8 @@ class SocketFolder:
         name = f"{_PREFIX}{os.urandom(6).hex()}"
 
         def make() -> Folder:
-            with folder_of_process(pid, Path(PLACE)) as place:
-                folder = place.make(name)
+            with folder_of_process(pid, Path(PLACE)) as temporary:
+                folder = temporary.make(name)
                 try:
                     with os.fdopen(folder.create(CONFIG_NAME, 0o644), "wb") as config:
                         config.write(_BASE_CONFIG)
@@ -64,7 +64,7 @@ class SocketFolder:
                 except OSError:
                     folder.remove(CONFIG_NAME)
                     folder.close()
-                    place.remove_folder(name)
+                    temporary.remove_folder(name)
                     raise
             return folder
 
@@ -234,12 +234,12 @@ class SocketFolder:
         return True
 
 
-def sweep(place: Path = Path(PLACE)) -> None:
+def sweep(parent: Path = Path(PLACE)) -> None:
     """Remove from this machine's /tmp what killed gputops and jobs that have ended left; of other users only as root.
 
     Raises nothing, follows no link, and leaves alone what another gputop serves.
     """
-    with contextlib.suppress(OSError), Folder(place) as above:
+    with contextlib.suppress(OSError), Folder(parent) as above:
         with os.scandir(above.fd) as entries:
             named = (entry.name for entry in entries if entry.name.startswith(_PREFIX))
             left = list(itertools.islice(named, _MAX_SWEPT))
@@ -248,7 +248,7 @@ def sweep(place: Path = Path(PLACE)) -> None:
                 uid = os.fstat(folder.fd).st_uid
                 if os.geteuid() not in (0, uid):
                     continue
-                stale = SocketFolder(PurePosixPath(place) / name, folder, os.getpid(), uid)
+                stale = SocketFolder(PurePosixPath(parent) / name, folder, os.getpid(), uid)
                 if not stale.lock():
                     continue
                 try:

@@ -136,28 +136,29 @@ class AutoCapture:
             return
         gpu = next((g.info.label for g in sample.gpus if g.info.uuid == dip.uuid), dip.uuid)
         text = dip.text(gpu)
-        at = time.strftime("%H:%M:%S", time.localtime(dip.began_s))
+        begun = time.strftime("%H:%M:%S", time.localtime(dip.began_s))
         if now_s < self._settled_s:
             self.missed += 1
-            self._set_note(f"{at} {text}: not captured: a capture was running or ended less than {SETTLE_S:.0f} s ago")
+            self._set_note(f"{begun} {text}: not captured: a capture was running or ended less than "
+                           f"{SETTLE_S:.0f} s ago")
         elif self.done:
-            self._set_note(f"{at} {text}: not captured: the limit of captures is reached")
+            self._set_note(f"{begun} {text}: not captured: the limit of captures is reached")
         elif self._last_dip_s is not None and 0 <= now_s - self._last_dip_s < self.options.min_interval_s:
-            self._set_note(f"{at} {text}: not captured: the last capture was {(now_s - self._last_dip_s) / 60:.0f} min "
-                           "ago")
+            self._set_note(f"{begun} {text}: not captured: the last capture was "
+                           f"{(now_s - self._last_dip_s) / 60:.0f} min ago")
         else:
-            self._request_capture(dip, at, text)
+            self._request_capture(dip, begun, text)
 
-    def _request_capture(self, dip: Dip, at: str, text: str) -> None:
+    def _request_capture(self, dip: Dip, begun: str, text: str) -> None:
         self._dip_began_s = dip.began_s
         try:
-            self._host.start_capture(self._request(f"{text} (since {at})"))
+            self._host.start_capture(self._request(f"{text} (since {begun})"))
         except GputopError as error:
-            self._set_note(f"{at} {text}: not captured, {error.message}")
+            self._set_note(f"{begun} {text}: not captured, {error.message}")
             return
         self.count += 1
         self._last_dip_s = dip.now_s
-        self._set_note(f"{at} {text}")
+        self._set_note(f"{begun} {text}")
 
     def _request(self, reason: str = "") -> CaptureRequest:
         return CaptureRequest(self._host.options.capture_s, self.logdir, reason=reason)

@@ -79,18 +79,18 @@ class Trigger:
         reads."""
         if self.rule.condition is not None and sample is not None:
             return self._check_condition(self.rule.condition, history, sample)
-        found: Dip | None = None
+        first: Dip | None = None
         for uuid in history.uuids:
             dip = self._check_gpu(history, uuid, self._gpus.setdefault(uuid, _Gpu()))
-            found = found or dip
-        return found
+            first = first or dip
+        return first
 
     def _check_condition(self, condition: Condition, history: History, sample: NodeSample) -> Dip | None:
         """A GPU can dip again once its condition is known not to hold."""
         from gputop.advice.live.node_view import NodeView
         from gputop.advice.live.own_rules import LiveValues
 
-        outcomes, found = condition.judge(LiveValues(NodeView(history, sample, ()))), None
+        outcomes, first = condition.judge(LiveValues(NodeView(history, sample, ()))), None
         for info in (gpu.info for gpu in sample.gpus if gpu.info.index in outcomes and gpu.info.mig is None):
             gpu, holds = self._gpus.setdefault(info.uuid, _Gpu()), outcomes[info.index].holds
             if not holds:
@@ -100,8 +100,8 @@ class Trigger:
                 gpu.low_since_s = sample.time_s
             if gpu.armed and sample.time_s - gpu.low_since_s >= self.rule.hold_s:
                 gpu.armed = False
-                found = found or Dip(info.uuid, condition.text, gpu.low_since_s, sample.time_s, None, None, None)
-        return found
+                first = first or Dip(info.uuid, condition.text, gpu.low_since_s, sample.time_s, None, None, None)
+        return first
 
     def _check_gpu(self, history: History, uuid: str, gpu: _Gpu) -> Dip | None:
         now_s = history.newest_s
@@ -139,12 +139,12 @@ class Trigger:
         """The first metric with readings, and its median; None while readings are few, or if it is too low."""
         for metric in self.rule.metrics:
             times, values = history.window(uuid, metric, BASELINE_S)
-            known = [(time_s, v) for time_s, v in zip(times, values, strict=True) if v == v]
-            if not known:
+            readings = [(time_s, v) for time_s, v in zip(times, values, strict=True) if v == v]
+            if not readings:
                 continue
-            if known[-1][0] - known[0][0] < MIN_BASELINE_S:
+            if readings[-1][0] - readings[0][0] < MIN_BASELINE_S:
                 return metric, None
-            median = statistics.median(v for _, v in known)
+            median = statistics.median(v for _, v in readings)
             full = 1.0 if GPU_METRICS[metric].unit == RATIO else 0.0
             return metric, median if median >= MIN_MEDIAN * full else None
         return None, None

@@ -219,8 +219,8 @@ def decode(status: int, is_double: bool, integer: int, double: float, time_us: i
 def _blank(above: float, time_us: int) -> FieldValue:
     if not math.isfinite(above) or above >= 16:
         return FieldValue(None, "DCGM gave no number that can be used", time_us)
-    why = int(above)
-    return FieldValue(None, _BLANKS.get(why, "blank"), time_us, OK if why else NO_DATA)
+    code = int(above)
+    return FieldValue(None, _BLANKS.get(code, "blank"), time_us, OK if code else NO_DATA)
 
 
 def in_metric_unit(field: Field, value: float) -> float:

@@ -25,8 +25,8 @@ def dcgm_reading(snapshot: Snapshot, uuid: str, metric: str) -> Reading:
         return Reading.missing(unit, snapshot.error, fields.SOURCE)
     of_gpu = snapshot.values.get(uuid)
     if of_gpu is None:
-        why = "not asked yet" if uuid in snapshot.listed else "the host engine does not list this GPU"
-        return Reading.missing(unit, why, fields.SOURCE)
+        reason = "not asked yet" if uuid in snapshot.listed else "the host engine does not list this GPU"
+        return Reading.missing(unit, reason, fields.SOURCE)
     total = 0.0
     of_metric = BY_METRIC[metric]
     for field in of_metric:

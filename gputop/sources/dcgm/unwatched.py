@@ -39,12 +39,12 @@ class UnwatchedFields:
             self._check(engine, now_s)
         for pair in [pair for pair, due_s in self._due_s.items() if now_s >= due_s]:
             del self._due_s[pair], self.left_out[pair]
-        found: dict[tuple[int, ...], list[Entity]] = {}
+        requests: dict[tuple[int, ...], list[Entity]] = {}
         for entity in entities:
             wanted = tuple(i for i in ids if (entity, i) not in self.left_out)
             if wanted:
-                found.setdefault(wanted, []).append(entity)
-        return found
+                requests.setdefault(wanted, []).append(entity)
+        return requests
 
     def note(self, read: Mapping[Pair, FieldValue], now_s: float) -> None:
         """Leave out from now on what had an error instead of a value."""

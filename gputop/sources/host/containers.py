@@ -36,9 +36,9 @@ def container_of(cgroup: bytes) -> str | None:
         fields = line.split(":", 2)
         parts = [part for part in fields[2].split("/") if part] if len(fields) == 3 else []
         for depth in range(len(parts) - 1, -1, -1):
-            found = _container(parts, depth)
-            if found is not None:
-                return found
+            container = _container(parts, depth)
+            if container is not None:
+                return container
     return None
 
 

@@ -77,9 +77,9 @@ def parse_io(text: bytes) -> tuple[int, int] | None:
     Page cache hits do not count, and writes count when a page is dirtied. Block devices are
     counted exactly; network and FUSE file systems may not be.
     """
-    found = dict(line.split(b": ", 1) for line in text.splitlines() if b": " in line)
+    counts = dict(line.split(b": ", 1) for line in text.splitlines() if b": " in line)
     try:
-        return int(found[b"read_bytes"]), int(found[b"write_bytes"])
+        return int(counts[b"read_bytes"]), int(counts[b"write_bytes"])
     except (KeyError, ValueError):
         return None
 

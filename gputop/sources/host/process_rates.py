@@ -64,15 +64,15 @@ class FamilyRates:
         first = next(iter(family))
         if first not in before or elapsed_s <= 0:
             return no_rates(FIRST)
-        known = [(member, counts, before[member]) for member, counts in family.items() if member in before]
-        ticks = sum(now.cpu_ticks - then.cpu_ticks for _, now, then in known)
+        in_both = [(member, counts, before[member]) for member, counts in family.items() if member in before]
+        ticks = sum(now.cpu_ticks - then.cpu_ticks for _, now, then in in_both)
         cores = Reading(max(0, ticks) / self._ticks_per_s / elapsed_s, COUNT, SOURCE)
         refused = next((counts.io_reason for counts in family.values() if counts.io_bytes is None), None)
         if refused is not None:
             missing = Reading.missing(BYTES_PER_S, refused, SOURCE)
             return Rates(cores, missing, missing)
         moved = [0, 0]
-        for (pid, _), now, then in known:
+        for (pid, _), now, then in in_both:
             if now.io_bytes is None or then.io_bytes is None:
                 continue  # readable only since now: counts from here on
             for i in (0, 1):

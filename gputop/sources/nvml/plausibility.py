@@ -55,9 +55,9 @@ def implausible_reason(metric: str, value: float) -> str | None:
 def plausible_reading(metric: str, value: float, source: str, coarse: bool = False) -> Reading:
     """The reading of a value from the driver, or from DCGM: missing, with the reason, if it is implausible."""
     unit = GPU_METRICS[metric].unit
-    why = implausible_reason(metric, value)
-    if why is not None:
-        return Reading.missing(unit, why, source)
+    reason = implausible_reason(metric, value)
+    if reason is not None:
+        return Reading.missing(unit, reason, source)
     return Reading(min(value, 1.0) if unit == RATIO else value, unit, source, None, coarse)
 
 

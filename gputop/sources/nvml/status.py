@@ -105,10 +105,10 @@ def lost_message(code: int, index: int) -> str:
     )
 
 
-def unreadable_message(why: str, index: int) -> str:
-    """For a GPU that is present but cannot be read; ``why`` is the reason of one reading."""
+def unreadable_message(reason: str, index: int) -> str:
+    """For a GPU that is present but cannot be read; ``reason`` is the reason of one reading."""
     return (
-        f"GPU {index} cannot be read: {why}. gputop keeps trying. See whether `nvidia-smi -i {index}` shows more; "
+        f"GPU {index} cannot be read: {reason}. gputop keeps trying. See whether `nvidia-smi -i {index}` shows more; "
         "`dmesg | grep -i nvrm` names driver faults."
     )
 
