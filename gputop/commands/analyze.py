@@ -136,10 +136,10 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates:
     if args.json:
         document = analysis.to_json()
         if idle_gaps is not None:
-            document["bubbles"] = report.to_json([found.idle_gap for found in idle_gaps.ranked], facts, origin_ns)
+            document["bubbles"] = report.to_json([ranked.idle_gap for ranked in idle_gaps.ranked], facts, origin_ns)
             document["idle_gap_causes"] = report.totals_to_json(idle_gaps.totals)
         if shown:
-            document["gates"] = [own.to_json() for own in shown]
+            document["gates"] = [gate.to_json() for gate in shown]
         return document
     console.write_text(text_report(analysis, width(), verbose=args.verbose) if args.full or args.verbose
                        else short_report(analysis, width()))

@@ -146,25 +146,25 @@ class _Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's, but what is mistyped is answered with the word that was meant."""
         for option in (word.partition("=")[0] for word in takewhile(lambda w: w not in self._commands.choices, args)):
-            if option.startswith("--") and not any(own.startswith(option) for own in self._option_string_actions):
+            if option.startswith("--") and not any(word.startswith(option) for word in self._option_string_actions):
                 self.error(f"gputop has no option {option}.{_meant(option, self._option_string_actions)} "
                            "gputop --help lists them")
-        known, unknown = self.parse_known_args(args, namespace)
-        if not any(word.startswith("-") for word in unknown) and isinstance(getattr(known, "paths", None), list):
-            known.paths += unknown  # behind an option: argparse takes several words only where they stand together
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if not any(word.startswith("-") for word in unknown) and isinstance(getattr(parsed, "paths", None), list):
+            parsed.paths += unknown  # behind an option: argparse takes several words only where they stand together
             unknown = []
-        if known.command == "capture" and all(_ADDRESS.fullmatch(word) or _PID.fullmatch(word) for word in unknown):
-            known.attach += [word for word in unknown if not _PID.fullmatch(word)]
-            known.pids, unknown = [int(word) for word in unknown if _PID.fullmatch(word)], []
+        if parsed.command == "capture" and all(_ADDRESS.fullmatch(word) or _PID.fullmatch(word) for word in unknown):
+            parsed.attach += [word for word in unknown if not _PID.fullmatch(word)]
+            parsed.pids, unknown = [int(word) for word in unknown if _PID.fullmatch(word)], []
         if unknown:
             word = unknown[0].partition("=")[0]
-            of = f"gputop {known.command}" if known.command else "gputop"
-            own = self._commands.choices[known.command] if known.command else self
+            of = f"gputop {parsed.command}" if parsed.command else "gputop"
+            subparser = self._commands.choices[parsed.command] if parsed.command else self
             if word.startswith("-"):
-                meant = _meant(word, own._option_string_actions)
-                own.error(f"{of} has no option {word}.{meant} {of} --help lists them")
-            own.error(f"{of} takes no argument {word}.{_belongs(word, own)} {of} --help has an example")
-        return known
+                meant = _meant(word, subparser._option_string_actions)
+                subparser.error(f"{of} has no option {word}.{meant} {of} --help lists them")
+            subparser.error(f"{of} takes no argument {word}.{_belongs(word, subparser)} {of} --help has an example")
+        return parsed
 
     def add_commands(self, **settings: Any) -> Any:
         """Subparsers, one for each command."""
@@ -197,8 +197,8 @@ def _belongs(word: str, parser: argparse.ArgumentParser) -> str:
 def _meant(word: str, words: Iterable[str]) -> str:
     from difflib import get_close_matches
 
-    found = get_close_matches(word, [own for own in words if own != "-h"], 1)
-    return f" Did you mean {found[0]}?" if found else ""
+    close = get_close_matches(word, [candidate for candidate in words if candidate != "-h"], 1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def watch_options(watch: argparse._ActionsContainer) -> None:
@@ -333,11 +333,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
-    own, rest = words, []
+    own_words, rest = words, []
     if "--" in words and "run" in words[:words.index("--")]:
-        at = words.index("--")
-        own, rest = words[:at], words[at:]
-    args = parser(own).parse_args(own)
+        separator = words.index("--")
+        own_words, rest = words[:separator], words[separator:]
+    args = parser(own_words).parse_args(own_words)
     if args.command == "run":
         args.job = [*args.job, *rest] if args.job else rest[1:]
     return args

@@ -83,8 +83,8 @@ def wanted_job(named: str | None, environ: os._Environ[str] | dict[str, str]) ->
     """The one job to show, "" for all: the one that was named, else the one that gputop runs in."""
     if named is not None:
         return "" if named == _ALL else named
-    own = environ.get("SLURM_JOB_ID", "")
-    return own if re.fullmatch(r"\d{1,12}", own) else ""
+    slurm_job = environ.get("SLURM_JOB_ID", "")
+    return slurm_job if re.fullmatch(r"\d{1,12}", slurm_job) else ""
 
 
 @contextlib.contextmanager
@@ -93,8 +93,8 @@ def _collector(args: argparse.Namespace) -> Iterator[tuple[FleetCollector, str]]
     if args.nodes is not None and args.prometheus:
         raise GputopError("--nodes and --prometheus cannot be combined", "", EXIT_USAGE)
     if args.nodes is None:
-        with _of_prometheus(args) as found:
-            yield found
+        with _of_prometheus(args) as collector:
+            yield collector
         return
     with contextlib.closing(_of_nodes(args)) as nodes:
         yield nodes, ""

@@ -33,5 +33,5 @@ def _driver() -> str:
         text = proc_files.read(_DRIVER).decode("ascii", "replace")
     except OSError:
         return "not loaded"
-    found = re.search(r"\b\d{3}\.[\d.]+\b", text)
-    return found[0] if found else "loaded, version not known"
+    version = re.search(r"\b\d{3}\.[\d.]+\b", text)
+    return version[0] if version else "loaded, version not known"

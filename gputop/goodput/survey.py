@@ -65,22 +65,22 @@ class Survey:
     def _holder(self, gpu: GpuSample, before: Holder | None, processes: dict[int, ProcessSample],
                 writes: dict[tuple[str | None, str], float], time_s: float) -> Holder | None:
         """Who has the GPU: the one that had it, as long as it does, else the one with most memory on it."""
-        held = [own for own in gpu.processes if "C" in own.kind]
+        held = [candidate for candidate in gpu.processes if "C" in candidate.kind]
         if not held:
             return None
-        own = next((own for own in held if before is not None and own.pid == before.pid), None) or max(
-            held, key=lambda own: (own.memory_bytes.value or 0.0, -own.pid))
-        process = processes.get(own.pid)
-        if before is not None and before.pid == own.pid and (process is None or process.command is None):
+        holder = next((holder for holder in held if before is not None and holder.pid == before.pid), None) or max(
+            held, key=lambda holder: (holder.memory_bytes.value or 0.0, -holder.pid))
+        process = processes.get(holder.pid)
+        if before is not None and before.pid == holder.pid and (process is None or process.command is None):
             before.job.end_s = time_s  # it ends: the host knows it no more, the driver still lists it
-            return Holder(own.pid, before.job, None)
-        key = (process.user, script_of(process)) if process is not None else (None, f"PID {own.pid}")
+            return Holder(holder.pid, before.job, None)
+        key = (process.user, script_of(process)) if process is not None else (None, f"PID {holder.pid}")
         if key not in self._jobs and len(self._jobs) >= MAX_JOBS:
             key = (None, OTHERS)
         job = self._jobs.setdefault(key, Job(key[1], key[0], time_s, time_s))
         job.end_s = time_s
         job.gpus[gpu.info.uuid] = gpu.info.label
-        return Holder(own.pid, job, writes.get(key))
+        return Holder(holder.pid, job, writes.get(key))
 
     @staticmethod
     def _writes(sample: NodeSample) -> dict[tuple[str | None, str], float]:
@@ -136,14 +136,14 @@ def script_of(process: ProcessSample) -> str:
     return process.command.partition(" --")[0][:_SCRIPT_CHARS]
 
 
-def _add(total: Tally, own: Tally) -> None:
-    for state, seconds in own.states_s.items():
+def _add(total: Tally, tally: Tally) -> None:
+    for state, seconds in tally.states_s.items():
         total.add(state, seconds)
-    total.energy_j += own.energy_j
-    total.dark_s += own.dark_s
-    total.lit |= own.lit
-    total.active_s += own.active_s
-    total.coarse |= own.coarse
+    total.energy_j += tally.energy_j
+    total.dark_s += tally.dark_s
+    total.lit |= tally.lit
+    total.active_s += tally.active_s
+    total.coarse |= tally.coarse
 
 
 def _states(tally: Tally) -> dict[str, float]:

@@ -119,10 +119,10 @@ def _within(several: Sequence[Culprit]) -> tuple[str, list[Culprit]]:
     parts = [printable(culprit.name).split("/") for culprit in several]
     same = 0
     if len(parts) > 1:
-        while all(len(own) > same + 1 + (own[-1] == "*") and own[same] == parts[0][same] for own in parts):
+        while all(len(scopes) > same + 1 + (scopes[-1] == "*") and scopes[same] == parts[0][same] for scopes in parts):
             same += 1
     return "/".join(parts[0][:same]), [
-        replace(culprit, name="/".join(own[same:])) for culprit, own in zip(several, parts, strict=True)]
+        replace(culprit, name="/".join(scopes[same:])) for culprit, scopes in zip(several, parts, strict=True)]
 
 
 def _culprits(finding: Finding, shown: Sequence[Culprit], within: str, brief: int = 0) -> str:

@@ -81,8 +81,8 @@ def clock_text(gpu: GpuSample) -> str:
         return ""
     if now >= most:
         return "at its maximum"
-    why = ", ".join(gpu.clock_event_reasons) or gpu.clock_events_reason or "the driver gives no reason"
-    return f"{percent(1 - now / most)} below its maximum: {why}"
+    reasons = ", ".join(gpu.clock_event_reasons) or gpu.clock_events_reason or "the driver gives no reason"
+    return f"{percent(1 - now / most)} below its maximum: {reasons}"
 
 
 def flags_of(gpu: GpuSample) -> tuple[list[str], Tone]:

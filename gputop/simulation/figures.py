@@ -154,11 +154,11 @@ def checkpoint_curve(size_bytes: int, body_ns: int) -> Curve:
     return _integrate(np.array([0, body_ns], np.int64), np.array([[1.0, size_bytes / body_ns * 1e9]]))
 
 
-def _running(start: I64, end: I64, at: F64) -> tuple[npt.NDArray[np.intp], F64]:
+def _running(start: I64, end: I64, times: F64) -> tuple[npt.NDArray[np.intp], F64]:
     """Per moment: the last operation begun on a stream, and 1.0 if it still runs."""
-    last = np.searchsorted(start, at, side="right") - 1
+    last = np.searchsorted(start, times, side="right") - 1
     index = np.maximum(last, 0)
-    return index, ((last >= 0) & (at < end[index])).astype(np.float64)
+    return index, ((last >= 0) & (times < end[index])).astype(np.float64)
 
 
 def _integrate(knots_ns: npt.NDArray[np.int64], rates: F64) -> Curve:

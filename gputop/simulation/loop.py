@@ -159,9 +159,9 @@ class TrainingLoop:
         self.templates: list[StepTemplate] = []
         self._template_ids: dict[StepKind, list[int]] = {}
         for kind in StepKind:
-            own = step_templates(scenario, kind, seed, self.programs)
-            self._template_ids[kind] = list(range(len(self.templates), len(self.templates) + len(own)))
-            self.templates += own
+            templates = step_templates(scenario, kind, seed, self.programs)
+            self._template_ids[kind] = list(range(len(self.templates), len(self.templates) + len(templates)))
+            self.templates += templates
         self._pipeline = InputPipeline(scenario.job.prefetch)
         self._epochs: list[_Epoch] = []
         self._epoch_starts: list[int] = []
@@ -300,15 +300,15 @@ class TrainingLoop:
         ran = self.steps(start_ns, end_ns)
         # Batches are made, and lie in the buffer, for steps that come after that time.
         later = self.steps(end_ns, end_ns + _LOOKAHEAD_NS)[:2 * self.scenario.job.prefetch + 1]
-        known = {s.number: s for s in (*ran, *self.batches(start_ns, end_ns), *later)}
-        calls = [s for _, s in sorted(known.items()) if s.kind is not StepKind.CHECKPOINT]
+        by_number = {s.number: s for s in (*ran, *self.batches(start_ns, end_ns), *later)}
+        calls = [s for _, s in sorted(by_number.items()) if s.kind is not StepKind.CHECKPOINT]
         done = [(s.begin_ns, self.templates[s.template]) for s in ran]
         gpus = range(GPU_COUNT)
         return Timeline(
             self.scenario.job, self.programs,
-            [StreamOps.join([step.gpus[g].compute.shifted(at) for at, step in done]) for g in gpus],
-            [StreamOps.join([step.gpus[g].collectives.shifted(at) for at, step in done]) for g in gpus],
-            [[copy.shifted(at) for at, step in done for copy in step.gpus[g].copies] for g in gpus],
+            [StreamOps.join([step.gpus[g].compute.shifted(begin_ns) for begin_ns, step in done]) for g in gpus],
+            [StreamOps.join([step.gpus[g].collectives.shifted(begin_ns) for begin_ns, step in done]) for g in gpus],
+            [[copy.shifted(begin_ns) for begin_ns, step in done for copy in step.gpus[g].copies] for g in gpus],
             host=[HostEvent("python", "SaveV2", s.begin_ns, s.end_ns) for s in ran if s.kind is StepKind.CHECKPOINT],
             steps=[Step(s.start_ns, s.wait_ns, s.begin_ns, s.begin_ns + self.templates[s.template].issued_ns, s.end_ns,
                         s.end_ns, first=True, trace=(0, 0), training=s.kind is StepKind.TRAIN) for s in calls],

@@ -148,12 +148,12 @@ class Node:
     def _integrals(self, gpu: int, time_ns: int) -> F64:
         """The loop's integrals, cached: windows and means share their times."""
         recent = self._recent[gpu]
-        found = recent.get(time_ns)
-        if found is None:
+        integrals = recent.get(time_ns)
+        if integrals is None:
             if len(recent) >= _REMEMBERED:
                 del recent[next(iter(recent))]
-            found = recent[time_ns] = self.loop.gpu_integrals(gpu, time_ns)
-        return found
+            integrals = recent[time_ns] = self.loop.gpu_integrals(gpu, time_ns)
+        return integrals
 
     def power_w(self, gpu: int, time_ns: int) -> float:
         """Mean board power of the second before."""
@@ -242,8 +242,8 @@ class Node:
 
         out = []
         for pid, command in self.commands.items():
-            gpus = {gpu: own for gpu, own in held.items() if own.pid == pid}
-            visible = [gpu for gpu, own in enumerate(self.pids) if own == pid]
+            gpus = {gpu: process for gpu, process in held.items() if process.pid == pid}
+            visible = [gpu for gpu, holder in enumerate(self.pids) if holder == pid]
             if gpus:
                 out.append(ProcessSample(
                     pid, USER, command, Reading(round(cores / count, 3), COUNT, SOURCE),

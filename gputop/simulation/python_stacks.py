@@ -39,8 +39,8 @@ def python_stacks(loop: TrainingLoop, start_ns: int, end_ns: int, origin_ns: int
     times = np.arange(start_ns, end_ns, 10**9 // RATE_HZ)
     if not pieces or len(times) < 2:
         return None
-    at = np.searchsorted([begin for begin, _ in pieces], times, side="right") - 1
-    seen = np.array([STACKS.index(stack) for _, stack in pieces])[np.maximum(at, 0)]
+    piece_index = np.searchsorted([begin for begin, _ in pieces], times, side="right") - 1
+    seen = np.array([STACKS.index(stack) for _, stack in pieces])[np.maximum(piece_index, 0)]
     first = np.concatenate(([True], seen[1:] != seen[:-1]))
     thread = ThreadStacks("MainThread", True, tuple(((times[first] - times[0]) // 1000).tolist()),
                           tuple(seen[first].tolist()))

@@ -89,7 +89,7 @@ def write_raw(data: bytes) -> None:
 def write_colored(text: str) -> None:
     """A report in colors on standard output. Only codes for colors pass; the caller has cleaned what is between."""
     parts = _COLOR.split(text)
-    _write(sys.stdout, "".join(part if at % 2 else clean(part, LINE_CHARS) for at, part in enumerate(parts)))
+    _write(sys.stdout, "".join(part if number % 2 else clean(part, LINE_CHARS) for number, part in enumerate(parts)))
 
 
 def _clean_line(line: str, max_chars: int | None) -> str:

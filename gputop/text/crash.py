@@ -104,11 +104,11 @@ def _place(error: BaseException) -> str:
     """The innermost line of gputop's own on the way to the error."""
     import traceback
 
-    place = ""
+    line_of_gputop = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         with contextlib.suppress(ValueError):
-            place = f" (gputop/{Path(frame.f_code.co_filename).resolve().relative_to(_PACKAGE)}:{line})"
-    return place
+            line_of_gputop = f" (gputop/{Path(frame.f_code.co_filename).resolve().relative_to(_PACKAGE)}:{line})"
+    return line_of_gputop
 
 
 def _folder() -> Path:
@@ -122,10 +122,10 @@ def _folder() -> Path:
     try:
         if not folder.is_absolute():
             raise FileNotFoundError
-        with writable_folder(folder, "XDG_CACHE_HOME") as there:
-            reports = sorted(name for name in there.names() if name.startswith(_PREFIX))
+        with writable_folder(folder, "XDG_CACHE_HOME") as opened:
+            reports = sorted(name for name in opened.names() if name.startswith(_PREFIX))
             for name in reports[:max(0, len(reports) - KEPT_REPORTS + 1)]:
-                there.remove(name)
+                opened.remove(name)
     except (OSError, GputopError):  # a home that cannot be written to, or another user's
         return Path(tempfile.mkdtemp(prefix="gputop-", dir=temporary_place()))
     return folder

@@ -15,8 +15,8 @@ def clock_time(time_s: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
 
 def comes_twice(time_s: float) -> bool:
     """Whether the clocks show this time of this day twice."""
-    own = time.localtime(time_s)
-    return any(time.localtime(time_s + shift_s)[:6] == own[:6] for s in _SHIFTS_S for shift_s in (s, -s))
+    clock = time.localtime(time_s)
+    return any(time.localtime(time_s + shift_s)[:6] == clock[:6] for s in _SHIFTS_S for shift_s in (s, -s))
 
 
 def utc_offset(time_s: float) -> str:

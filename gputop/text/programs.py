@@ -100,7 +100,7 @@ def run_on(login: str, login_port: int | None, command: list[str], timeout_s: fl
     if login and ended.status == NO_SUCH_PROGRAM:
         raise FileNotFoundError(errno.ENOENT, ended.error, command[0])
     if ended.status != 0:
-        why = ended.error or f"status {ended.status}"
-        raise GputopError(f"{command[0]} " + (f"failed: {why}" if ended.in_time
+        reason = ended.error or f"status {ended.status}"
+        raise GputopError(f"{command[0]} " + (f"failed: {reason}" if ended.in_time
                                               else f"did not end within {timeout_s:.0f} s"))
     return ended.out

@@ -251,8 +251,8 @@ class GputopApp(TerminalApp):
 
     def _refresh_keys(self) -> None:
         if self._keys is not None:
-            known = self.session.known_gpus
-            lanes = known is None or bool(known.gpus)
+            known_gpus = self.session.known_gpus
+            lanes = known_gpus is None or bool(known_gpus.gpus)
             hangs = not STACKS_TELL.isdisjoint({finding.id for finding in self.session.findings})
             here = {"S": hangs, "l": self.has_output, "R": self.has_output, "D": self._is_demo, "m": lanes,
                     "v": lanes or self._mode() == "Processes"}
@@ -542,9 +542,9 @@ class GputopApp(TerminalApp):
         return super().check_action(action, parameters)
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
-        own = list(commands(screen))
-        titles = {command.title for command in own} | {"Keys"}  # Textual's list of keys; the help replaces it
-        yield from own
+        own_commands = list(commands(screen))
+        titles = {command.title for command in own_commands} | {"Keys"}  # Textual's list of keys; the help replaces it
+        yield from own_commands
         yield from (command for command in super().get_system_commands(screen) if command.title not in titles)
 
 

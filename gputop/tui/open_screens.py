@@ -85,9 +85,9 @@ def no_line(finding: Finding, record: CaptureRecord | None) -> str:
 
 
 def open_timeline(
-    app: MonitorApp, finding: Finding | None = None, place: Callable[[Timeline], Range | None] | None = None,
+    app: MonitorApp, finding: Finding | None = None, find_range: Callable[[Timeline], Range | None] | None = None,
 ) -> None:
-    """The timeline of the last capture, at the place of ``finding`` or at ``place``; where there is no trace, the
+    """The timeline of the last capture, at the place of ``finding`` or at ``find_range``; where there is no trace, the
     capture's text."""
     record = app.session.last_capture
     if record is None:
@@ -102,7 +102,7 @@ def open_timeline(
         from gputop.tui.timeline.trace_file import trace_of
 
         app.trace = trace_of(record, app.trace)
-        app.push_screen(TimelineScreen(app.trace, finding, place))
+        app.push_screen(TimelineScreen(app.trace, finding, find_range))
 
 
 def open_gpu(app: MonitorApp, chosen: GpuSample) -> None:
@@ -128,8 +128,8 @@ def open_process(app: MonitorApp, chosen: ProcessSample) -> None:
                      if p.pid == chosen.pid and p.started_s == chosen.started_s), None)
 
     def text(width: int) -> Text:
-        found = now()
-        return process_text(found or chosen, app.session.clock(), found is None, width)
+        current = now()
+        return process_text(current or chosen, app.session.clock(), current is None, width)
 
     app.push_screen(ProcessPopup(chosen, text, lambda: open_signal(app, chosen)))
 
@@ -211,10 +211,10 @@ def offer_server(app: MonitorApp, request: CaptureRequest | None = None) -> bool
     return True
 
 
-def tell_no_capture(app: MonitorApp, why: str) -> None:
-    """There is no capture yet: the way to one, if only a server is missing; else ``why``."""
+def tell_no_capture(app: MonitorApp, message: str) -> None:
+    """There is no capture yet: the way to one, if only a server is missing; else ``message``."""
     if app.session.last_capture is not None or not offer_server(app):
-        app.notify(why)
+        app.notify(message)
 
 
 def open_host(app: MonitorApp) -> None:
@@ -257,10 +257,10 @@ def open_stacks(app: MonitorApp, native: bool = False) -> None:
         return
     from gputop.tui.screens.dialogs import Confirm
 
-    why = [WHAT_NATIVE_DOES] * native
+    reasons = [WHAT_NATIVE_DOES] * native
     if others:
-        why.append(f"They belong to other users: {', '.join(map(str, others))}.")
-    app.push_screen(Confirm("Stacks", "Read the stacks? y/N", "\n\n".join(why)),
+        reasons.append(f"They belong to other users: {', '.join(map(str, others))}.")
+    app.push_screen(Confirm("Stacks", "Read the stacks? y/N", "\n\n".join(reasons)),
                     lambda yes: _read_stacks(app, pids, native) if yes else None)
 
 
@@ -299,7 +299,7 @@ def open_tables(app: MonitorApp) -> None:
     def go(table: str, row: Sequence[object]) -> None:
         from gputop.tui.timeline.finding_place import place_of_row
 
-        open_timeline(app, place=lambda timeline: place_of_row(timeline, table, row))
+        open_timeline(app, find_range=lambda timeline: place_of_row(timeline, table, row))
 
     app.push_screen(TablesScreen(record, go, app.session.options.logdir))
 

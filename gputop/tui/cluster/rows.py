@@ -55,8 +55,10 @@ class Row(NamedTuple):
 def _by_finding(job: Job, report: Report) -> Any:
     """Jobs with the worst findings first."""
     order = {"high": 0, "medium": 1, "low": 2}
-    own = report.of_job(job.id)
-    return order[own[0].severity] if own else 3, -(own[0].gpu_hours_lost or 0.0) if own else 0.0, job.id
+    findings = report.of_job(job.id)
+    if not findings:
+        return 3, 0.0, job.id
+    return order[findings[0].severity], -(findings[0].gpu_hours_lost or 0.0), job.id
 
 
 def _natural(name: str) -> Any:
@@ -185,7 +187,7 @@ def header(state: State, width: int) -> list[list[StyledText]]:
 
 
 def heading(state: State, width: int) -> list[StyledText]:
-    names, widths, history, found = _layout(state, width)
+    names, widths, history, found_width = _layout(state, width)
     texts = [fit(COLUMNS[n].heading, widths[n], right=COLUMNS[n].right) for n in names]
     span = span_text(state.span_s)
     if state.cursor is not None:
@@ -193,7 +195,7 @@ def heading(state: State, width: int) -> list[StyledText]:
         span = f"┃ {span}: active then"
     last = f"“{printable(state.pattern)}”" if state.pattern else _order_text(state)
     return [(" " + " ".join(texts), DIM), (" " + fit(span, history), BOLD if state.cursor is not None else DIM),
-            (" " + fit(last, found), DIM)]
+            (" " + fit(last, found_width), DIM)]
 
 
 def _order_text(state: State) -> str:
@@ -216,21 +218,21 @@ def _cursor_time_s(state: State, columns: int) -> float:
 
 def line(state: State, row: Row, width: int, selected: bool) -> list[StyledText]:
     """A row, exactly ``width`` cells."""
-    names, widths, history, found = _layout(state, width)
+    names, widths, history, found_width = _layout(state, width)
     texts, past = _texts(state, row)
-    at = None if state.cursor is None else history - 1 - state.cursor
+    cursor_column = None if state.cursor is None else history - 1 - state.cursor
     values = resampled(recent(past, state.span_s), history)
-    if at is not None and 0 <= at < history:
-        then = values[at]
+    if cursor_column is not None and 0 <= cursor_column < history:
+        then = values[cursor_column]
         texts = {"job": texts["job"], "activity": "" if then is None else ratio(then)}
     style = BOLD if selected else PLAIN
     runs: list[StyledText] = [("›" if selected else " ", ACCENT)]
     for name in names:
         runs.append((fit(printable(texts.get(name, "")), widths[name], right=COLUMNS[name].right) + " ",
                      style if name in ("job", "activity") else PLAIN if row.node is None else DIM))
-    runs += _lane(values, at)
+    runs += _lane(values, cursor_column)
     text, tone = _found_cell(state, row)
-    runs.append((" " + fit(text, found), tone))
+    runs.append((" " + fit(text, found_width), tone))
     return runs
 
 
@@ -243,16 +245,16 @@ def _texts(state: State, row: Row) -> tuple[dict[str, str], History | None]:
         node = row.node
         return {"job": f"  {mark} {brief(node.name)}", "size": f"{node.gpus}", **figures(node)}, node.history
     mark = "▾" if row.job.id in state.open_jobs else "▸"
-    own = cells(row.job, now_s)
-    return {**own, "job": f"{mark} {own['job']}"}, row.job.history
+    job_cells = cells(row.job, now_s)
+    return {**job_cells, "job": f"{mark} {job_cells['job']}"}, row.job.history
 
 
-def _lane(values: Sequence[float | None], at: int | None) -> list[StyledText]:
+def _lane(values: Sequence[float | None], cursor_column: int | None) -> list[StyledText]:
     """The history as the monitor draws it, cells of one style together."""
     out: list[StyledText] = []
     for i, value in enumerate(values):
         (cell,) = blank_column(1) if value is None else column(1, min(1.0, max(0.0, value)), (1.0,))
-        glyph, style = with_cursor(cell) if i == at else cell
+        glyph, style = with_cursor(cell) if i == cursor_column else cell
         if out and out[-1][1] == style:
             out[-1] = (out[-1][0] + glyph, style)
         else:
@@ -261,13 +263,13 @@ def _lane(values: Sequence[float | None], at: int | None) -> list[StyledText]:
 
 
 def _found_cell(state: State, row: Row) -> StyledText:
-    own = state.report.of_job(row.job.id)
+    findings = state.report.of_job(row.job.id)
     if row.node is not None:
         name = row.gpu.name if row.gpu is not None else row.node.name
         of_gpus = () if row.gpu is not None else f"{name}:"
-        here = [f for f in own if name in f.places or any(place.startswith(of_gpus) for place in f.places)]
+        here = [f for f in findings if name in f.places or any(location.startswith(of_gpus) for location in f.places)]
         return (label(here), SEVERITY_STYLE[here[0].severity]) if here else ("", DIM)
-    return (label(own), SEVERITY_STYLE[own[0].severity]) if own else (remark(row.job), DIM)
+    return (label(findings), SEVERITY_STYLE[findings[0].severity]) if findings else (remark(row.job), DIM)
 
 
 def details(state: State, row: Row | None, width: int, lines: int) -> list[list[StyledText]]:

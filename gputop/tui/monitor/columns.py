@@ -163,12 +163,12 @@ _NARROW_FORMS: dict[str, Callable[[str], str]] = {
 
 def mean_text(gpu: GpuSample, metric: str, mean: float, full_scale: float | None) -> str:
     """The mean of what a lane shows, a share of its full height, in the metric's unit, in five cells."""
-    known = GPU_METRICS["sm_active" if metric == ACTIVITY else metric]
-    scale = known.full_scale
+    description = GPU_METRICS["sm_active" if metric == ACTIVITY else metric]
+    scale = description.full_scale
     most = full_scale if scale is None else gpu[scale].value if isinstance(scale, str) else scale
-    if known.unit == RATIO or not most:
+    if description.unit == RATIO or not most:
         return ratio(mean)
-    return compact(mean * most, known.unit)
+    return compact(mean * most, description.unit)
 
 
 def second_line(

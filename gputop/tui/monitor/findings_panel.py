@@ -77,8 +77,8 @@ def finding_lines(finding: Finding, width: int, room: int, view: FindingView) ->
         action_lines = wrap(printable(action), width - 6, max(1, room - 2))
         why_room = max(0, room - 1 - len(action_lines))
         if why_room and reason:
-            why = wrap_sentences(view.remark + printable(reason), width - 4, why_room)
-            lines += [[("   " + text, DIM)] for text in why]
+            reason_lines = wrap_sentences(view.remark + printable(reason), width - 4, why_room)
+            lines += [[("   " + text, DIM)] for text in reason_lines]
         for i, text in enumerate(action_lines):
             lines.append([("   → " if i == 0 else "     ", ACCENT), (text, PLAIN)])
     return _dimmed(lines[:most]) if view.earlier else lines[:most]
@@ -167,12 +167,12 @@ class ActionsPanel(DrawnLines, can_focus=True):
             text = printable(what_if_text(self.findings, self.chosen, capture.what_if, capture.step_s))
             most = 2 if height >= _MIN_HEIGHT_OF_TWO_LINES else 1
             what_if = [[(" " + part, GAIN)] for part in wrap(text, width - 2, most)]
-        own = self._selected_lines(width, height)
+        chosen = self._selected_lines(width, height)
         if self.answer:
             lead = self._lead_lines(self.lead, width, height)[:max(1, height - bool(self.findings) - len(what_if))]
-        elif len(lead) + len(own) + len(what_if) > height:  # the job line, too, says what is left out
+        elif len(lead) + len(chosen) + len(what_if) > height:  # the job line, too, says what is left out
             lead = self._lead_lines(self.lead[:1], width, height) if lead else []
-            if len(lead) + len(own) + len(what_if) > height:
+            if len(lead) + len(chosen) + len(what_if) > height:
                 # What costs no time says less than the line above it.
                 most = _LEAD if self.selected is not None and self.selected.severity == "low" else 1
                 lead = self._lead_lines(self.lead[:1], width, most) if lead else []
@@ -182,17 +182,17 @@ class ActionsPanel(DrawnLines, can_focus=True):
         if capture.earlier is not None:
             step = _dimmed([[(" " + part, DIM)] for text in capture.earlier
                             for part in wrap_sentences(printable(text), width - 2, 2)] + step)
-        if len(own) + len(step) > room:
+        if len(chosen) + len(step) > room:
             step = []
         hint = self._hint_lines(width)
-        if len(own) + len(hint) + len(self.findings) - 1 + len(step) <= room:  # no other finding makes room for it
-            own = own + hint
+        if len(chosen) + len(hint) + len(self.findings) - 1 + len(step) <= room:  # no other finding makes room for it
+            chosen = chosen + hint
         lines = lead
         self._line_ids = [""] * len(lines)
         hidden = 0
         if self.findings:
-            found, hidden = self._finding_lines(width, room - len(step), own)
-            lines += found
+            finding_lines_shown, hidden = self._finding_lines(width, room - len(step), chosen)
+            lines += finding_lines_shown
         step = what_if + step
         room = height - len(step)
         keys = [f"{hidden} more: ↑ ↓"] if hidden > 0 else []
@@ -250,9 +250,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
         others = min(len(self.findings) - 1, max(0, height - len(selected)))
         first = max(0, min(index, len(self.findings) - 1 - others))
         for i, finding in enumerate(self.findings[first:first + others + 1]):
-            own = selected if first + i == index else finding_lines(finding, width, 1, self._view_of(finding))
-            lines += own
-            self._line_ids += [self._key(finding)] * len(own)
+            shown = selected if first + i == index else finding_lines(finding, width, 1, self._view_of(finding))
+            lines += shown
+            self._line_ids += [self._key(finding)] * len(shown)
         return lines, len(self.findings) - others - 1
 
     def action_move(self, by: int) -> None:

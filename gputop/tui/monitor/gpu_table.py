@@ -287,11 +287,11 @@ class GpuTable(Widget, can_focus=True):
         metrics: dict[str, tuple[str, ...]] = {MAIN: (self.metric,) if self.metric != ACTIVITY else ()}
         metrics |= {lane: stacked_lanes.LANES[lane].metrics for lane, _ in self._stack[1:]}
         scales: dict[str, float | None] = {}
-        for lane, own in metrics.items():
-            known = [scale for metric in own
-                     if (scale := common_scale(history, metric, self.span_shown_s, self.end_s)) is not None]
-            if known:
-                scales[lane] = max(known)
+        for lane, lane_metrics in metrics.items():
+            known_scales = [scale for metric in lane_metrics
+                            if (scale := common_scale(history, metric, self.span_shown_s, self.end_s)) is not None]
+            if known_scales:
+                scales[lane] = max(known_scales)
         return scales
 
     @property
@@ -355,13 +355,13 @@ class GpuTable(Widget, can_focus=True):
         out = stacked_lanes.figures_of_gpu(gpu, self.metric, [lane for lane, _ in self._stack], self._fields)
         if gpu.state != OK:
             return out
-        for place, lines in self._stack:
-            mean = self._lanes[gpu.info.uuid, place].mean() if lines > 1 else None
+        for slot, lines in self._stack:
+            mean = self._lanes[gpu.info.uuid, slot].mean() if lines > 1 else None
             if mean is not None:
-                lane = stacked_lanes.lane_shown(place, self.metric)
-                metric = self.metric if place == MAIN else (stacked_lanes.LANES[lane].metrics or (ACTIVITY,))[0]
-                text = mean_text(gpu, metric, mean, self._full_scales.get(place))
-                out[figure_key(place, "value", SECOND)] = (f"mean {text}", DIM)
+                lane = stacked_lanes.lane_shown(slot, self.metric)
+                metric = self.metric if slot == MAIN else (stacked_lanes.LANES[lane].metrics or (ACTIVITY,))[0]
+                text = mean_text(gpu, metric, mean, self._full_scales.get(slot))
+                out[figure_key(slot, "value", SECOND)] = (f"mean {text}", DIM)
         return out
 
     def _host_figures(self, host: HostSample) -> dict[str, StyledText]:
@@ -397,12 +397,12 @@ class GpuTable(Widget, can_focus=True):
             return {key: self._update_lane(gpu, key, _LANES[key].metrics or self.metrics_of(gpu), view,
                                            self.rows_per_gpu, _LANES[key].muted) for key, view in views.items()}
         drawn = 0
-        for place, lines in self._stack:
-            lane = stacked_lanes.lane_shown(place, self.metric)
-            metrics = self.metrics_of(gpu) if place == MAIN else (
+        for slot, lines in self._stack:
+            lane = stacked_lanes.lane_shown(slot, self.metric)
+            metrics = self.metrics_of(gpu) if slot == MAIN else (
                 stacked_lanes.LANES[lane].metrics or self._activity_of(gpu))
-            muted = place != MAIN and stacked_lanes.LANES[lane].muted
-            drawn = max(drawn, self._update_lane(gpu, place, metrics, views[MAIN], lines, muted))
+            muted = slot != MAIN and stacked_lanes.LANES[lane].muted
+            drawn = max(drawn, self._update_lane(gpu, slot, metrics, views[MAIN], lines, muted))
         return {MAIN: drawn}
 
     def _update_lane(self, gpu: GpuSample, key: str, metrics: tuple[str, ...], view: TimeView, lines: int,
@@ -535,16 +535,16 @@ class GpuTable(Widget, can_focus=True):
         state_text = fit(" " + message[0], self._width - start) if message and line == 0 else ""
         if message and part.lane.key != "main":
             return [(state_text[part.x - start:part.x - start + part.width], message[1])]
-        place, row = self._rows[line]
-        cache = self._lanes.get((gpu.info.uuid, place if self._is_stacked else part.lane.key))
+        slot, row = self._rows[line]
+        cache = self._lanes.get((gpu.info.uuid, slot if self._is_stacked else part.lane.key))
         row = row if self._is_stacked else line
         if cache is None or not cache.columns or len(cache.columns) != part.lane.width:
             return []
         cursor = self._cursor_in(part.lane)
         if not part.newest:
             runs = [self._index(gpu, figures, index, part.lane.x - part.x, line)]
-            reason = stacked_lanes.reason_text(gpu, stacked_lanes.lane_shown(place, self.metric)) if (
-                place != MAIN and row == 0 and gpu.state == OK) else ""
+            reason = stacked_lanes.reason_text(gpu, stacked_lanes.lane_shown(slot, self.metric)) if (
+                slot != MAIN and row == 0 and gpu.state == OK) else ""
             if reason:
                 return [*runs, Segment(fit(reason, part.lane.width - 1), DIM)]
             return [*runs, *cache.row(row, cursor)]
@@ -552,7 +552,7 @@ class GpuTable(Widget, can_focus=True):
             return [cache.newest(row, cursor), Segment(state_text[:part.width - 1], message[1])]
         mark = SECOND if row else ""
         return [cache.newest(row, cursor),
-                *self._figure_runs(part, figures, place, mark, row <= 1)]
+                *self._figure_runs(part, figures, slot, mark, row <= 1)]
 
     def _host_runs(self, part: Part, row: int) -> list[StyledText] | list[Segment]:
         """A line of the lane of the host's CPUs."""
@@ -574,19 +574,19 @@ class GpuTable(Widget, can_focus=True):
         text, style = figures.get("gpu", ("", PLAIN)) if line == 0 and width > 1 else ("", PLAIN)
         if text and index == self.selected and self.has_focus:
             text, style = f"›{gpu.info.label}", ACCENT
-        place, row = self._rows[line]
+        slot, row = self._rows[line]
         if self._is_stacked and row == 0 and width > self._fields["gpu"].width:
-            name = (stacked_lanes.main_name(self.metric, gpu) if place == MAIN
-                    else stacked_lanes.LANES[stacked_lanes.lane_shown(place, self.metric)].name)
+            name = (stacked_lanes.main_name(self.metric, gpu) if slot == MAIN
+                    else stacked_lanes.LANES[stacked_lanes.lane_shown(slot, self.metric)].name)
             text = text.ljust(self._fields["gpu"].width) + name
             style = style if line == 0 else DIM
         return Segment(fit(text, width), style)
 
-    def _figure_runs(self, part: Part, figures: dict[str, StyledText], place: str, mark: str,
+    def _figure_runs(self, part: Part, figures: dict[str, StyledText], slot: str, mark: str,
                      shown: bool) -> list[Segment]:
         out = []
         for field in part.fields if shown else ():
-            text, style = figures.get(figure_key(place, field.key, mark), ("", PLAIN))
+            text, style = figures.get(figure_key(slot, field.key, mark), ("", PLAIN))
             out.append(Segment(fit(text, field.width, right=field.draw != "flags"), style))
         return out
 

@@ -70,7 +70,7 @@ def common_scale(history: History, metric: str, span_s: float, end_s: float | No
     if GPU_METRICS[metric].full_scale is not None:
         return None
     _, values = history.windows(metric, span_s, end_s=end_s)
-    largest = max((v for own in values for v in own if v == v), default=0.0)
+    largest = max((v for readings in values for v in readings if v == v), default=0.0)
     if largest <= 0:
         return None
     step = 10.0 ** math.floor(math.log10(largest))
@@ -197,8 +197,8 @@ class LaneCache:
 
     def mean(self) -> float | None:
         """Mean level 0-1 over what is shown; None where nothing was measured."""
-        known = [m for m in self._means if m == m]
-        return sum(known) / len(known) if known else None
+        measured = [m for m in self._means if m == m]
+        return sum(measured) / len(measured) if measured else None
 
     def mean_at(self, column: int) -> float | None:
         """Mean level 0-1 of one slice; None where nothing was measured."""

@@ -112,13 +112,13 @@ def figures_of_gpu(gpu: GpuSample, metric: str, places: Sequence[str],
     main = figures_of(gpu, metric, {"now": fields["value"], "bar": fields["bar"]})
     if gpu.state != OK:
         return main
-    lanes = {place: lane_shown(place, metric) for place in places}
+    lanes = {slot: lane_shown(slot, metric) for slot in places}
     first, second = _main_notes(gpu, fields["note"].width, lanes.values())
     out = {"gpu": main["gpu"], "bar": main["bar"], "value": main["now"], "note": first, "note" + SECOND: second}
-    for place, lane in lanes.items():
-        if place != MAIN:
-            own = figures_of_lane(gpu, lane, fields)
-            out |= {figure_key(place, key): text for key, text in own.items()}
+    for slot, lane in lanes.items():
+        if slot != MAIN:
+            lane_figures = figures_of_lane(gpu, lane, fields)
+            out |= {figure_key(slot, key): text for key, text in lane_figures.items()}
     return out
 
 

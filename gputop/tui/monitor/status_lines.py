@@ -150,12 +150,12 @@ def _rdma(h: HostSample) -> list[list[StyledText]]:
         return []
     ways = [(way, [v for adapter in h.adapters if (v := adapter[metric].value) is not None])
             for way, metric in (("↓", "rdma_rx_bytes_per_s"), ("↑", "rdma_tx_bytes_per_s"))]
-    text = " ".join(f"{way} {rate(sum(known)) if known else NA}" for way, known in ways)
+    text = " ".join(f"{way} {rate(sum(rates)) if rates else NA}" for way, rates in ways)
     fullest = [full for adapter in h.adapters if (full := adapter.load_ratio) is not None]
     several = len(h.adapters) > 1
     more = f"{', fullest' if several else ''} {ratio(max(fullest))}" if fullest else ""
     name = f" RDMA ×{len(h.adapters)} " if several else " RDMA "
-    return [[(name, DIM), (text, PLAIN if any(known for _, known in ways) else DIM), (more, DIM)]]
+    return [[(name, DIM), (text, PLAIN if any(rates for _, rates in ways) else DIM), (more, DIM)]]
 
 
 def host(sample: NodeSample | None, width: int) -> list[StyledText]:
@@ -285,12 +285,12 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
 
     if step_period.confidence < SURE or (step_s is not None and is_undersampled(step_s, step_period.interval_s)):
         return []
-    found: list[StyledText] = [("period ", DIM), (seconds(step_period.period_s), BOLD)]
+    shown: list[StyledText] = [("period ", DIM), (seconds(step_period.period_s), BOLD)]
     gpus, varying = len(step_period.gpus), step_period.varying_gpus
     part_of_gpus = f" on {gpus} of {varying} GPUs" if gpus < varying else ""
     count = steps_per_period(step_period, step_s) if step_s is not None else None
     multiple = f" ≈ {count} step{'s' if count != 1 else ''}" if count is not None else ""
-    return [[*found, (text + "  ", DIM)] for text in (part_of_gpus + multiple, multiple, "")]
+    return [[*shown, (text + "  ", DIM)] for text in (part_of_gpus + multiple, multiple, "")]
 
 
 _PHASES = {"starting": "starting a profiler server in", "asking": "asking",
@@ -315,7 +315,7 @@ def _progress(status: CaptureStatus, now_s: float, width: int) -> list[StyledTex
         if ways and status.overview_s:
             then = f"then {status.overview_s:g} s of overview"
             ways = (f"{status.why}, {then}", f"{short}, {then}", then)
-        left += _first_that_fits([[(f"({printable(why)}) ", DIM)] for why in ways], width - _cells([*left, *right]) - 1)
+        left += _first_that_fits([[(f"({printable(way)}) ", DIM)] for way in ways], width - _cells([*left, *right]) - 1)
     elif status.phase == "asking":
         right = [("x: do not wait ", ACCENT)]
     elif status.phase == "waiting":

@@ -344,9 +344,9 @@ class CompareScreen(ModalScreen[None]):
             self._show_progress()
             return
         tight = self.app.size.width < REPORT_WIDTH + 8  # the class is set by the first resize, which may be later
-        why = {name: self._unread[record.path].message for name, record in zip("AB", records[:2], strict=True)
-               if record.path in self._unread}
-        self._work(records, len(self._again["a"]), why, 80 if tight else REPORT_WIDTH)
+        reasons = {name: self._unread[record.path].message for name, record in zip("AB", records[:2], strict=True)
+                   if record.path in self._unread}
+        self._work(records, len(self._again["a"]), reasons, 80 if tight else REPORT_WIDTH)
 
     @work(thread=True, exclusive=True, group="compare")
     def _work(self, records: Sequence[CaptureRecord], again_a: int, unread: dict[str, str], width: int) -> None:
@@ -448,8 +448,8 @@ def compared(records: Sequence[CaptureRecord], again_a: int, unread: dict[str, s
     except GputopError as error:
         lines = [Line(printable(text), "warn") for text in (error.message, error.fix, *unread.values())]
         return Shown(lines, lines)
-    for name, why in reversed(unread.items()):
-        comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis only: {why}."))
+    for name, reason in reversed(unread.items()):
+        comparison = comparison.with_note(Note("no_trace", f"{name} is compared by its saved analysis only: {reason}."))
     folded, everything = (layout(comparison, width, everything=every, unfold=UNFOLD, again=AGAIN)
                           for every in (False, True))
     rows = [(row.group, row.id, row.gpu, row.unit, row.a, row.b, row.change, row.low, row.high, row.verdict, row.reason)

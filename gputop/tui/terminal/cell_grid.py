@@ -258,15 +258,15 @@ class CellGrid:
             else:
                 changed = differences(chars, styles, shown_chars, shown_styles)
                 if rows_without_shift < _MAX_ROWS_WITHOUT_SHIFT and changed.count(1) >= MIN_CELLS_SAVED:
-                    found = find_shifts(changed, chars, styles, shown_chars, shown_styles,
-                                        sorted(shifts) or range(1, MAX_SHIFT_COLUMNS + 1))
-                    shifts = {shift.by for shift in found}
-                    rows_without_shift = 0 if found else rows_without_shift + 1
-                    for shift in found:
+                    row_shifts = find_shifts(changed, chars, styles, shown_chars, shown_styles,
+                                             sorted(shifts) or range(1, MAX_SHIFT_COLUMNS + 1))
+                    shifts = {shift.by for shift in row_shifts}
+                    rows_without_shift = 0 if row_shifts else rows_without_shift + 1
+                    for shift in row_shifts:
                         shifted.setdefault(shift, []).append(y)
                         for row, unknown in ((shown_chars, ""), (shown_styles, "?")):
                             row[shift.begin:shift.end] = [*row[shift.begin + shift.by:shift.end], *[unknown] * shift.by]
-                    if found:
+                    if row_shifts:
                         changed = differences(chars, styles, shown_chars, shown_styles)
                 spans += self._changed_spans(y, changed)
             self._shown_chars[y], self._shown_styles[y] = chars[:], styles[:]

@@ -38,6 +38,6 @@ class Preferences(Struct, frozen=True):
 
     def palette(self) -> TerminalPalette:
         """The palette of the first frame. Textual, which knows whether a theme is dark, is not imported yet."""
-        own = self.theme.removeprefix("gputop-")
+        scheme = self.theme.removeprefix("gputop-")
         light = any(word in self.theme for word in ("light", "latte", "dawn"))
-        return TerminalPalette(own if own in SCHEMES else "light" if light else "dark", self.colors, self.glyphs)
+        return TerminalPalette(scheme if scheme in SCHEMES else "light" if light else "dark", self.colors, self.glyphs)

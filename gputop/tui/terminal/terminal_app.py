@@ -65,8 +65,8 @@ class TerminalApp(FaultReportingApp):
         self._drawn_s = 0.0
         self._palette_filters: list[LineFilter] = []
         self._keeps_theme = False
-        for own in themes.own_themes():
-            self.register_theme(own)
+        for theme in themes.own_themes():
+            self.register_theme(theme)
         wanted = self.preferences.theme
         self.theme = wanted if wanted in self.available_themes else DEFAULT_THEME
         self._apply_theme(self.current_theme)

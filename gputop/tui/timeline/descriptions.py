@@ -122,9 +122,9 @@ def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[in
     first = justify([(" ▒ ", style), (f"{what} on {on}", BOLD)],
                     [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
     if idle_gap is None:
-        known = f"its cause is not known: {timeline.pending}" if timeline.pending else (
+        remark = f"its cause is not known: {timeline.pending}" if timeline.pending else (
             "not among the costliest idle gaps")
-        return [first, [(f"   {known}", DIM)] if row.gpu is not None else []]
+        return [first, [(f"   {remark}", DIM)] if row.gpu is not None else []]
     parts = [cause_text(idle_gap.cause, idle_gap.part), *([idle_gap.host] if idle_gap.host else [])]
     if idle_gap.ended_by:
         parts.append(f"ended by {idle_gap.ended_by}" + ("  o: go there" if ended_by is not None else ""))

@@ -81,8 +81,8 @@ def _pools(rows: Sequence[Row]) -> Iterator[tuple[Row, ...]]:
         # Python's threads run the job's loops, so they are not folded.
         return (row.group, name) if name and not name.startswith(("python", "pt_main", "thread")) else row.key
 
-    for _, found in groupby(rows, pool):
-        members = tuple(found)
+    for _, grouped in groupby(rows, pool):
+        members = tuple(grouped)
         if len(members) >= _MIN_POOL_THREADS:
             yield members
         else:
