@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from gputop.advice.own_registry import Own
 from gputop.advice.registry import FINDING_IDS, LIMITS
 from gputop.advice.rule import Origin, PythonRule, Rule
+from gputop.advice.user_registry import UserRules
 from gputop.core.files import read_regular
 from gputop.core.findings import Abstained, Finding
 from gputop.text.units import printable
@@ -38,10 +38,10 @@ _ID = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 def python_rules(origin: Origin) -> tuple[PythonRule, ...]:
     """The user's rules in Python, imported when they are asked for first."""
-    if Own.python_rules is None:
-        Own.python_rules, Own.not_loaded = _load()
-        Own.python_limits = {rule_limit.id: rule_limit for rule in Own.python_rules for rule_limit in rule.limits}
-    return tuple(rule for rule in Own.python_rules if rule.origin == origin)
+    if UserRules.python_rules is None:
+        UserRules.python_rules, UserRules.not_loaded = _load()
+        UserRules.python_limits = {limit.id: limit for rule in UserRules.python_rules for limit in rule.limits}
+    return tuple(rule for rule in UserRules.python_rules if rule.origin == origin)
 
 
 def _load() -> tuple[tuple[PythonRule, ...], tuple[Abstained, ...]]:

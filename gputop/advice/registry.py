@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from gputop.advice.fleet_rules import FLEET_RULES
 from gputop.advice.live_rules import LIVE_RULES
-from gputop.advice.own_registry import Own
 from gputop.advice.rule import OWN, Limit, Origin, Rule
 from gputop.advice.trace_rules import TRACE_RULES
+from gputop.advice.user_registry import UserRules
 
 RULES: tuple[Rule, ...] = (*TRACE_RULES, *LIVE_RULES, *FLEET_RULES)
 
@@ -69,12 +69,12 @@ def limit(limit_id: str) -> float:
 
 def limit_record(limit_id: str) -> Limit:
     """A limit as it counts: the user's where there is one; raises KeyError for an id that is not in the tables."""
-    return Own.limits.get(limit_id) or default_limits()[limit_id]
+    return UserRules.limits.get(limit_id) or default_limits()[limit_id]
 
 
 def default_limits() -> Mapping[str, Limit]:
     """All limits as the rules bring them, those in Python too where these have been loaded."""
-    return {**LIMITS, **Own.python_limits} if Own.python_limits else LIMITS
+    return {**LIMITS, **UserRules.python_limits} if UserRules.python_limits else LIMITS
 
 
 def source(*limit_ids: str) -> str:

@@ -113,11 +113,11 @@ def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None, gates:
          results: list[GateResult]) -> dict[str, Any] | None:
     """The report of one trace, printed, or with --json its document. ``results`` takes what became of the gates."""
     from gputop.comparison.gates import budgets, gate_lines, gates_of_analysis
-    from gputop.diagnosis.diagnose import examine
+    from gputop.diagnosis.diagnose import analyze_to_facts
     from gputop.diagnosis.report import short_report, text_report
     from gputop.trace.readers.load import load
 
-    facts = examine(load(paths, run), args.params, _flops_per_step(args))
+    facts = analyze_to_facts(load(paths, run), args.params, _flops_per_step(args))
     analysis = facts.analysis
     idle_gaps = None
     if args.idle_gaps is not None:

@@ -72,11 +72,11 @@ def _tables(paths: list[str]) -> Iterator[Tables]:
         with _recording(paths, whole=True) as made:
             yield made
     else:
-        from gputop.diagnosis.diagnose import examine
+        from gputop.diagnosis.diagnose import analyze_to_facts
         from gputop.export.trace_tables import trace_tables
         from gputop.trace.readers.load import load
 
-        yield trace_tables(examine(load(paths)))
+        yield trace_tables(analyze_to_facts(load(paths)))
 
 
 def _written(output: Path, write: Callable[[BinaryIO], object]) -> int:

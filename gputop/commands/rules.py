@@ -52,27 +52,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from gputop.advice.own_registry import Own
     from gputop.advice.python_rules import python_rules
     from gputop.advice.registry import RULES, default_limits, limit_record
+    from gputop.advice.user_registry import UserRules
 
     built_in = [*RULES, *python_rules("live"), *python_rules("trace")]
     defaults = default_limits()
-    shown = list(map(limit_record, defaults if args.limits or args.json else Own.limits))
+    shown = list(map(limit_record, defaults if args.limits or args.json else UserRules.limits))
     if args.json:
         console.write_json({
             "schema": "gputop.rules/1",
-            "rules": [_rule_json(rule) for rule in Own.rules] + [
+            "rules": [_rule_json(rule) for rule in UserRules.rules] + [
                 {"id": rule.id, "on": rule.origin, "origin": _by(rule)} for rule in built_in],
             "limits": [_limit_json(used, defaults[used.id]) for used in shown],
             "budgets": [{"id": budget.id, "keep": budget.condition.text, "origin": budget.origin}
-                        for budget in Own.budgets]})
+                        for budget in UserRules.budgets]})
         return EXIT_OK
     lines = [f"{'rule':<26}{'on':<7}from"]
-    lines += [f"{rule.id:<26}{rule.condition.source:<7}{rule.origin}" for rule in Own.rules]
-    lines += [f"{budget.id:<26}{'budget':<7}{budget.origin}" for budget in Own.budgets]
+    lines += [f"{rule.id:<26}{rule.condition.source:<7}{rule.origin}" for rule in UserRules.rules]
+    lines += [f"{budget.id:<26}{'budget':<7}{budget.origin}" for budget in UserRules.budgets]
     lines += [f"{rule.id:<26}{rule.origin:<7}{_by(rule)}" for rule in built_in]
-    lines += [f"{failed.id:<26}{'?':<7}not loaded: {failed.missing}" for failed in Own.not_loaded]
+    lines += [f"{failed.id:<26}{'?':<7}not loaded: {failed.missing}" for failed in UserRules.not_loaded]
     if shown:
         lines += ["", f"{'limit':<34}{'value':>12} {'default':>12}  source"]
         lines += [f"{used.id:<34}{_value(used):>12} {_value(defaults[used.id]):>12}  {used.source}" for used in shown]
@@ -104,12 +104,12 @@ def _limit_json(used: Limit, default: Limit) -> dict[str, Any]:
 
 def _check(args: argparse.Namespace) -> int:
     """Mistakes with their lines; exit status 1 where there is one."""
-    from gputop.advice.own import install
-    from gputop.advice.own_registry import Own
+    from gputop.advice.user_registry import UserRules
+    from gputop.advice.user_rules import install
     from gputop.rules.files import RulePath, load_rules
     from gputop.text.units import counted
 
-    paths = [RulePath(word, "named") for word in args.words] or list(Own.paths or ())
+    paths = [RulePath(word, "named") for word in args.words] or list(UserRules.paths or ())
     if not paths:
         console.say("there is no rules file: name one, or write gputop.toml here")
         return EXIT_OK
@@ -144,18 +144,18 @@ def _lines_of(path: str) -> list[str]:
 
 def _explain(args: argparse.Namespace) -> int:
     from gputop.advice.finding_pages import page
-    from gputop.advice.own_registry import Own
     from gputop.advice.python_rules import python_rules
     from gputop.advice.registry import FINDING_IDS, limit_record
+    from gputop.advice.user_registry import UserRules
     from gputop.text.markdown_text import plain_lines
 
     if len(args.words) != 1:
         raise GputopError("explain takes the id of one rule", "gputop rules list has all.", EXIT_USAGE)
     id_ = args.words[0]
-    rules_of_user = [rule for rule in Own.rules if rule.id == id_]
+    rules_of_user = [rule for rule in UserRules.rules if rule.id == id_]
     of_packages = [rule for rule in (*python_rules("live"), *python_rules("trace")) if id_ in rule.ids]
     if not rules_of_user and not of_packages and id_ not in FINDING_IDS:
-        raise GputopError(f"there is no rule {id_}", _near(id_, [rule.id for rule in Own.rules]), EXIT_USAGE)
+        raise GputopError(f"there is no rule {id_}", _near(id_, [rule.id for rule in UserRules.rules]), EXIT_USAGE)
     if id_ in FINDING_IDS:
         console.write_text("\n".join(plain_lines(page(id_, limit_record), width())).rstrip())
     lines = [line for rule in rules_of_user for line in _about_own(rule)]
@@ -230,19 +230,19 @@ def names_table() -> Iterator[str]:
 
 def _test(args: argparse.Namespace) -> int:
     """What the rules of a file say of a trace or a recording."""
-    from gputop.advice.own_registry import Own
-    from gputop.diagnosis.own_rules import use_rules
+    from gputop.advice.user_registry import UserRules
     from gputop.diagnosis.rule_trials import over_samples, over_trace, to_json
+    from gputop.diagnosis.user_rules import use_rules
     from gputop.rules.files import RulePath
 
     if not args.words or (args.demo is None) != (len(args.words) == 2):
         raise GputopError("test takes a file of rules and a trace, a recording, or --demo",
                           "gputop rules test FILE TRACE, or gputop rules test FILE --demo", EXIT_USAGE)
     problems = use_rules([RulePath(args.words[0], "named")])
-    Own.python_rules = ()
+    UserRules.python_rules = ()
     if problems:
         raise GputopError(problems[0], "\n  ".join(problems[1:]), EXIT_USAGE)
-    if not Own.rules and not Own.budgets:
+    if not UserRules.rules and not UserRules.budgets:
         raise GputopError(f"{args.words[0]} has no rule and no budget", "docs/tasks/custom-rules.md shows some.",
                           EXIT_USAGE)
     analysis, samples = _demo(args.demo) if args.demo is not None else _subject(args.words[1])
@@ -251,7 +251,7 @@ def _test(args: argparse.Namespace) -> int:
     if args.json:
         console.write_json(to_json(trials))
         return EXIT_OK
-    left_out = [rule.id for rule in Own.rules if rule.id not in {trial.id for trial in trials}]
+    left_out = [rule.id for rule in UserRules.rules if rule.id not in {trial.id for trial in trials}]
     for trial in trials:
         console.write_text("\n".join(_trial(trial)))
     if left_out:

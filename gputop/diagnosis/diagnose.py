@@ -18,7 +18,7 @@ from gputop.analysis.gpu.step_series import step_series
 from gputop.analysis.host.host_ops import host_ops
 from gputop.analysis.layers.limits import limits
 from gputop.analysis.results import Analysis, TraceNote, TraceSummary
-from gputop.analysis.steps.judged import with_steps
+from gputop.analysis.steps.judged import detect_steps
 from gputop.analysis.steps.membership import work_of_steps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
@@ -52,18 +52,18 @@ def analyze(
 
 def analyze_trace(trace: Trace, params: int | None = None, flops_per_step: float | None = None) -> Analysis:
     """The same of a trace in memory; a pure function of it."""
-    return examine(trace, params, flops_per_step).analysis
+    return analyze_to_facts(trace, params, flops_per_step).analysis
 
 
-def examine(trace: Trace, params: int | None = None, flops_per_step: float | None = None) -> TraceFacts:
+def analyze_to_facts(trace: Trace, params: int | None = None, flops_per_step: float | None = None) -> TraceFacts:
     """The analysis of a trace in memory, with what it rests on."""
-    return examine_steps(*with_steps(trace), params, flops_per_step)
+    return analyze_with_steps(*detect_steps(trace), params, flops_per_step)
 
 
-def examine_steps(
+def analyze_with_steps(
     trace: Trace, steps: Steps | None, params: int | None = None, flops_per_step: float | None = None,
 ) -> TraceFacts:
-    """The same of what :func:`~gputop.analysis.steps.judged.with_steps` has found."""
+    """The same of what :func:`~gputop.analysis.steps.judged.detect_steps` has found."""
     started = start_up_spans(trace)
     over_ns = start_end_ns(trace, started)
     start_note = _start_note(trace, steps, started, over_ns)

@@ -26,7 +26,7 @@ class PerStep(NamedTuple):
     whole: bool = False
 
     @property
-    def both(self) -> float:
+    def steps_times_gpus(self) -> float:
         return self.steps * self.gpus
 
     def text(self, by_gpu: bool = True) -> str:
@@ -153,7 +153,7 @@ def collectives_per_step(a: Analysis) -> tuple[list[CollectivePerStep], PerStep]
     whole = a.steps is not None and all(op.count_per_step is not None for op in operations)
     rows = []
     for op in operations:
-        count = op.count_per_step if whole and op.count_per_step is not None else op.count / by.both
+        count = op.count_per_step if whole and op.count_per_step is not None else op.count / by.steps_times_gpus
         if not count:
             continue
         each = count / op.count  # of the sums over all GPUs

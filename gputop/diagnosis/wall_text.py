@@ -13,7 +13,7 @@ WORTH_SAYING = 0.05  # of the recording: a part that has to be named
 _WORTH_A_ROW = 0.0005
 # Fewer steps show no rhythm of the job, and what is seldom not at all (TraceML: sure from 20 steps on).
 ENOUGH_STEPS = 20
-_MOST = 0.5  # of the recording in whole training steps: what is said of them is said of the job
+_MIN_SHARE_IN_STEPS = 0.5  # of the recording in whole training steps: what is said of them is said of the job
 _SENTENCE_PARTS = 4
 _STEPS, _PERIODS = "steps", "periods"
 _NO_NEWS = (_STEPS, _PERIODS, "edges", "profiler")  # of every job, or of none
@@ -138,7 +138,7 @@ def not_enough(a: Analysis) -> str:
                 f"every N steps is not judged. {SEE_MORE}")
     if _untold_share(untold) >= WORTH_SAYING:
         return f"Training steps are {percent(steps_share(untold))} of the {recorded}{_whose(untold)}. {_seen(untold)}"
-    if share < _MOST:
+    if share < _MIN_SHARE_IN_STEPS:
         least = min(ranks, key=steps_share)
         return f"Training steps are {percent(share)} of the {recorded}{_whose(least)}. {_seen(least)}"
     return ""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gputop.advice.own_registry import Own
+from gputop.advice.user_registry import UserRules
 from gputop.analysis.gpu.packed_series import ComparedTrace
 from gputop.analysis.results import Analysis
 from gputop.core.codec import convert, parse, to_document
@@ -100,7 +100,7 @@ def run_in_worker(
     ``kind`` is the type of its result. ``on_line`` is called with each line that it prints before its answer
     (:func:`print_line`), as soon as it has. Else as :func:`analyze_in_worker`.
     """
-    rules = "" if Own.paths is None else json.dumps(Own.paths)
+    rules = "" if UserRules.paths is None else json.dumps(UserRules.paths)
     command = child_command("gputop.diagnosis.worker:child", str(os.getpid()), rules, task.module, *task.arguments)
     try:
         output, code, stderr = _run(command, task, stop, timeout_s, on_line)
@@ -186,7 +186,7 @@ def child() -> int:
     keep_freed_memory()
     die_with(int(parent))
     if rules:
-        from gputop.diagnosis.own_rules import use_rules_of_parent
+        from gputop.diagnosis.user_rules import use_rules_of_parent
 
         use_rules_of_parent(rules)
     status: int = import_module(module).main(arguments)
@@ -231,10 +231,10 @@ def answer(work: Callable[[], object]) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Analyze and print the :class:`Diagnosis`."""
-    from gputop.diagnosis.diagnose import examine
+    from gputop.diagnosis.diagnose import analyze_to_facts
     from gputop.trace.readers.load import load
 
-    return answer(lambda: diagnosis_of(examine(load(arguments))))
+    return answer(lambda: diagnosis_of(analyze_to_facts(load(arguments))))
 
 
 def diagnosis_of(facts: TraceFacts) -> Diagnosis:

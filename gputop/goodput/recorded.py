@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from gputop.advice.live.advise import live_advice
-from gputop.advice.live.own_rules import HeldConditions
+from gputop.advice.live.user_rules import HeldConditions
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.findings import Finding
 from gputop.core.samples import NodeSample
 from gputop.core.version import __version__
 from gputop.goodput.model import HourFinding, RecordingPart, Report, WorstHour
-from gputop.goodput.own_rules import OwnRules
 from gputop.goodput.states import HOUR_S
 from gputop.goodput.survey import Survey
+from gputop.goodput.user_rules import OwnRules
 from gputop.replay.parts import recordings_in
 from gputop.replay.reader import open_recording
 from gputop.telemetry.history import History

@@ -17,7 +17,7 @@ from gputop.text.commands import short_command
 from gputop.text.units import fit, ranges
 
 _FUNCTION_COLUMNS, _COMMAND_CHARS = 34, 100
-_FEW = 4  # of more processes that stand alike the numbers alone are told
+_MAX_LABELED = 4  # of more processes that stand alike the numbers alone are told
 # Code that is not the program's own, by its file: installed packages, Python's library, code without a file.
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[^/]*/|^<")
 
@@ -121,7 +121,7 @@ def _job(processes: Sequence[ProcessStacks], threads: bool) -> Iterator[str]:
 def _labels(processes: Sequence[ProcessStacks]) -> str:
     """ "rank 3 (pid 7)"; of many alone the numbers: "ranks 0-6"."""
     kinds = {process.rank.rpartition(" ")[0] for process in processes}
-    if len(processes) <= _FEW or len(kinds) > 1:
+    if len(processes) <= _MAX_LABELED or len(kinds) > 1:
         return ", ".join(process.label for process in processes)
     (kind,) = kinds
     numbers = [int(process.rank.rpartition(" ")[2]) if kind else process.pid for process in processes]

@@ -36,7 +36,7 @@ Counters = Callable[[CaptureRecord, Sequence[Server]], "GpuCounters"]
 
 # A named server that does not answer may be starting, or a loaded machine slow.
 ATTEMPTS, RETRY_DELAY_S = 3, 0.5
-_MOST_NAMED = 5  # other servers that are named
+_MAX_NAMED = 5  # other servers that are named
 ATTACHED = "attached"  # the description of a server of which only the address is known
 HOW_TO_SERVE = (
     "gputop attach PID starts one in a running job, gputop run -- python train.py starts a job with one. In the code: "
@@ -177,8 +177,8 @@ def left_out(servers: Iterable[Server], chosen: Sequence[Server], *, job_chosen:
     jobs = {} if job_chosen else {command_of(s.description) or s.address: s.address for s in others
                                   if s.address not in workers}
     return " ".join(f"{len(addresses)} {what.format('' if len(addresses) == 1 else 's')} "
-                    f"{'was' if len(addresses) == 1 else 'were'} not captured: {', '.join(addresses[:_MOST_NAMED])}"
-                    f"{', …' if len(addresses) > _MOST_NAMED else ''}; {hint}."
+                    f"{'was' if len(addresses) == 1 else 'were'} not captured: {', '.join(addresses[:_MAX_NAMED])}"
+                    f"{', …' if len(addresses) > _MAX_NAMED else ''}; {hint}."
                     for addresses, what, hint in (
                         (workers, "other worker{} of this job", "--attach captures several at once"),
                         (list(jobs.values()), "other job{} with a profiler server", "--attach captures another one"))

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from gputop.replay.snapshot import Snapshot
 
 SECONDS = 5  # that gputop on a node samples: some steps
-_MOST_S = 120.0  # that all nodes are waited for; 16 at once, that is some 250
+_MAX_WAIT_S = 120.0  # that all nodes are waited for; 16 at once, that is some 250
 _WINDOW_S = 120  # that a Prometheus is asked for: some scrapes
 _POLL_S = 0.1
-_MOST_NOTES = 6
-_MOST = {"ratio": 1.05, "W": 1e5}  # what is more is no measurement of a GPU
+_MAX_NOTES = 6
+_MAX_PLAUSIBLE = {"ratio": 1.05, "W": 1e5}  # what is more is no measurement of a GPU
 _KINDS = {"util": "gpu_util"}  # of a Prometheus, by other names than a sample has
 
 
@@ -59,7 +59,7 @@ def _figures(process: ProcessSample, snapshot: Snapshot) -> WorkerFigures:
     means = {}
     for metric in METRICS:
         gpu_means = [_mean(snapshot, uuid, metric) for uuid in uuids]
-        most = _MOST[GPU_METRICS[metric].unit]
+        most = _MAX_PLAUSIBLE[GPU_METRICS[metric].unit]
         plausible = [mean for mean in gpu_means if mean is not None and 0.0 <= mean <= most]
         if plausible and len(plausible) == len(gpu_means):
             means[metric] = fmean(plausible)
@@ -109,7 +109,7 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
     if names:
         on_progress(0, len(names))
     ssh = Ssh(command, lambda document: of_snapshot(from_json(document)), shared=False, seconds=SECONDS)
-    answers = ask_all(ssh, names, stop, _MOST_S, lambda done: on_progress(done, len(names)))
+    answers = ask_all(ssh, names, stop, _MAX_WAIT_S, lambda done: on_progress(done, len(names)))
     figures: dict[str, WorkerFigures] = {}
     for name in names:
         answer = answers.get(name) or NodeProblem("it had not answered when gputop stopped waiting", "")
@@ -126,8 +126,8 @@ def by_ssh(servers: Sequence[Server], command: str, stop: threading.Event,
                     "gputop there finds no process on GPUs that serves this port, or several" if worker is None else
                     "its process holds no GPU that can be read", f"Try: ssh {name} {command} snapshot")
     notes = tuple(sentences(problem.message, problem.fix) for problem in by_cause(problems))
-    if len(notes) > _MOST_NOTES:
-        notes = (*notes[:_MOST_NOTES], f"{len(notes) - _MOST_NOTES} more causes are not named here.")
+    if len(notes) > _MAX_NOTES:
+        notes = (*notes[:_MAX_NOTES], f"{len(notes) - _MAX_NOTES} more causes are not named here.")
     return AskedFigures(figures, "asked by ssh", SECONDS, pids=pids, notes=notes)
 
 

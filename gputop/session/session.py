@@ -61,7 +61,7 @@ def _simulated_ranks(source: Source | Player) -> SimulatedRanks | None:
     return SimulatedRanks(source)
 
 
-class _Of(Generic[_T]):
+class _Delegated(Generic[_T]):
     """An attribute of a session that one of its parts has under the same name."""
 
     def __init__(self, part: str) -> None:
@@ -81,32 +81,32 @@ class _Of(Generic[_T]):
 class Session:
     """Everything that is known about the node, kept up to date by background threads."""
 
-    source: _Of[Source | Player] = _Of("sample_feed")
-    player: _Of[Player | None] = _Of("sample_feed")
-    clock: _Of[Callable[[], float]] = _Of("sample_feed")
-    sample: _Of[NodeSample | None] = _Of("sample_feed")
-    known_gpus: _Of[NodeSample | None] = _Of("sample_feed")
-    history: _Of[History | None] = _Of("sample_feed")
-    step_period: _Of[StepPeriodEstimate | None] = _Of("sample_feed")
-    interval_s: _Of[float] = _Of("sample_feed")
+    source: _Delegated[Source | Player] = _Delegated("sample_feed")
+    player: _Delegated[Player | None] = _Delegated("sample_feed")
+    clock: _Delegated[Callable[[], float]] = _Delegated("sample_feed")
+    sample: _Delegated[NodeSample | None] = _Delegated("sample_feed")
+    known_gpus: _Delegated[NodeSample | None] = _Delegated("sample_feed")
+    history: _Delegated[History | None] = _Delegated("sample_feed")
+    step_period: _Delegated[StepPeriodEstimate | None] = _Delegated("sample_feed")
+    interval_s: _Delegated[float] = _Delegated("sample_feed")
 
-    options: _Of[Options] = _Of("capture_control")
-    servers: _Of[tuple[Server, ...]] = _Of("server_watch")
-    servers_known: _Of[bool] = _Of("server_watch")
-    discovery_notes: _Of[tuple[str, ...]] = _Of("server_watch")
-    ended_server: _Of[Server | None] = _Of("server_watch")
-    status: _Of[CaptureStatus | None] = _Of("capture_control")
-    auto_capture: _Of[AutoCapture | None] = _Of("capture_control")
+    options: _Delegated[Options] = _Delegated("capture_control")
+    servers: _Delegated[tuple[Server, ...]] = _Delegated("server_watch")
+    servers_known: _Delegated[bool] = _Delegated("server_watch")
+    discovery_notes: _Delegated[tuple[str, ...]] = _Delegated("server_watch")
+    ended_server: _Delegated[Server | None] = _Delegated("server_watch")
+    status: _Delegated[CaptureStatus | None] = _Delegated("capture_control")
+    auto_capture: _Delegated[AutoCapture | None] = _Delegated("capture_control")
 
-    live: _Of[Advice] = _Of("finding_store")
-    findings: _Of[tuple[Finding, ...]] = _Of("finding_store")
-    events: _Of[EventLog] = _Of("finding_store")
-    last_capture: _Of[CaptureRecord | None] = _Of("finding_store")
-    captures: _Of[tuple[CaptureRecord, ...]] = _Of("finding_store")
-    baseline: _Of[CaptureRecord | None] = _Of("finding_store")
-    taken: _Of[tuple[CaptureRecord, ...]] = _Of("finding_store")
-    gpu_numbers: _Of[GpuNumbers] = _Of("finding_store")
-    earlier_captures: _Of[int] = _Of("server_watch")
+    live: _Delegated[Advice] = _Delegated("finding_store")
+    findings: _Delegated[tuple[Finding, ...]] = _Delegated("finding_store")
+    events: _Delegated[EventLog] = _Delegated("finding_store")
+    last_capture: _Delegated[CaptureRecord | None] = _Delegated("finding_store")
+    captures: _Delegated[tuple[CaptureRecord, ...]] = _Delegated("finding_store")
+    baseline: _Delegated[CaptureRecord | None] = _Delegated("finding_store")
+    captures_this_run: _Delegated[tuple[CaptureRecord, ...]] = _Delegated("finding_store")
+    gpu_numbers: _Delegated[GpuNumbers] = _Delegated("finding_store")
+    earlier_captures: _Delegated[int] = _Delegated("server_watch")
 
     def __init__(self, source: Source | Player, options: Options | None = None,
                  clock: Callable[[], float] = time.time, replayed_snapshot: Snapshot | None = None,
@@ -228,7 +228,7 @@ class Session:
         if record is None or self.player is not None or not answering:
             return False
         if self.source.simulated:  # its jobs end with gputop
-            taken = any(one.path == record.path for one in self.taken)
+            taken = any(one.path == record.path for one in self.captures_this_run)
             return not taken or (self._job_restarted_s is not None and record.time_s < self._job_restarted_s)
         processes = self.sample.processes if self.sample is not None else ()
         starts = (p.started_s for p in processes if (p.local_pid or p.pid) == answering[0].pid)
@@ -354,7 +354,7 @@ class Session:
         self.server_watch.drop_ended()
         self.finding_store.mark_earlier(self.captured_before_restart)
         history = self.history
-        if arrival != "early" and history is not None:
+        if arrival != "before_backfill" and history is not None:
             ranks = self.rank_watch.report if self.rank_watch is not None else None
             self.finding_store.run_live_rules(history, sample, self.interval_s, ranks, self.server_watch.unprotected)
             if self.rank_watch is not None and arrival == "live":

@@ -32,7 +32,7 @@ _TOGETHER = 0.75  # of the intervals of two GPUs overlap
 _MIN_SAMPLES = 16
 _FINEST_S = 0.5  # of more frequent samples some are enough for intervals of seconds
 _SORTED = 200  # readings at least that the usual activity is taken from, if there are more
-_LATE = 1.6  # periods since the last interval, after which it no longer returns
+_OVERDUE_PERIODS = 1.6  # periods since the last interval, after which it no longer returns
 _MAX_GAP = 3.0  # intervals without a sample
 _RUNS = re.compile(rb"\x01+")
 
@@ -200,7 +200,7 @@ def _recurring(gpus: Sequence[int], seen: _Seen, now_s: float, usual: float) -> 
             continue
         hits, period_s, spread_s = fit
         last_s = hits[-1]
-        if now_s - last_s > _LATE * period_s or period_s < MIN_PERIOD_S:
+        if now_s - last_s > _OVERDUE_PERIODS * period_s or period_s < MIN_PERIOD_S:
             continue
         if seen.open_since_s is not None and abs(seen.open_since_s - last_s - period_s) <= 2 * _TOLERANCE * period_s:
             last_s = seen.open_since_s

@@ -33,7 +33,7 @@ LEVELS = 8
 _SLICE_TOLERANCE = 1e-5
 
 _EMPTY = -2**63  # the slot number of a row that holds nothing
-_MOST = 2**16 - 1  # readings counted in a slice: the tables hold 16 bits
+_MAX_COUNT = 2**16 - 1  # readings counted in a slice: the tables hold 16 bits
 _CAUGHT_UP_AT_ONCE = 20  # samples that are added to the finest tier with a new one, so that none takes long
 
 Series = list[float]
@@ -238,7 +238,7 @@ class Rings:
             if open_slice is None or open_slice.slot != slot:
                 self._store(open_slice)
                 open_slice = self._open[number] = self._begin(tier, slot)
-            if open_slice.samples == _MOST:  # a clock that stands still
+            if open_slice.samples == _MAX_COUNT:  # a clock that stands still
                 continue
             open_slice.samples, open_slice.stored = open_slice.samples + 1, False
             open_slice.count = [*map(add, open_slice.count, present)]

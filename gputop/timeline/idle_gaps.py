@@ -122,7 +122,7 @@ def _python(facts: TraceFacts) -> list[Lines]:
     if not python:
         return []
     every, _ = gap_spans(facts.trace, facts.gpu_timelines, facts.steps, facts.host)
-    return process_lines(python, facts.judged_spans, merge(EMPTY, *every.values()))
+    return process_lines(python, facts.analyzed_spans, merge(EMPTY, *every.values()))
 
 
 def _totals(

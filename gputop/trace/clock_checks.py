@@ -19,7 +19,7 @@ _MIN_EVENTS = 10
 _MIN_SHARE = 0.01  # of a GPU's events, which begin before their launches
 _JUMP_NS = 60 * 10**9  # a pause longer than this, and than all else in the trace, is no pause of a training job
 _UNRELIABLE = "Launch delays, causes of its idle time and its order among other GPUs are not reliable."
-_ALIKE = 0.2  # by which the offsets of single collectives may differ
+_OFFSET_TOLERANCE = 0.2  # by which the offsets of single collectives may differ
 
 
 def clock_notes(trace: Trace) -> list[QualityNote]:
@@ -77,7 +77,7 @@ def _collectives(trace: Trace) -> Iterator[str]:
         apart = table - np.median(table, axis=0)
         for (gpu, _), offsets in zip(ends, apart, strict=True):
             off = float(np.median(offsets))
-            if abs(off) > _OFF_NS and np.percentile(np.abs(offsets - off), 90) < _ALIKE * abs(off):
+            if abs(off) > _OFF_NS and np.percentile(np.abs(offsets - off), 90) < _OFFSET_TOLERANCE * abs(off):
                 yield (f"The collectives of GPU {trace.gpus[gpu].ordinal} end {seconds(abs(off) / 1e9)} "
                        f"{'after' if off > 0 else 'before'} those of the other GPUs, all by the same time, though a "
                        "collective ends on all together: its clock is off by that. Waiting in collectives and the "

@@ -29,8 +29,8 @@ class Spans(NamedTuple):
         return int((self.end - self.start).sum())
 
 
-_LONG_AGO, _NEVER = -(1 << 62), np.iinfo(np.int64).max
-_STEPS, _FEW = 2, 8  # how often the next interval is tried before the rest is searched; an eighth are few
+_NEG_INF, _POS_INF = -(1 << 62), np.iinfo(np.int64).max
+_STEPS, _FEW_DIVISOR = 2, 8  # how often the next interval is tried before the rest is searched; an eighth are few
 _FEW_RUNS = 4  # of times in order, which are quicker merged than sorted
 _LONG_RUN = 64  # intervals that are copied as a whole, not picked out
 AT_ONCE = 1 << 15  # instants: what is computed of them stays in a core's cache
@@ -154,9 +154,9 @@ def at_or_before(a: I64, t: I64) -> I64:
 def _from(count: I64, a: I64, t: I64) -> I64:
     """How many of the sorted ``a`` are at or before each instant of ``t``: ``count`` or more. Mostly it is a few more,
     which are quicker stepped over than searched."""
-    if len(t) < len(a) // _FEW:
+    if len(t) < len(a) // _FEW_DIVISOR:
         return np.searchsorted(a, t, side="right")
-    after = np.append(a, _NEVER)
+    after = np.append(a, _POS_INF)
     for _ in range(_STEPS):
         more = after.take(count) <= t
         if not more.any():
@@ -171,7 +171,7 @@ def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
     """How much of ``a`` lies in each ``[start[i], end[i])``; those may overlap."""
     s, e = np.asarray(start, np.int64), np.asarray(end, np.int64)
     # An empty interval before the first one answers for instants before it.
-    ends = np.concatenate((np.array([_LONG_AGO]), a.end))
+    ends = np.concatenate((np.array([_NEG_INF]), a.end))
     covered = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.end - a.start)))
     if s.ndim != 1 or len(s) <= AT_ONCE or (s[1:] < s[:-1]).any():
         return _coverage(a.start, ends, covered, s, e)

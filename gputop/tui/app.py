@@ -550,7 +550,7 @@ class GputopApp(TerminalApp):
 
 def tell_where_captures_are(session: Session) -> None:
     """A line on the terminal, once the screen is gone: the captures of this session, and how to see them again."""
-    taken = session.taken
+    taken = session.captures_this_run
     if taken:
         import shlex
 

@@ -101,11 +101,11 @@ def describe_slow_node(v: SlowNode) -> FleetWords:
 
 
 class Straggler(FleetVerdict, frozen=True, kw_only=True):
-    """``why``: the word for what explains the worst of them (:data:`_REASONS`), "" where nothing does."""
+    """``cause``: the word for what explains the worst of them (:data:`_REASONS`), "" where nothing does."""
 
     activity: float
     median: float
-    why: str
+    cause: str
     value: float | None  # of the figure that explains it
     usual: float | None  # the same figure of the other GPUs
 
@@ -129,11 +129,11 @@ def judge_straggler_gpu(view: JobView) -> Straggler | Missing | None:
     worst = low[0]
     lasts_s, seen = _lasts(view, [worst.history])
     missing = sum(job.median - (gpu.activity or 0.0) for gpu in low)
-    why, value, usual = _reason(worst, job)
+    cause, value, usual = _reason(worst, job)
     return Straggler(
         gpus=(), job=job.id, count=job.gpus, places=tuple(gpu.name for gpu in low), lasts_s=lasts_s or None,
         since_exact=seen, gpu_hours_lost=missing * lasts_s / HOUR_S if lasts_s else None,
-        activity=worst.activity or 0.0, median=job.median, why=why, value=value, usual=usual,
+        activity=worst.activity or 0.0, median=job.median, cause=cause, value=value, usual=usual,
         severity="high" if job.median - (worst.activity or 0.0) >= limit("straggler_gpu.high") else "medium")
 
 
@@ -198,8 +198,8 @@ def _because(v: Straggler | LowClockGpu) -> tuple[str, str]:
     """Why the worst of them is slow, and what to do about it."""
     value, usual = v.value or 0.0, v.usual or 0.0
     clocks = f"Its SM clock is {value / 1e6:.0f} MHz; the others run at {usual / 1e6:.0f} MHz"
-    if v.why in _HELD:
-        reason, action = _HELD[v.why]
+    if v.cause in _HELD:
+        reason, action = _HELD[v.cause]
         return f"{clocks}{f': {reason}' if reason else ''}.", action
     return {
         "remap": ("A row of its memory could not be replaced.", "Drain the node: the board is due for service."),
@@ -209,7 +209,7 @@ def _because(v: Straggler | LowClockGpu) -> tuple[str, str]:
                  "Drain the node and reseat the board. If that does not help, replace the board or the riser."),
         "xid": (f"No exported metric tells the reason. Its last Xid event is {value:.0f}, at a time that is not known.",
                 f"Look up Xid {value:.0f} in the kernel log of its node (dmesg)."),
-    }.get(v.why, ("No exported metric tells the reason.",
+    }.get(v.cause, ("No exported metric tells the reason.",
                   "Look at its process and its host: the CPU may be shared or far from the GPU, the input of that rank "
                   "may be slow, or the rank may have less work than the others."))
 
@@ -232,14 +232,14 @@ def describe_straggler_gpu(v: Straggler) -> FleetWords:
 
 
 class LowClockGpu(FleetVerdict, frozen=True, kw_only=True):
-    """``why``: what holds the clock of the lowest down, or what else is known of it; ``others``: how many more."""
+    """``cause``: what holds the clock of the lowest down, or what else is known of it; ``others``: how many more."""
 
     activity: float
     clock_hz: float
     median_hz: float
     others: int
     held: str
-    why: str
+    cause: str
     value: float | None
     usual: float | None
 
@@ -267,13 +267,13 @@ def judge_low_clock_gpu(view: JobView) -> LowClockGpu | Missing | None:
     worst_gpu = worst.gpu
     lasts_s, seen = _lasts_low(view, worst)
     held = _limiter(worst_gpu.figures, job.peers)
-    why, value, usual = _fault(worst_gpu.figures, job) if held == "clock" else ("", None, None)
+    cause, value, usual = _fault(worst_gpu.figures, job) if held == "clock" else ("", None, None)
     behind = sum(1.0 - one.clock_hz / one.median_hz for one in low)
     return LowClockGpu(
         gpus=(), job=job.id, count=worst.gpus, places=tuple(one.gpu.name for one in low), lasts_s=lasts_s or None,
         since_exact=seen, gpu_hours_lost=behind * lasts_s / HOUR_S if lasts_s else None,
         activity=worst_gpu.activity or 0.0, clock_hz=worst.clock_hz, median_hz=worst.median_hz,
-        others=max(worst.low, len(low)) - 1, held=held, why=why, value=value, usual=usual,
+        others=max(worst.low, len(low)) - 1, held=held, cause=cause, value=value, usual=usual,
         severity="high" if worst.clock_hz <= limit("low_clock_gpu.high") * worst.median_hz else "medium")
 
 
@@ -297,7 +297,7 @@ def _lasts_low(view: JobView, slow: LowClock) -> tuple[float, bool]:
 
 def describe_low_clock_gpu(v: LowClockGpu) -> FleetWords:
     reason, action = _HELD.get(v.held, _HELD["clock"])
-    fault = f" {_because(v)[0]}" if v.why else ""
+    fault = f" {_because(v)[0]}" if v.cause else ""
     named = ", ".join(v.places[1:])
     unnamed = v.others - len(v.places) + 1
     also = (f" Also low: {named}{f' and {unnamed} more' if unnamed > 0 else ''}." if named

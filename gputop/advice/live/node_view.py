@@ -137,7 +137,7 @@ class NodeView:
         """Whether all GPUs of the node are watched (``--gpus`` leaves some out)."""
         return not self.sample.gpus_unwatched
 
-    def sees_below(self, index: int) -> bool:
+    def lower_gpus_visible(self, index: int) -> bool:
         """Whether all GPUs before this one are watched, so that none of a job's can lie among them unseen."""
         return self.complete or set(range(index)) <= {g.info.index for g in self.sample.gpus}
 

@@ -206,7 +206,7 @@ def judge_gpu0_oversubscribed(view: NodeView) -> Gpu0Oversubscribed | Missing | 
         return Missing("a process that holds several GPUs" if view.complete
                        else "a process that holds several of the GPUs watched")
     # Where GPUs before them are not watched, the first of these need not be the first of the process.
-    processes = [p for p in processes if view.sees_below(view.compute_gpus(p)[0].info.index)]
+    processes = [p for p in processes if view.lower_gpus_visible(view.compute_gpus(p)[0].info.index)]
     if not processes:
         return Missing("the first GPU of the job: leave out --gpus, or watch GPU 0 too")
     judged = False

@@ -15,7 +15,7 @@ from gputop.text.units import counted, percent
 
 _LONG_STEP_S = 60.0  # one step may last as long, so that the pause is a part of each
 _KEPT = 0.8  # of the share at which a severity begins, it is kept
-_ALIKE = 1.5  # lengths within this factor are told as one
+_EQUAL_LENGTH_FACTOR = 1.5  # lengths within this factor are told as one
 
 
 class ReturningIdle(Verdict, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ def _verdict(view: NodeView, one: RecurringIdle, gpus: tuple[int, ...], metric: 
 
 
 def describe_recurring_idle(v: ReturningIdle) -> Explanation:
-    last, alike = f"the last {_time(v.window_s)}", v.longest_s <= _ALIKE * v.shortest_s
+    last, alike = f"the last {_time(v.window_s)}", v.longest_s <= _EQUAL_LENGTH_FACTOR * v.shortest_s
     times = f"This happened {v.times} times"
     span = f"{_time(v.shortest_s)} to {_time(v.longest_s)}"
     long = _time(v.idle_s) if alike or v.period_s is not None else span

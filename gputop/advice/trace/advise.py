@@ -16,16 +16,16 @@ import numpy as np
 
 from gputop.advice.causes import fold_consequences
 from gputop.advice.evaluation_caveats import with_evaluation_caveat
-from gputop.advice.own_registry import Own
 from gputop.advice.python_rules import guarded, python_rules
 from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.host_work import out_of_the_step
 from gputop.advice.trace.inputs import MISSING
 from gputop.advice.trace.job import Job
-from gputop.advice.trace.own_rules import with_own_rules
 from gputop.advice.trace.replayed import Cures
+from gputop.advice.trace.user_rules import with_user_rules
 from gputop.advice.trace_rules import TRACE_RULES
+from gputop.advice.user_registry import UserRules
 from gputop.advice.verdict import Basis, Explanation, Missing, Verdict, bound, finding, of_type
 from gputop.analysis.layers.culprits import MAX_CULPRITS, named_events
 from gputop.core.findings import LARGE_SHARE, MIN_SHARE, Abstained, Advice, Culprit, Finding, collect
@@ -47,9 +47,9 @@ def trace_advice(facts: TraceFacts) -> Advice:
     outcomes += [guarded(rule, partial(_outcome, rule, facts, job, cures)) for rule in python_rules("trace")]
     advice = collect(with_evaluation_caveat(outcome, steps) for outcome in outcomes)
     findings, what_if = cures.together(fold_consequences(advice.findings, cures.rest))
-    abstained = (*advice.abstained, *Own.not_loaded)
+    abstained = (*advice.abstained, *UserRules.not_loaded)
     judged = msgspec.structs.replace(facts.analysis, findings=findings, abstained=abstained)
-    return with_own_rules(Advice(findings, abstained, what_if=what_if), judged)
+    return with_user_rules(Advice(findings, abstained, what_if=what_if), judged)
 
 
 def _outcome(rule: Rule, facts: TraceFacts, job: Job, cures: Cures) -> Finding | Abstained | None:
@@ -111,7 +111,7 @@ def _culprits(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[Culprit,
     if verdict.events is None:
         return verdict.culprits
     several = verdict.events if isinstance(verdict.events, list) else [verdict.events]
-    named = [named_events(facts.trace, events, facts.judged_spans, facts.steps_or_window, facts.basis,
+    named = [named_events(facts.trace, events, facts.analyzed_spans, facts.steps_or_window, facts.basis,
                           facts.active_numbers, facts.calls) for events in several]
     if len(named) == 1:
         return named[0]

@@ -143,7 +143,7 @@ def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
     rows = np.flatnonzero(migrations)
     if not len(rows):
         return None
-    judged, per = facts.judged_spans, len(facts.gpu_timelines) * facts.steps_or_window
+    judged, per = facts.analyzed_spans, len(facts.gpu_timelines) * facts.steps_or_window
     rows = rows[coverage(judged, device.start_ns[rows], device.start_ns[rows] + 1) > 0]
     each = [rows[device.gpu[rows] == timeline.gpu] for timeline in facts.gpu_timelines]
     migration_s = sum(union(device.start_ns[of_gpu], device.end_ns[of_gpu]).total for of_gpu in each) / per / 1e9

@@ -89,7 +89,7 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     if all(gpu.copies_pageable_s is None for gpu in facts.active):
         return Missing("the kind of memory at the copies' ends" + (
             " (kind_src, kind_dst: from TensorFlow 2.11 on)" if facts.framework == "tensorflow" else ""))
-    device, judged = facts.trace.device, facts.judged_spans
+    device, judged = facts.trace.device, facts.analyzed_spans
     copies = []
     exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = down_ns = 0
     for timeline in facts.gpu_timelines:

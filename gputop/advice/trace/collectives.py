@@ -73,7 +73,7 @@ _HIDE_PREFETCH = {
 _BOTH = "Analyze the traces of all ranks together, to tell waiting from transfer. For transfer: "
 _DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
 _WORTH_NAMING = 0.02  # of the delay
-_MOST = 0.5  # of the delay
+_MAIN_SHARE = 0.5  # of the delay
 _SILENT = 0.1  # of the delay: so much without an event is said
 # Of the wait: a replay that saves less does not express what delays the last GPU. Without its host the replay moves no
 # more than the begin of collectives, which the late GPU's own work before them outlasts.
@@ -316,7 +316,7 @@ def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: 
     per = facts.steps_or_window
     ranked = [work for work in ranked_work(totals, per) if work.s_per_step * per * 1e9 >= _WORTH_NAMING * gaps_ns]
     return (HeldUp(held_up_s, _processes(facts, numbers), ranked, silent_ns / per / 1e9,
-                   gaps_ns / per / 1e9, input=input_ns >= _MOST * gaps_ns),
+                   gaps_ns / per / 1e9, input=input_ns >= _MAIN_SHARE * gaps_ns),
             on_host(facts, ranked, merge(EMPTY, *(waits.held_up[gpu] for gpu in numbers if gpu in waits.held_up))))
 
 
@@ -353,7 +353,7 @@ def _held_up_words(v: CollectiveWaiting, held_up: HeldUp, words: Explanation, jo
     title = f"{host} {'delays' if v.alone else 'delay'} {gpus}{'' if v.alone else ' by turns'}: {others}"
     why = (f"{host} {'leaves' if v.alone else 'together leave'} {gpus} without work for {seconds(held_up.gaps_s)} per "
            f"{job.basis}.")
-    most = _MOST * held_up.gaps_s
+    most = _MAIN_SHARE * held_up.gaps_s
     if held_up.work:
         why += f" In that time {'the host runs' if v.alone else 'the hosts run'} {named_work(held_up.work)}."
     if held_up.silent_s >= _SILENT * held_up.gaps_s:

@@ -57,7 +57,7 @@ _D2D = "Avoid copies within the GPU: fix layouts and concatenations at their ori
 _FUSED_AWAY = {"tensorflow": ", or let XLA fuse them away", "jax": ", inside one jit, where XLA fuses them away",
                "pytorch": ", or let torch.compile fuse them away"}
 _KINDS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D}
-_AHEAD = "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # last; one GPU\n"
+_PREFETCH_TO_GPU = "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # last; one GPU\n"
 _ON_GPU = {
     True: "x = keras.layers.Rescaling(1 / 255)(inputs)  # inputs arrive as uint8, converted on the GPU",
     False: "x = tf.cast(x, tf.float32) / 255  # in the step: inputs arrive as uint8, converted on the GPU",
@@ -121,7 +121,9 @@ def fetch_fix(ops: Sequence[str], job: Job) -> tuple[str, str | None]:
 def _snippet(way: str, job: Job) -> str | None:
     if job.framework != "tensorflow":
         return None
-    return xla_on_step(job) if way == "d2d" else ("" if len(job.gpus) > 1 else _AHEAD) + _ON_GPU[is_keras(job)]
+    if way == "d2d":
+        return xla_on_step(job)
+    return ("" if len(job.gpus) > 1 else _PREFETCH_TO_GPU) + _ON_GPU[is_keras(job)]
 
 
 def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
@@ -209,7 +211,7 @@ class DefaultStream(Verdict, frozen=True, kw_only=True):
 def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     """All kernels and copies of a GPU are on one stream, so that pinned copies cannot run beside compute."""
     assert facts.shares is not None
-    device, judged = facts.trace.device, facts.judged_spans
+    device, judged = facts.trace.device, facts.analyzed_spans
     exposed = moved = whole = 0
     lines: dict[str, None] = {}
     rows = [NO_ROWS]

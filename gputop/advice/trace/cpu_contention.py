@@ -14,7 +14,7 @@ from gputop.text.units import percent, printable
 
 _OF_HOST = ("input", "launch", "host")  # parts of the step in which GPUs wait for a CPU's work
 _NAMED, _NAME_CHARS = 3, 32
-_MOSTLY = 0.5  # of what the other processes use
+_MAIN_SHARE = 0.5  # of what the other processes use
 
 
 class CpuContention(Verdict, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ def _with_few_workers(cpus: JobCpus | None) -> JobCpus | None:
     """The same with the processes that the job started, such as a DataLoader's workers, as part of the job; unless they
     are most of what keeps the CPUs busy next to it: then they are the finding."""
     if cpus is None or cpus.children is None or cpus.used is None or cpus.others is None or not cpus.programs or (
-            cpus.children >= _MOSTLY * cpus.programs):
+            cpus.children >= _MAIN_SHARE * cpus.programs):
         return cpus
     return replace(cpus, used=cpus.used + cpus.children, others=cpus.others - cpus.children, children=0.0,
                    busiest=tuple(user for user in cpus.busiest if not user.child))
@@ -98,7 +98,7 @@ def may_be_others(facts: TraceFacts, share: float, *, silent: bool) -> str | Non
 
 
 def describe_cpu_contention(v: CpuContention, job: Job) -> Explanation:
-    mostly_children = v.children is not None and v.children >= _MOSTLY * v.programs
+    mostly_children = v.children is not None and v.children >= _MAIN_SHARE * v.programs
     who = "Other processes" if mostly_children else "Other programs"
     evidence = {"allowed_cpus": v.allowed, "job_cpus": v.used, "other_programs_cpus": v.programs}
     if v.children is not None:

@@ -58,13 +58,13 @@ class TraceFacts:
     parts: PartsByGpu = field(default_factory=dict)  # when each part of the step holds, of the GPUs that took part
     calls: CallScopes | None = None  # modules and calls around PyTorch's launches; None: another framework's
     # What several rules compute of the trace alone, by name; see :meth:`once`.
-    known: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def once(self, name: str, find: Callable[[], T]) -> T:
+    def cached(self, name: str, find: Callable[[], T]) -> T:
         """What ``find`` tells, found once for all rules; two that ask at the same time may both find it."""
-        if name not in self.known:
-            self.known[name] = find()
-        value: T = self.known[name]
+        if name not in self.cache:
+            self.cache[name] = find()
+        value: T = self.cache[name]
         return value
 
     @property
@@ -110,7 +110,7 @@ class TraceFacts:
 
     @property
     def steps_or_window(self) -> int:
-        """How many steps a sum over all of ``judged_spans`` is of; 1 without steps."""
+        """How many steps a sum over all of ``analyzed_spans`` is of; 1 without steps."""
         return self.steps.count if self.steps else 1
 
     @property
@@ -123,10 +123,10 @@ class TraceFacts:
     def replayed_steps(self) -> float:
         """How many steps the replay is of; of very many events it takes a part."""
         replayed = self.replay.spans.total if self.replay is not None else 0
-        return self.steps_or_window * (replayed / self.judged_spans.total if replayed else 1.0)
+        return self.steps_or_window * (replayed / self.analyzed_spans.total if replayed else 1.0)
 
     @property
-    def judged_spans(self) -> Spans:
+    def analyzed_spans(self) -> Spans:
         """The time that is judged: the steps, or from the first device event to the last."""
         steps = self.steps
         if steps is not None:
@@ -178,8 +178,8 @@ def exposed_ns(facts: TraceFacts, rows: I64) -> I64:
     for timeline in facts.gpu_timelines:
         on_gpu = np.flatnonzero(device.gpu[rows] == timeline.gpu)
         start, end = device.start_ns[rows[on_gpu]], device.end_ns[rows[on_gpu]]
-        hidden = intersect(merge(timeline.compute, timeline.collectives), facts.judged_spans)
-        out[on_gpu] = coverage(facts.judged_spans, start, end) - coverage(hidden, start, end)
+        hidden = intersect(merge(timeline.compute, timeline.collectives), facts.analyzed_spans)
+        out[on_gpu] = coverage(facts.analyzed_spans, start, end) - coverage(hidden, start, end)
     return out
 
 
@@ -201,7 +201,7 @@ def waits_for_input(facts: TraceFacts) -> Spans:
     """When any GPU, or in a trace without one the training loop, waits for a batch within the steps."""
     if facts.gpu_timelines:
         return merge(EMPTY, *(parts["input"] for parts in facts.parts.values()))
-    return intersect(merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace))), facts.judged_spans)
+    return intersect(merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace))), facts.analyzed_spans)
 
 
 def idle_before(facts: TraceFacts, part: str) -> I64:

@@ -37,7 +37,7 @@ _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 
 def kernels_in_steps(facts: TraceFacts) -> I64:
     """Rows of the kernels that begin within the steps, in order of time. Read-only: several rules ask for them."""
-    return facts.once("kernels_in_steps", lambda: _kernels_in_steps(facts))
+    return facts.cached("kernels_in_steps", lambda: _kernels_in_steps(facts))
 
 
 def _kernels_in_steps(facts: TraceFacts) -> I64:
@@ -388,7 +388,7 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | N
 
 def _pauses_ns(facts: TraceFacts, rows: I64) -> int:
     """Idle time of the GPUs between two kernels of these, with nothing else in between, within the steps."""
-    device, judged, total = facts.trace.device, facts.judged_spans, 0
+    device, judged, total = facts.trace.device, facts.analyzed_spans, 0
     chosen = np.zeros(len(device), bool)
     chosen[rows] = True
     for timeline in facts.gpu_timelines:

@@ -297,7 +297,7 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     replayed_ns = sum(spans.total for spans in removed.values())
     cure = Cure(host=removed, assumes="These ops run beside the step, or take almost no time on the GPU.")
     # Of a few steps a replay misses too much of the first one, in which the GPU's first event comes late.
-    whole = not removed or replayed_ns >= _MOST_STEPS * share * facts.judged_spans.total * len(removed)
+    whole = not removed or replayed_ns >= _MOST_STEPS * share * facts.analyzed_spans.total * len(removed)
     return HostPlacement(gpus=facts.active_numbers, share=share, wait_s=host.placement_s, work=host.placement,
                          culprits=on_host(facts, host.placement, waits_for_host(facts, "placement")),
                          cure=cure if whole else None)

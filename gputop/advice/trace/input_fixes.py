@@ -60,8 +60,8 @@ _PYTHON_MAP = ("The map's function is Python (py_function or numpy_function), an
                "whatever num_parallel_calls says. Write it in TensorFlow ops, or run it once and store TFRecords. If "
                "CPUs are free, run it in separate processes. More parallel calls help only if the Python code waits "
                "for storage or network.")
-_MOST = 0.5  # of the time waited, or of a function's
-_CROWD = 2  # threads for each CPU, from which they are said to be too many
+_MAIN_SHARE = 0.5  # of the time waited, or of a function's
+_MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be too many
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
 # each of many small elements.
 _EXPLAINS = 1.25
@@ -239,7 +239,7 @@ def _fill_buffers(slow: _Bottleneck) -> InputFix | None:
     """Where the pipeline is fast enough, and only its buffers do not carry the step over the slow batches."""
     pipeline, last = slow.pipeline, slow.prefetch
     refill_s = max((stage.refill_s or 0.0 for stage in pipeline.stages), default=0.0)
-    if pipeline.wait_s > 0 and refill_s >= _MOST * pipeline.wait_s and slow.pipeline_s <= slow.step_s:
+    if pipeline.wait_s > 0 and refill_s >= _MAIN_SHARE * pipeline.wait_s and slow.pipeline_s <= slow.step_s:
         return slow.fix(
             f"The shuffle buffer is filled again at the start of each epoch ({seconds(refill_s)} in this window). Call "
             "repeat right after shuffle, and set the steps of an epoch.", _ONE_ITERATOR,
@@ -263,7 +263,7 @@ def _replace_python(slow: _Bottleneck, python_s: float) -> InputFix | None:
         return slow.fix(_RECORD_FILES, _RECORDS, _Effect(
             left_s=slow.cost_s - slow.stage_s, removes=True,
             how="reading records takes almost no time compared with the generator's Python"))
-    if _MAPS.match(stage.name) and stage.function_s and python_s >= _MOST * stage.function_s:
+    if _MAPS.match(stage.name) and stage.function_s and python_s >= _MAIN_SHARE * stage.function_s:
         return slow.fix(_PYTHON_MAP, _NO_PYTHON, _Effect(
             left_s=slow.cost_s - slow.stage_s, removes=True, at_most=True,
             how="the Python code takes no time; this is the most to expect"))
@@ -306,7 +306,7 @@ def _do_less(slow: _Bottleneck) -> InputFix:
             left_s=left_s, how=f"{stage.name} takes no time, so this is the most to expect", removes=True,
             at_most=True))
     crowd = ""
-    if slow.cpus and stage.workers >= _CROWD * max(slow.threads, 1):
+    if slow.cpus and stage.workers >= _MAX_THREADS_PER_CPU * max(slow.threads, 1):
         # Threads that compute take turns on the CPUs; only those that wait for something else can be more.
         crowd = (f"The stage's {stage.workers} threads share {slow.cpus:.3g} CPUs: let tf.data choose their number "
                  "(AUTOTUNE), unless they wait for storage or network. ")

@@ -36,7 +36,7 @@ _WORTH_NAMING = 0.01  # of the waits
 _KERAS = {KERAS2: 2, KERAS3: 3}  # generations
 _LOADER = "DataLoader(..., num_workers={}, prefetch_factor=4, persistent_workers=True{})"
 _WORKERS = 8  # to begin with, where the CPUs are not known
-_FULL = 0.9  # of the CPUs busy: no further worker finds one
+_CPUS_FULL_RATIO = 0.9  # of the CPUs busy: no further worker finds one
 
 
 class InputBound(Verdict, frozen=True, kw_only=True):
@@ -178,7 +178,7 @@ def _loader_fix(facts: TraceFacts) -> InputFix:
     if name_mask(facts.trace, rf"{LOADER}_SingleProcess").any():
         return InputFix("Give the DataLoader workers, which load ahead while the model trains.", snippet, None, "",
                         tells=" The DataLoader loads each batch in the training process (num_workers=0).")
-    if cpus is not None and cpus.busy is not None and cpus.busy >= _FULL * cpus.allowed:
+    if cpus is not None and cpus.busy is not None and cpus.busy >= _CPUS_FULL_RATIO * cpus.allowed:
         children = cpus.children or 0.0
         tells = (f" Its workers keep {children:.2g} of {cpus.allowed:.3g} CPUs busy, and no CPU is idle."
                  if children >= 0.5 * (cpus.programs or 0.0) > 0 else f" None of the {cpus.allowed:.3g} CPUs is idle.")

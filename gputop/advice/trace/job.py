@@ -53,7 +53,7 @@ def trains(facts: TraceFacts) -> bool | None:
     3. Without either, no for PyTorch, whose names show both: its ops or, within CUDA graphs, its kernels. Of others it
        is not known: XLA's fusions tell nothing.
     """
-    return facts.once("trains", lambda: _trains(facts))
+    return facts.cached("trains", lambda: _trains(facts))
 
 
 def _trains(facts: TraceFacts) -> bool | None:

@@ -161,7 +161,7 @@ def _distinct(in_order_ns: I64) -> I64:
 def launch_pace_s(facts: TraceFacts) -> float | None:
     """Median time from one launch to the next on a thread; None where launches are not known, or most kernels are not
     launched one by one."""
-    return facts.once("launch_pace_s", lambda: _launch_pace_s(facts.trace.device))
+    return facts.cached("launch_pace_s", lambda: _launch_pace_s(facts.trace.device))
 
 
 def _launch_pace_s(device: DeviceEvents) -> float | None:

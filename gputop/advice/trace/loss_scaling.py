@@ -39,7 +39,7 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
     hit = _scaling_events(facts)
     if not hit.any():
         return None
-    device, judged = facts.trace.device, facts.judged_spans
+    device, judged = facts.trace.device, facts.analyzed_spans
     # The predicate's copy: what the GPU stands still for after it.
     copied = np.flatnonzero(hit & (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER))
     waits = host_waits(facts.trace, limit("copies_pageable.bytes")).chosen(copied)

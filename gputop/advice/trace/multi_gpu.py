@@ -31,7 +31,7 @@ _SLOWER = (
     "nvidia-smi: heat, a power limit, fixed clocks or another process can slow it down, or it is faulty."
 )
 _SHOW_CLOCKS = "nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER"
-_OF_ITS_OWN = 0.5  # of what it takes longer, in ops that the others do not run: these alone are named
+_OWN_OPS_SHARE = 0.5  # of what it takes longer, in ops that the others do not run: these alone are named
 _OTHER = "Give every replica the same share of the work: equal batches, and equally long sequences or graphs in them."
 _WHOLE_BATCH = ("batch = per_gpu_batch * strategy.num_replicas_in_sync\n"
                 "ds = ds.batch(batch, drop_remainder=True)")
@@ -129,8 +129,8 @@ def _excess(facts: TraceFacts, heavy: int, work: Mapping[int, float]) -> Excess 
     others = [by_number[gpu] for gpu in work if gpu != heavy and gpu in by_number]
     if heavy not in by_number or not others:
         return None
-    excess = excess_of(facts.trace, by_number[heavy], others, facts.judged_spans, facts.calls)
-    return excess if excess is not None and excess.own_ns < _OF_ITS_OWN * excess.total_ns else None
+    excess = excess_of(facts.trace, by_number[heavy], others, facts.analyzed_spans, facts.calls)
+    return excess if excess is not None and excess.own_ns < _OWN_OPS_SHARE * excess.total_ns else None
 
 
 def _alike(excess: Excess, kernels_ratio: float) -> str:

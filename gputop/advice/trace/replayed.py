@@ -13,7 +13,7 @@ from gputop.analysis.what_if.replay import TOLERANCE
 from gputop.core.findings import LARGE_SHARE, MIN_SHARE, CombinedGain, Finding
 from gputop.text.units import percent
 
-_MOST_COMBINED = 5  # findings of which every set is replayed: 31
+_MAX_COMBINED = 5  # findings of which every set is replayed: 31
 _MAX_COST = 4_000_000  # about 0.3 s
 
 
@@ -91,7 +91,7 @@ def combinations_saved(
     ids = tuple(alone)
     out: dict[tuple[str, ...], float] = {(finding_id,): share for finding_id, share in alone.items()}
     for size in range(2, len(ids) + 1):
-        for chosen in combinations(ids[:_MOST_COMBINED], size) if size <= _MOST_COMBINED else [ids[:size]]:
+        for chosen in combinations(ids[:_MAX_COMBINED], size) if size <= _MAX_COMBINED else [ids[:size]]:
             if chosen != ids[:size]:
                 most -= 1
                 if most < 0:

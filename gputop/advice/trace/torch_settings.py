@@ -38,7 +38,7 @@ def _spans(facts: TraceFacts, rows: I64) -> Spans:
 
 def _ratio(facts: TraceFacts, spans: Spans) -> float:
     """This time as a share of the steps, or of the window."""
-    judged = facts.judged_spans
+    judged = facts.analyzed_spans
     if not judged.total:
         window = facts.trace.window_ns
         judged = Spans(np.array(window[:1], np.int64), np.array(window[1:], np.int64))

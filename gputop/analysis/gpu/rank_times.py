@@ -49,7 +49,7 @@ def rank_times(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps 
     return tuple(out)
 
 
-_WIDER = 1.5  # times the spread of the load: then that of the waiting is not due to the load
+_WAITING_SPREAD_FACTOR = 1.5  # times the spread of the load: then that of the waiting is not due to the load
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ def least_median_most(ranks: Sequence[RankTimes]) -> Extremes:
     loads = [rank.load_s for rank in ranks]
     waits = [rank.waiting_s for rank in ranks if rank.waiting_s is not None]
     by: Literal["load", "waiting"] = "load"
-    if waits and len(waits) == len(ranks) and max(waits) - min(waits) > _WIDER * (max(loads) - min(loads)):
+    if waits and len(waits) == len(ranks) and (
+            max(waits) - min(waits) > _WAITING_SPREAD_FACTOR * (max(loads) - min(loads))):
         by = "waiting"
     ordered = sorted(ranks, key=lambda rank: (rank.load_s if by == "load" else rank.waiting_s or 0.0))
     if len(ordered) < 2:

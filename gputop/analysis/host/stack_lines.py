@@ -29,14 +29,15 @@ from gputop.trace.model import I64, Trace
 INPUT_GAP, EAGER_GAP = "input", "eager"
 GAPS = ("gap", INPUT_GAP, "tracing", EAGER_GAP, "placement", "dispatch")
 _NO_GAPS_ON_CPU = ("placement", "dispatch")  # without a GPU these hold the computing
-_CERTAIN = 3.0  # mean intervals: of random samples 95 % of such gaps have one
-_AROUND = 0.5  # of the stacks first seen outside of gaps: a line in so many is around the steps and tells of no gap
+_SAMPLED_INTERVALS = 3.0  # mean intervals: of random samples 95 % of such gaps have one
+# Share of the stacks first seen outside of gaps: a line in so many is around the steps and tells of no gap.
+_ENCLOSING_SHARE = 0.5
 TOP = 8
 _MOST_LINES = 4 * TOP
 _SCATTERED = 0.2  # of the gaps' time: no line takes so much of it
 _MIN_SHARE = 0.01
 _FEW_GAPS = 3  # that were seen: of fewer no lines are told, unless there are no others
-_OF_GAPS = 2.0
+_GAP_RATIO = 2.0
 _PASSES_ON = 0.98  # of a line's time is that of the one line that it calls
 _FLAME_SHARE, _FLAME_NODES, _FLAME_DEPTH = 0.005, 400, 60
 
@@ -47,7 +48,7 @@ def seen_gaps(gaps: Spans, spans: StackSpans, rate_hz: float) -> Spans:
         return EMPTY
     changes = np.searchsorted(spans.seen, gaps.end, side="right") - np.searchsorted(spans.seen, gaps.start)
     sampled = (gaps.start >= spans.seen[0]) & (gaps.end <= spans.end[-1])
-    certain = gaps.end - gaps.start >= _CERTAIN * 1e9 / rate_hz
+    certain = gaps.end - gaps.start >= _SAMPLED_INTERVALS * 1e9 / rate_hz
     is_seen = (changes > 0) | (sampled & certain)
     return Spans(gaps.start[is_seen], gaps.end[is_seen])
 
@@ -112,7 +113,7 @@ class Lines:
             return np.empty(0, np.int64)
         loop = self.python.loop
         counts = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in (gaps, outside)]
-        return np.flatnonzero(counts[0] > _OF_GAPS * counts[1])
+        return np.flatnonzero(counts[0] > _GAP_RATIO * counts[1])
 
     def _by_stack(self, times: I64) -> I64:
         """Times of the loop's stacks, added up."""
@@ -171,7 +172,7 @@ class Lines:
             for frame in set(self.python.stacks[stack]):
                 times[frame] = times.get(frame, 0) + int(by_stack[stack])
         total = outside.total if self.python.exact else int(inside.sum())
-        return frozenset(frame for frame, time in times.items() if time > _AROUND * total)
+        return frozenset(frame for frame, time in times.items() if time > _ENCLOSING_SHARE * total)
 
     def flame(self, window: Spans, gaps: Spans, per: float) -> tuple[FlameNode, ...]:
         """The loop's stacks as a tree, seconds by ``per``, the calls of each line that take most first. Lines of

@@ -58,7 +58,7 @@ from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 # next. gputop's own figure.
 OPEN_STEPS = 2.5
 _STOPS_NS = 10**9  # that TensorFlow's profiler takes to stop, on CPUs that are busy; measured up to 0.6 s
-_MOST = 0.5  # of a stretch: what fills it, names it
+_MAIN_SHARE = 0.5  # of a stretch: what fills it, names it
 _KNOWN_STEPS = 5  # so many show how long a usual one takes
 _LULL = 0.5  # of a usual step: what begins sooner after its call, or after more of its own work, belongs to it
 _ONE_BY_ONE = 16  # stretches that are named each by itself, the longest ones; all others together
@@ -309,7 +309,7 @@ def _long_pauses(steps: Steps, rank: _Rank) -> Spans:
         begin = np.where(computing.start[next_] <= begin + lull_ns, np.clip(computing.end[next_], begin, end), begin)
     taken = coverage(merge(rank.computes, rank.waits), begin, end)
     usual_ns += float(np.median(end - begin)) if len(end) else 0.0  # a call may be the lesser part of its step
-    long = (end - begin > usual_ns) & (taken < _MOST * (end - begin))
+    long = (end - begin > usual_ns) & (taken < _MAIN_SHARE * (end - begin))
     return Spans(begin[long], end[long])
 
 
@@ -479,15 +479,15 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
           id_: str) -> tuple[str, str]:
     """The kind of host work that fills half of this time, and its name."""
     total = idle.total
-    if coverage(rank.waits, idle.start, idle.end).sum() >= _MOST * total:
+    if coverage(rank.waits, idle.start, idle.end).sum() >= _MAIN_SHARE * total:
         return "input", ""
     line, user = _line(rank, idle), _line(rank, idle, user=True)
     names = sorted(work, key=lambda name: -work[name][0])
     for kind, pattern in WORK_KINDS:
         alike = [name for name in names if re.match(pattern, name)]
-        if alike and sum(work[name][0] for name in alike) >= _MOST * total:
+        if alike and sum(work[name][0] for name in alike) >= _MAIN_SHARE * total:
             return kind, line or alike[0]
-    silent = silent_ns is not None and silent_ns >= _MOST * total
+    silent = silent_ns is not None and silent_ns >= _MAIN_SHARE * total
     many = MANY_VARIABLES * max(len(idle.start), 1)
     if silent and work.get(READ_VARIABLE, (0, 0))[1] >= many:  # Python writes what it has read
         return "checkpoint", line or READ_VARIABLE
@@ -495,7 +495,7 @@ def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, 
         return "summary", line or names[0]  # ops make histograms and images of what they write
     if user or line:
         return "line", user or line
-    if names and work[names[0]][0] >= _MOST * total:
+    if names and work[names[0]][0] >= _MAIN_SHARE * total:
         return "op", names[0]
     if id_ == "open" and _input_works(trace, rank, idle):
         return "input", ""
@@ -525,7 +525,7 @@ def _first_line(rank: _Rank, idle: Spans) -> StackLine | None:
     if not rank.python or not idle.total:
         return None
     first = next(iter(gap_lines("gap", idle, idle.total / 1e9, rank.python).lines), None)
-    return first if first is not None and first.share >= _MOST else None
+    return first if first is not None and first.share >= _MAIN_SHARE else None
 
 
 def _input_works(trace: Trace, rank: _Rank, idle: Spans) -> bool:

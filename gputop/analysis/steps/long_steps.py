@@ -13,7 +13,7 @@ from gputop.trace.model import F64, I64
 # absolute deviation (times 1.4826). More than a third of the steps are not rare. gputop's own figures.
 MIN_STEPS = 8
 _MORE, _DEVIATIONS, _MAD = 0.3, 6.0, 1.4826
-_MOST = 1 / 3
+_MAX_SHARE_OF_STEPS = 1 / 3
 _MIN_PERIODIC = 3
 _ONE_SHARE = 0.05  # of all steps' time: one long step is worth a word where it has that much more than the others
 _TRIED = 16  # distances between long steps, the most common ones
@@ -41,7 +41,7 @@ def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | Non
     usual = float(np.median(judged))
     spread = _MAD * float(np.median(np.abs(judged - usual)))
     long = np.flatnonzero(judged - usual > max(_MORE * float(np.median(durations_s)), _DEVIATIONS * spread))
-    if not 1 <= len(long) <= _MOST * len(durations_s):
+    if not 1 <= len(long) <= _MAX_SHARE_OF_STEPS * len(durations_s):
         return None
     if len(long) == 1 and judged[long[0]] - usual < _ONE_SHARE * float(durations_s.sum()):
         return None

@@ -27,7 +27,7 @@ _RANGE = re.compile(r"(?:^|[^a-zA-Z]|[a-z](?=[A-Z])|(?i:train|global))(?i:step|i
 _PARTS = re.compile(r"(?i)micro|sub|layer|block|stage|ProfilerStep")
 _EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|val(?![a-z])|test|predict|infer)")
 _DIGITS = re.compile(r"[0-9]{1,15}")
-_MOST_CHARS = 120  # of such a name
+_MAX_CHARS = 120  # of such a name
 _FEWEST = 3  # ranges
 _KNOWN = "numbered ranges"  # the key of the mask in Trace.name_masks
 
@@ -89,7 +89,7 @@ def _numbered(trace: Trace) -> Mask:
     mask = trace.name_masks.get(_KNOWN)
     if mask is None or len(mask) != len(trace.names) + 1:
         mask = np.zeros(len(trace.names) + 1, bool)
-        mask[:-1] = [0 < len(name) <= _MOST_CHARS and name[-1] in "0123456789])" and _RANGE.search(name) is not None
+        mask[:-1] = [0 < len(name) <= _MAX_CHARS and name[-1] in "0123456789])" and _RANGE.search(name) is not None
                       and _PARTS.search(name) is None for name in trace.names]
         mask.flags.writeable = False
         trace.name_masks[_KNOWN] = mask

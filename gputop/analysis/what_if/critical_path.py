@@ -34,8 +34,8 @@ _OF_DEVICE = np.array([_COLLECTIVE if kind == Kind.COLLECTIVE else _KERNEL if ki
                        for kind in Kind])
 # Stretches of the step in which short segments are told as one. They are 300 to 599; as many segments at most are long,
 # and divide the short ones once more: MAX_SEGMENTS is more than all.
-_MOST_SEGMENTS = 300
-_MOST_ROWS = 40  # of what is not on the path
+_MAX_SEGMENTS = 300
+_MAX_ROWS = 40  # of what is not on the path
 _LONGEST_NAME = 160
 _FAR = 1 << 40  # ns; more than any slack that counts
 
@@ -474,7 +474,7 @@ def _segments(path: _Times, places: list[str], names: list[str], lo: int, hi: in
     called what most of it is."""
     if not len(path.start):  # nothing was waited for, in a damaged trace
         return
-    width = max((hi - lo) // _MOST_SEGMENTS, 1)
+    width = max((hi - lo) // _MAX_SEGMENTS, 1)
     length = path.end - path.start
     long, part = length >= width, (path.start - lo) // width
     new = np.append(True, long[1:] | long[:-1] | (part[1:] != part[:-1]))[:len(length)]
@@ -498,7 +498,7 @@ def _slack_rows(rest: _Times, room: I64, places: list[str], names: list[str]) ->
     count, time = np.bincount(what), np.bincount(what, weights=rest.end - rest.start)
     least = np.full(len(count), POS_INF, np.int64)
     np.minimum.at(least, what, room)
-    for row in np.argsort(-time, kind="stable")[:_MOST_ROWS].tolist():
+    for row in np.argsort(-time, kind="stable")[:_MAX_ROWS].tolist():
         kind, line, name = distinct[:, row].tolist()
         yield Slack(_KINDS[kind], names[name], places[line], int(count[row]), float(time[row]) / 1e9,
                     _seconds(least[row]))

@@ -88,7 +88,7 @@ class Trigger:
     def _check_condition(self, condition: Condition, history: History, sample: NodeSample) -> Dip | None:
         """A GPU can dip again once its condition is known not to hold."""
         from gputop.advice.live.node_view import NodeView
-        from gputop.advice.live.own_rules import LiveValues
+        from gputop.advice.live.user_rules import LiveValues
 
         outcomes, first = condition.judge(LiveValues(NodeView(history, sample, ()))), None
         for info in (gpu.info for gpu in sample.gpus if gpu.info.index in outcomes and gpu.info.mig is None):

@@ -239,7 +239,7 @@ class GpuProcessTable:
         try:
             record.command = proc_files.command(self._read(f"{folder}/cmdline", proc_files.LARGE_BYTES), name)
         except OSError as error:
-            record.reason = proc_files.why(error)
+            record.reason = proc_files.reason_of(error)
         try:
             status = proc_files.parse_status(self._read(f"{folder}/status", proc_files.LARGE_BYTES))
             record.user = None if status.uid is None else self._user_names[status.uid]
@@ -250,13 +250,13 @@ class GpuProcessTable:
         except OSError as error:
             record.user = record.container_pid = None
             record.numa_nodes = ()
-            reasons["user"] = reasons["container_pid"] = proc_files.why(error)
+            reasons["user"] = reasons["container_pid"] = proc_files.reason_of(error)
         try:
             record.groups = self._read(f"{folder}/cgroup", proc_files.LARGE_BYTES)
             record.container = container_of(record.groups)
         except OSError as error:
             record.groups = record.container = None
-            reasons["container"] = proc_files.why(error)
+            reasons["container"] = proc_files.reason_of(error)
         key = "cuda_visible_devices"
         if not record.identified or record.command != before or key in record.reasons:  # it changes with the program
             try:
@@ -265,7 +265,7 @@ class GpuProcessTable:
                 record.cuda_device_order = proc_files.variable(environ, b"CUDA_DEVICE_ORDER")
             except OSError as error:
                 record.cuda_visible_devices = record.cuda_device_order = None
-                reasons[key] = proc_files.why(error)
+                reasons[key] = proc_files.reason_of(error)
         record.scans = record.scans + 1 if record.command == before else 1  # another program
         if record.scans in _FRAMEWORK_SCANS:
             record.framework = ""
@@ -311,7 +311,7 @@ class GpuProcessTable:
             io_bytes = proc_files.parse_io(self._read(f"{self._proc}/{pid}/io", proc_files.SMALL_BYTES))
             reason = "" if io_bytes else UNPARSABLE
         except OSError as error:
-            io_bytes, reason = None, proc_files.why(error)
+            io_bytes, reason = None, proc_files.reason_of(error)
         return Counts(stat.parent, stat.cpu_ticks, io_bytes, reason)
 
     def _boot_time(self) -> float | None:

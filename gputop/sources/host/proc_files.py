@@ -26,7 +26,7 @@ _COMMAND_CHARS = 4096
 _VARIABLE_CHARS = 4096
 
 
-def why(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     """The reason to show for an error."""
     if error.errno in (errno.ENOENT, errno.ESRCH):
         return ENDED

@@ -74,7 +74,7 @@ class ProcessTable:
             return (proc_files.parse_stat(self._read(f"{self._proc}/{pid}/stat", proc_files.SMALL_BYTES))
                     or proc_files.UNPARSABLE)
         except OSError as error:
-            return proc_files.why(error)
+            return proc_files.reason_of(error)
 
     def scan(self) -> dict[int, int]:
         """Read every process's stat now; returns the parent of each PID. Raises OSError."""

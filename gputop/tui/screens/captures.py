@@ -206,13 +206,13 @@ class CapturesScreen(ModalScreen[None]):
     def update_view(self) -> None:
         """List what there is by now, where that has changed; the same capture stays selected."""
         session = self._session
-        shown = (session.taken, session.captures, session.last_capture)
+        shown = (session.captures_this_run, session.captures, session.last_capture)
         if shown == self._own or not self.is_attached:
             return
         self._own = shown
         chosen = self._list.selected
         by_place = dict(self._saved)
-        for one in map(listed, (*session.taken, *session.captures)):
+        for one in map(listed, (*session.captures_this_run, *session.captures)):
             saved = by_place.get(_place(one))
             if one.record.analysis is not None or saved is None:
                 by_place[_place(one)] = one if saved is None else replace(one, name=saved.name)

@@ -274,7 +274,7 @@ class CompareScreen(ModalScreen[None]):
 
     async def _capture_again(self, side: Name | None) -> None:
         if side is not None:
-            self._awaited = side, next(reversed(self._session.taken), None)
+            self._awaited = side, next(reversed(self._session.captures_this_run), None)
             await self.app.run_action("capture")
 
     def update_view(self) -> None:
@@ -282,7 +282,7 @@ class CompareScreen(ModalScreen[None]):
         if self._awaited is None:
             return
         side, before = self._awaited
-        last, status = next(reversed(self._session.taken), None), self._session.status
+        last, status = next(reversed(self._session.captures_this_run), None), self._session.status
         if last is not None and last.problem is None and (before is None or last.path != before.path):
             self._awaited = None
             self._again[side] += (last,)

@@ -272,7 +272,8 @@ def _host_ops(analysis: Analysis) -> Table:
             by = by._replace(steps=1.0, unit="window")
         # An op whose events on the host were not traced is known by its work on the GPU alone.
         rows += [(r.type, r.placement, r.count / by.steps or None, r.host_s / by.steps if r.count else None,
-                  *((r.device_s / by.both,) if on_gpus else ()), r.example.removeprefix(_CALL)) for r in ops.types]
+                  *((r.device_s / by.steps_times_gpus,) if on_gpus else ()),
+                  r.example.removeprefix(_CALL)) for r in ops.types]
         rows += [(r.name, "eager", r.count / by.steps, r.seconds / by.steps, *((None,) if on_gpus else ()),
                   "run one by one from Python") for r in ops.eager]
     note = f"Times and counts {by.text(by_gpu=False)}{', GPU time: mean of the GPUs' if by.gpus > 1 else ''}."

@@ -23,7 +23,7 @@ _AFTER_NUMBER = frozenset(",]} \t\r\n")
 _CONSTANT = r"([-+]?)(?:(nan)(?:\(\w{0,20}\))?|inf(?:inity)?)(?=[\s,}\]])"
 _MEMBERS = re.compile(rf'((?<!\\)"\s{{0,8}}:\s{{0,8}}){_CONSTANT}', re.IGNORECASE)
 _ONE = re.compile(rf"(){_CONSTANT}", re.IGNORECASE)
-_MOST_ONES = 100  # of a file: for each the text is copied, and the element parsed again
+_MAX_ONES = 100  # of a file: for each the text is copied, and the element parsed again
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
@@ -151,7 +151,7 @@ class _Text:
         one at this place, where the parser failed. False: there is none."""
         rest = self._text[self._at:]
         spelled = _MEMBERS.sub(_spelled, rest)
-        if spelled == rest and self._ones < _MOST_ONES and (one := _ONE.match(self._text, error_pos)) is not None:
+        if spelled == rest and self._ones < _MAX_ONES and (one := _ONE.match(self._text, error_pos)) is not None:
             self._ones += 1
             spelled = rest[:error_pos - self._at] + _spelled(one) + self._text[one.end():]
         if spelled == rest:

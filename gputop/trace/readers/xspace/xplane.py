@@ -18,7 +18,6 @@ from gputop.trace.int_map import IntMap
 from gputop.trace.model import F64, I64
 from gputop.trace.parallel import map_ordered
 from gputop.trace.readers.content import Data
-from gputop.trace.readers.xspace.alike import Alike, find_alike
 from gputop.trace.readers.xspace.fields import (
     EVENT_DURATION_PS,
     EVENT_METADATA_ID,
@@ -47,6 +46,7 @@ from gputop.trace.readers.xspace.fields import (
     STAT_UINT64,
     STAT_VALUES,
 )
+from gputop.trace.readers.xspace.uniform_messages import UniformMessages, find_uniform
 from gputop.trace.readers.xspace.wire import (
     LENGTH,
     U64,
@@ -367,7 +367,7 @@ def _decode_events(block: Block, events: _EventBytes, source: Source, wanted: In
     metadata, offset, duration = (np.zeros(n, np.int64) for _ in range(3))
     columns = {EVENT_METADATA_ID: metadata, EVENT_OFFSET_PS: offset, EVENT_DURATION_PS: duration}
     stats = _FoundStats(block, wanted)
-    groups, others = find_alike(block, begin, end)
+    groups, others = find_uniform(block, begin, end)
     for alike in groups:
         for this, values in alike.numbers():
             _put(columns[this], alike.rows, values)
@@ -410,7 +410,7 @@ class _FoundStats:
         self._found: list[tuple[I64, I64, I64, I64]] = []
         self._alike: dict[int, list[Stats]] = {}  # by the number of the stat
 
-    def add_alike(self, alike: Alike) -> None:
+    def add_alike(self, alike: UniformMessages) -> None:
         ids = np.array([stat.stat_id for stat in alike.layout.stats], np.int64)
         for stat, number in zip(alike.layout.stats, self._wanted(ids).tolist(), strict=True):
             if number >= 0:

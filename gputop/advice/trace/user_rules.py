@@ -8,9 +8,9 @@ from functools import cached_property
 from itertools import chain, combinations
 from typing import Any
 
-from gputop.advice.own import Figures, in_words, own_finding
-from gputop.advice.own_registry import Own
 from gputop.advice.trace.inputs import GPU_ALLOCATOR
+from gputop.advice.user_registry import UserRules
+from gputop.advice.user_rules import Figures, in_words, user_finding
 from gputop.analysis.results import Analysis, KernelRow, LayerRow
 from gputop.core.findings import Abstained, Advice, Finding, ranked
 from gputop.rules.check import Reference
@@ -135,20 +135,20 @@ def judged(condition: Condition, analysis: Analysis) -> tuple[bool | None, dict[
     return (True if any(verdicts) else None if not verdicts or None in verdicts else False), outcomes
 
 
-def with_own_rules(advice: Advice, analysis: Analysis) -> Advice:
+def with_user_rules(advice: Advice, analysis: Analysis) -> Advice:
     """The advice with what the user's own rules say of this analysis, which has the findings already."""
-    outcomes = [own_outcome(rule, analysis) for rule in Own.rules if rule.condition.source == "trace"]
+    outcomes = [user_outcome(rule, analysis) for rule in UserRules.rules if rule.condition.source == "trace"]
     findings = [outcome for outcome in outcomes if isinstance(outcome, Finding)]
     return Advice(ranked([*advice.findings, *findings]),
                   (*advice.abstained, *(outcome for outcome in outcomes if isinstance(outcome, Abstained))),
                   advice.limit, advice.what_if)
 
 
-def own_outcome(rule: RuleText, analysis: Analysis) -> Finding | Abstained | None:
+def user_outcome(rule: RuleText, analysis: Analysis) -> Finding | Abstained | None:
     holds, outcomes = judged(rule.condition, analysis)
     if holds:
         shown: dict[int | None, Figures] = {gpu: outcome.figures for gpu, outcome in outcomes.items() if outcome.holds}
-        return own_finding(rule, "trace", [gpu for gpu in shown if gpu is not None], list(shown.values()))
+        return user_finding(rule, "trace", [gpu for gpu in shown if gpu is not None], list(shown.values()))
     return None if holds is False else Abstained(rule.id, missing(outcomes))
 
 

@@ -9,9 +9,9 @@ from functools import cached_property
 from msgspec import Struct, field
 
 from gputop.advice.live.node_view import NodeView
-from gputop.advice.own import Figures, in_words, own_finding
-from gputop.advice.own_registry import Own
 from gputop.advice.registry import limit
+from gputop.advice.user_registry import UserRules
+from gputop.advice.user_rules import Figures, in_words, user_finding
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import GpuSample, Reading
 from gputop.rules.check import Reference
@@ -107,11 +107,11 @@ def _processes(gpu: GpuSample) -> tuple[Value, str]:
     return float(sum("C" in process.kind for process in gpu.processes)), ""
 
 
-def own_live_outcomes(view: NodeView, held: HeldConditions) -> list[Finding | Abstained]:
+def user_live_outcomes(view: NodeView, held: HeldConditions) -> list[Finding | Abstained]:
     """What the user's own live rules say; ``held`` is kept from sample to sample, and changed."""
     values = LiveValues(view)
     outcomes = [_outcome(rule, values, view.sample.time_s, held)
-                for rule in Own.rules if rule.condition.source == "live"]
+                for rule in UserRules.rules if rule.condition.source == "live"]
     return [outcome for outcome in outcomes if outcome is not None]
 
 
@@ -125,7 +125,7 @@ def _outcome(rule: RuleText, values: LiveValues, now_s: float, held: HeldConditi
         if kept is not None and kept.shown:
             shown[gpu] = kept.figures
     if shown:
-        return own_finding(rule, "live", [gpu for gpu in shown if gpu is not None], list(shown.values()))
+        return user_finding(rule, "live", [gpu for gpu in shown if gpu is not None], list(shown.values()))
     if len(missing) and not any(key[0] == rule.id for key in held):
         return Abstained(rule.id, in_words(missing))
     return Abstained(rule.id, "a GPU that can be read") if not outcomes else None

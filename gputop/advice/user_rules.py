@@ -10,9 +10,9 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from gputop.advice.own_registry import Own
 from gputop.advice.registry import FINDING_IDS, LIMITS, RULES, default_limits
 from gputop.advice.rule import Limit, Rule
+from gputop.advice.user_registry import UserRules
 from gputop.core import metrics
 from gputop.core.findings import Finding, Gain
 from gputop.rules.names import Quantity, Source
@@ -27,7 +27,7 @@ _NO_ACTION = "The rule names no action."
 # What the windows of the live rules are cut into: with other values the rules would not do what they say.
 _FIXED = frozenset({"coverage", "slice_s", "min_readings"})
 _UNITS: Mapping[str, Unit] = {**OF_METRIC, "s": SECONDS}
-_WITHIN = 10.0  # the least of a limit is a tenth of gputop's, the most ten times; a ratio of at most 1 stays so
+_MAX_FACTOR = 10.0  # the least of a limit is a tenth of gputop's, the most ten times; a ratio of at most 1 stays so
 
 
 def install(files: Iterable[RuleFile]) -> list[Problem]:
@@ -61,7 +61,7 @@ def install(files: Iterable[RuleFile]) -> list[Problem]:
                 problems.append(Problem(file.name, set_.place, problem))
         budgets |= {budget.id: budget for budget in file.budgets}
         problems[first:] = sorted(problems[first:], key=lambda problem: problem.place)
-    Own.rules, Own.limits, Own.budgets = tuple(rules.values()), limits, tuple(budgets.values())
+    UserRules.rules, UserRules.limits, UserRules.budgets = tuple(rules.values()), limits, tuple(budgets.values())
     return problems
 
 
@@ -108,7 +108,7 @@ def _limit_problem(given: LimitText) -> str | None:
         return f"{given.id} cannot be set, because the windows of all rules depend on it"
     if given.unit not in (Unit(), _UNITS.get(limit_set.unit, Unit())):
         return f"{given.id} is in {limit_set.unit}"
-    low, high = limit_set.value / _WITHIN, limit_set.value * _WITHIN
+    low, high = limit_set.value / _MAX_FACTOR, limit_set.value * _MAX_FACTOR
     if limit_set.unit == metrics.RATIO and limit_set.value <= 1:
         high = min(high, 1.0)
     if low <= given.value <= high:
@@ -121,7 +121,7 @@ def _limit_problem(given: LimitText) -> str | None:
 # -- findings ---------------------------------------------------------------------------------------
 
 
-def own_finding(rule: RuleText, origin: Literal["live", "trace"], gpus: Sequence[int],
+def user_finding(rule: RuleText, origin: Literal["live", "trace"], gpus: Sequence[int],
                 figures: Sequence[Figures]) -> Finding:
     """The finding of a rule that holds, for these GPUs, with what its condition read for each of them."""
     where = f" on GPU{'s' * (len(gpus) > 1)} {ranges(gpus, ', ')}" if gpus else ""

@@ -50,7 +50,7 @@ class _Layout(NamedTuple):
     stats: tuple[Place, ...]
 
 
-class Alike(NamedTuple):
+class UniformMessages(NamedTuple):
     """Events of one layout: their rows in the chunk, where they begin in the block, and their bytes: a row of
     ``words`` has the same eight bytes of each.
     """
@@ -78,14 +78,14 @@ class Alike(NamedTuple):
         return bits if field.tag & 7 == FIXED64 else _number(bits, field.length)
 
 
-def find_alike(block: Block, begin: I64, end: I64) -> tuple[list[Alike], I64]:
+def find_uniform(block: Block, begin: I64, end: I64) -> tuple[list[UniformMessages], I64]:
     """Groups of events that are laid out alike, and the rows of all others, in order.
 
     ``begin`` and ``end`` are the events' places in the block. The events of a group are well-formed, and a walk would
     find the same in them.
     """
     length = end - begin
-    groups: list[Alike] = []
+    groups: list[UniformMessages] = []
     if len(begin) < _FEW_EVENTS or begin.min() < 0 or end.max() > block.length:
         return groups, np.arange(len(begin))
     sizes = np.bincount(np.clip(length, 0, _MAX_EVENT_BYTES + 1), minlength=_MAX_EVENT_BYTES + 2)
@@ -101,7 +101,7 @@ def find_alike(block: Block, begin: I64, end: I64) -> tuple[list[Alike], I64]:
     return groups, np.flatnonzero(alone)
 
 
-def _of_one_size(block: Block, rows: I64, begin: I64, size: int) -> Iterator[Alike]:
+def _of_one_size(block: Block, rows: I64, begin: I64, size: int) -> Iterator[UniformMessages]:
     words = _words(block, begin, size)
     for _ in range(_MAX_TRIES):
         first = int(begin[0])
@@ -114,11 +114,11 @@ def _of_one_size(block: Block, rows: I64, begin: I64, size: int) -> Iterator[Ali
                 differing |= (word ^ bits) & mask
             others = np.flatnonzero(differing)
             if not len(others):
-                yield Alike(rows, begin, layout, words)
+                yield UniformMessages(rows, begin, layout, words)
                 return
             if len(rows) - len(others) >= _FEW_EVENTS:
                 same = np.flatnonzero(differing == 0)
-                yield Alike(rows[same], begin[same], layout, words.take(same, axis=1))
+                yield UniformMessages(rows[same], begin[same], layout, words.take(same, axis=1))
         if len(others) < _FEW_EVENTS:
             return
         rows, begin, words = rows[others], begin[others], words.take(others, axis=1)

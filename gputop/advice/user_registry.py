@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from gputop.rules.rule_file import Budget, RuleText
 
 
-class Own:
-    """Rules as text, limits in the place of gputop's, budgets (:func:`gputop.advice.own.install`), and rules in Python.
-    Set before anything is judged."""
+class UserRules:
+    """Rules as text, limits in the place of gputop's, budgets (:func:`gputop.advice.user_rules.install`), and rules
+    in Python. Set before anything is judged."""
 
     rules: tuple[RuleText, ...] = ()
     limits: Mapping[str, Limit] = {}
